@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target sets up what it needs first, once: .venv/ (see tests/setup.sh). `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DEFAULT_GOAL := check
+
+BIN := .venv/bin
+RUNTIME := .venv/.runtime
+DEV := .venv/.dev
+STEP := tests/step.sh
+PYTEST := $(BIN)/pytest -q
+# A folder at a time: to mypy a script is a module of its bare name, so prolog/sge and epilog/sge would clash.
+hooks = $(shell grep -l '^\#!.*python' $(1)/*)
+
+##@ Use
+demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
+	@$(BIN)/gpulock demo
+
+##@ Check
+check: format-check lint mypy pyright unit  ## format, lint, types, layers, unit tests (the default)
+
+format-check: $(DEV)
+	@$(STEP) "ruff format" $(BIN)/ruff format --check
+lint: $(DEV)
+	@$(STEP) "ruff check" $(BIN)/ruff check
+mypy: $(DEV)
+	@$(STEP) "mypy" $(BIN)/mypy
+	@$(STEP) "mypy prolog/" $(BIN)/mypy $(call hooks,prolog)
+	@$(STEP) "mypy epilog/" $(BIN)/mypy $(call hooks,epilog)
+pyright: $(DEV)
+	@$(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
+unit: $(DEV)  ## the unit tests alone (the layers are one of them)
+	@$(STEP) "unit tests" $(PYTEST) tests/unit
+
+format: $(DEV)  ## rewrite the code as `check` wants it
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+##@ Test on this machine
+test: $(DEV)  ## check, every lab in its short form, the sweep sampled
+	@tests/consent.sh "make test"
+	@$(MAKE) check
+	@$(STEP) "labs" $(PYTEST) -m lab --timeout 600 tests/labs
+	@$(STEP) "sweep" $(PYTEST) -m sweep --timeout 600 tests/sweep
+
+lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)
+	@tests/consent.sh "make lab-sge"
+	@$(STEP) "lab-sge" $(PYTEST) -m lab --timeout 600 $(or $(wildcard tests/labs/sge tests/labs/test_sge*.py),tests/labs/sge)
+
+sweep: $(DEV)  ## stop the hooks at system calls, sampled
+	@$(STEP) "sweep" $(PYTEST) -m sweep --timeout 600 tests/sweep
+
+soak: $(DEV)  ## every "must hold" at its full count: hours (root)
+	@tests/consent.sh "make soak"
+	@GPULOCK_SOAK=1 $(STEP) "soak" $(PYTEST) -m "lab or sweep or soak" --timeout 14400 tests
+
+bench: $(RUNTIME)  ## how long a claim and a hook take
+	@$(BIN)/python tests/bench/run.py
+
+gpu-check: $(RUNTIME)  ## compare what gpulock relies on with a real driver (needs a GPU)
+	@$(BIN)/python tests/gpu/check_devices.py
+
+##@ Housekeeping
+clean:  ## remove .venv, caches and build output
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## this list
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
+	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo check format-check lint mypy pyright unit format test lab-sge sweep soak bench gpu-check clean help
+
+# An editable install: only a change of pyproject.toml makes it stale.
+$(RUNTIME): pyproject.toml
+	@$(STEP) "set up" tests/setup.sh runtime
+$(DEV): pyproject.toml
+	@$(STEP) "set up (dev)" tests/setup.sh dev

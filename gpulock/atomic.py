@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read and replace one small file without trusting what stands in its place.
+
+Hot. A file is opened O_NOFOLLOW|O_NONBLOCK and must be regular (a symlink or a FIFO planted by
+somebody else is an error, never followed, never waited for); it is replaced by a rename.
+"""
+
+import errno
+import os
+import stat
+
+OPEN_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+LIMIT = 1 << 16  # bytes: an owner record has about 700, a settings file a few thousand
+
+
+def read_file(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> bytes:
+    """Return the whole of a regular file; raise OSError (EINVAL: not regular, EFBIG: too long)."""
+    fd = os.open(path, OPEN_READ, dir_fd=dir_fd)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return read_all(fd, limit, path)
+    finally:
+        os.close(fd)
+
+
+def read_all(fd: int, limit: int, path: str) -> bytes:
+    """Return what `fd` holds up to its end, at most `limit` bytes; raise OSError(EFBIG) beyond."""
+    data = os.read(fd, limit + 1)
+    while data and len(data) <= limit:
+        more = os.read(fd, limit + 1 - len(data))
+        if not more:
+            break
+        data += more
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
+    return data
+
+
+def read_text(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> str:
+    """Return the file as text; bytes that are no UTF-8 survive as surrogates."""
+    return read_file(path, limit, dir_fd).decode("utf-8", "surrogateescape")
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte of `data`; raise OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def replace_file(
+    path: str,
+    data: bytes,
+    mode: int = 0o644,
+    dir_fd: int | None = None,
+    owner: tuple[int, int] | None = None,
+) -> None:
+    """Put `data` in the place of `path`, whole or not at all; raise OSError.
+
+    `owner` (uid, gid) is given to the new file where it is not the caller's already. The file is
+    written beside and renamed in; what an interrupted call leaves is a hidden `.name.<random>`.
+    """
+    folder, slash, name = path.rpartition("/")
+    beside = f"{folder}{slash}.{name}.{os.urandom(6).hex()}"
+    fd = os.open(beside, OPEN_NEW, 0o600, dir_fd=dir_fd)
+    try:
+        try:
+            write_all(fd, data)
+            if owner is not None:
+                os.fchown(fd, *owner)
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+        os.rename(beside, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        remove_quietly(beside, dir_fd)
+        raise
+
+
+def remove_quietly(path: str, dir_fd: int | None = None) -> None:
+    """Remove a file where that is possible; for clean-up after an error that counts more."""
+    try:
+        os.unlink(path, dir_fd=dir_fd)
+    except OSError:
+        return
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder of plain files and of folders of plain files; raise OSError."""
+    for name in os.listdir(path):
+        inner = f"{path}/{name}"
+        if stat.S_ISDIR(os.lstat(inner).st_mode):
+            remove_folder(inner)
+        else:
+            os.unlink(inner)
+    os.rmdir(path)

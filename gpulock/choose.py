@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the free devices a job gets: a pure, deterministic function.
+
+Hot. First the best links inside the set (a job's GPUs talk to each other), then the best links
+among the devices that stay free (a single takes the card that nobody misses), then the lowest
+indexes. Exact up to EXACT free devices (70 sets at most); beyond that greedy from the best pair.
+"""
+
+from gpulock.devices import Device
+
+EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (reference sge 11)
+NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
+FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
+SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's
+
+
+def pair_score(a: Device, b: Device, links: dict[tuple[str, str], int]) -> int:
+    """Return how well two devices are joined; higher is better."""
+    if a.bus == b.bus:
+        return NVLINK * FABRIC_LINKS  # instances of one card
+    if a.switched and b.switched:
+        return NVLINK * FABRIC_LINKS
+    joined = links.get((a.bus, b.bus), 0)
+    if joined:
+        return NVLINK * joined
+    if shared_bridges(a.path, b.path) >= SHARED_BRIDGES:
+        return SWITCH
+    return NUMA if a.numa == b.numa and a.numa >= 0 else OTHER
+
+
+def shared_bridges(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    """Return how many PCI bridges from the root two devices have in common."""
+    shared = 0
+    for mine, yours in zip(a, b, strict=False):
+        if mine != yours:
+            break
+        shared += 1
+    return shared
+
+
+def choose(
+    free: list[Device], count: int, links: dict[tuple[str, str], int] | None = None
+) -> list[Device]:
+    """Return `count` of `free` (in their order), or nothing when there are too few."""
+    if count <= 0 or count > len(free):
+        return []
+    if count == len(free):
+        return list(free)
+    scores = matrix(free, links or {})
+    if len(free) <= EXACT:
+        chosen = exact(scores, count)
+    else:
+        chosen = greedy(scores, count)
+    return [free[i] for i in chosen]
+
+
+def matrix(free: list[Device], links: dict[tuple[str, str], int]) -> list[list[int]]:
+    """Return the score of every pair, 0 on the diagonal."""
+    size = len(free)
+    scores = [[0] * size for _ in free]
+    for i in range(size):
+        for j in range(i):
+            scores[i][j] = scores[j][i] = pair_score(free[i], free[j], links)
+    return scores
+
+
+def inside(scores: list[list[int]], members: list[int]) -> int:
+    """Return the sum of the scores of all pairs in `members`."""
+    return sum([scores[a][b] for n, a in enumerate(members) for b in members[:n]])
+
+
+def exact(scores: list[list[int]], count: int) -> list[int]:
+    """Return the best set of `count` indexes by trying all of them."""
+    best: list[int] = []
+    best_value = (-1, -1)
+    for members in subsets(len(scores), count):
+        value = inside(scores, members)
+        if value < best_value[0]:
+            continue
+        rest = [i for i in range(len(scores)) if i not in members]
+        both = (value, inside(scores, rest))
+        if both > best_value:
+            best, best_value = members, both
+    return best
+
+
+def subsets(size: int, count: int) -> list[list[int]]:
+    """Return all ways to take `count` of range(size), lowest first (itertools is not loaded)."""
+    if count == 0:
+        return [[]]
+    return [
+        [first, *(first + 1 + i for i in rest)]
+        for first in range(size - count + 1)
+        for rest in subsets(size - first - 1, count - 1)
+    ]
+
+
+def greedy(scores: list[list[int]], count: int) -> list[int]:
+    """Return a good set: the best pair, then each time the device that adds most.
+
+    Ties go to the device that the rest misses least, then to the lowest index.
+    """
+    size = len(scores)
+    weight = [sum(row) for row in scores]
+    if count == 1:
+        return [min(range(size), key=lambda i: (weight[i], i))]
+    pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
+    chosen = list(min(pairs, key=lambda p: (-scores[p[0]][p[1]], weight[p[0]] + weight[p[1]], p)))
+    while len(chosen) < count:
+        gain = [sum([scores[i][c] for c in chosen]) for i in range(size)]
+        left = [i for i in range(size) if i not in chosen]
+        chosen.append(min(left, key=lambda i: (-gain[i], weight[i], i)))
+    return sorted(chosen)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of this node, from what the NVIDIA driver shows in /proc and the kernel in /sys.
+
+Hot; needs no NVML, which can hang for seconds (reference locking 10). The order of the PCI bus
+ids is the NVML index and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA's. The index counts the
+driver's directories, so a card whose file is garbage keeps its place and no neighbour moves.
+"""
+
+import os
+
+from gpulock import atomic, kv
+from gpulock.refusal import BROKEN, Refusal
+
+MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
+INVENTORY_LINE = "gpulock-inventory 1"
+UNKNOWN_UUID = "?"  # the driver shows GPU-????????-... until the card is first initialised
+BUS_PARTS = 3  # domain, bus, device.function
+
+
+class Device:
+    """A GPU, or an instance of one in MIG mode, that can be granted.
+
+    `id` names the lock: PCI bus id, with `.gi<g>.ci<c>` for an instance. `index` is the GPU's
+    NVML index, `minor` the N of /dev/nvidiaN, `numa` -1 where the kernel does not know.
+    `path` is the chain of PCI bridges from the root. `fault` says why it cannot be granted.
+    """
+
+    __slots__ = (
+        "bus",
+        "fault",
+        "id",
+        "index",
+        "memory_mib",
+        "minor",
+        "model",
+        "numa",
+        "path",
+        "profile",
+        "switched",
+        "uuid",
+    )
+
+    def __init__(self, bus: str, index: int) -> None:
+        self.id = bus
+        self.bus = bus
+        self.index = index
+        self.minor = -1
+        self.uuid = ""
+        self.model = ""
+        self.numa = -1
+        self.path: tuple[str, ...] = ()
+        self.memory_mib = 0
+        self.profile = ""
+        self.switched = False
+        self.fault = ""
+
+    @property
+    def parent(self) -> str:
+        """Return the bus id of the GPU an instance lives on, empty for a GPU."""
+        return self.bus if self.id != self.bus else ""
+
+
+def bus_key(bus: str) -> tuple[int, int, int, int]:
+    """Return the sort key of `0000:3b:00.0`; raise ValueError for anything else."""
+    parts = bus.split(":")
+    if len(parts) != BUS_PARTS:
+        raise ValueError(f"not a PCI bus id: {bus!r}")
+    slot, _, function = parts[2].partition(".")
+    return (int(parts[0], 16), int(parts[1], 16), int(slot, 16), int(function, 16))
+
+
+def read_devices(
+    driver_root: str, sys_root: str, inventory: dict[str, str] | None = None
+) -> list[Device]:
+    """Return the node's devices by index; raise Refusal(BROKEN) when no driver is loaded.
+
+    A directory that vanishes while it is read is a card that is gone. A file that cannot be
+    understood gives a device with a `fault`, which is never granted.
+    """
+    try:
+        names = os.listdir(f"{driver_root}/gpus")
+    except FileNotFoundError:
+        raise Refusal(
+            BROKEN, f"no NVIDIA driver: {driver_root}/gpus is missing", "load the driver"
+        ) from None
+    except OSError as fault:
+        raise Refusal(BROKEN, f"{driver_root}/gpus: {fault}", "look at the driver") from fault
+    devices: list[Device] = []
+    for bus in sorted_buses(names):
+        device = Device(bus.lower(), len(devices))
+        try:
+            text = atomic.read_text(f"{driver_root}/gpus/{bus}/information")
+            parse_information(text, device)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except (OSError, ValueError) as fault:
+            device.fault = f"its information cannot be read: {fault}"
+        read_place(sys_root, device)
+        devices.append(device)
+    return with_inventory(devices, inventory or {})
+
+
+def sorted_buses(names: list[str]) -> list[str]:
+    """Return the directory names that are PCI bus ids, in bus order."""
+    buses: list[tuple[tuple[int, int, int, int], str]] = []
+    for name in names:
+        try:
+            buses.append((bus_key(name), name))
+        except ValueError:
+            continue
+    return [name for _, name in sorted(buses)]
+
+
+def parse_information(text: str, device: Device) -> None:
+    """Fill in what the driver's `information` file says; raise ValueError where it is garbage."""
+    fields: dict[str, str] = {}
+    for line in text.split("\n"):
+        key, colon, value = line.partition(":")
+        if colon:
+            fields[key.strip()] = value.strip()
+    minor, place = fields.get("Device Minor", ""), fields.get("Bus Location", "")
+    if not (minor.isascii() and minor.isdigit()):
+        raise ValueError(f"Device Minor is {minor[:20]!r}")
+    if place.lower() != device.bus:
+        raise ValueError(f"Bus Location is {place[:20]!r}")
+    uuid = fields.get("GPU UUID", "")
+    if not kv.clean(uuid) or "," in uuid:
+        raise ValueError("GPU UUID is no UUID")
+    device.minor = int(minor)
+    device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
+    device.model = "".join([c for c in fields.get("Model", "") if c.isprintable()])
+    excluded = fields.get("GPU Excluded", fields.get("Blacklisted", "No"))
+    if excluded == "Yes":
+        device.fault = "the driver excludes it"
+
+
+def read_place(sys_root: str, device: Device) -> None:
+    """Fill in NUMA node and PCI path; what sysfs does not tell is left unknown."""
+    folder = f"{sys_root}/bus/pci/devices/{device.bus}"
+    try:
+        device.path = tuple([p for p in os.readlink(folder).split("/") if p != ".."][1:-1])
+        device.numa = int(atomic.read_text(f"{folder}/numa_node"))
+    except (OSError, ValueError):
+        return
+
+
+def read_inventory(lock_dir: str, boot_id: str) -> dict[str, str]:
+    """Return what root published from NVML in this boot, or nothing.
+
+    It is advice on MIG, memory and NVLink; that it is missing never stops a claim of whole GPUs.
+    """
+    try:
+        pairs = kv.decode_versioned(atomic.read_text(f"{lock_dir}/inventory"), INVENTORY_LINE)
+    except (OSError, kv.MalformedError):
+        return {}
+    return pairs if pairs.get("boot_id") == boot_id else {}
+
+
+def with_inventory(devices: list[Device], inventory: dict[str, str]) -> list[Device]:
+    """Add what only NVML tells: a card in MIG mode gives way to its instances."""
+    if not inventory:
+        return devices
+    result: list[Device] = []
+    for device in devices:
+        of = f"gpu.{device.bus}."
+        device.uuid = device.uuid or inventory.get(f"{of}uuid", "")
+        device.memory_mib = number(inventory.get(f"{of}memory_mib", ""))
+        device.switched = inventory.get(f"{of}nvswitch") == "1"
+        if inventory.get(f"{of}mig") == "1":
+            result.extend(instances(device, inventory))
+        else:
+            result.append(device)
+    return result
+
+
+def instances(parent: Device, inventory: dict[str, str]) -> list[Device]:
+    """Return the MIG instances of a card that have a UUID, in order of their ids."""
+    start = f"mig.{parent.bus}."
+    found: list[Device] = []
+    for key in sorted(inventory):
+        if not key.startswith(start) or not key.endswith(".uuid"):
+            continue
+        name = key[len(start) : -len(".uuid")]
+        device = Device(parent.bus, parent.index)
+        device.id = f"{parent.bus}.{name}"
+        device.uuid = inventory[key]
+        device.profile = inventory.get(f"{start}{name}.profile", "")
+        device.memory_mib = number(inventory.get(f"{start}{name}.memory_mib", ""))
+        device.minor, device.model = parent.minor, parent.model
+        device.numa, device.path, device.fault = parent.numa, parent.path, parent.fault
+        found.append(device)
+    return found
+
+
+def number(text: str) -> int:
+    """Return a whole number, 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def links(inventory: dict[str, str]) -> dict[tuple[str, str], int]:
+    """Return the number of NVLinks between each pair of bus ids, both ways round."""
+    found: dict[tuple[str, str], int] = {}
+    for key, value in inventory.items():
+        if key.startswith("link."):
+            _, _, pair = key.partition(".")
+            middle = len(pair) // 2  # two bus ids of one length with a dot between
+            found[pair[:middle], pair[middle + 1 :]] = number(value)
+            found[pair[middle + 1 :], pair[:middle]] = number(value)
+    return found
+
+
+def overlaps(a: str, b: str) -> bool:
+    """Return whether two lock ids stand for the same silicon: equal, or a card and its instance."""
+    return a == b or a.startswith(f"{b}.gi") or b.startswith(f"{a}.gi")

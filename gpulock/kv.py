@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flat `key=value` lines: the format of every small file that gpulock writes.
+
+Hot: loaded by every hook, so it imports nothing.
+"""
+
+
+class MalformedError(ValueError):
+    """Say that a text is not what its format promises."""
+
+
+def clean(value: str) -> bool:
+    """Return whether `value` may stand on one line: no control character in it."""
+    return value.isprintable() or not any(c < " " or c == "\x7f" for c in value)
+
+
+def encode(pairs: "list[tuple[str, str]]") -> str:
+    """Return the pairs as lines; raise MalformedError for a control character or a bad key."""
+    for key, value in pairs:
+        if not key or "=" in key or not clean(key) or not clean(value):
+            raise MalformedError(f"{key!r}={value!r} cannot be written on one line")
+    return "".join([f"{key}={value}\n" for key, value in pairs])
+
+
+def decode(text: str) -> dict[str, str]:
+    """Return the pairs of `text`; raise MalformedError for a line without `=` or a key twice."""
+    pairs: dict[str, str] = {}
+    for line in text.split("\n"):
+        if not line:
+            continue
+        key, equals, value = line.partition("=")
+        if not equals or not key:
+            raise MalformedError(f"not a key=value line: {line[:80]!r}")
+        if key in pairs:
+            raise MalformedError(f"{key} is given twice")
+        pairs[key] = value
+    return pairs
+
+
+def decode_versioned(text: str, first_line: str) -> dict[str, str]:
+    """Return the pairs below the version line; raise MalformedError when it is another one."""
+    head, _, body = text.partition("\n")
+    if head != first_line:
+        raise MalformedError(f"begins with {head[:40]!r}, not with {first_line!r}")
+    return decode(body)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an owner is alive, dead or unknown, with the proof; and the last guard.
+
+Hot, but loaded only when something must be settled. Dead only when proven: what cannot be seen
+is unknown, and unknown is held. A judge therefore proves its own sight first. Age proves nothing.
+"""
+
+import os
+
+from gpulock.locks import Lock
+from gpulock.owner import Owner
+from gpulock.procfs import Proc, Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
+ROUNDS = 8  # re-listings of /proc before a scan that never comes to rest is given up
+SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
+
+
+class Verdict:
+    """`state` with its `proof`, one clause for people."""
+
+    __slots__ = ("proof", "state")
+
+    def __init__(self, state: str, proof: str) -> None:
+        self.state = state
+        self.proof = proof
+
+
+class Scan:
+    """One look at all processes, taken when first needed and shared by all judgements.
+
+    /proc is listed again until no process appeared that vanished before it was read: one that
+    forks and ends all the time cannot hide between two reads. `blind` says why the look is not
+    to be trusted, and is empty where it is.
+    """
+
+    __slots__ = ("_statuses", "blind", "proc")
+
+    def __init__(self, proc: Proc) -> None:
+        self.proc = proc
+        self.blind = ""
+        self._statuses: dict[int, Status] | None = None
+
+    def statuses(self) -> dict[int, Status]:
+        """Return the status of every process that is not over, by pid."""
+        if self._statuses is None:
+            self._statuses = self._look()
+        return self._statuses
+
+    def _look(self) -> dict[int, Status]:
+        found: dict[int, Status] = {}
+        seen: set[int] = set()
+        for _ in range(ROUNDS):
+            restless = False
+            for pid in self.proc.pids():
+                if pid in seen:
+                    continue
+                try:
+                    status = self.proc.status(pid)
+                    if not self.proc.finished(pid, status.state):
+                        found[pid] = status
+                except ProcessLookupError:
+                    restless = True
+                    continue
+                except (PermissionError, ValueError) as fault:
+                    self.blind = f"process {pid} cannot be seen: {fault}"
+                seen.add(pid)
+            if not restless:
+                return found
+        self.blind = "processes came and went faster than they could be read"
+        return found
+
+    def carriers(self, gid: int) -> list[int]:
+        """Return the processes that carry a supplementary group."""
+        return [pid for pid, status in self.statuses().items() if gid in status.groups]
+
+    def descends(self, pid: int, ancestors: frozenset[int]) -> bool:
+        """Return whether one of `ancestors` is `pid` or above it."""
+        statuses = self.statuses()
+        for _ in range(len(statuses) + 1):
+            if pid in ancestors:
+                return True
+            status = statuses.get(pid)
+            if status is None:
+                return False
+            pid = status.ppid
+        return False
+
+    def named(self, name: str) -> list[int]:
+        """Return the processes of one name (at most 15 characters, comm)."""
+        return [pid for pid, status in self.statuses().items() if status.name == name]
+
+
+def common_verdict(record: Owner, boot_id: str, node: str, proc: Proc) -> Verdict | None:
+    """Return what boot, node and pid namespace decide, or None where more must be seen.
+
+    Administrators' locks are alive for ever; another node's record is never judged here; a
+    record of another boot of this node is dead; a pid of another namespace means nothing to us.
+    """
+    if record.scheduler == "admin":
+        return Verdict(ALIVE, "an administrator's lock")
+    if record.node != node:
+        return Verdict(UNKNOWN, f"a record of another node, {record.node}")
+    if record.boot_id != boot_id:
+        return Verdict(DEAD, "claimed before this boot")
+    try:
+        ours = proc.pid_namespace()
+    except OSError as fault:
+        return Verdict(UNKNOWN, f"our pid namespace cannot be seen: {fault}")
+    if record.pid_ns != ours:
+        return Verdict(UNKNOWN, f"claimed in {record.pid_ns}, judged in {ours}")
+    return None
+
+
+def process_verdict(lock: Lock, scan: Scan) -> Verdict:
+    """Judge a lock that a process holds: it, its anchors, its session."""
+    record = lock.owner
+    assert record is not None
+    for pid, start in [(record.pid, record.start), *lock.anchors]:
+        try:
+            if scan.proc.running(pid, start):
+                return Verdict(ALIVE, f"process {pid} runs")
+        except (OSError, ValueError) as fault:
+            return Verdict(UNKNOWN, f"process {pid} cannot be seen: {fault}")
+    members = session(scan, record.sid) if record.sid > 0 else []
+    if members:
+        return Verdict(ALIVE, f"process {members[0]} of its session runs")
+    if scan.blind:
+        return Verdict(UNKNOWN, scan.blind)
+    return Verdict(DEAD, f"process {record.pid} is gone, its session is empty")
+
+
+def session(scan: Scan, sid: int) -> list[int]:
+    """Return the processes of one session that run."""
+    members: list[int] = []
+    for pid in scan.statuses():
+        try:
+            if scan.proc.stat(pid).session == sid:
+                members.append(pid)
+        except ProcessLookupError:
+            continue
+        except (OSError, ValueError) as fault:
+            scan.blind = f"process {pid} cannot be seen: {fault}"
+    return members
+
+
+class Judge:
+    """Judge any lock of this node; the schedulers' own rules are given by name.
+
+    `rules` maps a scheduler to its function of (lock, scan). A scheduler without a rule is
+    unknown, and its locks are held.
+    """
+
+    __slots__ = ("_rules", "boot_id", "node", "scan")
+
+    def __init__(
+        self,
+        boot_id: str,
+        node: str,
+        scan: Scan,
+        rules: "dict[str, Callable[[Lock, Scan], Verdict]]",
+    ) -> None:
+        self.boot_id = boot_id
+        self.node = node
+        self.scan = scan
+        self._rules = rules
+
+    def verdict(self, lock: Lock) -> Verdict:
+        """Return the verdict on one lock (its details read already)."""
+        if lock.fault:
+            return Verdict(UNKNOWN, lock.fault)
+        if lock.owner is None:
+            return Verdict(DEAD, "a claim cut short: a lock without owner under the gate")
+        decided = common_verdict(lock.owner, self.boot_id, self.node, self.scan.proc)
+        if decided is not None:
+            return decided
+        rule = self._rules.get(lock.owner.scheduler)
+        if rule is None:
+            return Verdict(UNKNOWN, f"no rule for scheduler {lock.owner.scheduler}")
+        return rule(lock, self.scan)
+
+
+def here(proc: Proc) -> str:
+    """Return the pid namespace for a new record, empty where it cannot be seen."""
+    try:
+        return proc.pid_namespace()
+    except OSError:
+        return ""
+
+
+def effective_uid(status: Status) -> int:
+    """Return the effective uid of a process."""
+    return status.uids[1]
+
+
+def is_system(status: Status) -> bool:
+    """Return whether root or a system user runs a process."""
+    return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
+
+
+def executable(proc: Proc, pid: int) -> str:
+    """Return the base name of a process's executable, empty where it cannot be seen."""
+    try:
+        return os.path.basename(proc.link(pid, "exe"))
+    except OSError:
+        return ""

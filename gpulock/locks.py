@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lock directory: one directory a held device, made by mkdir, with the owner record inside.
+
+Hot. Everything here but `check` is done with the gate held. mkdir is the grant: it is atomic and
+fails when the lock is there. A lock leaves by one rename into `released/`.
+"""
+
+import os
+import stat
+import time
+
+from gpulock import atomic, kv, owner
+from gpulock.owner import Owner
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+
+RELEASED_CAP = 1000  # released locks that wait for their history line
+RELEASED_PRUNE = 100  # how many of the oldest go when the cap is reached
+
+
+class Lock:
+    """One lock as found: its owner, or the `fault` in its record; neither: a claim cut short.
+
+    `anchors` are (pid, start) of further shepherds, `orphans` what stopped a reap; both are
+    empty until `Store.read_details`.
+    """
+
+    __slots__ = ("anchors", "fault", "id", "orphans", "owner")
+
+    def __init__(self, name: str, record: Owner | None, fault: str) -> None:
+        self.id = name
+        self.owner = record
+        self.fault = fault
+        self.anchors: list[tuple[int, int]] = []
+        self.orphans = ""
+
+
+class Store:
+    """The lock directory at `path`; paths are made, nothing is opened before it is asked for."""
+
+    __slots__ = ("locks_dir", "path", "released_dir")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.locks_dir = f"{path}/locks"
+        self.released_dir = f"{path}/released"
+
+    def check(self) -> None:
+        """Raise Refusal(BROKEN) unless the directory is ours and nobody else may write there."""
+        try:
+            info = os.lstat(self.path)
+        except OSError as fault:
+            raise Refusal(BROKEN, f"LOCK_DIR: {fault}", "run gpulock doctor") from fault
+        if not stat.S_ISDIR(info.st_mode):
+            raise Refusal(BROKEN, f"LOCK_DIR {self.path} is no directory", "remove it")
+        if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise Refusal(
+                BROKEN,
+                f"LOCK_DIR {self.path} has uid {info.st_uid}, mode {info.st_mode & 0o7777:o}",
+                f"it must be uid {os.geteuid()}'s and writable by nobody else",
+            )
+
+    def exists(self) -> bool:
+        """Return whether any claim was ever made here."""
+        return os.path.isdir(self.locks_dir)
+
+    def boot_id(self) -> str:
+        """Return the boot in which this directory was made ready, or nothing."""
+        try:
+            return atomic.read_text(f"{self.path}/boot_id").strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as fault:
+            raise Refusal(UNKNOWN, f"boot_id: {fault}", "look at LOCK_DIR") from fault
+
+    def all(self) -> dict[str, Lock]:
+        """Return every lock by id; raise Refusal where the directory cannot be read."""
+        try:
+            names = sorted(os.listdir(self.locks_dir))
+        except OSError as fault:
+            raise Refusal(UNKNOWN, f"locks: {fault}", "look at LOCK_DIR") from fault
+        return {name: self.read(name) for name in names if not name.startswith(".")}
+
+    def read(self, name: str) -> Lock:
+        """Return one lock; a record that cannot be read or understood is a `fault`."""
+        try:
+            return Lock(name, owner.parse(atomic.read_text(f"{self.locks_dir}/{name}/owner")), "")
+        except FileNotFoundError:
+            return Lock(name, None, "")
+        except (OSError, kv.MalformedError) as fault:
+            return Lock(name, None, f"its owner record: {fault}")
+
+    def read_details(self, lock: Lock) -> None:
+        """Fill in anchors and orphans, which only a judge needs."""
+        try:
+            names = os.listdir(f"{self.locks_dir}/{lock.id}")
+        except OSError:
+            return
+        if "orphans" in names:
+            try:
+                lock.orphans = atomic.read_text(f"{self.locks_dir}/{lock.id}/orphans").strip()
+            except OSError:
+                lock.orphans = "unreadable"
+        if "anchors" in names:
+            try:
+                lock.anchors = [
+                    parse_anchor(name)
+                    for name in os.listdir(f"{self.locks_dir}/{lock.id}/anchors")
+                ]
+            except (OSError, ValueError) as fault:
+                lock.fault = f"its anchors: {fault}"
+
+    def make(self, name: str, record: Owner) -> None:
+        """Lock one device: mkdir, then the owner; raise OSError (EEXIST: it is held)."""
+        folder = f"{self.locks_dir}/{name}"
+        os.mkdir(folder, 0o755)
+        atomic.replace_file(f"{folder}/owner", owner.encode(record).encode("utf-8"))
+
+    def rewrite(self, name: str, record: Owner) -> None:
+        """Replace the owner record of a lock that is held."""
+        data = owner.encode(record).encode("utf-8")
+        atomic.replace_file(f"{self.locks_dir}/{name}/owner", data)
+
+    def undo(self, name: str) -> None:
+        """Take back a lock made a moment ago by this process; what fails is settled later."""
+        try:
+            atomic.remove_folder(f"{self.locks_dir}/{name}")
+        except OSError:
+            return
+
+    def anchor(self, name: str, pid: int, start: int) -> None:
+        """Let one more process keep the lock alive."""
+        folder = f"{self.locks_dir}/{name}/anchors"
+        try:
+            os.mkdir(folder, 0o755)
+        except FileExistsError:
+            pass
+        os.close(os.open(f"{folder}/{pid}.{start}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+    def drop_anchor(self, name: str, pid: int, start: int) -> None:
+        """Let go of one anchor."""
+        atomic.remove_quietly(f"{self.locks_dir}/{name}/anchors/{pid}.{start}")
+
+    def mark_orphans(self, name: str, text: str) -> None:
+        """Note which processes kept a dead owner's device open."""
+        atomic.replace_file(f"{self.locks_dir}/{name}/orphans", text.encode() + b"\n")
+
+    def retire(self, lock: Lock, how: str) -> None:
+        """Free a device: rename its lock into `released/`; raise OSError.
+
+        The token is compared first, so that a lock made anew since it was judged stays.
+        """
+        found = self.read(lock.id)
+        ours = lock.owner.token if lock.owner else None
+        if (found.owner.token if found.owner else None) != ours or found.fault:
+            raise Refusal(UNKNOWN, f"the lock of {lock.id} changed meanwhile", "try again")
+        if ours is None:
+            atomic.remove_folder(f"{self.locks_dir}/{lock.id}")
+            return
+        target = f"{self.released_dir}/{ours}.{lock.id}"
+        os.rename(f"{self.locks_dir}/{lock.id}", target)
+        text = kv.encode([("released_at", f"{time.time():.3f}"), ("how", how)])
+        try:
+            atomic.replace_file(f"{target}/released", text.encode())
+            self.prune()
+        except OSError:
+            return  # the device is free; its history line will lack the how
+
+    def prune(self) -> None:
+        """Drop the oldest released locks once there are too many; one stat where there are not."""
+        if os.stat(self.released_dir).st_nlink - 2 < RELEASED_CAP:
+            return
+        names = os.listdir(self.released_dir)
+        names.sort(key=lambda name: os.lstat(f"{self.released_dir}/{name}").st_mtime)
+        for name in names[:RELEASED_PRUNE]:
+            atomic.remove_folder(f"{self.released_dir}/{name}")
+
+
+def parse_anchor(name: str) -> tuple[int, int]:
+    """Return (pid, start) of an anchor's name; raise ValueError."""
+    pid, _, start = name.partition(".")
+    return int(pid), int(start)

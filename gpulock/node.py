@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This node as a hook sees it: settings, processes, lock directory, boot.
+
+Hot.
+"""
+
+import os
+
+from gpulock import devices
+from gpulock.devices import Device
+from gpulock.locks import Store
+from gpulock.procfs import Proc
+from gpulock.refusal import UNKNOWN, Refusal
+from gpulock.settings import Settings
+
+
+class Node:
+    """What every act on this node needs; made once a process."""
+
+    __slots__ = ("boot_id", "inventory", "name", "proc", "settings", "store")
+
+    def __init__(self, settings: Settings, name: str = "") -> None:
+        self.settings = settings
+        self.proc = Proc(settings.proc_root)
+        self.store = Store(settings.lock_dir)
+        self.name = name or os.uname().nodename
+        try:
+            self.boot_id = self.proc.boot_id()
+        except OSError as fault:
+            raise Refusal(UNKNOWN, f"boot id: {fault}", "look at PROC_ROOT") from fault
+        self.inventory: dict[str, str] = {}
+
+    def devices(self) -> list[Device]:
+        """Return the node's devices by index; raise Refusal(BROKEN) without a driver."""
+        self.inventory = devices.read_inventory(self.settings.lock_dir, self.boot_id)
+        return devices.read_devices(
+            self.settings.driver_root, self.settings.sys_root, self.inventory
+        )
+
+    def links(self) -> dict[tuple[str, str], int]:
+        """Return the NVLinks between the devices read last."""
+        return devices.links(self.inventory)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc says of a process (proc(5)), read one file at a time.
+
+Hot. `root` is a parameter so that tests can show a tree of their own. A process that is gone
+raises ProcessLookupError; what may not be seen raises PermissionError: the two are never mixed.
+"""
+
+import errno
+import os
+
+LIMIT = 1 << 16  # bytes; /proc/PID/status grows with the number of groups (65,536 at most)
+
+
+class Stat:
+    """Fields of /proc/PID/stat: parent, state letter, session, start time in clock ticks."""
+
+    __slots__ = ("ppid", "session", "start", "state")
+
+    def __init__(self, ppid: int, state: str, session: int, start: int) -> None:
+        self.ppid = ppid
+        self.state = state
+        self.session = session
+        self.start = start
+
+
+class Status:
+    """Fields of /proc/PID/status: name, state letter, parent, user ids, groups."""
+
+    __slots__ = ("groups", "name", "ppid", "state", "uids")
+
+    def __init__(
+        self, name: str, state: str, ppid: int, uids: tuple[int, ...], groups: frozenset[int]
+    ) -> None:
+        self.name = name
+        self.state = state
+        self.ppid = ppid
+        self.uids = uids  # real, effective, saved, file system
+        self.groups = groups
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Parse /proc/PID/stat; the name may hold blanks and parentheses: split after the last `)`."""
+    rest = data[data.rindex(b")") + 1 :].split()
+    return Stat(int(rest[1]), rest[0].decode(), int(rest[3]), int(rest[19]))
+
+
+def parse_status(data: bytes) -> Status:
+    """Parse /proc/PID/status; raise ValueError where a line is missing (a tree that is no proc)."""
+    name, state, ppid, uids, groups = "", "", -1, b"", b""
+    for line in data.split(b"\n"):
+        key, _, value = line.partition(b":")
+        if key == b"Name":
+            name = value[1:].decode("utf-8", "surrogateescape")
+        elif key == b"State":
+            state = value[1:2].decode()
+        elif key == b"PPid":
+            ppid = int(value)
+        elif key == b"Uid":
+            uids = value
+        elif key == b"Groups":
+            groups = value
+            break
+    if ppid < 0 or not uids:
+        raise ValueError("not a /proc/PID/status file")
+    return Status(
+        name, state, ppid, tuple([int(u) for u in uids.split()]), frozenset(map(int, groups.split()))
+    )
+
+
+class Proc:
+    """The process tree below `root` (`/proc`)."""
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: str = "/proc") -> None:
+        self.root = root
+
+    def read(self, pid: int, name: str) -> bytes:
+        """Return the bytes of /proc/PID/NAME; raise ProcessLookupError when the process is gone."""
+        try:
+            fd = os.open(f"{self.root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.read(fd, LIMIT)
+                while more := os.read(fd, LIMIT):
+                    data += more
+                return data
+            finally:
+                os.close(fd)
+        except FileNotFoundError as gone:
+            raise ProcessLookupError(errno.ESRCH, "no such process", str(pid)) from gone
+
+    def stat(self, pid: int) -> Stat:
+        """Return the process's /proc/PID/stat."""
+        return parse_stat(self.read(pid, "stat"))
+
+    def status(self, pid: int) -> Status:
+        """Return the process's /proc/PID/status."""
+        return parse_status(self.read(pid, "status"))
+
+    def start(self, pid: int) -> int:
+        """Return the start time in clock ticks since boot: with the pid, the process's identity."""
+        return self.stat(pid).start
+
+    def pids(self) -> list[int]:
+        """Return the process ids that can be seen now."""
+        return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
+
+    def cwd(self, pid: int) -> str:
+        """Return the working directory; raise PermissionError where it may not be seen."""
+        return self.link(pid, "cwd")
+
+    def link(self, pid: int, name: str) -> str:
+        """Return where the symlink /proc/PID/NAME points; raise ProcessLookupError when gone."""
+        try:
+            return os.readlink(f"{self.root}/{pid}/{name}")
+        except FileNotFoundError as gone:
+            raise ProcessLookupError(errno.ESRCH, "no such process", str(pid)) from gone
+
+    def boot_id(self) -> str:
+        """Return the random id of this boot."""
+        fd = os.open(f"{self.root}/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 64).decode().strip()
+        finally:
+            os.close(fd)
+
+    def pid_namespace(self) -> str:
+        """Return our pid namespace (`pid:[4026531836]`); raise OSError where it cannot be seen."""
+        return os.readlink(f"{self.root}/self/ns/pid")
+
+    def finished(self, pid: int, state: str) -> bool:
+        """Return whether a process in `state` is over: a zombie with no thread left running.
+
+        A leader that called pthread_exit shows Z while its threads go on (and keep its files).
+        """
+        if state not in ("Z", "X"):
+            return False
+        try:
+            for thread in os.listdir(f"{self.root}/{pid}/task"):
+                if self.thread_state(pid, thread) not in ("Z", "X"):
+                    return False
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return True
+
+    def thread_state(self, pid: int, thread: str) -> str:
+        """Return the state letter of one thread; a thread that is gone counts as dead."""
+        try:
+            return parse_stat(self.read(pid, f"task/{thread}/stat")).state
+        except ProcessLookupError:
+            return "X"
+
+    def running(self, pid: int, start: int) -> bool:
+        """Return whether that very process (pid and start time) still runs."""
+        try:
+            found = self.stat(pid)
+        except ProcessLookupError:
+            return False
+        return found.start == start and not self.finished(pid, found.state)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that an administrator or a policy took out, kept in STATE_DIR over a reboot.
+
+Hot: every claim lists the two folders, `quarantine/` (out of service) and `reserves/` (an
+administrator's lock to be put back after a boot). One file a device: when, by whom, why.
+"""
+
+import os
+import time
+
+from gpulock import atomic, kv
+from gpulock.refusal import BROKEN, Refusal
+
+QUARANTINE, RESERVES = "quarantine", "reserves"
+
+
+def listed(state_dir: str, folder: str) -> list[str]:
+    """Return the ids in one folder; raise Refusal(BROKEN) when it cannot be read (fail closed)."""
+    try:
+        return sorted([n for n in os.listdir(f"{state_dir}/{folder}") if not n.startswith(".")])
+    except OSError as fault:
+        raise Refusal(
+            BROKEN, f"{state_dir}/{folder}: {fault.strerror}", "run gpulock reap as root"
+        ) from fault
+
+
+def read(state_dir: str, folder: str, device: str) -> dict[str, str]:
+    """Return what is noted of one device; a note that cannot be read still counts."""
+    try:
+        return kv.decode(atomic.read_text(f"{state_dir}/{folder}/{device}"))
+    except (OSError, kv.MalformedError) as fault:
+        return {"because": f"unreadable note: {fault}"}
+
+
+def put(state_dir: str, folder: str, device: str, by: str, because: str) -> None:
+    """Note a device, durably; raise OSError or kv.MalformedError."""
+    pairs = [("by", by), ("because", because), ("at", f"{time.time():.0f}")]
+    atomic.replace_file(f"{state_dir}/{folder}/{device}", kv.encode(pairs).encode())
+    sync(f"{state_dir}/{folder}")
+
+
+def lift(state_dir: str, folder: str, device: str) -> None:
+    """Take a note back; raise FileNotFoundError when there is none."""
+    os.unlink(f"{state_dir}/{folder}/{device}")
+    sync(f"{state_dir}/{folder}")
+
+
+def sync(folder: str) -> None:
+    """Make a change in `folder` survive a power cut."""
+    fd = os.open(folder, atomic.OPEN_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

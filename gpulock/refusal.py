@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a claim was not granted: four kinds, one sentence.
+
+Hot. The scheduler packages translate a kind into their exit code (design, section 8); the
+sentence always says what failed, for which job, why, and what to do.
+"""
+
+BUSY = "busy"  # not enough devices free now
+SENSELESS = "senseless"  # the request can never be granted
+BROKEN = "broken"  # this node is at fault
+UNKNOWN = "unknown"  # the request, or the state of the node, could not be found out
+KINDS = (BUSY, SENSELESS, BROKEN, UNKNOWN)
+
+
+class Refusal(Exception):  # noqa: N818 (the word of the contract)
+    """Refuse a claim: `kind` decides the exit code, `why` and `do` are for people."""
+
+    def __init__(self, kind: str, why: str, do: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.why = why
+        self.do = do
+
+    def sentence(self, who: str) -> str:
+        """Return the one line that goes to stderr and syslog; `who` names the job or command."""
+        return one_line(f"gpulock: {who}: {self.kind}: {self.why}; {self.do}")
+
+
+def one_line(text: str) -> str:
+    """Return `text` with every control character shown as `?`: log lines cannot be forged."""
+    return "".join([c if c.isprintable() else "?" for c in text])

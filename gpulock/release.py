@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Release a job's devices by owner, never by what an environment says; idempotent.
+
+Hot. A device is let go only when the last guard finds nothing of the job: otherwise the lock is
+marked `settling`, and the next claim or reconcile frees it once the processes are gone.
+"""
+
+from gpulock import guard, settle
+from gpulock.deadline import Deadline
+from gpulock.devices import Device
+from gpulock.gate import Gate
+from gpulock.liveness import Judge
+from gpulock.locks import Lock
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import BROKEN, Refusal
+from gpulock.totals import Totals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Released:
+    """What a release did: ids `freed`, and (id, why) of what is `kept` until it is quiet."""
+
+    __slots__ = ("freed", "kept")
+
+    def __init__(self) -> None:
+        self.freed: list[str] = []
+        self.kept: list[tuple[str, str]] = []
+
+
+def release(
+    node: Node,
+    ours: "Callable[[Owner], bool]",
+    judge: Judge,
+    deadline: Deadline,
+    how: str,
+) -> Released:
+    """Free every lock whose record is `ours`; raise Refusal where the node does not let us.
+
+    The processes are looked at before the gate is taken, to hold it shortly.
+    """
+    released = Released()
+    if not node.store.exists():
+        return released
+    node.store.check()
+    if not any([lock.owner and ours(lock.owner) for lock in node.store.all().values()]):
+        return released  # nothing of ours; a claim of ours cannot come meanwhile
+    holders = settle.make_holders(node, placed(node), judge)
+    holders.of("")
+    with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+        held = node.store.all()
+        others = settle.groups(held)
+        totals = Totals(node.store)
+        for lock in held.values():
+            if lock.owner and ours(lock.owner):
+                release_one(node, lock, judge, holders, others, how, released)
+        totals.add("releases", len(released.freed))
+        totals.save()
+    return released
+
+
+def release_one(
+    node: Node,
+    lock: Lock,
+    judge: Judge,
+    holders: guard.Holders,
+    others: frozenset[int],
+    how: str,
+    released: Released,
+) -> None:
+    """Free one lock, or mark it as settling."""
+    record = lock.owner
+    assert record is not None
+    left = guard.group_left(record, judge.scan)
+    left = left or guard.open_left(lock.id, record, holders, others)
+    try:
+        if left:
+            if not record.settling:
+                node.store.rewrite(lock.id, record.copy(settling=1))
+            released.kept.append((lock.id, left))
+        else:
+            node.store.retire(lock, how)
+            released.freed.append(lock.id)
+    except OSError as fault:
+        raise Refusal(BROKEN, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault
+
+
+def placed(node: Node) -> list[Device]:
+    """Return the devices for the guard; without a driver there is no node to hold open."""
+    try:
+        return node.devices()
+    except Refusal:
+        return []

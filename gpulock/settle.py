@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settle locks under the gate: free what is proven dead and let go by everybody.
+
+Hot, loaded when devices are short, and by every reconcile. Each lock is judged, then the last
+guard looks whether anybody still has the device open. What the guard stops is marked `orphans`.
+"""
+
+from gpulock import guard
+from gpulock.devices import Device
+from gpulock.guard import Holders
+from gpulock.liveness import DEAD, Judge, Verdict
+from gpulock.locks import Lock
+from gpulock.node import Node
+from gpulock.refusal import Refusal
+
+FREED, HELD, ORPHANS = "freed", "held", "orphans"
+
+
+class Outcome:
+    """What became of one lock: `act` is FREED, HELD or ORPHANS; the verdict says why."""
+
+    __slots__ = ("act", "lock", "reason", "verdict")
+
+    def __init__(self, lock: Lock, act: str, verdict: Verdict, reason: str) -> None:
+        self.lock = lock
+        self.act = act
+        self.verdict = verdict
+        self.reason = reason
+
+
+def make_holders(node: Node, devices: list[Device], judge: Judge) -> Holders:
+    """Return who has which of the devices open, not looked at yet."""
+    settings = node.settings
+    return Holders(judge.scan, devices, settings.dev_root, settings.services)
+
+
+def settle(
+    node: Node, held: dict[str, Lock], judge: Judge, holders: Holders, dry_run: bool = False
+) -> list[Outcome]:
+    """Judge every lock of `held`; free the dead ones nobody uses. Gate held.
+
+    Raises OSError where the lock directory cannot be changed.
+    """
+    others = groups(held)
+    return [settle_one(node, lock, judge, holders, others, dry_run) for lock in held.values()]
+
+
+def groups(held: dict[str, Lock]) -> frozenset[int]:
+    """Return the supplementary groups of all jobs that hold a lock."""
+    found = [lock.owner.add_grp_id for lock in held.values() if lock.owner]
+    return frozenset([gid for gid in found if gid])
+
+
+def settle_one(
+    node: Node,
+    lock: Lock,
+    judge: Judge,
+    holders: Holders,
+    others: frozenset[int],
+    dry_run: bool,
+) -> Outcome:
+    """Judge one lock, and free it where that is proven to be right."""
+    node.store.read_details(lock)
+    verdict = judge.verdict(lock)
+    record = lock.owner
+    if record is not None and record.settling and verdict.state != DEAD:
+        left = guard.group_left(record, judge.scan)
+        if left:
+            return Outcome(lock, HELD, verdict, f"settling: {left}")
+        verdict = Verdict(DEAD, "released by its job, whose processes are gone")
+    if verdict.state != DEAD:
+        return Outcome(lock, HELD, verdict, verdict.proof)
+    if record is not None:
+        left = guard.open_left(lock.id, record, holders, others)
+        if left:
+            if not dry_run and lock.orphans != left:
+                node.store.mark_orphans(lock.id, left)
+            return Outcome(lock, ORPHANS, verdict, left)
+    if not dry_run:
+        try:
+            node.store.retire(lock, f"reap: {verdict.proof}")
+        except Refusal as changed:
+            return Outcome(lock, HELD, verdict, changed.why)
+    return Outcome(lock, FREED, verdict, verdict.proof)

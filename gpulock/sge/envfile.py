@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job's `environment` file in its spool directory: what the shepherd gives the job.
+
+Hot. A line is replaced, never appended: with INHERIT_ENV=false both lines reach execve, and C
+libraries take the first, which is the user's (reference sge 2). The file is written beside and
+renamed in, with its owner and mode.
+"""
+
+import os
+
+from gpulock import atomic
+from gpulock.environment import BIND_LISTS, appended
+from gpulock.refusal import BROKEN, Refusal
+from gpulock.sge.spool import Spool
+
+NAME = "environment"
+LIMIT = 1 << 26  # bytes: a job may carry a large environment
+
+
+def change(
+    text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str
+) -> str:
+    """Return the file's text with our variables in it once, and none of `drop` besides.
+
+    `binds` is appended to the container bind lists, which are the user's as well.
+    """
+    kept: list[str] = []
+    bound = dict.fromkeys(BIND_LISTS, "") if binds else {}
+    for line in text.split("\n"):
+        name, equals, value = line.partition("=")
+        if name in drop:
+            continue
+        if equals and name in bound:
+            bound[name] = value
+            continue
+        if line:
+            kept.append(line)
+    kept += [f"{name}={escape(value)}" for name, value in pairs]
+    kept += [f"{name}={appended(old, escape(binds))}" for name, old in bound.items()]
+    return "\n".join(kept) + "\n"
+
+
+def escape(value: str) -> str:
+    """Return a value as the shepherd reads it back (builtin_starter.c); newlines are refused."""
+    if "\n" in value:
+        raise ValueError("a newline in a variable")
+    return value.replace("\\", "\\\\")
+
+
+def write(spool: Spool, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str) -> None:
+    """Give the job its variables; raise Refusal(BROKEN) when that cannot be done."""
+    try:
+        info = os.stat(NAME, dir_fd=spool.fd, follow_symlinks=False)
+        if info.st_uid not in (spool.uid, os.geteuid()):
+            raise OSError(f"it belongs to uid {info.st_uid}")
+        text = atomic.read_text(NAME, LIMIT, spool.fd)
+        data = change(text, pairs, drop, binds).encode("utf-8", "surrogateescape")
+        owner = (info.st_uid, info.st_gid) if os.geteuid() == 0 else None
+        atomic.replace_file(NAME, data, info.st_mode & 0o777, spool.fd, owner)
+    except (OSError, ValueError) as fault:
+        raise Refusal(
+            BROKEN, f"the job's environment file: {fault}", "look at execd's spool directory"
+        ) from fault

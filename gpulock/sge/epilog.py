@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The epilog of Grid Engine: give back what this very run of the job holds.
+
+Hot. It always exits 0: anything else would run a finished job again (reference sge 4). What it
+cannot free is left to the next claim and the reaper.
+"""
+
+from gpulock.deadline import Deadline, boottime
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import Refusal
+from gpulock.release import Released, release
+from gpulock.settings import Settings
+from gpulock.sge import hook
+from gpulock.sge.spool import Spool
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+
+
+def main(argv: list[str], environ: "dict[str, str] | os._Environ[str]", config: str) -> int:
+    """Run the epilog; return 0."""
+    call = hook.Call(argv, environ)
+    begun = boottime()
+    settings: Settings | None = None
+    try:
+        settings = hook.settings_for(config)
+        released = serve(Node(settings), call, Deadline(hook.DEADLINE))
+    except Refusal as refusal:
+        hook.tell(settings, refusal.sentence(f"epilog of {call.who}"), error=True)
+    except Exception as fault:  # the one broad handler: the job is over, whatever it is
+        sentence = hook.unexpected(fault).sentence(f"epilog of {call.who}")
+        hook.tell(settings, sentence, error=True)
+    else:
+        for line, error in lines(call, released, boottime() - begun):
+            hook.tell(settings, line, error)
+    return hook.DONE
+
+
+def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
+    """Release the locks of this run; raise Refusal."""
+    found = hook.find_spool(node, call)
+    return release(node, ours(node, found), hook.judge(node), deadline, "epilog")
+
+
+class ours:  # noqa: N801 (reads as the question it answers)
+    """Answer whether a record is of this very run: job, task, shepherd and its start time."""
+
+    __slots__ = ("_key", "_run")
+
+    def __init__(self, node: Node, found: Spool) -> None:
+        self._key = ("sge", node.settings.sge_cell, node.name, found.job, found.task)
+        self._run = (found.pid, found.start, node.boot_id)
+
+    def __call__(self, record: Owner) -> bool:
+        return record.key() == self._key and self._run == (
+            record.pid,
+            record.start,
+            record.boot_id,
+        )
+
+
+def lines(call: hook.Call, released: Released, seconds: float) -> list[tuple[str, bool]]:
+    """Return what to tell: (line, whether it is an error)."""
+    found: list[tuple[str, bool]] = []
+    if released.freed:
+        names = ",".join(released.freed)
+        found.append((f"{call.who}: released {names} in {seconds * 1000:.1f} ms", False))
+    for device, why in released.kept:
+        found.append((f"{call.who}: {device} is kept for now: {why}", False))
+    return found

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Grid Engine hooks share: arguments, the shepherd above, the record of a job, words.
+
+Hot. A hook is started as `HOOK SHEPHERD_PID [--limited]` with JOB_ID, SGE_TASK_ID and QUEUE in an
+environment that env -i emptied: execd's words, not the job's. stdout decides nothing; stderr is
+the job's own output file; syslog is the administrator's.
+"""
+
+import os
+import syslog
+
+from gpulock import liveness
+from gpulock.liveness import Judge, Scan
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal, one_line
+from gpulock.settings import Settings, load
+from gpulock.sge import spool
+from gpulock.sge.spool import Spool
+
+DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # reference sge 4
+DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
+
+
+class Call:
+    """How a hook was started: whose it is, by execd's own words."""
+
+    __slots__ = ("job", "limited", "shepherd", "task", "who")
+
+    def __init__(self, argv: list[str], environ: "dict[str, str] | os._Environ[str]") -> None:
+        self.shepherd = int(argv[1]) if len(argv) > 1 and argv[1].isdigit() else os.getppid()
+        self.limited = "--limited" in argv
+        self.job = environ.get("JOB_ID", "")
+        self.task = environ.get("SGE_TASK_ID", "")
+        task = f".{self.task}" if self.task not in ("", "0", "undefined") else ""
+        self.who = f"job {self.job or '?'}{task}"
+
+
+def settings_for(path: str) -> Settings:
+    """Load the settings; root, or a simulation's own user, and nobody else, may run a hook."""
+    settings = load(path)
+    if os.geteuid() != 0 and not settings.simulation:
+        raise Refusal(BROKEN, f"the hook runs as uid {os.geteuid()}", "put root@ before it")
+    return settings
+
+
+def find_spool(node: Node, call: Call) -> Spool:
+    """Return the spool of the shepherd that started us, checked against execd's words."""
+    if call.shepherd not in ancestors(node):
+        raise Refusal(BROKEN, f"process {call.shepherd} did not start us", "see gpulock doctor")
+    uid = os.geteuid() if node.settings.simulation else 0
+    found = spool.above(node.proc, call.shepherd, uid)
+    spool.check_identity(found, call.job, call.task)
+    return found
+
+
+def ancestors(node: Node) -> tuple[int, ...]:
+    """Return our parent and grandparent: the shepherd, with or without the launcher between."""
+    parent = os.getppid()
+    try:
+        return parent, node.proc.stat(parent).ppid
+    except (OSError, ValueError):
+        return (parent,)
+
+
+def template(node: Node, found: Spool, uid: int) -> Owner:
+    """Return the record of a job, all but the devices."""
+    return Owner(
+        scheduler="sge",
+        cluster=node.settings.sge_cell,
+        node=node.name,
+        job_id=found.job,
+        task_id=found.task,
+        pid=found.pid,
+        start=found.start,
+        user=one_line(found.need("job_owner")),
+        uid=uid,
+        queue=one_line(found.need("queue")),
+        spool_dir=one_line(found.path),
+        add_grp_id=0 if node.settings.simulation else found.number("add_grp_id"),
+        sid=node.proc.stat(found.pid).session if node.settings.simulation else 0,
+        boot_id=node.boot_id,
+        pid_ns=liveness.here(node.proc),
+    )
+
+
+def judge(node: Node) -> Judge:
+    """Return a judge of the locks that a Grid Engine node may hold."""
+    from gpulock.sge.verdict import Rule
+
+    rules = {"sge": Rule(bool(node.settings.simulation)), "process": liveness.process_verdict}
+    return Judge(node.boot_id, node.name, Scan(node.proc), rules)
+
+
+def exit_code(refusal: Refusal, settings: Settings | None) -> int:
+    """Return what Grid Engine is told (design, section 8)."""
+    if refusal.kind == SENSELESS:
+        return JOB_ERROR
+    if refusal.kind == BUSY and settings is not None and settings.on_busy == "error":
+        return JOB_ERROR
+    if refusal.kind == BROKEN and (settings is None or settings.on_broken == "stop"):
+        return QUEUE_ERROR
+    return REQUEUE
+
+
+def unexpected(fault: BaseException) -> Refusal:
+    """Return the refusal for a fault nobody foresaw: a broken node, with where it happened."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = ""
+    if trace is not None:
+        code = trace.tb_frame.f_code
+        place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+    kind = UNKNOWN if isinstance(fault, OSError) else BROKEN
+    return Refusal(kind, f"{type(fault).__name__}: {fault}{place}", "report this as a bug")
+
+
+def for_limits(refusal: Refusal) -> Refusal:
+    """Blame the job's own limits for what went wrong under them: no user stops a node."""
+    if refusal.kind != BROKEN:
+        return refusal
+    return Refusal(
+        SENSELESS,
+        f"under the job's own limits (h_vmem, h_data, h_stack, h_fsize): {refusal.why}",
+        "ask for higher limits",
+    )
+
+
+def tell(settings: Settings | None, sentence: str, error: bool) -> None:
+    """Write one line to syslog and, for an error, to stderr; neither decides anything."""
+    if error:
+        try:
+            os.write(2, sentence.encode("utf-8", "backslashreplace") + b"\n")
+        except OSError:
+            pass
+    if settings is None or not settings.simulation:
+        syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
+        syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_INFO, sentence)
+

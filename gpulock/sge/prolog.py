@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prolog of Grid Engine: claim what the job was granted, and tell the job.
+
+Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (design, section 8).
+"""
+
+from gpulock import atomic, environment, owner
+from gpulock.claim import Grant, claim, note_unknown
+from gpulock.deadline import Deadline, boottime
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+from gpulock.settings import Settings
+from gpulock.sge import envfile, hook, request
+from gpulock.sge.spool import Spool
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+
+ALSO = ("SGE_GPU",)  # the name that other prologs of Grid Engine give the mask
+RECORD = "gpulock"  # the owner record in the spool directory, for adoption after a lost /run
+
+
+def main(argv: list[str], environ: "dict[str, str] | os._Environ[str]", config: str) -> int:
+    """Run the prolog; return the exit code."""
+    call = hook.Call(argv, environ)
+    begun = boottime()
+    settings: Settings | None = None
+    try:
+        settings = hook.settings_for(config)
+        grant = serve(Node(settings), call, Deadline(hook.DEADLINE))
+    except Refusal as refusal:
+        told = refusal
+    except Exception as fault:  # the one broad handler: whatever it is, the job does not start
+        told = hook.unexpected(fault)
+    else:
+        hook.tell(settings, granted_line(call, grant, boottime() - begun), error=False)
+        return hook.DONE
+    if call.limited:
+        told = hook.for_limits(told)
+    hook.tell(settings, told.sentence(call.who), error=True)
+    return hook.exit_code(told, settings)
+
+
+def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
+    """Claim and tell the job; return the grant, None for a job without GPUs; raise Refusal."""
+    found = hook.find_spool(node, call)
+    try:
+        count, job = request.asked(found, node.settings)
+    except Refusal as refusal:
+        if refusal.kind == UNKNOWN:
+            note_unknown(node, refusal, Owner(job_id=call.job, uid=-1, task_id=call.task), deadline)
+        raise
+    if count == 0:
+        if node.settings.hide_unrequested:
+            give(found, None, node.settings, "")
+        return None
+    binds = environment.driver_binds(node.settings)
+    template = hook.template(node, found, job.uid)
+    grant = claim(node, template, count, lambda: hook.judge(node), deadline)
+    try:
+        still_there(node, found)
+        keep_record(found, grant)
+        give(found, grant, node.settings, binds)
+    except Refusal:
+        undo(node, grant, deadline)
+        raise
+    return grant
+
+
+def still_there(node: Node, found: Spool) -> None:
+    """Raise Refusal when the shepherd died under us: nobody would run our epilog."""
+    try:
+        alive = node.proc.running(found.pid, found.start)
+    except (OSError, ValueError):
+        alive = False
+    if not alive:
+        raise Refusal(UNKNOWN, f"the shepherd {found.pid} died meanwhile", "nothing to do")
+
+
+def keep_record(found: Spool, grant: Grant) -> None:
+    """Put the owner record into the spool directory as well, where only root can write it."""
+    data = owner.encode(grant.owner).encode("utf-8")
+    try:
+        atomic.replace_file(RECORD, data, 0o644, found.fd)
+    except OSError as fault:
+        raise Refusal(
+            BROKEN, f"the job's spool directory: {fault}", "look at execd's file system"
+        ) from fault
+
+
+def give(found: Spool, grant: Grant | None, settings: Settings, binds: str) -> None:
+    """Write the job's variables."""
+    devices = grant.devices if grant else []
+    pairs = environment.variables(devices, settings, ALSO)
+    envfile.write(found, pairs, environment.drop_names(ALSO), binds)
+
+
+def undo(node: Node, grant: Grant, deadline: Deadline) -> None:
+    """Take back a claim whose job was not told; what fails is left to epilog and reaper."""
+    from gpulock.release import release
+
+    token = grant.owner.token
+    if not grant.fresh:
+        return
+    try:
+        release(node, lambda o: o.token == token, hook.judge(node), deadline, "claim undone")
+    except (Refusal, OSError):
+        return
+
+
+def granted_line(call: hook.Call, grant: Grant | None, seconds: float) -> str:
+    """Return the one line of a job that may start."""
+    if grant is None:
+        return f"{call.who}: no GPU asked for, {seconds * 1000:.1f} ms"
+    names = ",".join([f"{d.index}={d.id}" for d in grant.devices])
+    again = "" if grant.fresh else " again"
+    return (
+        f"{call.who} of {grant.owner.user}: granted{again} {names} in {seconds * 1000:.1f} ms, "
+        f"{grant.waited * 1000:.1f} ms at the gate"
+    )

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many GPUs of this host a Grid Engine job was granted.
+
+Hot. execd's own spool of the job first, which needs no qmaster; where it is missing, qstat. A
+wrong, missing or hostile answer is a refusal, never "none".
+"""
+
+from gpulock import atomic
+from gpulock.refusal import SENSELESS, UNKNOWN, Refusal
+from gpulock.settings import Settings
+from gpulock.sge import cull
+from gpulock.sge.spool import Spool
+
+JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
+PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)
+MOST = 4096  # more is a typing error, and too much for a message
+
+
+def job_file(job: str, task: str) -> str:
+    """Return the name of execd's file of a job, relative to execd's spool directory."""
+    number = int(job)
+    return f"jobs/{number // 10**8:02}/{number // 10**4 % 10**4:04}/{number % 10**4:04}.{task}"
+
+
+def spooled(spool: Spool, up: str = "../..") -> cull.Job | None:
+    """Return the job from execd's spool, None where there is no file; raise Refusal.
+
+    `up` leads from the shepherd's directory to execd's.
+    """
+    name = f"{up}/{job_file(spool.job, spool.task)}"
+    try:
+        job = cull.parse_job(atomic.read_file(name, JOB_LIMIT, spool.fd))
+    except FileNotFoundError:
+        return None
+    except (OSError, cull.LayoutError) as fault:
+        raise Refusal(UNKNOWN, f"execd's job file: {fault}", "see gpulock doctor") from fault
+    if str(job.number) != spool.job or job.owner != spool.need("job_owner"):
+        raise Refusal(
+            UNKNOWN, f"execd's job file is of job {job.number}", "see gpulock doctor"
+        )
+    return job
+
+
+def slots_here(spool: Spool) -> int:
+    """Return how many slots the job has on this host."""
+    return 1 if spool.need("pe") == "none" else spool.number("host_slots")
+
+
+def count(
+    requests: list[tuple[str, float, int]], complexes: tuple[str, ...], slots: int
+) -> int:
+    """Return the GPUs asked for on this host; pure; raise Refusal for what makes no sense.
+
+    `requests` are (name, value, consumable flag). A per-slot complex is taken once a slot.
+    """
+    found = [r for r in requests if r[0] in complexes]
+    if not found:
+        return 0
+    if len(found) > 1:
+        names = ", ".join([r[0] for r in found])
+        raise Refusal(SENSELESS, f"GPUs are asked for twice ({names})", "use one complex")
+    name, value, consumable = found[0]
+    if not value >= 0 or value > MOST or value != int(value):
+        raise Refusal(SENSELESS, f"-l {name}={value:g} is no number of GPUs", "ask for whole GPUs")
+    if consumable not in (PER_SLOT, PER_JOB):
+        raise Refusal(
+            UNKNOWN, f"the complex {name} is no consumable", "see gpulock doctor for the complex"
+        )
+    return int(value) * (slots if consumable == PER_SLOT else 1)
+
+
+def asked(spool: Spool, settings: Settings, up: str = "../..") -> tuple[int, cull.Job]:
+    """Return how many GPUs of this host the job was granted, and the job itself."""
+    job = spooled(spool, up)
+    if job is None:
+        from gpulock.sge import qstat
+
+        job = qstat.ask(settings, spool.job)
+    return count(job.requests, settings.sge_complexes, slots_here(spool)), job

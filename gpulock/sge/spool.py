@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shepherd above a hook and its spool directory: the only things a hook believes.
+
+Hot. The directory is opened once, through /proc/SHEPHERD/cwd, and everything is read relative to
+that descriptor. Nothing is taken from the environment, which a job's owner wrote. `config` holds
+values of the owner's too (arguments with newlines make lines of their own, seen in 8.1.9), so a
+key that stands there twice is a forgery.
+"""
+
+import os
+import stat
+
+from gpulock import atomic
+from gpulock.procfs import Proc
+from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
+
+NAME = "sge_shepherd"
+CONFIG_LIMIT = 1 << 22  # bytes: job arguments stand in it
+KEYS = (
+    "add_grp_id",
+    "admin_user",
+    "ckpt_job",
+    "host_slots",
+    "ja_task_id",
+    "job_id",
+    "job_owner",
+    "pe",
+    "pe_slots",
+    "queue",
+)
+
+
+class Spool:
+    """One shepherd, found and checked: its pid, start time and spool directory.
+
+    `fd` stays open for the life of the hook. `task` is "1" where there is no array. `local` is
+    the name of the directory: `J.T` of a job, `N.host` of a slave task.
+    """
+
+    __slots__ = ("config", "fd", "path", "pid", "start", "uid")
+
+    def __init__(self, pid: int, start: int, fd: int, path: str, uid: int) -> None:
+        self.pid = pid
+        self.start = start
+        self.fd = fd
+        self.path = path
+        self.uid = uid  # of the directory: the admin user's
+        self.config = parse_config(read_config(fd))
+
+    def need(self, key: str) -> str:
+        """Return one value of `config`; raise Refusal where it is missing or forged."""
+        values = self.config.get(key, [])
+        if len(values) != 1:
+            raise forged(key) if values else Refusal(
+                UNKNOWN, f"the shepherd's config has no {key}", "see gpulock doctor"
+            )
+        return values[0]
+
+    def number(self, key: str) -> int:
+        """Return one number of `config`; raise Refusal where it is none."""
+        text = self.need(key)
+        if not (text.isascii() and text.isdigit()):
+            raise Refusal(UNKNOWN, f"{key} is {text[:20]!r}", "see gpulock doctor")
+        return int(text)
+
+    @property
+    def job(self) -> str:
+        """Return the job id."""
+        return str(self.number("job_id"))
+
+    @property
+    def task(self) -> str:
+        """Return the array task, "1" where there is none."""
+        return str(self.number("ja_task_id") or 1)
+
+
+def forged(key: str) -> Refusal:
+    """Return the refusal of a job whose own text looks like Grid Engine's."""
+    return Refusal(
+        SENSELESS,
+        f"{key} stands in the shepherd's config more than once",
+        "submit without newlines in names, paths and arguments",
+    )
+
+
+def read_config(fd: int) -> str:
+    """Return the text of `config`; raise Refusal where it cannot be read."""
+    try:
+        return atomic.read_text("config", CONFIG_LIMIT, fd)
+    except OSError as fault:
+        raise Refusal(UNKNOWN, f"the shepherd's config: {fault}", "see gpulock doctor") from fault
+
+
+def parse_config(text: str) -> dict[str, list[str]]:
+    """Return every value of the keys that matter here."""
+    found: dict[str, list[str]] = {}
+    for line in text.split("\n"):
+        key, equals, value = line.partition("=")
+        if equals and key in KEYS:
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def above(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
+    """Return the spool of the shepherd `pid`; raise Refusal when it is not one.
+
+    `root_uid` is 0, or in a simulation the uid that owns it.
+    """
+    try:
+        start = proc.start(pid)
+        status = proc.status(pid)
+        if status.name != NAME or status.uids[0] != root_uid:
+            raise Refusal(
+                BROKEN,
+                f"the parent {pid} is {status.name!r} of uid {status.uids[0]}, no shepherd",
+                "only Grid Engine starts this hook",
+            )
+        fd = os.open(f"{proc.root}/{pid}/cwd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        info = os.fstat(fd)
+        if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or info.st_uid not in status.uids:
+            raise Refusal(
+                BROKEN,
+                f"the shepherd's directory has uid {info.st_uid}, mode {info.st_mode & 0o7777:o}",
+                "see gpulock doctor",
+            )
+        path = proc.cwd(pid)
+        if proc.start(pid) != start:
+            raise ProcessLookupError(pid)
+        return Spool(pid, start, fd, path, info.st_uid)
+    except (OSError, ValueError) as fault:
+        raise Refusal(
+            UNKNOWN, f"the shepherd {pid} cannot be seen: {fault}", "see gpulock doctor"
+        ) from fault
+
+
+def check_identity(spool: Spool, job_id: str, task_id: str) -> None:
+    """Raise Refusal unless execd's own words (the hook's arguments) name the same job and task."""
+    task = task_id if task_id.isdigit() and task_id != "0" else "1"
+    if (spool.job, spool.task) != (job_id, task):
+        raise Refusal(
+            SENSELESS,
+            f"the spool is of job {spool.job}.{spool.task}, the hook was started for "
+            f"{job_id}.{task}",
+            "see gpulock doctor for the hook's command line",
+        )

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a Grid Engine job is alive, from the node alone (reference sge 10).
+
+Hot, loaded when something must be settled. Not the spool directory (it stays for seconds after
+the end and vanishes while processes live), not qstat (`qdel -f` drops a job whose process lives).
+"""
+
+from gpulock import atomic
+from gpulock.liveness import ALIVE, DEAD, UNKNOWN, Scan, Verdict
+from gpulock.locks import Lock
+from gpulock.sge import spool
+
+EXECD = "sge_execd"
+
+
+class Rule:
+    """Judge locks of Grid Engine; `simulated` ones have no group and no execd."""
+
+    __slots__ = ("_gids", "_sight", "_simulated")
+
+    def __init__(self, simulated: bool = False) -> None:
+        self._simulated = simulated
+        self._sight: str | None = None
+        self._gids: dict[int, list[int]] | None = None
+
+    def __call__(self, lock: Lock, scan: Scan) -> Verdict:
+        record = lock.owner
+        assert record is not None
+        for pid, start in [(record.pid, record.start), *lock.anchors]:
+            try:
+                if scan.proc.running(pid, start):
+                    return Verdict(ALIVE, f"its shepherd {pid} runs")
+            except (OSError, ValueError) as fault:
+                return Verdict(UNKNOWN, f"its shepherd {pid} cannot be seen: {fault}")
+        blind = "" if self._simulated else self.sight(scan)
+        if blind:
+            return Verdict(UNKNOWN, blind)
+        if not record.add_grp_id:
+            return self.without_group(lock, scan)
+        return self.by_group(record.add_grp_id, scan)
+
+    def sight(self, scan: Scan) -> str:
+        """Return why this judge cannot see what it must, or nothing: execd and its directory."""
+        if self._sight is None:
+            self._sight = look(scan)
+        return scan.blind or self._sight
+
+    def by_group(self, gid: int, scan: Scan) -> Verdict:
+        """Judge by the job's supplementary group, which execd may hand out again."""
+        carriers = scan.carriers(gid)
+        if not carriers:
+            if scan.blind:
+                return Verdict(UNKNOWN, scan.blind)
+            return Verdict(DEAD, f"its shepherd is gone, nobody carries its group {gid}")
+        if self._gids is None:
+            self._gids = living_groups(scan)
+        heirs = self._gids.get(gid, [])
+        if not heirs:
+            return Verdict(ALIVE, f"its process {carriers[0]} runs without a shepherd")
+        strays = [p for p in carriers if not scan.descends(p, frozenset(heirs))]
+        if strays:
+            return Verdict(
+                UNKNOWN, f"process {strays[0]} carries its group {gid}, now another job's"
+            )
+        return Verdict(DEAD, f"its shepherd is gone, its group {gid} is another job's now")
+
+    def without_group(self, lock: Lock, scan: Scan) -> Verdict:
+        """Judge a job that has no supplementary group: only in a simulation, by its session."""
+        record = lock.owner
+        assert record is not None
+        if not self._simulated:
+            return Verdict(UNKNOWN, "its record names no supplementary group")
+        from gpulock.liveness import session
+
+        members = session(scan, record.sid)
+        if members:
+            return Verdict(ALIVE, f"its process {members[0]} runs without a shepherd")
+        return Verdict(DEAD, "its shepherd is gone, its session is empty")
+
+
+def look(scan: Scan) -> str:
+    """Return why Grid Engine cannot be seen from here, or nothing.
+
+    execd must be there (no hidden or foreign /proc) and its directory readable (CAP_SYS_PTRACE).
+    """
+    daemons = scan.named(EXECD)
+    if not daemons:
+        return "no sge_execd to be seen: is it down, or are we in a container?"
+    for pid in daemons:
+        try:
+            scan.proc.cwd(pid)
+            return ""
+        except OSError as fault:
+            reason = f"sge_execd's directory cannot be seen: {fault}"
+    return reason
+
+
+def living_groups(scan: Scan) -> dict[int, list[int]]:
+    """Return the supplementary group of each living shepherd's job, with those shepherds."""
+    found: dict[int, list[int]] = {}
+    for pid in scan.named(spool.NAME):
+        try:
+            path = f"{scan.proc.root}/{pid}/cwd/config"
+            text = atomic.read_text(path, spool.CONFIG_LIMIT)
+            gid = int(spool.parse_config(text)["add_grp_id"][0])
+        except (OSError, ValueError, KeyError):
+            continue
+        found.setdefault(gid, []).append(pid)
+    return found

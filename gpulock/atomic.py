@@ -22,21 +22,21 @@ def read_file(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> bytes
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        return read_all(fd, limit, path)
+        return read_all(fd, limit, path, info.st_size)
     finally:
         os.close(fd)
 
 
-def read_all(fd: int, limit: int, path: str) -> bytes:
-    """Return what `fd` holds up to its end, at most `limit` bytes; raise OSError(EFBIG) beyond."""
-    data = os.read(fd, limit + 1)
-    while data and len(data) <= limit:
-        more = os.read(fd, limit + 1 - len(data))
-        if not more:
-            break
+def read_all(fd: int, limit: int, path: str, size: int = 0) -> bytes:
+    """Return what `fd` holds up to its end, at most `limit` bytes; raise OSError(EFBIG) beyond.
+
+    `size` is a guess that saves reads; a hook under the job's own limits has no room to spare.
+    """
+    data = b""
+    while more := os.read(fd, max(size + 1 - len(data), 4096)):
         data += more
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
+        if len(data) > limit:
+            raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
     return data
 
 

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+INIT = 1  # was there before any job, and may hide its files even from root
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
 
 
@@ -81,7 +82,7 @@ class Holders:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             except OSError as fault:
-                if status.uids[0] == os.geteuid() or os.geteuid() == 0:
+                if pid != INIT and os.geteuid() in (0, status.uids[0]):
                     self.blind = f"the files of process {pid} cannot be seen: {fault}"
                 continue
             if held and not self._is_service(pid):

@@ -83,7 +83,8 @@ class Reader:
     def head(self) -> list[tuple[int, int]] | None:
         """Read the start of an element: its own descriptor, where it is a free one."""
         own = self.descriptor() if self.number() == FREE else None
-        self.at += (self.number() + 7) // 8  # the bit field of changed fields
+        bits = self.number()
+        self.at += (bits + 7) // 8  # the bit field of changed fields
         return own
 
     def value(self, kind: int) -> object:

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spool jobs as Grid Engine's execd does, without a Grid Engine (SoGE 8.1.9 as Debian ships it).
+
+Below the node: `sge/spool/node/active_jobs/J.T` with `config`, `environment` and `pe_hostfile`,
+and `sge/spool/node/jobs/AA/BBBB/CCCC.T`, the packed job. T is the task, 1 where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpulock.simulate import packed_job
+from gpulock.simulate.packed_job import Resource
+from gpulock.simulate.tree import FOLDER_MODE, Folder, Tree, write_tree
+
+SPOOL = "sge/spool/node"
+JOB_TYPE_BINARY = 64  # JB_type of `qsub -b y` (sge_job.h, JOB_TYPE_BINARY)
+NO_LIMIT = 0xFFFFFFFF  # JB_hard_wallclock_gmt of a job without h_rt
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One task of a job on this host. `task_id` 0: not an array job.
+
+    `variables` are those of `qsub -v`; `hosts` the granted hosts with their slots, this node's
+    first. `add_grp_id` 0: no additional group, which only root can give.
+    """
+
+    job_id: int
+    command: tuple[str, ...]
+    task_id: int = 0
+    name: str = "job"
+    owner: str = field(default_factory=lambda: user_name(os.getuid()))
+    uid: int = field(default_factory=os.getuid)
+    gid: int = field(default_factory=os.getgid)
+    queue: str = "gpu.q"
+    pe: str = ""
+    hosts: tuple[tuple[str, int], ...] = (("node", 1),)
+    resources: tuple[Resource, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    cwd: str = "/"
+    add_grp_id: int = 0
+
+    @property
+    def key(self) -> str:
+        """Return `J.T`, the name of the spool folder."""
+        return f"{self.job_id}.{self.task_id or 1}"
+
+    @property
+    def host(self) -> str:
+        """Return this node's name in Grid Engine."""
+        return self.hosts[0][0]
+
+    @property
+    def slots(self) -> int:
+        """Return NSLOTS: the slots on all hosts."""
+        return sum(slots for _, slots in self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledJob:
+    """Where a job lies: its spool folder, execd's packed copy, its temporary folder, its output."""
+
+    job: Job
+    folder: Path
+    job_file: Path
+    tmpdir: Path
+    output: Path
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, its number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def job_path(job_id: int, task_id: int) -> str:
+    """Return the packed job's path below the spool (libs/uti/sge_spool.c, get_spool_dir_parts)."""
+    first, second, third = job_id // 10**8 % 10**4, job_id // 10**4 % 10**4, job_id % 10**4
+    return f"jobs/{first:02d}/{second:04d}/{third:04d}.{task_id or 1}"
+
+
+def spool_job(node: Path, job: Job) -> SpooledJob:
+    """Write a job's files below the folder of a simulated node.
+
+    A job that is spooled already raises FileExistsError: remove it before it runs again.
+    """
+    spool, sge = node / SPOOL, node / "sge"
+    folder = spool / "active_jobs" / job.key
+    tmpdir = sge / "tmp" / f"{job.key}.{job.queue}"
+    task = f".{job.task_id}" if job.task_id else ""
+    output = sge / "output" / f"{job.name}.o{job.job_id}{task}"
+    spooled = SpooledJob(job, folder, spool / job_path(job.job_id, job.task_id), tmpdir, output)
+    active: Tree = {
+        f"active_jobs/{job.key}/config": config(spooled).encode(),
+        f"active_jobs/{job.key}/environment": environment(spooled).encode(),
+        f"active_jobs/{job.key}/pe_hostfile": pe_hostfile(job).encode(),
+        job_path(job.job_id, job.task_id): packed(job),
+    }
+    for parent in (sge, sge / "spool", spool, sge / "output", sge / "tmp", tmpdir):
+        parent.mkdir(FOLDER_MODE, exist_ok=True)
+        parent.chmod(FOLDER_MODE)
+    if os.geteuid() == 0:
+        os.chown(tmpdir, job.uid, job.gid)
+    write_tree(spool, {"active_jobs": Folder(), "jobs": Folder(), **active})
+    return spooled
+
+
+def remove_job(spooled: SpooledJob) -> None:
+    """Remove a job's files, as execd does some seconds after its end; the output stays."""
+    shutil.rmtree(spooled.folder, ignore_errors=True)
+    shutil.rmtree(spooled.tmpdir, ignore_errors=True)
+    spooled.job_file.unlink(missing_ok=True)
+
+
+def packed(job: Job) -> bytes:
+    """Return execd's copy of a job."""
+    first = job.task_id or 1
+    return packed_job.pack_job(
+        {
+            "job_number": job.job_id,
+            "job_name": job.name,
+            "session": "JAPI_SSK",
+            "department": "defaultdepartment",
+            "exec_file": f"job_scripts/{job.job_id}",
+            "script_file": job.command[0],
+            "submission_time": int(time.time()),
+            "owner": job.owner,
+            "uid": job.uid,
+            "group": str(job.gid),
+            "gid": job.gid,
+            "account": "sge",
+            "cwd": job.cwd,
+            "type": JOB_TYPE_BINARY,
+            "priority": 1024,
+            "env_list": packed_job.variable_list(dict(job.variables)),
+            "job_args": packed_job.string_list(job.command[1:]),
+            "hard_resource_list": packed_job.resource_list(job.resources),
+            "pe": job.pe,
+            "pe_range": packed_job.range_list("ranges", job.slots, job.slots) if job.pe else None,
+            "ja_structure": packed_job.range_list("task_id_range", first, first),
+            "ja_tasks": packed_job.task_list(first, job.queue, job.host, job.hosts[0][1]),
+            "soft_wallclock_gmt": NO_LIMIT,
+            "hard_wallclock_gmt": NO_LIMIT,
+        }
+    )
+
+
+def config(spooled: SpooledJob) -> str:
+    """Return what execd tells the shepherd, in the real file's order; limits are left out."""
+    job = spooled.job
+    pairs: list[tuple[str, object]] = [
+        ("add_grp_id", job.add_grp_id),
+        ("stdout_path", spooled.output),
+        ("stderr_path", spooled.output),
+        ("stdin_path", "/dev/null"),
+        ("merge_stderr", 1),
+        ("tmpdir", spooled.tmpdir),
+        ("handle_as_binary", 1),
+        ("no_shell", 1),
+        ("priority", 0),
+        ("shell_path", "/bin/sh"),
+        ("script_file", job.command[0]),
+        ("job_owner", job.owner),
+        ("min_gid", 0),
+        ("min_uid", 0),
+        ("cwd", job.cwd),
+        ("script_timeout", 120),
+        ("pe", job.pe or "none"),
+        ("pe_slots", job.slots),
+        ("host_slots", job.hosts[0][1]),
+    ]
+    if job.pe:
+        pairs.append(("pe_hostfile", spooled.folder / "pe_hostfile"))
+    pairs += [
+        ("queue", job.queue),
+        ("host", job.host),
+        ("processors", "UNDEFINED"),
+        ("binding", "NULL"),
+        ("job_name", job.name),
+        ("job_id", job.job_id),
+        ("ja_task_id", job.task_id),
+        ("account", "sge"),
+        ("submission_time", int(time.time())),
+        ("notify", 0),
+        ("acct_project", "none"),
+        ("njob_args", len(job.command) - 1),
+        *((f"job_arg{n}", text) for n, text in enumerate(job.command) if n),
+        ("admin_user", job.owner),
+        ("pty", 0),
+        ("inherit_env", 1),
+        ("enable_addgrp_kill", 1),
+    ]
+    return "".join(f"{key}={value}\n" for key, value in pairs)
+
+
+def environment(spooled: SpooledJob) -> str:
+    """Return the job's environment as execd spools it: the user's variables, then its own."""
+    job = spooled.job
+    task = str(job.task_id) if job.task_id else "undefined"
+    own: dict[str, object] = {
+        "PATH": f"{spooled.tmpdir}:/usr/local/bin:/bin:/usr/bin",
+        "REQNAME": job.name,
+        "SHELL": "/bin/sh",
+        "USER": job.owner,
+        "LOGNAME": job.owner,
+        "JOB_NAME": job.name,
+        "JOB_SCRIPT": job.command[0],
+        "REQUEST": job.name,
+        "HOSTNAME": job.host,
+        "QUEUE": job.queue,
+        "JOB_ID": job.job_id,
+        "ENVIRONMENT": "BATCH",
+        "NQUEUES": len(job.hosts),
+        "NSLOTS": job.slots,
+        "NHOSTS": len(job.hosts),
+        "RESTARTED": 0,
+        "TMPDIR": spooled.tmpdir,
+        "TMP": spooled.tmpdir,
+        **({"PE": job.pe, "PE_HOSTFILE": spooled.folder / "pe_hostfile"} if job.pe else {}),
+        "SGE_CELL": "default",
+        "SGE_TASK_ID": task,
+        "SGE_TASK_FIRST": task,
+        "SGE_TASK_LAST": task,
+        "SGE_TASK_STEPSIZE": "1" if job.task_id else "undefined",
+        "SGE_ACCOUNT": "sge",
+        "SGE_JOB_SPOOL_DIR": spooled.folder,
+    }
+    pairs = [*job.variables, *((name, str(value)) for name, value in own.items())]
+    return "".join(f"{name}={escape(value)}\n" for name, value in pairs)
+
+
+def escape(value: str) -> str:
+    r"""Return a value as it stands in `environment`: one line, `\n` and `\\` written out."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def pe_hostfile(job: Job) -> str:
+    """Return host, slots, queue instance and processors, one host a line."""
+    return "".join(f"{host} {slots} {job.queue}@{host} UNDEFINED\n" for host, slots in job.hosts)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a simulated node: `gpulock simulate DIR`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulock.simulate.driver import device_tree, driver_tree
+from gpulock.simulate.inventory import inventory
+from gpulock.simulate.machine import Machine
+from gpulock.simulate.presets import PRESETS
+from gpulock.simulate.sysfs import sys_tree
+from gpulock.simulate.tree import FOLDER_MODE, Folder, Tree, merge, write_file, write_tree
+
+MARKER = "simulation"
+MARKER_LINE = "gpulock-simulation 1"
+MARKER_LIMIT = 4096  # bytes read of a file that may be anybody's
+
+# All that a simulation may hold; on rewriting these go, and nothing else is touched.
+PARTS = ("proc", "sys", "dev", "run", "state", "sge", "gpulock.conf")
+
+
+class SimulationError(RuntimeError):
+    """Say in one line why there is no simulated node, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A simulated node on disk. `machine` is the preset, cut to the GPUs asked for."""
+
+    directory: Path
+    machine: Machine
+
+    @property
+    def config(self) -> Path:
+        """Return the file for `gpulock --config`."""
+        return self.directory / "gpulock.conf"
+
+    @property
+    def marker(self) -> Path:
+        """Return the file that makes hooks accept another uid than root's."""
+        return self.directory / MARKER
+
+    @property
+    def driver_root(self) -> Path:
+        """Return what stands for /proc/driver/nvidia."""
+        return self.directory / "proc/driver/nvidia"
+
+    @property
+    def sys_root(self) -> Path:
+        """Return what stands for /sys."""
+        return self.directory / "sys"
+
+    @property
+    def dev_root(self) -> Path:
+        """Return what stands for /dev."""
+        return self.directory / "dev"
+
+    @property
+    def lock_dir(self) -> Path:
+        """Return LOCK_DIR."""
+        return self.directory / "run/gpulock"
+
+    @property
+    def state_dir(self) -> Path:
+        """Return STATE_DIR."""
+        return self.directory / "state"
+
+
+def write_node(
+    directory: Path, preset: str, gpus: int | None = None, *, device_nodes: bool = False
+) -> Node:
+    """Write the node `preset` with its first `gpus` GPUs below `directory`.
+
+    A folder with anything in it is refused unless it is a simulation of the caller's, which is
+    then written anew. `device_nodes`: make real character devices, which only root can.
+    """
+    machine = _machine(preset, gpus)
+    if device_nodes and os.geteuid() != 0:
+        raise SimulationError("device nodes can be made by root only: leave them out")
+    node = Node(_prepare(directory), machine)
+    own: Tree = {
+        "run/gpulock/inventory": inventory(machine, _boot_id()).encode(),
+        "state": Folder(),
+        "gpulock.conf": os.fsencode(configuration(node)),
+    }
+    whole = merge((driver_tree(machine), sys_tree(machine), device_tree(machine), own))
+    try:
+        write_tree(node.directory, whole, device_nodes=device_nodes)
+    except OSError as fault:
+        raise SimulationError(f"{directory}: {fault}; run it again elsewhere") from fault
+    return node
+
+
+def configuration(node: Node) -> str:
+    """Return gpulock.conf of a node. PROC_ROOT stays: the processes are real ones."""
+    machine = node.machine
+    return (
+        f"# A simulated node, preset {machine.name}: {machine.summary}.\n"
+        "# Written by `gpulock simulate`; writing it anew replaces this file.\n"
+        f"DRIVER_ROOT={node.driver_root}\n"
+        f"SYS_ROOT={node.sys_root}\n"
+        f"DEV_ROOT={node.dev_root}\n"
+        f"LOCK_DIR={node.lock_dir}\n"
+        f"STATE_DIR={node.state_dir}\n"
+        f"SIMULATION={node.marker}\n"
+        f"GPUS={len(machine.gpus)}\n"
+    )
+
+
+def marker_text(uid: int) -> str:
+    """Return the marker file of a simulation that belongs to `uid`."""
+    return f"{MARKER_LINE}\nuid={uid}\n"
+
+
+def _machine(preset: str, gpus: int | None) -> Machine:
+    if preset not in PRESETS:
+        raise SimulationError(f"there is no preset {preset!r}: take one of {', '.join(PRESETS)}")
+    machine = PRESETS[preset]
+    if gpus is None:
+        return machine
+    if not 1 <= gpus <= len(machine.gpus):
+        raise SimulationError(f"{preset} has 1 to {len(machine.gpus)} GPUs, not {gpus}")
+    return machine.take(gpus)
+
+
+def _prepare(directory: Path) -> Path:
+    """Return the absolute folder, empty but for the marker.
+
+    The marker comes first, so that a simulation cut short can be written anew.
+    """
+    folder = directory.absolute()
+    if not all(c.isprintable() or c > "\x7f" for c in str(folder)):
+        raise SimulationError(f"{str(folder)!r} has a control character: take another name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder = folder.resolve()
+        if folder.stat().st_uid != os.geteuid():
+            raise SimulationError(f"{folder} is not yours: take a folder of your own")
+        if any(folder.iterdir()):
+            _clear(folder)
+        else:
+            folder.chmod(FOLDER_MODE)
+            write_file(folder / MARKER, marker_text(os.geteuid()).encode())
+    except FileExistsError:
+        raise SimulationError(f"{folder} is not a folder: take another name") from None
+    except OSError as fault:
+        raise SimulationError(f"{folder}: {fault}; take another folder") from fault
+    return folder
+
+
+def _clear(folder: Path) -> None:
+    """Remove an older simulation's files, never through a symbolic link."""
+    owner = _marker_uid(folder / MARKER)
+    if owner is None:
+        raise SimulationError(f"{folder} is not empty and no simulation: take an empty folder")
+    if owner != os.geteuid():
+        raise SimulationError(f"{folder} is a simulation of uid {owner}: take another folder")
+    for name in PARTS:
+        part = folder / name
+        if part.is_dir() and not part.is_symlink():
+            shutil.rmtree(part)
+        else:
+            part.unlink(missing_ok=True)
+
+
+def _marker_uid(marker: Path) -> int | None:
+    """Return whose simulation this marker stands for; None when it is no marker at all."""
+    try:
+        descriptor = os.open(marker, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MARKER_LIMIT:
+            return None
+        same = file.read(MARKER_LIMIT).decode(errors="replace") == marker_text(status.st_uid)
+    return status.st_uid if same else None
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

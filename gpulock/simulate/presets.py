@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines that exist, as `gpulock simulate --preset` offers them.
+
+Bus ids, NVLinks, NUMA nodes and processors are those of the real machines: `nvidia-smi topo -m`
+and NCCL topology dumps in NVIDIA/nccl issues 671 (DGX-1), 507 (DGX-2) and 1505 (DGX A100), and
+NVIDIA's user guides. Bridges between root port and GPU that those do not name are filled in so
+that exactly the GPUs which share a switch there share one here. Minors that differ from the
+index are seen in PrincetonUniversity/jobstats issue 34.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from gpulock.simulate.machine import Card, Driver, Gpu, Instance, Machine
+
+DISPLAY, COMPUTE = 0x030000, 0x030200  # PCI classes: VGA controller, 3D controller
+
+_418 = Driver(
+    "418.87.00",
+    "NVIDIA UNIX x86_64 Kernel Module  418.87.00  Thu Aug  8 15:35:46 CDT 2019",
+    "gcc version 4.8.5 20150623 (Red Hat 4.8.5-39) (GCC) ",
+)
+_535 = Driver(
+    "535.129.03",
+    "NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023",
+    "gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04) ",
+)
+_570 = Driver(
+    "570.172.08",
+    "NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build  "
+    "(dvs-builder@U22-I3-AF01-21-3)  Tue Jul  8 18:08:21 UTC 2025",
+    "gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04.2) ",
+)
+
+_K80 = Card("Tesla K80", 0x102D, COMPUTE, "80.21.25.00.02", 11441, 40, False)
+_V100 = Card("Tesla V100-SXM2-32GB", 0x1DB5, COMPUTE, "88.00.43.00.04", 32768, 47, False)
+_V100_SXM3 = Card("Tesla V100-SXM3-32GB", 0x1DB8, COMPUTE, "88.00.6B.00.01", 32768, 47, False)
+_A100 = Card("NVIDIA A100-SXM4-80GB", 0x20B2, COMPUTE, "92.00.36.00.10", 81920, 47, True)
+_H200 = Card("NVIDIA H200", 0x2335, COMPUTE, "96.00.BC.00.04", 143771, 52, True)
+_4090 = Card("NVIDIA GeForce RTX 4090", 0x2684, DISPLAY, "95.02.3C.00.B4", 24564, 47, True)
+
+# DGX-1 with V100: a hybrid cube mesh, six NVLinks a card.
+_CUBE_MESH = (
+    *((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2)),
+    *((2, 6, 1), (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2)),
+)
+
+# Memory of MIG profiles of the 80 GB card as NVML shows it (NVIDIA MIG user guide).
+_1G, _2G, _3G = ("1g.10gb", 9728), ("2g.20gb", 19968), ("3g.40gb", 40192)
+_MIXED = (Instance(2, 0, *_3G), Instance(3, 0, *_2G), Instance(9, 0, *_1G), Instance(10, 0, *_1G))
+_HALVES = (Instance(1, 0, *_3G), Instance(2, 0, *_3G))
+
+
+def _gpus(
+    slots: Iterable[tuple[str, str]], numa: Iterable[int], minors: Iterable[int], irq: int
+) -> tuple[Gpu, ...]:
+    """Return the GPUs of `slots`, each a bus number and its bridges, all in domain 0000."""
+    return tuple(
+        Gpu(f"0000:{bus}:00.0", tuple(f"0000:{b}" for b in bridges.split()), node, minor, irq + n)
+        for n, ((bus, bridges), node, minor) in enumerate(zip(slots, numa, minors, strict=True))
+    )
+
+
+_DGX1 = Machine(
+    name="dgx1",
+    summary="DGX-1: 8 V100, NVLink hybrid cube mesh, two GPUs a PCI switch",
+    driver=_535,
+    card=_V100,
+    gpus=_gpus(
+        (
+            *(("06", "00:02.0 03:00.0 04:08.0"), ("07", "00:02.0 03:00.0 04:10.0")),
+            *(("0a", "00:03.0 08:00.0 09:08.0"), ("0b", "00:03.0 08:00.0 09:10.0")),
+            *(("85", "80:02.0 82:00.0 83:08.0"), ("86", "80:02.0 82:00.0 83:10.0")),
+            *(("89", "80:03.0 87:00.0 88:08.0"), ("8a", "80:03.0 87:00.0 88:10.0")),
+        ),
+        (0, 0, 0, 0, 1, 1, 1, 1),
+        range(8),
+        16,
+    ),
+    cpus=("0-19,40-59", "20-39,60-79"),
+    root_port=(0x8086, 0x6F04),
+    switch=(0x10B5, 0x8764),
+    links=_CUBE_MESH,
+)
+
+_MISSING = dataclasses.replace(
+    _DGX1,
+    name="missing",
+    summary="DGX-1 with the card in the second slot fallen off the bus",
+    gpus=(_DGX1.gpus[0], dataclasses.replace(_DGX1.gpus[1], fallen=True), *_DGX1.gpus[2:]),
+)
+
+_K80_NODE = Machine(
+    name="k80-node",
+    summary="4 boards K80: 8 GPUs, two a PCI switch, old driver, UUIDs not read yet",
+    driver=_418,
+    card=_K80,
+    gpus=_gpus(
+        (
+            *(("05", "00:02.0 03:00.0 04:08.0"), ("06", "00:02.0 03:00.0 04:10.0")),
+            *(("09", "00:03.0 07:00.0 08:08.0"), ("0a", "00:03.0 07:00.0 08:10.0")),
+            *(("85", "80:02.0 83:00.0 84:08.0"), ("86", "80:02.0 83:00.0 84:10.0")),
+            *(("89", "80:03.0 87:00.0 88:08.0"), ("8a", "80:03.0 87:00.0 88:10.0")),
+        ),
+        (0, 0, 0, 0, 1, 1, 1, 1),
+        range(8),
+        33,
+    ),
+    cpus=("0-7,16-23", "8-15,24-31"),
+    root_port=(0x8086, 0x2F04),
+    switch=(0x10B5, 0x8747),
+    initialised=False,
+)
+
+_DGX_H200 = Machine(
+    name="dgx-h200",
+    summary="DGX H200: 8 H200 on NVSwitches, one PCI switch a GPU, minor is not index",
+    driver=_570,
+    card=_H200,
+    gpus=_gpus(
+        (
+            *(("1b", "15:01.0 16:00.0 17:02.0"), ("43", "3d:01.0 3e:00.0 3f:02.0")),
+            *(("52", "4c:01.0 4d:00.0 4e:02.0"), ("61", "5b:01.0 5c:00.0 5d:02.0")),
+            *(("9d", "97:01.0 98:00.0 99:02.0"), ("c3", "bd:01.0 be:00.0 bf:02.0")),
+            *(("d1", "cb:01.0 cc:00.0 cd:02.0"), ("df", "d9:01.0 da:00.0 db:02.0")),
+        ),
+        (0, 0, 0, 0, 1, 1, 1, 1),
+        (4, 5, 6, 7, 2, 3, 0, 1),
+        18,
+    ),
+    cpus=("0-55,112-167", "56-111,168-223"),
+    root_port=(0x8086, 0x352A),
+    switch=(0x1000, 0xC030),
+    nvswitch=True,
+)
+
+_A100_PLAIN = _gpus(
+    (
+        ("07", "00:01.1 01:00.0 02:00.0 05:00.0 06:00.0"),
+        ("0f", "00:01.1 01:00.0 02:04.0 0d:00.0 0e:00.0"),
+        ("47", "40:01.1 41:00.0 42:00.0 45:00.0 46:00.0"),
+        ("4e", "40:01.1 41:00.0 42:04.0 4c:00.0 4d:00.0"),
+        ("87", "80:01.1 81:00.0 82:00.0 85:00.0 86:00.0"),
+        ("90", "80:01.1 81:00.0 82:04.0 8e:00.0 8f:00.0"),
+        ("b7", "b0:01.1 b1:00.0 b2:00.0 b5:00.0 b6:00.0"),
+        ("bd", "b0:01.1 b1:00.0 b2:04.0 bb:00.0 bc:00.0"),
+    ),
+    (3, 3, 1, 1, 7, 7, 5, 5),
+    (2, 3, 0, 1, 6, 7, 4, 5),
+    40,
+)
+_A100_MIG = Machine(
+    name="a100-mig",
+    summary="DGX A100: 8 A100 80 GB, the first two split into six MIG instances",
+    driver=_535,
+    card=_A100,
+    gpus=(
+        dataclasses.replace(_A100_PLAIN[0], mig=_MIXED),
+        dataclasses.replace(_A100_PLAIN[1], mig=_HALVES),
+        *_A100_PLAIN[2:],
+    ),
+    cpus=tuple(f"{n * 16}-{n * 16 + 15},{n * 16 + 128}-{n * 16 + 143}" for n in range(8)),
+    root_port=(0x1022, 0x1483),
+    switch=(0x1000, 0xC010),
+    nvswitch=True,
+)
+
+_BIG = Machine(
+    name="big",
+    summary="DGX-2: 16 V100 on NVSwitches, four GPUs below two levels of PCI switches",
+    driver=_535,
+    card=_V100_SXM3,
+    gpus=_gpus(
+        (
+            ("34", "2b:00.0 2c:00.0 2d:00.0 32:00.0 33:00.0"),
+            ("36", "2b:00.0 2c:00.0 2d:00.0 32:00.0 33:04.0"),
+            ("39", "2b:00.0 2c:00.0 2d:04.0 37:00.0 38:00.0"),
+            ("3b", "2b:00.0 2c:00.0 2d:04.0 37:00.0 38:04.0"),
+            ("57", "4e:00.0 4f:00.0 50:00.0 55:00.0 56:00.0"),
+            ("59", "4e:00.0 4f:00.0 50:00.0 55:00.0 56:04.0"),
+            ("5c", "4e:00.0 4f:00.0 50:04.0 5a:00.0 5b:00.0"),
+            ("5e", "4e:00.0 4f:00.0 50:04.0 5a:00.0 5b:04.0"),
+            ("b7", "ae:00.0 af:00.0 b0:00.0 b5:00.0 b6:00.0"),
+            ("b9", "ae:00.0 af:00.0 b0:00.0 b5:00.0 b6:04.0"),
+            ("bc", "ae:00.0 af:00.0 b0:04.0 ba:00.0 bb:00.0"),
+            ("be", "ae:00.0 af:00.0 b0:04.0 ba:00.0 bb:04.0"),
+            ("e0", "d7:00.0 d8:00.0 d9:00.0 de:00.0 df:00.0"),
+            ("e2", "d7:00.0 d8:00.0 d9:00.0 de:00.0 df:04.0"),
+            ("e5", "d7:00.0 d8:00.0 d9:04.0 e3:00.0 e4:00.0"),
+            ("e7", "d7:00.0 d8:00.0 d9:04.0 e3:00.0 e4:04.0"),
+        ),
+        (*(0 for _ in range(8)), *(1 for _ in range(8))),
+        range(16),
+        48,
+    ),
+    cpus=("0-23,48-71", "24-47,72-95"),
+    root_port=(0x8086, 0x2030),
+    switch=(0x10B5, 0x9797),
+    nvswitch=True,
+)
+
+_WORKSTATION = Machine(
+    name="workstation",
+    summary="one processor, 2 RTX 4090, no NVLink, no PCI switch, NUMA node unknown",
+    driver=_570,
+    card=_4090,
+    gpus=_gpus((("01", "00:01.1"), ("41", "40:01.1")), (-1, -1), range(2), 120),
+    cpus=("0-31",),
+    root_port=(0x1022, 0x1483),
+    switch=(0x1022, 0x1484),
+)
+
+PRESETS: Mapping[str, Machine] = MappingProxyType(
+    {
+        machine.name: machine
+        for machine in (_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _MISSING, _BIG, _WORKSTATION)
+    }
+)

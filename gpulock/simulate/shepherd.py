@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a spooled job under a simulated sge_shepherd.
+
+What follows from each exit status is what was measured on Son of Grid Engine 8.1.9. Not
+simulated: the job's rlimits, signals queued during a hook, the kill by additional group. The
+shepherd's session stands for that group: job and descendants are in it, the hooks are not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpulock.simulate.execd import SpooledJob
+
+FINISHED, REQUEUED, ERROR, LOST = "finished", "requeued", "error", "lost"
+RESCHEDULE, APPLICATION_ERROR = 99, 100  # exit statuses with a meaning to Grid Engine
+POLL_SECONDS = 0.005
+PROGRAM = Path(__file__).with_name("shepherd_process.py")
+
+Status = int | Literal["missing"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a job ended: the exit statuses of its children, None for one that did not run.
+
+    A child ended by a signal counts as 128 + signal, "missing" could not be started.
+    `job_state` is finished, requeued, error or, after the shepherd was killed, lost;
+    `failed` is the code that `qacct -j` shows.
+    """
+
+    prolog: Status
+    job: Status
+    epilog: Status
+    job_state: str
+    queue_error: bool
+    failed: int
+
+
+class Shepherd:
+    """A process that looks like an sge_shepherd and runs prolog, job and epilog of one job.
+
+    The hooks are argument lists, empty for none. They get JOB_ID, SGE_TASK_ID (0 where it is no
+    array job), QUEUE and PATH, and nothing else, as behind the configured `/usr/bin/env -i`.
+    """
+
+    def __init__(
+        self, spooled: SpooledJob, prolog: Sequence[str] = (), epilog: Sequence[str] = ()
+    ) -> None:
+        self.spooled = spooled
+        self.prolog = list(prolog)
+        self.epilog = list(epilog)
+        self._process: subprocess.Popen[str] | None = None
+        self._killed = False
+
+    @property
+    def pid(self) -> int:
+        """Return the shepherd's process id."""
+        return self._started().pid
+
+    def start(self) -> None:
+        """Start the shepherd and return once it looks like one; the prolog is then under way."""
+        process = subprocess.Popen(
+            [sys.executable, "-IS", str(PROGRAM)],
+            cwd=self.spooled.folder,
+            env={},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._process = process
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("a pipe that was asked for is missing")
+        with process.stdin as orders, process.stdout as answer:
+            json.dump(self._orders(), orders)
+            orders.close()
+            if answer.readline() != "ready\n":
+                raise RuntimeError(f"the simulated shepherd ended with {process.wait()}")
+
+    def wait(self, timeout_seconds: float | None = None) -> Result:
+        """Wait for the shepherd's end; raise subprocess.TimeoutExpired when it takes longer."""
+        self._started().wait(timeout_seconds)
+        return self._result()
+
+    def kill(self) -> None:
+        """Kill the shepherd alone, as the OOM killer may; the job's processes live on."""
+        self._killed = True
+        self._started().kill()
+        self._started().wait()
+
+    def kill_job(self, timeout_seconds: float = 10.0) -> None:
+        """Kill the job's process group, as qdel does; nothing to do where there is none.
+
+        A process id that went to somebody else since is not in the shepherd's session.
+        """
+        try:
+            pid = self.job_pid(timeout_seconds)
+            if os.getsid(pid) == self.pid:
+                os.killpg(pid, signal.SIGKILL)
+        except (ProcessLookupError, TimeoutError):
+            return
+
+    def job_pid(self, timeout_seconds: float = 10.0) -> int:
+        """Return the job's process id, waiting for its start; raise TimeoutError without one."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            text = _read(self.spooled.folder / "job_pid")
+            if text.endswith("\n"):
+                return int(text)
+            if self._started().poll() is not None or time.monotonic() > deadline:
+                raise TimeoutError(f"job {self.spooled.job.key} was not started")
+            time.sleep(POLL_SECONDS)
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise RuntimeError("the simulated shepherd was not started")
+        return self._process
+
+    def _orders(self) -> dict[str, object]:
+        job = self.spooled.job
+        return {
+            "prolog": self.prolog,
+            "epilog": self.epilog,
+            "command": job.command,
+            "cwd": job.cwd,
+            "output": str(self.spooled.output),
+            "uid": job.uid,
+            "gid": job.gid,
+            "add_grp_id": job.add_grp_id,
+            "hook_environment": {
+                "JOB_ID": str(job.job_id),
+                "SGE_TASK_ID": str(job.task_id),
+                "QUEUE": job.queue,
+            },
+        }
+
+    def _result(self) -> Result:
+        statuses: dict[str, Status] = {}
+        for line in _read(self.spooled.folder / "simulated_results").splitlines():
+            name, _, status = line.partition("=")
+            statuses[name] = "missing" if status == "missing" else int(status)
+        ends = (statuses.get("prolog"), statuses.get("job"), statuses.get("epilog"))
+        return lost(*ends) if self._killed else judge(*ends)
+
+
+def judge(prolog: Status, job: Status, epilog: Status) -> Result:
+    """Return what Grid Engine makes of these exit statuses. The epilog's counts for more."""
+    state, queue_error, failed = FINISHED, False, 0
+    for status, failed_here in ((prolog, 8), (epilog, 15)):
+        if status in (None, 0):
+            continue
+        if status == "missing":
+            state, failed = ERROR, 27
+        elif status == RESCHEDULE:
+            state, failed = REQUEUED, 25
+        elif status == APPLICATION_ERROR:
+            state, failed = ERROR, 30
+        else:
+            state, queue_error, failed = REQUEUED, True, failed_here
+    return Result(prolog, job, epilog, state, queue_error, failed)
+
+
+def lost(prolog: Status, job: Status, epilog: Status) -> Result:
+    """Return the result of a job whose shepherd was killed: qacct says failed 19."""
+    return Result(prolog, job, epilog, LOST, False, 19)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tree of files as a value, and the one function that writes it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+FOLDER_MODE = 0o755
+FILE_MODE = 0o644
+DEVICE_MODE = 0o666  # as the driver's DeviceFileMode 438
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A character device; an empty regular file of mode 0666 unless nodes are asked for.
+
+    `major` None: the kernel gives the number out at load time, so it is never made a node.
+    """
+
+    major: int | None
+    minor: int
+
+
+Entry: TypeAlias = bytes | Link | Folder | Device
+Tree: TypeAlias = dict[str, Entry]
+
+
+def merge(parts: Iterable[Mapping[str, Entry]]) -> Tree:
+    """Return one tree of several; raise ValueError when two have the same path."""
+    whole: Tree = {}
+    for part in parts:
+        for path, entry in part.items():
+            if whole.setdefault(path, entry) != entry:
+                raise ValueError(f"{path} is given twice")
+    return whole
+
+
+def write_tree(root: Path, tree: Mapping[str, Entry], *, device_nodes: bool = False) -> None:
+    """Write `tree` below `root`, which must not hold any of its files yet.
+
+    Modes are set whatever the umask is: hooks refuse a lock folder that a group may write.
+    """
+    for path, entry in sorted(tree.items()):
+        target = root / path
+        _make_folders(root, target if isinstance(entry, Folder) else target.parent)
+        if isinstance(entry, Link):
+            os.symlink(entry.target, target)
+        elif isinstance(entry, bytes):
+            write_file(target, entry)
+        elif isinstance(entry, Device):
+            _write_device(target, entry, device_nodes)
+
+
+def _make_folders(root: Path, folder: Path) -> None:
+    missing = [folder, *folder.parents]
+    for path in reversed(missing[: missing.index(root)]):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        path.chmod(FOLDER_MODE)
+
+
+def write_file(target: Path, data: bytes, mode: int = FILE_MODE) -> None:
+    """Create one file of exactly this mode; raise FileExistsError when there is something."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(target, flags, mode)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        os.fchmod(descriptor, mode)
+
+
+def _write_device(target: Path, device: Device, device_nodes: bool) -> None:
+    if not device_nodes or device.major is None:
+        write_file(target, b"", DEVICE_MODE)
+        return
+    os.mknod(target, stat.S_IFCHR | DEVICE_MODE, os.makedev(device.major, device.minor))
+    target.chmod(DEVICE_MODE)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock simulate DIR`: what is written, and what is never overwritten."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpulock.simulate.node import MARKER, SimulationError, marker_text, write_node
+from gpulock.simulate.presets import PRESETS
+
+
+def settings_of(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_preset_becomes_a_node(tmp_path: Path, preset: str) -> None:
+    node = write_node(tmp_path / "n", preset)
+    shown = sorted(path.name for path in (node.driver_root / "gpus").iterdir())
+    assert shown == [gpu.bus for gpu in node.machine.present]
+    for gpu in node.machine.present:
+        assert (node.dev_root / f"nvidia{gpu.minor}").exists()
+        assert (node.sys_root / "bus/pci/devices" / gpu.bus).is_dir()
+
+
+def test_the_configuration_points_into_the_node(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "n", "dgx1")
+    assert settings_of(node.config) == {
+        "DRIVER_ROOT": f"{tmp_path}/n/proc/driver/nvidia",
+        "SYS_ROOT": f"{tmp_path}/n/sys",
+        "DEV_ROOT": f"{tmp_path}/n/dev",
+        "LOCK_DIR": f"{tmp_path}/n/run/gpulock",
+        "STATE_DIR": f"{tmp_path}/n/state",
+        "SIMULATION": f"{tmp_path}/n/simulation",
+        "GPUS": "8",
+    }
+
+
+def test_a_relative_folder_gives_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    node = write_node(Path("n"), "workstation")
+    assert settings_of(node.config)["LOCK_DIR"] == f"{tmp_path}/n/run/gpulock"
+
+
+def test_the_missing_card_is_expected_but_not_shown(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "n", "missing")
+    assert settings_of(node.config)["GPUS"] == "8"
+    assert len(list((node.driver_root / "gpus").iterdir())) == 7
+    minors = sorted(int(p.name[6:]) for p in node.dev_root.glob("nvidia[0-9]*"))
+    assert minors == [0, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_first_gpus_of_a_preset_can_be_taken(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "n", "big", 11)
+    assert settings_of(node.config)["GPUS"] == "11"
+    assert len(list((node.driver_root / "gpus").iterdir())) == 11
+
+
+def test_the_marker_names_its_owner(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "n", "dgx1")
+    assert node.marker.read_text() == f"gpulock-simulation 1\nuid={os.geteuid()}\n"
+
+
+def test_no_folder_is_writable_by_others_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        node = write_node(tmp_path / "n", "dgx1")
+    finally:
+        os.umask(before)
+    for folder in (node.directory, node.lock_dir, node.state_dir, node.lock_dir.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    for file in (node.config, node.marker, node.lock_dir / "inventory"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_the_device_files_are_regular_and_open_to_all(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        node = write_node(tmp_path / "n", "dgx1")
+    finally:
+        os.umask(before)
+    for name in ("nvidia0", "nvidia7", "nvidiactl", "nvidia-uvm"):
+        mode = (node.dev_root / name).stat().st_mode
+        assert stat.S_ISREG(mode)
+        assert stat.S_IMODE(mode) == 0o666
+
+
+def test_a_node_written_anew_forgets_the_old_one(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "n", "dgx1")
+    (node.lock_dir / "locks").mkdir()
+    (node.directory / "sge").mkdir()
+    again = write_node(tmp_path / "n", "workstation")
+    assert len(list((again.driver_root / "gpus").iterdir())) == 2
+    assert not (again.lock_dir / "locks").exists()
+    assert not (again.directory / "sge").exists()
+    assert not (again.dev_root / "nvidia7").exists()
+
+
+def test_a_file_that_no_simulation_writes_is_kept(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "n", "dgx1")
+    (node.directory / "notes").write_text("mine")
+    write_node(tmp_path / "n", "dgx1")
+    assert (node.directory / "notes").read_text() == "mine"
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "precious").write_text("x")
+    with pytest.raises(SimulationError, match="not empty"):
+        write_node(tmp_path, "dgx1")
+    assert [path.name for path in tmp_path.iterdir()] == ["proc"]
+    assert (tmp_path / "proc" / "precious").read_text() == "x"
+
+
+@pytest.mark.parametrize("text", ["", "gpulock-simulation 2\nuid=0\n", "gpulock-simulation 1\n"])
+def test_a_marker_of_something_else_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / MARKER).write_text(text)
+    with pytest.raises(SimulationError, match="not empty"):
+        write_node(tmp_path, "dgx1")
+
+
+def test_a_marker_that_is_a_link_is_none(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text(marker_text(os.geteuid()))
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n" / MARKER).symlink_to("../real")
+    with pytest.raises(SimulationError, match="not empty"):
+        write_node(tmp_path / "n", "dgx1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_simulation_of_another_user_is_refused(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "n", "dgx1")
+    node.marker.write_text(marker_text(65534))
+    os.chown(node.marker, 65534, 65534)
+    with pytest.raises(SimulationError, match="of uid 65534"):
+        write_node(tmp_path / "n", "dgx1")
+    os.chown(node.directory, 65534, 65534)
+    with pytest.raises(SimulationError, match="not yours"):
+        write_node(tmp_path / "n", "dgx1")
+
+
+def test_writing_anew_does_not_follow_a_link_out_of_the_node(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    node = write_node(tmp_path / "n", "dgx1")
+    (node.directory / "sge").symlink_to(outside)
+    write_node(tmp_path / "n", "dgx1")
+    assert (outside / "precious").read_text() == "x"
+    assert not (node.directory / "sge").is_symlink()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "n").write_text("")
+    with pytest.raises(SimulationError, match="not a folder"):
+        write_node(tmp_path / "n", "dgx1")
+
+
+def test_a_folder_whose_name_breaks_the_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match="control character"):
+        write_node(tmp_path / "a\nGPUS=99", "dgx1")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("preset", "gpus", "says"),
+    [("dgx9", None, "dgx-h200"), ("dgx1", 0, "1 to 8"), ("dgx1", 9, "1 to 8")],
+)
+def test_what_cannot_be_had_is_refused_in_one_line_before_anything_is_written(
+    tmp_path: Path, preset: str, gpus: int | None, says: str
+) -> None:
+    with pytest.raises(SimulationError, match=says) as caught:
+        write_node(tmp_path / "n", preset, gpus)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "n").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can")
+def test_device_nodes_are_for_root(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match="root"):
+        write_node(tmp_path / "n", "dgx1", device_nodes=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make devices")
+def test_root_can_have_real_device_nodes(tmp_path: Path) -> None:
+    try:
+        node = write_node(tmp_path / "n", "dgx-h200", device_nodes=True)
+    except SimulationError as fault:
+        pytest.skip(f"no mknod here: {fault}")
+    status = (node.dev_root / "nvidia3").stat()
+    assert stat.S_ISCHR(status.st_mode)
+    assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == (195, 3)
+    assert stat.S_ISREG((node.dev_root / "nvidia-uvm").stat().st_mode)

@@ -54,18 +54,43 @@ def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
         raise Refusal(
             BROKEN, f"LOCK_DIR {store.path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock"
         )
+    folders(store, state_dir)
     try:
-        for folder in (store.locks_dir, store.released_dir):
-            make_folder(folder)
-        for name in (quarantine.QUARANTINE, quarantine.RESERVES):
-            make_folder(f"{state_dir}/{name}")
         atomic.replace_file(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
+        if store.boot_id():
+            atomic.remove_quietly(f"{store.path}/lost")  # of an earlier boot, on a kept LOCK_DIR
         reserve_again(store, state_dir, boot_id, node)
         atomic.replace_file(f"{store.path}/boot_id", boot_id.encode() + b"\n")
     except OSError as fault:
         raise Refusal(
             BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
         ) from fault
+
+
+def folders(store: Store, state_dir: str) -> None:
+    """Make the folders that every claim lists; raise Refusal(BROKEN)."""
+    try:
+        for folder in (store.locks_dir, store.released_dir):
+            make_folder(folder)
+        for name in (quarantine.QUARANTINE, quarantine.RESERVES):
+            make_folder(f"{state_dir}/{name}")
+    except OSError as fault:
+        raise Refusal(
+            BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
+        ) from fault
+
+
+def mark_lost(store: Store) -> None:
+    """Note that locks of this boot were lost: from now on a device in use is not granted.
+
+    A job whose shepherd was killed has no record to adopt, and its processes live on.
+    """
+    atomic.replace_file(f"{store.path}/lost", b"locks of this boot were lost\n")
+
+
+def was_lost(store: Store) -> bool:
+    """Return whether locks of this boot were lost."""
+    return os.path.exists(f"{store.path}/lost")
 
 
 def reserve_again(store: Store, state_dir: str, boot_id: str, node: str) -> None:

@@ -47,10 +47,7 @@ def choose(
     if count == len(free):
         return list(free)
     scores = matrix(free, links or {})
-    if len(free) <= EXACT:
-        chosen = exact(scores, count)
-    else:
-        chosen = greedy(scores, count)
+    chosen = exact(scores, count) if len(free) <= EXACT else greedy(scores, count)
     return [free[i] for i in chosen]
 
 
@@ -105,7 +102,8 @@ def greedy(scores: list[list[int]], count: int) -> list[int]:
     if count == 1:
         return [min(range(size), key=lambda i: (weight[i], i))]
     pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
-    chosen = list(min(pairs, key=lambda p: (-scores[p[0]][p[1]], weight[p[0]] + weight[p[1]], p)))
+    first, second = min(pairs, key=lambda p: (-scores[p[0]][p[1]], weight[p[0]] + weight[p[1]], p))
+    chosen = [first, second]
     while len(chosen) < count:
         gain = [sum([scores[i][c] for c in chosen]) for i in range(size)]
         left = [i for i in range(size) if i not in chosen]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.liveness import Judge
+    from gpulock.settle import Outcome
 
 
 class Grant:
@@ -64,7 +65,7 @@ def claim(
             totals = Totals(node.store)
             try:
                 boot.make_ready(node.store, node.settings.state_dir, node.boot_id, node.name)
-                grant = claim_gated(node, found, template, count, judge, wanted)
+                grant = claim_gated(node, found, template, count, judge, wanted, totals)
             except Refusal as refusal:
                 note_refusal(totals, refusal, template, gate.waited)
                 raise
@@ -97,9 +98,7 @@ def note_unknown(node: Node, refusal: Refusal, template: Owner, deadline: Deadli
         return  # the first refusal is the one to tell
 
 
-def check_possible(
-    found: list[Device], count: int, wanted: tuple[str, ...], expected: int
-) -> None:
+def check_possible(found: list[Device], count: int, wanted: tuple[str, ...], expected: int) -> None:
     """Raise Refusal when the node can never, or not in its present state, grant so much."""
     healthy = [d for d in found if not d.fault]
     if len(healthy) >= count:
@@ -127,6 +126,7 @@ def claim_gated(
     count: int,
     judge: "Callable[[], Judge]",
     wanted: tuple[str, ...],
+    totals: Totals,
 ) -> Grant:
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
     held = node.store.all()
@@ -138,9 +138,11 @@ def claim_gated(
         give_up_earlier(node, mine, template, found, judge())
         held = node.store.all()
     out = quarantine.listed(node.settings.state_dir, quarantine.QUARANTINE)
+    if boot.was_lost(node.store):
+        out = [*out, *in_use(node, found, judge())]
     chosen = pick(node, found, held, out, count, wanted)
     if not chosen:
-        settle_held(node, found, held, judge())
+        settle_held(node, found, held, judge(), totals)
         held = node.store.all()
         chosen = pick(node, found, held, out, count, wanted)
     if not chosen:
@@ -148,9 +150,7 @@ def claim_gated(
     return lock_all(node, chosen, template)
 
 
-def same_grant(
-    mine: list[Lock], template: Owner, count: int, found: list[Device]
-) -> Grant | None:
+def same_grant(mine: list[Lock], template: Owner, count: int, found: list[Device]) -> Grant | None:
     """Return the grant this very run has already, if it is whole and not being released."""
     record = mine[0].owner
     assert record is not None
@@ -188,14 +188,33 @@ def give_up_earlier(
         )
 
 
-def settle_held(node: Node, found: list[Device], held: dict[str, Lock], judge: "Judge") -> None:
+def settle_held(
+    node: Node, found: list[Device], held: dict[str, Lock], judge: "Judge", totals: Totals
+) -> None:
     """Free what dead owners hold, because the devices are needed."""
     from gpulock import settle
 
     try:
-        settle.settle(node, held, judge, settle.make_holders(node, found, judge))
+        holders = settle.make_holders(node, found, judge)
+        count_reaps(totals, settle.settle(node, held, judge, holders))
     except OSError as fault:
         raise Refusal(BROKEN, f"a lock cannot be settled: {fault}", "look at LOCK_DIR") from fault
+
+
+def in_use(node: Node, found: list[Device], judge: "Judge") -> list[str]:
+    """Return the devices that a process has open, asked only after locks were lost."""
+    from gpulock import settle
+
+    holders = settle.make_holders(node, found, judge)
+    return [d.id for d in found if holders.of(d.id) or holders.blind]
+
+
+def count_reaps(totals: Totals, outcomes: "list[Outcome]") -> None:
+    """Count what was freed, by the kind of proof."""
+    for outcome in outcomes:
+        if outcome.act == "freed":
+            record = outcome.lock.owner
+            totals.add(f"reaped_{record.scheduler if record else 'cut_short'}")
 
 
 def pick(
@@ -208,17 +227,13 @@ def pick(
 ) -> list[Device]:
     """Return the devices to lock, or nothing when there are too few free ones."""
     taken = [*held, *out]
-    free = [
-        d for d in found if not d.fault and not any([devices.overlaps(d.id, t) for t in taken])
-    ]
+    free = [d for d in found if not d.fault and not any([devices.overlaps(d.id, t) for t in taken])]
     if wanted:
         free = [d for d in free if d.id in wanted]
     return choose(free, count, node.links())
 
 
-def short(
-    found: list[Device], held: dict[str, Lock], out: list[str], count: int
-) -> Refusal:
+def short(found: list[Device], held: dict[str, Lock], out: list[str], count: int) -> Refusal:
     """Return the refusal that says who has the devices."""
     holders = [f"{d.index}: {lock_holder(held, d.id, out)}" for d in found]
     free = len([h for h in holders if h.endswith(": free")])

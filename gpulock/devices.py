@@ -177,19 +177,26 @@ def instances(parent: Device, inventory: dict[str, str]) -> list[Device]:
     """Return the MIG instances of a card that have a UUID, in order of their ids."""
     start = f"mig.{parent.bus}."
     found: list[Device] = []
-    for key in sorted(inventory):
-        if not key.startswith(start) or not key.endswith(".uuid"):
-            continue
-        name = key[len(start) : -len(".uuid")]
+    names = [
+        key[len(start) : -len(".uuid")]
+        for key in inventory
+        if key.startswith(start) and key.endswith(".uuid")
+    ]
+    for name in sorted(names, key=instance_key):
         device = Device(parent.bus, parent.index)
         device.id = f"{parent.bus}.{name}"
-        device.uuid = inventory[key]
+        device.uuid = inventory[f"{start}{name}.uuid"]
         device.profile = inventory.get(f"{start}{name}.profile", "")
         device.memory_mib = number(inventory.get(f"{start}{name}.memory_mib", ""))
         device.minor, device.model = parent.minor, parent.model
         device.numa, device.path, device.fault = parent.numa, parent.path, parent.fault
         found.append(device)
     return found
+
+
+def instance_key(name: str) -> tuple[int, ...]:
+    """Return the sort key of `gi10.ci0`: its numbers."""
+    return tuple([number("".join([c for c in part if c.isdigit()])) for part in name.split(".")])
 
 
 def number(text: str) -> int:

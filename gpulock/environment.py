@@ -23,7 +23,9 @@ NAMES = (
 )
 
 
-def variables(granted: list[Device], settings: Settings, also: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+def variables(
+    granted: list[Device], settings: Settings, also: tuple[str, ...] = ()
+) -> list[tuple[str, str]]:
     """Return the variables of a grant; `also` are names that get the mask as well (SGE_GPU).
 
     An empty grant masks everything. Raises Refusal(UNKNOWN) when the mask must hold UUIDs (by

@@ -10,7 +10,7 @@ import os
 import stat
 
 from gpulock.devices import MAJOR, Device
-from gpulock.liveness import Scan, executable, is_system
+from gpulock.liveness import Scan, executable, is_system, session
 from gpulock.owner import Owner
 
 TYPE_CHECKING = False
@@ -101,10 +101,15 @@ class Holders:
 
 
 def group_left(record: Owner, scan: Scan) -> str:
-    """Return which process carries the job's supplementary group, as a clause, or nothing."""
-    carriers = scan.carriers(record.add_grp_id) if record.add_grp_id else []
-    if carriers:
-        return f"process {carriers[0]} carries the job's group {record.add_grp_id}"
+    """Return which process of the job's own is still there, as a clause, or nothing."""
+    if record.add_grp_id:
+        carriers = scan.carriers(record.add_grp_id)
+        if carriers:
+            return f"process {carriers[0]} carries the job's group {record.add_grp_id}"
+    elif record.sid > 0:  # a process's claim, or a simulation, where the session stands for it
+        members = [pid for pid in session(scan, record.sid) if pid != record.pid]
+        if members:
+            return f"process {members[0]} is of its session {record.sid}"
     return scan.blind
 
 

@@ -13,7 +13,13 @@ from gpulock.procfs import Proc, Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from typing import Protocol
+
+    class Rule(Protocol):
+        """A scheduler's own way to judge a lock of its jobs."""
+
+        def __call__(self, lock: Lock, scan: "Scan") -> "Verdict": ...
+
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 ROUNDS = 8  # re-listings of /proc before a scan that never comes to rest is given up
@@ -162,7 +168,7 @@ class Judge:
         boot_id: str,
         node: str,
         scan: Scan,
-        rules: "dict[str, Callable[[Lock, Scan], Verdict]]",
+        rules: "dict[str, Rule]",
     ) -> None:
         self.boot_id = boot_id
         self.node = node

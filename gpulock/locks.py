@@ -103,8 +103,7 @@ class Store:
         if "anchors" in names:
             try:
                 lock.anchors = [
-                    parse_anchor(name)
-                    for name in os.listdir(f"{self.locks_dir}/{lock.id}/anchors")
+                    parse_anchor(name) for name in os.listdir(f"{self.locks_dir}/{lock.id}/anchors")
                 ]
             except (OSError, ValueError) as fault:
                 lock.fault = f"its anchors: {fault}"

@@ -63,7 +63,11 @@ def parse_status(data: bytes) -> Status:
     if ppid < 0 or not uids:
         raise ValueError("not a /proc/PID/status file")
     return Status(
-        name, state, ppid, tuple([int(u) for u in uids.split()]), frozenset(map(int, groups.split()))
+        name,
+        state,
+        ppid,
+        tuple([int(u) for u in uids.split()]),
+        frozenset(map(int, groups.split())),
     )
 
 

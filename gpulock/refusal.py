@@ -12,7 +12,7 @@ UNKNOWN = "unknown"  # the request, or the state of the node, could not be found
 KINDS = (BUSY, SENSELESS, BROKEN, UNKNOWN)
 
 
-class Refusal(Exception):  # noqa: N818 (the word of the contract)
+class Refusal(Exception):
     """Refuse a claim: `kind` decides the exit code, `why` and `do` are for people."""
 
     def __init__(self, kind: str, why: str, do: str) -> None:

@@ -202,7 +202,9 @@ def load(path: str, uid: int | None = None) -> Settings:
     try:
         info = os.stat(path)
         if info.st_uid not in (0, caller) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ValueError(f"{path}: belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:o}")
+            raise ValueError(
+                f"{path}: belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:o}"
+            )
         settings = parse(atomic.read_text(os.path.realpath(path)), path)
     except FileNotFoundError:
         if path != DEFAULT_PATH:

@@ -56,15 +56,15 @@ class Reader:
 
     def number(self) -> int:
         """Read a 32-bit unsigned integer."""
-        value: int = unpack_from(">I", self._data, self.at)[0]
+        value = unpack_from(">I", self._data, self.at)[0]
         self.at += 4
-        return value
+        return int(value)
 
     def real(self) -> float:
         """Read a double."""
-        value: float = unpack_from(">d", self._data, self.at)[0]
+        value = unpack_from(">d", self._data, self.at)[0]
         self.at += 8
-        return value
+        return float(value)
 
     def string(self) -> bytes:
         """Read a string; a missing one reads as empty."""

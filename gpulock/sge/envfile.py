@@ -17,9 +17,7 @@ NAME = "environment"
 LIMIT = 1 << 26  # bytes: a job may carry a large environment
 
 
-def change(
-    text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str
-) -> str:
+def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str) -> str:
     """Return the file's text with our variables in it once, and none of `drop` besides.
 
     `binds` is appended to the container bind lists, which are the user's as well.

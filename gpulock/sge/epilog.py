@@ -16,10 +16,10 @@ from gpulock.sge.spool import Spool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
+    from collections.abc import Mapping
 
 
-def main(argv: list[str], environ: "dict[str, str] | os._Environ[str]", config: str) -> int:
+def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Run the epilog; return 0."""
     call = hook.Call(argv, environ)
     begun = boottime()
@@ -44,7 +44,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
     return release(node, ours(node, found), hook.judge(node), deadline, "epilog")
 
 
-class ours:  # noqa: N801 (reads as the question it answers)
+class ours:
     """Answer whether a record is of this very run: job, task, shepherd and its start time."""
 
     __slots__ = ("_key", "_run")

@@ -18,6 +18,10 @@ from gpulock.settings import Settings, load
 from gpulock.sge import spool
 from gpulock.sge.spool import Spool
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # reference sge 4
 DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
 
@@ -27,7 +31,7 @@ class Call:
 
     __slots__ = ("job", "limited", "shepherd", "task", "who")
 
-    def __init__(self, argv: list[str], environ: "dict[str, str] | os._Environ[str]") -> None:
+    def __init__(self, argv: list[str], environ: "Mapping[str, str]") -> None:
         self.shepherd = int(argv[1]) if len(argv) > 1 and argv[1].isdigit() else os.getppid()
         self.limited = "--limited" in argv
         self.job = environ.get("JOB_ID", "")
@@ -88,7 +92,10 @@ def judge(node: Node) -> Judge:
     """Return a judge of the locks that a Grid Engine node may hold."""
     from gpulock.sge.verdict import Rule
 
-    rules = {"sge": Rule(bool(node.settings.simulation)), "process": liveness.process_verdict}
+    rules: dict[str, liveness.Rule] = {
+        "sge": Rule(bool(node.settings.simulation)),
+        "process": liveness.process_verdict,
+    }
     return Judge(node.boot_id, node.name, Scan(node.proc), rules)
 
 
@@ -137,4 +144,3 @@ def tell(settings: Settings | None, sentence: str, error: bool) -> None:
     if settings is None or not settings.simulation:
         syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
         syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_INFO, sentence)
-

@@ -16,13 +16,13 @@ from gpulock.sge.spool import Spool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
+    from collections.abc import Mapping
 
 ALSO = ("SGE_GPU",)  # the name that other prologs of Grid Engine give the mask
 RECORD = "gpulock"  # the owner record in the spool directory, for adoption after a lost /run
 
 
-def main(argv: list[str], environ: "dict[str, str] | os._Environ[str]", config: str) -> int:
+def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Run the prolog; return the exit code."""
     call = hook.Call(argv, environ)
     begun = boottime()

@@ -8,8 +8,8 @@ ms), with an environment of ours, and ended at a deadline: qmaster's host may no
 import errno
 import os
 import select
-
 from _signal import SIGKILL  # the C module: its Python face costs 4 ms
+
 from gpulock.deadline import Deadline
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings
@@ -21,8 +21,11 @@ FOLDERS = ("/usr/lib/gridengine", "/usr/bin")
 
 def ask(settings: Settings, job: str) -> Job:
     """Return the job as qmaster knows it; raise Refusal(UNKNOWN) for no or a strange answer."""
-    answer = run([binary(settings, "qstat"), "-j", job, "-xml"], environment(settings),
-                 Deadline(settings.sge_qstat_timeout))
+    answer = run(
+        [binary(settings, "qstat"), "-j", job, "-xml"],
+        environment(settings),
+        Deadline(settings.sge_qstat_timeout),
+    )
     try:
         return parse(answer.decode("utf-8", "replace"), job)
     except ValueError as fault:

@@ -35,9 +35,7 @@ def spooled(spool: Spool, up: str = "../..") -> cull.Job | None:
     except (OSError, cull.LayoutError) as fault:
         raise Refusal(UNKNOWN, f"execd's job file: {fault}", "see gpulock doctor") from fault
     if str(job.number) != spool.job or job.owner != spool.need("job_owner"):
-        raise Refusal(
-            UNKNOWN, f"execd's job file is of job {job.number}", "see gpulock doctor"
-        )
+        raise Refusal(UNKNOWN, f"execd's job file is of job {job.number}", "see gpulock doctor")
     return job
 
 
@@ -46,9 +44,7 @@ def slots_here(spool: Spool) -> int:
     return 1 if spool.need("pe") == "none" else spool.number("host_slots")
 
 
-def count(
-    requests: list[tuple[str, float, int]], complexes: tuple[str, ...], slots: int
-) -> int:
+def count(requests: list[tuple[str, float, int]], complexes: tuple[str, ...], slots: int) -> int:
     """Return the GPUs asked for on this host; pure; raise Refusal for what makes no sense.
 
     `requests` are (name, value, consumable flag). A per-slot complex is taken once a slot.

@@ -51,8 +51,10 @@ class Spool:
         """Return one value of `config`; raise Refusal where it is missing or forged."""
         values = self.config.get(key, [])
         if len(values) != 1:
-            raise forged(key) if values else Refusal(
-                UNKNOWN, f"the shepherd's config has no {key}", "see gpulock doctor"
+            raise (
+                forged(key)
+                if values
+                else Refusal(UNKNOWN, f"the shepherd's config has no {key}", "see gpulock doctor")
             )
         return values[0]
 

@@ -86,6 +86,7 @@ def look(scan: Scan) -> str:
     daemons = scan.named(EXECD)
     if not daemons:
         return "no sge_execd to be seen: is it down, or are we in a container?"
+    reason = ""
     for pid in daemons:
         try:
             scan.proc.cwd(pid)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put back the locks of living jobs when LOCK_DIR was lost within a boot.
+
+Warm. The records are the hooks' own, kept where only root writes: in the spool directory of each
+Grid Engine job, and in STATE_DIR/runs for `gpulock run`. Nothing is granted until every living
+job was looked at; one that cannot be read stops the adoption.
+"""
+
+import os
+
+from gpulock import atomic, kv, owner
+from gpulock.liveness import Scan
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import UNKNOWN, Refusal
+from gpulock.sge import spool
+from gpulock.sge.prolog import RECORD
+
+RUNS = "runs"  # in STATE_DIR: one owner record a `gpulock run`
+
+
+def living_records(node: Node, scan: Scan) -> list[Owner]:
+    """Return the record of every living job that was granted devices; raise Refusal."""
+    found = [sge_record(node, pid) for pid in scan.named(spool.NAME)]
+    return [record for record in [*found, *run_records(node)] if record is not None]
+
+
+def sge_record(node: Node, pid: int) -> Owner | None:
+    """Return the record a shepherd's job was given, None for one that has no GPU."""
+    try:
+        path = f"{node.proc.root}/{pid}/cwd/{RECORD}"
+        info = os.lstat(path)
+        if info.st_uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to uid {info.st_uid}")
+        record = owner.parse(atomic.read_text(path))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except (OSError, kv.MalformedError) as fault:
+        raise Refusal(
+            UNKNOWN,
+            f"what the job of shepherd {pid} holds cannot be read: {fault}",
+            "wait for that job to end, or reboot",
+        ) from fault
+    if record.node != node.name or record.boot_id != node.boot_id:
+        return None
+    return record if node.proc.running(record.pid, record.start) else None
+
+
+def run_records(node: Node) -> list[Owner]:
+    """Return the records of `gpulock run` whose process or session lives."""
+    folder = f"{node.settings.state_dir}/{RUNS}"
+    found: list[Owner] = []
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        try:
+            record = owner.parse(atomic.read_text(f"{folder}/{name}"))
+        except FileNotFoundError:
+            continue
+        except (OSError, kv.MalformedError) as fault:
+            raise Refusal(
+                UNKNOWN, f"{folder}/{name} cannot be read: {fault}", "remove it if no run is left"
+            ) from fault
+        if record.boot_id == node.boot_id:
+            found.append(record)
+    return found
+
+
+def adopt(node: Node, scan: Scan) -> list[Owner]:
+    """Lock again what living jobs hold, gate held; return their records."""
+    adopted: list[Owner] = []
+    for record in living_records(node, scan):
+        for device in record.devices:
+            try:
+                node.store.make(device, record)
+            except FileExistsError:
+                continue
+        adopted.append(record)
+    return adopted
+
+
+def keep_run(state_dir: str, record: Owner) -> None:
+    """Note the claim of a `gpulock run` for a later adoption; raise OSError."""
+    folder = f"{state_dir}/{RUNS}"
+    os.makedirs(folder, 0o755, exist_ok=True)
+    atomic.replace_file(f"{folder}/{record.token}", owner.encode(record).encode())
+
+
+def forget_run(state_dir: str, token: str) -> None:
+    """Drop the note of a run that is over."""
+    atomic.remove_quietly(f"{state_dir}/{RUNS}/{token}")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims that a process holds: `gpulock run` and `gpulock claim`, where there is no scheduler.
+
+The process's pid and start time are the owner. Where it leads a session of its own, the whole
+session keeps the claim; of a command started from a terminal, whose session is the login's,
+only itself and whoever has its devices open.
+"""
+
+import os
+
+from gpulock import boot, liveness
+from gpulock.claim import Grant, claim
+from gpulock.daemon import adopt
+from gpulock.deadline import Deadline
+from gpulock.gate import Gate
+from gpulock.liveness import Judge, Scan
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import BROKEN, Refusal, one_line
+from gpulock.sge.verdict import Rule
+
+
+def judge(node: Node) -> Judge:
+    """Return a judge of every kind of lock this version knows."""
+    rules: dict[str, liveness.Rule] = {
+        "sge": Rule(bool(node.settings.simulation)),
+        "process": liveness.process_verdict,
+    }
+    return Judge(node.boot_id, node.name, Scan(node.proc), rules)
+
+
+def template(node: Node, pid: int, user: str, comment: str = "") -> Owner:
+    """Return the record of a claim held by process `pid`; raise Refusal when it is not there."""
+    try:
+        stat = node.proc.stat(pid)
+        uid = node.proc.status(pid).uids[0]
+    except (OSError, ValueError) as fault:
+        raise Refusal(BROKEN, f"process {pid} cannot be seen: {fault}", "is it alive?") from fault
+    return Owner(
+        scheduler="process",
+        cluster=node.settings.cluster,
+        node=node.name,
+        job_id=str(pid),
+        task_id="1",
+        pid=pid,
+        start=stat.start,
+        sid=pid if stat.session == pid else 0,
+        user=one_line(user),
+        uid=uid,
+        boot_id=node.boot_id,
+        pid_ns=liveness.here(node.proc),
+        comment=one_line(comment),
+    )
+
+
+def prepare(node: Node) -> None:
+    """Make LOCK_DIR and STATE_DIR where they are missing and may be made; raise Refusal."""
+    for path in (node.settings.state_dir, node.settings.lock_dir):
+        try:
+            os.makedirs(path, 0o755, exist_ok=True)
+        except OSError as fault:
+            raise Refusal(
+                BROKEN,
+                f"{path}: {fault.strerror}",
+                "run as root, or set your own LOCK_DIR and STATE_DIR with --config",
+            ) from fault
+    node.store.check()
+    with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
+        boot.make_ready(node.store, node.settings.state_dir, node.boot_id, node.name)
+
+
+def claim_for(
+    node: Node, record: Owner, count: int, wanted: tuple[str, ...], deadline: Deadline
+) -> Grant:
+    """Claim for a process, and note it for a later adoption; raise Refusal."""
+    grant = claim(node, record, count, lambda: judge(node), deadline, wanted)
+    try:
+        adopt.keep_run(node.settings.state_dir, grant.owner)
+    except OSError as fault:
+        from gpulock.release import release
+
+        token = grant.owner.token
+        release(node, lambda o: o.token == token, judge(node), deadline, "claim undone")
+        raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
+    return grant

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reconcile of this node: what `gpulock reap` does once and gpulockd again and again.
+
+Warm. Under the gate: adopt where locks were lost, settle every lock, publish the verdicts.
+"""
+
+from gpulock import boot, verdicts
+from gpulock.claim import count_reaps
+from gpulock.daemon import adopt
+from gpulock.deadline import Deadline
+from gpulock.devices import Device
+from gpulock.gate import Gate
+from gpulock.liveness import Judge
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import UNKNOWN, Refusal
+from gpulock.settle import FREED, Outcome, make_holders, settle
+from gpulock.totals import Totals
+
+
+class Report:
+    """What a reconcile did: one outcome a lock, and the records it adopted."""
+
+    __slots__ = ("adopted", "outcomes")
+
+    def __init__(self, adopted: list[Owner], outcomes: list[Outcome]) -> None:
+        self.adopted = adopted
+        self.outcomes = outcomes
+
+
+def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False) -> Report:
+    """Settle every lock of this node; raise Refusal, or OSError where LOCK_DIR fails.
+
+    With `dry_run` nothing is changed. Without a driver the guard has no device to look at, and
+    only a lock whose owner died before this boot could be freed; so nothing is.
+    """
+    devices = present(node)
+    if not node.store.exists() and dry_run:
+        return Report([], [])
+    boot.create(node.store)
+    node.store.check()
+    judge.scan.statuses()
+    holders = make_holders(node, devices, judge)
+    holders.of("")
+    with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+        adopted = [] if dry_run else begin(node, judge)
+        held = node.store.all()
+        outcomes = settle(node, held, judge, holders, dry_run)
+        if not dry_run:
+            publish(node, outcomes)
+    return Report(adopted, outcomes)
+
+
+def begin(node: Node, judge: Judge) -> list[Owner]:
+    """Make the lock directory ready for this boot, adopting what was lost within it."""
+    if node.store.boot_id() == node.boot_id:
+        return []
+    if boot.state_boot_id(node.settings.state_dir) != node.boot_id:
+        boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+        return []
+    if judge.scan.blind:
+        raise Refusal(UNKNOWN, judge.scan.blind, "run gpulock reap where all processes show")
+    boot.folders(node.store, node.settings.state_dir)
+    boot.mark_lost(node.store)
+    adopted = adopt.adopt(node, judge.scan)
+    boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+    return adopted
+
+
+def present(node: Node) -> list[Device]:
+    """Return the devices for the guard, none where no driver is loaded."""
+    try:
+        return node.devices()
+    except Refusal:
+        return []
+
+
+def publish(node: Node, outcomes: list[Outcome]) -> None:
+    """Write verdicts and counters, and drop the notes of runs that are over."""
+    left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
+    verdicts.write(node.store.path, left)
+    totals = Totals(node.store)
+    count_reaps(totals, outcomes)
+    totals.save()
+    for outcome in outcomes:
+        record = outcome.lock.owner
+        if outcome.act == FREED and record and record.scheduler == "process":
+            adopt.forget_run(node.settings.state_dir, record.token)

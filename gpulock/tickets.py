@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callers of `gpulock run --wait` and `claim --wait` are served in the order they came.
+
+A ticket is a file `tickets/<number>.<pid>.<start>`, numbered under the gate. The first living
+ticket tries to claim; the others wait. A ticket whose process is gone is dropped by whoever sees
+it. Only the first in line is served, so a large request is never starved by small ones.
+"""
+
+import os
+import time
+
+from gpulock import atomic
+from gpulock.deadline import Deadline
+from gpulock.gate import Gate
+from gpulock.node import Node
+from gpulock.refusal import BROKEN, BUSY, Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpulock.claim import Grant
+
+FOLDER = "tickets"
+PARTS = 3  # number, pid, start time
+PAUSE = 0.25  # seconds between two looks of one that waits
+
+
+def draw(node: Node, deadline: Deadline) -> str:
+    """Draw the next ticket; return its name. Raises Refusal."""
+    folder = f"{node.store.path}/{FOLDER}"
+    pid = os.getpid()
+    with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+        try:
+            os.makedirs(folder, 0o755, exist_ok=True)
+            numbers = [number for number, _, _ in map(parse, names(folder))]
+            name = f"{max(numbers, default=0) + 1:08}.{pid}.{node.proc.start(pid)}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(f"{folder}/{name}", flags, 0o644))
+        except OSError as fault:
+            raise Refusal(BROKEN, f"no ticket can be drawn: {fault}", "look at LOCK_DIR") from fault
+    return name
+
+
+def give_back(node: Node, name: str) -> None:
+    """Leave the line."""
+    atomic.remove_quietly(f"{node.store.path}/{FOLDER}/{name}")
+
+
+def names(folder: str) -> list[str]:
+    """Return the tickets in order; what is no ticket is not looked at."""
+    found: list[str] = []
+    try:
+        listed = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    for name in listed:
+        try:
+            parse(name)
+        except ValueError:
+            continue
+        found.append(name)
+    return sorted(found, key=parse)
+
+
+def parse(name: str) -> tuple[int, int, int]:
+    """Return (number, pid, start) of a ticket; raise ValueError."""
+    parts = name.split(".")
+    if len(parts) != PARTS:
+        raise ValueError(f"no ticket: {name!r}")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def ahead(node: Node, name: str) -> int:
+    """Return how many living callers are before this one; tickets of dead ones are dropped."""
+    before = 0
+    for other in names(f"{node.store.path}/{FOLDER}"):
+        if other == name:
+            return before
+        _, pid, start = parse(other)
+        try:
+            living = node.proc.running(pid, start)
+        except OSError:
+            living = True
+        if living:
+            before += 1
+        else:
+            give_back(node, other)
+    return before
+
+
+def in_turn(
+    node: Node,
+    attempt: "Callable[[], Grant]",
+    deadline: Deadline,
+    waiting: "Callable[[int, str], None]",
+) -> "Grant":
+    """Call `attempt` when it is our turn, again and again while it is refused as busy.
+
+    `waiting` is told how many are before us, and why it is still busy. Raises the last Refusal
+    at the deadline; without time to wait, one that would overtake the line is refused.
+    """
+    ticket = draw(node, deadline)
+    try:
+        while True:
+            before = ahead(node, ticket)
+            refusal = Refusal(BUSY, f"{before} callers are before this one", "wait longer")
+            if before == 0:
+                try:
+                    return attempt()
+                except Refusal as again:
+                    if again.kind != BUSY:
+                        raise
+                    refusal = again
+            if deadline.left() <= 0:
+                raise refusal
+            waiting(before, refusal.why)
+            time.sleep(min(PAUSE, deadline.left()))
+    finally:
+        give_back(node, ticket)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LOCK_DIR/verdicts: what the last reconcile found out about each claim, for everybody to read.
+
+Hot. Written by a reconcile alone (gpulockd, or `gpulock reap` as root), under the gate. A reader
+takes nothing older than three periods: then a verdict is not known, which is neither dead nor
+alive.
+"""
+
+from gpulock import atomic, kv
+from gpulock.deadline import boottime
+from gpulock.liveness import Verdict
+
+VERSION_LINE = "gpulock-verdicts 1"
+PERIOD = 30.0  # seconds between reconciles of gpulockd
+FRESH = 3 * PERIOD
+
+
+def write(lock_dir: str, found: dict[str, Verdict]) -> None:
+    """Replace the verdicts, by token; raise OSError."""
+    pairs = [("checked_boottime", f"{boottime():.3f}")]
+    pairs += [(token, f"{v.state} {v.proof}") for token, v in sorted(found.items())]
+    data = f"{VERSION_LINE}\n{kv.encode(pairs)}"
+    atomic.replace_file(f"{lock_dir}/verdicts", data.encode("utf-8", "replace"))
+
+
+def read(lock_dir: str, now: float) -> dict[str, Verdict] | None:
+    """Return the verdicts by token, None where there are none that are fresh.
+
+    `now` is CLOCK_BOOTTIME in seconds.
+    """
+    try:
+        text = atomic.read_text(f"{lock_dir}/verdicts", 1 << 20)
+        pairs = kv.decode_versioned(text, VERSION_LINE)
+        checked = float(pairs.pop("checked_boottime", "-inf"))
+    except (OSError, ValueError):
+        return None
+    if not 0 <= now - checked <= FRESH:
+        return None
+    return {token: Verdict(*value.partition(" ")[::2]) for token, value in pairs.items()}

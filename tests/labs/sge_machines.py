@@ -26,13 +26,19 @@ from tests.labs.sge_wait import LabError, until
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # TEST-NET-2 (RFC 5737): an address nobody has; the namespaces have no route out of it anyway.
 NETWORK: Final = "198.51.100."
-_OVERLAID: Final = ("etc", "var/lib")
 
 # "$1" the machine's folder, "$2" its name, "$3" the tmpfs source that marks it.
+# The overlays write to memory: the folder may be on an overlay itself, as in a container.
 _BOOT: Final = r"""
 set -eu
+mount -t tmpfs "$3" "$1/over"
 for tree in etc var/lib; do
-    mount -t overlay "$3" -o "lowerdir=/$tree,upperdir=$1/$tree,workdir=$1/work/$tree" "/$tree"
+    mkdir -p "$1/over/up/$tree" "$1/over/work/$tree"
+done
+cp -a "$1/etc/." "$1/over/up/etc"
+for tree in etc var/lib; do
+    up="$1/over/up/$tree"
+    mount -t overlay "$3" -o "lowerdir=/$tree,upperdir=$up,workdir=$1/over/work/$tree" "/$tree"
 done
 mount -t tmpfs -o mode=755 "$3" /run
 mkdir -m 755 /run/gpulock /run/lock /var/lib/gpulock /etc/gpulock
@@ -125,8 +131,8 @@ class Machine:
 
     def boot(self, users: Sequence[User], others: Sequence[Machine], services: str) -> None:
         """Make the namespaces; the machine knows the users and `others` by name."""
-        for tree in ("state", "conf", "work", *_OVERLAID, *(f"work/{t}" for t in _OVERLAID)):
-            (self.folder / tree).mkdir(parents=True, exist_ok=True)
+        for name in ("state", "conf", "over", "etc"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
         _write_etc(self.folder / "etc", users, others, services)
         with (self.folder / "boot.log").open("w") as log:
             namespaces = ["unshare", "-m", "-u", "-n", "--propagation", "private"]
@@ -175,7 +181,9 @@ def mark(lab: Path) -> str:
 def processes(lab: Path, among: Sequence[int] | None = None) -> dict[int, str]:
     """Return the processes that live in the lab's namespaces, with their names."""
     found: dict[int, str] = {}
-    for pid in among or [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]:
+    if among is None:
+        among = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    for pid in among:
         if _mark_of(pid).startswith(f"{mark(lab)}:"):
             with contextlib.suppress(OSError):
                 found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()

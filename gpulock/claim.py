@@ -28,6 +28,20 @@ if TYPE_CHECKING:
     from gpulock.settle import Outcome
 
 
+class Want:
+    """What is asked for: `count` devices, of `wanted` ids alone where there are some.
+
+    `join`: a task may share what its job holds here already.
+    """
+
+    __slots__ = ("count", "join", "wanted")
+
+    def __init__(self, count: int, wanted: tuple[str, ...], join: bool) -> None:
+        self.count = count
+        self.wanted = wanted
+        self.join = join
+
+
 class Grant:
     """The devices of a job, by index, with the record that holds them.
 
@@ -51,13 +65,17 @@ def claim(
     judge: "Callable[[], Judge]",
     deadline: Deadline,
     wanted: tuple[str, ...] = (),
+    join: bool = False,
 ) -> Grant:
     """Lock `count` devices (or exactly `wanted`) for the owner that `template` describes.
 
-    `judge` is called only when something must be settled. Raises Refusal.
+    `judge` is called only when something must be settled. With `join`, a task of a job that
+    holds devices here shares them. Raises Refusal.
     """
+    want = Want(count, wanted, join)
+    judge = once(judge)
     found = node.devices()
-    check_possible(found, count, wanted, node.settings.gpus)
+    check_possible(found, want, node.settings.gpus)
     boot.create(node.store)
     node.store.check()
     try:
@@ -65,7 +83,7 @@ def claim(
             totals = Totals(node.store)
             try:
                 boot.make_ready(node.store, node.settings.state_dir, node.boot_id, node.name)
-                grant = claim_gated(node, found, template, count, judge, wanted, totals)
+                grant = claim_gated(node, found, template, want, judge, totals)
             except Refusal as refusal:
                 note_refusal(totals, refusal, template, gate.waited)
                 raise
@@ -77,6 +95,18 @@ def claim(
         if refusal.kind == UNKNOWN and "stayed shut" in refusal.why:
             note_timeout(node.store)
         raise
+
+
+def once(make: "Callable[[], Judge]") -> "Callable[[], Judge]":
+    """Return `make` so that it is called at most once: one look at /proc serves a whole claim."""
+    made: list[Judge] = []
+
+    def judge() -> "Judge":
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return judge
 
 
 def note_refusal(totals: Totals, refusal: Refusal, template: Owner, waited: float) -> None:
@@ -98,41 +128,40 @@ def note_unknown(node: Node, refusal: Refusal, template: Owner, deadline: Deadli
         return  # the first refusal is the one to tell
 
 
-def check_possible(found: list[Device], count: int, wanted: tuple[str, ...], expected: int) -> None:
+def check_possible(found: list[Device], want: Want, expected: int) -> None:
     """Raise Refusal when the node can never, or not in its present state, grant so much."""
-    healthy = [d for d in found if not d.fault]
-    if len(healthy) >= count:
-        missing = [w for w in wanted if w not in [d.id for d in healthy]]
+    healthy = [d.id for d in found if not d.fault]
+    whole = max(expected, len(found))
+    if len(healthy) >= want.count:
+        missing = [name for name in want.wanted if name not in healthy]
         if missing:
             raise Refusal(SENSELESS, f"no device {missing[0]} here", "see gpulock status")
         return
-    if count <= max(expected, len(found)):
+    asked = f"{want.count} GPUs asked for"
+    if want.count <= whole:
         raise Refusal(
             BROKEN,
-            f"{count} GPUs asked for, {len(healthy)} of {max(expected, len(found))} work",
+            f"{asked}, {len(healthy)} of {whole} work",
             "see gpulock status for the missing card",
         )
-    raise Refusal(
-        SENSELESS,
-        f"{count} GPUs asked for, this node has {max(expected, len(found))}",
-        "ask for fewer",
-    )
+    raise Refusal(SENSELESS, f"{asked}, this node has {whole}", "ask for fewer")
 
 
 def claim_gated(
     node: Node,
     found: list[Device],
     template: Owner,
-    count: int,
+    want: Want,
     judge: "Callable[[], Judge]",
-    wanted: tuple[str, ...],
     totals: Totals,
 ) -> Grant:
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
     held = node.store.all()
     mine = [lock for lock in held.values() if lock.owner and lock.owner.key() == template.key()]
     if mine:
-        again = same_grant(mine, template, count, found)
+        again = same_grant(mine, template, want.count, found)
+        if again is None and want.join:
+            again = join_grant(node, mine, template, found, judge())
         if again:
             return again
         give_up_earlier(node, mine, template, found, judge())
@@ -140,13 +169,13 @@ def claim_gated(
     out = quarantine.listed(node.settings.state_dir, quarantine.QUARANTINE)
     if boot.was_lost(node.store):
         out = [*out, *in_use(node, found, judge())]
-    chosen = pick(node, found, held, out, count, wanted)
+    chosen = pick(node, found, held, out, want)
     if not chosen:
         settle_held(node, found, held, judge(), totals)
         held = node.store.all()
-        chosen = pick(node, found, held, out, count, wanted)
+        chosen = pick(node, found, held, out, want)
     if not chosen:
-        raise short(found, held, out, count)
+        raise short(found, held, out, want.count)
     return lock_all(node, chosen, template)
 
 
@@ -154,11 +183,43 @@ def same_grant(mine: list[Lock], template: Owner, count: int, found: list[Device
     """Return the grant this very run has already, if it is whole and not being released."""
     record = mine[0].owner
     assert record is not None
+    granted = whole_grant(mine, found)
+    same = record.uid == template.uid and record.run() == template.run() and not record.settling
+    return Grant(granted, record, False, 0.0) if len(granted) == count and same else None
+
+
+def whole_grant(mine: list[Lock], found: list[Device]) -> list[Device]:
+    """Return the devices of a grant that is whole: one token, every device locked and there."""
+    record = mine[0].owner
+    assert record is not None
     ids = {lock.id for lock in mine if lock.owner and lock.owner.token == record.token}
     granted = [d for d in found if d.id in ids]
-    whole = ids == set(record.devices) and len(ids) == len(mine) == len(granted) == count
-    same = record.uid == template.uid and record.run() == template.run() and not record.settling
-    return Grant(granted, record, False, 0.0) if whole and same else None
+    whole = ids == set(record.devices) and len(ids) == len(mine) == len(granted)
+    return granted if whole else []
+
+
+def join_grant(
+    node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: "Judge"
+) -> Grant | None:
+    """Let a task share what its job holds here, while that job lives: its shepherd is an anchor.
+
+    None where there is no whole, living grant.
+    """
+    record = mine[0].owner
+    assert record is not None
+    granted = whole_grant(mine, found)
+    if not granted or record.uid != template.uid or record.settling:
+        return None
+    for lock in mine:
+        node.store.read_details(lock)
+        if judge.verdict(lock).state != "alive":
+            return None
+    try:
+        for lock in mine:
+            node.store.anchor(lock.id, template.pid, template.start, template.add_grp_id)
+    except OSError as fault:
+        raise Refusal(BROKEN, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
+    return Grant(granted, record, False, 0.0)
 
 
 def give_up_earlier(
@@ -173,7 +234,8 @@ def give_up_earlier(
         record = lock.owner
         assert record is not None
         if record.run() == template.run() and record.boot_id == template.boot_id:
-            left = guard.group_left(record, judge.scan)
+            node.store.read_details(lock)
+            left = guard.group_left(lock, judge.scan)
             left = left or guard.open_left(lock.id, record, holders, others)
             if not left:
                 retire(node, lock, "claim: this run's claim was cut short")
@@ -222,15 +284,14 @@ def pick(
     found: list[Device],
     held: dict[str, Lock],
     out: list[str],
-    count: int,
-    wanted: tuple[str, ...],
+    want: Want,
 ) -> list[Device]:
     """Return the devices to lock, or nothing when there are too few free ones."""
     taken = [*held, *out]
     free = [d for d in found if not d.fault and not any([devices.overlaps(d.id, t) for t in taken])]
-    if wanted:
-        free = [d for d in free if d.id in wanted]
-    return choose(free, count, node.links())
+    if want.wanted:
+        free = [d for d in free if d.id in want.wanted]
+    return choose(free, want.count, node.links())
 
 
 def short(found: list[Device], held: dict[str, Lock], out: list[str], count: int) -> Refusal:

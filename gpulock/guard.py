@@ -11,6 +11,7 @@ import stat
 
 from gpulock.devices import MAJOR, Device
 from gpulock.liveness import Scan, executable, is_system, session
+from gpulock.locks import Lock
 from gpulock.owner import Owner
 
 TYPE_CHECKING = False
@@ -100,13 +101,22 @@ class Holders:
         return not scan.descends(pid, daemons)
 
 
-def group_left(record: Owner, scan: Scan) -> str:
-    """Return which process of the job's own is still there, as a clause, or nothing."""
-    if record.add_grp_id:
-        carriers = scan.carriers(record.add_grp_id)
+def group_left(lock: Lock, scan: Scan) -> str:
+    """Return which process of the job's own is still there, as a clause, or nothing.
+
+    By the supplementary groups of the job and of its tasks here (`lock` has its details read);
+    of a process's claim, or a simulated job, by the session that stands for them.
+    """
+    record = lock.owner
+    assert record is not None
+    for gid in lock.groups():
+        carriers = scan.carriers(gid)
         if carriers:
-            return f"process {carriers[0]} carries the job's group {record.add_grp_id}"
-    elif record.sid > 0:  # a process's claim, or a simulation, where the session stands for it
+            return f"process {carriers[0]} carries the job's group {gid}"
+    for pid, start, _ in lock.anchors:
+        if scan.proc.running(pid, start):
+            return f"shepherd {pid} of a task runs"
+    if not record.add_grp_id and record.sid > 0:
         members = [pid for pid in session(scan, record.sid) if pid != record.pid]
         if members:
             return f"process {members[0]} is of its session {record.sid}"

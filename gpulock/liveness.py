@@ -126,7 +126,7 @@ def process_verdict(lock: Lock, scan: Scan) -> Verdict:
     """Judge a lock that a process holds: it, its anchors, its session."""
     record = lock.owner
     assert record is not None
-    for pid, start in [(record.pid, record.start), *lock.anchors]:
+    for pid, start in lock.shepherds():
         try:
             if scan.proc.running(pid, start):
                 return Verdict(ALIVE, f"process {pid} runs")

@@ -20,8 +20,8 @@ RELEASED_PRUNE = 100  # how many of the oldest go when the cap is reached
 class Lock:
     """One lock as found: its owner, or the `fault` in its record; neither: a claim cut short.
 
-    `anchors` are (pid, start) of further shepherds, `orphans` what stopped a reap; both are
-    empty until `Store.read_details`.
+    `anchors` are (pid, start, supplementary group) of further shepherds, `orphans` what stopped
+    a reap; both are empty until `Store.read_details`.
     """
 
     __slots__ = ("anchors", "fault", "id", "orphans", "owner")
@@ -30,8 +30,18 @@ class Lock:
         self.id = name
         self.owner = record
         self.fault = fault
-        self.anchors: list[tuple[int, int]] = []
+        self.anchors: list[tuple[int, int, int]] = []
         self.orphans = ""
+
+    def shepherds(self) -> list[tuple[int, int]]:
+        """Return (pid, start) of every process that keeps the lock alive."""
+        own = [(self.owner.pid, self.owner.start)] if self.owner else []
+        return own + [anchor[:2] for anchor in self.anchors]
+
+    def groups(self) -> list[int]:
+        """Return the supplementary groups of the job's processes here."""
+        own = [self.owner.add_grp_id] if self.owner else []
+        return [gid for gid in own + [anchor[2] for anchor in self.anchors] if gid]
 
 
 class Store:
@@ -102,9 +112,8 @@ class Store:
                 lock.orphans = "unreadable"
         if "anchors" in names:
             try:
-                lock.anchors = [
-                    parse_anchor(name) for name in os.listdir(f"{self.locks_dir}/{lock.id}/anchors")
-                ]
+                folder = f"{self.locks_dir}/{lock.id}/anchors"
+                lock.anchors = [read_anchor(folder, n) for n in os.listdir(folder) if n[0] != "."]
             except (OSError, ValueError) as fault:
                 lock.fault = f"its anchors: {fault}"
 
@@ -126,18 +135,14 @@ class Store:
         except OSError:
             return
 
-    def anchor(self, name: str, pid: int, start: int) -> None:
-        """Let one more process keep the lock alive."""
+    def anchor(self, name: str, pid: int, start: int, gid: int) -> None:
+        """Let one more shepherd, with the group of its task, keep the lock alive."""
         folder = f"{self.locks_dir}/{name}/anchors"
         try:
             os.mkdir(folder, 0o755)
         except FileExistsError:
             pass
-        os.close(os.open(f"{folder}/{pid}.{start}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-
-    def drop_anchor(self, name: str, pid: int, start: int) -> None:
-        """Let go of one anchor."""
-        atomic.remove_quietly(f"{self.locks_dir}/{name}/anchors/{pid}.{start}")
+        atomic.replace_file(f"{folder}/{pid}.{start}", f"{gid}\n".encode())
 
     def mark_orphans(self, name: str, text: str) -> None:
         """Note which processes kept a dead owner's device open."""
@@ -174,7 +179,7 @@ class Store:
             atomic.remove_folder(f"{self.released_dir}/{name}")
 
 
-def parse_anchor(name: str) -> tuple[int, int]:
-    """Return (pid, start) of an anchor's name; raise ValueError."""
+def read_anchor(folder: str, name: str) -> tuple[int, int, int]:
+    """Return (pid, start, group) of an anchor; raise OSError or ValueError."""
     pid, _, start = name.partition(".")
-    return int(pid), int(start)
+    return int(pid), int(start), int(atomic.read_text(f"{folder}/{name}"))

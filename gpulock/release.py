@@ -74,7 +74,8 @@ def release_one(
     """Free one lock, or mark it as settling."""
     record = lock.owner
     assert record is not None
-    left = guard.group_left(record, judge.scan)
+    node.store.read_details(lock)
+    left = guard.group_left(lock, judge.scan)
     left = left or guard.open_left(lock.id, record, holders, others)
     try:
         if left:

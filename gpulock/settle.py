@@ -47,8 +47,7 @@ def settle(
 
 def groups(held: dict[str, Lock]) -> frozenset[int]:
     """Return the supplementary groups of all jobs that hold a lock."""
-    found = [lock.owner.add_grp_id for lock in held.values() if lock.owner]
-    return frozenset([gid for gid in found if gid])
+    return frozenset([gid for lock in held.values() for gid in lock.groups()])
 
 
 def settle_one(
@@ -64,7 +63,7 @@ def settle_one(
     verdict = judge.verdict(lock)
     record = lock.owner
     if record is not None and record.settling and verdict.state != DEAD:
-        left = guard.group_left(record, judge.scan)
+        left = guard.group_left(lock, judge.scan)
         if left:
             return Outcome(lock, HELD, verdict, f"settling: {left}")
         verdict = Verdict(DEAD, "released by its job, whose processes are gone")

@@ -9,9 +9,10 @@ from gpulock.claim import Grant, claim, note_unknown
 from gpulock.deadline import Deadline, boottime
 from gpulock.node import Node
 from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
 from gpulock.settings import Settings
 from gpulock.sge import envfile, hook, request
+from gpulock.sge.cull import Job
 from gpulock.sge.spool import Spool
 
 TYPE_CHECKING = False
@@ -56,6 +57,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
         if node.settings.hide_unrequested:
             give(found, None, node.settings, "")
         return None
+    check_hosts(found, job, node.settings)
     binds = environment.driver_binds(node.settings)
     template = hook.template(node, found, job.uid)
     grant = claim(node, template, count, lambda: hook.judge(node), deadline)
@@ -67,6 +69,18 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
         undo(node, grant, deadline)
         raise
     return grant
+
+
+def check_hosts(found: Spool, job: Job, settings: Settings) -> None:
+    """Refuse GPUs on other hosts as well, where nothing would lock them for the slave tasks."""
+    if settings.sge_slave_tasks or request.per_job(job.requests, settings.sge_complexes):
+        return
+    if request.hosts(found) > 1:
+        raise Refusal(
+            SENSELESS,
+            "GPUs on several hosts, but this site gives slave tasks none",
+            "use a parallel environment of one host, or ask for SGE_SLAVE_TASKS=yes",
+        )
 
 
 def still_there(node: Node, found: Spool) -> None:

@@ -65,6 +65,22 @@ def count(requests: list[tuple[str, float, int]], complexes: tuple[str, ...], sl
     return int(value) * (slots if consumable == PER_SLOT else 1)
 
 
+def per_job(requests: list[tuple[str, float, int]], complexes: tuple[str, ...]) -> bool:
+    """Return whether the GPUs are asked for once a job, not once a slot."""
+    return any([name in complexes and flag == PER_JOB for name, _, flag in requests])
+
+
+def hosts(spool: Spool) -> int:
+    """Return on how many hosts the job has slots; raise Refusal where that cannot be read."""
+    if spool.need("pe") == "none":
+        return 1
+    try:
+        lines = atomic.read_text("pe_hostfile", JOB_LIMIT, spool.fd).splitlines()
+    except OSError as fault:
+        raise Refusal(UNKNOWN, f"the job's host file: {fault}", "see gpulock doctor") from fault
+    return len({line.split()[0] for line in lines if line.strip()})
+
+
 def asked(spool: Spool, settings: Settings, up: str = "../..") -> tuple[int, cull.Job]:
     """Return how many GPUs of this host the job was granted, and the job itself."""
     job = spooled(spool, up)

@@ -26,7 +26,7 @@ class Rule:
     def __call__(self, lock: Lock, scan: Scan) -> Verdict:
         record = lock.owner
         assert record is not None
-        for pid, start in [(record.pid, record.start), *lock.anchors]:
+        for pid, start in lock.shepherds():
             try:
                 if scan.proc.running(pid, start):
                     return Verdict(ALIVE, f"its shepherd {pid} runs")
@@ -37,7 +37,12 @@ class Rule:
             return Verdict(UNKNOWN, blind)
         if not record.add_grp_id:
             return self.without_group(lock, scan)
-        return self.by_group(record.add_grp_id, scan)
+        found = [self.by_group(gid, scan) for gid in lock.groups()]
+        for state in (ALIVE, UNKNOWN):
+            for verdict in found:
+                if verdict.state == state:
+                    return verdict
+        return found[0]
 
     def sight(self, scan: Scan) -> str:
         """Return why this judge cannot see what it must, or nothing: execd and its directory."""

@@ -53,7 +53,7 @@ class Cluster:
 
         install()
         lap("installed")
-        if self.is_up():
+        if self.is_up() and self._admin_user() == sge_config.admin_user(self.admin_root):
             self._wait_heard(NODES)
             lap("was up")
             return laps
@@ -90,6 +90,10 @@ class Cluster:
             and bool(self.qmaster_pid())
             and all(self.execd_pid(node) for node in NODES)
         )
+
+    def _admin_user(self) -> str:
+        bootstrap = self.lab / "root" / sge_config.CELL / "common/bootstrap"
+        return bootstrap.read_text().partition("admin_user")[2].split()[0]
 
     def left_behind(self) -> list[str]:
         """Say what of the lab is still on the host; empty after `down`."""

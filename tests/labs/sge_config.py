@@ -153,6 +153,11 @@ def gid_range(lab: Path, number: int) -> str:
     return f"{first}-{first + 99}"
 
 
+def admin_user(admin_root: bool) -> str:
+    """Return who the daemons are between their moments as root; `none` is root throughout."""
+    return "none" if admin_root else "sgeadmin"
+
+
 def write_root(lab: Path, master: str, admin_root: bool) -> None:
     """Write a private SGE_ROOT: the packaged programs, and a cell of its own."""
     root = lab / "root"
@@ -164,7 +169,7 @@ def write_root(lab: Path, master: str, admin_root: bool) -> None:
     (root / "util").symlink_to(_PACKAGED / "util")
     (common / "act_qmaster").write_text(f"{master}\n")
     bootstrap = {
-        "admin_user": "none" if admin_root else "sgeadmin",
+        "admin_user": admin_user(admin_root),
         "default_domain": "none",
         "ignore_fqdn": "false",
         "spooling_method": "classic",

@@ -214,7 +214,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--lab", help="scratch folder (GPULOCK_LAB, /tmp/gpulock-lab-sge)")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="bring the lab up, or leave it when it is")
-    up.add_argument("--admin-root", action="store_true", help="daemons without an admin_user")
+    up.add_argument("--admin-root", action="store_true", help="no admin_user: daemons stay root")
     down = commands.add_parser("down", help="end it and check that nothing is left")
     down.add_argument("--keep", action="store_true", help="leave the scratch folder")
     run = commands.add_parser("exec", help="run a command as root on a machine")

@@ -101,7 +101,7 @@ class Machine:
         """Return the command line that runs what follows it on this machine."""
         target = str(self.pid or self._down())
         ids = [] if uid == 0 else [f"--setuid={uid}", f"--setgid={uid}"]
-        return ["nsenter", "-t", target, "-m", "-u", "-n", *ids, f"--wdns={cwd}", "--"]
+        return ["nsenter", "-t", target, "-m", "-u", "-n", "-r", *ids, f"--wdns={cwd}", "--"]
 
     def run(
         self,

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Render the hooks with all they need into one folder of this node's own disk.
+
+Hooks are data of the package (pip would drop `-IS` from a script): interpreter, library path and
+settings file are written into them here. A folder holds hooks and library of one version, so a
+hook that runs while the next version is installed never mixes the two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import gpulock
+
+FOLDERS: Final = ("prolog", "epilog")
+SCHEDULERS: Final = ("sge", "slurm")  # the hot packages; gpulock/*.py is hot as well
+SPOOL_PLACE: Final = "@EXECD_SPOOL@"  # what profile.sh holds until execd's folder is known
+_SHEBANG_LIMIT: Final = 127  # bytes of `#!` line: BINPRM_BUF_SIZE before Linux 5.1
+_PROBE: Final = (
+    "import sys; print(sys.version_info >= (3, 11), sys.implementation.cache_tag, sys.version)"
+)
+_COMPILE: Final = ("-IS", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
+
+
+class InstallError(RuntimeError):
+    """Say what could not be installed, and what to do: one line."""
+
+
+@dataclass(frozen=True)
+class HookPaths:
+    """The rendered hooks below one folder."""
+
+    folder: Path
+
+    @property
+    def launch(self) -> Path:
+        """The launcher that lifts the job's limits: `launch HOOK`."""
+        return self.folder / "prolog/launch"
+
+    @property
+    def chain(self) -> Path:
+        """The launcher that also runs the site's own hook."""
+        return self.folder / "prolog/chain"
+
+    @property
+    def prolog(self) -> Path:
+        """Grid Engine's prolog."""
+        return self.folder / "prolog/sge"
+
+    @property
+    def epilog(self) -> Path:
+        """Grid Engine's epilog."""
+        return self.folder / "epilog/sge"
+
+    @property
+    def sensor(self) -> Path:
+        """Grid Engine's load sensor."""
+        return self.folder / "prolog/sge-sensor"
+
+    @property
+    def jsv(self) -> Path:
+        """Grid Engine's job submission verifier."""
+        return self.folder / "prolog/sge-jsv"
+
+    @property
+    def profile(self) -> Path:
+        """The login script for qlogin."""
+        return self.folder / "prolog/profile.sh"
+
+    @property
+    def library(self) -> Path:
+        """What stands on the hooks' module path."""
+        return self.folder / "lib"
+
+
+def share() -> Path:
+    """Return where the templates are: in the installed package, or in the checkout."""
+    package = Path(gpulock.__file__).resolve().parent
+    installed = package / "share"
+    return installed if installed.is_dir() else package.parent
+
+
+def templates() -> dict[str, str]:
+    """Return the text of every hook by its path below the folder."""
+    root = share()
+    return {
+        f"{folder}/{path.name}": path.read_text()
+        for folder in FOLDERS
+        for path in sorted((root / folder).iterdir())
+        if path.is_file() and path.suffix != ".md"
+    }
+
+
+def hot_modules() -> dict[str, bytes]:
+    """Return every module a hook can import, by its path below `lib`."""
+    package = Path(gpulock.__file__).resolve().parent
+    folders = [package, *(package / name for name in SCHEDULERS if (package / name).is_dir())]
+    return {
+        str(path.relative_to(package.parent)): path.read_bytes()
+        for folder in folders
+        for path in sorted(folder.glob("*.py"))
+    }
+
+
+def render(text: str, interpreter: str, library: Path, config: Path) -> str:
+    """Return a hook with interpreter, library and settings file written in; shell stays as is."""
+    first, newline, rest = text.partition("\n")
+    if "python" not in first:
+        return text
+    lines = [f"#!{interpreter} -IS"]
+    for line in (newline + rest).removeprefix("\n").split("\n"):
+        if line.startswith("LIBRARY = "):
+            lines.append(f"LIBRARY = {str(library)!r}")
+        elif line.startswith("CONFIG = "):
+            lines.append(f"CONFIG = {str(config)!r}")
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def real_interpreter(path: str = sys.executable) -> str:
+    """Return the real file of an interpreter that hooks can rely on; raise InstallError.
+
+    Not the link in a virtual environment: a hook whose interpreter is gone puts every job into
+    error, and the environment may be made anew at any time. Hooks bring their own library.
+    """
+    real = os.path.realpath(path)
+    try:
+        with open(real, "rb") as file:
+            magic = file.read(4)
+    except OSError as fault:
+        raise InstallError(f"interpreter {path}: {fault.strerror}; name another") from fault
+    if magic != b"\x7fELF":
+        raise InstallError(f"interpreter {real} is a script (a shim?); name the real program")
+    if any(c.isspace() for c in real) or len(f"#!{real} -IS\n") > _SHEBANG_LIMIT:
+        raise InstallError(f"interpreter {real}: too long or with blanks for a #! line; move it")
+    return real
+
+
+def probe(interpreter: str) -> str:
+    """Return what identifies an interpreter's byte code; raise InstallError when it is too old."""
+    try:
+        done = subprocess.run(
+            [interpreter, "-IS", "-c", _PROBE],
+            env={},
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as fault:
+        raise InstallError(f"interpreter {interpreter} does not run: {fault}") from fault
+    fits, _, identity = done.stdout.strip().partition(" ")
+    if fits != "True":
+        raise InstallError(f"interpreter {interpreter} is too old ({identity}): 3.11 is needed")
+    return identity
+
+
+def digest(config: Path, interpreter: str, identity: str) -> str:
+    """Return a short name for all that goes into a folder, so that equal folders are one."""
+    seen = hashlib.sha256()
+    for part in (gpulock.__version__, str(config), interpreter, identity):
+        seen.update(part.encode() + b"\0")
+    for name, text in templates().items():
+        seen.update(name.encode() + b"\0" + text.encode() + b"\0")
+    for name, data in hot_modules().items():
+        seen.update(name.encode() + b"\0" + data + b"\0")
+    return seen.hexdigest()[:12]
+
+
+def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) -> HookPaths:
+    """Write hooks and library for `config` into the folder `target`; raise InstallError.
+
+    Needs no root: the folder belongs to the caller, readable by everybody, writable by nobody
+    else. What is there already is replaced.
+    """
+    real = real_interpreter(interpreter)
+    paths = HookPaths(target.absolute())
+    try:
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(paths.library, ignore_errors=True)
+        for name, data in hot_modules().items():
+            _write(paths.library / name, data, 0o644)
+        for name, text in templates().items():
+            rendered = render(text, real, paths.library, config.absolute())
+            _write(paths.folder / name, rendered.encode(), 0o755)
+        _compile(real, paths.library)
+        _open_to_readers(paths.folder)
+    except OSError as fault:
+        raise InstallError(f"hooks cannot be written: {fault}; see {target}") from fault
+    return paths
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Write one file of a known mode, whatever the umask."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    path.chmod(mode)
+
+
+def _compile(interpreter: str, library: Path) -> None:
+    """Compile the library by the interpreter that will run it.
+
+    Unchecked: the folder never changes once it is installed, and a hook saves the comparison.
+    """
+    done = subprocess.run(
+        [interpreter, *_COMPILE, str(library)],
+        env={},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise InstallError(f"{interpreter} cannot compile the hooks: {done.stdout[-300:].strip()}")
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Make folders passable and byte code readable for all, writable for the owner alone."""
+    folder.chmod(0o755)
+    for top, folders, files in os.walk(folder):
+        for name in folders:
+            Path(top, name).chmod(0o755)
+        for name in files:
+            if name.endswith(".pyc"):
+                Path(top, name).chmod(0o644)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load sensor of Grid Engine: what this host really has, for qhost -F and the scheduler.
+
+execd starts it as root, writes a line when it wants a report and "quit" at the end (sge_conf(5),
+load_sensor). The consumable itself is reported as well: qmaster takes the smaller of its own
+bookkeeping and the sensor's value, so while something is bad (a stale or foreign lock, a card
+quarantined or gone) no job is sent where the prolog would have to send it back.
+"""
+
+import sys
+
+from gpulock import deadline, quarantine, state, verdicts
+from gpulock.liveness import Verdict
+from gpulock.locks import Lock
+from gpulock.node import Node
+from gpulock.refusal import Refusal
+from gpulock.settings import load
+from gpulock.sge import hook
+from gpulock.state import Row
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+STALE_STATES = (state.STALE, state.NOT_KNOWN)
+OUT_STATES = (state.QUARANTINED, state.MISSING)
+
+
+def main(config: str, source: "TextIO | None" = None, sink: "TextIO | None" = None) -> int:
+    """Answer each line of `source` with a report; return at "quit" or at its end."""
+    lines, answers = source or sys.stdin, sink or sys.stdout
+    for line in iter(lines.readline, ""):
+        if line.strip() == "quit":
+            break
+        for answer in ["begin", *report(config), "end"]:
+            answers.write(answer + "\n")
+        answers.flush()
+    return 0
+
+
+def report(config: str) -> list[str]:
+    """Return the values of this host as `host:complex:value`; a node in doubt offers nothing."""
+    try:
+        node = Node(load(config))
+    except Refusal:
+        return []
+    try:
+        found = look(node)
+    except Refusal:
+        return [f"{node.name}:{name}:0" for name in (*node.settings.sge_complexes, "gpu.free")]
+    return [
+        f"{node.name}:{name}:{value}"
+        for name, value in values(found, node.settings.sge_complexes).items()
+    ]
+
+
+def look(node: Node) -> list[Row]:
+    """Return the state of every device, judged afresh where no daemon keeps verdicts."""
+    devices = node.devices()
+    held = node.store.all() if node.store.exists() else {}
+    for lock in held.values():
+        node.store.read_details(lock)
+    known = verdicts.read(node.store.path, deadline.boottime())
+    out: dict[str, str] = {}
+    if node.store.exists():
+        out = dict.fromkeys(quarantine.listed(node.settings.state_dir, quarantine.QUARANTINE), "")
+    found = known if known is not None else judged(node, held)
+    return state.rows(devices, held, out, found, node.settings.gpus)
+
+
+def judged(node: Node, held: dict[str, Lock]) -> dict[str, Verdict]:
+    """Return a verdict for each claim, by token."""
+    judge = hook.judge(node)
+    return {lock.owner.token: judge.verdict(lock) for lock in held.values() if lock.owner}
+
+
+def values(found: list[Row], complexes: tuple[str, ...]) -> dict[str, int]:
+    """Return the value of each complex. Pure."""
+    free = len([row for row in found if row.state == state.FREE])
+    ours = [row for row in found if row.state in (state.HELD, state.HELD_IDLE) and booked(row)]
+    offered = len(found) if free + len(ours) == len(found) else free
+    counted = {
+        "gpu.free": free,
+        "gpu.held": len([r for r in found if r.state in (state.HELD, state.HELD_IDLE)]),
+        "gpu.stale": len([r for r in found if r.state in STALE_STATES]),
+        "gpu.quarantined": len([r for r in found if r.state in OUT_STATES]),
+    }
+    return {**dict.fromkeys(complexes, offered), **counted}
+
+
+def booked(row: Row) -> bool:
+    """Return whether qmaster counts the device as used: a job of its own that runs."""
+    record = row.lock.owner if row.lock else None
+    return record is not None and record.scheduler == "sge" and not record.settling

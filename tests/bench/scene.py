@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated node in memory, with its hooks rendered and a job spooled: what bench and sweep need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpulock import settings
+from gpulock.install.hooks import HookPaths, render_hooks
+from gpulock.node import Node
+from gpulock.simulate import execd
+from gpulock.simulate.node import write_node
+from gpulock.simulate.packed_job import Resource
+
+MEMORY = Path("/dev/shm")  # /run is a tmpfs as well
+
+
+@contextmanager
+def folder(name: str) -> Iterator[Path]:
+    """Give a folder in memory where there is such a place, and remove it."""
+    parent = MEMORY if os.access(MEMORY, os.W_OK) else None
+    made = Path(tempfile.mkdtemp(prefix=f"gpulock-{name}-", dir=parent))
+    try:
+        made.chmod(0o755)
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+class Scene:
+    """A node of 8 GPUs below `root`, with rendered hooks; `proc` is the PROC_ROOT it is given."""
+
+    def __init__(self, root: Path, proc: Path | None = None, preset: str = "dgx1") -> None:
+        self.root = root / "node"
+        self.simulated = write_node(self.root, preset)
+        self.config = self.simulated.config
+        if proc is not None:
+            with self.config.open("a") as file:
+                file.write(f"PROC_ROOT={proc}\n")
+        self.hooks: HookPaths = render_hooks(root / "hooks", self.config)
+        first = self.hooks.prolog.read_text().partition("\n")[0]
+        self.interpreter = first.removeprefix("#!").split()[0]
+
+    def node(self) -> Node:
+        """Return the node as every command sees it."""
+        return Node(settings.load(str(self.config)))
+
+    def spool(self, job_id: int, gpus: int) -> execd.SpooledJob:
+        """Spool a job that asks for so many GPUs."""
+        wanted = (Resource("gpu", gpus, str(gpus)),)
+        job = execd.Job(job_id, ("/bin/true",), resources=wanted, cwd=str(self.root))
+        return execd.spool_job(self.root, job)
+
+
+def linked_proc(folder_: Path, pids: Sequence[int]) -> Path:
+    """Make a /proc in which only `pids` are to be seen: links to the real one.
+
+    What a scan sees then does not depend on who else uses this machine.
+    """
+    folder_.mkdir()
+    for name in ("self", "sys", *map(str, pids)):
+        (folder_ / name).symlink_to(f"/proc/{name}")
+    return folder_

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The face of parent.py: one living shepherd of one spooled job, which runs hooks again and again.
+
+Cheaper than gpulock.simulate's Shepherd, which plays a job's whole life in a process each time.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from gpulock.simulate.execd import SpooledJob
+
+PROGRAM = Path(__file__).with_name("parent.py")
+
+
+class Run(NamedTuple):
+    """How a child ended: 128 + signal when it was killed, wall time, peak memory."""
+
+    status: int
+    nanoseconds: int
+    peak_kib: int
+
+
+class Parent:
+    """A process named sge_shepherd in the spool folder of `job`; a context manager."""
+
+    def __init__(self, job: SpooledJob) -> None:
+        self.job = job
+        self._process = subprocess.Popen(
+            [sys.executable, "-IS", str(PROGRAM)],
+            cwd=job.folder,
+            env={},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = int(self._line())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the shepherd; its pid is over when this returns."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait(10)
+
+    def environment(self) -> dict[str, str]:
+        """Return what the configured `env -i` leaves of a hook's environment."""
+        job = self.job.job
+        return {
+            "PATH": "/usr/bin:/bin",
+            "JOB_ID": str(job.job_id),
+            "SGE_TASK_ID": str(job.task_id),
+            "QUEUE": job.queue,
+        }
+
+    def run(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        proc: str = "",
+        stderr: str = "/dev/null",
+    ) -> Run:
+        """Run one program as a hook is run, to its end."""
+        own = self.environment() if env is None else dict(env)
+        order = {"argv": list(argv), "env": own, "proc": proc, "stderr": stderr}
+        if self._process.stdin is None:
+            raise RuntimeError("the shepherd has no standard input")
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return Run(*map(int, self._line().split()))
+
+    def _line(self) -> str:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line.endswith("\n"):
+            raise RuntimeError(f"the shepherd ended with {self._process.wait(10)}")
+        return line

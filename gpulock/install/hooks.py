@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Final
 
 import gpulock
+from gpulock import atomic
 
 FOLDERS: Final = ("prolog", "epilog")
 SCHEDULERS: Final = ("sge", "slurm")  # the hot packages; gpulock/*.py is hot as well
-SPOOL_PLACE: Final = "@EXECD_SPOOL@"  # what profile.sh holds until execd's folder is known
 _SHEBANG_LIMIT: Final = 127  # bytes of `#!` line: BINPRM_BUF_SIZE before Linux 5.1
 _PROBE: Final = (
     "import sys; print(sys.version_info >= (3, 11), sys.implementation.cache_tag, sys.version)"
@@ -175,35 +174,49 @@ def digest(config: Path, interpreter: str, identity: str) -> str:
     return seen.hexdigest()[:12]
 
 
+def contents(target: Path, config: Path, interpreter: str) -> dict[str, bytes]:
+    """Return every file of the folder by its path, but for the byte code."""
+    library = target / "lib"
+    rendered = {
+        name: render(text, interpreter, library, config).encode()
+        for name, text in templates().items()
+    }
+    return {**rendered, **{f"lib/{name}": data for name, data in hot_modules().items()}}
+
+
 def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) -> HookPaths:
     """Write hooks and library for `config` into the folder `target`; raise InstallError.
 
     Needs no root: the folder belongs to the caller, readable by everybody, writable by nobody
-    else. What is there already is replaced.
+    else. What is there already is replaced file by file, and what does not belong is removed.
     """
     real = real_interpreter(interpreter)
-    paths = HookPaths(target.absolute())
+    folder = target.absolute()
+    files = contents(folder, config.absolute(), real)
     try:
-        paths.folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(paths.library, ignore_errors=True)
-        for name, data in hot_modules().items():
-            _write(paths.library / name, data, 0o644)
-        for name, text in templates().items():
-            rendered = render(text, real, paths.library, config.absolute())
-            _write(paths.folder / name, rendered.encode(), 0o755)
-        _compile(real, paths.library)
-        _open_to_readers(paths.folder)
+        for name, data in files.items():
+            path = folder / name
+            make_folder(path.parent)
+            mode = 0o644 if name.startswith("lib/") else 0o755
+            atomic.replace_file(str(path), data, mode)
+        for path in sorted(folder.rglob("*"), reverse=True):
+            if path.is_file() and str(path.relative_to(folder)) not in files:
+                path.unlink()
+        _compile(real, folder / "lib")
+        for path in (folder, *folder.rglob("*")):
+            if path.is_dir() or path.suffix == ".pyc":
+                path.chmod(0o755 if path.is_dir() else 0o644)
     except OSError as fault:
         raise InstallError(f"hooks cannot be written: {fault}; see {target}") from fault
-    return paths
+    return HookPaths(folder)
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write one file of a known mode, whatever the umask."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.write_bytes(data)
-    path.chmod(mode)
+def make_folder(path: Path) -> None:
+    """Make a folder and what is above it, mode 0755 whatever the umask; raise OSError."""
+    for folder in [*reversed(path.parents), path]:
+        if not folder.is_dir():
+            folder.mkdir()
+            folder.chmod(0o755)
 
 
 def _compile(interpreter: str, library: Path) -> None:
@@ -221,14 +234,3 @@ def _compile(interpreter: str, library: Path) -> None:
     )
     if done.returncode != 0:
         raise InstallError(f"{interpreter} cannot compile the hooks: {done.stdout[-300:].strip()}")
-
-
-def _open_to_readers(folder: Path) -> None:
-    """Make folders passable and byte code readable for all, writable for the owner alone."""
-    folder.chmod(0o755)
-    for top, folders, files in os.walk(folder):
-        for name in folders:
-            Path(top, name).chmod(0o755)
-        for name in files:
-            if name.endswith(".pyc"):
-                Path(top, name).chmod(0o644)

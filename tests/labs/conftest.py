@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.labs.sge_gpulock import Gpulock, installed
 from tests.labs.sge_lab import GridEngine
 
 
@@ -19,3 +20,18 @@ def sge() -> Iterator[GridEngine]:
         yield lab
     finally:
         lab.down()
+
+
+@pytest.fixture(scope="session")
+def installation(sge: GridEngine) -> Gpulock:
+    """Install gpulock on the lab's nodes once."""
+    return installed(sge)
+
+
+@pytest.fixture
+def gpus(installation: Gpulock) -> Iterator[Gpulock]:
+    """Give a test gpulock on fresh nodes; no job of it is left behind."""
+    installation.prepare()
+    yield installation
+    installation.sge.clear_jobs()
+    installation.sge.clear_queue_errors()

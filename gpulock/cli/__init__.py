@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: `gpulock COMMAND`.
+
+Cold. A command's module is imported when that command is used, so that `gpulock status` costs
+what status needs. A refusal becomes one line and an exit code here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from gpulock import __version__
+from gpulock.cli.session import Session
+from gpulock.refusal import BROKEN, Refusal
+from gpulock.settings import DEFAULT_PATH
+
+REFUSED, NODE_BROKEN, INTERRUPTED = 1, 3, 130  # 2, usage, is click's own
+
+# section, then command, its module and function, and what it does, as `gpulock --help` shows them
+COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+    (
+        "Look",
+        (
+            ("status", "status:status", "Show every GPU and who holds it."),
+            ("why", "why:why", "Explain why a job or device is in the state it is in."),
+            ("inventory", "inventory:inventory", "Show the devices, their places and links."),
+            ("config", "config:config", "Show every setting, or check a settings file."),
+        ),
+    ),
+    (
+        "Hold GPUs",
+        (
+            ("run", "run:run", "Run a command with GPUs of its own."),
+            ("claim", "hold:claim", "Hold GPUs for a process, such as this shell."),
+            ("release", "release:release", "Give GPUs back."),
+        ),
+    ),
+    (
+        "Administer",
+        (
+            ("reap", "reap:reap", "Free what dead owners hold, with the proof."),
+            ("reserve", "admin:reserve", "Lock a device for yourself, kept over a reboot."),
+            ("unreserve", "admin:unreserve", "End a reserve."),
+            ("quarantine", "admin:quarantine", "Take a device out of service."),
+            ("restore", "admin:restore", "Put a device back into service."),
+        ),
+    ),
+    (
+        "Set up",
+        (
+            ("install", "setup:install", "Install the hooks of a scheduler on this node."),
+            ("uninstall", "setup:uninstall", "Take the hooks away again."),
+            ("doctor", "setup:doctor", "Check this node and its scheduler."),
+            ("simulate", "simulate:simulate", "Write a simulated node to try things on."),
+            ("demo", "demo:demo", "See it work: no GPU, no scheduler, no root."),
+        ),
+    ),
+)
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on use, and whose refusals are one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the help."""
+        return [name for _, commands in COMMANDS for name, _, _ in commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        for _, commands in COMMANDS:
+            for name, place, _ in commands:
+                if name == cmd_name:
+                    module, _, function = place.partition(":")
+                    found: click.Command = getattr(import_module(f"gpulock.cli.{module}"), function)
+                    return found
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by section, importing none of them."""
+        for section, commands in COMMANDS:
+            with formatter.section(section):
+                formatter.write_dl([(name, what) for name, _, what in commands])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; translate what it raises."""
+        try:
+            return super().invoke(ctx)
+        except Refusal as refusal:
+            stop(ctx, refusal, NODE_BROKEN if refusal.kind == BROKEN else REFUSED)
+        except BrokenPipeError:
+            raise  # click ends quietly when whoever read our output has gone
+        except OSError as fault:
+            stop(ctx, Refusal(BROKEN, str(fault), "run gpulock doctor"), NODE_BROKEN)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+
+
+def stop(ctx: click.Context, refusal: Refusal, code: int) -> NoReturn:
+    """Say one line and end with `code`."""
+    click.echo(refusal.sentence(ctx.invoked_subcommand or "gpulock"), err=True)
+    ctx.exit(code)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    metavar="FILE",
+    default=DEFAULT_PATH,
+    show_default=True,
+    help="Settings of the node to work on.",
+)
+@click.version_option(__version__, prog_name="gpulock", message="%(prog)s %(version)s")
+@click.pass_context
+def commands(ctx: click.Context, config: str) -> None:
+    """Which GPU is whose, on one node."""
+    ctx.obj = Session(config)
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    commands.main(args=argv, prog_name="gpulock")
+    raise AssertionError("click returned")

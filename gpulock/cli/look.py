@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at a node without changing it: what `status` and `why` show.
+
+Everybody reads the verdicts of the last reconcile. Where there are none that are fresh, the owner
+of LOCK_DIR judges in place, outside the gate: nothing is freed and nothing written.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from gpulock import boot, quarantine, state, verdicts
+from gpulock.deadline import boottime
+from gpulock.devices import Device, overlaps
+from gpulock.guard import Holders
+from gpulock.liveness import Scan, Verdict
+from gpulock.locks import Lock
+from gpulock.node import Node
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.settle import Outcome
+
+ORPHANS = "orphans"  # gpulock.settle.ORPHANS; that module is loaded only when locks are judged
+SETTLE_SECONDS = 0.05  # a claim is that long without its owner record at the very most
+
+
+class View:
+    """A node as seen at one moment; `lost`: the locks of this boot were lost."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.boottime, self.now = boottime(), time.time()
+        self.devices: list[Device] = node.devices()
+        self.held: dict[str, Lock] = read_locks(node)
+        self.notes: dict[str, dict[str, str]] = read_notes(node)
+        self.lost: bool = was_lost(node)
+        self.verdicts: dict[str, Verdict] | None = None
+        self.foreign: frozenset[str] = frozenset()
+
+    def rows(self) -> list[state.Row]:
+        """Return one row a device."""
+        out = {name: because(note) for name, note in self.notes.items()}
+        expected = self.node.settings.gpus
+        return state.rows(
+            self.devices, self.held, out, self.verdicts, expected, foreign=self.foreign
+        )
+
+    def lock_of(self, device: str) -> Lock | None:
+        """Return the lock on a device, its card or one of its instances."""
+        exact = self.held.get(device)
+        over = [lock for name, lock in self.held.items() if overlaps(name, device)]
+        return exact or (over[0] if over else None)
+
+
+class Sight:
+    """One look at all processes of the node: who runs, and who has which device open."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.scan = Scan(view.node.proc)
+        settings = view.node.settings
+        self.holders = Holders(self.scan, view.devices, settings.dev_root, settings.services)
+
+    def outcomes(self) -> list[Outcome]:
+        """Judge every lock, changing nothing."""
+        if not self.view.held:
+            return []  # the judge's modules cost a third of what status does
+        from gpulock import settle
+        from gpulock.daemon.process import judge
+
+        judge_now = judge(self.view.node)
+        self.scan = self.holders.scan = judge_now.scan
+        return settle.settle(self.view.node, self.view.held, judge_now, self.holders, dry_run=True)
+
+
+def look(node: Node, judging: bool) -> View:
+    """Return what can be seen; with `judging`, judge in place where no fresh verdicts are."""
+    view = View(node)
+    if node.store.boot_id() == node.boot_id:
+        view.verdicts = verdicts.read(node.store.path, view.boottime)
+    if view.verdicts is None and judging:
+        judge_in_place(view)
+    return view
+
+
+def judge_in_place(view: View) -> Sight:
+    """Fill in verdicts, orphans and foreign processes from one look at all processes."""
+    sight = Sight(view)
+    view.verdicts = {}
+    for outcome in sight.outcomes():
+        lock = outcome.lock
+        lock.orphans = outcome.reason if outcome.act == ORPHANS else ""
+        if lock.owner:
+            view.verdicts[lock.owner.token] = outcome.verdict
+    view.foreign = frozenset(
+        [d.id for d in view.devices if view.lock_of(d.id) is None and sight.holders.of(d.id)]
+    )
+    return sight
+
+
+def read_locks(node: Node) -> dict[str, Lock]:
+    """Return every lock with its details, none where nothing was ever claimed.
+
+    A lock without owner is read again: its claim may be at work this very moment.
+    """
+    try:
+        os.stat(node.store.locks_dir)
+    except FileNotFoundError:
+        return {}
+    held = node.store.all()
+    if any(lock.owner is None and not lock.fault for lock in held.values()):
+        time.sleep(SETTLE_SECONDS)
+        held = node.store.all()
+    for lock in held.values():
+        node.store.read_details(lock)
+    return held
+
+
+def read_notes(node: Node) -> dict[str, dict[str, str]]:
+    """Return what is quarantined, with the notes; nothing where STATE_DIR was never used."""
+    folder = quarantine.QUARANTINE
+    if not os.path.isdir(f"{node.settings.state_dir}/{folder}"):
+        return {}
+    names = quarantine.listed(node.settings.state_dir, folder)
+    return {name: quarantine.read(node.settings.state_dir, folder, name) for name in names}
+
+
+def because(note: dict[str, str]) -> str:
+    """Return the reason in a note, and who wrote it."""
+    reason = note.get("because", "no reason noted")
+    return f"{reason} ({note['by']})" if "by" in note else reason
+
+
+def was_lost(node: Node) -> bool:
+    """Return whether LOCK_DIR has not seen this boot although STATE_DIR has."""
+    if node.store.boot_id() == node.boot_id or not os.path.isdir(node.settings.state_dir):
+        return False
+    return boot.state_boot_id(node.settings.state_dir) == node.boot_id

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `run` and `claim` share: their options, the line of waiting callers, the claim itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+from gpulock import tickets
+from gpulock.claim import Grant
+from gpulock.cli.select import SelectError, several
+from gpulock.cli.session import Refused, user_name
+from gpulock.cli.words import counted, duration, listing, parse_duration
+from gpulock.daemon import process
+from gpulock.deadline import Deadline, boottime
+from gpulock.node import Node
+from gpulock.owner import Owner
+
+F = TypeVar("F", bound=Callable[..., object])
+FOR_EVER = "for ever"
+CLAIM_SECONDS = 60.0  # for one attempt, whose wait at the gate is GATE_TIMEOUT
+
+
+class Duration(click.ParamType):
+    """An option value like `30m`; FOR_EVER where the option stands alone."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds."""
+        if isinstance(value, float):
+            return value
+        try:
+            return float("inf") if value == FOR_EVER else parse_duration(str(value))
+        except ValueError as fault:
+            self.fail(f"{fault}. Put -- before the command.", param, ctx)
+
+
+def claim_options(function: F) -> F:
+    """Add the options that say how many devices, which, and how long to wait."""
+    for option in (
+        click.option(
+            "--wait",
+            type=Duration(),
+            is_flag=False,
+            flag_value=FOR_EVER,
+            default=0.0,
+            metavar="[DURATION]",
+            help="Wait in line: 90s, 30m, 1h; without a duration for ever.",
+        ),
+        click.option("--devices", metavar="LIST", help="Exactly these: 0,1, bus ids or UUIDs."),
+        click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="How many GPUs."),
+    ):
+        function = option(function)
+    return function
+
+
+def which(node: Node, count: int | None, devices: str | None) -> tuple[int, tuple[str, ...]]:
+    """Return how many devices are wanted, and which; raise UsageError or Refused."""
+    if devices is None:
+        if count is None:
+            raise click.UsageError("say how many GPUs with -n N, or which with --devices.")
+        return count, ()
+    try:
+        wanted = tuple(device.id for device in several(devices, node.devices()))
+    except SelectError as fault:
+        raise Refused(str(fault), "see gpulock status") from fault
+    if count not in (None, len(wanted)):
+        raise click.UsageError(f"-n {count} and --devices with {len(wanted)} do not fit.")
+    return len(wanted), wanted
+
+
+def obtain(node: Node, record: Owner, count: int, wanted: tuple[str, ...], wait: float) -> Grant:
+    """Claim in turn, waiting so long; raise Refusal or Refused."""
+    refuse_second(node, record, count, wanted)
+    line = Line(count)
+    try:
+        return tickets.in_turn(
+            node,
+            lambda: process.claim_for(node, record, count, wanted, Deadline(CLAIM_SECONDS)),
+            Deadline(wait),
+            line.tell,
+        )
+    finally:
+        line.end()
+
+
+def owner_of(node: Node, pid: int) -> Owner:
+    """Return the record for a claim by `pid`, with its owner's name; raise Refusal."""
+    record = process.template(node, pid, "")
+    return record.copy(user=user_name(record.uid))
+
+
+def refuse_second(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) -> None:
+    """Raise Refused when the process holds another grant: one claim a process."""
+    held = [lock for lock in node.store.all().values() if lock.owner] if node.store.exists() else []
+    mine = [lock.owner for lock in held if lock.owner and lock.owner.key() == record.key()]
+    for other in mine:
+        if other.run() != record.run() or other.boot_id != record.boot_id:
+            continue  # of an earlier process of this number
+        if len(other.devices) != count or (wanted and set(wanted) != set(other.devices)):
+            raise Refused(
+                f"pid {record.pid} holds {listing(other.devices, node.devices())} already",
+                f"gpulock release --pid {record.pid} first",
+            )
+
+
+class Line:
+    """What a waiting caller is told on stderr: one line, kept up to date on a terminal."""
+
+    def __init__(self, count: int) -> None:
+        self._what = counted(count, "GPU")
+        self._begun = boottime()
+        self._last = ""
+        self._live = sys.stderr.isatty()
+
+    def tell(self, before: int, why: str) -> None:
+        """Say how many callers are before this one, or what is in the way."""
+        reason = f"{counted(before, 'caller')} before this one" if before else f"next; {why}"
+        if self._live:
+            text = f"gpulock: waiting {duration(boottime() - self._begun)} for {self._what}: "
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+            sys.stderr.write(f"\r\x1b[K{(text + reason)[: max(20, width - 1)]}")
+            sys.stderr.flush()
+        elif reason != self._last:
+            click.echo(f"gpulock: waiting for {self._what}: {reason}", err=True)
+        self._last = reason
+
+    def end(self) -> None:
+        """Leave a clean line behind."""
+        if self._live and self._last:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

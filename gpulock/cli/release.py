@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock release`: give back claims of one's own processes; with --force anybody's.
+
+Under the gate, and by the token that was judged. A device that somebody has open is not let go
+without --force, which says who still has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import click
+
+from gpulock import guard, settle
+from gpulock.claim import retire
+from gpulock.cli.select import SelectError, Subject, subject
+from gpulock.cli.session import Refused, Session, caller, log
+from gpulock.cli.words import holder, label_of
+from gpulock.daemon import adopt
+from gpulock.daemon.process import judge
+from gpulock.deadline import Deadline
+from gpulock.devices import Device, overlaps
+from gpulock.gate import Gate
+from gpulock.locks import Lock
+from gpulock.node import Node
+from gpulock.refusal import one_line
+from gpulock.release import placed
+
+
+class Let(NamedTuple):
+    """One lock that was let go, and who still has the device open."""
+
+    lock: Lock
+    left: str
+
+
+@click.command()
+@click.argument("devices", nargs=-1, metavar="[DEVICE]...")
+@click.option("--pid", type=click.IntRange(min=2), help="What this process holds.")
+@click.option("--job", metavar="JOB", help="What this job holds: 12, or 12.3 for a task.")
+@click.option("--force", is_flag=True, help="Also what is not yours, or still in use.")
+@click.option("--because", metavar="TEXT", help="Why; needed with --force, kept in the log.")
+@click.pass_obj
+def release(
+    session: Session,
+    devices: tuple[str, ...],
+    pid: int | None,
+    job: str | None,
+    force: bool,
+    because: str | None,
+) -> None:
+    """Give GPUs back; without arguments what the calling shell holds."""
+    if len([given for given in (devices, pid, job) if given]) > 1:
+        raise click.UsageError("say devices, or --pid, or --job: one of them.")
+    if force and not because:
+        raise click.UsageError('--force needs --because "TEXT".')
+    node = session.own_node()
+    found = placed(node)
+    ours = chosen(found, devices, pid or os.getppid(), job)
+    let = let_go(node, found, ours, force, one_line(because or ""))
+    for one in let:
+        click.echo(f"freed {label_of(one.lock.id, found)}{whose(one.lock)}")
+        if one.left:
+            click.echo(f"STILL IN USE: {one.left}", err=True)
+
+
+def chosen(
+    found: Sequence[Device], names: Sequence[str], pid: int, job: str | None
+) -> Callable[[Lock], bool]:
+    """Return what tells the locks that are meant; raise Refused."""
+    try:
+        if names:
+            ids = [device_id(name, found) for name in names]
+            return lambda lock: any(overlaps(lock.id, name) for name in ids)
+        what = subject(f"job {job}", found) if job else Subject(pid=pid)
+    except SelectError as fault:
+        raise Refused(str(fault), "see gpulock status") from fault
+    return lambda lock: lock.owner is not None and what.owns(lock.owner)
+
+
+def device_id(name: str, found: Sequence[Device]) -> str:
+    """Return the lock id a name stands for; a full id is taken although nothing shows it."""
+    meant = subject(f"gpu {name}", found).device if not is_id(name, found) else None
+    return meant.id if meant else name
+
+
+def is_id(name: str, found: Sequence[Device]) -> bool:
+    """Return whether `name` is a lock id of a card that the driver does not show (any more)."""
+    from gpulock.cli.select import match, same_place
+
+    return not match(name, found) and same_place(name) is not None
+
+
+def let_go(
+    node: Node, found: list[Device], ours: Callable[[Lock], bool], force: bool, because: str
+) -> list[Let]:
+    """Free the locks that are `ours`, all or none; raise Refused."""
+    if not node.store.exists():
+        raise Refused("nothing is held on this node", "see gpulock status")
+    node.store.check()
+    judge_now = judge(node)
+    holders = settle.make_holders(node, found, judge_now)
+    holders.of("")
+    with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
+        held = node.store.all()
+        others = settle.groups(held)
+        locks = [lock for lock in held.values() if ours(lock)]
+        if not locks:
+            raise Refused("nothing of that is held", "see gpulock status")
+        let = [Let(lock, left_open(lock, holders, others)) for lock in locks]
+        for one in let:
+            if not force:
+                refuse_foreign(one)
+        for one in let:
+            how = (
+                f"release --force by {caller()}: {because}" if force else f"released by {caller()}"
+            )
+            free(node, one, one_line(how))
+    forget(node, let)
+    return let
+
+
+def left_open(lock: Lock, holders: guard.Holders, others: frozenset[int]) -> str:
+    """Return who has the device of a lock open, or nothing."""
+    if lock.owner is not None:
+        return guard.open_left(lock.id, lock.owner, holders, others)
+    pids = holders.of(lock.id)
+    return f"process {pids[0]} has {lock.id} open" if pids else holders.blind
+
+
+def refuse_foreign(one: Let) -> None:
+    """Raise Refused for a lock that its caller may not free, or not now."""
+    record = one.lock.owner
+    force = 'use --force --because "TEXT" if you must'
+    if record is None:
+        raise Refused(f"{one.lock.id}: {one.lock.fault or 'a claim cut short'}", force)
+    if record.scheduler == "admin":
+        raise Refused(f"{one.lock.id} is {holder(record)}", f"gpulock unreserve {one.lock.id}")
+    if record.scheduler != "process":
+        raise Refused(
+            f"{one.lock.id} is held by {holder(record)}",
+            f"it is freed when the job ends; {force}",
+        )
+    if record.uid != os.getuid():
+        raise Refused(f"{one.lock.id} is held by {holder(record)}", force)
+    if one.left:
+        raise Refused(one.left, f"end it first; {force}")
+
+
+def free(node: Node, one: Let, how: str) -> None:
+    """Free one lock under the gate, and log a forced one; raise Refusal."""
+    lock = one.lock
+    if lock.owner is None and lock.fault:
+        # retire leaves alone what it cannot read, and so does everybody but this command
+        from gpulock import atomic
+
+        atomic.remove_folder(f"{node.store.locks_dir}/{lock.id}")
+    else:
+        retire(node, lock, how)
+    still = f"; still open: {one.left}" if one.left else ""
+    log(node.settings, one_line(f"{lock.id}{whose(lock)}: {how}{still}"))
+
+
+def forget(node: Node, let: Sequence[Let]) -> None:
+    """Drop or shorten the notes that would put released claims back."""
+    held = node.store.all()
+    for record in [one.lock.owner for one in let if one.lock.owner]:
+        if record.scheduler != "process":
+            continue
+        left = [
+            lock.id for lock in held.values() if lock.owner and lock.owner.token == record.token
+        ]
+        if left:
+            adopt.keep_run(node.settings.state_dir, record.copy(devices=tuple(left)))
+        else:
+            adopt.forget_run(node.settings.state_dir, record.token)
+
+
+def whose(lock: Lock) -> str:
+    """Return `, held by job 12 of alice`, or nothing for a lock without owner."""
+    return f", held by {holder(lock.owner)}" if lock.owner else ""

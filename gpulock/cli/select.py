@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an argument of the command line means: a device, a job, a process; pure.
+
+A job is compared as a whole, never by its beginning: 12 is not 123, and task 1 is not task 11.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from gpulock.cli.words import device_name
+from gpulock.devices import Device, bus_key
+from gpulock.owner import Owner
+
+LEAST_UUID = 8  # characters of a UUID that must be given
+JOB = re.compile(r"(?:job[ :])?([0-9]+)(?:\.([0-9]+))?")
+PID = re.compile(r"pid[ :]([0-9]+)")
+DEVICE = re.compile(r"(?:device|gpu)[ :](.+)", re.IGNORECASE)
+
+
+class SelectError(LookupError):
+    """Say in one clause why an argument names nothing, or too much."""
+
+
+class Subject(NamedTuple):
+    """What is asked about: a device, or a job with its task ("" for all), or a process."""
+
+    device: Device | None = None
+    job: str = ""
+    task: str = ""
+    pid: int = 0
+
+    def owns(self, record: Owner) -> bool:
+        """Return whether a record is of this job or process."""
+        if self.pid:
+            return record.scheduler == "process" and record.pid == self.pid
+        if record.scheduler in ("process", "admin") or not self.job:
+            return False
+        return record.job_id == self.job and self.task in ("", record.task_id or "1")
+
+    def name(self) -> str:
+        """Return the subject as people write it."""
+        if self.device is not None:
+            return f"GPU {device_name(self.device)}"
+        if self.pid:
+            return f"pid {self.pid}"
+        return f"job {self.job}{'.' if self.task else ''}{self.task}"
+
+
+def subject(text: str, devices: Sequence[Device], jobs: Iterable[Owner] = ()) -> Subject:
+    """Return what `text` names; a plain number is a device where there is one, else a job.
+
+    `job 3`, `gpu 3` and `pid 3` leave no doubt. Raises SelectError.
+    """
+    text = text.strip()
+    if found := PID.fullmatch(text):
+        return Subject(pid=int(found[1]))
+    if found := DEVICE.fullmatch(text):
+        return Subject(device=one_device(found[1], devices))
+    as_job = JOB.fullmatch(text)
+    matching = match(text, devices)
+    if as_job and (not matching or text.startswith("job")):
+        return Subject(job=as_job[1].lstrip("0") or "0", task=as_job[2] or "")
+    return Subject(device=one_device(text, devices))
+
+
+def one_device(text: str, devices: Sequence[Device]) -> Device:
+    """Return the one device that `text` names; raise SelectError."""
+    found = match(text, devices)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise SelectError(f"no device {text!r} here")
+    names = ", ".join(device_name(device) for device in found)
+    raise SelectError(f"{text} is several devices ({names})")
+
+
+def several(text: str, devices: Sequence[Device]) -> list[Device]:
+    """Return the devices of a list like `0,1`, each once; raise SelectError."""
+    found: list[Device] = []
+    for part in text.split(","):
+        device = one_device(part.strip(), devices)
+        if device in found:
+            raise SelectError(f"{part.strip()} is given twice")
+        found.append(device)
+    return found
+
+
+def match(text: str, devices: Sequence[Device]) -> list[Device]:
+    """Return the devices that `text` may mean: index, bus id, or a UUID's beginning."""
+    if text.isascii() and text.isdigit():
+        return [device for device in devices if device.index == int(text)]
+    lower = text.lower()
+    exact = [d for d in devices if lower in (d.id, device_name(d).lower(), d.uuid.lower())]
+    if exact:
+        return exact
+    if place := same_place(lower):
+        bus, dot, instance = place
+        return [d for d in devices if d.bus == bus and (not dot or d.id == f"{bus}.{instance}")]
+    if len(text) < LEAST_UUID:
+        return []
+    return [d for d in devices if d.uuid and is_beginning(lower, d.uuid.lower())]
+
+
+def same_place(text: str) -> tuple[str, str, str] | None:
+    """Return (bus id as the kernel writes it, dot, instance), or None for what is no bus id.
+
+    The domain may be left out, or have eight digits as nvidia-smi writes it.
+    """
+    bus, dot, instance = text.partition(".gi")
+    try:
+        domain, number, slot, function = bus_key(bus if bus.count(":") > 1 else f"0:{bus}")
+    except ValueError:
+        return None
+    name = f"{domain:04x}:{number:02x}:{slot:02x}.{function:x}"
+    return name, dot, f"gi{instance}" if dot else ""
+
+
+def is_beginning(text: str, uuid: str) -> bool:
+    """Return whether a UUID begins so, with or without its `GPU-`."""
+    return uuid.startswith(text) or uuid.partition("-")[2].startswith(text)

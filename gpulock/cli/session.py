@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands share: the node that `--config` names, and who may change it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+import click
+
+from gpulock.node import Node
+from gpulock.refusal import one_line
+from gpulock.settings import Settings, load
+
+PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
+
+
+class Refused(click.ClickException):
+    """Refuse a command in one line: why, and what to do; exit code 1."""
+
+    exit_code = 1
+
+    def __init__(self, why: str, do: str = "") -> None:
+        super().__init__(one_line(f"{why}; {do}" if do else why))
+        context = click.get_current_context(silent=True)
+        self.command = context.info_name if context else ""
+
+    def show(self, file: object = None) -> None:
+        """Print the line."""
+        click.echo(f"gpulock: {self.command}: {self.message}", err=True)
+
+
+class Session:
+    """One call of the command line: its settings file, and the node behind it."""
+
+    def __init__(self, config: str) -> None:
+        self.config = config
+
+    def settings(self) -> Settings:
+        """Return the settings; raise Refusal."""
+        return load(self.config)
+
+    def node(self) -> Node:
+        """Return the node, to look at; raise Refusal."""
+        return Node(self.settings())
+
+    def own_node(self) -> Node:
+        """Return the node, to change; raise Refused for all but the owner of LOCK_DIR."""
+        node = self.node()
+        path = node.store.path
+        try:
+            uid = os.lstat(path).st_uid
+        except FileNotFoundError:
+            uid = os.geteuid()  # whoever makes it
+        if uid != os.geteuid():
+            raise Refused(
+                f"{path} belongs to {user_name(uid)}, and only {user_name(uid)} may change locks",
+                f"run it as {user_name(uid)}, or use a node of your own with --config",
+            )
+        os.umask(PUBLIC)
+        return node
+
+
+def owns(node: Node) -> bool:
+    """Return whether the caller owns LOCK_DIR, and so may see and change everything."""
+    try:
+        return os.lstat(node.store.path).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, its number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def caller() -> str:
+    """Return who is at the keyboard, for notes and logs: the login, and whom it became."""
+    name = user_name(os.getuid())
+    try:
+        with open("/proc/self/loginuid", encoding="ascii") as file:
+            login = int(file.read())
+    except (OSError, ValueError):
+        return name
+    known = login not in (0xFFFFFFFF, os.getuid())
+    return f"{user_name(login)} as {name}" if known else name
+
+
+def log(settings: Settings, line: str) -> None:
+    """Write one line to syslog; a simulation has none."""
+    if settings.simulation:
+        return
+    import syslog
+
+    syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
+    syslog.syslog(syslog.LOG_NOTICE, line)

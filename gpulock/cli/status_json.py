@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock status --json`: version 1 of the schema in docs/status-json.md."""
+
+from __future__ import annotations
+
+import json
+
+from gpulock import state
+from gpulock.cli.look import View
+from gpulock.cli.words import held_seconds
+from gpulock.owner import TYPES
+from gpulock.state import Row
+
+VERSION = 1
+
+
+def text(view: View, rows: list[Row], shown: list[Row]) -> str:
+    """Return the document: devices of `shown`, totals of `rows`."""
+    return json.dumps(document(view, rows, shown), indent=2)
+
+
+def document(view: View, rows: list[Row], shown: list[Row]) -> dict[str, object]:
+    """Return the document as a value."""
+    node = view.node
+    cards = {row.device.bus if row.device else row.id for row in rows}
+    return {
+        "version": VERSION,
+        "node": node.name,
+        "boot_id": node.boot_id,
+        "gpus": [entry(view, row) for row in shown],
+        "totals": {**state.counts(rows), "expected": node.settings.gpus or len(cards)},
+    }
+
+
+def entry(view: View, row: Row) -> dict[str, object]:
+    """Return one device; what is not known is null."""
+    device = row.device
+    record = row.lock.owner if row.lock else None
+    held: dict[str, object] | None = None
+    seconds: float | None = None
+    if record is not None:
+        held = {key: getattr(record, key) for key in TYPES}
+        seconds = round(held_seconds(record, view.node.boot_id, view.boottime, view.now), 3)
+    return {
+        "index": device.index if device else None,
+        "id": row.id,
+        "uuid": (device.uuid or None) if device else None,
+        "minor": device.minor if device and device.minor >= 0 else None,
+        "model": (device.model or None) if device else None,
+        "numa_node": device.numa if device and device.numa >= 0 else None,
+        "memory_mib": (device.memory_mib or None) if device else None,
+        "state": row.state,
+        "reason": row.reason,
+        "held": held,
+        "held_seconds": seconds,
+    }

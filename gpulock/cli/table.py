@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that lays out tables and lines of label and text; pure but for `width`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import click
+
+GAP = "  "
+NARROW, WIDE = 80, 100  # columns: what a table fits into at least, and where nobody says
+LABEL = 10  # columns of a label and the gap after it
+COLOURS = {
+    "free": "green",
+    "held": "cyan",
+    "held_idle": "blue",
+    "foreign": "yellow",
+    "unknown": "yellow",
+    "stale": "yellow",
+    "quarantined": "magenta",
+    "missing": "red",
+}
+
+
+class Column(NamedTuple):
+    """A column: its title, whether it is right-aligned, and how far it may shrink (0: not)."""
+
+    title: str
+    right: bool = False
+    least: int = 0
+
+
+class Cell(NamedTuple):
+    """A cell: its text and its colour."""
+
+    text: str
+    colour: str | None = None
+
+
+def state_cell(state: str) -> Cell:
+    """Return a state as it is shown: `held (idle)` for held_idle."""
+    return Cell("held (idle)" if state == "held_idle" else state, COLOURS[state])
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, WIDE where there is none."""
+    try:
+        return max(NARROW, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError):
+        return WIDE
+
+
+def render(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> list[str]:
+    """Return the lines of a table no wider than `width` where its columns can shrink so far."""
+    widths = [
+        max([len(column.title), *(len(row[n].text) for row in rows)])
+        for n, column in enumerate(columns)
+    ]
+    shrink(widths, columns, width)
+    head = [Cell(column.title) for column in columns]
+    lines = [click.style(line_of(head, columns, widths), bold=True)]
+    return [*lines, *(line_of(row, columns, widths) for row in rows)]
+
+
+def shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:
+    """Take columns off the widest that may shrink until the table fits."""
+    while sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        spare = [
+            (widths[n] - column.least, n)
+            for n, column in enumerate(columns)
+            if column.least and widths[n] > max(column.least, len(column.title))
+        ]
+        if not spare:
+            return
+        widths[max(spare)[1]] -= 1
+
+
+def line_of(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    """Return one line: padded first, coloured then, no blanks at its end."""
+    parts: list[str] = []
+    last = len(columns) - 1
+    for n, (cell, column, width) in enumerate(zip(row, columns, widths, strict=True)):
+        text = clip(cell.text, width)
+        padded = text.rjust(width) if column.right else text if n == last else text.ljust(width)
+        parts.append(padded.replace(text, paint(text, cell.colour), 1) if text else padded)
+    return GAP.join(parts).rstrip()
+
+
+def clip(text: str, width: int) -> str:
+    """Return `text` cut to `width` with an ellipsis."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def paint(text: str, colour: str | None) -> str:
+    """Return the text in a colour; click takes it out again where stdout is no terminal."""
+    return click.style(text, fg=colour) if colour else text
+
+
+def facts(pairs: Iterable[tuple[str, str]], width: int) -> list[str]:
+    """Return indented lines of label and text, long texts wrapped below their beginning."""
+    lines: list[str] = []
+    for label, text in pairs:
+        first = "  " + click.style(label.ljust(LABEL), dim=True)
+        wrapped = textwrap.wrap(text, max(20, width - LABEL - 2), break_long_words=False)
+        lines.append(first + (wrapped[0] if wrapped else ""))
+        lines += [" " * (LABEL + 2) + more for more in wrapped[1:]]
+    return lines

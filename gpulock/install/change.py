@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One change to a node or cluster: shown before it is made, compared before it is written.
+
+A change is a place (a file, a queue's attribute) and its value before and after. What was made is
+noted in STATE_DIR/install, before it is made, so that it can be taken back later: a value that
+somebody has changed since is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from gpulock import atomic
+from gpulock.install.hooks import InstallError, make_folder
+
+VERSION: Final = 1
+_SHOWN: Final = 8  # lines of a long value that are shown
+
+
+class Place(Protocol):
+    """Where one value is: read and written whole; None is "not there"."""
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Kind and coordinates, as the record keeps them."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """Name the place for people."""
+        ...
+
+    def read(self) -> str | None:
+        """Return the value now; raise InstallError where it cannot be found out."""
+        ...
+
+    def write(self, value: str | None) -> None:
+        """Set or take away the value; raise InstallError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of one place."""
+
+    place: Place
+    before: str | None
+    after: str | None
+
+    @property
+    def what(self) -> str:
+        """Name what changes."""
+        return self.place.title
+
+    def apply(self) -> None:
+        """Make the change, unless the place no longer holds what was shown; raise InstallError."""
+        if self.place.read() != self.before:
+            raise InstallError(f"{self.what} was changed meanwhile by somebody else; run it again")
+        self.place.write(self.after)
+        if self.place.read() != self.after:
+            raise InstallError(f"{self.what} does not hold what was written; look at it")
+
+    def undo(self) -> str:
+        """Take the change back; return why not, or nothing; raise InstallError."""
+        now = self.place.read()
+        if now == self.before:
+            return ""
+        if now != self.after:
+            return f"{self.what} was changed since; left as it is: {brief(now)}"
+        self.place.write(self.before)
+        return ""
+
+    def lines(self) -> list[str]:
+        """Return the change as it is shown: a title, then what goes and what comes."""
+        gone, come = _only(self.before, self.after), _only(self.after, self.before)
+        return [
+            self.what,
+            *(f"  - {line}" for line in _cut(gone)),
+            *(f"  + {line}" for line in _cut(come)),
+        ]
+
+
+def brief(value: str | None) -> str:
+    """Return a value on one line."""
+    return "not there" if value is None else " ".join(value.split())[:200]
+
+
+def _only(value: str | None, other: str | None) -> list[str]:
+    """Return the lines that one value has and the other has not."""
+    known = (other or "").splitlines()
+    return [line for line in (value or "").splitlines() if line.strip() and line not in known]
+
+
+def _cut(lines: list[str]) -> list[str]:
+    more = len(lines) - _SHOWN
+    return lines if more <= 1 else [*lines[:_SHOWN], f"... and {more} more lines"]
+
+
+def changed(place: Place, after: str | None) -> Iterable[Change]:
+    """Yield the change that gives a place its new value, if it has another one."""
+    before = place.read()
+    if before != after:
+        yield Change(place, before, after)
+
+
+# --- places on this node's own disk -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class File:
+    """A text file, replaced whole."""
+
+    path: Path
+    mode: int = 0o644
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Kind and path."""
+        return ("file", str(self.path), f"{self.mode:o}")
+
+    @property
+    def title(self) -> str:
+        """The path."""
+        return f"file {self.path}"
+
+    def read(self) -> str | None:
+        """Return the text."""
+        try:
+            return atomic.read_text(str(self.path))
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            raise InstallError(f"{self.path}: {fault.strerror}; look at it") from fault
+
+    def write(self, value: str | None) -> None:
+        """Replace or remove the file."""
+        try:
+            if value is None:
+                self.path.unlink(missing_ok=True)
+                return
+            make_folder(self.path.parent)
+            data = value.encode("utf-8", "surrogateescape")
+            atomic.replace_file(str(self.path), data, self.mode)
+        except OSError as fault:
+            raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder; its value is its mode."""
+
+    path: Path
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Kind and path."""
+        return ("folder", str(self.path))
+
+    @property
+    def title(self) -> str:
+        """The path."""
+        return f"folder {self.path}"
+
+    def read(self) -> str | None:
+        """Return owner and mode."""
+        try:
+            info = self.path.lstat()
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            raise InstallError(f"{self.path}: {fault.strerror}; look at it") from fault
+        if not stat.S_ISDIR(info.st_mode):
+            raise InstallError(f"{self.path} is no folder; move it away")
+        return f"uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}"
+
+    def write(self, value: str | None) -> None:
+        """Make the folder ours, or remove it where nothing is in it."""
+        try:
+            if value is None:
+                if not any(self.path.iterdir()):
+                    self.path.rmdir()
+                return
+            make_folder(self.path)
+            os.chown(self.path, os.geteuid(), os.getegid())
+            self.path.chmod(0o755)
+        except OSError as fault:
+            raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
+
+
+# --- the record of what was made --------------------------------------------------------------
+
+
+class Record:
+    """What was installed, in one file: by place, the value before the first and after the last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self) -> dict[tuple[str, ...], tuple[str | None, str | None]]:
+        """Return (before, after) by address, in the order made; raise InstallError."""
+        text = File(self.path).read()
+        if text is None:
+            return {}
+        try:
+            data: Any = json.loads(text)
+            if data["version"] != VERSION:
+                raise ValueError(f"version {data['version']}")
+            return {tuple(c["place"]): (c["before"], c["after"]) for c in data["changes"]}
+        except (ValueError, KeyError, TypeError) as fault:
+            raise InstallError(f"{self.path} is not understood ({fault}); move it away") from fault
+
+    def save(self, entries: dict[tuple[str, ...], tuple[str | None, str | None]]) -> None:
+        """Write the record, or remove it when there is nothing in it."""
+        changes = [
+            {"place": list(place), "before": before, "after": after}
+            for place, (before, after) in entries.items()
+        ]
+        data = {"version": VERSION, "changes": changes}
+        File(self.path, 0o600).write(json.dumps(data, indent=1) + "\n" if changes else None)
+
+    def note(self, change: Change) -> None:
+        """Note a change that is about to be made; what was there first stays what was there."""
+        entries = self.load()
+        known = entries.pop(change.place.address, None)
+        entries[change.place.address] = (known[0] if known else change.before, change.after)
+        self.save(entries)
+
+
+def apply(changes: Sequence[Change], record: Record, echo: Callable[[str], None]) -> None:
+    """Make the changes in order, each noted first; raise InstallError at the first that fails.
+
+    Nothing is taken back then: run it again, or `uninstall`.
+    """
+    for change in changes:
+        record.note(change)
+        change.apply()
+        echo(f"done: {change.what}")
+
+
+def undo_all(
+    record: Record, place_of: Callable[[tuple[str, ...]], Place], echo: Callable[[str], None]
+) -> list[str]:
+    """Take back what the record says, newest first; return what was left, and why."""
+    entries = record.load()
+    left: list[str] = []
+    for address, (before, after) in reversed(list(entries.items())):
+        change = Change(place_of(address), before, after)
+        try:
+            why = change.undo()
+        except InstallError as fault:
+            left.append(str(fault))
+            continue
+        if why:
+            left.append(why)
+        else:
+            echo(f"put back: {change.what}")
+        del entries[address]
+        record.save(entries)
+    return left
+
+
+def with_before(change: Change, before: str | None) -> Change:
+    """Return a change that is taken back to another value than the one it replaces."""
+    return replace(change, before=before)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installed hooks: one folder a version below a prefix, and a link to the one in force.
+
+A version is rendered, tried as execd would start it, and only then is the link swapped: at every
+instant `current` leads to a whole set of hooks. Versions that are not in force go with the next
+install, once no lock is held; the one before is kept, for hooks that run at that moment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import gpulock
+from gpulock.install.hooks import (
+    HookPaths,
+    InstallError,
+    contents,
+    digest,
+    hot_modules,
+    make_folder,
+    probe,
+    real_interpreter,
+    render_hooks,
+)
+
+DEFAULT_PREFIX: Final = Path("/usr/local/libexec/gpulock")
+CURRENT: Final = "current"
+_SECONDS: Final = 5.0  # a hook that needs longer to refuse is not fit for use
+_JOB: Final = {"JOB_ID": "self-test"}
+_REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted
+_IMPORT: Final = """
+import sys
+sys.path[:0] = [sys.argv[1]]
+for name in sys.argv[2:]:
+    __import__(name)
+    found = sys.modules[name].__file__
+    if not found.startswith(sys.argv[1] + "/"):
+        sys.exit(f"{name} comes from {found}")
+"""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The hooks in force on this node: a place whose value is the version's name."""
+
+    prefix: Path
+    config: Path
+    interpreter: str
+    lock_dir: Path = Path("/run/gpulock")
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Kind and coordinates."""
+        return ("hooks", str(self.prefix), str(self.config), self.interpreter)
+
+    @property
+    def title(self) -> str:
+        """Name them for people."""
+        return f"hooks {self.prefix / CURRENT}"
+
+    def wanted(self) -> str:
+        """Return the name of the version that this package would install."""
+        real = real_interpreter(self.interpreter)
+        return f"{gpulock.__version__}-{digest(self.config, real, probe(real))}"
+
+    def read(self) -> str | None:
+        """Return the version in force, marked where its files are not what was installed."""
+        name = in_force(self.prefix)
+        if name is None or name != self.wanted():
+            return name
+        real = real_interpreter(self.interpreter)
+        damaged = differing(self.prefix / name, contents(self.prefix / name, self.config, real))
+        return f"{name} (damaged: {damaged[0]})" if damaged else name
+
+    def write(self, value: str | None) -> None:
+        """Install a version and put it in force, or take all away."""
+        try:
+            if value is None:
+                (self.prefix / CURRENT).unlink(missing_ok=True)
+                for name in versions(self.prefix):
+                    shutil.rmtree(self.prefix / name)
+                if self.prefix.is_dir() and not any(self.prefix.iterdir()):
+                    self.prefix.rmdir()
+                return
+            before = in_force(self.prefix)
+            make_folder(self.prefix)
+            check_folder(self.prefix)
+            if value == self.wanted():
+                paths = render_hooks(self.prefix / value, self.config, self.interpreter)
+            else:
+                paths = HookPaths(self.prefix / value)
+            self_test(paths)
+            swap(self.prefix, value)
+            if not locks_in(self.lock_dir):
+                prune(self.prefix, {value, before or value})
+        except OSError as fault:
+            raise InstallError(f"{self.prefix}: {fault}; are you root?") from fault
+
+
+def in_force(prefix: Path) -> str | None:
+    """Return the version that the link names; raise InstallError where it is no link."""
+    try:
+        return os.path.basename(os.readlink(prefix / CURRENT))
+    except FileNotFoundError:
+        return None
+    except OSError as fault:
+        raise InstallError(f"{prefix / CURRENT}: {fault.strerror}; remove it") from fault
+
+
+def versions(prefix: Path) -> list[str]:
+    """Return the names of the version folders."""
+    try:
+        entries = sorted(prefix.iterdir())
+    except OSError:
+        return []
+    return [e.name for e in entries if e.is_dir() and not e.is_symlink() and (e / "lib").is_dir()]
+
+
+def differing(folder: Path, files: dict[str, bytes]) -> list[str]:
+    """Return the files that are not as they were installed."""
+    found: list[str] = []
+    for name, data in files.items():
+        try:
+            if (folder / name).read_bytes() != data:
+                found.append(name)
+        except OSError:
+            found.append(name)
+    return found
+
+
+def check_folder(path: Path) -> None:
+    """Raise InstallError unless nobody but its owner and root can put something in a folder's place.
+
+    Root runs what stands below it. A sticky folder (/tmp) lets others add, not replace.
+    """
+    if os.geteuid() != 0:
+        return
+    for folder in (path, *path.parents):
+        info = folder.stat()
+        open_to_all = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (
+            info.st_mode & stat.S_ISVTX
+        )
+        if info.st_uid != 0 or open_to_all:
+            raise InstallError(
+                f"{folder} has uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}: hooks run"
+                " as root; make it root's and writable by nobody else"
+            )
+
+
+def swap(prefix: Path, name: str) -> None:
+    """Put a version in force at one stroke."""
+    beside = prefix / f".{CURRENT}.{os.urandom(6).hex()}"
+    beside.symlink_to(name)
+    beside.rename(prefix / CURRENT)
+
+
+def prune(prefix: Path, keep: set[str]) -> None:
+    """Remove the versions that are in use no more."""
+    for name in versions(prefix):
+        if name not in keep:
+            shutil.rmtree(prefix / name)
+
+
+def locks_in(lock_dir: Path) -> list[str]:
+    """Return the devices that are locked; raise InstallError where that cannot be seen."""
+    try:
+        return sorted(n for n in os.listdir(lock_dir / "locks") if not n.startswith("."))
+    except FileNotFoundError:
+        return []
+    except OSError as fault:
+        raise InstallError(f"{lock_dir}/locks: {fault.strerror}; are you root?") from fault
+
+
+def self_test(paths: HookPaths) -> None:
+    """Start each hook as no shepherd would: it must refuse, in time; raise InstallError."""
+    modules = [name.removesuffix(".py").replace("/", ".") for name in hot_modules()]
+    modules = [name.removesuffix(".__init__") for name in modules]
+    interpreter = paths.prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
+    _try([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
+    _try([paths.prolog, "1"], _REFUSES, "did not start us")
+    _try([paths.epilog, "1"], (0,), "did not start us")
+    _try([paths.launch, paths.prolog], _REFUSES, "no shepherd")
+    _try([paths.launch, paths.epilog], (0,), "no shepherd")
+    chained = ["self-test", "0", "queue", "root", "root@/bin/true"]
+    _try([paths.chain, "prolog", *chained], _REFUSES, "no shepherd")
+    _try([paths.chain, "epilog", *chained], (0,), "no shepherd")
+    _try([paths.sensor], (0,), stdin="quit\n")
+    _try([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n")
+
+
+def _try(
+    command: Sequence[str | Path], codes: tuple[int, ...], words: str = "", stdin: str = ""
+) -> None:
+    """Run a hook without any environment; raise InstallError unless it does as it must."""
+    name = " ".join(str(word) for word in command[:2])
+    try:
+        done = subprocess.run(
+            command,
+            env=_JOB,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        raise InstallError(f"self-test: {name}: {fault}; nothing was put in force") from fault
+    said = " ".join((done.stderr + done.stdout).split())
+    if done.returncode not in codes or words not in said:
+        raise InstallError(
+            f"self-test: {name} ended with {done.returncode}: {said[:300]!r}; nothing was put in"
+            " force"
+        )

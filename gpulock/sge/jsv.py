@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job submission verifier of Grid Engine: turn away what no hook could grant.
+
+Hot: one process a qmaster thread, asked for every job. It may reject and nothing else: what a
+hook believes is read on the node. Line protocol of jsv(1): START, PARAM and ENV lines, BEGIN,
+QUIT. Whatever it does not understand it accepts: the prolog judges again.
+"""
+
+import os
+
+from gpulock.refusal import Refusal
+from gpulock.settings import KEYS, load
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+# What a hook needs where root may not lift the job's limits (reference sge 11), in bytes: the
+# shepherd's own floors (10 MiB of memory, 15 KiB of file) are not enough for it.
+MINIMA = {"vmem": 64 * MIB, "data": 64 * MIB, "stack": MIB, "fsize": MIB}
+UNITS = {"k": 1000, "K": 1 << 10, "m": 10**6, "M": MIB, "g": 10**9, "G": 1 << 30}
+
+
+def main(argv: list[str], config: str) -> int:
+    """Serve until QUIT or the end of the input: `sge-jsv [--limits] [COMPLEX...]`.
+
+    Without names they are SGE_COMPLEXES of the settings: jsv_url takes no arguments.
+    """
+    names = tuple([word for word in argv[1:] if not word.startswith("-")]) or complexes(config)
+    limits = "--limits" in argv
+    params: dict[str, str] = {}
+    for line in lines(0):
+        word, _, rest = line.partition(" ")
+        if word == "START":
+            params = {}
+            answer("STARTED")
+        elif word == "PARAM":
+            name, _, value = rest.partition(" ")
+            params[name] = value
+        elif word == "BEGIN":
+            why = objection(params, names, limits)
+            answer(f"RESULT STATE REJECT gpulock: {why}" if why else "RESULT STATE ACCEPT")
+        elif word == "QUIT":
+            break
+    return 0
+
+
+def complexes(config: str) -> tuple[str, ...]:
+    """Return the GPU complexes of the settings; where they cannot be read, the default's."""
+    try:
+        return load(config).sge_complexes
+    except Refusal as refusal:
+        os.write(2, refusal.sentence("sge-jsv").encode("utf-8", "backslashreplace") + b"\n")
+        return tuple([default for name, _, default, _ in KEYS if name == "SGE_COMPLEXES"])
+
+
+def lines(fd: int) -> "Iterator[str]":
+    """Yield each line as soon as it is whole; bytes that are no UTF-8 survive as surrogates."""
+    rest = b""
+    while data := os.read(fd, 1 << 16):
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "surrogateescape")
+
+
+def answer(line: str) -> None:
+    """Send one line, with nothing in it that could end it early."""
+    text = "".join([c if c.isprintable() else "?" for c in line])
+    os.write(1, text.encode("utf-8", "replace") + b"\n")
+
+
+def objection(params: dict[str, str], names: tuple[str, ...], limits: bool) -> str:
+    """Return why a job with these parameters is turned away, or nothing; pure."""
+    hard, soft = requests(params.get("l_hard", "")), requests(params.get("l_soft", ""))
+    for name, _ in soft:
+        if name in names:
+            return f"-soft -l {name}: GPUs are granted or not; ask for them with -hard"
+    wanted = {name: value for name, value in hard if name in names}
+    for name, value in wanted.items():
+        if not (value.isascii() and value.isdigit()):
+            return f"-l {name}={value}: ask for a whole number of GPUs"
+    if len(wanted) > 1:
+        return f"GPUs are asked for twice ({', '.join(wanted)}); use one complex"
+    return too_low(hard) if limits else ""
+
+
+def requests(value: str) -> list[tuple[str, str]]:
+    """Return the (name, value) pairs of a resource list."""
+    pairs = [item.partition("=") for item in value.split(",") if item]
+    return [(name.strip(), text.strip()) for name, _, text in pairs]
+
+
+def too_low(hard: list[tuple[str, str]]) -> str:
+    """Return which limit would leave a hook no room, or nothing."""
+    for name, value in hard:
+        least = MINIMA.get(name[2:]) if name[:2] in ("h_", "s_") else None
+        size = memory(value)
+        if least is not None and size is not None and size < least:
+            return f"-l {name}={value}: prologs run under it; ask for {least // MIB}M or more"
+    return ""
+
+
+def memory(value: str) -> float | None:
+    """Return a memory specifier (sge_types(1)) in bytes, None where it is no number."""
+    unit = UNITS.get(value[-1:], 0)
+    try:
+        return float(value[:-1]) * unit if unit else float(value)
+    except ValueError:
+        return None

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reconcile as a process, with the exit codes of `gpulock reap` and without its CLI's imports.
+
+Usage: python -IS reap.py LIBRARY CONFIG. The sweep stops it at every system call.
+"""
+
+import os
+import sys
+
+sys.path[:0] = [sys.argv[1]]
+
+from gpulock.daemon.process import judge  # noqa: E402 (the library is put on the path first)
+from gpulock.daemon.reconcile import reconcile  # noqa: E402
+from gpulock.deadline import Deadline  # noqa: E402
+from gpulock.node import Node  # noqa: E402
+from gpulock.refusal import BROKEN, Refusal  # noqa: E402
+from gpulock.settings import load  # noqa: E402
+
+DONE, REFUSED, NODE_BROKEN = 0, 1, 3
+
+
+def main(config: str) -> int:
+    """Reconcile once; return the exit code."""
+    try:
+        node = Node(load(config))
+        reconcile(node, judge(node), Deadline(20))
+    except Refusal as refusal:
+        os.write(2, refusal.sentence("reap").encode())
+        return NODE_BROKEN if refusal.kind == BROKEN else REFUSED
+    except OSError as fault:
+        os.write(2, f"reap: {fault}".encode())
+        return NODE_BROKEN
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2]))

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many points a sweep tried, per case and kind of fault."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+
+EVERY = 12  # of the points, in the sampled form: 90 s on two cores
+
+
+class Tally:
+    """Counts of points that exist, were tried, and were not reached."""
+
+    def __init__(self) -> None:
+        self.there: Counter[tuple[str, str]] = Counter()
+        self.tried: Counter[tuple[str, str]] = Counter()
+        self.missed: Counter[tuple[str, str]] = Counter()
+        self.leftovers: Counter[str] = Counter()
+        whole = os.environ.get("GPULOCK_SOAK") == "1" or os.environ.get("FULL") == "1"
+        self.every = 1 if whole else int(os.environ.get("GPULOCK_SWEEP_SAMPLE", EVERY))
+        given = os.environ.get("GPULOCK_SWEEP_SEED")
+        self.seed = int(given) if given else random.randrange(self.every)
+
+    def lines(self) -> list[str]:
+        """Return the summary."""
+        if not self.there:
+            return []
+        found = [f"sweep: every {self.every}. point, GPULOCK_SWEEP_SEED={self.seed}"]
+        for (case, kind), there in sorted(self.there.items()):
+            tried, missed = self.tried[case, kind], self.missed[case, kind]
+            found.append(
+                f"  {case:24} {kind:7} {tried:5} of {there:5} points tried, {missed} not reached"
+            )
+        found.append(f"  in all {self.tried.total()} of {self.there.total()} points")
+        found += [f"  left behind {count:4} x {what}" for what, count in self.leftovers.items()]
+        return found
+
+
+TALLY = Tally()

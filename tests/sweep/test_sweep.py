@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stop prolog, epilog and reap at every system call: nothing granted twice, nothing lost.
+
+GPULOCK_SWEEP_SAMPLE=N tries every N-th point, GPULOCK_SWEEP_SEED says which; FULL=1 (or
+GPULOCK_SOAK=1) tries all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bench.scene import folder
+from tests.sweep.cases import CASES, Case, Check
+from tests.sweep.stage import Stage, walk
+from tests.sweep.tally import TALLY
+from tests.sweep.trace import KINDS, STRACE, Point, failing, points_of, struck, watching
+
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(7200)]
+RANDOM = re.compile(r"[0-9a-f]{12,}")
+MISSED_SHARE = 0.05  # of the points of a kind may not be reached
+
+
+@pytest.fixture(scope="session", autouse=True)
+def strace() -> None:
+    """Have strace: Debian's package, where root may install it."""
+    if shutil.which(STRACE) is None and os.geteuid() == 0:
+        subprocess.run(["apt-get", "install", "-qq", "-y", "strace"], check=False)
+    assert shutil.which(STRACE), "the sweep needs strace: apt-get install strace"
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.param
+    return found
+
+
+@pytest.fixture
+def stage(case: Case) -> Iterator[Stage]:
+    """Give a node in the state that the case starts from."""
+    with folder("sweep") as root:
+        made = Stage(root)
+        try:
+            case.prepare(made)
+            yield made
+        finally:
+            made.close()
+
+
+def all_points(stage: Stage, case: Case) -> list[Point]:
+    """Trace the program undisturbed, after one run that is not counted."""
+    for _ in range(2):
+        stage.reset()
+        stage.must(case.run(stage, watching(stage.log)), 0)
+    return points_of(stage.log, str(stage.scene.config))
+
+
+def leftovers(stage: Stage) -> None:
+    """Count what a fault left in LOCK_DIR and STATE_DIR besides the locks."""
+    for root in (stage.node.store.path, stage.node.settings.state_dir):
+        for path in walk(Path(root)):
+            if path.name.startswith("."):
+                TALLY.leftovers[RANDOM.sub("*", str(path.relative_to(root)))] += 1
+
+
+def test_a_fault_at_any_system_call_loses_nothing(stage: Stage, case: Case) -> None:
+    points = all_points(stage, case)
+    others = stage.records(stage.other)
+    outside = stage.outside()
+    wrong: list[str] = []
+    for number, point in enumerate(points):
+        TALLY.there[case.name, point.kind] += 1
+        if number % TALLY.every != TALLY.seed % TALLY.every:
+            continue
+        stage.reset()
+        code = case.run(stage, failing(point, stage.log))
+        TALLY.tried[case.name, point.kind] += 1
+        if not struck(point, stage.log):
+            TALLY.missed[case.name, point.kind] += 1
+            continue
+        said = stage.stderr.read_text().strip()
+        faults = Check(stage, case, code).all(point, others, outside)
+        leftovers(stage)
+        wrong += [f"{point}\n    {fault}\n    exit {code}: {said}" for fault in faults]
+    assert not wrong, f"{len(wrong)} faults\n" + "\n".join(wrong)
+    for kind in KINDS:
+        tried, missed = TALLY.tried[case.name, kind], TALLY.missed[case.name, kind]
+        assert missed <= max(1, MISSED_SHARE * tried), f"{kind}: {missed} of {tried} not reached"

@@ -68,6 +68,8 @@ class Holders:
             return found
         root = self.scan.proc.root
         for pid, status in self.scan.statuses().items():
+            if status.kernel:
+                continue
             folder = f"{root}/{pid}/fd"
             held: set[str] = set()
             try:

@@ -143,9 +143,9 @@ def process_verdict(lock: Lock, scan: Scan) -> Verdict:
 def session(scan: Scan, sid: int) -> list[int]:
     """Return the processes of one session that run."""
     members: list[int] = []
-    for pid in scan.statuses():
+    for pid, status in scan.statuses().items():
         try:
-            if scan.proc.stat(pid).session == sid:
+            if (status.session if status.session >= 0 else scan.proc.stat(pid).session) == sid:
                 members.append(pid)
         except ProcessLookupError:
             continue
@@ -188,19 +188,6 @@ class Judge:
         if rule is None:
             return Verdict(UNKNOWN, f"no rule for scheduler {lock.owner.scheduler}")
         return rule(lock, self.scan)
-
-
-def here(proc: Proc) -> str:
-    """Return the pid namespace for a new record, empty where it cannot be seen."""
-    try:
-        return proc.pid_namespace()
-    except OSError:
-        return ""
-
-
-def effective_uid(status: Status) -> int:
-    """Return the effective uid of a process."""
-    return status.uids[1]
 
 
 def is_system(status: Status) -> bool:

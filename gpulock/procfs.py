@@ -8,7 +8,8 @@ raises ProcessLookupError; what may not be seen raises PermissionError: the two 
 import errno
 import os
 
-LIMIT = 1 << 16  # bytes; /proc/PID/status grows with the number of groups (65,536 at most)
+CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
+KTHREADD = 2  # the parent of all kernel threads
 
 
 class Stat:
@@ -24,18 +25,29 @@ class Stat:
 
 
 class Status:
-    """Fields of /proc/PID/status: name, state letter, parent, user ids, groups."""
+    """Fields of /proc/PID/status: name, state letter, parent, user ids, groups, session.
 
-    __slots__ = ("groups", "name", "ppid", "state", "uids")
+    `uids` are real, effective, saved, file system; `session` is -1 where the kernel does not tell
+    it (NSsid); `kernel` says whether it is a kernel thread, which has no files.
+    """
+
+    __slots__ = ("groups", "kernel", "name", "ppid", "session", "state", "uids")
 
     def __init__(
-        self, name: str, state: str, ppid: int, uids: tuple[int, ...], groups: frozenset[int]
+        self,
+        name: str,
+        state: str,
+        ppid: int,
+        uids: tuple[int, ...],
+        groups: frozenset[int],
     ) -> None:
         self.name = name
         self.state = state
         self.ppid = ppid
-        self.uids = uids  # real, effective, saved, file system
+        self.uids = uids
         self.groups = groups
+        self.session = -1
+        self.kernel = False
 
 
 def parse_stat(data: bytes) -> Stat:
@@ -45,30 +57,31 @@ def parse_stat(data: bytes) -> Stat:
 
 
 def parse_status(data: bytes) -> Status:
-    """Parse /proc/PID/status; raise ValueError where a line is missing (a tree that is no proc)."""
-    name, state, ppid, uids, groups = "", "", -1, b"", b""
-    for line in data.split(b"\n"):
-        key, _, value = line.partition(b":")
-        if key == b"Name":
-            name = value[1:].decode("utf-8", "surrogateescape")
-        elif key == b"State":
-            state = value[1:2].decode()
-        elif key == b"PPid":
-            ppid = int(value)
-        elif key == b"Uid":
-            uids = value
-        elif key == b"Groups":
-            groups = value
-            break
-    if ppid < 0 or not uids:
-        raise ValueError("not a /proc/PID/status file")
-    return Status(
-        name,
-        state,
+    """Parse /proc/PID/status; raise ValueError where a line is missing (a tree that is no proc).
+
+    The lines are looked up one after the other: thousands of processes are read in a scan.
+    """
+    name = data[: data.index(b"\n")].partition(b":")[2].strip()
+    ppid = int(line_of(data, b"\nPPid:"))
+    found = Status(
+        name.decode("utf-8", "surrogateescape"),
+        line_of(data, b"\nState:").strip()[:1].decode(),
         ppid,
-        tuple([int(u) for u in uids.split()]),
-        frozenset(map(int, groups.split())),
+        tuple([int(uid) for uid in line_of(data, b"\nUid:").split()]),
+        frozenset([int(gid) for gid in line_of(data, b"\nGroups:").split()]),
     )
+    if b"\nNSsid:" in data:
+        found.session = int(line_of(data, b"\nNSsid:").split()[0])
+    # a user mode helper is a child of kthreadd as well, but it has memory of its own
+    found.kernel = ppid == KTHREADD and b"\nVmSize:" not in data
+    return found
+
+
+def line_of(data: bytes, key: bytes) -> bytes:
+    """Return what follows `key` on its line; raise ValueError where there is none."""
+    begin = data.index(key) + len(key)
+    end = data.find(b"\n", begin)
+    return data[begin:] if end < 0 else data[begin:end]
 
 
 class Proc:
@@ -84,8 +97,9 @@ class Proc:
         try:
             fd = os.open(f"{self.root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = os.read(fd, LIMIT)
-                while more := os.read(fd, LIMIT):
+                data = more = os.read(fd, CHUNK)
+                while len(more) == CHUNK:
+                    more = os.read(fd, CHUNK)
                     data += more
                 return data
             finally:
@@ -131,6 +145,13 @@ class Proc:
     def pid_namespace(self) -> str:
         """Return our pid namespace (`pid:[4026531836]`); raise OSError where it cannot be seen."""
         return os.readlink(f"{self.root}/self/ns/pid")
+
+    def here(self) -> str:
+        """Return our pid namespace for a record, empty where it cannot be seen."""
+        try:
+            return self.pid_namespace()
+        except OSError:
+            return ""
 
     def finished(self, pid: int, state: str) -> bool:
         """Return whether a process in `state` is over: a zombie with no thread left running.

@@ -7,12 +7,14 @@ job that holds the device keeps it, and nobody gets it afterwards.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import click
 
-from gpulock import boot, quarantine as notes, settle
+from gpulock import boot, settle
+from gpulock import quarantine as notes
 from gpulock.claim import retire
 from gpulock.cli.release import device_id
 from gpulock.cli.select import SelectError
@@ -49,7 +51,7 @@ def reserve(session: Session, device: str, because: str) -> None:
         if lock is not None:
             who = holder(lock.owner) if lock.owner else "a lock without a readable owner"
             raise Refused(f"{label} is held by {who}", f"gpulock why {device}")
-        note = {"by": caller(), "because": reason}
+        note = {"by": caller(), "because": reason, "at": f"{time.time():.0f}"}
         record = boot.reserve_owner(name, note, node.boot_id, node.name)
         node.store.make(name, record)
         try:

@@ -25,21 +25,14 @@ FOR_EVER = "for ever"
 CLAIM_SECONDS = 60.0  # for one attempt, whose wait at the gate is GATE_TIMEOUT
 
 
-class Duration(click.ParamType):
-    """An option value like `30m`; FOR_EVER where the option stands alone."""
-
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the seconds."""
-        if isinstance(value, float):
-            return value
-        try:
-            return float("inf") if value == FOR_EVER else parse_duration(str(value))
-        except ValueError as fault:
-            self.fail(f"{fault}. Put -- before the command.", param, ctx)
+def to_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
+    """Return the seconds of --wait: none without it, no end without a duration."""
+    if value is None:
+        return 0.0
+    try:
+        return float("inf") if value == FOR_EVER else parse_duration(value)
+    except ValueError as fault:
+        raise click.BadParameter(f"{fault}. Put -- before the command.", ctx, param) from fault
 
 
 def claim_options(function: F) -> F:
@@ -47,10 +40,9 @@ def claim_options(function: F) -> F:
     for option in (
         click.option(
             "--wait",
-            type=Duration(),
+            callback=to_seconds,
             is_flag=False,
             flag_value=FOR_EVER,
-            default=0.0,
             metavar="[DURATION]",
             help="Wait in line: 90s, 30m, 1h; without a duration for ever.",
         ),

@@ -105,6 +105,8 @@ def let_go(
     holders.of("")
     with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
         held = node.store.all()
+        for lock in held.values():
+            node.store.read_details(lock)
         others = settle.groups(held)
         locks = [lock for lock in held.values() if ours(lock)]
         if not locks:
@@ -179,5 +181,5 @@ def forget(node: Node, let: Sequence[Let]) -> None:
 
 
 def whose(lock: Lock) -> str:
-    """Return `, held by job 12 of alice`, or nothing for a lock without owner."""
-    return f", held by {holder(lock.owner)}" if lock.owner else ""
+    """Return ` (was job 12 of alice)`, or nothing for a lock without owner."""
+    return f" (was {holder(lock.owner)})" if lock.owner else ""

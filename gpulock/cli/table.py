@@ -100,6 +100,11 @@ def paint(text: str, colour: str | None) -> str:
     return click.style(text, fg=colour) if colour else text
 
 
+def bold(text: str) -> str:
+    """Return the text in bold."""
+    return click.style(text, bold=True)
+
+
 def facts(pairs: Iterable[tuple[str, str]], width: int) -> list[str]:
     """Return indented lines of label and text, long texts wrapped below their beginning."""
     lines: list[str] = []

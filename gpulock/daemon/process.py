@@ -48,7 +48,7 @@ def template(node: Node, pid: int, user: str, comment: str = "") -> Owner:
         user=one_line(user),
         uid=uid,
         boot_id=node.boot_id,
-        pid_ns=liveness.here(node.proc),
+        pid_ns=node.proc.here(),
         comment=one_line(comment),
     )
 

@@ -12,7 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -225,7 +225,12 @@ class Record:
         File(self.path, 0o600).write(json.dumps(data, indent=1) + "\n" if changes else None)
 
     def note(self, change: Change) -> None:
-        """Note a change that is about to be made; what was there first stays what was there."""
+        """Note a change that is about to be made; what was there first stays what was there.
+
+        Folders are not noted: they hold locks and history, which are nobody's to take back.
+        """
+        if change.place.address[0] == "folder":
+            return
         entries = self.load()
         known = entries.pop(change.place.address, None)
         entries[change.place.address] = (known[0] if known else change.before, change.after)
@@ -244,14 +249,23 @@ def apply(changes: Sequence[Change], record: Record, echo: Callable[[str], None]
 
 
 def undo_all(
-    record: Record, place_of: Callable[[tuple[str, ...]], Place], echo: Callable[[str], None]
+    record: Record,
+    place_of: Callable[[tuple[str, ...]], Place],
+    echo: Callable[[str], None],
+    why_not: Callable[[tuple[str, ...]], str],
 ) -> list[str]:
-    """Take back what the record says, newest first; return what was left, and why."""
+    """Take back what the record says, newest first; return what was left, and why.
+
+    `why_not` gives a reason to leave a place for a later try.
+    """
     entries = record.load()
     left: list[str] = []
     for address, (before, after) in reversed(list(entries.items())):
         change = Change(place_of(address), before, after)
         try:
+            if kept := why_not(address):
+                left.append(kept)
+                continue
             why = change.undo()
         except InstallError as fault:
             left.append(str(fault))
@@ -263,8 +277,3 @@ def undo_all(
         del entries[address]
         record.save(entries)
     return left
-
-
-def with_before(change: Change, before: str | None) -> Change:
-    """Return a change that is taken back to another value than the one it replaces."""
-    return replace(change, before=before)

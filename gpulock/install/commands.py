@@ -69,7 +69,7 @@ def site_of(value: str | None, hook: str) -> str | None:
 
 def program_of(site: str) -> Path:
     """Return the program of a site's command: `user@/path/program argument`."""
-    word = site.split()[0]
+    word = site.split(maxsplit=1)[0]
     return Path(word.partition("@")[2] or word)
 
 

@@ -136,7 +136,7 @@ def differing(folder: Path, files: dict[str, bytes]) -> list[str]:
 
 
 def check_folder(path: Path) -> None:
-    """Raise InstallError unless nobody but its owner and root can put something in a folder's place.
+    """Raise InstallError unless only root can replace a folder or what is in it.
 
     Root runs what stands below it. A sticky folder (/tmp) lets others add, not replace.
     """

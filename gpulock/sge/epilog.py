@@ -41,7 +41,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
     """Release the locks of this run; raise Refusal."""
     found = hook.find_spool(node, call)
-    return release(node, ours(node, found), hook.judge(node), deadline, "epilog")
+    return release(node, ours(node, found), hook.looker(node), deadline, "epilog")
 
 
 class ours:

@@ -119,7 +119,7 @@ def undo(node: Node, grant: Grant, deadline: Deadline) -> None:
     if not grant.fresh:
         return
     try:
-        release(node, lambda o: o.token == token, hook.judge(node), deadline, "claim undone")
+        release(node, lambda o: o.token == token, hook.looker(node), deadline, "claim undone")
     except (Refusal, OSError):
         return
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated node in memory, with its hooks rendered and a job spooled: what bench and sweep need."""
+"""A simulated node in memory with its hooks rendered: what bench and sweep both play on."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ MEMORY = Path("/dev/shm")  # /run is a tmpfs as well
 
 
 @contextmanager
-def folder(name: str) -> Iterator[Path]:
+def folder(name: str) -> Generator[Path]:
     """Give a folder in memory where there is such a place, and remove it."""
     parent = MEMORY if os.access(MEMORY, os.W_OK) else None
     made = Path(tempfile.mkdtemp(prefix=f"gpulock-{name}-", dir=parent))

@@ -16,20 +16,20 @@ from pathlib import Path
 STRACE = "/usr/bin/strace"
 KILL = "KILL"
 
+
+def calls(names: str) -> frozenset[str]:
+    """Return a set of system calls, written as words."""
+    return frozenset(names.split())
+
+
 # They change nothing that outlives the process: a kill there is a kill at the next call.
-INNER = frozenset(
-    "brk futex madvise mmap mprotect mremap munmap rseq rt_sigaction rt_sigprocmask".split()
-)
-CREATING = frozenset(
-    "mkdir mkdirat rename renameat renameat2 link linkat symlink symlinkat".split()
-)
-REMOVING = frozenset("unlink unlinkat rmdir".split())
-WRITING = frozenset("write pwrite64 fsync fdatasync ftruncate fallocate".split())
-LOOKING = frozenset(
-    "stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat chdir".split()
-)
-OPEN = frozenset(("open", "openat"))
-BY_DESCRIPTOR = frozenset("read pread64 getdents64 fstat fchmod fchown fstatfs close flock".split())
+INNER = calls("brk futex madvise mmap mprotect mremap munmap rseq rt_sigaction rt_sigprocmask")
+CREATING = calls("mkdir mkdirat rename renameat renameat2 link linkat symlink symlinkat")
+REMOVING = calls("unlink unlinkat rmdir")
+WRITING = calls("write pwrite64 fsync fdatasync ftruncate fallocate")
+LOOKING = calls("stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat chdir")
+OPEN = calls("open openat")
+BY_DESCRIPTOR = calls("read pread64 getdents64 fstat fchmod fchown fstatfs close flock")
 ERRORS = {
     "ENOSPC": CREATING | WRITING,  # and an open that creates, see `fits`
     "EIO": OPEN | CREATING | REMOVING | WRITING | LOOKING | BY_DESCRIPTOR,
@@ -42,7 +42,7 @@ _CALL = re.compile(r"^(?:\d+ +)?(\w+)\(")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The `number`-th call of `name` since exec, failed by `kind`; `text` is how strace shows it."""
+    """The `number`-th call of `name` since exec, to be failed by `kind`; `text` is strace's."""
 
     kind: str
     name: str
@@ -71,7 +71,7 @@ def points_of(log: Path, marker: str) -> list[Point]:
             continue
         name = call[1]
         counts[name] += 1
-        begun = begun or marker in line
+        begun = begun or (marker in line and name in OPEN | LOOKING)  # not the execve
         if begun:
             text = line[line.index(name) :]
             found += [Point(k, name, counts[name], text) for k in KINDS if fits(k, name, text)]

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would free a device, and the next command; pure."""
+
+from __future__ import annotations
+
+from gpulock import state
+from gpulock.cli.words import device_name
+from gpulock.owner import Owner
+from gpulock.state import Row
+
+FORCE = 'gpulock release {} --force --because "TEXT"'
+
+SIMPLE = {
+    state.STALE: ("the next claim that needs it, or a reap", "gpulock reap"),
+    state.FOREIGN: ("the end of whoever has it open", "end that process, or quarantine the device"),
+    state.FREE: ("nobody: it is free", "gpulock run -n 1 -- COMMAND"),
+}
+
+
+def advice(row: Row, proof: str = "") -> tuple[str, str]:
+    """Return (what frees it, next command); `proof` is the verdict's, where there is one."""
+    name = device_name(row.device) if row.device else row.id
+    record = row.lock.owner if row.lock else None
+    if row.state == state.MISSING:
+        return missing(row, name)
+    if row.lock and row.lock.orphans:
+        return "the end of whoever has it open, then a reap", "gpulock reap"
+    if row.state == state.QUARANTINED:
+        return "an administrator", f"gpulock restore {name}"
+    if row.state in SIMPLE:
+        return SIMPLE[row.state]
+    if record is None:
+        return "a reap, where no claim is at work", "gpulock reap"
+    if row.state == state.NOT_KNOWN:
+        return "a reap that can prove its end", f"gpulock reap, or {FORCE.format(name)}"
+    return held(record, name, proof)
+
+
+def missing(row: Row, name: str) -> tuple[str, str]:
+    """Return the advice for a card that is not there."""
+    if row.device is not None:
+        return "a driver that can read the card again", "look at dmesg for NVRM and Xid"
+    if row.lock is not None:
+        return "the end of its job", f"gpulock reap, or {FORCE.format(name)}"
+    return "the card, back on the bus", "look at dmesg for NVRM and Xid"
+
+
+def held(record: Owner, name: str, proof: str) -> tuple[str, str]:
+    """Return the advice for a device whose owner lives."""
+    if record.scheduler == "admin":
+        return "an administrator", f"gpulock unreserve {name}"
+    if record.scheduler == "process":
+        return "the end of that process", f"gpulock release --pid {record.pid}"
+    if record.settling or "without a shepherd" in proof:
+        return "the end of the job's last process, then a reap", "gpulock reap"
+    if record.scheduler == "sge":
+        return "its epilog, when the job ends", f"qstat -j {record.job_id}"
+    return "the end of the job", f"gpulock why {record.job()}"

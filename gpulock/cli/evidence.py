@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be seen of an owner: processes, session, group, open devices, and what follows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from gpulock.cli.look import Sight, View
+from gpulock.cli.words import counted, duration, held_seconds, listing, moment
+from gpulock.liveness import session
+from gpulock.locks import Lock
+from gpulock.owner import Owner
+from gpulock.procfs import Proc
+
+Facts = list[tuple[str, str]]
+SHOWN = 4  # processes named before `and 7 more`
+
+
+def of_lock(view: View, sight: Sight, lock: Lock, ids: Sequence[str]) -> Facts:
+    """Return what is known of one claim; `ids` are the devices whose openers are told."""
+    record = lock.owner
+    if record is None:
+        return [("record", lock.fault or "none: a claim cut short, or one at work this moment")]
+    found: Facts = [("since", since(view, record))]
+    if len(record.devices) > 1:
+        found.append(("grant", f"{listing(record.devices, view.devices)} in one claim"))
+    if record.comment:
+        found.append(("because", record.comment))
+    if record.scheduler == "admin":
+        return found
+    found.append(("verdict", verdict(view, record)))
+    found += of_processes(sight, lock, record)
+    found.append(("open", "; ".join(opened(view, sight, name) for name in ids)))
+    if sight.scan.blind or sight.holders.blind:
+        found.append(("not seen", sight.scan.blind or sight.holders.blind))
+    return found
+
+
+def since(view: View, record: Owner) -> str:
+    """Return when the claim was made, and how long ago."""
+    seconds = held_seconds(record, view.node.boot_id, view.boottime, view.now)
+    earlier = "" if record.boot_id == view.node.boot_id else ", before this boot"
+    return f"{moment(record.claimed_at)}, {duration(seconds)} ago{earlier}"
+
+
+def verdict(view: View, record: Owner) -> str:
+    """Return the verdict with its proof."""
+    if view.verdicts is None:
+        return "not judged: gpulockd does not run, and only root can see everything"
+    found = view.verdicts.get(record.token)
+    if found is None:
+        return "not judged yet: claimed after the last reconcile"
+    settling = ", released by its job already" if record.settling else ""
+    return f"{found.state}: {found.proof}{settling}"
+
+
+def of_processes(sight: Sight, lock: Lock, record: Owner) -> Facts:
+    """Return whether the owner's processes run."""
+    found: Facts = []
+    proc = sight.scan.proc
+    if record.pid:
+        word = "shepherd" if record.scheduler == "sge" else "process"
+        found.append((word, running(proc, record.pid, record.start)))
+    for pid, start, _ in lock.anchors:
+        found.append(("task", running(proc, pid, start)))
+    for gid in lock.groups():
+        carriers = named(proc, sight.scan.carriers(gid))
+        found.append(("group", f"{gid}, carried by {carriers or 'nobody'}"))
+    if record.sid and not record.add_grp_id:
+        members = [pid for pid in session(sight.scan, record.sid) if pid != record.pid]
+        found.append(("session", f"{record.sid}: {named(proc, members) or 'nobody else'}"))
+    return found
+
+
+def running(proc: Proc, pid: int, start: int) -> str:
+    """Return whether that very process runs."""
+    try:
+        return (
+            f"{pid} ({name_of(proc, pid)}) runs" if proc.running(pid, start) else f"{pid} is gone"
+        )
+    except (OSError, ValueError) as fault:
+        return f"{pid} cannot be seen: {fault}"
+
+
+def opened(view: View, sight: Sight, device: str) -> str:
+    """Return who has a device open, as far as the caller can see."""
+    who = named(sight.scan.proc, sight.holders.of(device)) or "nobody"
+    limit = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
+    return f"{listing([device], view.devices)}: {who}{limit}"
+
+
+def named(proc: Proc, pids: Sequence[int]) -> str:
+    """Return processes with their names, the first few of many."""
+    words = [f"{pid} ({name_of(proc, pid)})" for pid in pids[:SHOWN]]
+    more = len(pids) - SHOWN
+    return ", ".join(words) + (f" and {counted(more, 'more process')}" if more > 0 else "")
+
+
+def name_of(proc: Proc, pid: int) -> str:
+    """Return a process's name, `?` where it is gone or hidden."""
+    try:
+        return "".join(c if c.isprintable() else "?" for c in proc.status(pid).name) or "?"
+    except (OSError, ValueError):
+        return "?"

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this node's Grid Engine is: from the settings, or from the execd that runs here.
+
+The environment of whoever calls is not asked: it may lead to another cell than this node's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulock.install.hooks import InstallError
+from gpulock.install.qconf import Qconf, QconfError
+from gpulock.settings import Settings
+
+_NAME = "sge_execd"
+_ELF = b"\x7fELF"
+
+
+@dataclass(frozen=True)
+class Execd:
+    """The execd of this node: what it was started with, and its spool directory."""
+
+    pid: int
+    env: dict[str, str]
+    program: Path
+    spool: Path
+
+
+@dataclass(frozen=True)
+class Site:
+    """What leads to qmaster, as the keys of the settings name it."""
+
+    root: str
+    cell: str
+    qmaster_port: str
+    execd_port: str
+    binaries: str
+
+    def keys(self) -> dict[str, str]:
+        """Return the settings that lead a hook to the same qmaster; empty ones left out."""
+        pairs = {
+            "SGE_ROOT": self.root,
+            "SGE_CELL": self.cell,
+            "SGE_QMASTER_PORT": self.qmaster_port,
+            "SGE_EXECD_PORT": self.execd_port,
+            "SGE_BINARIES": self.binaries,
+        }
+        return {name: value for name, value in pairs.items() if value}
+
+    def qconf(self, seconds: float = 20.0) -> Qconf:
+        """Return the clients of this site."""
+        env = {name: value for name, value in self.keys().items() if name != "SGE_BINARIES"}
+        return Qconf(Path(self.binaries), env, seconds)
+
+
+def find_execds(proc: Path = Path("/proc")) -> list[Execd]:
+    """Return every execd of this machine that can be seen, none of another container's."""
+    found: list[Execd] = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if (entry / "comm").read_text().strip() != _NAME or not _same_machine(proc, entry):
+                continue
+            words = (entry / "environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+            env = dict(word.split("=", 1) for word in words if "=" in word)
+            program, spool = (entry / "exe").readlink(), (entry / "cwd").readlink()
+        except OSError:
+            continue
+        found.append(Execd(int(entry.name), env, program, spool))
+    return found
+
+
+def _same_machine(proc: Path, entry: Path) -> bool:
+    """Compare host name and mounts: an execd in a container is another machine's."""
+    return all(
+        os.readlink(entry / "ns" / kind) == os.readlink(proc / "self/ns" / kind)
+        for kind in ("uts", "mnt")
+    )
+
+
+def find_execd(execds: list[Execd], root: str, cell: str) -> Execd | None:
+    """Return the one execd of a cell (empty: of any); raise InstallError for several."""
+    fitting = [
+        e
+        for e in execds
+        if root in ("", e.env.get("SGE_ROOT", ""))
+        and cell in ("", e.env.get("SGE_CELL", "default"))
+    ]
+    if len(fitting) > 1:
+        cells = " ".join(f"{e.env.get('SGE_ROOT')}/{e.env.get('SGE_CELL')}" for e in fitting)
+        raise InstallError(f"several execds run here ({cells}); name one by SGE_ROOT and SGE_CELL")
+    return fitting[0] if fitting else None
+
+
+def find_site(
+    settings: Settings, given: frozenset[str], execd: Execd | None, root: str = "", cell: str = ""
+) -> Site:
+    """Return the site: settings that were `given`, then what was asked for, then execd's.
+
+    Raises InstallError where nothing names SGE_ROOT, or two disagree.
+    """
+    env = execd.env if execd else {}
+    chosen = {"SGE_ROOT": root, "SGE_CELL": cell}
+    for name, value in chosen.items():
+        known = str(getattr(settings, name.lower())) if name in given else ""
+        if value and known and value != known:
+            raise InstallError(f"{settings.path} says {name}={known}, not {value}; change it there")
+
+    def pick(name: str, default: str = "") -> str:
+        known = str(getattr(settings, name.lower())) if name in given else ""
+        return known or chosen.get(name, "") or env.get(name, "") or default
+
+    root = pick("SGE_ROOT")
+    if not root:
+        raise InstallError("no execd runs here and SGE_ROOT is not known; start it or name them")
+    folder = settings.sge_binaries or find_binaries(Path(root), execd)
+    ports = pick("SGE_QMASTER_PORT"), pick("SGE_EXECD_PORT")
+    return Site(root, pick("SGE_CELL", "default"), *ports, folder)
+
+
+def find_binaries(root: Path, execd: Execd | None) -> str:
+    """Return the folder of the real clients: Debian's in the PATH are wrapper scripts."""
+    folders = [execd.program.parent] if execd else []
+    folders += [*sorted((root / "bin").glob("*")), Path("/usr/lib/gridengine"), Path("/usr/bin")]
+    for folder in folders:
+        if all(_is_program(folder / name) for name in ("qconf", "qstat")):
+            return str(folder)
+    raise InstallError(f"no qconf and qstat below {root}/bin; set SGE_BINARIES")
+
+
+def _is_program(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == _ELF
+    except OSError:
+        return False
+
+
+def host_name(qconf: Qconf, name: str = "") -> str:
+    """Return this machine's name as Grid Engine has it; raise InstallError when it has none."""
+    hosts = qconf.names("-sel")
+    known = {host.lower(): host for host in hosts}
+    node = os.uname().nodename.lower()
+    try:
+        alias = qconf.run("gethostname", "-aname").strip().lower()
+    except QconfError:  # not every build has it
+        alias = node
+    for candidate in [name.lower()] if name else [alias, node, node.partition(".")[0]]:
+        if candidate in known:
+            return known[candidate]
+    short = [h for h in hosts if h.partition(".")[0].lower() == node.partition(".")[0]]
+    if not name and len(short) == 1:
+        return short[0]
+    raise InstallError(f"{name or node} is no execution host ({' '.join(hosts)}); see qconf -ae")

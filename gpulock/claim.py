@@ -17,7 +17,7 @@ from gpulock.gate import Gate
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
+from gpulock.refusal import BROKEN, BUSY, SENSELESS, UNKNOWN, GateShutError, Refusal
 from gpulock.totals import Totals, note_timeout
 
 TYPE_CHECKING = False
@@ -91,9 +91,8 @@ def claim(
             totals.granted(gate.waited)
             totals.save()
             return grant
-    except Refusal as refusal:
-        if refusal.kind == UNKNOWN and "stayed shut" in refusal.why:
-            note_timeout(node.store)
+    except GateShutError:
+        note_timeout(node.store)
         raise
 
 
@@ -184,7 +183,12 @@ def same_grant(mine: list[Lock], template: Owner, count: int, found: list[Device
     record = mine[0].owner
     assert record is not None
     granted = whole_grant(mine, found)
-    same = record.uid == template.uid and record.run() == template.run() and not record.settling
+    same = (record.uid, record.run(), record.boot_id, record.settling) == (
+        template.uid,
+        template.run(),
+        template.boot_id,
+        0,
+    )
     return Grant(granted, record, False, 0.0) if len(granted) == count and same else None
 
 
@@ -233,8 +237,8 @@ def give_up_earlier(
     for lock in mine:
         record = lock.owner
         assert record is not None
+        node.store.read_details(lock)
         if record.run() == template.run() and record.boot_id == template.boot_id:
-            node.store.read_details(lock)
             left = guard.group_left(lock, judge.scan)
             left = left or guard.open_left(lock.id, record, holders, others)
             if not left:
@@ -256,11 +260,8 @@ def settle_held(
     """Free what dead owners hold, because the devices are needed."""
     from gpulock import settle
 
-    try:
-        holders = settle.make_holders(node, found, judge)
-        count_reaps(totals, settle.settle(node, held, judge, holders))
-    except OSError as fault:
-        raise Refusal(BROKEN, f"a lock cannot be settled: {fault}", "look at LOCK_DIR") from fault
+    holders = settle.make_holders(node, found, judge)
+    count_reaps(totals, settle.settle(node, held, judge, holders))
 
 
 def in_use(node: Node, found: list[Device], judge: "Judge") -> list[str]:

@@ -29,8 +29,8 @@ def variables(
     """Return the variables of a grant; `also` are names that get the mask as well (SGE_GPU).
 
     An empty grant masks everything. Raises Refusal(UNKNOWN) when the mask must hold UUIDs (by
-    setting, or for a MIG instance, which has no index) and one is not known yet. UUID variables
-    that are not the mask are then left empty, never wrong.
+    setting, or for a MIG instance, which has no index) and one is not known yet. Variables that
+    cannot be told are left out, never wrong: `drop_names` keeps the user's own from standing.
     """
     uuids = ",".join([d.uuid for d in granted]) if all([d.uuid for d in granted]) else ""
     by_uuid = settings.visible_devices == "uuid" or any([d.parent for d in granted])
@@ -41,14 +41,11 @@ def variables(
             "start nvidia-persistenced, or set VISIBLE_DEVICES=index",
         )
     mask = uuids if by_uuid else ",".join([str(d.index) for d in granted])
-    ordinals = "" if by_uuid else mask
-    pairs = [
-        ("CUDA_VISIBLE_DEVICES", mask),
-        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
-        ("NVIDIA_VISIBLE_DEVICES", uuids if granted and uuids else "void"),
-        ("GPULOCK_DEVICES", uuids),
-        ("GPU_DEVICE_ORDINAL", ordinals),
-    ]
+    pairs = [("CUDA_VISIBLE_DEVICES", mask), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]
+    if uuids or not granted:
+        pairs += [("NVIDIA_VISIBLE_DEVICES", uuids or "void"), ("GPULOCK_DEVICES", uuids)]
+    if not by_uuid:
+        pairs.append(("GPU_DEVICE_ORDINAL", mask))
     pairs += [(name, mask) for name in also]
     return [*pairs, *[(twin + name, value) for twin in TWINS for name, value in pairs]]
 

@@ -13,7 +13,7 @@ import stat
 import time
 
 from gpulock.deadline import Deadline, boottime
-from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+from gpulock.refusal import BROKEN, GateShutError, Refusal
 
 NAME = "gate"
 FIRST_PAUSE = 0.0005  # seconds; a claim takes less than that on tmpfs
@@ -23,7 +23,7 @@ LONGEST_PAUSE = 0.02  # seconds
 class Gate:
     """Hold the gate of `lock_dir` for the length of a `with` block.
 
-    Raises Refusal(UNKNOWN) when it stays shut until the deadline, Refusal(BROKEN) when the gate
+    Raises GateShutError when it stays shut until the deadline, Refusal(BROKEN) when the gate
     file is not ours. `waited` is the time spent in seconds.
     """
 
@@ -83,11 +83,7 @@ class Gate:
                     ) from fault
             left = self._deadline.left()
             if left <= 0:
-                raise Refusal(
-                    UNKNOWN,
-                    f"the gate {self._path} stayed shut",
-                    f"see who holds it: fuser -v {self._path}",
-                )
+                raise GateShutError(self._path)
             time.sleep(min(pause, left))
             pause = min(pause * 2, LONGEST_PAUSE)
 

@@ -26,6 +26,13 @@ class Refusal(Exception):
         return one_line(f"gpulock: {who}: {self.kind}: {self.why}; {self.do}")
 
 
+class GateShutError(Refusal):
+    """Refuse because the gate stayed shut until the deadline: who holds it is not known."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(UNKNOWN, f"the gate {path} stayed shut", f"who holds it: fuser -v {path}")
+
+
 def one_line(text: str) -> str:
     """Return `text` with every control character shown as `?`: log lines cannot be forged."""
     return "".join([c if c.isprintable() else "?" for c in text])

@@ -37,10 +37,9 @@ def make_holders(node: Node, devices: list[Device], judge: Judge) -> Holders:
 def settle(
     node: Node, held: dict[str, Lock], judge: Judge, holders: Holders, dry_run: bool = False
 ) -> list[Outcome]:
-    """Judge every lock of `held`; free the dead ones nobody uses. Gate held.
-
-    Raises OSError where the lock directory cannot be changed.
-    """
+    """Judge every lock of `held`; free the dead ones nobody uses. Gate held."""
+    for lock in held.values():
+        node.store.read_details(lock)
     others = groups(held)
     return [settle_one(node, lock, judge, holders, others, dry_run) for lock in held.values()]
 
@@ -58,8 +57,27 @@ def settle_one(
     others: frozenset[int],
     dry_run: bool,
 ) -> Outcome:
-    """Judge one lock, and free it where that is proven to be right."""
-    node.store.read_details(lock)
+    """Judge one lock (its details read), and free it where that is proven to be right.
+
+    One that cannot be changed stays held, and keeps no other from being settled.
+    """
+    outcome = decide(lock, judge, holders, others)
+    if dry_run or outcome.act == HELD:
+        return outcome
+    try:
+        if outcome.act == FREED:
+            node.store.retire(lock, f"reap: {outcome.reason}")
+        elif lock.orphans != outcome.reason:
+            node.store.mark_orphans(lock.id, outcome.reason)
+    except Refusal as changed:
+        return Outcome(lock, HELD, outcome.verdict, changed.why)
+    except OSError as fault:
+        return Outcome(lock, HELD, outcome.verdict, f"it cannot be changed: {fault}")
+    return outcome
+
+
+def decide(lock: Lock, judge: Judge, holders: Holders, others: frozenset[int]) -> Outcome:
+    """Return what is to become of a lock: the verdict, then the last guard."""
     verdict = judge.verdict(lock)
     record = lock.owner
     if record is not None and record.settling and verdict.state != DEAD:
@@ -69,15 +87,7 @@ def settle_one(
         verdict = Verdict(DEAD, "released by its job, whose processes are gone")
     if verdict.state != DEAD:
         return Outcome(lock, HELD, verdict, verdict.proof)
-    if record is not None:
-        left = guard.open_left(lock.id, record, holders, others)
-        if left:
-            if not dry_run and lock.orphans != left:
-                node.store.mark_orphans(lock.id, left)
-            return Outcome(lock, ORPHANS, verdict, left)
-    if not dry_run:
-        try:
-            node.store.retire(lock, f"reap: {verdict.proof}")
-        except Refusal as changed:
-            return Outcome(lock, HELD, verdict, changed.why)
+    left = guard.open_left(lock.id, record, holders, others) if record is not None else ""
+    if left:
+        return Outcome(lock, ORPHANS, verdict, left)
     return Outcome(lock, FREED, verdict, verdict.proof)

@@ -9,6 +9,7 @@ alive.
 from gpulock import atomic, kv
 from gpulock.deadline import boottime
 from gpulock.liveness import Verdict
+from gpulock.refusal import one_line
 
 VERSION_LINE = "gpulock-verdicts 1"
 PERIOD = 30.0  # seconds between reconciles of gpulockd
@@ -18,7 +19,7 @@ FRESH = 3 * PERIOD
 def write(lock_dir: str, found: dict[str, Verdict]) -> None:
     """Replace the verdicts, by token; raise OSError."""
     pairs = [("checked_boottime", f"{boottime():.3f}")]
-    pairs += [(token, f"{v.state} {v.proof}") for token, v in sorted(found.items())]
+    pairs += [(token, f"{v.state} {one_line(v.proof)}") for token, v in sorted(found.items())]
     data = f"{VERSION_LINE}\n{kv.encode(pairs)}"
     atomic.replace_file(f"{lock_dir}/verdicts", data.encode("utf-8", "replace"))
 

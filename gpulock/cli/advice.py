@@ -24,7 +24,7 @@ def advice(row: Row, proof: str = "") -> tuple[str, str]:
     if row.state == state.MISSING:
         return missing(row, name)
     if row.lock and row.lock.orphans:
-        return "the end of whoever has it open, then a reap", "gpulock reap"
+        return "a reap, once nobody has it open", "gpulock reap"
     if row.state == state.QUARANTINED:
         return "an administrator", f"gpulock restore {name}"
     if row.state in SIMPLE:
@@ -52,7 +52,7 @@ def held(record: Owner, name: str, proof: str) -> tuple[str, str]:
     if record.scheduler == "process":
         return "the end of that process", f"gpulock release --pid {record.pid}"
     if record.settling or "without a shepherd" in proof:
-        return "the end of the job's last process, then a reap", "gpulock reap"
+        return "the next claim or reap after its last process has ended", "gpulock reap"
     if record.scheduler == "sge":
         return "its epilog, when the job ends", f"qstat -j {record.job_id}"
     return "the end of the job", f"gpulock why {record.job()}"

@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import click
 
 from gpulock.cli.session import Session
 from gpulock.cli.table import paint
-from gpulock.cli.words import holder, label_of, listing
+from gpulock.cli.words import counted, holder, listing
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import Report, present, reconcile
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
-from gpulock.settle import FREED, HELD, ORPHANS, Outcome
+from gpulock.settle import FREED, HELD, ORPHANS
 
 REAP_SECONDS = 120.0
 COLOURS = {FREED: "green", HELD: "cyan", ORPHANS: "magenta"}
-ACT_WIDTH = 10
+WOULD = {FREED: "would free"}
+ACT_WIDTH = 12
 
 
 @click.command()
@@ -30,24 +33,26 @@ def reap(session: Session, dry_run: bool) -> None:
 
 
 def lines(report: Report, devices: list[Device], dry_run: bool = False) -> list[str]:
-    """Return a line for each adopted claim and each lock, then the sum."""
+    """Return a line for each adopted claim, and for each that was judged; then the sum."""
     result = [
-        f"{paint('adopted'.ljust(ACT_WIDTH), 'yellow')}{listing(record.devices, devices)}: "
-        f"{holder(record)} is alive, its lock is put back"
+        told("adopted", "yellow", record.devices, devices, f"{holder(record)} is alive")
         for record in report.adopted
     ]
-    result += [line(outcome, devices, dry_run) for outcome in report.outcomes]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for outcome in report.outcomes:
+        record = outcome.lock.owner
+        whose = f"{holder(record)}: " if record else ""
+        # the locks of one claim have one fate, but for a device that is still open
+        groups.setdefault((outcome.act, whose + outcome.reason), []).append(outcome.lock.id)
+    for (act, why), ids in groups.items():
+        result.append(
+            told(WOULD.get(act, act) if dry_run else act, COLOURS[act], ids, devices, why)
+        )
     freed = len([outcome for outcome in report.outcomes if outcome.act == FREED])
     verb = "would be freed" if dry_run else "freed"
-    return [*result, f"{len(report.outcomes)} locks: {freed} {verb}"]
+    return [*result, f"{counted(len(report.outcomes), 'lock')}: {freed} {verb}"]
 
 
-def line(outcome: Outcome, devices: list[Device], dry_run: bool) -> str:
-    """Return what became of one lock, of whom, and the proof."""
-    record = outcome.lock.owner
-    act = "would free" if dry_run and outcome.act == FREED else outcome.act
-    whose = f"{holder(record)}: " if record else ""
-    where = label_of(outcome.lock.id, devices)
-    word = paint(act.ljust(ACT_WIDTH), COLOURS[outcome.act])
-    space = "" if word.endswith(" ") or act != "would free" else " "
-    return f"{word}{space}{where}: {whose}{outcome.reason}"
+def told(act: str, colour: str, ids: Iterable[str], devices: list[Device], why: str) -> str:
+    """Return what became of some locks, of whom, and the proof."""
+    return f"{paint(act, colour)}{' ' * (ACT_WIDTH - len(act))}{listing(ids, devices)}: {why}"

@@ -97,19 +97,27 @@ def totals(rows: list[Row]) -> str:
 
 
 def attention(view: View, rows: list[Row], width: int) -> list[str]:
-    """Return a line for each device that somebody must look at, and for lost locks."""
-    pairs = [(label(row), sentence(row)) for row in rows if row.state in ATTENTION]
+    """Return a line for what somebody must look at, devices of one fate on one line."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.state in ATTENTION:
+            token = row.lock.owner.token if row.lock and row.lock.owner else row.id
+            groups.setdefault(f"{row.state} {row.reason} {token if row.lock else ''}", []).append(
+                row
+            )
+    pairs = [(label(same), sentence(same[0])) for same in groups.values()]
     if view.lost:
-        pairs.insert(
-            0,
-            ("locks lost", "nothing is granted until they are put back; run gpulock reap as root"),
-        )
+        why = "nothing is granted until they are put back; run gpulock reap as root"
+        pairs.insert(0, ("locks lost", why))
     return table.facts(pairs, width)
 
 
-def label(row: Row) -> str:
-    """Return what names a row in a line of its own."""
-    return f"GPU {device_name(row.device)}" if row.device else row.id
+def label(rows: list[Row]) -> str:
+    """Return what names rows in a line of their own."""
+    names = [device_name(row.device) if row.device else row.id for row in rows]
+    if rows[0].device is None:
+        return rows[0].id if rows[0].lock else counted(len(rows), "GPU")
+    return f"GPU{'s' if len(rows) > 1 else ''} {', '.join(names)}"
 
 
 def sentence(row: Row) -> str:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import click
 
 GAP = "  "
 NARROW, WIDE = 80, 100  # columns: what a table fits into at least, and where nobody says
-LABEL = 10  # columns of a label and the gap after it
 COLOURS = {
     "free": "green",
     "held": "cyan",
@@ -105,12 +104,15 @@ def bold(text: str) -> str:
     return click.style(text, bold=True)
 
 
-def facts(pairs: Iterable[tuple[str, str]], width: int) -> list[str]:
+def facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
     """Return indented lines of label and text, long texts wrapped below their beginning."""
     lines: list[str] = []
+    indent = max([len(label) for label, _ in pairs], default=0) + 2
     for label, text in pairs:
-        first = "  " + click.style(label.ljust(LABEL), dim=True)
-        wrapped = textwrap.wrap(text, max(20, width - LABEL - 2), break_long_words=False)
-        lines.append(first + (wrapped[0] if wrapped else ""))
-        lines += [" " * (LABEL + 2) + more for more in wrapped[1:]]
+        first = "  " + click.style(label.ljust(indent), dim=True)
+        wrapped = textwrap.wrap(
+            text, max(20, width - indent - 2), break_long_words=False, break_on_hyphens=False
+        )
+        lines.append((first + (wrapped[0] if wrapped else "")).rstrip())
+        lines += [" " * (indent + 2) + more for more in wrapped[1:]]
     return lines

@@ -111,10 +111,10 @@ def of_job(view: View, sight: Sight, rows: list[Row], held: list[Lock], width: i
 
 
 def whole_holder(lock: Lock) -> str:
-    """Return the holder with queue."""
+    """Return the holder with the queue."""
     record = lock.owner
     assert record is not None
-    return holder(record) + (f", queue {record.queue}" if record.queue else "")
+    return holder(record) + (f" in {record.queue}" if record.queue else "")
 
 
 def next_facts(view: View, row: Row) -> Facts:

@@ -31,8 +31,7 @@ class Report:
 def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False) -> Report:
     """Settle every lock of this node; raise Refusal, or OSError where LOCK_DIR fails.
 
-    With `dry_run` nothing is changed. Without a driver the guard has no device to look at, and
-    only a lock whose owner died before this boot could be freed; so nothing is.
+    With `dry_run` nothing is changed. Without a driver there is no device that could be open.
     """
     devices = present(node)
     if not node.store.exists() and dry_run:
@@ -54,6 +53,7 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
 def begin(node: Node, judge: Judge) -> list[Owner]:
     """Make the lock directory ready for this boot, adopting what was lost within it."""
     if node.store.boot_id() == node.boot_id:
+        boot.folders(node.store, node.settings.state_dir)
         return []
     if boot.state_boot_id(node.settings.state_dir) != node.boot_id:
         boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)

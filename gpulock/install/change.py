@@ -20,7 +20,7 @@ from gpulock import atomic
 from gpulock.install.hooks import InstallError, make_folder
 
 VERSION: Final = 1
-_SHOWN: Final = 8  # lines of a long value that are shown
+_SHOWN: Final = 12  # lines: a longer text (a script of ours) is only counted
 
 
 class Place(Protocol):
@@ -98,8 +98,7 @@ def _only(value: str | None, other: str | None) -> list[str]:
 
 
 def _cut(lines: list[str]) -> list[str]:
-    more = len(lines) - _SHOWN
-    return lines if more <= 1 else [*lines[:_SHOWN], f"... and {more} more lines"]
+    return lines if len(lines) <= _SHOWN else [f"({len(lines)} lines)"]
 
 
 def changed(place: Place, after: str | None) -> Iterable[Change]:

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulock import devices
 from gpulock.install import commands
-from gpulock.install.change import Change, File, Folder, Place, Record, apply, changed, undo_all
+from gpulock.install.change import Change, File, Folder, Record, apply, changed
 from gpulock.install.hooks import InstallError, share
 from gpulock.install.qconf import Qconf, is_none
 from gpulock.install.sge_places import (
@@ -28,7 +28,7 @@ from gpulock.install.sge_places import (
     effective,
 )
 from gpulock.install.sge_site import Execd, Site, find_execd, find_execds, find_site, host_name
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, Hooks, locks_in
+from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, Hooks
 from gpulock.refusal import Refusal
 from gpulock.settings import DEFAULT_PATH, Settings, load, parse
 
@@ -349,113 +349,3 @@ def admin_user(site: Site) -> str:
 def record_of(settings: Settings) -> Record:
     """Return where it is noted what was installed."""
     return Record(Path(settings.state_dir, "install/sge.json"))
-
-
-# --- the way back -----------------------------------------------------------------------------
-
-
-def uninstall_sge(
-    config: Path, echo: Callable[[str], None], *, force: bool = False, because: str = ""
-) -> list[str]:
-    """Put back what was there before; return what was left as it is, and why.
-
-    Raises InstallError while devices are locked: without its epilog no job gives them back. With
-    `force` a reason is needed.
-    """
-    settings, given = current_settings(config)
-    record = record_of(settings)
-    entries = record.load()
-    if not entries:
-        return []
-    locked = locks_in(Path(settings.lock_dir))
-    if locked and not (force and because):
-        raise InstallError(
-            f"{len(locked)} devices are locked ({' '.join(locked)}): wait for their jobs, or"
-            " --force --because TEXT"
-        )
-    if locked:
-        tell(f"uninstalled by force while {' '.join(locked)} were locked: {because}")
-    undo = Undo(settings, given, list(entries))
-    left = undo_all(record, undo.place, echo, undo.why_not)
-    if not left:
-        Folder(record.path.parent).write(None)
-    return left
-
-
-def tell(sentence: str) -> None:
-    """Leave a line for the administrator."""
-    import syslog
-
-    from gpulock.refusal import one_line
-
-    syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
-    syslog.syslog(syslog.LOG_WARNING, one_line(f"gpulock: {sentence}"))
-
-
-class Undo:
-    """Places by their address, and what must stay for now."""
-
-    def __init__(
-        self, settings: Settings, given: frozenset[str], addresses: list[tuple[str, ...]]
-    ) -> None:
-        self.settings = settings
-        execd = find_execd(
-            find_execds(),
-            settings.sge_root if "SGE_ROOT" in given else "",
-            settings.sge_cell if "SGE_CELL" in given else "",
-        )
-        self.qconf = find_site(settings, given, execd).qconf()
-        hosts = [a[1] for a in addresses if a[0] in ("exechost", "configuration")]
-        self.host = host_name(self.qconf, hosts[0] if hosts else "")
-
-    def place(self, address: tuple[str, ...]) -> Place:
-        """Return the place that an address of the record means; raise InstallError."""
-        kind, *rest = address
-        if kind == "file":
-            return File(Path(rest[0]), int(rest[1], 8))
-        if kind == "hooks":
-            lock_dir = Path(self.settings.lock_dir)
-            return Hooks(Path(rest[0]), Path(rest[1]), rest[2], lock_dir)
-        if kind == "queue":
-            return QueueAttribute(self.qconf, rest[0], rest[1])
-        if kind == "exechost":
-            return HostValue(self.qconf, rest[0], rest[1])
-        if kind == "configuration":
-            return HostConfiguration(self.qconf, rest[0], rest[1])
-        if kind == "complex":
-            return Complex(self.qconf, rest[0])
-        raise InstallError(f"a place of kind {kind} is not known; use the gpulock that made it")
-
-    def why_not(self, address: tuple[str, ...]) -> str:
-        """Return why a place must stay as it is for now: something still refers to it."""
-        if address[0] == "hooks":
-            users = referring(self.qconf, self.host, address[1])
-            return f"hooks below {address[1]} stay: {users[0]} names them" if users else ""
-        if address[0] == "complex":
-            users = [host for host in self.qconf.names("-sel") if self.uses(host, address[1])]
-            return f"complex {address[1]} stays: host {users[0]} uses it" if users else ""
-        return ""
-
-    def uses(self, host: str, name: str) -> bool:
-        """Say whether a host has some of a complex, or a sensor that reports it."""
-        if HostValue(self.qconf, host, name).read() is not None:
-            return True
-        lines = self.qconf.configuration(host) or {}
-        return name in REPORTED and f"/{SENSOR}" in lines.get("load_sensor", "")
-
-
-def referring(qconf: Qconf, host: str, prefix: str) -> list[str]:
-    """Return what on a host still names a path below `prefix`."""
-    found = [
-        f"{hook} of {instance}"
-        for instance in queue_instances(qconf)
-        if instance.endswith(f"@{host}")
-        for hook in commands.HOOKS
-        if f"{prefix}/" in (effective(qconf, instance.partition("@")[0], host, hook) or "")
-    ]
-    lines = configured(qconf, host)
-    return found + [
-        f"{name} of host {host}"
-        for name in ("load_sensor", "shepherd_cmd", "prolog", "epilog")
-        if f"{prefix}/" in lines.get(name, "")
-    ]

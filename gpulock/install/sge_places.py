@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from gpulock.install.qconf import (
     Qconf,
+    QconfError,
     is_none,
     parse_complexes,
     parse_list,
@@ -119,10 +121,14 @@ class HostConfiguration:
 
 @dataclass(frozen=True)
 class Complex:
-    """One line of the complex table."""
+    """One line of the complex table.
+
+    `patience` is how long to wait until qmaster has forgotten what a load sensor reported.
+    """
 
     qconf: Qconf
     name: str
+    patience: float = 0.0
 
     @property
     def address(self) -> tuple[str, ...]:
@@ -140,12 +146,19 @@ class Complex:
 
     def write(self, value: str | None) -> None:
         """Set the line; qconf takes the whole table, read a moment ago."""
-        lines = parse_complexes(self.qconf.run("qconf", "-sc"))
-        if value is None:
-            lines.pop(self.name, None)
-        else:
-            lines[self.name] = value
-        self.qconf.load("-Mc", "complexes", "\n".join(lines.values()) + "\n")
+        deadline = time.monotonic() + self.patience
+        while True:
+            lines = parse_complexes(self.qconf.run("qconf", "-sc"))
+            if value is None:
+                lines.pop(self.name, None)
+            else:
+                lines[self.name] = value
+            try:
+                return self.qconf.load("-Mc", "complexes", "\n".join(lines.values()) + "\n")
+            except QconfError as fault:
+                if "still referenced" not in str(fault) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
 
 
 def effective(qconf: Qconf, queue: str, host: str, name: str) -> str | None:

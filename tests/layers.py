@@ -13,7 +13,7 @@ RANK = {"hot": 0, "warm": 1, "cold": 2}
 
 # Hot is all that a hook loads. What begins with _ is C: its Python face costs 4-10 ms.
 HOT_STANDARD = frozenset(
-    {"os", "sys", "gc", "time", "errno", "stat", "fcntl", "syslog", "select"}
+    {"os", "sys", "gc", "marshal", "posix", "time", "errno", "stat", "fcntl", "syslog", "select"}
     | {"_signal", "_struct", "_socket"}
 )
 # A hook may load one of these. contextlib loads functools, so with it the other is free.

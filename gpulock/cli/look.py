@@ -63,6 +63,32 @@ class Sight:
         settings = view.node.settings
         self.holders = Holders(self.scan, view.devices, settings.dev_root, settings.services)
 
+    def strangers(self, device: str) -> list[int]:
+        """Return who has a device open and is of no claim.
+
+        Without a device cgroup CUDA opens every node it can see, so that a job's process has
+        free devices open as well.
+        """
+        locks = self.view.held.values()
+        groups = {gid for lock in locks for gid in lock.groups()}
+        owners = frozenset(pid for lock in locks for pid, _ in lock.shepherds() if pid)
+        sids = {lock.owner.sid for lock in locks if lock.owner and lock.owner.sid}
+        statuses = self.scan.statuses()
+        return [
+            pid
+            for pid in self.holders.of(device)
+            if pid != os.getpid()
+            and not statuses[pid].groups & groups
+            and not self.scan.descends(pid, owners)
+            and not (sids and self._session(pid) in sids)
+        ]
+
+    def _session(self, pid: int) -> int:
+        try:
+            return self.view.node.proc.stat(pid).session
+        except (OSError, ValueError):
+            return 0
+
     def outcomes(self) -> list[Outcome]:
         """Judge every lock, changing nothing."""
         if not self.view.held:
@@ -94,9 +120,8 @@ def judge_in_place(view: View) -> Sight:
         lock.orphans = outcome.reason if outcome.act == ORPHANS else ""
         if lock.owner:
             view.verdicts[lock.owner.token] = outcome.verdict
-    view.foreign = frozenset(
-        [d.id for d in view.devices if view.lock_of(d.id) is None and sight.holders.of(d.id)]
-    )
+    free = [device.id for device in view.devices if view.lock_of(device.id) is None]
+    view.foreign = frozenset([name for name in free if sight.strangers(name)])
     return sight
 
 

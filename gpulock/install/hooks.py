@@ -18,6 +18,8 @@ from typing import Final
 
 import gpulock
 from gpulock import atomic
+from gpulock.bundle import NAME
+from gpulock.install.bundle import pack
 
 FOLDERS: Final = ("prolog", "epilog")
 SCHEDULERS: Final = ("sge", "slurm")  # the hot packages; gpulock/*.py is hot as well
@@ -200,13 +202,14 @@ def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) 
             mode = 0o644 if name.startswith("lib/") else 0o755
             atomic.replace_file(str(path), data, mode)
         for path in sorted(folder.rglob("*"), reverse=True):
-            if path.is_file() and str(path.relative_to(folder)) not in files:
+            if path.is_file() and str(path.relative_to(folder)) not in {*files, f"lib/{NAME}"}:
                 path.unlink()
         _compile(real, folder / "lib")
+        pack(folder / "lib", real)
         for path in (folder, *folder.rglob("*")):
             if path.is_dir() or path.suffix == ".pyc":
                 path.chmod(0o755 if path.is_dir() else 0o644)
-    except OSError as fault:
+    except (OSError, subprocess.SubprocessError) as fault:
         raise InstallError(f"hooks cannot be written: {fault}; see {target}") from fault
     return HookPaths(folder)
 

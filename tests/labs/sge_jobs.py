@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of Grid Engine ask of jobs, locks and processes on a lab's nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulock import owner
+from tests.labs.sge_cluster import MASTER, NODES
+from tests.labs.sge_gpulock import CONFIG, GPUS, Gpulock
+from tests.labs.sge_lab import JobId
+from tests.labs.sge_wait import until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOAK = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
+# What `gpulock reap` does, told as JSON: it runs on the node, in whatever namespace it is put.
+REAP = """
+import json, sys
+from gpulock.daemon import process
+from gpulock.daemon.reconcile import reconcile
+from gpulock.deadline import Deadline
+from gpulock.node import Node
+from gpulock.refusal import Refusal
+from gpulock.settings import load
+node = Node(load(sys.argv[1]))
+told = {"refused": "", "adopted": [], "outcomes": {}}
+try:
+    report = reconcile(node, process.judge(node), Deadline(20))
+except Refusal as refusal:
+    told["refused"] = f"{refusal.kind}: {refusal.why}"
+else:
+    told["adopted"] = [record.job() for record in report.adopted]
+    told["outcomes"] = {o.lock.id: [o.act, o.verdict.state, o.reason] for o in report.outcomes}
+print(json.dumps(told))
+"""
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """What a reconcile on a node said: (act, verdict, reason) by device."""
+
+    refused: str
+    adopted: list[str]
+    outcomes: dict[str, tuple[str, str, str]]
+
+    def acts(self) -> list[tuple[str, str]]:
+        """Return (act, verdict) of every lock."""
+        return [(act, verdict) for act, verdict, _ in self.outcomes.values()]
+
+    def reasons(self) -> str:
+        """Return every reason in one text."""
+        return self.refused + "; ".join(reason for _, _, reason in self.outcomes.values())
+
+
+def reap(gpus: Gpulock, node: str, *around: str) -> Reaped:
+    """Reconcile on a node; `around` are words before the command, such as `unshare --pid`."""
+    done = gpus.sge.run_in(
+        node,
+        [*around, sys.executable, "-c", REAP, CONFIG],
+        env={"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    outcomes = {name: (act, state, why) for name, (act, state, why) in told["outcomes"].items()}
+    return Reaped(told["refused"], told["adopted"], outcomes)
+
+
+def on(node: str, *more: str) -> tuple[str, ...]:
+    """Return the words of qsub that send a job to one node, output in one file."""
+    return ("-j", "y", "-q", "gpu.q", "-l", f"h={node}", *more)
+
+
+def said(gpus: Gpulock, job: JobId, name: str = "STDIN", user: str = "glalice") -> str:
+    """Return what a job and its hooks printed, empty as long as there is no file."""
+    try:
+        path = gpus.sge.users[user].home / f"{name}.o{job}"
+        return path.read_text(errors="surrogateescape")
+    except FileNotFoundError:
+        return ""
+
+
+def wait_said(gpus: Gpulock, job: JobId, text: str, *, name: str = "STDIN") -> str:
+    """Wait until a job or its hooks have printed `text`; return all they printed."""
+    return until(
+        lambda: said(gpus, job, name) if text in said(gpus, job, name) else None,
+        what=f"job {job} to print {text!r}",
+        seconds=60,
+        why=lambda: said(gpus, job, name),
+    )
+
+
+def records(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, str]]:
+    """Return every accounting record of a job: one each time it was at a node."""
+    done = gpus.sge.client("qacct", "-o", user, "-j", str(job), check=False)
+    found: list[dict[str, str]] = []
+    for block in done.stdout.split("=" * 62)[1:]:
+        pairs = [line.split(None, 1) for line in block.splitlines()]
+        found.append({pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2})
+    return found
+
+
+def claims(gpus: Gpulock, node: str) -> dict[str, set[str]]:
+    """Return the devices that each job had on a node since `prepare`, released ones included."""
+    found: dict[str, set[str]] = {}
+    for folder in ("locks", "released"):
+        place = gpus.sge.path_in(node, f"/run/gpulock/{folder}")
+        for lock in sorted(place.iterdir()) if place.is_dir() else []:
+            record = owner.parse((lock / "owner").read_text())
+            found.setdefault(record.job_id, set()).update(record.devices)
+    return found
+
+
+def held(gpus: Gpulock, node: str, job: JobId) -> list[str]:
+    """Return the devices a job holds on a node."""
+    return gpus.held_by(job)[node]
+
+
+def restart_execd(gpus: Gpulock, node: str, **changes: str) -> None:
+    """Change a node's own configuration and let its execd read it."""
+    for key, value in changes.items():
+        gpus.sge.set_conf(key, value, host=node)
+    gpus.sge.stop_execd(node)
+    gpus.sge.start_execd(node)
+
+
+def forget_conf(gpus: Gpulock, node: str, *keys: str) -> None:
+    """Take lines out of a node's own configuration again, and let its execd read it."""
+    shown = gpus.sge.qconf("-sconf", node).replace("\\\n", " ").splitlines()
+    kept = [line for line in shown if line and line[0] != "#" and line.split()[0] not in keys]
+    gpus.sge.load("-Mconf", node, "\n".join(kept) + "\n")
+    gpus.sge.stop_execd(node)
+    gpus.sge.start_execd(node)
+
+
+def carriers(gid: int) -> list[int]:
+    """Return the living processes that carry a supplementary group."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                status = (entry / "status").read_text()
+                groups = status.partition("\nGroups:")[2].partition("\n")[0].split()
+                if str(gid) in groups and "\nState:\tZ" not in status:
+                    found.append(int(entry.name))
+    return found
+
+
+def end(pids: Iterable[int]) -> None:
+    """Kill processes and wait until they are gone."""
+    pids = list(pids)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(map(running, pids)), what=f"processes {pids} to end")
+
+
+def running(pid: int) -> bool:
+    """Return whether a process is there and no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def group_of(gpus: Gpulock, node: str, job: JobId) -> int:
+    """Return the supplementary group in the record of a job's lock."""
+    return next(r.add_grp_id for r in gpus.locks(node).values() if r.job_id == str(job))
+
+
+def hook_of(gpus: Gpulock, shepherd: int) -> int:
+    """Wait for the hook below a shepherd, past its launcher; return its pid."""
+
+    def find() -> int | None:
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if str(shepherd).encode() in words and b"-IS" in words:
+                    return int(entry.name)
+        return None
+
+    return until(find, what=f"a hook below shepherd {shepherd}")
+
+
+@contextlib.contextmanager
+def shut_gate(gpus: Gpulock, node: str) -> Iterator[None]:
+    """Hold a node's gate by a process that is stopped."""
+    hold = (
+        "import fcntl, os, signal, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)\n"
+        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    gate = gpus.sge.path_in(node, "/run/gpulock/gate")
+    with subprocess.Popen([sys.executable, "-IS", "-c", hold, str(gate)]) as holder:
+        try:
+            stopped = Path(f"/proc/{holder.pid}/status")
+            until(lambda: "\nState:\tT" in stopped.read_text(), what="the gate to be held")
+            yield
+        finally:
+            holder.kill()
+
+
+@contextlib.contextmanager
+def other_boot(gpus: Gpulock, node: str) -> Iterator[None]:
+    """Let a node have another boot id, as after a reboot."""
+    fake = gpus.sge.lab / f"boot_id.{node}"
+    fake.write_text("0b00b00b-0000-4000-8000-000000000001\n")
+    place = "/proc/sys/kernel/random/boot_id"
+    mount(gpus, node, "--bind", str(fake), place)
+    try:
+        yield
+    finally:
+        umount(gpus, node, place)
+
+
+def mount(gpus: Gpulock, node: str, *words: str) -> None:
+    """Mount something on one node."""
+    done = gpus.sge.run_in(node, ["mount", *words])
+    assert done.returncode == 0, done.stderr
+
+
+def umount(gpus: Gpulock, node: str, place: str) -> None:
+    """Take a mount of one node away, whoever uses it."""
+    done = gpus.sge.run_in(node, ["umount", "-l", place])
+    assert done.returncode == 0, done.stderr
+
+
+def script(gpus: Gpulock, name: str, text: str) -> Path:
+    """Write a program into the lab's scratch folder; return its path."""
+    folder = gpus.sge.lab / "programs"
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def gate_file(gpus: Gpulock, name: str, user: str = "glalice") -> Path:
+    """Return a file in a user's home for which jobs wait, not there yet."""
+    path = gpus.sge.users[user].home / name
+    path.unlink(missing_ok=True)
+    return path
+
+
+def waiting_for(path: Path) -> str:
+    """Return a job's line that waits for a file."""
+    return f"until [ -e {path} ]; do sleep 0.1; done\n"
+
+
+def submit_args(gpus: Gpulock, user: str, words: Sequence[str], env: dict[str, str]) -> JobId:
+    """Submit with exactly these words and a hostile environment, set as the user."""
+    pairs = [f"{name}={value}" for name, value in env.items()]
+    program = "/usr/lib/gridengine/qsub"
+    done = gpus.sge.run_as(
+        user, ["/usr/bin/env", *pairs, program, "-terse", *words], node=MASTER, stdin=""
+    )
+    first = done.stdout.split(".")[0].strip()
+    assert first.isdigit(), f"{words}: {done.stdout}{done.stderr}"
+    return JobId(int(first))
+
+
+def wait_refused(gpus: Gpulock, node: str, job: JobId) -> None:
+    """Wait until a prolog has put the queue of its node into error."""
+    gpus.sge.wait_queue(node, "E", seconds=60)
+    gpus.sge.wait_state(job, "qw", seconds=30)
+
+
+__all__ = ["GPUS", "NODES"]

@@ -136,7 +136,7 @@ def check_possible(found: list[Device], want: Want, expected: int) -> None:
         if missing:
             raise Refusal(SENSELESS, f"no device {missing[0]} here", "see gpulock status")
         return
-    asked = f"{want.count} GPUs asked for"
+    asked = asked_for(want.count)
     if want.count <= whole:
         raise Refusal(
             BROKEN,
@@ -144,6 +144,11 @@ def check_possible(found: list[Device], want: Want, expected: int) -> None:
             "see gpulock status for the missing card",
         )
     raise Refusal(SENSELESS, f"{asked}, this node has {whole}", "ask for fewer")
+
+
+def asked_for(count: int) -> str:
+    """Return how many GPUs are asked for, in words."""
+    return "1 GPU asked for" if count == 1 else f"{count} GPUs asked for"
 
 
 def claim_gated(
@@ -301,7 +306,7 @@ def short(found: list[Device], held: dict[str, Lock], out: list[str], count: int
     free = len([h for h in holders if h.endswith(": free")])
     return Refusal(
         BUSY,
-        f"{count} GPUs asked for, {free} of {len(found)} free ({'; '.join(holders)})",
+        f"{asked_for(count)}, {free} of {len(found)} free ({'; '.join(holders)})",
         "the job can run when others have ended",
     )
 

@@ -117,7 +117,9 @@ class Undo:
             return self.sensor_reports() if address[0] == "hooks" else ""
         if address[0] == "complex":
             users = [host for host in self.qconf.names("-sel") if self.uses(host, address[1])]
-            return f"complex {address[1]} stays: host {users[0]} uses it" if users else ""
+            if users:
+                return f"complex {address[1]} stays: host {users[0]} uses it"
+            return self.sensor_reports()
         return ""
 
     def sensor_reports(self) -> str:

@@ -273,6 +273,3 @@ def wait_refused(gpus: Gpulock, node: str, job: JobId) -> None:
     """Wait until a prolog has put the queue of its node into error."""
     gpus.sge.wait_queue(node, "E", seconds=60)
     gpus.sge.wait_state(job, "qw", seconds=30)
-
-
-__all__ = ["GPUS", "NODES"]

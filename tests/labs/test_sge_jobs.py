@@ -158,7 +158,7 @@ def test_when_all_gpus_are_locked_the_job_is_requeued_and_runs_later(gpus: Gpulo
     try:
         job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", "gpu=1", stdin=SHOW)
         gpus.sge.wait_state(job, "Rq")
-        assert "busy: 1 GPUs asked for, 0 of 8 free" in output(gpus, job)
+        assert "busy: 1 GPU asked for, 0 of 8 free" in output(gpus, job)
         assert gpus.sge.queue_states()[NODE] == ""
         gpus.sge.qdel(str(holder))
         gpus.sge.wait_done(job, seconds=60)

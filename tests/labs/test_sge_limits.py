@@ -11,12 +11,13 @@ import pytest
 
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import Gpulock
-from tests.labs.sge_jobs import claims, on, records, said
+from tests.labs.sge_jobs import claims, on, records, said, script
 from tests.labs.sge_wait import until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
 CAP_SYS_RESOURCE = 24
+SIGNALLED = 128
 MEMORY = ("h_vmem=8M", "h_vmem=0", "h_vmem=1")  # no room for an interpreter: see the reference
 ALL = "h_vmem=8M,h_data=1M,h_stack=16k,h_fsize=0,h_cpu=1"
 OTHERS = ("h_data=1M", "h_stack=16k", "h_fsize=0", "h_cpu=1")
@@ -113,44 +114,45 @@ def test_the_launcher_lifts_every_limit_first_and_becomes_the_prolog_where_it_ma
     lifted = [limit for limit in calls if limit != "execve"]
     assert lifted == ["RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_CPU", "RLIMIT_STACK"]
     assert calls[-1] == "execve"
-    assert (tmp_path / "argv").read_text().split() == [str(tmp_path / "parent"), "1"]
+    assert (tmp_path / "argv").read_text() == "1\n"  # the pid of the shepherd
 
 
 def test_the_launcher_keeps_a_prolog_as_a_child_where_a_limit_stays(
     gpus: Gpulock, tmp_path: Path
 ) -> None:
     traced(gpus, tmp_path, "prolog", "inject=prlimit64:error=EPERM:when=2+")
-    assert (tmp_path / "argv").read_text().split()[-1] == "2"  # the pid and --limited
+    assert (tmp_path / "argv").read_text() == "2\n"  # the pid and --limited
 
 
-@pytest.mark.parametrize("code", [1, 2, 99, 100, 127, 137, 139])
 def test_an_epilog_is_0_to_grid_engine_and_a_prolog_under_limits_never_stops_a_queue(
-    gpus: Gpulock, tmp_path: Path, code: int
+    gpus: Gpulock, tmp_path: Path
 ) -> None:
-    (tmp_path / "epilog").mkdir()
-    (tmp_path / "prolog").mkdir()
-    last = f"kill -{code - 128} $$" if code > 128 else f"exit {code}"
-    for hook in ("epilog", "prolog"):
-        path = tmp_path / hook / "sge"
-        path.write_text(f"#!/bin/sh\n{last}\n")
-        path.chmod(0o755)
-    limited = ["prlimit", "--data=12000000", str(gpus.hooks.launch)]
-    epilog = subprocess.run([*limited, str(tmp_path / "epilog/sge")], check=False)
-    assert epilog.returncode == 0
-    prolog = subprocess.run([*limited, str(tmp_path / "prolog/sge")], check=False)
-    if may_raise(gpus):
-        assert prolog.returncode in (code, code - 256, 128 - code)
-    else:
-        assert prolog.returncode == (code if code in (99, 100) else 100)
+    for code in (1, 2, 99, 100, 127, 137, 139):
+        last = f"kill -{code - 128} $$" if code > SIGNALLED else f"exit {code}"
+        ended: dict[str, int] = {}
+        for hook in ("epilog", "prolog"):
+            path = hook_script(tmp_path, hook, last)
+            limited = ["prlimit", "--data=12000000", str(gpus.hooks.launch), str(path)]
+            ended[hook] = subprocess.run(limited, check=False).returncode
+        assert ended["epilog"] == 0
+        if may_raise(gpus):
+            assert ended["prolog"] in (code, SIGNALLED - code)
+        else:
+            assert ended["prolog"] == (code if code in (99, 100) else 100)
+
+
+def hook_script(folder: Path, hook: str, line: str) -> Path:
+    """Write a hook of one line where the launcher takes it for a prolog or an epilog."""
+    path = folder / hook / "sge"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+    return path
 
 
 def traced(gpus: Gpulock, folder: Path, hook: str, how: str) -> list[str]:
     """Run the launcher under strace; return the limits it set, and `execve` of the hook."""
-    path = folder / hook
-    path.mkdir()
-    program = path / "sge"
-    program.write_text(f'#!/bin/sh\necho {folder}/parent $# >"{folder}/argv"\n')
-    program.chmod(0o755)
+    program = hook_script(folder, hook, f'echo $# >"{folder}/argv"')
     log = folder / "strace"
     trace = ["strace", "-f", "-o", str(log), "-e", "trace=prlimit64,setrlimit,execve", "-e", how]
     subprocess.run([*trace, str(gpus.hooks.launch), str(program)], check=True, timeout=30)
@@ -167,11 +169,7 @@ def test_the_limits_of_a_hook_are_those_of_the_job(gpus: Gpulock) -> None:
     """What makes the launcher needed; where this no longer holds, it may go."""
     home = gpus.sge.users["glalice"].home
     seen = home / "limits"
-    show = f"/bin/sh -c ulimit${{IFS}}-v>{seen}"
-    assert show
-    path = gpus.sge.lab / "show-limits"
-    path.write_text(f"#!/bin/sh\nulimit -v >{seen}\nexit 0\n")
-    path.chmod(0o755)
+    path = script(gpus, "show-limits", f"#!/bin/sh\nulimit -v >{seen}\nexit 0\n")
     gpus.sge.set_hooks(f"root@{path}", "NONE")
     job = gpus.sge.submit("glalice", *on(NODE, "-l", "h_vmem=8M"), stdin="true\n")
     gpus.sge.wait_done(job)

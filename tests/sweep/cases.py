@@ -102,6 +102,10 @@ class Check:
             self.granted()
             stage.reconcile()
             self.granted()
+        elif self.code in PROLOG_CODES:
+            held = [n for n, lock in stage.locks().items() if lock.owner is None]
+            held += stage.locks(stage.mine)
+            self.expect(not held, f"it refuses and keeps {held}")
         code = stage.hook(stage.mine, "epilog")
         self.expect(code == 0, f"the epilog exits {code}")
         self.expect(not stage.locks(stage.mine), "the epilog left whole locks of its job")

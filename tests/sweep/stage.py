@@ -92,6 +92,10 @@ class Stage:
         if code != expected:
             raise RuntimeError(f"undisturbed, it exits {code}: {self.stderr.read_text()}")
 
+    def is_near(self, call: str) -> bool:
+        """Return whether a traced call is on the locks, the state or the spool."""
+        return any(f"{self.scene.root}/{name}/" in call for name in KEPT)
+
     def save(self) -> None:
         """Take the present state as the one that `reset` comes back to."""
         shutil.rmtree(self._saved, ignore_errors=True)

@@ -7,8 +7,8 @@ import os
 import random
 from collections import Counter
 
-EVERY = 12  # of the points, in the sampled form: 45 s on two idle cores
-RARE = {"ENOSPC": 6}  # few calls can meet it, so more of them are tried
+EVERY = 24  # of the points, in the sampled form: 45 s on two idle cores
+NEARER = 6  # so much oftener are calls on what a hook may change
 
 
 class Tally:
@@ -19,17 +19,21 @@ class Tally:
         self.tried: Counter[tuple[str, str]] = Counter()
         self.missed: Counter[tuple[str, str]] = Counter()
         self.leftovers: Counter[str] = Counter()
+        self._order: Counter[tuple[str, str, bool]] = Counter()
         whole = os.environ.get("GPULOCK_SOAK") == "1" or os.environ.get("FULL") == "1"
         self.every = 1 if whole else int(os.environ.get("GPULOCK_SWEEP_SAMPLE", EVERY))
         given = os.environ.get("GPULOCK_SWEEP_SEED")
         self.seed = int(given) if given else random.randrange(self.every)
 
-    def is_drawn(self, case: str, kind: str) -> bool:
-        """Count one more point that exists; return whether the sample has it."""
-        number = self.there[case, kind]
+    def is_drawn(self, case: str, kind: str, near: bool) -> bool:
+        """Count one more point that exists; return whether the sample has it.
+
+        `near` are the calls on locks, state and spool: more of them are tried.
+        """
         self.there[case, kind] += 1
-        every = max(1, self.every // RARE.get(kind, 1))
-        return number % every == self.seed % every
+        self._order[case, kind, near] += 1
+        every = max(1, self.every // NEARER) if near else self.every
+        return self._order[case, kind, near] % every == self.seed % every
 
     def lines(self) -> list[str]:
         """Return the summary."""

@@ -75,7 +75,7 @@ def test_a_fault_at_any_system_call_loses_nothing(stage: Stage, case: Case) -> N
     outside = stage.outside()
     wrong: list[str] = []
     for point in points:
-        if not TALLY.is_drawn(case.name, point.kind):
+        if not TALLY.is_drawn(case.name, point.kind, stage.is_near(point.text)):
             continue
         stage.reset()
         code = case.run(stage, failing(point, stage.log))

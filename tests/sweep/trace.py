@@ -82,7 +82,7 @@ def points_of(log: Path, marker: str) -> list[Point]:
 
 def watching(log: Path) -> list[str]:
     """Return the head of a command line that traces every call into `log`."""
-    return [STRACE, "-f", "-qq", "-s", "200", "-o", str(log)]
+    return [STRACE, "-f", "-qq", "-y", "-s", "200", "-o", str(log)]
 
 
 def failing(point: Point, log: Path) -> list[str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import multiprocessing
 import os
 import random
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ from tests.bench.scene import folder, linked_proc
 GPUS, MOST = 8, 4
 BOLD = 0.02  # how often a worker asks although it sees that too few are free
 SOAK = pytest.mark.soak
-FORK = multiprocessing.get_context("fork")
+FORK = get_context("fork")
 
 
 class Field:
@@ -52,7 +53,7 @@ class Field:
             file.write(f"PROC_ROOT={self.proc}\n")
         self.log = root / "log"
         self.node = Node(settings.load(str(self.config)))
-        self._crowd: list[multiprocessing.process.BaseProcess] = []
+        self._crowd: list[BaseProcess] = []
 
     def clear(self) -> None:
         """End every worker that is left."""
@@ -65,7 +66,7 @@ class Field:
         (self.proc / str(pid)).symlink_to(f"/proc/{pid}")
 
     def hide(self, pid: int) -> None:
-        """Take away the link of a process that was waited for."""
+        """Take away the link of a process that is over."""
         (self.proc / str(pid)).unlink(missing_ok=True)
 
     def note(self, event: str, what: list[str]) -> None:
@@ -112,9 +113,9 @@ class Field:
                 except Refusal as refusal:
                     if refusal.kind != BUSY:
                         raise
-            time.sleep(luck.uniform(0.002, 0.02))
+            time.sleep(luck.uniform(0.01, 0.05))
 
-    def start(self, seed: int, claims: int) -> multiprocessing.process.BaseProcess:
+    def start(self, seed: int, claims: int) -> BaseProcess:
         """Start a worker that every judge sees."""
         process = FORK.Process(target=self.live, args=(seed, claims))
         process.start()
@@ -122,9 +123,10 @@ class Field:
         return process
 
     def live(self, seed: int, claims: int) -> None:
-        """Be a worker."""
+        """Be a worker; one that is over holds nothing, and leaves no link to nowhere."""
         self.show(os.getpid())
         self.work(seed, claims)
+        self.hide(os.getpid())
 
 
 @pytest.fixture
@@ -192,7 +194,7 @@ def kill_at_random(field: Field, workers: int, kills: int, luck: random.Random) 
         bury(field, process)
 
 
-def bury(field: Field, victim: multiprocessing.process.BaseProcess) -> None:
+def bury(field: Field, victim: BaseProcess) -> None:
     """Kill a worker, noting its death before it can come: nobody may have its devices earlier."""
     assert victim.pid is not None
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC)

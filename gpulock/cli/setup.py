@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock install`, `uninstall`, `doctor`: put gpulock onto a node, take it away, check it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpulock.cli import table
+from gpulock.cli.session import Refused, Session
+from gpulock.cli.words import counted
+from gpulock.install.hooks import InstallError
+from gpulock.install.versions import DEFAULT_PREFIX
+
+
+@click.group()
+def install() -> None:
+    """Install the hooks of a scheduler on this node."""
+
+
+@install.command("sge")
+@click.option("--queue", "queues", multiple=True, required=True, metavar="NAME", help="Repeatable.")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="GPUs of this node.  [default: count them]"
+)
+@click.option("--complex", default="gpu", show_default=True, help="Consumable for GPUs.")
+@click.option("--host", default="", help="Grid Engine's name of this host.  [default: ask it]")
+@click.option("--all-hosts", is_flag=True, help="Set the hooks for the whole queue.")
+@click.option(
+    "--prefix",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_PREFIX,
+    show_default=True,
+    help="Where the hooks go.",
+)
+@click.option("--interpreter", default=sys.executable, help="Python for the hooks.")
+@click.option("--sge-root", default="", help="Grid Engine's root, where there are several.")
+@click.option("--sge-cell", default="", help="Its cell.")
+@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.pass_obj
+def install_sge(session: Session, dry_run: bool, **options: Any) -> None:
+    """Install prolog, epilog and load sensor for Grid Engine on this node."""
+    from gpulock.install.sge import SgeOptions, plan_sge
+
+    try:
+        plan = plan_sge(SgeOptions(config=Path(session.config), **options))
+        for change in plan.changes if dry_run else ():
+            click.echo("\n".join(change.lines()))
+        if not dry_run:
+            plan.apply(click.echo)
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+    for note in plan.notes:
+        click.echo(f"note: {note}")
+    if not plan.changes:
+        click.echo("nothing to change: it is installed as asked")
+    elif dry_run:
+        click.echo(f"{counted(len(plan.changes), 'change')} would be made")
+
+
+@click.group()
+def uninstall() -> None:
+    """Take the hooks of a scheduler away again."""
+
+
+@uninstall.command("sge")
+@click.option("--force", is_flag=True, help="Although devices are locked.")
+@click.option("--because", default="", metavar="TEXT", help="Why; needed with --force.")
+@click.pass_obj
+def uninstall_sge(session: Session, force: bool, because: str) -> None:
+    """Put back what was there before `install sge`."""
+    from gpulock.install import sge_undo
+
+    if force and not because:
+        raise click.UsageError('--force needs --because "TEXT".')
+    try:
+        left = sge_undo.uninstall_sge(
+            Path(session.config), click.echo, force=force, because=because
+        )
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+    for line in left:
+        click.echo(f"left as it is: {line}", err=True)
+    if left:
+        raise Refused(f"{counted(len(left), 'thing')} could not be put back", "see above")
+
+
+@click.command()
+@click.pass_context
+def doctor(ctx: click.Context) -> None:
+    """Check this node, its settings and its scheduler."""
+    raise Refused("there is no doctor in this version", f"width {table.terminal_width()}")

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock doctor`: look at everything a job's GPUs depend on, and say what to do about faults.
+
+What cannot be found out is a warning with the reason, never silently well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.doctor_check import BROKEN, FAULT, OK, WARNING, Check, examine
+from gpulock.install.doctor_node import node_checks, settings_check
+from gpulock.install.doctor_sge import sge_checks
+from gpulock.install.sge import PROFILE
+from gpulock.install.versions import DEFAULT_PREFIX
+from gpulock.settings import DEFAULT_PATH
+
+__all__ = ["BROKEN", "FAULT", "OK", "WARNING", "Check", "Where", "doctor", "examine", "exit_code"]
+MARKS: Final = {OK: "✓", WARNING: "!", FAULT: "✗"}
+
+
+@dataclass(frozen=True)
+class Where:
+    """What doctor looks at; a simulated node has no hooks and no scheduler."""
+
+    config: Path = Path(DEFAULT_PATH)
+    prefix: Path = DEFAULT_PREFIX
+    profile: Path = PROFILE
+
+
+def doctor(where: Where) -> list[Check]:
+    """Return every check of this node, in the order of a job's way."""
+    settings, first = settings_check(where.config)
+    if settings is None:
+        return [first]
+    checks = [first, *node_checks(settings)]
+    if not settings.simulation:
+        checks += sge_checks(settings, where.config, where.prefix, where.profile)
+    return checks
+
+
+def exit_code(checks: Iterable[Check]) -> int:
+    """Return 0, or 3 (this node is broken) for any fault."""
+    return BROKEN if any(check.state == FAULT for check in checks) else 0
+
+
+def show(checks: Iterable[Check], echo: Callable[[str], None]) -> None:
+    """Print each check with its mark, and what to do below a fault."""
+    for check in checks:
+        echo(f"{MARKS[check.state]} {check.name}: {check.what}")
+        if check.do:
+            echo(f"    {check.do}")

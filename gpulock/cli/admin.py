@@ -15,7 +15,6 @@ import click
 
 from gpulock import boot, settle
 from gpulock import quarantine as notes
-from gpulock.claim import retire
 from gpulock.cli.release import device_id
 from gpulock.cli.select import SelectError
 from gpulock.cli.session import Refused, Session, caller, log
@@ -24,6 +23,7 @@ from gpulock.daemon.process import judge, prepare
 from gpulock.deadline import Deadline
 from gpulock.devices import Device, overlaps
 from gpulock.gate import Gate
+from gpulock.grant import retire
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import one_line

@@ -9,11 +9,11 @@ import shlex
 import click
 
 from gpulock import environment
-from gpulock.claim import Grant
 from gpulock.cli.obtain import claim_options, obtain, owner_of, which
 from gpulock.cli.session import Refused, Session
 from gpulock.cli.words import device_name, short_model
 from gpulock.daemon import process
+from gpulock.grant import Grant
 from gpulock.settings import Settings
 
 

@@ -11,12 +11,12 @@ from typing import TypeVar
 import click
 
 from gpulock import tickets
-from gpulock.claim import Grant
 from gpulock.cli.select import SelectError, several
 from gpulock.cli.session import Refused, user_name
 from gpulock.cli.words import counted, duration, listing, parse_duration
 from gpulock.daemon import process
 from gpulock.deadline import Deadline, boottime
+from gpulock.grant import Grant
 from gpulock.node import Node
 from gpulock.owner import Owner
 
@@ -114,7 +114,8 @@ class Line:
 
     def tell(self, before: int, why: str) -> None:
         """Say how many callers are before this one, or what is in the way."""
-        reason = f"{counted(before, 'caller')} before this one" if before else f"next; {why}"
+        short = why.partition(" (")[0]  # who has which: `gpulock status` says it better
+        reason = f"{counted(before, 'caller')} before this one" if before else f"next; {short}"
         if self._live:
             text = f"gpulock: waiting {duration(boottime() - self._begun)} for {self._what}: "
             width = os.get_terminal_size(sys.stderr.fileno()).columns

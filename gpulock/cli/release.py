@@ -14,7 +14,6 @@ from typing import NamedTuple
 import click
 
 from gpulock import guard, settle
-from gpulock.claim import retire
 from gpulock.cli.select import SelectError, Subject, subject
 from gpulock.cli.session import Refused, Session, caller, log
 from gpulock.cli.words import holder, label_of
@@ -23,6 +22,7 @@ from gpulock.daemon.process import judge
 from gpulock.deadline import Deadline
 from gpulock.devices import Device, overlaps
 from gpulock.gate import Gate
+from gpulock.grant import retire
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import one_line

@@ -16,11 +16,11 @@ from typing import NoReturn
 import click
 
 from gpulock import environment
-from gpulock.claim import Grant
 from gpulock.cli.obtain import CLAIM_SECONDS, claim_options, obtain, owner_of, which
 from gpulock.cli.session import Session
 from gpulock.daemon import process
 from gpulock.deadline import Deadline
+from gpulock.grant import Grant
 from gpulock.node import Node
 from gpulock.release import release
 from gpulock.settings import Settings

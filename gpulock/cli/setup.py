@@ -41,7 +41,7 @@ def install() -> None:
 @click.option("--sge-cell", default="", help="Its cell.")
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
 @click.pass_obj
-def install_sge(session: Session, dry_run: bool, **options: Any) -> None:
+def install_sge(session: Session, /, dry_run: bool, **options: Any) -> None:
     """Install prolog, epilog and load sensor for Grid Engine on this node."""
     from gpulock.install.sge import SgeOptions, plan_sge
 

@@ -9,10 +9,11 @@ only itself and whoever has its devices open.
 import os
 
 from gpulock import boot, liveness
-from gpulock.claim import Grant, claim
+from gpulock.claim import claim
 from gpulock.daemon import adopt
 from gpulock.deadline import Deadline
 from gpulock.gate import Gate
+from gpulock.grant import Grant
 from gpulock.liveness import Judge, Scan
 from gpulock.node import Node
 from gpulock.owner import Owner

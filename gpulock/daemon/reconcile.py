@@ -5,7 +5,6 @@ Warm. Under the gate: adopt where locks were lost, settle every lock, publish th
 """
 
 from gpulock import boot, verdicts
-from gpulock.claim import count_reaps
 from gpulock.daemon import adopt
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
@@ -15,6 +14,7 @@ from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settle import FREED, Outcome, make_holders, settle
+from gpulock.supply import count_reaps
 from gpulock.totals import Totals
 
 

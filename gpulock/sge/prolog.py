@@ -5,8 +5,9 @@ Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (design, 
 """
 
 from gpulock import atomic, environment, owner
-from gpulock.claim import Grant, claim, note_unknown
+from gpulock.claim import claim, note_unknown
 from gpulock.deadline import Deadline, boottime
+from gpulock.grant import Grant
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal

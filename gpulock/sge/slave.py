@@ -11,8 +11,9 @@ have its GPUs gets an empty mask and GPULOCK_REFUSED, which the starter method r
 import os
 
 from gpulock import environment
-from gpulock.claim import Grant, claim
+from gpulock.claim import claim
 from gpulock.deadline import Deadline, boottime
+from gpulock.grant import Grant
 from gpulock.node import Node
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings, load

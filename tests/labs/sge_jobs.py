@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock import owner
-from tests.labs.sge_cluster import MASTER, NODES
-from tests.labs.sge_gpulock import CONFIG, GPUS, Gpulock
+from tests.labs.sge_cluster import MASTER
+from tests.labs.sge_gpulock import CONFIG, Gpulock
 from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
 

@@ -13,10 +13,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpulock.claim import Grant, claim
+from gpulock.claim import claim
 from gpulock.daemon.process import judge, template
 from gpulock.daemon.reconcile import reconcile
 from gpulock.deadline import Deadline
+from gpulock.grant import Grant
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.simulate.execd import SpooledJob

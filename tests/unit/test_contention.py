@@ -22,11 +22,12 @@ from pathlib import Path
 import pytest
 
 from gpulock import settings
-from gpulock.claim import Grant, claim
+from gpulock.claim import claim
 from gpulock.daemon.process import judge, template
 from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.deadline import Deadline
 from gpulock.gate import Gate
+from gpulock.grant import Grant
 from gpulock.locks import Lock, Store
 from gpulock.node import Node
 from gpulock.owner import Owner

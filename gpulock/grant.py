@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job was granted: the same answer to the same run, a share for its tasks, or a new start.
+
+Hot. Everything here is done with the gate held.
+"""
+
+from gpulock.devices import Device
+from gpulock.locks import Lock
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import BROKEN, BUSY, Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.liveness import Judge
+
+
+class Want:
+    """What is asked for: `count` devices, of `wanted` ids alone where there are some.
+
+    `join`: a task may share what its job holds here already.
+    """
+
+    __slots__ = ("count", "join", "wanted")
+
+    def __init__(self, count: int, wanted: tuple[str, ...], join: bool) -> None:
+        self.count = count
+        self.wanted = wanted
+        self.join = join
+
+
+class Grant:
+    """The devices of a job, by index, with the record that holds them.
+
+    `fresh` is False when the same run asked again and got the same answer. `waited` is the time
+    at the gate in seconds.
+    """
+
+    __slots__ = ("devices", "fresh", "owner", "waited")
+
+    def __init__(self, granted: list[Device], record: Owner, fresh: bool, waited: float) -> None:
+        self.devices = granted
+        self.owner = record
+        self.fresh = fresh
+        self.waited = waited
+
+
+def same_grant(mine: list[Lock], template: Owner, count: int, found: list[Device]) -> Grant | None:
+    """Return the grant this very run has already, if it is whole and not being released."""
+    record = mine[0].owner
+    assert record is not None
+    granted = whole_grant(mine, found)
+    same = (record.uid, record.run(), record.boot_id, record.settling) == (
+        template.uid,
+        template.run(),
+        template.boot_id,
+        0,
+    )
+    return Grant(granted, record, False, 0.0) if len(granted) == count and same else None
+
+
+def whole_grant(mine: list[Lock], found: list[Device]) -> list[Device]:
+    """Return the devices of a grant that is whole: one token, every device locked and there."""
+    record = mine[0].owner
+    assert record is not None
+    ids = {lock.id for lock in mine if lock.owner and lock.owner.token == record.token}
+    granted = [d for d in found if d.id in ids]
+    whole = ids == set(record.devices) and len(ids) == len(mine) == len(granted)
+    return granted if whole else []
+
+
+def join_grant(
+    node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: "Judge"
+) -> Grant | None:
+    """Let a task share what its job holds here, while that job lives: its shepherd is an anchor.
+
+    None where there is no whole, living grant.
+    """
+    record = mine[0].owner
+    assert record is not None
+    granted = whole_grant(mine, found)
+    if not granted or record.uid != template.uid or record.settling:
+        return None
+    for lock in mine:
+        node.store.read_details(lock)
+        if judge.verdict(lock).state != "alive":
+            return None
+    try:
+        for lock in mine:
+            node.store.anchor(lock.id, template.pid, template.start, template.add_grp_id)
+    except OSError as fault:
+        raise Refusal(BROKEN, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
+    return Grant(granted, record, False, 0.0)
+
+
+def give_up_earlier(
+    node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: "Judge"
+) -> None:
+    """Free what an earlier run of the job, or a cut-short claim of this one, left; or refuse."""
+    from gpulock import guard, settle
+
+    holders = settle.make_holders(node, found, judge)
+    others = settle.groups(node.store.all())
+    for lock in mine:
+        record = lock.owner
+        assert record is not None
+        node.store.read_details(lock)
+        if record.run() == template.run() and record.boot_id == template.boot_id:
+            left = guard.group_left(lock, judge.scan)
+            left = left or guard.open_left(lock.id, record, holders, others)
+            if not left:
+                retire(node, lock, "claim: this run's claim was cut short")
+                continue
+        else:
+            outcome = settle.settle_one(node, lock, judge, holders, others, False)
+            if outcome.act == settle.FREED:
+                continue
+            left = outcome.reason
+        raise Refusal(
+            BUSY, f"{lock.id} is still held by an earlier run: {left}", f"see gpulock why {lock.id}"
+        )
+
+
+def retire(node: Node, lock: Lock, how: str) -> None:
+    """Free one lock; translate a failing file system."""
+    try:
+        node.store.retire(lock, how)
+    except OSError as fault:
+        raise Refusal(BROKEN, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault

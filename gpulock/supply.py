@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node can give: which devices are free, and the words when there are too few.
+
+Hot. The gate is held, but for `check_possible`.
+"""
+
+from gpulock import devices
+from gpulock.choose import choose
+from gpulock.devices import Device
+from gpulock.grant import Want
+from gpulock.locks import Lock
+from gpulock.node import Node
+from gpulock.refusal import BROKEN, BUSY, SENSELESS, Refusal
+from gpulock.totals import Totals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.liveness import Judge
+    from gpulock.settle import Outcome
+
+
+def check_possible(found: list[Device], want: Want, expected: int) -> None:
+    """Raise Refusal when the node can never, or not in its present state, grant so much."""
+    healthy = [d.id for d in found if not d.fault]
+    whole = max(expected, len(found))
+    if len(healthy) >= want.count:
+        missing = [name for name in want.wanted if name not in healthy]
+        if missing:
+            raise Refusal(SENSELESS, f"no device {missing[0]} here", "see gpulock status")
+        return
+    asked = asked_for(want.count)
+    if want.count <= whole:
+        raise Refusal(
+            BROKEN,
+            f"{asked}, {len(healthy)} of {whole} work",
+            "see gpulock status for the missing card",
+        )
+    raise Refusal(SENSELESS, f"{asked}, this node has {whole}", "ask for fewer")
+
+
+def asked_for(count: int) -> str:
+    """Return how many GPUs are asked for, in words."""
+    return "1 GPU asked for" if count == 1 else f"{count} GPUs asked for"
+
+
+def settle_held(
+    node: Node, found: list[Device], held: dict[str, Lock], judge: "Judge", totals: Totals
+) -> None:
+    """Free what dead owners hold, because the devices are needed."""
+    from gpulock import settle
+
+    holders = settle.make_holders(node, found, judge)
+    count_reaps(totals, settle.settle(node, held, judge, holders))
+
+
+def in_use(node: Node, found: list[Device], judge: "Judge") -> list[str]:
+    """Return the devices that a process has open, asked only after locks were lost."""
+    from gpulock import settle
+
+    holders = settle.make_holders(node, found, judge)
+    return [d.id for d in found if holders.of(d.id) or holders.blind]
+
+
+def count_reaps(totals: Totals, outcomes: "list[Outcome]") -> None:
+    """Count what was freed, by the kind of proof."""
+    for outcome in outcomes:
+        if outcome.act == "freed":
+            record = outcome.lock.owner
+            totals.add(f"reaped_{record.scheduler if record else 'cut_short'}")
+
+
+def pick(
+    node: Node,
+    found: list[Device],
+    held: dict[str, Lock],
+    out: list[str],
+    want: Want,
+) -> list[Device]:
+    """Return the devices to lock, or nothing when there are too few free ones."""
+    taken = [*held, *out]
+    free = [d for d in found if not d.fault and not any([devices.overlaps(d.id, t) for t in taken])]
+    if want.wanted:
+        free = [d for d in free if d.id in want.wanted]
+    return choose(free, want.count, node.links())
+
+
+def short(found: list[Device], held: dict[str, Lock], out: list[str], count: int) -> Refusal:
+    """Return the refusal that says who has the devices."""
+    holders = [f"{d.index}: {lock_holder(held, d.id, out)}" for d in found]
+    free = len([h for h in holders if h.endswith(": free")])
+    return Refusal(
+        BUSY,
+        f"{asked_for(count)}, {free} of {len(found)} free ({'; '.join(holders)})",
+        "the job can run when others have ended",
+    )
+
+
+def lock_holder(held: dict[str, Lock], device: str, out: list[str]) -> str:
+    """Return who has a device, in a word or two."""
+    for name, lock in held.items():
+        if devices.overlaps(name, device):
+            return f"job {lock.owner.job()}" if lock.owner else "unknown owner"
+    return "quarantined" if any([devices.overlaps(name, device) for name in out]) else "free"

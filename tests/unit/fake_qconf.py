@@ -1,0 +1,109 @@
+#!/usr/bin/python3 -IS
+# SPDX-License-Identifier: Apache-2.0
+"""Play qconf, qselect, qstat and gethostname from files that a real Grid Engine printed.
+
+The files lie in the folder `state` beside: `sq`, `sc`, `se`, `sconf` and, where there is one,
+`sconf-node1`. One queue, gpu.q, on one host, node1. What is set is written back into them.
+"""
+
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+HOST, QUEUE = "node1", "gpu.q"
+
+
+def path_of(name: str) -> str:
+    return f"{HERE}/state/{name}"
+
+
+def read(name: str) -> str:
+    with open(path_of(name), encoding="utf-8") as file:
+        return file.read()
+
+
+def write(name: str, text: str) -> None:
+    with open(path_of(name), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def get(name: str, key: str) -> str:
+    for line in read(name).replace("\\\n", " ").splitlines():
+        if line.split(None, 1)[:1] == [key]:
+            return " ".join(line.split()[1:])
+    raise SystemExit(f"no {key}")
+
+
+def put(name: str, key: str, value: str) -> None:
+    lines = read(name).replace("\\\n", " ").splitlines()
+    new = [f"{key:<21} {value}" if line.split(None, 1)[:1] == [key] else line for line in lines]
+    write(name, "\n".join(new) + "\n")
+
+
+def queue(domain: str, key: str, value: str | None) -> None:
+    """Set an attribute as -rattr does, or (None) purge a host's own."""
+    default, _, override = get("sq", key).partition(f",[{HOST}=")
+    override = override.removesuffix("]")
+    if domain == QUEUE:
+        default = value or "NONE"
+    else:
+        override = value or ""
+    put("sq", key, f"{default},[{HOST}={override}]" if override else default)
+
+
+def of_instance() -> str:
+    """Return -sq of the queue on its host: its own values in place of the queue's."""
+    lines = read("sq").replace("\\\n", " ").splitlines()
+    marker = f",[{HOST}="
+    return "\n".join(
+        f"{line.split()[0]} {line.partition(marker)[2][:-1]}" if marker in line else line
+        for line in lines
+    )
+
+
+def load(option: str, path: str) -> None:
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    write("sc" if option == "-Mc" else f"sconf-{os.path.basename(path)}", text)
+
+
+def qconf(option: str, words: list[str]) -> str:
+    own = f"sconf-{HOST}"
+    if option == "-sq":
+        return of_instance() if words[0] == f"{QUEUE}@{HOST}" else read("sq")
+    if option == "-sconf":
+        return read("sconf" if words[0] == "global" else own)
+    if option in ("-sc", "-se"):
+        return read(option[1:])
+    if option == "-sel":
+        return HOST
+    if option == "-sconfl":
+        if not os.path.exists(path_of(own)):
+            raise SystemExit("no config defined")
+        return HOST
+    if option in ("-rattr", "-purge") and words[0] == "queue":
+        queue(words[-1], words[1], words[2] if option == "-rattr" else None)
+    elif option == "-rattr":
+        put("se", words[1], words[2])
+    elif option in ("-Mc", "-Mconf", "-Aconf"):
+        load(option, words[0])
+    elif option == "-dconf":
+        os.unlink(path_of(own))
+    else:
+        raise SystemExit(f"what is {option}?")
+    return ""
+
+
+def main(argv: list[str]) -> str:
+    program = os.path.basename(argv[0])
+    if os.path.exists(path_of("down")):
+        raise SystemExit('error: commlib error: got select error (Connection refused)')
+    if program == "qconf":
+        return qconf(argv[1], argv[2:])
+    if program == "qstat":
+        return f"{QUEUE}@{HOST} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
+    return {"qselect": f"{QUEUE}@{HOST}", "gethostname": HOST}[program]
+
+
+if __name__ == "__main__":
+    print(main(sys.argv))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tests.bench import hooks, table  # noqa: E402 (the checkout is put on the path first)
+from tests.bench import hooks, inprocess, status, table  # noqa: E402 (the checkout is put on the path first)
 from tests.bench.scene import Scene, folder  # noqa: E402
 
 
@@ -21,16 +21,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="how long a claim and a hook take")
     parser.add_argument("--rounds", type=int, default=41, help="rounds of whole processes")
     parser.add_argument("--seed", type=int, default=1, help="of the order within a round")
+    parser.add_argument("--claims", type=int, default=2000, help="claims within a process")
+    parser.add_argument("--crowd", type=int, default=3000, help="processes in the large scan")
     options = parser.parse_args()
     try:
         with folder("bench") as root:
-            scene = Scene(root)
-            samples = hooks.measure(scene, options.rounds, options.seed)
-            table.print_hooks(samples, scene.interpreter)
+            measure(root, options)
     except (RuntimeError, OSError) as fault:
         print(f"bench: cannot measure: {fault}", file=sys.stderr)
         return 1
     return 0
+
+
+def measure(root: Path, options: argparse.Namespace) -> None:
+    """Measure everything on one node below `root`."""
+    scene = Scene(root)
+    samples = hooks.measure(scene, options.rounds, options.seed)
+    table.print_hooks(samples, scene.interpreter)
+    print(f"  the epilog's guard looked at {inprocess.process_count()} processes")
+    claims = inprocess.claims(root / "claims", options.claims)
+    table.print_inside("within a process, /proc shows one process", claims)
+    node = scene.node()
+    for count in (0, options.crowd):
+        with inprocess.crowd(count):
+            rows = {
+                "guard scan": inprocess.guard_scan(node),
+                "claim 2, settles 8 dead locks": inprocess.settling(node),
+            }
+            title = f"within a process, {inprocess.process_count()} processes"
+            table.print_inside(title, rows)
+    over = status.over_interpreter(scene, options.rounds)
+    targets = [*table.hook_targets(samples), *table.claim_targets(claims)]
+    table.print_targets([*targets, ("gpulock status - interpreter, ms", over, 60.0)])
 
 
 if __name__ == "__main__":

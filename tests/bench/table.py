@@ -40,3 +40,39 @@ def print_hooks(samples: dict[str, list[float]], interpreter: str) -> None:
             f"  {name:16}{middle:8.2f}{quantile(values, 0.25):8.2f}{quantile(values, 0.75):8.2f}"
             f"{middle / floor:9.2f}{middle - floor:9.2f}"
         )
+
+
+def print_inside(title: str, rows: dict[str, list[float]]) -> None:
+    """Print one row an act, in microseconds."""
+    print(f"\n{title}")
+    print(f"  {'':28}{'p50 us':>10}{'p99 us':>10}{'rounds':>8}")
+    for name, values in rows.items():
+        middle, high = quantile(values, 0.5) * 1000, quantile(values, 0.99) * 1000
+        print(f"  {name:28}{middle:10.0f}{high:10.0f}{len(values):8}")
+
+
+def print_targets(targets: Sequence[tuple[str, float, float]]) -> None:
+    """Print MET or MISSED for each (what, found, limit)."""
+    print("\ntargets")
+    for what, found, limit in targets:
+        word = "MET   " if found <= limit else "MISSED"
+        print(f"  {word}  {what}: {found:.2f}, limit {limit:.2f}")
+
+
+def hook_targets(samples: dict[str, list[float]]) -> list[tuple[str, float, float]]:
+    """Return the targets of the hooks: ratios of medians."""
+    middle = {name: statistics.median(values) for name, values in samples.items()}
+    return [
+        ("prolog / floor", middle["prolog"] / middle["floor"], 1.8),
+        ("prolog / shell prolog", middle["prolog"] / middle["shell prolog"], 1.0),
+        ("epilog / floor", middle["epilog"] / middle["floor"], 1.7),
+    ]
+
+
+def claim_targets(rows: dict[str, list[float]]) -> list[tuple[str, float, float]]:
+    """Return the targets of claim and release within a process, in microseconds."""
+    values = rows["claim + release"]
+    return [
+        ("claim + release p50, us", quantile(values, 0.5) * 1000, 300.0),
+        ("claim + release p99, us", quantile(values, 0.99) * 1000, 1000.0),
+    ]

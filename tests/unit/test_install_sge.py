@@ -9,7 +9,7 @@ import pytest
 from tests.unit.install_site import Site, make_site
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge import config_text, plan_sge, profile_text
+from gpulock.install.sge import complex_fault, config_text, plan_sge, profile_text
 from gpulock.install.sge_undo import uninstall_sge
 
 OBJECTS = ("sq", "sc", "se", "sconf", "sconf-node1")
@@ -31,7 +31,7 @@ def tree(folder: Path) -> dict[str, str]:
 def values(text: str) -> dict[str, str]:
     """Return the objects of qconf without the blanks between their columns."""
     lines = [line.split(None, 1) for line in text.replace("\\\n", " ").splitlines()]
-    return {line[0]: " ".join(line[1:]).replace("  ", "") for line in lines if line}
+    return {line[0]: " ".join(" ".join(line[1:]).split()) for line in lines if line}
 
 
 def test_a_plan_changes_nothing(site: Site) -> None:
@@ -135,21 +135,24 @@ def test_the_load_sensors_of_all_hosts_go_on_running(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "says"),
+    ("line", "says"),
     [
-        ("sc", "gpu           INT       <=    YES         YES        0 ", None, "default is 1"),
-        ("sc", "gpu           INT ", None, "its type is DOUBLE"),
+        ("gpu gpu INT <= YES YES 1 0", "its default is 1"),
+        ("gpu gpu DOUBLE <= YES YES 0 0", "its type is DOUBLE"),
+        ("gpu gpu INT <= YES NO 0 0", "consumable is NO"),
+        ("gpu gpu INT <= NO YES 0 0", "nobody can request it"),
     ],
 )
-def test_a_complex_that_no_hook_can_serve_is_refused(
-    site: Site, name: str, old: str, new: str | None, says: str
-) -> None:
-    lines = site.show(name).splitlines()
-    wrong = "gpu gpu INT <= YES YES 1 0" if "default" in says else "gpu gpu DOUBLE <= YES YES 0 0"
-    text = "\n".join(wrong if line.split()[:1] == ["gpu"] else line for line in lines)
-    (site.state / name).write_text(text + "\n")
+def test_a_complex_that_no_hook_can_serve_is_a_fault(line: str, says: str) -> None:
+    assert says in complex_fault(line)
 
-    with pytest.raises(InstallError, match=says):
+
+def test_a_complex_with_a_default_is_refused(site: Site) -> None:
+    lines = site.show("sc").splitlines()
+    wrong = ["gpu gpu INT <= YES YES 1 0" if row.split()[:1] == ["gpu"] else row for row in lines]
+    (site.state / "sc").write_text("\n".join(wrong) + "\n")
+
+    with pytest.raises(InstallError, match="default is 1"):
         plan_sge(site.options())
 
 

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a claim, a release and the looks at /proc take inside a process that has all loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpulock.claim import Grant, claim
+from gpulock.daemon.process import judge, template
+from gpulock.deadline import Deadline
+from gpulock.guard import Holders
+from gpulock.liveness import Scan
+from gpulock.node import Node
+from gpulock.procfs import Proc
+from gpulock.release import release
+from tests.bench.scene import Scene, linked_proc
+
+CROWD = """\
+import os, signal, sys
+pids = []
+for _ in range(int(sys.argv[1])):
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    pids.append(pid)
+print("ready", flush=True)
+sys.stdin.read()
+for pid in pids:
+    os.kill(pid, signal.SIGKILL)
+for pid in pids:
+    os.waitpid(pid, 0)
+"""
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Return the milliseconds of one call."""
+    begun = time.perf_counter_ns()
+    act()
+    return (time.perf_counter_ns() - begun) / 1e6
+
+
+def take(node: Node, count: int, start: int = 0) -> Grant:
+    """Claim for this process, or for one that is long over."""
+    record = template(node, os.getpid(), "bench")
+    if start:
+        record = record.copy(start=start, job_id="gone")
+    return claim(node, record, count, lambda: judge(node), Deadline(20))
+
+
+def give(node: Node, token: str) -> None:
+    """Release one claim."""
+    if (
+        len(release(node, lambda o: o.token == token, judge(node), Deadline(20), "bench").freed)
+        != 2
+    ):
+        raise RuntimeError("a release did not free 2 devices")
+
+
+def claims(root: Path, rounds: int) -> dict[str, list[float]]:
+    """Claim 2 of 8 and release them, where /proc shows this process alone: nothing to settle."""
+    root.mkdir()
+    node = Scene(root, linked_proc(root / "proc", (os.getpid(),))).node()
+    found: dict[str, list[float]] = {"claim": [], "release": [], "claim + release": []}
+    for number in range(rounds + 20):
+        begun = time.perf_counter_ns()
+        grant = take(node, 2)
+        between = time.perf_counter_ns()
+        give(node, grant.owner.token)
+        ended = time.perf_counter_ns()
+        if number >= 20:
+            found["claim"].append((between - begun) / 1e6)
+            found["release"].append((ended - between) / 1e6)
+            found["claim + release"].append((ended - begun) / 1e6)
+    return found
+
+
+def guard_scan(node: Node, rounds: int = 21) -> list[float]:
+    """Look at all processes and their files, as a release does before the gate."""
+    devices = node.devices()
+
+    def look() -> None:
+        scan = Scan(Proc())
+        Holders(scan, devices, "/dev", ()).of("")
+        if scan.blind:
+            raise RuntimeError(f"the guard is blind: {scan.blind}")
+
+    return [timed(look) for _ in range(rounds)]
+
+
+def settling(node: Node, rounds: int = 7) -> list[float]:
+    """Claim where all 8 devices are a dead owner's: judge them, guard, free, lock."""
+    found: list[float] = []
+    for _ in range(rounds):
+        take(node, 8, start=1)
+        tokens: list[str] = []
+        found.append(timed(lambda: tokens.append(take(node, 2).owner.token)))  # noqa: B023
+        give(node, tokens[0])
+    return found
+
+
+@contextmanager
+def crowd(count: int) -> Generator[None]:
+    """Let so many cheap processes live."""
+    process = subprocess.Popen(
+        [sys.executable, "-IS", "-c", CROWD, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        if process.stdout is None or process.stdout.readline() != "ready\n":
+            raise RuntimeError(f"{count} processes cannot be started")
+        yield
+    finally:
+        process.communicate("")
+
+
+def process_count() -> int:
+    """Return how many processes this machine has."""
+    return len(Proc().pids())

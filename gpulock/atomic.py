@@ -22,7 +22,7 @@ def read_file(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> bytes
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        return read_all(fd, limit, path, info.st_size)
+        return read_all(fd, limit, path, min(info.st_size, limit))
     finally:
         os.close(fd)
 

@@ -97,10 +97,13 @@ def reserve_again(store: Store, state_dir: str, boot_id: str, node: str) -> None
     """Lock again what an administrator reserved before this boot."""
     for device in quarantine.listed(state_dir, quarantine.RESERVES):
         note = quarantine.read(state_dir, quarantine.RESERVES, device)
+        record = reserve_owner(device, note, boot_id, node)
         try:
-            store.make(device, reserve_owner(device, note, boot_id, node))
+            store.make(device, record)
         except FileExistsError:
-            continue
+            held = store.read(device)
+            if not held.fault and (held.owner is None or held.owner.boot_id != boot_id):
+                store.rewrite(device, record)
 
 
 def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) -> Owner:

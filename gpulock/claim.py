@@ -35,13 +35,14 @@ def claim(
     deadline: Deadline,
     wanted: tuple[str, ...] = (),
     join: bool = False,
+    check: "Callable[[list[Device]], object]" = list,
 ) -> Grant:
     """Lock `count` devices (or exactly `wanted`) for the owner that `template` describes.
 
     `judge` is called only when something must be settled. With `join`, a task of a job that
-    holds devices here shares them. Raises Refusal.
+    holds devices here shares them. `check` may still refuse what was chosen. Raises Refusal.
     """
-    want = Want(count, wanted, join)
+    want = Want(count, wanted, join, check)
     judge = once(judge)
     found = node.devices()
     check_possible(found, want, node.settings.gpus)
@@ -79,7 +80,7 @@ def once(make: "Callable[[], Judge]") -> "Callable[[], Judge]":
 
 def note_refusal(totals: Totals, refusal: Refusal, template: Owner, waited: float) -> None:
     """Count a refusal; a streak of unknowns means that the node is broken, not the jobs."""
-    if refusal.kind == UNKNOWN and totals.streak(template.job(), template.uid):
+    if refusal.kind == UNKNOWN and totals.streak(template.job(), template.user):
         refusal.kind = BROKEN
         refusal.why += " (for several jobs in a row)"
     totals.refused(refusal.kind, waited)
@@ -115,7 +116,11 @@ def claim_gated(
             return again
         give_up_earlier(node, mine, template, found, judge())
         held = node.store.all()
-    out = quarantine.listed(node.settings.state_dir, quarantine.QUARANTINE)
+    out = [
+        device
+        for folder in (quarantine.QUARANTINE, quarantine.RESERVES)
+        for device in quarantine.listed(node.settings.state_dir, folder)
+    ]
     if boot.was_lost(node.store):
         out = [*out, *in_use(node, found, judge())]
     chosen = pick(node, found, held, out, want)
@@ -125,6 +130,7 @@ def claim_gated(
         chosen = pick(node, found, held, out, want)
     if not chosen:
         raise short(found, held, out, want.count)
+    want.check(chosen)
     return lock_all(node, chosen, template)
 
 

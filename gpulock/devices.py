@@ -3,7 +3,8 @@
 
 Hot; needs no NVML, which can hang for seconds (reference locking 10). The order of the PCI bus
 ids is the NVML index and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA's. The index counts the
-driver's directories, so a card whose file is garbage keeps its place and no neighbour moves.
+driver's directories, so a card whose file is garbage keeps its place and no neighbour moves; one
+that the driver excludes (NVreg_ExcludedGpus) has none.
 """
 
 import os
@@ -14,6 +15,7 @@ from gpulock.refusal import BROKEN, Refusal
 MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
 INVENTORY_LINE = "gpulock-inventory 1"
 UNKNOWN_UUID = "?"  # the driver shows GPU-????????-... until the card is first initialised
+EXCLUDED = "the driver excludes it"
 BUS_PARTS = 3  # domain, bus, device.function
 
 
@@ -86,8 +88,9 @@ def read_devices(
     except OSError as fault:
         raise Refusal(BROKEN, f"{driver_root}/gpus: {fault}", "look at the driver") from fault
     devices: list[Device] = []
+    index = 0
     for bus in sorted_buses(names):
-        device = Device(bus.lower(), len(devices))
+        device = Device(bus.lower(), index)
         try:
             text = atomic.read_text(f"{driver_root}/gpus/{bus}/information")
             parse_information(text, device)
@@ -97,6 +100,10 @@ def read_devices(
             device.fault = f"its information cannot be read: {fault}"
         read_place(sys_root, device)
         devices.append(device)
+        if device.fault == EXCLUDED:
+            device.index = -1  # NVML and CUDA do not count it
+        else:
+            index += 1
     return with_inventory(devices, inventory or {})
 
 
@@ -131,7 +138,7 @@ def parse_information(text: str, device: Device) -> None:
     device.model = "".join([c for c in fields.get("Model", "") if c.isprintable()])
     excluded = fields.get("GPU Excluded", fields.get("Blacklisted", "No"))
     if excluded == "Yes":
-        device.fault = "the driver excludes it"
+        device.fault = EXCLUDED
 
 
 def read_place(sys_root: str, device: Device) -> None:

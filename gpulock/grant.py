@@ -12,18 +12,27 @@ from gpulock.refusal import BROKEN, BUSY, Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpulock.liveness import Judge
 
 
 class Want:
     """What is asked for: `count` devices, of `wanted` ids alone where there are some.
 
-    `join`: a task may share what its job holds here already.
+    `join`: a task may share what its job holds here already. `check` refuses what was chosen.
     """
 
-    __slots__ = ("count", "join", "wanted")
+    __slots__ = ("check", "count", "join", "wanted")
 
-    def __init__(self, count: int, wanted: tuple[str, ...], join: bool) -> None:
+    def __init__(
+        self,
+        count: int,
+        wanted: tuple[str, ...],
+        join: bool,
+        check: "Callable[[list[Device]], object]",
+    ) -> None:
+        self.check = check
         self.count = count
         self.wanted = wanted
         self.join = join

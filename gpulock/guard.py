@@ -2,7 +2,7 @@
 """The last guard of every reap and release: nobody may still have the device open.
 
 Hot, loaded with a release. A process holds a device when one of its file descriptors is the
-device's node, told by its number (rdev), wherever the node stands. What a killed or daemonised
+device's node, told by its number (rdev). What a killed or daemonised
 job leaves behind is found here although it is in no session and under no parent.
 """
 
@@ -10,15 +10,17 @@ import os
 import stat
 
 from gpulock.devices import MAJOR, Device
-from gpulock.liveness import Scan, executable, is_system, session
+from gpulock.liveness import ROUNDS, Scan, is_system, program_names, session
 from gpulock.locks import Lock
 from gpulock.owner import Owner
+from gpulock.procfs import Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 INIT = 1  # was there before any job, and may hide its files even from root
+COMMON = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/urandom", "/dev/shm/", "/dev/zero")
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
 
 
@@ -63,44 +65,70 @@ class Holders:
         return self._open.get(device, [])
 
     def _look(self) -> dict[str, list[int]]:
+        """Look at every process, and again at those that appeared when one vanished meanwhile."""
         found: dict[str, list[int]] = {}
-        if not self._keys:
-            return found
-        root = self.scan.proc.root
-        for pid, status in self.scan.statuses().items():
-            if status.kernel:
-                continue
-            folder = f"{root}/{pid}/fd"
-            held: set[str] = set()
-            try:
-                for fd in os.listdir(folder):
-                    # readlink never waits, a stat of a file on a hung NFS server would
-                    try:
-                        if "nvidia" not in os.readlink(f"{folder}/{fd}"):
-                            continue
-                        info = os.stat(f"{folder}/{fd}")
-                    except FileNotFoundError:
-                        continue
-                    held.update(self._keys.get(key_of(info), ()))
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            except OSError as fault:
-                if pid != INIT and os.geteuid() in (0, status.uids[0]):
-                    self.blind = f"the files of process {pid} cannot be seen: {fault}"
-                continue
-            if held and not self._is_service(pid):
-                for device in held:
-                    found.setdefault(device, []).append(pid)
+        seen: set[int] = set()
+        pids = list(self.scan.statuses()) if self._keys else []
+        for _ in range(ROUNDS):
+            restless = False
+            for pid in pids:
+                seen.add(pid)
+                try:
+                    for device in self._held_by(pid):
+                        found.setdefault(device, []).append(pid)
+                except (FileNotFoundError, ProcessLookupError):
+                    restless = True
+                except OSError as fault:
+                    if pid != INIT and os.geteuid() in (0, self.scan.status(pid).uids[0]):
+                        self.blind = f"the files of process {pid} cannot be seen: {fault}"
+            if not restless:
+                return found
+            pids = [pid for pid in self.scan.proc.pids() if pid not in seen]
+        self.blind = "processes came and went faster than their files could be read"
         return found
 
-    def _is_service(self, pid: int) -> bool:
+    def _held_by(self, pid: int) -> set[str]:
+        """Return the devices a process that is no service has open; raise OSError."""
+        status = self.scan.status(pid)
+        held: set[str] = set()
+        if status.kernel:
+            return held
+        folder = f"{self.scan.proc.root}/{pid}"
+        self._add_open(f"{folder}/fd", held)
+        if status.state in ("Z", "X"):  # a leader that ended shows no files, its threads do
+            for thread in os.listdir(f"{folder}/task"):
+                self._add_open(f"{folder}/task/{thread}/fd", held)
+        return set() if held and self._is_service(pid, status) else held
+
+    def _add_open(self, folder: str, held: set[str]) -> None:
+        """Add the devices open in one table of files."""
+        for fd in os.listdir(folder):
+            path = f"{folder}/{fd}"
+            try:
+                if not may_be_node(os.readlink(path)):
+                    continue
+                info = os.stat(path)
+            except FileNotFoundError:
+                continue
+            held.update(self._keys.get(key_of(info), ()))
+
+    def _is_service(self, pid: int, status: Status) -> bool:
         """Return whether a process is a named service: a system user's, from no job."""
         scan = self.scan
-        status = scan.statuses()[pid]
-        if not is_system(status) or executable(scan.proc, pid) not in self._services:
+        if not is_system(status) or not self._services & program_names(scan.proc, pid):
             return False
         daemons = frozenset([p for p, s in scan.statuses().items() if s.name in DAEMONS])
         return not scan.descends(pid, daemons)
+
+
+def may_be_node(link: str) -> bool:
+    """Return whether an open file may be a device node, by its path alone.
+
+    Only then is it asked for its number: a stat of a file on a hung server would never return,
+    and any user can have such a file open. A node that was bound to a path of another name
+    outside /dev is not found; the job's supplementary group still is.
+    """
+    return "nvidia" in link or (link.startswith("/dev/") and not link.startswith(COMMON))
 
 
 def group_left(lock: Lock, scan: Scan) -> str:
@@ -132,7 +160,7 @@ def open_left(device: str, record: Owner, holders: Holders, others: frozenset[in
     job's and do not keep its lock: without a device cgroup, CUDA opens every node it can see.
     """
     for pid in holders.of(device):
-        groups = holders.scan.statuses()[pid].groups
+        groups = holders.scan.status(pid).groups
         if not groups & (others - {record.add_grp_id}):
             return f"process {pid} has {device} open"
     return holders.blind

@@ -80,6 +80,10 @@ class Scan:
         self.blind = "processes came and went faster than they could be read"
         return found
 
+    def status(self, pid: int) -> Status:
+        """Return one process's status, read afresh where it appeared since."""
+        return self.statuses().get(pid) or self.proc.status(pid)
+
     def carriers(self, gid: int) -> list[int]:
         """Return the processes that carry a supplementary group."""
         return [pid for pid, status in self.statuses().items() if gid in status.groups]
@@ -195,9 +199,17 @@ def is_system(status: Status) -> bool:
     return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
 
 
-def executable(proc: Proc, pid: int) -> str:
-    """Return the base name of a process's executable, empty where it cannot be seen."""
+def program_names(proc: Proc, pid: int) -> frozenset[str]:
+    """Return the names a process's program goes by, none where they cannot be seen.
+
+    The executable's, also when it was replaced by an upgrade; of a Python script the script's.
+    """
     try:
-        return os.path.basename(proc.link(pid, "exe"))
+        name = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
+        if not name.startswith("python"):
+            return frozenset((name,))
+        words = proc.read(pid, "cmdline").split(b"\0")[1:]
     except OSError:
-        return ""
+        return frozenset()
+    scripts = [word for word in words if word and not word.startswith(b"-")][:1]
+    return frozenset([os.path.basename(word.decode("utf-8", "replace")) for word in scripts])

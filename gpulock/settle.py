@@ -8,7 +8,7 @@ guard looks whether anybody still has the device open. What the guard stops is m
 from gpulock import guard
 from gpulock.devices import Device
 from gpulock.guard import Holders
-from gpulock.liveness import DEAD, Judge, Verdict
+from gpulock.liveness import ALIVE, DEAD, Judge, Verdict
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import Refusal
@@ -80,7 +80,7 @@ def decide(lock: Lock, judge: Judge, holders: Holders, others: frozenset[int]) -
     """Return what is to become of a lock: the verdict, then the last guard."""
     verdict = judge.verdict(lock)
     record = lock.owner
-    if record is not None and record.settling and verdict.state != DEAD:
+    if record is not None and record.settling and verdict.state == ALIVE:
         left = guard.group_left(lock, judge.scan)
         if left:
             return Outcome(lock, HELD, verdict, f"settling: {left}")

@@ -100,11 +100,12 @@ def in_turn(
     `waiting` is told how many are before us, and why it is still busy. Raises the last Refusal
     at the deadline; without time to wait, one that would overtake the line is refused.
     """
-    ticket = draw(node, deadline)
+    # the gate is never held for long: whoever does not wait in line waits there all the same
+    ticket = draw(node, Deadline(node.settings.gate_timeout))
     try:
         while True:
             before = ahead(node, ticket)
-            refusal = Refusal(BUSY, f"{before} callers are before this one", "wait longer")
+            refusal = Refusal(BUSY, f"others are before this one in line: {before}", "use --wait")
             if before == 0:
                 try:
                     return attempt()

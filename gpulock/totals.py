@@ -44,10 +44,10 @@ class Totals:
         self.add(f"claims_{kind}")
         self.add("gate_wait_seconds", waited)
 
-    def streak(self, job: str, uid: int) -> bool:
+    def streak(self, job: str, user: str) -> bool:
         """Note an unknown; return whether the streak now means a broken node."""
         entries = [e for e in self.values.get("streak", "").split(",") if e]
-        entry = f"{uid}:{job}"
+        entry = f"{user}:{job}".replace(",", "?")
         if entry not in entries:
             entries = [*entries[-7:], entry]
         self.values["streak"] = ",".join(entries)

@@ -129,7 +129,7 @@ def next_command(row: Row) -> str:
     """Return what to do about a row that needs attention."""
     name = device_name(row.device) if row.device else row.id
     if row.state == state.STALE:
-        return "the next claim frees it, or gpulock reap now"
+        return "the next claim or gpulock reap frees it"
     if row.state == state.MISSING:
         return f"gpulock why {name}" if row.lock else "look at dmesg for the card"
     if row.state == state.QUARANTINED and not (row.lock and row.lock.orphans):

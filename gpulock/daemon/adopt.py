@@ -41,7 +41,7 @@ def sge_record(node: Node, pid: int) -> Owner | None:
             f"what the job of shepherd {pid} holds cannot be read: {fault}",
             "wait for that job to end, or reboot",
         ) from fault
-    if record.node != node.name or record.boot_id != node.boot_id:
+    if (record.node, record.boot_id, record.pid) != (node.name, node.boot_id, pid):
         return None
     return record if node.proc.running(record.pid, record.start) else None
 
@@ -65,16 +65,24 @@ def run_records(node: Node) -> list[Owner]:
 
 
 def adopt(node: Node, scan: Scan) -> list[Owner]:
-    """Lock again what living jobs hold, gate held; return their records."""
-    adopted: list[Owner] = []
+    """Lock again what living jobs hold, gate held; return the records that were put back.
+
+    Several shepherds of one grant (tasks of a parallel job) give one lock with anchors. A lock
+    without owner is left by an adoption that was cut short.
+    """
+    adopted: dict[str, Owner] = {}
     for record in living_records(node, scan):
+        first = adopted.setdefault(record.token, record)
         for device in record.devices:
+            if first is not record:
+                node.store.anchor(device, record.pid, record.start, record.add_grp_id)
+                continue
             try:
                 node.store.make(device, record)
             except FileExistsError:
-                continue
-        adopted.append(record)
-    return adopted
+                if node.store.read(device).owner is None:
+                    node.store.rewrite(device, record)
+    return list(adopted.values())
 
 
 def keep_run(state_dir: str, record: Owner) -> None:

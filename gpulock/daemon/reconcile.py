@@ -38,9 +38,7 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
         return Report([], [])
     boot.create(node.store)
     node.store.check()
-    judge.scan.statuses()
     holders = make_holders(node, devices, judge)
-    holders.of("")
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         adopted = [] if dry_run else begin(node, judge)
         held = node.store.all()

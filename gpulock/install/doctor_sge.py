@@ -163,7 +163,10 @@ class Cluster:
         """Look at prolog and epilog in force for each queue of this host, and elsewhere."""
         ours = 0
         for queue in self.queues:
-            lines = {h: effective(self.qconf, queue, self.host, h) for h in commands.HOOKS}
+            lines = {
+                hook: effective(self.qconf, queue, self.host, hook, self.lines)
+                for hook in commands.HOOKS
+            }
             if not any(self.means_us(line, hook) for hook, line in lines.items()):
                 what = "neither prolog nor epilog is gpulock's: its jobs get no lock and no mask"
                 yield warning(f"queue {queue}", what, f"gpulock install sge --queue {queue}")

@@ -139,6 +139,8 @@ class Planner:
         self.qconf = site.qconf()
         self.host = host_name(self.qconf, options.host)
         self.current = options.prefix / CURRENT
+        self.lines = configured(self.qconf, self.host)
+        self.instances = queue_instances(self.qconf)
         self.plan_ = Plan(record_of(settings))
 
     def plan(self) -> Plan:
@@ -216,12 +218,11 @@ class Planner:
 
     def profile(self) -> Iterable[Change]:
         """Install the login script for qlogin, which knows execd's spool directory."""
-        lines = configured(self.qconf, self.host)
-        spool = self.execd.spool if self.execd else Path(lines["execd_spool_dir"], self.host)
+        spool = self.execd.spool if self.execd else Path(self.lines["execd_spool_dir"], self.host)
         if not self.execd and not spool.is_dir():
             self.note(f"no execd runs here: {self.options.profile} for qlogin is left out")
             return ()
-        text = profile_text(str(spool), lines.get("gid_range", ""))
+        text = profile_text(str(spool), self.lines.get("gid_range", ""))
         return changed(File(self.options.profile), text)
 
     def complexes(self) -> Iterator[Change]:
@@ -251,7 +252,7 @@ class Planner:
     def sensor(self) -> Iterable[Change]:
         """Add the load sensor to those that run on this host already."""
         wanted = f"{self.current}/{SENSOR}"
-        found = configured(self.qconf, self.host).get("load_sensor", "none")
+        found = self.lines.get("load_sensor", "none")
         others = [] if is_none(found) else [word.strip() for word in found.split(",")]
         if wanted in others:
             return ()
@@ -262,9 +263,9 @@ class Planner:
 
     def hook(self, queue: str, hook: str) -> Iterable[Change]:
         """Set a queue's prolog or epilog, with the one in force behind it."""
-        if f"{queue}@{self.host}" not in self.instances():
+        if f"{queue}@{self.host}" not in self.instances:
             raise InstallError(f"queue {queue} is not on host {self.host}; see qconf -sq {queue}")
-        now = effective(self.qconf, queue, self.host, hook)
+        now = effective(self.qconf, queue, self.host, hook, self.lines)
         site = commands.site_of(now, hook)
         if self.options.all_hosts:
             self.check_all_hosts(queue, hook, site)
@@ -276,7 +277,7 @@ class Planner:
 
     def check_all_hosts(self, queue: str, hook: str, site: str | None) -> None:
         """Raise InstallError where one line would replace different hooks on different hosts."""
-        for instance in self.instances():
+        for instance in self.instances:
             name, _, host = instance.partition("@")
             if name != queue or host == self.host:
                 continue
@@ -298,21 +299,18 @@ class Planner:
 
     def note_others(self) -> None:
         """Warn of what lets jobs past the hooks, or breaks them."""
-        for instance in self.instances():
+        for instance in self.instances:
             queue, _, host = instance.partition("@")
             if host != self.host or queue in self.options.queues:
                 continue
-            if not commands.is_ours(effective(self.qconf, queue, host, "prolog"), "prolog"):
+            line = effective(self.qconf, queue, host, "prolog", self.lines)
+            if not commands.is_ours(line, "prolog"):
                 self.note(f"queue {queue} is on this host too, and its jobs get no locks: --queue?")
         if admin_user(self.site) not in ("none", "root"):
             self.note(
                 "qrsh and qlogin with a terminal break as soon as a prolog exists, because"
                 f" admin_user is {admin_user(self.site)}: use -pty no, or admin_user none"
             )
-
-    def instances(self) -> list[str]:
-        """Return every QUEUE@HOST."""
-        return queue_instances(self.qconf)
 
 
 def queue_instances(qconf: Qconf) -> list[str]:

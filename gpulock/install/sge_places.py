@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpulock.install.qconf import (
@@ -161,14 +162,17 @@ class Complex:
                 time.sleep(0.5)
 
 
-def effective(qconf: Qconf, queue: str, host: str, name: str) -> str | None:
+def effective(
+    qconf: Qconf, queue: str, host: str, name: str, lines: Mapping[str, str] | None = None
+) -> str | None:
     """Return the hook that runs for a queue's jobs on a host: the queue's, the host's, the global.
 
-    exec_job.c of 8.1.9: a queue's value that is not NONE replaces the configuration's.
+    exec_job.c of 8.1.9: a queue's value that is not NONE replaces the configuration's, which may
+    be given as `lines`.
     """
     value = qconf.show("-sq", f"{queue}@{host}").get(name)
     if is_none(value):
-        value = configured(qconf, host).get(name)
+        value = (configured(qconf, host) if lines is None else lines).get(name)
     return None if is_none(value) else value
 
 

@@ -168,16 +168,16 @@ def clock_seconds(text: str) -> int:
 
 def referring(qconf: Qconf, host: str, prefix: str) -> list[str]:
     """Return what on a host still names a path below `prefix`."""
+    lines = configured(qconf, host)
     found = [
         f"{hook} of {instance}"
         for instance in queue_instances(qconf)
         if instance.endswith(f"@{host}")
         for hook in commands.HOOKS
-        if f"{prefix}/" in (effective(qconf, instance.partition("@")[0], host, hook) or "")
+        if f"{prefix}/" in (effective(qconf, instance.partition("@")[0], host, hook, lines) or "")
     ]
-    lines = configured(qconf, host)
     return found + [
         f"{name} of host {host}"
-        for name in ("load_sensor", "shepherd_cmd", "prolog", "epilog")
+        for name in ("load_sensor", "shepherd_cmd")
         if f"{prefix}/" in lines.get(name, "")
     ]

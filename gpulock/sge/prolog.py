@@ -47,12 +47,14 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 
 def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
     """Claim and tell the job; return the grant, None for a job without GPUs; raise Refusal."""
-    found = hook.find_spool(node, call)
+    who = Owner(job_id=call.job, task_id=call.task, user=f"job {call.job}")
     try:
+        found = hook.find_spool(node, call)
+        who.user = found.need("job_owner")
         count, job = request.asked(found, node.settings)
     except Refusal as refusal:
         if refusal.kind == UNKNOWN:
-            note_unknown(node, refusal, Owner(job_id=call.job, uid=-1, task_id=call.task), deadline)
+            note_unknown(node, refusal, who, deadline)
         raise
     if count == 0:
         if node.settings.hide_unrequested:
@@ -61,10 +63,17 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
     check_hosts(found, job, node.settings)
     binds = environment.driver_binds(node.settings)
     template = hook.template(node, found, job.uid)
-    grant = claim(node, template, count, lambda: hook.judge(node), deadline)
+    grant = claim(
+        node,
+        template,
+        count,
+        lambda: hook.judge(node),
+        deadline,
+        check=lambda chosen: environment.variables(chosen, node.settings, ALSO),
+    )
     try:
         still_there(node, found)
-        keep_record(found, grant)
+        keep_record(found, grant.owner)
         give(found, grant, node.settings, binds)
     except Refusal:
         undo(node, grant, deadline)
@@ -94,9 +103,9 @@ def still_there(node: Node, found: Spool) -> None:
         raise Refusal(UNKNOWN, f"the shepherd {found.pid} died meanwhile", "nothing to do")
 
 
-def keep_record(found: Spool, grant: Grant) -> None:
+def keep_record(found: Spool, record: Owner) -> None:
     """Put the owner record into the spool directory as well, where only root can write it."""
-    data = owner.encode(grant.owner).encode("utf-8")
+    data = owner.encode(record).encode("utf-8")
     try:
         atomic.replace_file(RECORD, data, 0o644, found.fd)
     except OSError as fault:

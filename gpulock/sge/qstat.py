@@ -104,7 +104,8 @@ def output_incomplete(pid: int, deadline: Deadline) -> bool:
             return True
     finally:
         os.close(fd)
-    os.waitpid(pid, 0)
+    if os.waitpid(pid, 0)[1] != 0:
+        raise Refusal(UNKNOWN, "qstat failed", "is qmaster up?")
     return False
 
 
@@ -124,6 +125,8 @@ def parse(xml: str, job: str) -> Job:
     qstat writes `<` of a value as an entity, so a tag is always qstat's own. Exactly one job
     with that number must be there, and at most one list of hard requests.
     """
+    if not xml.rstrip().endswith("</detailed_job_info>"):
+        raise ValueError("it is cut off")
     number = only(xml, "JB_job_number")
     if number != job:
         raise ValueError(f"it speaks of job {number[:20]}")

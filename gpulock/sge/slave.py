@@ -70,7 +70,10 @@ def serve(node: Node, found: spool.Spool, deadline: Deadline) -> Grant | None:
     if home and not holds(node, template.key()):
         raise Refusal(UNKNOWN, "the job holds no GPU on its master host", "see gpulock why")
     grant = claim(node, template, count, lambda: hook.judge(node), deadline, join=True)
-    keep_record(found, grant)
+    keep_record(
+        found,
+        grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id),
+    )
     give(found, grant, node.settings, binds)
     return grant
 

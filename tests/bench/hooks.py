@@ -8,6 +8,7 @@ else this machine does falls on all of them alike.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,15 +20,13 @@ PEER = Path(__file__).with_name("peer.sh")
 PEER_EPILOG = Path(__file__).with_name("peer_epilog.sh")
 QSTAT_ANSWER = "job_number:  1\nowner:  user\nhard resource_list:         gpu=2\n"
 WARM_UP = 3  # rounds that are not counted
-MAIN = "    sys.exit(main(sys.argv, environ, CONFIG))"
-IMPORTS_ONLY = "    sys.exit(0)"
-TIMED = """\
-    from os import write
-    from time import perf_counter_ns
+CALL = re.compile(r"^    (.*)\((main\(.*\))\).*$", re.MULTILINE)  # the last line of a hook
+IMPORTS_ONLY = r"    \1(0)"
+TIMED = r"""    from time import perf_counter_ns
     begun = perf_counter_ns()
-    code = main(sys.argv, environ, CONFIG)
-    write(2, f"{perf_counter_ns() - begun}".encode())
-    sys.exit(code)"""
+    code = \2
+    os.write(2, f"{perf_counter_ns() - begun}".encode())
+    \1(code)"""
 
 Samples = dict[str, list[float]]
 
@@ -128,10 +127,11 @@ class HookBench:
 
     def _variant(self, hook: Path, ending: str) -> str:
         text = hook.read_text()
-        if MAIN not in text:
+        changed, found = CALL.subn(ending, text)
+        if found != 1:
             raise RuntimeError(f"{hook} does not end as the bench expects")
         path = hook.with_name(f"{hook.name}-{len(ending)}")
-        path.write_text(text.replace(MAIN, ending))
+        path.write_text(changed)
         path.chmod(0o755)
         return str(path)
 

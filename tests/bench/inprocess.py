@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.claim import Grant, claim
+from gpulock.claim import claim
 from gpulock.daemon.process import judge, template
 from gpulock.deadline import Deadline
+from gpulock.grant import Grant
 from gpulock.guard import Holders
 from gpulock.liveness import Scan
 from gpulock.node import Node

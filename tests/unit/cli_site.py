@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from gpulock import verdicts
 from gpulock.cli import commands
 from gpulock.daemon.process import prepare
-from gpulock.liveness import Verdict, here
+from gpulock.liveness import Verdict
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.settings import load
@@ -46,17 +46,21 @@ class Site:
 
     def start(self, *args: str, **others: Any) -> subprocess.Popen[str]:
         """Start a command as a process with pipes."""
-        pipe = subprocess.PIPE
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return subprocess.Popen(
-            self.command(*args),
-            **{"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True, "cwd": ROOT} | others,
+            self.command(*args), **{**pipes, "text": True, "cwd": ROOT, **others}
         )
 
     def run(self, *args: str, **others: Any) -> subprocess.CompletedProcess[str]:
         """Run a command as a process to its end."""
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "cwd": ROOT, **others}
         return subprocess.run(
             self.command(*args),
-            **{"capture_output": True, "text": True, "cwd": ROOT, "timeout": 40} | others,
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
+            **options,
         )
 
     def json(self, *args: str) -> Any:
@@ -91,7 +95,7 @@ class Site:
             "uid": 4242,
             "queue": "gpu.q",
             "boot_id": node.boot_id,
-            "pid_ns": here(node.proc),
+            "pid_ns": node.proc.here(),
             "pid": os.getpid(),
             "start": node.proc.start(os.getpid()),
             "claimed_at": time.time(),

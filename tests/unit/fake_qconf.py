@@ -97,7 +97,7 @@ def qconf(option: str, words: list[str]) -> str:
 def main(argv: list[str]) -> str:
     program = os.path.basename(argv[0])
     if os.path.exists(path_of("down")):
-        raise SystemExit('error: commlib error: got select error (Connection refused)')
+        raise SystemExit("error: commlib error: got select error (Connection refused)")
     if program == "qconf":
         return qconf(argv[1], argv[2:])
     if program == "qstat":

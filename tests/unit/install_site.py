@@ -11,13 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install import doctor_sge, sge, sge_undo
+from gpulock.install import doctor_sge, sge, sge_undo, versions
+from gpulock.install.hooks import HookPaths
 from gpulock.install.sge import SgeOptions
 from gpulock.install.sge_site import Execd
 from gpulock.simulate.node import write_node
 
 RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
+
+
+def untested(_: HookPaths) -> None:
+    """Take hooks for good without starting them."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Site:
             "profile": self.root / "profile.d/gpulock.sh",
             **changes,
         }
-        return SgeOptions(**values)  # type: ignore[arg-type]
+        return SgeOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     def show(self, name: str) -> str:
         """Return a recorded object as it is now."""
@@ -71,6 +76,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     execd = Execd(os.getpid(), {"SGE_ROOT": str(folder / "root")}, programs / "sge_execd", spool)
     for module in (sge, sge_undo, doctor_sge):
         patch.setattr(module, "find_execds", lambda: [execd])
+    patch.setattr(versions, "self_test", untested)  # ten processes; has its own test
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     text = node.config.read_text() + f"SGE_BINARIES={programs}\n"

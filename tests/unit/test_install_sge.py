@@ -6,11 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.install_site import Site, make_site
 
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge import complex_fault, config_text, plan_sge, profile_text
 from gpulock.install.sge_undo import uninstall_sge
+from tests.unit.install_site import Site, make_site
 
 OBJECTS = ("sq", "sc", "se", "sconf", "sconf-node1")
 

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock why`: holder, evidence and the next command, for devices, jobs and processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.boot import reserve_owner
+from tests.unit.cli_site import Site, dead_process
+
+Process = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    with subprocess.Popen(["/bin/sleep", "300"], start_new_session=True) as started:
+        yield started
+        started.kill()
+
+
+def facts(text: str) -> dict[str, str]:
+    """Return the labelled lines of the last answer."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        label, gap, rest = line.strip().partition("  ")
+        if line.startswith("  ") and gap:
+            found[label] = rest.strip()
+    return found
+
+
+def test_a_held_device_names_holder_verdict_processes_and_next_command(
+    site: Site, process: Process
+) -> None:
+    start = site.node().proc.start(process.pid)
+    site.hold(1, 3, job_id="12", task_id="3", pid=process.pid, start=start, sid=process.pid)
+    result = site.call("why", "3")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("GPU 3  0000:0b:00.0  V100-SXM2-32GB  held\n")
+    found = facts(result.stdout)
+    assert found["holder"] == "job 12.3 of alice in gpu.q"
+    assert found["verdict"] == f"alive: its shepherd {process.pid} runs"
+    assert found["shepherd"] == f"{process.pid} (sleep) runs"
+    assert found["grant"] == "GPUs 1, 3 in one claim"
+    assert found["open"] == "GPU 3: nobody"
+    assert found["freed by"] == "its epilog, when the job ends"
+    assert found["next"] == "qstat -j 12"
+
+
+def test_a_job_without_shepherd_is_alive_while_its_session_is(site: Site, process: Process) -> None:
+    pid, start = dead_process()
+    site.hold(5, pid=pid, start=start, sid=process.pid)
+    found = facts(site.call("why", "12").stdout)
+    assert found["verdict"] == f"alive: its process {process.pid} runs without a shepherd"
+    assert found["shepherd"] == f"{pid} is gone"
+    assert found["session"] == f"{process.pid}: {process.pid} (sleep)"
+
+
+def test_a_dead_job_is_explained_with_its_proof(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(5, pid=pid, start=start, sid=pid)
+    found = facts(site.call("why", "5").stdout)
+    assert found["verdict"].startswith("dead: ")
+    assert found["next"] == "gpulock reap"
+
+
+def test_who_keeps_the_device_of_a_dead_job_open_is_named(site: Site) -> None:
+    pid, start = dead_process()
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia5; echo; read -r _"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as user:
+        assert user.stdout is not None
+        user.stdout.readline()
+        site.hold(5, pid=pid, start=start, sid=pid)
+        text = site.call("why", "5").stdout
+        assert "quarantined" in text.splitlines()[0]
+        assert facts(text)["open"] == f"GPU 5: {user.pid} (sh)"
+
+
+def test_job_12_is_not_123_and_task_1_is_not_11(site: Site) -> None:
+    site.hold(0, job_id="123", token="a")
+    site.hold(1, job_id="12", task_id="11", token="b")
+    assert site.call("why", "12.1").exit_code == 1
+    assert site.call("why", "1234").exit_code == 1
+    text = site.call("why", "12").stdout
+    assert "job 12.11 of alice" in text
+    assert "123" not in text
+
+
+def test_all_tasks_of_a_job_are_told(site: Site) -> None:
+    site.hold(0, task_id="2", token="a")
+    site.hold(1, task_id="5", token="b")
+    text = site.call("why", "job", "12").stdout
+    assert "job 12.2 of alice in gpu.q holds GPU 0" in text
+    assert "job 12.5 of alice in gpu.q holds GPU 1" in text
+
+
+def test_a_device_with_the_number_of_a_job_points_to_the_job(site: Site) -> None:
+    site.hold(0, job_id="3")
+    text = site.call("why", "3").stdout
+    assert text.startswith("GPU 3 ")
+    assert "gpulock why job 3" in text
+    assert site.call("why", "job 3").stdout.startswith("job 3 of alice")
+
+
+def test_a_process_leads_to_the_job_whose_session_it_is_in(site: Site, process: Process) -> None:
+    pid, start = dead_process()
+    site.hold(2, pid=pid, start=start, sid=process.pid)
+    assert "job 12 of alice" in site.call("why", f"pid {process.pid}").stdout
+
+
+def test_what_a_job_held_and_how_it_ended_is_told(site: Site) -> None:
+    site.hold(1, 2, job_id="12")
+    site.hold(3, job_id="123", token="u")
+    site.call("release", "--job", "12", "--force", "--because", "the epilog was lost")
+    result = site.call("why", "job 12")
+    assert result.exit_code == 0
+    found = facts(result.stdout)
+    assert found["held"].startswith("GPUs 1, 2 from ")
+    assert "the epilog was lost" in " ".join(result.stdout.split())
+    assert "job 123" not in result.stdout
+
+
+def test_a_free_device_tells_who_had_it_last(site: Site) -> None:
+    site.hold(1, job_id="12")
+    site.call("release", "1", "--force", "--because", "x")
+    assert facts(site.call("why", "1").stdout)["last"].startswith("job 12 of alice until ")
+
+
+def test_a_job_nobody_knows_is_not_found(site: Site) -> None:
+    result = site.call("why", "4711")
+    assert result.exit_code == 1
+    assert "no trace of it" in result.stdout
+
+
+def test_an_argument_that_names_nothing_is_refused_in_one_line(site: Site) -> None:
+    result = site.call("why", "nonsense")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "gpulock: why: no device 'nonsense' here; see gpulock status\n"
+
+
+def test_a_reserve_tells_why_and_by_whom(site: Site) -> None:
+    node = site.node()
+    note = {"by": "carol", "because": "burn-in", "at": f"{time.time():.0f}"}
+    node.store.make(site.id(6), reserve_owner(site.id(6), note, node.boot_id, node.name))
+    found = facts(site.call("why", "6").stdout)
+    assert found["holder"] == "a reserve of carol"
+    assert found["because"] == "burn-in"
+    assert found["next"] == "gpulock unreserve 6"
+
+
+def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site) -> None:
+    node = site.node()
+    node.store.make("0000:ff:00.0", site.hold(1))
+    result = site.call("why", "0000:ff:00.0")
+    assert result.exit_code == 0
+    assert "missing" in result.stdout.splitlines()[0]
+    assert os.path.isdir(f"{node.store.locks_dir}/0000:ff:00.0")

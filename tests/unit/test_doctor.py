@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doctor finds each fault that is planted, says what to do, and never takes silence for health."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.install import doctor_node
+from gpulock.install.doctor import FAULT, OK, WARNING, Check, Where, doctor, exit_code, show
+from gpulock.install.doctor_check import examine
+from gpulock.install.hooks import InstallError
+from gpulock.install.sge import plan_sge
+from gpulock.procfs import Proc
+from gpulock.settings import load
+from tests.unit.install_site import Site, make_site
+
+ME = f"uid {os.geteuid()}"
+
+
+def ignore(_: str) -> None:
+    """Take a line that nobody reads."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Return a node with everything installed and the sensor's values in qmaster."""
+    site = make_site(tmp_path, monkeypatch)
+    plan_sge(site.options()).apply(ignore)
+    site.edit("se", "load_values           ", "load_values           gpu.free=8,")
+    # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
+    text = site.config.read_text()
+    site.config.write_text(
+        "".join(f"{line}\n" for line in text.splitlines() if "SIMUL" not in line)
+    )
+    (site.root / "node/state").mkdir(exist_ok=True)
+    monkeypatch.setattr("gpulock.install.doctor_sge.self_test", ignore)
+    return site
+
+
+def found(site: Site) -> dict[str, Check]:
+    """Return the worst check of each name."""
+    where = Where(site.config, site.root / "libexec", site.root / "profile.d/gpulock.sh")
+    rank = {OK: 0, WARNING: 1, FAULT: 2}
+    return {check.name: check for check in sorted(doctor(where), key=lambda c: rank[c.state])}
+
+
+def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
+    checks = found(site)
+
+    checks.pop("execd")  # there is none where the unit tests run
+    assert [c for c in checks.values() if c.state == FAULT] == []
+    assert checks["queue gpu.q"].state == OK
+    assert checks["interactive jobs"].state == WARNING
+    assert checks["jsv"].state == WARNING
+
+
+def replace_in(name: str, old: str, new: str) -> Callable[[Site], None]:
+    return lambda site: site.edit(name, old, new)
+
+
+def complex_line(line: str) -> Callable[[Site], None]:
+    def plant(site: Site) -> None:
+        lines = [row for row in site.show("sc").splitlines() if row.split()[:1] != ["gpu"]]
+        (site.state / "sc").write_text("\n".join([*lines, line]) + "\n")
+
+    return plant
+
+
+def damage(site: Site) -> None:
+    (site.root / "libexec/current/epilog/sge").write_text("#!/bin/sh\n")
+
+
+def break_link(site: Site) -> None:
+    (site.root / "libexec/current").unlink()
+    (site.root / "libexec/current").symlink_to("gone")
+
+
+def fewer_gpus(site: Site) -> None:
+    text = site.config.read_text()
+    site.config.write_text(text.replace("GPUS=8", "GPUS=9"))
+
+
+def no_device_node(site: Site) -> None:
+    (site.root / "node/dev/nvidia3").unlink()
+
+
+def open_lock_dir(site: Site) -> None:
+    folder = site.root / "node/run/gpulock"
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o777)
+
+
+def open_gate(site: Site) -> None:
+    folder = site.root / "node/run/gpulock"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gate").touch()
+    (folder / "gate").chmod(0o644)
+
+
+def lose_locks(site: Site) -> None:
+    (site.root / "node/state/boot_id").write_text(f"{Proc().boot_id()}\n")
+
+
+def other_spool(site: Site) -> None:
+    path = site.root / "profile.d/gpulock.sh"
+    path.write_text(path.read_text().replace("/spool/node1", "/spool/node9"))
+
+
+def no_state_dir(site: Site) -> None:
+    (site.root / "node/state").rename(site.root / "elsewhere")
+
+
+def queue_error(site: Site) -> None:
+    (site.state / "states").write_text("E\n")
+
+
+def slave_tasks(site: Site) -> None:
+    site.config.write_text(site.config.read_text() + "SGE_SLAVE_TASKS=yes\n")
+
+
+def no_driver(site: Site) -> None:
+    site.config.write_text(site.config.read_text().replace("DRIVER_ROOT=", "DRIVER_ROOT=/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "says", "do"),
+    [
+        (open_lock_dir, "LOCK_DIR", "mode 777", "writable by nobody else"),
+        (open_gate, "gate", "any user can block it", "chmod 600"),
+        (no_state_dir, "STATE_DIR", "is missing", "mkdir"),
+        (lose_locks, "boot", "locks of this boot were lost", "gpulock reap"),
+        (no_driver, "driver", "no NVIDIA driver", "load the driver"),
+        (fewer_gpus, "GPUS", "8 of 9 GPUs", "dmesg"),
+        (no_device_node, "device nodes", "nvidia3 is missing", "nvidia-modprobe"),
+        (damage, "hooks", "damaged: epilog/sge", "install sge again"),
+        (break_link, "hooks", "leads nowhere", "install sge again"),
+        (
+            replace_in("sq", "epilog                NONE,[node1=", "epilog NONE,[nodex="),
+            "queue gpu.q",
+            "its epilog is none",
+            "--queue gpu.q",
+        ),
+        (replace_in("sq", "[node1=root@", "[node1="), "queue gpu.q", "root@ is missing", "--queue"),
+        (
+            replace_in("sq", "/usr/bin/env -i PATH", "/usr/bin/env PATH"),
+            "queue gpu.q",
+            "env -i is missing",
+            "--queue",
+        ),
+        (complex_line("gpu gpu INT <= YES YES 1 0"), "complex gpu", "default is 1", "qconf -mc"),
+        (complex_line("x x INT <= YES YES 0 0"), "complex gpu", "does not exist", "--complex gpu"),
+        (replace_in("se", "gpu=8", "gpu=9"), "complex_values", "gpu=9, but there are 8", "-mattr"),
+        (replace_in("se", "gpu=8", "abc=8"), "complex_values", "no GPU job starts", "-mattr"),
+        (replace_in("sconf-node1", "sge-sensor", "no"), "load sensor", "not ours", "install"),
+        (
+            replace_in("sconf", "gid_range", "gid_renge"),
+            "gid_range",
+            "jobs carry no group",
+            "qconf -mconf",
+        ),
+        (other_spool, "profile", "does not fit execd's folder", "install sge again"),
+        (queue_error, "queue states", "is in error", "qmod -cq gpu.q@node1"),
+        (slave_tasks, "slave tasks", "shepherd_cmd is none", "set shepherd_cmd"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    site: Site, plant: Callable[[Site], None], name: str, says: str, do: str
+) -> None:
+    if name == "gid_range":
+        (site.state / "sconf-node1").unlink()
+    plant(site)
+
+    check = found(site)[name]
+
+    assert check.state == FAULT
+    assert says in check.what
+    assert do in check.do
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "says"),
+    [
+        (
+            replace_in("sconf", "execd_params ", "execd_params ENABLE_ADDGRP_KILL=false "),
+            "execd_params",
+            "stray processes",
+        ),
+        (replace_in("se", "gpu.free=8,", ""), "load sensor", "no values have arrived"),
+        (replace_in("se", "gpu=8", "gpu=6"), "complex_values", "gpu=6 of 8"),
+    ],
+)
+def test_what_is_only_doubtful_is_a_warning(
+    site: Site, plant: Callable[[Site], None], name: str, says: str
+) -> None:
+    plant(site)
+
+    check = found(site)[name]
+
+    assert check.state == WARNING
+    assert says in check.what
+
+
+def test_without_qmaster_the_node_itself_is_still_looked_at(site: Site) -> None:
+    (site.state / "down").touch()
+
+    checks = found(site)
+
+    assert checks["qmaster"].state == WARNING
+    assert "Connection refused" in checks["qmaster"].what
+    assert checks["hooks"].state == OK
+    assert "complex gpu" not in checks
+
+
+def test_settings_that_no_hook_would_take_end_the_examination(site: Site) -> None:
+    site.config.write_text("GPUS=many\n")
+
+    checks = found(site)
+
+    assert list(checks) == ["settings"]
+    assert checks["settings"].state == FAULT
+    assert ":1: GPUS" in checks["settings"].what
+
+
+def test_a_look_that_fails_is_a_warning_with_its_reason() -> None:
+    def fail() -> list[Check]:
+        raise InstallError("qconf: no such object; look")
+
+    (check,) = examine("thing", fail)
+
+    assert check == Check("thing", WARNING, "could not be found out: qconf: no such object; look")
+
+
+def test_two_gpus_with_one_minor_number_are_a_fault(site: Site) -> None:
+    from gpulock.devices import read_devices
+
+    settings = load(str(site.config))
+    devices = read_devices(settings.driver_root, settings.sys_root)
+    devices[1].minor = devices[0].minor
+
+    (check,) = doctor_node.nodes(settings, devices)
+
+    assert "one minor number" in check.what
+
+
+def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
+    checks = [Check("a", OK, "fine"), Check("b", WARNING, "odd", "look")]
+    assert exit_code(checks) == 0
+    checks.append(Check("c", FAULT, "bad", "mend it"))
+    assert exit_code(checks) == 3
+
+    lines: list[str] = []
+    show(checks, lines.append)
+
+    assert lines == ["✓ a: fine", "! b: odd", "    look", "✗ c: bad", "    mend it"]

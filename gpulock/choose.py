@@ -68,16 +68,17 @@ def inside(scores: list[list[int]], members: list[int]) -> int:
 
 def exact(scores: list[list[int]], count: int) -> list[int]:
     """Return the best set of `count` indexes by trying all of them."""
+    weight = [sum(row) for row in scores]
+    total = sum(weight) // 2
     best: list[int] = []
     best_value = (-1, -1)
     for members in subsets(len(scores), count):
         value = inside(scores, members)
         if value < best_value[0]:
             continue
-        rest = [i for i in range(len(scores)) if i not in members]
-        both = (value, inside(scores, rest))
-        if both > best_value:
-            best, best_value = members, both
+        rest = total - sum([weight[m] for m in members]) + value  # the pairs that stay free
+        if (value, rest) > best_value:
+            best, best_value = members, (value, rest)
     return best
 
 

@@ -72,12 +72,16 @@ def bus_key(bus: str) -> tuple[int, int, int, int]:
 
 
 def read_devices(
-    driver_root: str, sys_root: str, inventory: dict[str, str] | None = None
+    driver_root: str,
+    sys_root: str,
+    inventory: dict[str, str] | None = None,
+    places: dict[str, tuple[tuple[str, ...], int]] | None = None,
 ) -> list[Device]:
     """Return the node's devices by index; raise Refusal(BROKEN) when no driver is loaded.
 
     A directory that vanishes while it is read is a card that is gone. A file that cannot be
-    understood gives a device with a `fault`, which is never granted.
+    understood gives a device with a `fault`, which is never granted. `places` remembers where
+    each card sits, which does not change within a boot.
     """
     try:
         names = os.listdir(f"{driver_root}/gpus")
@@ -98,7 +102,12 @@ def read_devices(
             continue
         except (OSError, ValueError) as fault:
             device.fault = f"its information cannot be read: {fault}"
-        read_place(sys_root, device)
+        if places is not None and device.bus in places:
+            device.path, device.numa = places[device.bus]
+        else:
+            read_place(sys_root, device)
+            if places is not None and device.path:
+                places[device.bus] = (device.path, device.numa)
         devices.append(device)
         if device.fault == EXCLUDED:
             device.index = -1  # NVML and CUDA do not count it

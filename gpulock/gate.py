@@ -50,7 +50,10 @@ class Gate:
             os.close(self._fd)  # somebody put another file in its place: take that one
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        try:
+            os.close(self._fd)
+        except OSError:
+            return  # Linux lets go of the descriptor, and so of the lock, whatever close(2) says
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

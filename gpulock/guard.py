@@ -8,6 +8,7 @@ job leaves behind is found here although it is in no session and under no parent
 
 import os
 import stat
+import time
 
 from gpulock.devices import MAJOR, Device
 from gpulock.liveness import ROUNDS, Scan, is_system, program_names, session
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 INIT = 1  # was there before any job, and may hide its files even from root
+PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
 COMMON = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/urandom", "/dev/shm/", "/dev/zero")
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
 
@@ -65,12 +67,16 @@ class Holders:
         return self._open.get(device, [])
 
     def _look(self) -> dict[str, list[int]]:
-        """Look at every process, and again at those that appeared when one vanished meanwhile."""
+        """Look at every process, and again at those that appeared when one vanished meanwhile.
+
+        One that may not be seen is tried again: a fork is hidden by its parent until its exec.
+        """
         found: dict[str, list[int]] = {}
         seen: set[int] = set()
+        denied: list[int] = []
         pids = list(self.scan.statuses()) if self._keys else []
-        for _ in range(ROUNDS):
-            restless = False
+        for attempt in range(ROUNDS):
+            restless, denied = False, []
             for pid in pids:
                 seen.add(pid)
                 try:
@@ -78,14 +84,31 @@ class Holders:
                         found.setdefault(device, []).append(pid)
                 except (FileNotFoundError, ProcessLookupError):
                     restless = True
-                except OSError as fault:
-                    if pid != INIT and os.geteuid() in (0, self.scan.status(pid).uids[0]):
-                        self.blind = f"the files of process {pid} cannot be seen: {fault}"
-            if not restless:
+                except OSError:
+                    if pid != INIT and os.geteuid() in (0, self._uid(pid)):
+                        denied.append(pid)
+            if not restless and not denied:
                 return found
-            pids = [pid for pid in self.scan.proc.pids() if pid not in seen]
-        self.blind = "processes came and went faster than their files could be read"
+            if denied:
+                time.sleep(PAUSE * 2**attempt)
+            pids = [pid for pid in self.scan.proc.pids() if pid not in seen or pid in denied]
+        self.blind = (
+            f"the files of process {denied[0]} cannot be seen"
+            if denied
+            else "processes came and went faster than their files could be read"
+        )
         return found
+
+    def _uid(self, pid: int) -> int:
+        """Return the uid of a process, -1 for one that is gone or over.
+
+        One that ended and is not reaped yet shows its (empty) folder to root alone.
+        """
+        try:
+            status = self.scan.proc.status(pid)
+            return -1 if self.scan.proc.finished(pid, status.state) else status.uids[0]
+        except (OSError, ValueError):
+            return -1
 
     def _held_by(self, pid: int) -> set[str]:
         """Return the devices a process that is no service has open; raise OSError."""

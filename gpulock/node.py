@@ -17,7 +17,7 @@ from gpulock.settings import Settings
 class Node:
     """What every act on this node needs; made once a process."""
 
-    __slots__ = ("boot_id", "inventory", "name", "proc", "settings", "store")
+    __slots__ = ("_places", "boot_id", "inventory", "name", "proc", "settings", "store")
 
     def __init__(self, settings: Settings, name: str = "") -> None:
         self.settings = settings
@@ -29,12 +29,13 @@ class Node:
         except OSError as fault:
             raise Refusal(UNKNOWN, f"boot id: {fault}", "look at PROC_ROOT") from fault
         self.inventory: dict[str, str] = {}
+        self._places: dict[str, tuple[tuple[str, ...], int]] = {}
 
     def devices(self) -> list[Device]:
         """Return the node's devices by index; raise Refusal(BROKEN) without a driver."""
         self.inventory = devices.read_inventory(self.settings.lock_dir, self.boot_id)
         return devices.read_devices(
-            self.settings.driver_root, self.settings.sys_root, self.inventory
+            self.settings.driver_root, self.settings.sys_root, self.inventory, self._places
         )
 
     def links(self) -> dict[tuple[str, str], int]:

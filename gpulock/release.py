@@ -46,9 +46,10 @@ def release(
     if not node.store.exists():
         return released
     node.store.check()
-    if not any([lock.owner and ours(lock.owner) for lock in node.store.all().values()]):
+    held = node.store.all()
+    if not any([lock.owner and ours(lock.owner) for lock in held.values()]):
         return released  # nothing of ours; a claim of ours cannot come meanwhile
-    holders = settle.make_holders(node, placed(node), judge)
+    holders = settle.make_holders(node, places(held), judge)
     holders.of("")
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         held = node.store.all()
@@ -89,9 +90,12 @@ def release_one(
         raise Refusal(BROKEN, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault
 
 
-def placed(node: Node) -> list[Device]:
-    """Return the devices for the guard; without a driver there is no node to hold open."""
-    try:
-        return node.devices()
-    except Refusal:
-        return []
+def places(held: dict[str, Lock]) -> list[Device]:
+    """Return the locked devices as far as the guard needs them: no driver is asked."""
+    found: list[Device] = []
+    for lock in held.values():
+        if lock.owner:
+            device = Device(lock.id.partition(".gi")[0], -1)
+            device.id, device.minor = lock.id, lock.owner.minor
+            found.append(device)
+    return found

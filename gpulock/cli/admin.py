@@ -20,6 +20,7 @@ from gpulock.cli.select import SelectError
 from gpulock.cli.session import Refused, Session, caller, log
 from gpulock.cli.words import holder, label_of
 from gpulock.daemon.process import judge, prepare
+from gpulock.daemon.reconcile import present
 from gpulock.deadline import Deadline
 from gpulock.devices import Device, overlaps
 from gpulock.gate import Gate
@@ -27,7 +28,6 @@ from gpulock.grant import retire
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import one_line
-from gpulock.release import placed
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -125,7 +125,7 @@ def restore(session: Session, device: str) -> None:
 def at(session: Session, device: str) -> tuple[Node, list[Device], str]:
     """Return the node made ready, its devices, and the id of the one that is meant."""
     node = session.own_node()
-    found = placed(node)
+    found = present(node)
     try:
         name = device_id(device, found)
     except SelectError as fault:

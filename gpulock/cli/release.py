@@ -19,6 +19,7 @@ from gpulock.cli.session import Refused, Session, caller, log
 from gpulock.cli.words import holder, label_of
 from gpulock.daemon import adopt
 from gpulock.daemon.process import judge
+from gpulock.daemon.reconcile import present
 from gpulock.deadline import Deadline
 from gpulock.devices import Device, overlaps
 from gpulock.gate import Gate
@@ -26,7 +27,6 @@ from gpulock.grant import retire
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import one_line
-from gpulock.release import placed
 
 
 class Let(NamedTuple):
@@ -57,7 +57,7 @@ def release(
     if force and not because:
         raise click.UsageError('--force needs --because "TEXT".')
     node = session.own_node()
-    found = placed(node)
+    found = present(node)
     ours = chosen(found, devices, pid or os.getppid(), job)
     let = let_go(node, found, ours, force, one_line(because or ""))
     for one in let:

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from gpulock.cli import table
 from gpulock.cli.session import Refused, Session
 from gpulock.cli.words import counted
 from gpulock.install.hooks import InstallError
@@ -89,7 +88,19 @@ def uninstall_sge(session: Session, force: bool, because: str) -> None:
 
 
 @click.command()
+@click.option("--prefix", type=click.Path(path_type=Path), default=DEFAULT_PREFIX, hidden=True)
 @click.pass_context
-def doctor(ctx: click.Context) -> None:
-    """Check this node, its settings and its scheduler."""
-    raise Refused("there is no doctor in this version", f"width {table.terminal_width()}")
+def doctor(ctx: click.Context, prefix: Path) -> None:
+    """Check this node, its settings and its scheduler; 3 if anything is at fault."""
+    from gpulock.install import doctor as checks
+
+    session: Session = ctx.obj
+    try:
+        found = checks.doctor(checks.Where(config=Path(session.config), prefix=prefix))
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+    colours = dict(zip(checks.MARKS.values(), ("green", "yellow", "red"), strict=True))
+    checks.show(
+        found, lambda line: click.echo(click.style(line[:1], colours.get(line[:1])) + line[1:])
+    )
+    ctx.exit(checks.exit_code(found))

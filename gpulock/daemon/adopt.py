@@ -21,7 +21,9 @@ RUNS = "runs"  # in STATE_DIR: one owner record a `gpulock run`
 
 def living_records(node: Node, scan: Scan) -> list[Owner]:
     """Return the record of every living job that was granted devices; raise Refusal."""
-    found = [sge_record(node, pid) for pid in scan.named(spool.NAME)]
+    # whoever else calls a process so must not stop, or steer, what root puts back
+    ours = [p for p in scan.named(spool.NAME) if scan.status(p).uids[0] == os.geteuid()]
+    found = [sge_record(node, pid) for pid in ours]
     return [record for record in [*found, *run_records(node)] if record is not None]
 
 
@@ -43,7 +45,14 @@ def sge_record(node: Node, pid: int) -> Owner | None:
         ) from fault
     if (record.node, record.boot_id, record.pid) != (node.name, node.boot_id, pid):
         return None
+    if node.settings.simulation and not below(record.spool_dir, node.settings.simulation):
+        return None  # of the real node, or of another simulation beside this one
     return record if node.proc.running(record.pid, record.start) else None
+
+
+def below(path: str, marker: str) -> bool:
+    """Return whether `path` is in the simulated node that `marker` stands for."""
+    return path.startswith(f"{os.path.dirname(marker)}/")
 
 
 def run_records(node: Node) -> list[Owner]:

@@ -4,7 +4,9 @@
 Warm. Under the gate: adopt where locks were lost, settle every lock, publish the verdicts.
 """
 
-from gpulock import boot, verdicts
+import os
+
+from gpulock import atomic, boot, verdicts
 from gpulock.daemon import adopt
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
@@ -16,6 +18,8 @@ from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settle import FREED, Outcome, make_holders, settle
 from gpulock.supply import count_reaps
 from gpulock.totals import Totals
+
+WRITTEN = ("boot_id", "lost", "totals", "verdicts")  # under the gate alone
 
 
 class Report:
@@ -45,6 +49,7 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
         outcomes = settle(node, held, judge, holders, dry_run)
         if not dry_run:
             publish(node, outcomes)
+            sweep(node)
     return Report(adopted, outcomes)
 
 
@@ -84,3 +89,10 @@ def publish(node: Node, outcomes: list[Outcome]) -> None:
         record = outcome.lock.owner
         if outcome.act == FREED and record and record.scheduler == "process":
             adopt.forget_run(node.settings.state_dir, record.token)
+
+
+def sweep(node: Node) -> None:
+    """Remove what a killed process left half written in LOCK_DIR, gate held."""
+    for name in os.listdir(node.store.path):
+        if any([name.startswith(f".{file}.") for file in WRITTEN]):
+            atomic.remove_quietly(f"{node.store.path}/{name}")

@@ -40,10 +40,13 @@ def fault(name: str, what: str, do: str) -> Check:
 
 
 def examine(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
-    """Return what a look finds; one that fails is a warning with the reason."""
+    """Return what a look finds; where it fails, what it found so far and the reason."""
+    found: list[Check] = []
     try:
-        return list(look())
+        for check in look():
+            found.append(check)  # one by one: what was found before a failure counts
     except Refusal as refusal:
-        return [warning(name, f"could not be found out: {refusal.why}", refusal.do)]
+        found.append(warning(name, f"could not be found out: {refusal.why}", refusal.do))
     except (InstallError, OSError, ValueError, KeyError) as reason:
-        return [warning(name, f"could not be found out: {reason}")]
+        found.append(warning(name, f"could not be found out: {reason}"))
+    return found

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpulock.install import commands
 from gpulock.install.doctor_check import Check, examine, fault, good, warning
-from gpulock.install.hooks import HookPaths
+from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.qconf import is_none, parse_complexes, parse_list
 from gpulock.install.sge import (
     SENSOR,
@@ -49,7 +49,7 @@ def sge_checks(settings: Settings, config: Path, prefix: Path, profile: Path) ->
     ]
     try:
         cluster = Cluster(settings, given, execd, prefix, profile)
-    except (OSError, RuntimeError) as reason:
+    except (OSError, InstallError) as reason:
         what = f"could not be asked: {reason}; queues, complexes and sensor were not looked at"
         return [*checks, warning("qmaster", what, "run it again when qmaster answers")]
     return [*checks, *cluster.checks()]
@@ -80,7 +80,11 @@ def hooks(config: Path, prefix: Path, lock_dir: Path) -> Iterator[Check]:
         yield fault(name, f"not as they were installed: {found}", _AGAIN)
     elif found != wanted:
         yield warning(name, f"version {found} is in force, this package is {wanted}", _AGAIN)
-    self_test(paths)
+    try:
+        self_test(paths)
+    except InstallError as reason:
+        yield fault(name, str(reason), _AGAIN)
+        return
     yield good(name, f"{prefix / CURRENT} -> {current}, tried")
 
 

@@ -96,7 +96,10 @@ class Hooks:
                 paths = render_hooks(self.prefix / value, self.config, self.interpreter)
             else:
                 paths = HookPaths(self.prefix / value)
-            self_test(paths)
+            try:
+                self_test(paths)
+            except InstallError as fault:
+                raise InstallError(f"{fault}; nothing was put in force") from fault
             swap(self.prefix, value)
             if not locks_in(self.lock_dir):
                 prune(self.prefix, {value, before or value})
@@ -212,10 +215,7 @@ def _try(
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as fault:
-        raise InstallError(f"self-test: {name}: {fault}; nothing was put in force") from fault
+        raise InstallError(f"self-test: {name}: {fault}") from fault
     said = " ".join((done.stderr + done.stdout).split())
     if done.returncode not in codes or words not in said:
-        raise InstallError(
-            f"self-test: {name} ended with {done.returncode}: {said[:300]!r}; nothing was put in"
-            " force"
-        )
+        raise InstallError(f"self-test: {name} ended with {done.returncode}: {said[:300]!r}")

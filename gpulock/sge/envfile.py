@@ -15,12 +15,14 @@ from gpulock.sge.spool import Spool
 
 NAME = "environment"
 LIMIT = 1 << 26  # bytes: a job may carry a large environment
+LONGEST = 9998  # bytes: of a longer line the shepherd makes several (fgets of 10,000 in 8.1.9)
 
 
 def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str) -> str:
     """Return the file's text with our variables in it once, and none of `drop` besides.
 
-    `binds` is appended to the container bind lists, which are the user's as well.
+    `binds` is appended to the container bind lists, which are the user's as well. A line too long
+    for the shepherd is cut: its rest would be a line of its own, such as another mask.
     """
     kept: list[str] = []
     bound = dict.fromkeys(BIND_LISTS, "") if binds else {}
@@ -32,10 +34,16 @@ def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds:
             bound[name] = value
             continue
         if line:
-            kept.append(line)
+            kept.append(shortened(line))
     kept += [f"{name}={escape(value)}" for name, value in pairs]
     kept += [f"{name}={appended(old, escape(binds))}" for name, old in bound.items()]
     return "\n".join(kept) + "\n"
+
+
+def shortened(line: str) -> str:
+    """Return the part of a line that the shepherd reads at once."""
+    data = line.encode("utf-8", "surrogateescape")
+    return line if len(data) <= LONGEST else data[:LONGEST].decode("utf-8", "surrogateescape")
 
 
 def escape(value: str) -> str:

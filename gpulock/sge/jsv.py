@@ -3,18 +3,18 @@
 
 Hot: one process a qmaster thread, asked for every job. It may reject and nothing else: what a
 hook believes is read on the node. Line protocol of jsv(1): START, PARAM and ENV lines, BEGIN,
-QUIT. Whatever it does not understand it accepts: the prolog judges again.
+QUIT. A job with a newline in an argument, a name or a path is turned away: in 8.1.9 it makes a
+line of its own here and in the shepherd's config, where it can name another prolog.
 """
 
 import os
+import select
 
 from gpulock.refusal import Refusal
 from gpulock.settings import KEYS, load
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+FORGED = "a newline in an argument, name or path: submit without"
+QUIET_MILLISECONDS = 5  # after BEGIN
 MIB = 1 << 20
 # What a hook needs where root may not lift the job's limits (reference sge 11), in bytes: the
 # shepherd's own floors (10 MiB of memory, 15 KiB of file) are not enough for it.
@@ -30,19 +30,24 @@ def main(argv: list[str], config: str) -> int:
     names = tuple([word for word in argv[1:] if not word.startswith("-")]) or complexes(config)
     limits = "--limits" in argv
     params: dict[str, str] = {}
-    for line in lines(0):
+    forged = False
+    source = Input(0)
+    while (line := source.line()) is not None:
         word, _, rest = line.partition(" ")
         if word == "START":
-            params = {}
+            params, forged = {}, False
             answer("STARTED")
         elif word == "PARAM":
             name, _, value = rest.partition(" ")
             params[name] = value
         elif word == "BEGIN":
-            why = objection(params, names, limits)
+            forged = source.drop() or forged
+            why = FORGED if forged else objection(params, names, limits)
             answer(f"RESULT STATE REJECT gpulock: {why}" if why else "RESULT STATE ACCEPT")
         elif word == "QUIT":
             break
+        elif word != "ENV":
+            forged = True
     return 0
 
 
@@ -55,13 +60,37 @@ def complexes(config: str) -> tuple[str, ...]:
         return tuple([default for name, _, default, _ in KEYS if name == "SGE_COMPLEXES"])
 
 
-def lines(fd: int) -> "Iterator[str]":
-    """Yield each line as soon as it is whole; bytes that are no UTF-8 survive as surrogates."""
-    rest = b""
-    while data := os.read(fd, 1 << 16):
-        *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
-            yield line.decode("utf-8", "surrogateescape")
+class Input:
+    """Read lines as they come; bytes that are no UTF-8 survive as surrogates."""
+
+    __slots__ = ("_fd", "_poll", "_rest")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def line(self) -> str | None:
+        """Return the next line, None at the end."""
+        while b"\n" not in self._rest:
+            data = os.read(self._fd, 1 << 16)
+            if not data:
+                return None
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode("utf-8", "surrogateescape")
+
+    def drop(self) -> bool:
+        """Throw away what comes after BEGIN; return whether there was anything.
+
+        qmaster sends nothing more then: an earlier BEGIN was the job's own text.
+        """
+        more = bool(self._rest)
+        self._rest = b""
+        while self._poll.poll(QUIET_MILLISECONDS) and os.read(self._fd, 1 << 16):
+            more = True
+        return more
 
 
 def answer(line: str) -> None:

@@ -75,7 +75,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
         still_there(node, found)
         keep_record(found, grant.owner)
         give(found, grant, node.settings, binds)
-    except Refusal:
+    except BaseException:  # whatever it is, the job does not start: it keeps nothing
         undo(node, grant, deadline)
         raise
     return grant

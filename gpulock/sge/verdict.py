@@ -88,7 +88,7 @@ def look(scan: Scan) -> str:
 
     execd must be there (no hidden or foreign /proc) and its directory readable (CAP_SYS_PTRACE).
     """
-    daemons = scan.named(EXECD)
+    daemons = of_root(scan, EXECD)
     if not daemons:
         return "no sge_execd to be seen: is it down, or are we in a container?"
     reason = ""
@@ -101,10 +101,15 @@ def look(scan: Scan) -> str:
     return reason
 
 
+def of_root(scan: Scan, name: str) -> list[int]:
+    """Return root's processes of one name: anybody can give a process any name."""
+    return [pid for pid in scan.named(name) if scan.status(pid).uids[0] == 0]
+
+
 def living_groups(scan: Scan) -> dict[int, list[int]]:
     """Return the supplementary group of each living shepherd's job, with those shepherds."""
     found: dict[int, list[int]] = {}
-    for pid in scan.named(spool.NAME):
+    for pid in of_root(scan, spool.NAME):
         try:
             path = f"{scan.proc.root}/{pid}/cwd/config"
             text = atomic.read_text(path, spool.CONFIG_LIMIT)

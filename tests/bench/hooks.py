@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpulock.simulate.execd import SpooledJob
-from tests.bench.scene import Scene
+from tests.bench.scene import Scene, linked_proc
 from tests.bench.shepherd import Parent
 
 PEER = Path(__file__).with_name("peer.sh")
 PEER_EPILOG = Path(__file__).with_name("peer_epilog.sh")
 QSTAT_ANSWER = "job_number:  1\nowner:  user\nhard resource_list:         gpu=2\n"
+CPU = " cpu"  # processor time: other work on the machine disturbs it less
 WARM_UP = 3  # rounds that are not counted
 CALL = re.compile(r"^    (.*)\((main\(.*\))\).*$", re.MULTILINE)  # the last line of a hook
 IMPORTS_ONLY = r"    \1(0)"
@@ -49,6 +50,7 @@ class HookBench:
         self._prolog, self._epilog = str(hooks.prolog), str(hooks.epilog)
         self._launch = str(hooks.launch)
         self._imports = [self._variant(path, IMPORTS_ONLY) for path in (hooks.prolog, hooks.epilog)]
+        self._epilog_alone = self._with_proc(scene, hooks.epilog, parent.pid)
         self._timed = [self._variant(path, TIMED) for path in (hooks.prolog, hooks.epilog)]
 
     def acts(self) -> list[Callable[[], None]]:
@@ -59,6 +61,7 @@ class HookBench:
             self.imports,
             self.direct,
             self.launched,
+            self.alone,
             self.peer,
             self.timed,
         ]
@@ -79,6 +82,11 @@ class HookBench:
     def direct(self) -> None:
         """Claim and release without the launcher."""
         self._pair("", [self._prolog], [self._epilog], str(self._parent.pid))
+
+    def alone(self) -> None:
+        """Release where the last guard has one process to look at, instead of all."""
+        pid = str(self._parent.pid)
+        self._pair(", alone", [self._prolog], [self._epilog_alone], pid)
 
     def launched(self) -> None:
         """Claim and release as the queue is configured."""
@@ -118,12 +126,23 @@ class HookBench:
         if run.status != 0:
             raise RuntimeError(f"{name} exits {run.status}")
         self._add(name, run.nanoseconds)
+        self._add(f"{name}{CPU}", run.cpu_nanoseconds)
 
     def _add(self, name: str, nanoseconds: float) -> None:
         self.samples.setdefault(name, []).append(nanoseconds / 1e6)
 
     def _restore(self) -> None:
         self._environment.write_bytes(self._text)
+
+    def _with_proc(self, scene: Scene, hook: Path, pid: int) -> str:
+        proc = linked_proc(scene.root / "proc-alone", (pid,))
+        config = scene.config.with_name("alone.conf")
+        config.write_text(f"{scene.config.read_text()}PROC_ROOT={proc}\n")
+        text = hook.read_text().replace(repr(str(scene.config)), repr(str(config)))
+        path = hook.with_name(f"{hook.name}-alone")
+        path.write_text(text)
+        path.chmod(0o755)
+        return str(path)
 
     def _variant(self, hook: Path, ending: str) -> str:
         text = hook.read_text()

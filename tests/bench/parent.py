@@ -4,11 +4,12 @@
 It runs as `python -IS parent.py` with the job's spool folder as working folder, so it imports
 nothing of gpulock. One line of JSON is one order: argv, env, and where wanted `proc`, a folder
 of links to /proc in which the child is to be seen while it runs, and `stderr`, a file. The answer
-is one line: status (128 + signal for a kill), nanoseconds of wall time, peak memory in KiB.
+is one line: status (128 + signal for a kill), nanoseconds of wall and of processor time.
 """
 
 import json
 import os
+import resource
 import sys
 import time
 from typing import Any
@@ -49,7 +50,7 @@ def spawned(order: dict[str, Any]) -> tuple[int, int, int]:
     begun = time.perf_counter_ns()
     pid = os.posix_spawn(argv[0], argv, order["env"], file_actions=files, setsid=True)
     _, status, usage = os.wait4(pid, 0)
-    return code(status), time.perf_counter_ns() - begun, usage.ru_maxrss
+    return code(status), time.perf_counter_ns() - begun, cpu(usage)
 
 
 def forked(order: dict[str, Any]) -> tuple[int, int, int]:
@@ -66,7 +67,12 @@ def forked(order: dict[str, Any]) -> tuple[int, int, int]:
         os.execve(argv[0], argv, order["env"])
     _, status, usage = os.wait4(pid, 0)
     os.unlink(f"{order['proc']}/{pid}")
-    return code(status), time.perf_counter_ns() - begun, usage.ru_maxrss
+    return code(status), time.perf_counter_ns() - begun, cpu(usage)
+
+
+def cpu(usage: resource.struct_rusage) -> int:
+    """Return what a child used of the processors, its own children included."""
+    return round((usage.ru_utime + usage.ru_stime) * 1e9)
 
 
 def code(status: int) -> int:

@@ -38,7 +38,7 @@ def measure(root: Path, options: argparse.Namespace) -> None:
     scene = Scene(root)
     samples = hooks.measure(scene, options.rounds, options.seed)
     table.print_hooks(samples, scene.interpreter)
-    print(f"  the epilog's guard looked at {inprocess.process_count()} processes")
+    print(f"  the epilog's guard looks at {inprocess.process_count()} processes; alone: at 1")
     claims = inprocess.claims(root / "claims", options.claims)
     table.print_inside("within a process, /proc shows one process", claims)
     node = scene.node()

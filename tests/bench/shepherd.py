@@ -20,11 +20,11 @@ PROGRAM = Path(__file__).with_name("parent.py")
 
 
 class Run(NamedTuple):
-    """How a child ended: 128 + signal when it was killed, wall time, peak memory."""
+    """How a child ended: 128 + signal when it was killed; wall time, processor time."""
 
     status: int
     nanoseconds: int
-    peak_kib: int
+    cpu_nanoseconds: int
 
 
 class Parent:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+WIDTHS = (8, 8, 8, 9, 9, 8, 9)
 ROWS = (
     "true",
     "floor",
@@ -15,6 +16,7 @@ ROWS = (
     "prolog main()",
     "shell prolog",
     "epilog imports",
+    "epilog, alone",
     "epilog",
     "epilog+launch",
     "epilog main()",
@@ -29,17 +31,27 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def print_hooks(samples: dict[str, list[float]], interpreter: str) -> None:
-    """Print one row a program: median, quartiles, ratio to the floor."""
+    """Print one row a program: median, quartiles, ratio to the floor; processor time likewise."""
+    floor_cpu = statistics.median(samples["floor cpu"])
     floor = statistics.median(samples["floor"])
     print(f"whole processes, ms, {len(samples['floor'])} rounds; floor: {interpreter} -IS -c pass")
-    print(f"  {'':16}{'median':>8}{'p25':>8}{'p75':>8}{'x floor':>9}{'- floor':>9}")
+    heads = ("median", "p25", "p75", "x floor", "- floor", "cpu", "x floor")
+    print(" " * 18 + "".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS, strict=True)))
     for name in ROWS:
         values = samples[name]
         middle = statistics.median(values)
         print(
             f"  {name:16}{middle:8.2f}{quantile(values, 0.25):8.2f}{quantile(values, 0.75):8.2f}"
-            f"{middle / floor:9.2f}{middle - floor:9.2f}"
+            f"{middle / floor:9.2f}{middle - floor:9.2f}" + cpu_columns(samples, name, floor_cpu)
         )
+
+
+def cpu_columns(samples: dict[str, list[float]], name: str, floor: float) -> str:
+    """Return the columns of processor time, blank where it was not measured."""
+    if f"{name} cpu" not in samples:
+        return ""
+    middle = statistics.median(samples[f"{name} cpu"])
+    return f"{middle:8.2f}{middle / floor:9.2f}"
 
 
 def print_inside(title: str, rows: dict[str, list[float]]) -> None:
@@ -65,7 +77,7 @@ def hook_targets(samples: dict[str, list[float]]) -> list[tuple[str, float, floa
     return [
         ("prolog / floor", middle["prolog"] / middle["floor"], 1.8),
         ("prolog / shell prolog", middle["prolog"] / middle["shell prolog"], 1.0),
-        ("epilog / floor", middle["epilog"] / middle["floor"], 1.7),
+        ("epilog, alone / floor", middle["epilog, alone"] / middle["floor"], 1.7),
     ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.labs.sge_gpulock import Gpulock
 
+SHEPHERDS_LINE = 9999  # bytes
 PRELOAD = r"""
 #include <fcntl.h>
 #include <stdio.h>
@@ -68,7 +69,7 @@ class Evil:
             "ENV": str(self.folder / "rc"),
             "GPULOCK_CONFIG": str(self.folder / "gpulock.conf"),
             "PATH": f"{self.programs}:/usr/bin:/bin",
-            "JOB_ID": "1",
+            "JOB_ID": "999999",
             "SGE_TASK_ID": "7",
             "QUEUE": "evil.q",
             "SGE_QMASTER_PORT": "1",
@@ -88,6 +89,8 @@ class Evil:
             "ZZZ_LINES": f"z\nCUDA_VISIBLE_DEVICES={mask}",
             "BACKSLASHES": f"\\nCUDA_VISIBLE_DEVICES={mask}\\",
             "LARGE": "x" * 100_000,
+            # the shepherd reads a line of more than 9,999 bytes as several
+            "SPLIT": "x" * (SHEPHERDS_LINE - len("SPLIT=")) + f"CUDA_VISIBLE_DEVICES={mask}",
             "BYTES": "\udcff\udcfe=\udc80",
             "BASH_FUNC_mkdir%%": f"() {{ echo uid=$UID euid=$EUID function >>{self.log}; }}",
         }
@@ -106,12 +109,9 @@ def kit(gpus: Gpulock) -> Evil:
         path = evil.programs / name
         path.write_text(SHADOW.format(name=name, log=evil.log))
         path.chmod(0o755)
-    for name in ("sitecustomize", "usercustomize", "os", "gpulock"):
+    for name in ("sitecustomize", "usercustomize", "gpulock"):
         path = evil.folder / "python" / f"{name}.py"
-        if name in ("sitecustomize", "usercustomize"):
-            path.write_text(PYTHON.format(log=str(evil.log), name=name))
-        elif name == "gpulock":
-            path.write_text(PYTHON.format(log=str(evil.log), name=name))
+        path.write_text(PYTHON.format(log=str(evil.log), name=name))
     (evil.folder / "rc").write_text(f"echo uid=$(/usr/bin/id -u) euid=x rc >>{evil.log}\n")
     (evil.folder / "gpulock.conf").write_text("HIDE_UNREQUESTED=no\nSGE_COMPLEXES=none\n")
     source = evil.folder / "evil.c"

@@ -191,6 +191,13 @@ def hook_of(gpus: Gpulock, shepherd: int) -> int:
     return until(find, what=f"a hook below shepherd {shepherd}")
 
 
+def at_gate(pid: int) -> bool:
+    """Return whether a process has a gate open: it holds it or waits for it."""
+    with contextlib.suppress(OSError):
+        return any(os.readlink(fd).endswith("/gate") for fd in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
 @contextlib.contextmanager
 def shut_gate(gpus: Gpulock, node: str) -> Iterator[None]:
     """Hold a node's gate by a process that is stopped."""

@@ -16,6 +16,7 @@ from tests.labs.sge_cluster import NODES
 from tests.labs.sge_evil import Evil, kit
 from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import (
+    at_gate,
     claims,
     forget_conf,
     gate_file,
@@ -93,12 +94,12 @@ def test_a_hostile_environment_runs_nothing_as_root_and_reads_only_our_mask(
     ours = {name: value for name, value in shown if "VISIBLE_DEVICES" in name or "SGE_GPU" in name}
     assert len(ours) == 9
     assert all(value == masks[0] or value.startswith("GPU-") for value in ours.values())
-    assert ("LARGE", "x" * 100_000) in shown
+    assert dict(shown)["LARGE"].startswith("x" * 9900)  # the shepherd itself keeps no more
     assert ("BYTES", evil.odd()["BYTES"]) in shown
     assert len(held(gpus, NODE, holder)) == 4
     assert gpus.held_by(job)[NODE] == []
     granted = claims(gpus, NODE)
-    assert str(job) in granted and "1" not in granted  # the true job, not the JOB_ID it set
+    assert str(job) in granted and "999999" not in granted  # the true job, not the JOB_ID it set
     assert [r["failed"] for r in records(gpus, job)] == ["0"]
 
 
@@ -126,7 +127,7 @@ def test_without_inherit_env_the_first_and_the_last_mask_are_ours(bare: Gpulock)
     evil = kit(bare)
     shown = show_environ(bare, evil, OTHER, "-l", "gpu=1")
     masks = [value for name, value in shown if name == MASK]
-    assert (masks[0], masks[-1]) == ("0", "0")
+    assert masks == ["0"]
     assert [value for name, value in shown if name == f"APPTAINERENV_{MASK}"] == ["0"]
     none = show_environ(bare, evil, OTHER)
     assert [value for name, value in none if name == MASK] == [""]
@@ -314,7 +315,7 @@ name=${{JOB_NAME%_*}}
 def test_links_and_fifos_in_the_spool_directory_are_refused_or_replaced_in_time(
     gpus: Gpulock,
 ) -> None:
-    """Root alone could plant them: a node with a fault, and nothing else is written or waited for."""
+    """Root alone could plant them: a fault of the node; nothing is written elsewhere."""
     victims = gpus.sge.lab / "victims"
     victims.mkdir(exist_ok=True)
     plant = script(gpus, "plant", PLANT.format(victims=victims, prolog=gpus.hooks.prolog))
@@ -408,6 +409,7 @@ def test_a_shepherd_killed_while_its_prolog_waits_leaves_no_lock(gpus: Gpulock) 
         job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin="echo ran\n")
         shepherd = until(lambda: _shepherd(gpus, job), what="a shepherd")
         hook = hook_of(gpus, shepherd)
+        until(lambda: at_gate(hook), what="the hook to be at the gate")
         os.kill(shepherd, signal.SIGKILL)
         until(lambda: not running(shepherd), what="the shepherd to be gone")
         assert running(hook)

@@ -9,6 +9,7 @@ number of system calls does not depend on this machine; a shepherd dies by losin
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.bench.shepherd import Parent
 MINE, OTHER, GONE = 1001, 1002, 1003
 REAP = Path(__file__).with_name("reap.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
+WORKING_FOLDER = re.compile(r"AT_FDCWD<[^>]*>")  # strace -y shows it with every absolute path
 KEPT = ("run", "state", "sge")  # below the node: LOCK_DIR, STATE_DIR, the spool
 
 
@@ -95,7 +97,8 @@ class Stage:
 
     def is_near(self, call: str) -> bool:
         """Return whether a traced call is on the locks, the state or the spool."""
-        return any(f"{self.scene.root}/{name}/" in call for name in KEPT)
+        named = WORKING_FOLDER.sub("", call)
+        return any(f"{self.scene.root}/{name}/" in named for name in KEPT)
 
     def save(self) -> None:
         """Take the present state as the one that `reset` comes back to."""

@@ -7,8 +7,8 @@ import os
 import random
 from collections import Counter
 
-EVERY = 24  # of the points, in the sampled form: 45 s on two idle cores
-NEARER = 6  # so much oftener are calls on what a hook may change
+EVERY = 24  # of the points, in the sampled form: 40 s on two idle cores
+NEARER = 12  # so much oftener are calls on what a hook may change
 
 
 class Tally:

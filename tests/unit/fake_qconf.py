@@ -53,12 +53,13 @@ def queue(domain: str, key: str, value: str | None) -> None:
 
 def of_instance() -> str:
     """Return -sq of the queue on its host: its own values in place of the queue's."""
-    lines = read("sq").replace("\\\n", " ").splitlines()
-    marker = f",[{HOST}="
-    return "\n".join(
-        f"{line.split()[0]} {line.partition(marker)[2][:-1]}" if marker in line else line
-        for line in lines
-    )
+    lines: list[str] = []
+    for line in read("sq").replace("\\\n", " ").splitlines():
+        default, _, others = line.partition(",[")
+        mine = others.startswith(f"{HOST}=")
+        own = others.removeprefix(f"{HOST}=").removesuffix("]")
+        lines.append(f"{line.split()[0]} {own}" if mine else default)
+    return "\n".join(lines)
 
 
 def load(option: str, path: str) -> None:

@@ -62,6 +62,7 @@ class Site:
 
 def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     """Lay the node out and let the installer find an execd there."""
+    folder.mkdir(exist_ok=True)
     node = write_node(folder / "node", "dgx1")
     programs = folder / "sge"
     shutil.copytree(RECORDED, programs / "state")

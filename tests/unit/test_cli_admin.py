@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock import quarantine
+from gpulock.cli.session import user_name
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import reconcile
 from gpulock.deadline import Deadline
@@ -163,17 +164,17 @@ def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
 
 
 def test_reap_puts_back_what_living_runs_hold_when_the_locks_were_lost(site: Site) -> None:
-    process = site.start("run", "-n", "2", "--", "/bin/sh", "-c", "echo; read -r _")
-    assert process.stdout is not None
-    process.stdout.readline()
-    subprocess.run(["rm", "-r", str(site.files.lock_dir)], check=True)
-    site.files.lock_dir.mkdir(mode=0o755)
-    assert site.run("run", "-n", "1", "--", "/bin/true").returncode == 1
-    text = site.call("reap").stdout
-    assert text.splitlines()[0] == (
-        f"adopted     GPUs 0, 3: pid {process.pid} of {os.environ.get('USER', 'root')} is alive"
-    )
-    process.communicate()
+    with site.start("run", "-n", "2", "--", "/bin/sh", "-c", "echo; read -r _") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        subprocess.run(["rm", "-r", str(site.files.lock_dir)], check=True)
+        site.files.lock_dir.mkdir(mode=0o755)
+        assert site.run("run", "-n", "1", "--", "/bin/true").returncode == 1
+        text = site.call("reap").stdout
+        whose = f"pid {process.pid} of {user_name(os.getuid())}"
+        assert text.splitlines()[0] == f"adopted     GPUs 0, 3: {whose} is alive"
+        assert site.states()[:4] == ["held", "free", "free", "held"]
+        process.communicate()
 
 
 def test_the_verdicts_of_a_reap_are_public(site: Site) -> None:

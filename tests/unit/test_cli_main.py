@@ -88,12 +88,12 @@ def test_an_unexpected_os_error_is_one_line_and_a_broken_node(
 
 
 def test_a_reader_that_goes_away_is_no_error_of_the_node(site: Site) -> None:
-    process = site.start("config")
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    assert process.stderr.read() == ""
-    assert process.wait(20) != 3
+    with site.start("config") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert "broken" not in process.stderr.read()
+    assert process.returncode == 1
 
 
 def test_a_settings_file_that_is_not_there_is_a_broken_node(tmp_path: Path) -> None:
@@ -157,10 +157,9 @@ def test_every_command_to_look_with_works_on_every_preset(preset: str, tmp_path:
     folder = str(tmp_path / "node")
     assert call("simulate", folder, "--preset", preset)[0] == 0
     config = f"{folder}/gpulock.conf"
-    for args in (("status",), ("status", "--json"), ("inventory",), ("config",), ("why", "3")):
+    for args in (("status",), ("status", "--json"), ("inventory",), ("config",), ("why", "pid 1")):
         code, text, error = call("--config", config, *args)
-        known = args[0] != "why" or preset != "workstation"
-        assert (code if known else 0, error) == (0, ""), (args, text)
+        assert (code, error, text != "") == (1 if args[0] == "why" else 0, "", True), args
 
 
 @pytest.mark.parametrize(
@@ -184,6 +183,19 @@ def test_install_without_a_grid_engine_says_so_in_one_line(tmp_path: Path) -> No
         "--config", str(config), "install", "sge", "--queue", "all.q", "--dry-run"
     )
     assert (code, error.count("\n"), error[:9]) == (1, 1, "gpulock: ")
+
+
+def test_doctor_looks_at_a_simulated_node(site: Site) -> None:
+    result = site.call("doctor")
+    assert result.exit_code == 0, result.output
+    assert "✓" in result.stdout
+
+
+def test_doctor_finds_a_missing_driver(site: Site) -> None:
+    shutil.rmtree(site.files.driver_root)
+    result = site.call("doctor")
+    assert result.exit_code == 3
+    assert "✗" in result.stdout
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -248,12 +248,19 @@ def dead_record(field: Field) -> Owner:
     return template(field.node, os.getpid(), "ghost").copy(start=1, job_id="ghost")
 
 
-def test_a_gate_replaced_between_open_and_flock_is_not_the_gate(
-    field: Field, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_gate_that_went_between_open_and_flock_is_not_the_gate(
+    field: Field, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     field.release(field.claim(1).owner.token)
     path = Path(field.node.store.path, "gate")
-    before_flock(monkeypatch, path.unlink)
+
+    def go() -> None:
+        path.unlink()
+        if replaced:
+            path.touch(0o600)
+
+    before_flock(monkeypatch, go)
 
     with (
         Gate(field.node.store.path, Deadline(5)),

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
+import shutil
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,29 +15,35 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.sge import plan_sge
 from gpulock.procfs import Proc
 from gpulock.settings import load
-from tests.unit.install_site import Site, make_site
-
-ME = f"uid {os.geteuid()}"
+from tests.unit.install_site import Site, make_site, untested
 
 
 def ignore(_: str) -> None:
     """Take a line that nobody reads."""
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Install a node once, with the sensor's values in qmaster."""
+    with pytest.MonkeyPatch.context() as patch:
+        site = make_site(tmp_path_factory.mktemp("site") / "root", patch)
+        plan_sge(site.options()).apply(ignore)
+        site.edit("se", "load_values           ", "load_values           gpu.free=8,")
+        # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
+        text = site.config.read_text().splitlines(keepends=True)
+        site.config.write_text("".join(line for line in text if "SIMUL" not in line))
+        (site.root / "node/state").mkdir(exist_ok=True)
+        patch.setattr("gpulock.install.doctor_sge.self_test", untested)
+        shutil.copytree(site.root, f"{site.root}.as-installed", symlinks=True)
+        yield site
+
+
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """Return a node with everything installed and the sensor's values in qmaster."""
-    site = make_site(tmp_path, monkeypatch)
-    plan_sge(site.options()).apply(ignore)
-    site.edit("se", "load_values           ", "load_values           gpu.free=8,")
-    # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
-    text = site.config.read_text()
-    site.config.write_text(
-        "".join(f"{line}\n" for line in text.splitlines() if "SIMUL" not in line)
-    )
-    (site.root / "node/state").mkdir(exist_ok=True)
-    monkeypatch.setattr("gpulock.install.doctor_sge.self_test", ignore)
-    return site
+def site(installed: Site) -> Iterator[Site]:
+    """Return the installed node, and put it right again after the test."""
+    yield installed
+    shutil.rmtree(installed.root)
+    shutil.copytree(f"{installed.root}.as-installed", installed.root, symlinks=True)
 
 
 def found(site: Site) -> dict[str, Check]:
@@ -139,7 +144,7 @@ def no_driver(site: Site) -> None:
         (damage, "hooks", "damaged: epilog/sge", "install sge again"),
         (break_link, "hooks", "leads nowhere", "install sge again"),
         (
-            replace_in("sq", "epilog                NONE,[node1=", "epilog NONE,[nodex="),
+            replace_in("sq", "epilog                NONE,[node1=root@", "epilog NONE,[nodex=root@"),
             "queue gpu.q",
             "its epilog is none",
             "--queue gpu.q",

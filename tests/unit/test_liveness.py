@@ -14,7 +14,7 @@ from gpulock.liveness import ALIVE, DEAD, ROUNDS, UNKNOWN, Judge, Scan, common_v
 from gpulock.locks import Lock
 from gpulock.owner import Owner
 from gpulock.procfs import Proc
-from tests.unit.trees import BOOT, HOST_NS, NAME, OTHER_BOOT, FakeProc, record
+from tests.unit.trees import BOOT, NAME, OTHER_BOOT, FakeProc, record
 
 
 class Moving(Proc):
@@ -223,4 +223,3 @@ def test_a_system_user_is_one_by_all_its_uids(fake: FakeProc) -> None:
     scan = Scan(Proc(str(fake.root)))
     assert liveness.is_system(scan.statuses()[10])
     assert not liveness.is_system(scan.statuses()[11])
-    assert HOST_NS == scan.proc.here()

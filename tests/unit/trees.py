@@ -84,7 +84,7 @@ class FakeProc:
             with (folder / "status").open("ab") as file:
                 file.write(b"NSsid:\t%d\n" % sid)
         for tid, letter in about.get("threads", {pid: state}).items():
-            (folder / "task" / str(tid)).mkdir(parents=True)
+            (folder / "task" / str(tid) / "fd").mkdir(parents=True)
             line = stat_line(tid, name, letter, ppid, sid, start)
             (folder / "task" / str(tid) / "stat").write_bytes(line)
         for fd, target in about.get("fds", {}).items():

@@ -10,9 +10,10 @@ import os
 import time
 
 from gpulock import atomic, quarantine
+from gpulock.devices import number
 from gpulock.locks import Store
 from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal, one_line
 
 # file systems on which mkdir and rename are atomic and local (/proc/self/mountinfo names)
 LOCAL = frozenset(
@@ -114,14 +115,14 @@ def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) ->
         node=node,
         job_id=device,
         task_id="1",
-        user=note.get("by", "root"),
+        user=one_line(note.get("by", "root")),
         uid=os.geteuid(),
         boot_id=boot_id,
-        claimed_at=float(note.get("at", "0")),
+        claimed_at=float(number(note.get("at", ""))),
         claimed_boottime=time.clock_gettime(time.CLOCK_BOOTTIME),
         token=os.urandom(8).hex(),
         devices=(device,),
-        comment=note.get("because", ""),
+        comment=one_line(note.get("because", "")),
     )
 
 

@@ -46,7 +46,7 @@ def key_of(info: os.stat_result) -> tuple[int, int, int]:
 class Holders:
     """Who has which device's node open; one pass over all file descriptors, when first asked."""
 
-    __slots__ = ("_keys", "_open", "_services", "blind", "scan")
+    __slots__ = ("_keys", "_open", "_services", "_statuses", "blind", "scan")
 
     def __init__(
         self, scan: Scan, devices: "Iterable[Device]", dev_root: str, services: tuple[str, ...]
@@ -58,6 +58,7 @@ class Holders:
             for key in node_keys(device, dev_root):
                 self._keys.setdefault(key, []).append(device.id)
         self._open: dict[str, list[int]] | None = None
+        self._statuses: dict[int, Status] = {}
         self.blind = ""
 
     def of(self, device: str) -> list[int]:
@@ -67,7 +68,7 @@ class Holders:
         return self._open.get(device, [])
 
     def _look(self) -> dict[str, list[int]]:
-        """Look at every process, and again at those that appeared when one vanished meanwhile.
+        """Look at every process, until a listing brings nothing new.
 
         One that may not be seen is tried again: a fork is hidden by its parent until its exec.
         """
@@ -76,22 +77,22 @@ class Holders:
         denied: list[int] = []
         pids = list(self.scan.statuses()) if self._keys else []
         for attempt in range(ROUNDS):
-            restless, denied = False, []
+            denied = []
             for pid in pids:
                 seen.add(pid)
                 try:
                     for device in self._held_by(pid):
                         found.setdefault(device, []).append(pid)
                 except (FileNotFoundError, ProcessLookupError):
-                    restless = True
-                except OSError:
+                    continue
+                except (OSError, ValueError):
                     if pid != INIT and os.geteuid() in (0, self._uid(pid)):
                         denied.append(pid)
-            if not restless and not denied:
-                return found
             if denied:
-                time.sleep(PAUSE * 2**attempt)
-            pids = [pid for pid in self.scan.proc.pids() if pid not in seen or pid in denied]
+                time.sleep(PAUSE * 2 ** min(attempt, 6))
+            pids = [pid for pid in self._pids() if pid not in seen or pid in denied]
+            if not pids:
+                return found
         self.blind = (
             f"the files of process {denied[0]} cannot be seen"
             if denied
@@ -99,28 +100,37 @@ class Holders:
         )
         return found
 
-    def _uid(self, pid: int) -> int:
-        """Return the uid of a process, -1 for one that is gone or over.
+    def _pids(self) -> list[int]:
+        """Return the processes there are now, none where no device is looked for."""
+        return self.scan.proc.pids() if self._keys else []
 
-        One that ended and is not reaped yet shows its (empty) folder to root alone.
-        """
+    def _uid(self, pid: int) -> int:
+        """Return the uid of a process, -1 for one that is gone."""
         try:
-            status = self.scan.proc.status(pid)
-            return -1 if self.scan.proc.finished(pid, status.state) else status.uids[0]
+            return self.status(pid).uids[0]
         except (OSError, ValueError):
             return -1
 
+    def status(self, pid: int) -> Status:
+        """Return the status of a process that was looked at; raise OSError for one that is gone."""
+        if pid not in self._statuses:
+            self._statuses[pid] = self.scan.status(pid)
+        return self._statuses[pid]
+
     def _held_by(self, pid: int) -> set[str]:
         """Return the devices a process that is no service has open; raise OSError."""
-        status = self.scan.status(pid)
+        status = self.status(pid)
         held: set[str] = set()
-        if status.kernel:
+        if status.kernel or self.scan.proc.finished(pid, status.state):
             return held
         folder = f"{self.scan.proc.root}/{pid}"
         self._add_open(f"{folder}/fd", held)
         if status.state in ("Z", "X"):  # a leader that ended shows no files, its threads do
             for thread in os.listdir(f"{folder}/task"):
-                self._add_open(f"{folder}/task/{thread}/fd", held)
+                try:
+                    self._add_open(f"{folder}/task/{thread}/fd", held)
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
         return set() if held and self._is_service(pid, status) else held
 
     def _add_open(self, folder: str, held: set[str]) -> None:
@@ -162,6 +172,8 @@ def group_left(lock: Lock, scan: Scan) -> str:
     """
     record = lock.owner
     assert record is not None
+    if lock.fault:
+        return lock.fault
     for gid in lock.groups():
         carriers = scan.carriers(gid)
         if carriers:
@@ -183,7 +195,7 @@ def open_left(device: str, record: Owner, holders: Holders, others: frozenset[in
     job's and do not keep its lock: without a device cgroup, CUDA opens every node it can see.
     """
     for pid in holders.of(device):
-        groups = holders.scan.status(pid).groups
+        groups = holders.status(pid).groups
         if not groups & (others - {record.add_grp_id}):
             return f"process {pid} has {device} open"
     return holders.blind

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
-ROUNDS = 8  # re-listings of /proc before a scan that never comes to rest is given up
+ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
 SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
 
 
@@ -39,8 +39,8 @@ class Verdict:
 class Scan:
     """One look at all processes, taken when first needed and shared by all judgements.
 
-    /proc is listed again until no process appeared that vanished before it was read: one that
-    forks and ends all the time cannot hide between two reads. `blind` says why the look is not
+    /proc is listed again until a listing brings nothing new: one that forks and ends all the time
+    cannot hide between two reads, nor behind a pid that wrapped. `blind` says why the look is not
     to be trusted, and is empty where it is.
     """
 
@@ -61,22 +61,19 @@ class Scan:
         found: dict[int, Status] = {}
         seen: set[int] = set()
         for _ in range(ROUNDS):
-            restless = False
-            for pid in self.proc.pids():
-                if pid in seen:
-                    continue
+            fresh = [pid for pid in self.proc.pids() if pid not in seen]
+            if not fresh:
+                return found
+            for pid in fresh:
                 try:
                     status = self.proc.status(pid)
                     if not self.proc.finished(pid, status.state):
                         found[pid] = status
                 except ProcessLookupError:
-                    restless = True
                     continue
                 except (PermissionError, ValueError) as fault:
                     self.blind = f"process {pid} cannot be seen: {fault}"
                 seen.add(pid)
-            if not restless:
-                return found
         self.blind = "processes came and went faster than they could be read"
         return found
 

@@ -103,7 +103,10 @@ class Store:
         """Fill in anchors and orphans, which only a judge needs."""
         try:
             names = os.listdir(f"{self.locks_dir}/{lock.id}")
-        except OSError:
+        except FileNotFoundError:
+            return
+        except OSError as fault:
+            lock.fault = f"its folder: {fault}"
             return
         if "orphans" in names:
             try:

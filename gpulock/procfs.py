@@ -9,6 +9,7 @@ import errno
 import os
 
 CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
+STAT_FIELDS = 20  # after the name, up to the start time
 KTHREADD = 2  # the parent of all kernel threads
 
 
@@ -53,6 +54,8 @@ class Status:
 def parse_stat(data: bytes) -> Stat:
     """Parse /proc/PID/stat; the name may hold blanks and parentheses: split after the last `)`."""
     rest = data[data.rindex(b")") + 1 :].split()
+    if len(rest) < STAT_FIELDS:
+        raise ValueError("not a /proc/PID/stat file")
     return Stat(int(rest[1]), rest[0].decode(), int(rest[3]), int(rest[19]))
 
 

@@ -68,7 +68,7 @@ class Totals:
         self.fold_timeouts()
         try:
             atomic.replace_file(self._path, kv.encode(list(self.values.items())).encode())
-        except OSError:
+        except (OSError, ValueError):
             return
 
 

@@ -19,7 +19,11 @@ FRESH = 3 * PERIOD
 def write(lock_dir: str, found: dict[str, Verdict]) -> None:
     """Replace the verdicts, by token; raise OSError."""
     pairs = [("checked_boottime", f"{boottime():.3f}")]
-    pairs += [(token, f"{v.state} {one_line(v.proof)}") for token, v in sorted(found.items())]
+    pairs += [
+        (token, f"{v.state} {one_line(v.proof)}")
+        for token, v in sorted(found.items())
+        if token.isalnum()
+    ]
     data = f"{VERSION_LINE}\n{kv.encode(pairs)}"
     atomic.replace_file(f"{lock_dir}/verdicts", data.encode("utf-8", "replace"))
 

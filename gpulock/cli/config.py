@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from typing import cast
 
 import click
 
@@ -65,7 +66,7 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return " ".join(str(word) for word in value)
+        return " ".join(map(str, cast("tuple[object, ...]", value)))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -10,7 +10,7 @@ import click
 
 from gpulock import environment
 from gpulock.cli.obtain import claim_options, obtain, owner_of, which
-from gpulock.cli.session import Refused, Session
+from gpulock.cli.session import Refused, Session, calling_shell
 from gpulock.cli.words import device_name, short_model
 from gpulock.daemon import process
 from gpulock.grant import Grant
@@ -38,7 +38,7 @@ def claim(
     node = session.own_node()
     number, wanted = which(node, count, devices)
     process.prepare(node)
-    record = owner_of(node, pid or os.getppid())
+    record = owner_of(node, pid or calling_shell(node.proc))
     if os.geteuid() not in (0, record.uid):
         raise Refused(f"process {record.pid} is {record.user}'s", "claim for one of your own")
     grant = obtain(node, record, number, wanted, wait)

@@ -15,7 +15,7 @@ import click
 
 from gpulock import guard, settle
 from gpulock.cli.select import SelectError, Subject, subject
-from gpulock.cli.session import Refused, Session, caller, log
+from gpulock.cli.session import Refused, Session, caller, calling_shell, log
 from gpulock.cli.words import holder, label_of
 from gpulock.daemon import adopt
 from gpulock.daemon.process import judge
@@ -58,7 +58,7 @@ def release(
         raise click.UsageError('--force needs --because "TEXT".')
     node = session.own_node()
     found = present(node)
-    ours = chosen(found, devices, pid or os.getppid(), job)
+    ours = chosen(found, devices, pid or calling_shell(node.proc), job)
     let = let_go(node, found, ours, force, one_line(because or ""))
     for one in let:
         click.echo(f"freed {label_of(one.lock.id, found)}{whose(one.lock)}")

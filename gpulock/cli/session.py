@@ -9,6 +9,7 @@ import pwd
 import click
 
 from gpulock.node import Node
+from gpulock.procfs import Proc
 from gpulock.refusal import one_line
 from gpulock.settings import Settings, load
 
@@ -87,6 +88,26 @@ def caller() -> str:
         return name
     known = login not in (0xFFFFFFFF, os.getuid())
     return f"{user_name(login)} as {name}" if known else name
+
+
+def calling_shell(proc: Proc) -> int:
+    """Return the process that called us; of a shell's fork for `$(...)` or a pipe the shell.
+
+    Such a fork has the shell's own program and arguments, and is over in a moment: a claim that
+    it held would be nobody's.
+    """
+    pid = os.getppid()
+    try:
+        while (above := proc.stat(pid).ppid) > 1 and looks(proc, above) == looks(proc, pid):
+            pid = above
+    except (OSError, ValueError):
+        return pid
+    return pid
+
+
+def looks(proc: Proc, pid: int) -> tuple[str, bytes, int]:
+    """Return what a fork has in common with its parent: program, arguments, session."""
+    return proc.link(pid, "exe"), proc.read(pid, "cmdline"), proc.stat(pid).session
 
 
 def log(settings: Settings, line: str) -> None:

@@ -60,6 +60,8 @@ def run_records(node: Node) -> list[Owner]:
     folder = f"{node.settings.state_dir}/{RUNS}"
     found: list[Owner] = []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        if name.startswith("."):
+            continue  # of a write that was cut short: that run never started
         try:
             record = owner.parse(atomic.read_text(f"{folder}/{name}"))
         except FileNotFoundError:
@@ -89,7 +91,8 @@ def adopt(node: Node, scan: Scan) -> list[Owner]:
             try:
                 node.store.make(device, record)
             except FileExistsError:
-                if node.store.read(device).owner is None:
+                held = node.store.read(device)
+                if held.owner is None and not held.fault:
                     node.store.rewrite(device, record)
     return list(adopted.values())
 

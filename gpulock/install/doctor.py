@@ -14,9 +14,10 @@ from typing import Final
 from gpulock.install.doctor_check import BROKEN, FAULT, OK, WARNING, Check, examine
 from gpulock.install.doctor_node import node_checks, settings_check
 from gpulock.install.doctor_sge import sge_checks
-from gpulock.install.sge import PROFILE
+from gpulock.install.hooks import InstallError
+from gpulock.install.sge import PROFILE, record_of
 from gpulock.install.versions import DEFAULT_PREFIX
-from gpulock.settings import DEFAULT_PATH
+from gpulock.settings import DEFAULT_PATH, Settings
 
 __all__ = ["BROKEN", "FAULT", "OK", "WARNING", "Check", "Where", "doctor", "examine", "exit_code"]
 MARKS: Final = {OK: "✓", WARNING: "!", FAULT: "✗"}
@@ -24,10 +25,13 @@ MARKS: Final = {OK: "✓", WARNING: "!", FAULT: "✗"}
 
 @dataclass(frozen=True)
 class Where:
-    """What doctor looks at; a simulated node has no hooks and no scheduler."""
+    """What doctor looks at; a simulated node has no hooks and no scheduler.
+
+    Without a prefix, where the hooks were installed last.
+    """
 
     config: Path = Path(DEFAULT_PATH)
-    prefix: Path = DEFAULT_PREFIX
+    prefix: Path | None = None
     profile: Path = PROFILE
 
 
@@ -38,8 +42,18 @@ def doctor(where: Where) -> list[Check]:
         return [first]
     checks = [first, *node_checks(settings)]
     if not settings.simulation:
-        checks += sge_checks(settings, where.config, where.prefix, where.profile)
+        prefix = where.prefix or installed_prefix(settings)
+        checks += sge_checks(settings, where.config, prefix, where.profile)
     return checks
+
+
+def installed_prefix(settings: Settings) -> Path:
+    """Return the folder of the installed hooks, as it was noted."""
+    try:
+        noted = [address[1] for address in record_of(settings).load() if address[0] == "hooks"]
+    except InstallError:
+        noted = []
+    return Path(noted[-1]) if noted else DEFAULT_PREFIX
 
 
 def exit_code(checks: Iterable[Check]) -> int:

@@ -17,7 +17,7 @@ from typing import Final
 from gpulock import devices
 from gpulock.install import commands
 from gpulock.install.change import Change, File, Folder, Record, apply, changed
-from gpulock.install.hooks import InstallError, share
+from gpulock.install.hooks import InstallError
 from gpulock.install.qconf import Qconf, is_none
 from gpulock.install.sge_places import (
     Complex,
@@ -28,6 +28,7 @@ from gpulock.install.sge_places import (
     effective,
 )
 from gpulock.install.sge_site import Execd, Site, find_execd, find_execds, find_site, host_name
+from gpulock.install.sge_texts import admin_user, complex_fault, config_text, profile_text
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, Hooks
 from gpulock.refusal import Refusal
 from gpulock.settings import DEFAULT_PATH, Settings, load, parse
@@ -38,7 +39,6 @@ PROFILE: Final = Path("/etc/profile.d/gpulock.sh")
 # gpu's fields behind name and shortcut: type relop requestable consumable default urgency
 _CONSUMABLE: Final = "INT <= YES YES 0 0"
 _LOAD_VALUE: Final = "INT <= YES NO 0 0"
-_CHANGEABLE: Final = "# written by gpulock install sge; a key that stands here already is kept\n"
 
 
 @dataclass(frozen=True)
@@ -93,31 +93,6 @@ def current_settings(path: Path) -> tuple[Settings, frozenset[str]]:
     except Refusal as refusal:
         raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
     return settings, frozenset(re.findall(r"(?m)^\s*([A-Z_]+)\s*=", text))
-
-
-def config_text(text: str | None, wanted: dict[str, str]) -> str:
-    """Return the settings file with the keys added that it lacks; pure."""
-    present = frozenset(re.findall(r"(?m)^\s*([A-Z_]+)\s*=", text or ""))
-    added = "".join(f"{name}={value}\n" for name, value in wanted.items() if name not in present)
-    if not added:
-        return text or ""
-    start = text or ""
-    return f"{start}{'' if start.endswith(chr(10)) or not start else chr(10)}{_CHANGEABLE}{added}"
-
-
-def profile_text(spool: str, gid_range: str) -> str:
-    """Return the login script for execd's spool directory and its groups; raise InstallError."""
-    ranges = " ".join(
-        part if "-" in part else f"{part}-{part}"
-        for part in gid_range.replace(",", " ").split()
-        if re.fullmatch(r"\d+(-\d+)?", part)
-    )
-    if not ranges:
-        raise InstallError(f"gid_range is {gid_range!r}; set it: qconf -mconf")
-    if not re.fullmatch(r"/[\w./+-]+", spool):
-        raise InstallError(f"execd's spool directory has an odd name: {spool}; move it")
-    text = (share() / "prolog/profile.sh").read_text()
-    return text.replace("@EXECD_SPOOL@", spool).replace("@GID_RANGES@", ranges)
 
 
 class Planner:
@@ -316,32 +291,6 @@ class Planner:
 def queue_instances(qconf: Qconf) -> list[str]:
     """Return every QUEUE@HOST of the cluster."""
     return [word for word in qconf.run("qselect").split() if "@" in word]
-
-
-def complex_fault(line: str) -> str:
-    """Return why a complex cannot stand for GPUs, or nothing; pure."""
-    _, _, kind, relop, requestable, consumable, default, _ = line.split()
-    if kind != "INT":
-        return f"its type is {kind}, it must be INT"
-    if relop != "<=":
-        return f"its relation is {relop}, it must be <="
-    if consumable not in ("YES", "JOB"):
-        return f"consumable is {consumable}, it must be YES (per slot) or JOB (per job)"
-    if default != "0":
-        return f"its default is {default}, which no hook can see; it must be 0"
-    if requestable not in ("YES", "FORCED"):
-        return "nobody can request it"
-    return ""
-
-
-def admin_user(site: Site) -> str:
-    """Return the user that the daemons run as; `unknown` where bootstrap cannot be read."""
-    try:
-        text = Path(site.root, site.cell, "common/bootstrap").read_text()
-    except OSError:
-        return "unknown"
-    found = re.search(r"(?m)^admin_user\s+(\S+)", text)
-    return found[1].lower() if found else "unknown"
 
 
 def record_of(settings: Settings) -> Record:

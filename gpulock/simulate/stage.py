@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,8 +58,8 @@ class Play:
     def mask(self) -> str:
         """Return the CUDA_VISIBLE_DEVICES that the prolog wrote for the job."""
         text = (self.shepherd.spooled.folder / "environment").read_text()
-        values = dict(line.partition("=")[::2] for line in text.splitlines())
-        return values["CUDA_VISIBLE_DEVICES"]
+        pairs = (line.partition("=") for line in text.splitlines())
+        return {name: value for name, _, value in pairs}["CUDA_VISIBLE_DEVICES"]
 
     def output(self) -> str:
         """Return what job and hooks printed."""
@@ -98,8 +99,6 @@ class Play:
         pidfd = -1
         try:
             pidfd = os.pidfd_open(self.shepherd.job_pid())
-            import select
-
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
             if not poll.poll(END_SECONDS * 1000):
@@ -137,7 +136,7 @@ class Stage:
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def stage() -> Generator[Stage]:
     """Give a stage in a folder of its own, and leave nothing of it behind."""
     folder = tempfile.mkdtemp(prefix="gpulock-demo-", dir=place())
     try:

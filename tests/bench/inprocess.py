@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from gpulock.procfs import Proc
 from gpulock.release import release
 from tests.bench.scene import Scene, linked_proc
 
+DRAIN = 100  # rounds
 CROWD = """\
 import os, signal, sys
 pids = []
@@ -64,11 +66,16 @@ def give(node: Node, token: str) -> None:
 
 
 def claims(root: Path, rounds: int) -> dict[str, list[float]]:
-    """Claim 2 of 8 and release them, where /proc shows this process alone: nothing to settle."""
+    """Claim 2 of 8 and release them, where /proc shows this process alone: nothing to settle.
+
+    Released locks are taken away now and then, as gpulockd does once it has their history.
+    """
     root.mkdir()
     node = Scene(root, linked_proc(root / "proc", (os.getpid(),))).node()
     found: dict[str, list[float]] = {"claim": [], "release": [], "claim + release": []}
     for number in range(rounds + 20):
+        if number % DRAIN == 0:
+            drain(Path(node.store.released_dir))
         begun = time.perf_counter_ns()
         grant = take(node, 2)
         between = time.perf_counter_ns()
@@ -79,6 +86,12 @@ def claims(root: Path, rounds: int) -> dict[str, list[float]]:
             found["release"].append((ended - between) / 1e6)
             found["claim + release"].append((ended - begun) / 1e6)
     return found
+
+
+def drain(released: Path) -> None:
+    """Take away released locks."""
+    for path in released.iterdir() if released.is_dir() else ():
+        shutil.rmtree(path)
 
 
 def guard_scan(node: Node, rounds: int = 21) -> list[float]:

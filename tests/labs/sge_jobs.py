@@ -280,3 +280,24 @@ def wait_refused(gpus: Gpulock, node: str, job: JobId) -> None:
     """Wait until a prolog has put the queue of its node into error."""
     gpus.sge.wait_queue(node, "E", seconds=60)
     gpus.sge.wait_state(job, "qw", seconds=30)
+
+
+def command(gpus: Gpulock, node: str, *words: str) -> str:
+    """Run `gpulock` as root on a node; return what it printed."""
+    start = "from gpulock.cli import main; main()"
+    done = gpus.sge.run_in(
+        node,
+        [sys.executable, "-c", start, "--config", CONFIG, *words],
+        env={"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def totals(gpus: Gpulock, node: str) -> dict[str, str]:
+    """Return the counters of a node."""
+    try:
+        text = gpus.sge.path_in(node, "/run/gpulock/totals").read_text()
+    except FileNotFoundError:
+        return {}
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

@@ -32,7 +32,6 @@ from tests.labs.sge_jobs import (
     running,
     said,
     script,
-    wait_said,
     waiting_for,
 )
 from tests.labs.sge_lab import JobId
@@ -172,9 +171,11 @@ def sparing(gpus: Gpulock) -> Iterator[Gpulock]:
 def test_a_child_alive_in_the_epilog_keeps_the_lock_settling_until_it_is_gone(
     sparing: Gpulock,
 ) -> None:
-    text = "(setsid sleep 600 >/dev/null 2>&1 &)\nsleep 0.5\n"
+    go = gate_file(sparing, "go")
+    text = f"(setsid sleep 600 >/dev/null 2>&1 &)\n{waiting_for(go)}"
     job = started(sparing, OTHER, 1, text)
     gid = group_of(sparing, OTHER, job)
+    go.touch()
     sparing.sge.wait_done(job)
     lock = record_of(sparing, OTHER, job)
     assert lock.settling == 1 and len(carriers(gid)) == 1

@@ -23,10 +23,8 @@ PREFIX = "/var/lib/gpulock-hooks"  # private to each machine of the lab
 CONFIG = "/etc/gpulock/gpulock.conf"
 GPULOCK = "from gpulock.cli import main; main()"
 DOCTOR = """
-import sys
-from pathlib import Path
 from gpulock.install.doctor import Where, doctor
-for check in doctor(Where(prefix=Path(sys.argv[1]))):
+for check in doctor(Where()):
     print(check.state, check.name, check.what, check.do, sep="|")
 """
 SITE_HOOK = """#!/bin/sh
@@ -60,7 +58,7 @@ class Node:
 
     def doctor(self) -> dict[str, tuple[str, str, str]]:
         """Return (state, what, do) of the worst check of each name."""
-        rows = [line.split("|") for line in self.python(DOCTOR, PREFIX).splitlines()]
+        rows = [line.split("|") for line in self.python(DOCTOR).splitlines()]
         rank = {"ok": 0, "warning": 1, "fault": 2}
         rows.sort(key=lambda row: rank[row[0]])
         return {row[1]: (row[0], row[2], row[3]) for row in rows}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpulock.boot import state_boot_id
 from gpulock.refusal import Refusal
 from tests.sweep.stage import Stage
 from tests.sweep.trace import KILL, Point
@@ -21,7 +22,10 @@ REAP_CODES = (0, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program to be stopped. `free` devices are left for it, `dead` ones can be settled."""
+    """A program to be stopped, on a node where a dead job left `gone` locks.
+
+    `first`: nothing was claimed in this boot yet, so there is no other job either.
+    """
 
     name: str
     hook: str
@@ -74,6 +78,7 @@ class Check:
         stage = self.stage
         self.expect(self.code in self.case.codes(point), f"it exits {self.code}")
         self.unharmed(others, "the fault")
+        self.boot_rule()
         if self.case.hook == "prolog":
             self.after_prolog()
             self.unharmed(others, "the epilog")
@@ -94,6 +99,13 @@ class Check:
         """Expect the other job's locks as they were."""
         now = self.stage.records(self.stage.other)
         self.expect(now == others, f"{by} changed another job's locks: {sorted(now)}")
+
+    def boot_rule(self) -> None:
+        """Expect that STATE_DIR knows the boot before LOCK_DIR: else a loss would go unseen."""
+        node = self.stage.node
+        if node.store.boot_id() == node.boot_id:
+            known = state_boot_id(node.settings.state_dir) == node.boot_id
+            self.expect(known, "LOCK_DIR is of this boot and STATE_DIR does not know")
 
     def after_prolog(self) -> None:
         """Look at what the job was given, then run the epilog."""

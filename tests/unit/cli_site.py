@@ -46,9 +46,10 @@ class Site:
 
     def start(self, *args: str, **others: Any) -> subprocess.Popen[str]:
         """Start a command as a process with pipes."""
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        options: dict[str, Any] = {"cwd": ROOT, **others}
+        pipe = subprocess.PIPE
         return subprocess.Popen(
-            self.command(*args), **{**pipes, "text": True, "cwd": ROOT, **others}
+            self.command(*args), stdin=pipe, stdout=pipe, stderr=pipe, text=True, **options
         )
 
     def run(self, *args: str, **others: Any) -> subprocess.CompletedProcess[str]:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpulock.cli.session import user_name
 from gpulock.deadline import boottime
 from gpulock.settings import Settings
 from tests.unit.cli_site import NOBODY, ROOT, Site, dead_process
@@ -56,6 +58,26 @@ def test_a_claim_without_pid_is_the_callers(site: Site) -> None:
     )
     shell, _, text = done.stdout.partition("\n")
     assert f'"pid": {shell}' in text
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
+    site: Site, shell: str
+) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"there is no {shell} here")
+    script = 'x=$("$@" claim -n 1 2>&1 | cat); echo $$; "$@" status --json; "$@" release'
+    done = subprocess.run(
+        [program, "-c", script, "sh", *site.command()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    pid, _, text = done.stdout.partition("\n")
+    assert f'"pid": {pid}' in text
+    assert text.endswith(f"freed GPU 0 (was pid {pid} of {user_name(os.getuid())})\n")
 
 
 def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:

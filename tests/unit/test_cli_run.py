@@ -7,7 +7,7 @@ import os
 import pty
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Site:
 
 
 @contextmanager
-def holding(site: Site, count: int) -> Iterator[subprocess.Popen[str]]:
+def holding(site: Site, count: int) -> Generator[subprocess.Popen[str]]:
     """Hold devices by a command that ends when its input is closed."""
     process = site.start("run", "-n", str(count), "--", "/bin/sh", "-c", "echo held; read -r _")
     try:
@@ -39,7 +39,8 @@ def holding(site: Site, count: int) -> Iterator[subprocess.Popen[str]]:
 def test_the_command_gets_the_variables_of_a_job(site: Site) -> None:
     users = {"CUDA_VISIBLE_DEVICES": "7", "SINGULARITYENV_CUDA_VISIBLE_DEVICES": "6"}
     done = site.run("run", "-n", "2", "--", "/usr/bin/env", env={**os.environ, **users})
-    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    pairs = (line.partition("=") for line in done.stdout.splitlines())
+    found = {name: value for name, _, value in pairs}
     machine = site.files.machine
     uuids = f"{machine.uuid(machine.gpus[0])},{machine.uuid(machine.gpus[3])}"
     assert found["CUDA_VISIBLE_DEVICES"] == "0,3"

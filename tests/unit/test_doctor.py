@@ -48,7 +48,7 @@ def site(installed: Site) -> Iterator[Site]:
 
 def found(site: Site) -> dict[str, Check]:
     """Return the worst check of each name."""
-    where = Where(site.config, site.root / "libexec", site.root / "profile.d/gpulock.sh")
+    where = Where(site.config, None, site.root / "profile.d/gpulock.sh")
     rank = {OK: 0, WARNING: 1, FAULT: 2}
     return {check.name: check for check in sorted(doctor(where), key=lambda c: rank[c.state])}
 

@@ -186,7 +186,6 @@ def test_the_files_of_threads_count_when_the_leader_has_ended(stage: Stage) -> N
     assert stage.who() == [700]
 
 
-@pytest.mark.xfail(strict=True, reason="finding 17: a thread that ends hides its process")
 def test_a_thread_that_ends_while_it_is_looked_at_hides_no_other(stage: Stage) -> None:
     stage.fake.add(700, state="Z", threads={700: "Z", 701: "S", 702: "S"})
     (stage.fake.root / "700/task/702/fd/9").symlink_to(stage.node)
@@ -247,7 +246,6 @@ def test_who_cannot_see_finds_something_left(stage: Stage, monkeypatch: pytest.M
     assert left_in_group(stage, Lock("x", record(), "")) == "too dark"
 
 
-@pytest.mark.xfail(strict=True, reason="finding 16: unreadable anchors count as none")
 def test_anchors_that_cannot_be_read_count_as_something_left(stage: Stage) -> None:
     assert left_in_group(stage, Lock("x", record(), "its anchors: garbage")) != ""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.environment import BIND_LISTS, drop_names
-from gpulock.install.sge import profile_text
+from gpulock.install.sge_texts import profile_text
 from gpulock.sge.prolog import ALSO
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "ksh") if shutil.which(shell)]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge import complex_fault, config_text, plan_sge, profile_text
+from gpulock.install.sge import plan_sge
+from gpulock.install.sge_texts import complex_fault, config_text, profile_text
 from gpulock.install.sge_undo import uninstall_sge
 from tests.unit.install_site import Site, make_site
 

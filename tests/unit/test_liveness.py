@@ -176,7 +176,6 @@ def test_one_that_never_stops_forking_blinds_the_scan_instead_of_hiding(fake: Fa
     assert "faster" in scan.blind
 
 
-@pytest.mark.xfail(strict=True, reason="finding 15: one quiet listing is taken as the whole truth")
 def test_a_process_that_hops_below_the_place_the_listing_has_reached_is_found(
     fake: FakeProc,
 ) -> None:

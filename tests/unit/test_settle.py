@@ -168,7 +168,6 @@ def test_what_an_interrupted_anchor_left_is_no_anchor(box: Box) -> None:
     assert act(box) == FREED
 
 
-@pytest.mark.xfail(strict=True, reason="finding 16: details that cannot be read count as none")
 def test_a_lock_whose_folder_cannot_be_listed_is_held(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

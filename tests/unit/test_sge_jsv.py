@@ -65,16 +65,30 @@ def answers(data: bytes, *args: str) -> list[str]:
 
 
 def test_one_process_serves_many_jobs_and_forgets_each() -> None:
-    said = answers(
-        b"START\nPARAM l_hard gpu=1.5\nBEGIN\nSTART\nPARAM l_hard gpu=1\nBEGIN\nQUIT\n", "gpu"
-    )
-
+    command = [sys.executable, "-IS", str(ROOT / "prolog/sge-jsv"), "gpu"]
+    said: list[bytes] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as jsv:
+        assert jsv.stdin is not None and jsv.stdout is not None
+        for job in (b"START\nPARAM l_hard gpu=1.5\nBEGIN\n", b"START\nPARAM l_hard gpu=1\nBEGIN\n"):
+            jsv.stdin.write(job)
+            jsv.stdin.flush()
+            said += [jsv.stdout.readline(), jsv.stdout.readline()]
+        jsv.stdin.write(b"QUIT\n")
     assert said == [
-        "STARTED",
-        "RESULT STATE REJECT gpulock: -l gpu=1.5: ask for a whole number of GPUs",
-        "STARTED",
-        "RESULT STATE ACCEPT",
+        b"STARTED\n",
+        b"RESULT STATE REJECT gpulock: -l gpu=1.5: ask for a whole number of GPUs\n",
+        b"STARTED\n",
+        b"RESULT STATE ACCEPT\n",
     ]
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [b"PARAM CMDARG0 x\nprolog=root@/tmp/x\n", b"BEGIN\nPARAM CMDARG1 y\n", b"BEGIN\n"],
+)
+def test_a_newline_in_a_job_s_own_text_is_turned_away(forgery: bytes) -> None:
+    said = answers(b"START\nPARAM l_hard gpu=1\n" + forgery + b"BEGIN\n", "gpu")
+    assert len(said) == 2 and "newline" in said[1]
 
 
 def test_odd_input_is_survived() -> None:

@@ -112,7 +112,7 @@ def test_without_execds_file_the_real_qstat_answers_and_a_bad_one_never_unmasks(
     assert said(around, asked[1], "lost") == "mask=\n"
     for job in hanging:
         around.sge.wait_state(job, "Rq", seconds=60)
-        assert "unknown: qstat did not answer in time" in said(around, job, "lost")
+        assert " in time; is qmaster up?" in said(around, job, "lost")
     for job in lied:
         around.sge.wait_state(job, "Rq", seconds=60)
         assert "unknown: qstat's answer" in said(around, job, "lost")

@@ -34,7 +34,9 @@ def never() -> Judge:
 
 def ask(box: Box, count: int = 2, *, wanted: tuple[str, ...] = (), **changes: object) -> Grant:
     node = box.node()
-    return claim(node, record(token="", devices=(), **changes), count, judging(node), soon(), wanted)
+    return claim(
+        node, record(token="", devices=(), **changes), count, judging(node), soon(), wanted
+    )
 
 
 def refused(box: Box, count: int = 2, **changes: object) -> Refusal:

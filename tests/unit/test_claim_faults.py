@@ -133,9 +133,7 @@ def test_a_device_that_somebody_locks_meanwhile_is_left_to_him(
     assert box.locks() == [bus(0), bus(1), bus(1 + nth)]
 
 
-def test_what_was_made_is_undone_newest_first(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_made_is_undone_newest_first(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(box, job_id="7", pid=999)
     removed: list[str] = []
     real = os.rmdir
@@ -158,7 +156,9 @@ def test_a_name_that_cannot_be_written_locks_nothing(box: Box) -> None:
     assert box.locks() == []
 
 
-@pytest.mark.parametrize("text", ["a=\r\n", "\0\0\0", "claims_granted=x\n", "gate_wait_seconds=nan"])
+@pytest.mark.parametrize(
+    "text", ["a=\r\n", "\0\0\0", "claims_granted=x\n", "gate_wait_seconds=nan"]
+)
 def test_counters_that_are_garbage_stop_no_claim(
     box: Box, text: str, request: pytest.FixtureRequest
 ) -> None:

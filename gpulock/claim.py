@@ -147,7 +147,8 @@ def lock_all(node: Node, chosen: list[Device], template: Owner) -> Grant:
         owner.encode(record)
         for device in chosen:
             made.append(device.id)
-            node.store.make(device.id, record.copy(uuid=device.uuid, minor=device.minor))
+            record.uuid, record.minor = device.uuid, device.minor
+            node.store.make(device.id, record)
     except BaseException as fault:
         if isinstance(fault, FileExistsError):
             made.pop()

@@ -10,7 +10,7 @@ that the driver excludes (NVreg_ExcludedGpus) has none.
 import os
 
 from gpulock import atomic, kv
-from gpulock.refusal import BROKEN, Refusal
+from gpulock.refusal import BROKEN, Refusal, one_line
 
 MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
 INVENTORY_LINE = "gpulock-inventory 1"
@@ -129,25 +129,29 @@ def sorted_buses(names: list[str]) -> list[str]:
 
 def parse_information(text: str, device: Device) -> None:
     """Fill in what the driver's `information` file says; raise ValueError where it is garbage."""
-    fields: dict[str, str] = {}
-    for line in text.split("\n"):
-        key, colon, value = line.partition(":")
-        if colon:
-            fields[key.strip()] = value.strip()
-    minor, place = fields.get("Device Minor", ""), fields.get("Bus Location", "")
+    minor, place = field(text, "Device Minor:"), field(text, "Bus Location:")
     if not (minor.isascii() and minor.isdigit()):
         raise ValueError(f"Device Minor is {minor[:20]!r}")
     if place.lower() != device.bus:
         raise ValueError(f"Bus Location is {place[:20]!r}")
-    uuid = fields.get("GPU UUID", "")
+    uuid = field(text, "GPU UUID:")
     if not kv.clean(uuid) or "," in uuid:
         raise ValueError("GPU UUID is no UUID")
     device.minor = int(minor)
     device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
-    device.model = "".join([c for c in fields.get("Model", "") if c.isprintable()])
-    excluded = fields.get("GPU Excluded", fields.get("Blacklisted", "No"))
-    if excluded == "Yes":
+    model = field(text, "Model:")
+    device.model = model if model.isprintable() else one_line(model)
+    if "Yes" in (field(text, "GPU Excluded:"), field(text, "Blacklisted:")):
         device.fault = EXCLUDED
+
+
+def field(text: str, key: str) -> str:
+    """Return what follows `key` at the beginning of a line, empty where there is no such line."""
+    begin = 0 if text.startswith(key) else text.find("\n" + key) + 1
+    if begin == 0 and not text.startswith(key):
+        return ""
+    end = text.find("\n", begin)
+    return text[begin + len(key) : end if end >= 0 else len(text)].strip()
 
 
 def read_place(sys_root: str, device: Device) -> None:

@@ -14,7 +14,7 @@ from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, UNKNOWN, Refusal
 
 RELEASED_CAP = 1000  # released locks that wait for their history line
-RELEASED_PRUNE = 100  # how many of the oldest go when the cap is reached
+RELEASED_PRUNE = 500  # how many of the oldest go when the cap is reached
 
 
 class Lock:
@@ -156,9 +156,8 @@ class Store:
 
         The token is compared first, so that a lock made anew since it was judged stays.
         """
-        found = self.read(lock.id)
         ours = lock.owner.token if lock.owner else None
-        if (found.owner.token if found.owner else None) != ours or found.fault:
+        if lock.fault or not self.still(lock.id, ours):
             raise Refusal(UNKNOWN, f"the lock of {lock.id} changed meanwhile", "try again")
         if ours is None:
             atomic.remove_folder(f"{self.locks_dir}/{lock.id}")
@@ -171,6 +170,14 @@ class Store:
             self.prune()
         except OSError:
             return  # the device is free; its history line will lack the how
+
+    def still(self, name: str, token: str | None) -> bool:
+        """Return whether a lock has this token, or for None no owner; raise OSError."""
+        try:
+            text = atomic.read_text(f"{self.locks_dir}/{name}/owner")
+        except FileNotFoundError:
+            return token is None
+        return token is not None and f"\ntoken={token}\n" in text
 
     def prune(self) -> None:
         """Drop the oldest released locks once there are too many; one stat where there are not."""

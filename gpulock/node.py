@@ -17,7 +17,17 @@ from gpulock.settings import Settings
 class Node:
     """What every act on this node needs; made once a process."""
 
-    __slots__ = ("_places", "boot_id", "inventory", "name", "proc", "settings", "store")
+    __slots__ = (
+        "_links",
+        "_places",
+        "_version",
+        "boot_id",
+        "inventory",
+        "name",
+        "proc",
+        "settings",
+        "store",
+    )
 
     def __init__(self, settings: Settings, name: str = "") -> None:
         self.settings = settings
@@ -29,15 +39,29 @@ class Node:
         except OSError as fault:
             raise Refusal(UNKNOWN, f"boot id: {fault}", "look at PROC_ROOT") from fault
         self.inventory: dict[str, str] = {}
+        self._links: dict[tuple[str, str], int] = {}
+        self._version = (0, 0, 0)
         self._places: dict[str, tuple[tuple[str, ...], int]] = {}
 
     def devices(self) -> list[Device]:
         """Return the node's devices by index; raise Refusal(BROKEN) without a driver."""
-        self.inventory = devices.read_inventory(self.settings.lock_dir, self.boot_id)
+        self.read_inventory()
         return devices.read_devices(
             self.settings.driver_root, self.settings.sys_root, self.inventory, self._places
         )
 
+    def read_inventory(self) -> None:
+        """Read what root published from NVML, where it changed since the last time."""
+        try:
+            info = os.stat(f"{self.settings.lock_dir}/inventory")
+            version = (info.st_ino, info.st_mtime_ns, info.st_size)
+        except OSError:
+            version = (0, 0, 0)
+        if version != self._version:
+            self.inventory = devices.read_inventory(self.settings.lock_dir, self.boot_id)
+            self._links = devices.links(self.inventory)
+            self._version = version
+
     def links(self) -> dict[tuple[str, str], int]:
         """Return the NVLinks between the devices read last."""
-        return devices.links(self.inventory)
+        return self._links

@@ -80,7 +80,12 @@ class Owner:
 
     def copy(self, **changes: object) -> "Owner":
         """Return the same record with some fields changed."""
-        return Owner(**{key: getattr(self, key) for key in TYPES} | changes)
+        other = Owner.__new__(Owner)
+        for key in TYPES:
+            setattr(other, key, changes.pop(key) if key in changes else getattr(self, key))
+        if changes:
+            raise TypeError(f"no such field: {sorted(changes)}")
+        return other
 
     def key(self) -> tuple[str, str, str, str, str]:
         """Return what names the job: scheduler, cluster, node, job, task."""

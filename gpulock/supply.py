@@ -99,5 +99,8 @@ def lock_holder(held: dict[str, Lock], device: str, out: list[str]) -> str:
     """Return who has a device, in a word or two."""
     for name, lock in held.items():
         if devices.overlaps(name, device):
-            return f"job {lock.owner.job()}" if lock.owner else "unknown owner"
+            if lock.owner is None:
+                return "unknown owner"
+            name = lock.owner.job()
+            return name if lock.owner.scheduler in ("process", "admin") else f"job {name}"
     return "quarantined" if any([devices.overlaps(name, device) for name in out]) else "free"

@@ -52,7 +52,7 @@ def run(
     grant = obtain(node, owner_of(node, os.getpid()), number, wanted, wait)
     try:
         environ = environment_of(grant, node.settings, dict(os.environ))
-        pass
+        os.umask(mask)
         become(command, environ)
     except BaseException as fault:
         give_back(node, grant)

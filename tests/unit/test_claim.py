@@ -165,7 +165,7 @@ def test_a_held_device_is_taken_only_from_a_dead_owner(
     ask(box, 3)
     box.node().store.make(bus(3), record(**{"job_id": "7", "token": "x", **changes}))
     box.proc.shepherd(501, box.root)
-    asked = {"job_id": "13", "pid": 501, "add_grp_id": 65401}
+    asked: dict[str, object] = {"job_id": "13", "pid": 501, "add_grp_id": 65401}
     if kind == "granted":
         assert ids(ask(box, 1, **asked)) == [bus(3)]
         assert any(key.startswith("reaped_") for key in totals(box))
@@ -191,9 +191,11 @@ def test_a_claim_cut_short_is_settled_only_when_devices_are_short(box: Box) -> N
 
 
 def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:
-    assert ids(ask(box, 1, wanted=(bus(2),))) == [bus(2)]
-    assert refused(box, 1, wanted=(bus(2),), job_id="13").kind == BUSY
-    assert refused(box, 1, wanted=("0000:ff:00.0",), job_id="13").kind == SENSELESS
+    assert ids(pick(box, bus(2))) == [bus(2)]
+    for device, kind in ((bus(2), BUSY), ("0000:ff:00.0", SENSELESS)):
+        with pytest.raises(Refusal) as caught:
+            pick(box, device, "13")
+        assert caught.value.kind == kind
 
 
 def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
@@ -205,7 +207,7 @@ def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
 
 
 def test_a_card_is_not_given_beside_its_own_instance_nor_the_reverse(box: Box) -> None:
-    ask(box, 1, wanted=(bus(3),))
+    pick(box, bus(3))
     (box.lock / "locks" / f"{bus(0)}.gi1.ci0").mkdir()
     quarantine.put(str(box.state), quarantine.QUARANTINE, f"{bus(1)}.gi1.ci0", "root", "ECC")
     box.inventory(f"gpu.{bus(3)}.mig=1", f"mig.{bus(3)}.gi1.ci0.uuid=MIG-a")

@@ -144,7 +144,7 @@ def test_a_lock_that_is_another_claims_when_it_is_renamed_stays(
     box.proc.add(700, fds={9: box.dev / "nvidia3"})
     monkeypatch.setattr(os, "readlink", peer)
     held = node.store.all()
-    monkeypatch.setattr(type(node.store), "all", lambda _: held)  # type: ignore[misc]
+    monkeypatch.setattr(type(node.store), "all", lambda _: held)
     with pytest.raises(Refusal):
         let_go(box, one)
     assert (done, box.locks()) == (done[:1], [bus(0)])

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The published verdicts: fresh, or not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock import verdicts
+from gpulock.deadline import boottime
+from gpulock.liveness import ALIVE, DEAD, Verdict
+
+FOUND = {"aa": Verdict(ALIVE, "its shepherd 5 runs"), "bb": Verdict(DEAD, "gone, a=b")}
+
+
+def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
+    verdicts.write(str(tmp_path), FOUND)
+    read = verdicts.read(str(tmp_path), boottime())
+    assert read is not None
+    assert {t: (v.state, v.proof) for t, v in read.items()} == {
+        token: (v.state, v.proof) for token, v in FOUND.items()
+    }
+    assert (tmp_path / "verdicts").stat().st_mode & 0o777 == 0o644
+
+
+def test_none_is_not_the_same_as_no_locks(tmp_path: Path) -> None:
+    assert verdicts.read(str(tmp_path), boottime()) is None
+    verdicts.write(str(tmp_path), {})
+    assert verdicts.read(str(tmp_path), boottime()) == {}
+
+
+@pytest.mark.parametrize(
+    ("age", "known"),
+    [(0, True), (verdicts.FRESH - 1, True), (verdicts.FRESH + 1, False), (-5, False)],
+)
+def test_an_old_verdict_and_one_of_the_future_are_not_known(
+    tmp_path: Path, age: float, known: bool
+) -> None:
+    now = 1000.0
+    (tmp_path / "verdicts").write_text(
+        f"{verdicts.VERSION_LINE}\nchecked_boottime={now - age:.3f}\naa=alive x\n"
+    )
+    assert (verdicts.read(str(tmp_path), now) is not None) is known
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gpulock-verdicts 2\nchecked_boottime=1000\n",
+        "gpulock-verdicts 1\naa=dead x\n",
+        "gpulock-verdicts 1\nchecked_boottime=nan\naa=dead x\n",
+        "gpulock-verdicts 1\nchecked_boottime=inf\n",
+        "gpulock-verdicts 1\nchecked_boottime=soon\n",
+        "gpulock-verdicts 1\nchecked_boottime=1000\naa\n",
+    ],
+)
+def test_a_file_that_is_none_makes_nothing_known(tmp_path: Path, text: str) -> None:
+    (tmp_path / "verdicts").write_text(text)
+    assert verdicts.read(str(tmp_path), 1000.0) is None

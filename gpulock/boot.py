@@ -50,7 +50,10 @@ def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
     STATE_DIR's boot id is written first: a crash in between leads to an adoption too many, never
     to a grant too many. LOCK_DIR's is written last: until then nothing is granted.
     """
-    kind = file_system(store.path)
+    try:
+        kind = file_system(store.path)
+    except (OSError, IndexError) as fault:
+        raise Refusal(UNKNOWN, f"LOCK_DIR's file system: {fault}", "look at LOCK_DIR") from fault
     if kind not in LOCAL:
         raise Refusal(
             BROKEN, f"LOCK_DIR {store.path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock"

@@ -109,19 +109,19 @@ def give_up_earlier(
     from gpulock import guard, settle
 
     holders = settle.make_holders(node, found, judge)
-    others = settle.groups(node.store.all())
+    held = node.store.all()
     for lock in mine:
         record = lock.owner
         assert record is not None
         node.store.read_details(lock)
         if record.run() == template.run() and record.boot_id == template.boot_id:
             left = guard.group_left(lock, judge.scan)
-            left = left or guard.open_left(lock.id, record, holders, others)
+            left = left or guard.open_left(lock.id, record, holders, held)
             if not left:
                 retire(node, lock, "claim: this run's claim was cut short")
                 continue
         else:
-            outcome = settle.settle_one(node, lock, judge, holders, others, False)
+            outcome = settle.settle_one(node, lock, judge, holders, held, False)
             if outcome.act == settle.FREED:
                 continue
             left = outcome.reason

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 
+from gpulock import atomic
 from gpulock.devices import MAJOR, Device
 from gpulock.liveness import ROUNDS, Scan, is_system, program_names, session
 from gpulock.locks import Lock
@@ -26,14 +27,41 @@ COMMON = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/urandom", "/dev/shm/", "/d
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
 
 
-def node_keys(device: Device, dev_root: str) -> list[tuple[int, int, int]]:
-    """Return what the device's node looks like to fstat: (rdev, 0, 0), or a simulated file's."""
-    keys = [(os.makedev(MAJOR, device.minor), 0, 0)] if device.minor >= 0 else []
+def node_keys(device: Device, dev_root: str, driver_root: str = "") -> list[tuple[int, int, int]]:
+    """Return what the device's nodes look like to fstat: (rdev, 0, 0), or a simulated file's.
+
+    Of a MIG instance its own access nodes, since all instances share the card's; where those
+    cannot be found out, the card's.
+    """
+    names = caps(device, driver_root) if device.parent and driver_root else []
+    keys: list[tuple[int, int, int]] = []
+    if not names:
+        names = [f"nvidia{device.minor}"]
+        keys = [(os.makedev(MAJOR, device.minor), 0, 0)] if device.minor >= 0 else []
+    for name in names:
+        try:
+            keys.append(key_of(os.stat(f"{dev_root}/{name}")))
+        except OSError:
+            if device.parent and "caps" in name:
+                return node_keys(device, dev_root)
+    return keys
+
+
+def caps(device: Device, driver_root: str) -> list[str]:
+    """Return the access nodes of a MIG instance, by the driver's table of their minors."""
     try:
-        info = os.stat(f"{dev_root}/nvidia{device.minor}")
+        table = atomic.read_text(f"{driver_root}-caps/mig-minors", 1 << 20)
     except OSError:
-        return keys
-    return [*keys, key_of(info)]
+        return []
+    gpu, compute = device.id.split(".")[-2:]
+    instance = f"gpu{device.minor}/{gpu}"
+    found: list[str] = []
+    for wanted in (f"{instance}/access", f"{instance}/{compute}/access"):
+        minors = [line.split()[1] for line in table.splitlines() if line.split()[:1] == [wanted]]
+        if len(minors) != 1:
+            return []
+        found.append(f"nvidia-caps/nvidia-cap{minors[0]}")
+    return found
 
 
 def key_of(info: os.stat_result) -> tuple[int, int, int]:
@@ -49,13 +77,18 @@ class Holders:
     __slots__ = ("_keys", "_open", "_services", "_statuses", "blind", "scan")
 
     def __init__(
-        self, scan: Scan, devices: "Iterable[Device]", dev_root: str, services: tuple[str, ...]
+        self,
+        scan: Scan,
+        devices: "Iterable[Device]",
+        dev_root: str,
+        services: tuple[str, ...],
+        driver_root: str = "",
     ) -> None:
         self.scan = scan
         self._services = frozenset(services)
         self._keys: dict[tuple[int, int, int], list[str]] = {}
         for device in devices:
-            for key in node_keys(device, dev_root):
+            for key in node_keys(device, dev_root, driver_root):
                 self._keys.setdefault(key, []).append(device.id)
         self._open: dict[str, list[int]] | None = None
         self._statuses: dict[int, Status] = {}
@@ -73,7 +106,7 @@ class Holders:
         One that may not be seen is tried again: a fork is hidden by its parent until its exec.
         """
         found: dict[str, list[int]] = {}
-        seen: set[int] = set()
+        seen = set(self.scan.proc.kernel_threads())
         denied: list[int] = []
         pids = list(self.scan.statuses()) if self._keys else []
         for attempt in range(ROUNDS):
@@ -188,14 +221,27 @@ def group_left(lock: Lock, scan: Scan) -> str:
     return scan.blind
 
 
-def open_left(device: str, record: Owner, holders: Holders, others: frozenset[int]) -> str:
+def open_left(device: str, record: Owner, holders: Holders, held: dict[str, Lock]) -> str:
     """Return who has one device open, as a clause for people, or nothing.
 
-    Processes of `others` (the supplementary groups of other jobs that hold locks) are not this
-    job's and do not keep its lock: without a device cgroup, CUDA opens every node it can see.
+    Processes of other claims in `held` are not this job's and do not keep its lock: without a
+    device cgroup, CUDA opens every node it can see.
     """
     for pid in holders.of(device):
-        groups = holders.status(pid).groups
-        if not groups & (others - {record.add_grp_id}):
+        if not any([belongs(pid, lock, record, holders) for lock in held.values()]):
             return f"process {pid} has {device} open"
     return holders.blind
+
+
+def belongs(pid: int, lock: Lock, record: Owner, holders: Holders) -> bool:
+    """Return whether a process is of another claim than `record`: by group, descent, session."""
+    other = lock.owner
+    if other is None or other.token == record.token:
+        return False
+    status, scan = holders.status(pid), holders.scan
+    if any([gid in status.groups and gid != record.add_grp_id for gid in lock.groups()]):
+        return True
+    if other.sid > 0 and other.sid != record.sid and status.session == other.sid:
+        return True
+    living = [p for p, start in lock.shepherds() if p and scan.proc.running(p, start)]
+    return bool(living) and scan.descends(pid, frozenset(living))

@@ -59,7 +59,7 @@ class Scan:
 
     def _look(self) -> dict[int, Status]:
         found: dict[int, Status] = {}
-        seen: set[int] = set()
+        seen = set(self.proc.kernel_threads())
         for _ in range(ROUNDS):
             fresh = [pid for pid in self.proc.pids() if pid not in seen]
             if not fresh:

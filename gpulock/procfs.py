@@ -126,6 +126,17 @@ class Proc:
         """Return the process ids that can be seen now."""
         return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
 
+    def kernel_threads(self) -> frozenset[int]:
+        """Return the children of kthreadd, which are no job's; nothing where they are not listed.
+
+        A big node has thousands: to read each one's status is most of a scan.
+        """
+        try:
+            listed = self.read(KTHREADD, f"task/{KTHREADD}/children")
+            return frozenset([int(pid) for pid in listed.split()])
+        except (OSError, ValueError):
+            return frozenset()
+
     def cwd(self, pid: int) -> str:
         """Return the working directory; raise PermissionError where it may not be seen."""
         return self.link(pid, "cwd")

@@ -53,11 +53,10 @@ def release(
     holders.of("")
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         held = node.store.all()
-        others = settle.groups(held)
         totals = Totals(node.store)
         for lock in held.values():
             if lock.owner and ours(lock.owner):
-                release_one(node, lock, judge, holders, others, how, released)
+                release_one(node, lock, judge, holders, held, how, released)
         totals.add("releases", len(released.freed))
         totals.save()
     return released
@@ -68,7 +67,7 @@ def release_one(
     lock: Lock,
     judge: Judge,
     holders: guard.Holders,
-    others: frozenset[int],
+    held: dict[str, Lock],
     how: str,
     released: Released,
 ) -> None:
@@ -77,7 +76,7 @@ def release_one(
     assert record is not None
     node.store.read_details(lock)
     left = guard.group_left(lock, judge.scan)
-    left = left or guard.open_left(lock.id, record, holders, others)
+    left = left or guard.open_left(lock.id, record, holders, held)
     try:
         if left:
             if not record.settling:

@@ -31,7 +31,7 @@ class Outcome:
 def make_holders(node: Node, devices: list[Device], judge: Judge) -> Holders:
     """Return who has which of the devices open, not looked at yet."""
     settings = node.settings
-    return Holders(judge.scan, devices, settings.dev_root, settings.services)
+    return Holders(judge.scan, devices, settings.dev_root, settings.services, settings.driver_root)
 
 
 def settle(
@@ -40,13 +40,7 @@ def settle(
     """Judge every lock of `held`; free the dead ones nobody uses. Gate held."""
     for lock in held.values():
         node.store.read_details(lock)
-    others = groups(held)
-    return [settle_one(node, lock, judge, holders, others, dry_run) for lock in held.values()]
-
-
-def groups(held: dict[str, Lock]) -> frozenset[int]:
-    """Return the supplementary groups of all jobs that hold a lock."""
-    return frozenset([gid for lock in held.values() for gid in lock.groups()])
+    return [settle_one(node, lock, judge, holders, held, dry_run) for lock in held.values()]
 
 
 def settle_one(
@@ -54,14 +48,14 @@ def settle_one(
     lock: Lock,
     judge: Judge,
     holders: Holders,
-    others: frozenset[int],
+    held: dict[str, Lock],
     dry_run: bool,
 ) -> Outcome:
     """Judge one lock (its details read), and free it where that is proven to be right.
 
     One that cannot be changed stays held, and keeps no other from being settled.
     """
-    outcome = decide(lock, judge, holders, others)
+    outcome = decide(lock, judge, holders, held)
     if dry_run or outcome.act == HELD:
         return outcome
     try:
@@ -76,7 +70,7 @@ def settle_one(
     return outcome
 
 
-def decide(lock: Lock, judge: Judge, holders: Holders, others: frozenset[int]) -> Outcome:
+def decide(lock: Lock, judge: Judge, holders: Holders, held: dict[str, Lock]) -> Outcome:
     """Return what is to become of a lock: the verdict, then the last guard."""
     verdict = judge.verdict(lock)
     record = lock.owner
@@ -87,7 +81,7 @@ def decide(lock: Lock, judge: Judge, holders: Holders, others: frozenset[int]) -
         verdict = Verdict(DEAD, "released by its job, whose processes are gone")
     if verdict.state != DEAD:
         return Outcome(lock, HELD, verdict, verdict.proof)
-    left = guard.open_left(lock.id, record, holders, others) if record is not None else ""
+    left = guard.open_left(lock.id, record, holders, held) if record is not None else ""
     if left:
         return Outcome(lock, ORPHANS, verdict, left)
     return Outcome(lock, FREED, verdict, verdict.proof)

@@ -101,6 +101,6 @@ def lock_holder(held: dict[str, Lock], device: str, out: list[str]) -> str:
         if devices.overlaps(name, device):
             if lock.owner is None:
                 return "unknown owner"
-            name = lock.owner.job()
-            return name if lock.owner.scheduler in ("process", "admin") else f"job {name}"
+            job = lock.owner.job()
+            return job if lock.owner.scheduler in ("process", "admin") else f"job {job}"
     return "quarantined" if any([devices.overlaps(name, device) for name in out]) else "free"

@@ -16,9 +16,9 @@ PERIOD = 30.0  # seconds between reconciles of gpulockd
 FRESH = 3 * PERIOD
 
 
-def write(lock_dir: str, found: dict[str, Verdict]) -> None:
+def write(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> None:
     """Replace the verdicts, by token; raise OSError."""
-    pairs = [("checked_boottime", f"{boottime():.3f}")]
+    pairs = [("boot_id", boot_id), ("checked_boottime", f"{boottime():.3f}")]
     pairs += [
         (token, f"{v.state} {one_line(v.proof)}")
         for token, v in sorted(found.items())
@@ -28,17 +28,18 @@ def write(lock_dir: str, found: dict[str, Verdict]) -> None:
     atomic.replace_file(f"{lock_dir}/verdicts", data.encode("utf-8", "replace"))
 
 
-def read(lock_dir: str, now: float) -> dict[str, Verdict] | None:
+def read(lock_dir: str, now: float, boot_id: str) -> dict[str, Verdict] | None:
     """Return the verdicts by token, None where there are none that are fresh.
 
-    `now` is CLOCK_BOOTTIME in seconds.
+    `now` is CLOCK_BOOTTIME in seconds, `boot_id` this boot: a LOCK_DIR may be kept over a reboot.
     """
     try:
         text = atomic.read_text(f"{lock_dir}/verdicts", 1 << 20)
         pairs = kv.decode_versioned(text, VERSION_LINE)
+        written_in = pairs.pop("boot_id", "")
         checked = float(pairs.pop("checked_boottime", "-inf"))
     except (OSError, ValueError):
         return None
-    if not 0 <= now - checked <= FRESH:
+    if written_in != boot_id or not 0 <= now - checked <= FRESH:
         return None
     return {token: Verdict(*value.partition(" ")[::2]) for token, value in pairs.items()}

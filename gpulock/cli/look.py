@@ -105,7 +105,7 @@ def look(node: Node, judging: bool) -> View:
     """Return what can be seen; with `judging`, judge in place where no fresh verdicts are."""
     view = View(node)
     if node.store.boot_id() == node.boot_id:
-        view.verdicts = verdicts.read(node.store.path, view.boottime)
+        view.verdicts = verdicts.read(node.store.path, view.boottime, node.boot_id)
     if view.verdicts is None and judging:
         judge_in_place(view)
     return view

@@ -107,11 +107,10 @@ def let_go(
         held = node.store.all()
         for lock in held.values():
             node.store.read_details(lock)
-        others = settle.groups(held)
         locks = [lock for lock in held.values() if ours(lock)]
         if not locks:
             raise Refused("nothing of that is held", "see gpulock status")
-        let = [Let(lock, left_open(lock, holders, others)) for lock in locks]
+        let = [Let(lock, left_open(lock, holders, held)) for lock in locks]
         for one in let:
             if not force:
                 refuse_foreign(one)
@@ -124,10 +123,10 @@ def let_go(
     return let
 
 
-def left_open(lock: Lock, holders: guard.Holders, others: frozenset[int]) -> str:
+def left_open(lock: Lock, holders: guard.Holders, held: dict[str, Lock]) -> str:
     """Return who has the device of a lock open, or nothing."""
     if lock.owner is not None:
-        return guard.open_left(lock.id, lock.owner, holders, others)
+        return guard.open_left(lock.id, lock.owner, holders, held)
     pids = holders.of(lock.id)
     return f"process {pids[0]} has {lock.id} open" if pids else holders.blind
 

@@ -61,6 +61,7 @@ def begin(node: Node, judge: Judge) -> list[Owner]:
     if boot.state_boot_id(node.settings.state_dir) != node.boot_id:
         boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
         return []
+    judge.scan.statuses()
     if judge.scan.blind:
         raise Refusal(UNKNOWN, judge.scan.blind, "run gpulock reap where all processes show")
     boot.folders(node.store, node.settings.state_dir)
@@ -81,7 +82,7 @@ def present(node: Node) -> list[Device]:
 def publish(node: Node, outcomes: list[Outcome]) -> None:
     """Write verdicts and counters, and drop the notes of runs that are over."""
     left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
-    verdicts.write(node.store.path, left)
+    verdicts.write(node.store.path, left, node.boot_id)
     totals = Totals(node.store)
     count_reaps(totals, outcomes)
     totals.save()

@@ -22,11 +22,13 @@ def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds:
     """Return the file's text with our variables in it once, and none of `drop` besides.
 
     `binds` is appended to the container bind lists, which are the user's as well. A line too long
-    for the shepherd is cut: its rest would be a line of its own, such as another mask.
+    for the shepherd is cut: its rest would be a line of its own, such as another mask. So would
+    be what follows a newline in a variable's name, which execd does not escape.
     """
     kept: list[str] = []
     bound = dict.fromkeys(BIND_LISTS, "") if binds else {}
-    for line in text.split("\n"):
+    for raw in text.split("\n"):
+        line = raw.lstrip("=")  # as the shepherd does: strtok takes `=NAME=x` for NAME
         name, equals, value = line.partition("=")
         if name in drop:
             continue
@@ -36,8 +38,14 @@ def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds:
         if line:
             kept.append(shortened(line))
     kept += [f"{name}={escape(value)}" for name, value in pairs]
-    kept += [f"{name}={appended(old, escape(binds))}" for name, old in bound.items()]
+    kept += [bind_line(name, old, escape(binds)) for name, old in bound.items()]
     return "\n".join(kept) + "\n"
+
+
+def bind_line(name: str, old: str, binds: str) -> str:
+    """Return the line of a bind list; a list of the user's that leaves ours no room is dropped."""
+    line = f"{name}={appended(old, binds)}"
+    return line if shortened(line) == line else f"{name}={binds}"
 
 
 def shortened(line: str) -> str:

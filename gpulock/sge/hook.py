@@ -42,6 +42,7 @@ class Call:
 
 def settings_for(path: str) -> Settings:
     """Load the settings; root, or a simulation's own user, and nobody else, may run a hook."""
+    os.umask(0o022)  # everybody may read locks and records, whatever execd's umask is
     settings = load(path)
     if os.geteuid() != 0 and not settings.simulation:
         raise Refusal(BROKEN, f"the hook runs as uid {os.geteuid()}", "put root@ before it")

@@ -7,6 +7,7 @@ bookkeeping and the sensor's value, so while something is bad (a stale or foreig
 quarantined or gone) no job is sent where the prolog would have to send it back.
 """
 
+import os
 import sys
 
 from gpulock import deadline, quarantine, state, verdicts
@@ -14,7 +15,7 @@ from gpulock.liveness import Verdict
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import Refusal
-from gpulock.settings import load
+from gpulock.settings import KEYS, load
 from gpulock.sge import hook
 from gpulock.state import Row
 
@@ -43,15 +44,21 @@ def report(config: str) -> list[str]:
     try:
         node = Node(load(config))
     except Refusal:
-        return []
+        names = next(k[2].split() for k in KEYS if k[0] == "SGE_COMPLEXES")
+        return nothing(os.uname().nodename, tuple(names))
     try:
         found = look(node)
     except Refusal:
-        return [f"{node.name}:{name}:0" for name in (*node.settings.sge_complexes, "gpu.free")]
+        return nothing(node.name, node.settings.sge_complexes)
     return [
         f"{node.name}:{name}:{value}"
         for name, value in values(found, node.settings.sge_complexes).items()
     ]
+
+
+def nothing(host: str, complexes: tuple[str, ...]) -> list[str]:
+    """Return the values of a host that offers nothing: what is not reported is not limited."""
+    return [f"{host}:{name}:0" for name in (*complexes, "gpu.free")]
 
 
 def look(node: Node) -> list[Row]:
@@ -60,7 +67,7 @@ def look(node: Node) -> list[Row]:
     held = node.store.all() if node.store.exists() else {}
     for lock in held.values():
         node.store.read_details(lock)
-    known = verdicts.read(node.store.path, deadline.boottime())
+    known = verdicts.read(node.store.path, deadline.boottime(), node.boot_id)
     out: dict[str, str] = {}
     if node.store.exists():
         out = dict.fromkeys(quarantine.listed(node.settings.state_dir, quarantine.QUARANTINE), "")

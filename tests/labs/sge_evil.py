@@ -76,6 +76,9 @@ class Evil:
             "SGE_ROOT": str(self.folder),
             "SGE_CELL": "evil",
             "SGE_JOB_SPOOL_DIR": str(self.folder),
+            # a newline in a name is not escaped, and the shepherd skips the `=` after it
+            "NAME\n": "CUDA_VISIBLE_DEVICES=7",
+            "SAME\nCUDA_VISIBLE_DEVICES": "7",
         }
 
     def odd(self) -> dict[str, str]:
@@ -90,7 +93,10 @@ class Evil:
             "BACKSLASHES": f"\\nCUDA_VISIBLE_DEVICES={mask}\\",
             "LARGE": "x" * 100_000,
             # the shepherd reads a line of more than 9,999 bytes as several
-            "SPLIT": "x" * (SHEPHERDS_LINE - len("SPLIT=")) + f"CUDA_VISIBLE_DEVICES={mask}",
+            **{
+                name: "x" * (SHEPHERDS_LINE - len(name) - 1) + f"CUDA_VISIBLE_DEVICES={mask}"
+                for name in ("SPLIT", "APPTAINER_BINDPATH", "SINGULARITY_BINDPATH")
+            },
             "BYTES": "\udcff\udcfe=\udc80",
             "BASH_FUNC_mkdir%%": f"() {{ echo uid=$UID euid=$EUID function >>{self.log}; }}",
         }

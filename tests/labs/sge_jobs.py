@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,12 +87,14 @@ def said(gpus: Gpulock, job: JobId, name: str = "STDIN", user: str = "glalice") 
         return ""
 
 
-def wait_said(gpus: Gpulock, job: JobId, text: str, *, name: str = "STDIN") -> str:
+def wait_said(
+    gpus: Gpulock, job: JobId, text: str, *, name: str = "STDIN", seconds: float = 60.0
+) -> str:
     """Wait until a job or its hooks have printed `text`; return all they printed."""
     return until(
         lambda: said(gpus, job, name) if text in said(gpus, job, name) else None,
         what=f"job {job} to print {text!r}",
-        seconds=60,
+        seconds=seconds,
         why=lambda: said(gpus, job, name),
     )
 
@@ -199,7 +201,7 @@ def at_gate(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def shut_gate(gpus: Gpulock, node: str) -> Iterator[None]:
+def shut_gate(gpus: Gpulock, node: str) -> Generator[None]:
     """Hold a node's gate by a process that is stopped."""
     hold = (
         "import fcntl, os, signal, sys\n"
@@ -218,7 +220,7 @@ def shut_gate(gpus: Gpulock, node: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def other_boot(gpus: Gpulock, node: str) -> Iterator[None]:
+def other_boot(gpus: Gpulock, node: str) -> Generator[None]:
     """Let a node have another boot id, as after a reboot."""
     fake = gpus.sge.lab / f"boot_id.{node}"
     fake.write_text("0b00b00b-0000-4000-8000-000000000001\n")

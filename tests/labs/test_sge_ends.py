@@ -32,6 +32,7 @@ from tests.labs.sge_jobs import (
     running,
     said,
     script,
+    wait_said,
     waiting_for,
 )
 from tests.labs.sge_lab import JobId
@@ -352,11 +353,7 @@ def test_a_job_that_runs_again_gets_locks_of_its_new_run_and_nothing_leaks(gpus:
     for job in jobs[1:]:
         gpus.sge.qmod("-rj", str(job))
     for job in jobs:
-        until(
-            lambda job=job: "run=1" in said(gpus, job) or None,
-            what=f"{job} to run again",
-            seconds=180,
-        )
+        wait_said(gpus, job, "run=1", seconds=180)
         second = record_of(gpus, NODE, job)
         assert second.run() != first[job].run() and second.token != first[job].token
         assert second.pid == gpus.sge.shepherd_pid(job)

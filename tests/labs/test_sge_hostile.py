@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from gpulock.environment import driver_version
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_evil import Evil, kit
 from tests.labs.sge_gpulock import GPUS, Gpulock
@@ -41,6 +42,7 @@ from tests.labs.sge_wait import LabError, until
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
 MASK = "CUDA_VISIBLE_DEVICES"
+NOTHING: Mapping[str, str] = {}
 
 
 @pytest.fixture
@@ -129,6 +131,14 @@ def test_without_inherit_env_the_first_and_the_last_mask_are_ours(bare: Gpulock)
     masks = [value for name, value in shown if name == MASK]
     assert masks == ["0"]
     assert [value for name, value in shown if name == f"APPTAINERENV_{MASK}"] == ["0"]
+    version = driver_version(str(bare.drivers / OTHER / "proc/driver/nvidia"))
+    for part in ("bin", "lib"):
+        (bare.sge.lab / "sets" / version / part).mkdir(parents=True, exist_ok=True)
+    bare.configure(OTHER, DRIVER_DIR=str(bare.sge.lab / "sets"))
+    bound = show_environ(bare, evil, OTHER, "-l", "gpu=1")
+    assert [value for name, value in bound if name == MASK] == ["0"]
+    binds = {value for name, value in bound if name.endswith("_BINDPATH")}
+    assert len(binds) == 1 and all(value.endswith(f"{version}/lib:/nvlib") for value in binds)
     none = show_environ(bare, evil, OTHER)
     assert [value for name, value in none if name == MASK] == [""]
     assert evil.as_root() == []
@@ -161,9 +171,41 @@ def test_lines_forged_by_newlines_claim_nothing_for_anybody_else(
             continue  # it is the other user's folder then, where the shepherd may write nothing
         text = (home / files.get(line, "forged.o{job}").format(job=job)).read_text()
         assert f"{key} stands in the shepherd's config more than once" in text
+    # a job without GPUs would carry the other's group, and its end would kill the other
+    words = on(NODE, "-N", "forged", "-b", "y", "-shell", "n", "/bin/true", f"x\nadd_grp_id={gid}")
+    without = submit_args(gpus, "glalice", words, {})
+    gpus.sge.wait_state(without, "Eqw", seconds=60)
+    assert "add_grp_id stands" in said(gpus, without, "forged")
     assert set(claims(gpus, NODE)) == {str(holder)}
     assert gpus.sge.queue_states()[NODE] == ""
     assert len(held(gpus, NODE, holder)) == 4
+    assert gpus.sge.state(holder) == "r"
+
+
+@pytest.fixture
+def verified(gpus: Gpulock) -> Iterator[Gpulock]:
+    """Have qmaster ask our verifier for every job."""
+    gpus.sge.set_conf("jsv_url", str(gpus.hooks.jsv))
+    yield gpus
+    gpus.sge.set_conf("jsv_url", "none")
+
+
+def test_the_verifier_turns_away_what_would_replace_the_hooks_themselves(
+    verified: Gpulock,
+) -> None:
+    """Without it Grid Engine 8.1.9 runs a forged `prolog=root@...` as root, ours not at all."""
+    touched = verified.sge.lab / "touched"
+    touched.unlink(missing_ok=True)
+    program = script(verified, "forged", f"#!/bin/sh\n/usr/bin/id >>{touched}\n")
+    words = on(NODE, "-l", "gpu=1", "-b", "y", "-shell", "n", "/bin/true")
+    lines = (f"prolog=root@{program}", f"epilog=root@{program}", "add_grp_id=1", "")
+    for line in (*lines, *(f"BEGIN\n{line}" for line in lines[:2])):
+        with pytest.raises(AssertionError, match="newline"):
+            submit_args(verified, "glalice", [*words, f"x\n{line}"], {})
+    plain = submit_args(verified, "glalice", [*words, "x"], kit(verified).odd())
+    verified.sge.wait_done(plain)
+    assert str(plain) in claims(verified, NODE)
+    assert not touched.exists()
 
 
 def test_names_accounts_and_folders_of_odd_bytes_are_served_or_turned_away(
@@ -205,12 +247,12 @@ def test_names_accounts_and_folders_of_odd_bytes_are_served_or_turned_away(
     assert gpus.sge.queue_states()[NODE] == ""
 
 
-def epilog_line(gpus: Gpulock, job: object, hook: Path | None = None, **env: str) -> str:
+def hook_line(gpus: Gpulock, job: object, hook: Path, env: Mapping[str, str] = NOTHING) -> str:
     """Return the shell line of a queue's hook, with more in its environment."""
     more = " ".join(f"{name}={value}" for name, value in env.items())
     return (
         f"/usr/bin/env -i PATH=/usr/bin:/bin JOB_ID={job} SGE_TASK_ID=0 QUEUE=gpu.q {more} "
-        f"{gpus.hooks.launch} {hook or gpus.hooks.epilog}"
+        f"{gpus.hooks.launch} {hook}"
     )
 
 
@@ -237,20 +279,23 @@ def test_an_epilog_started_by_anything_but_that_very_shepherd_frees_nothing(
 ) -> None:
     config = config_of(gpus, holder)
     devices = {MASK: "0,1,2,3", "GPULOCK_DEVICES": "all", "SGE_GPU": "0"}
-    again = epilog_line(gpus, holder, **devices)
+    again = hook_line(gpus, holder, gpus.hooks.epilog, devices)
     told = {
         "another run": stand_in(gpus, holder, again, config),
         "another job": stand_in(
-            gpus, 999, epilog_line(gpus, 999), config.replace(f"job_id={holder}", "job_id=999")
+            gpus,
+            999,
+            hook_line(gpus, 999, gpus.hooks.epilog),
+            config.replace(f"job_id={holder}", "job_id=999"),
         ),
-        "argument lies": stand_in(gpus, holder, epilog_line(gpus, 999), config),
+        "argument lies": stand_in(gpus, holder, hook_line(gpus, 999, gpus.hooks.epilog), config),
         "open folder": stand_in(gpus, holder, again, config, 0o777),
         "no shepherd": gpus.sge.run_in(NODE, ["sh", "-c", f"{again}; echo code=$?"]).stdout,
     }
     assert {what: "code=0" in text for what, text in told.items()} == dict.fromkeys(told, True)
     assert len(held(gpus, NODE, holder)) == 4
     assert all(not record.settling for record in gpus.locks(NODE).values())
-    prolog = epilog_line(gpus, 999, gpus.hooks.prolog)
+    prolog = hook_line(gpus, 999, gpus.hooks.prolog)
     assert "code=100" in stand_in(gpus, holder, prolog, config)
     assert "code=1\n" in gpus.sge.run_in(NODE, ["sh", "-c", f"{prolog}; echo code=$?"]).stdout
     assert len(gpus.locks(NODE)) == 4

@@ -111,7 +111,8 @@ class Site:
 
     def publish(self, **found: Verdict) -> None:
         """Publish verdicts by token, as a reconcile does."""
-        verdicts.write(str(self.files.lock_dir), found)
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        verdicts.write(str(self.files.lock_dir), found, boot_id)
 
     def tickets(self) -> list[str]:
         """Return the tickets of waiting callers."""

@@ -32,11 +32,15 @@ def never() -> Judge:
     pytest.fail("nothing had to be settled")
 
 
-def ask(box: Box, count: int = 2, *, wanted: tuple[str, ...] = (), **changes: object) -> Grant:
+def ask(box: Box, count: int = 2, **changes: object) -> Grant:
     node = box.node()
-    return claim(
-        node, record(token="", devices=(), **changes), count, judging(node), soon(), wanted
-    )
+    return claim(node, record(token="", devices=(), **changes), count, judging(node), soon())
+
+
+def pick(box: Box, device: str, job_id: str = "12") -> Grant:
+    node = box.node()
+    one = record(token="", devices=(), job_id=job_id)
+    return claim(node, one, 1, judging(node), soon(), (device,))
 
 
 def refused(box: Box, count: int = 2, **changes: object) -> Refusal:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gpulock import atomic
 from gpulock.claim import claim
 from gpulock.grant import Grant
+from gpulock.locks import Store
 from gpulock.refusal import BROKEN, UNKNOWN, Refusal
 from tests.unit.trees import Box, bus, judging, record, soon
 
@@ -31,6 +33,10 @@ def box(tmp_path: Path) -> Box:
 def ask(box: Box, **changes: object) -> Grant:
     node = box.node()
     return claim(node, record(token="", devices=(), **changes), 2, judging(node), soon())
+
+
+def nothing(*_: object) -> None:
+    """Clean nothing up."""
 
 
 class Failing:
@@ -99,8 +105,8 @@ def test_after_any_crash_the_next_claims_get_everything_and_nothing_twice(
         box.state.mkdir()
         ask(box, job_id="7", pid=999)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpulock.locks.Store.undo", lambda *_: None)
-            patch.setattr("gpulock.atomic.remove_quietly", lambda *_: None)
+            patch.setattr(Store, "undo", nothing)
+            patch.setattr(atomic, "remove_quietly", nothing)
             calls = Failing(patch, name, at, KeyboardInterrupt()).calls
             try:
                 ask(box, job_id="8", pid=998)

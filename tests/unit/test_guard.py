@@ -40,8 +40,10 @@ class Stage:
     def who(self) -> list[int]:
         return self.holders().of(self.device.id)
 
-    def left(self, others: frozenset[int] = frozenset()) -> str:
-        return guard.open_left(self.device.id, record(), self.holders(), others)
+    def left(self, **other: object) -> str:
+        """Ask for what is left of our job beside another claim with these fields."""
+        held = {"0000:af:00.0": Lock("0000:af:00.0", record(token="other", **other), "")}
+        return guard.open_left(self.device.id, record(), self.holders(), held if other else {})
 
 
 @pytest.fixture
@@ -131,13 +133,21 @@ def test_a_service_whose_package_was_upgraded_is_still_that_service(stage: Stage
 
 def test_another_jobs_process_does_not_keep_this_jobs_lock(stage: Stage) -> None:
     stage.fake.add(700, groups=[65499], fds={9: stage.node})
-    assert stage.left(frozenset([65499])) == ""
-    assert stage.left(frozenset([65498])) != ""
+    assert stage.left(add_grp_id=65499) == ""
+    assert stage.left(add_grp_id=65498) != ""
+
+
+def test_a_process_below_another_claims_owner_does_not_keep_this_lock(stage: Stage) -> None:
+    stage.fake.add(600, start=77)
+    stage.fake.add(700, ppid=600, fds={9: stage.node})
+    mine = {"scheduler": "process", "add_grp_id": 0}
+    assert stage.left(pid=600, start=77, **mine) == ""
+    assert stage.left(pid=600, start=78, **mine) != ""  # the pid is somebody else's by now
 
 
 def test_a_process_of_the_job_itself_keeps_it_although_its_group_is_listed(stage: Stage) -> None:
     stage.fake.add(700, groups=[record().add_grp_id], fds={9: stage.node})
-    assert stage.left(frozenset([record().add_grp_id, 65499])) != ""
+    assert stage.left(add_grp_id=record().add_grp_id) != ""
 
 
 def test_a_process_whose_files_may_not_be_seen_keeps_every_lock(
@@ -200,7 +210,7 @@ def test_a_process_that_forks_between_the_two_looks_is_found(stage: Stage) -> No
     holders.scan.statuses()
     stage.fake.remove(700)
     stage.fake.add(701, fds={9: stage.node})
-    assert guard.open_left(stage.device.id, record(), holders, frozenset()) != ""
+    assert guard.open_left(stage.device.id, record(), holders, {}) != ""
 
 
 def left_in_group(stage: Stage, lock: Lock) -> str:

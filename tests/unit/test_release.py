@@ -14,6 +14,7 @@ from gpulock import kv
 from gpulock.claim import claim
 from gpulock.deadline import Deadline
 from gpulock.gate import Gate
+from gpulock.locks import Lock, Store
 from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, Refusal
 from gpulock.release import Released, release
@@ -144,7 +145,11 @@ def test_a_lock_that_is_another_claims_when_it_is_renamed_stays(
     box.proc.add(700, fds={9: box.dev / "nvidia3"})
     monkeypatch.setattr(os, "readlink", peer)
     held = node.store.all()
-    monkeypatch.setattr(type(node.store), "all", lambda _: held)
+
+    def as_before(_: Store) -> dict[str, Lock]:
+        return held
+
+    monkeypatch.setattr(Store, "all", as_before)
     with pytest.raises(Refusal):
         let_go(box, one)
     assert (done, box.locks()) == (done[:1], [bus(0)])

@@ -11,12 +11,13 @@ from gpulock import verdicts
 from gpulock.deadline import boottime
 from gpulock.liveness import ALIVE, DEAD, Verdict
 
+BOOT = "this-boot"
 FOUND = {"aa": Verdict(ALIVE, "its shepherd 5 runs"), "bb": Verdict(DEAD, "gone, a=b")}
 
 
 def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
-    verdicts.write(str(tmp_path), FOUND)
-    read = verdicts.read(str(tmp_path), boottime())
+    verdicts.write(str(tmp_path), FOUND, BOOT)
+    read = verdicts.read(str(tmp_path), boottime(), BOOT)
     assert read is not None
     assert {t: (v.state, v.proof) for t, v in read.items()} == {
         token: (v.state, v.proof) for token, v in FOUND.items()
@@ -25,9 +26,9 @@ def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
 
 
 def test_none_is_not_the_same_as_no_locks(tmp_path: Path) -> None:
-    assert verdicts.read(str(tmp_path), boottime()) is None
-    verdicts.write(str(tmp_path), {})
-    assert verdicts.read(str(tmp_path), boottime()) == {}
+    assert verdicts.read(str(tmp_path), boottime(), BOOT) is None
+    verdicts.write(str(tmp_path), {}, BOOT)
+    assert verdicts.read(str(tmp_path), boottime(), BOOT) == {}
 
 
 @pytest.mark.parametrize(
@@ -39,23 +40,28 @@ def test_an_old_verdict_and_one_of_the_future_are_not_known(
 ) -> None:
     now = 1000.0
     (tmp_path / "verdicts").write_text(
-        f"{verdicts.VERSION_LINE}\nchecked_boottime={now - age:.3f}\naa=alive x\n"
+        f"{verdicts.VERSION_LINE}\nboot_id={BOOT}\nchecked_boottime={now - age:.3f}\naa=alive x\n"
     )
-    assert (verdicts.read(str(tmp_path), now) is not None) is known
+    assert (verdicts.read(str(tmp_path), now, BOOT) is not None) is known
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "gpulock-verdicts 2\nchecked_boottime=1000\n",
+        "gpulock-verdicts 2\nboot_id=this-boot\nchecked_boottime=1000\n",
         "gpulock-verdicts 1\naa=dead x\n",
-        "gpulock-verdicts 1\nchecked_boottime=nan\naa=dead x\n",
-        "gpulock-verdicts 1\nchecked_boottime=inf\n",
-        "gpulock-verdicts 1\nchecked_boottime=soon\n",
-        "gpulock-verdicts 1\nchecked_boottime=1000\naa\n",
+        "gpulock-verdicts 1\nboot_id=this-boot\nchecked_boottime=nan\naa=dead x\n",
+        "gpulock-verdicts 1\nboot_id=this-boot\nchecked_boottime=inf\n",
+        "gpulock-verdicts 1\nboot_id=this-boot\nchecked_boottime=soon\n",
+        "gpulock-verdicts 1\nboot_id=this-boot\nchecked_boottime=1000\naa\n",
     ],
 )
 def test_a_file_that_is_none_makes_nothing_known(tmp_path: Path, text: str) -> None:
     (tmp_path / "verdicts").write_text(text)
-    assert verdicts.read(str(tmp_path), 1000.0) is None
+    assert verdicts.read(str(tmp_path), 1000.0, BOOT) is None
+
+
+def test_verdicts_of_another_boot_are_not_known(tmp_path: Path) -> None:
+    verdicts.write(str(tmp_path), FOUND, "an-earlier-boot")
+    assert verdicts.read(str(tmp_path), boottime(), BOOT) is None

@@ -22,7 +22,9 @@ def read_file(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> bytes
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        return read_all(fd, limit, path, min(info.st_size, limit))
+        if info.st_size > limit:
+            raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
+        return read_all(fd, limit, path, info.st_size)
     finally:
         os.close(fd)
 
@@ -37,6 +39,8 @@ def read_all(fd: int, limit: int, path: str, size: int = 0) -> bytes:
         data += more
         if len(data) > limit:
             raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
+        if len(data) == size:
+            break  # replaced by rename alone: it does not grow
     return data
 
 

@@ -13,7 +13,7 @@ from gpulock.liveness import Judge
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, Refusal
+from gpulock.refusal import Refusal
 from gpulock.totals import Totals
 
 TYPE_CHECKING = False
@@ -40,7 +40,8 @@ def release(
 ) -> Released:
     """Free every lock whose record is `ours`; raise Refusal where the node does not let us.
 
-    The processes are looked at before the gate is taken, to hold it shortly.
+    Locks are read and processes looked at before the gate is taken, to hold it shortly: nothing
+    of ours can be claimed meanwhile, and what somebody else freed shows by its token.
     """
     released = Released()
     if not node.store.exists():
@@ -52,7 +53,6 @@ def release(
     holders = settle.make_holders(node, places(held), judge)
     holders.of("")
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
-        held = node.store.all()
         totals = Totals(node.store)
         for lock in held.values():
             if lock.owner and ours(lock.owner):
@@ -79,14 +79,18 @@ def release_one(
     left = left or guard.open_left(lock.id, record, holders, held)
     try:
         if left:
-            if not record.settling:
+            if not record.settling and node.store.still(lock.id, record.token):
                 node.store.rewrite(lock.id, record.copy(settling=1))
             released.kept.append((lock.id, left))
         else:
             node.store.retire(lock, how)
             released.freed.append(lock.id)
+    except FileNotFoundError:
+        return  # freed meanwhile
     except OSError as fault:
-        raise Refusal(BROKEN, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault
+        released.kept.append((lock.id, f"it cannot be freed: {fault}"))
+    except Refusal:
+        return  # another's by now
 
 
 def places(held: dict[str, Lock]) -> list[Device]:

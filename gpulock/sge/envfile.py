@@ -27,16 +27,14 @@ def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds:
     """
     kept: list[str] = []
     bound = dict.fromkeys(BIND_LISTS, "") if binds else {}
-    for raw in text.split("\n"):
-        line = raw.lstrip("=")  # as the shepherd does: strtok takes `=NAME=x` for NAME
+    for line in text.split("\n"):
         name, equals, value = line.partition("=")
-        if name in drop:
+        if not name or name in drop:  # the shepherd's strtok takes `=NAME=x` for NAME
             continue
         if equals and name in bound:
             bound[name] = value
             continue
-        if line:
-            kept.append(shortened(line))
+        kept.append(shortened(line))
     kept += [f"{name}={escape(value)}" for name, value in pairs]
     kept += [bind_line(name, old, escape(binds)) for name, old in bound.items()]
     return "\n".join(kept) + "\n"

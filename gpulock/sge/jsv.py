@@ -13,7 +13,8 @@ import select
 from gpulock.refusal import Refusal
 from gpulock.settings import KEYS, load
 
-FORGED = "a newline in an argument, name or path: submit without"
+FORGED = "a newline in an argument, name or path, or more than 90 kB: submit without"
+LONGEST = 90_000  # bytes: of a longer line the shepherd makes several (fgets of 100,000 in 8.1.9)
 QUIET_MILLISECONDS = 5  # after BEGIN
 MIB = 1 << 20
 # What a hook needs where root may not lift the job's limits (reference sge 11), in bytes: the
@@ -30,18 +31,21 @@ def main(argv: list[str], config: str) -> int:
     names = tuple([word for word in argv[1:] if not word.startswith("-")]) or complexes(config)
     limits = "--limits" in argv
     params: dict[str, str] = {}
-    forged = False
+    forged = within = False
     source = Input(0)
     while (line := source.line()) is not None:
         word, _, rest = line.partition(" ")
-        if word == "START":
-            params, forged = {}, False
+        if word in ("START", "QUIT") and within:
+            forged = True  # the job's own text: qmaster says neither between START and BEGIN
+        elif word == "START":
+            params, forged, within = {}, False, True
             answer("STARTED")
         elif word == "PARAM":
             name, _, value = rest.partition(" ")
             params[name] = value
+            forged = forged or len(line.encode("utf-8", "surrogateescape")) > LONGEST
         elif word == "BEGIN":
-            forged = source.drop() or forged
+            forged, within = source.drop() or forged, False
             why = FORGED if forged else objection(params, names, limits)
             answer(f"RESULT STATE REJECT gpulock: {why}" if why else "RESULT STATE ACCEPT")
         elif word == "QUIT":

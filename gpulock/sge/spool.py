@@ -16,6 +16,8 @@ from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
 
 NAME = "sge_shepherd"
 CONFIG_LIMIT = 1 << 22  # bytes: job arguments stand in it
+LINE_LIMIT = 99_999  # bytes that the shepherd reads at once (fgets of 100,000 in 8.1.9)
+UTF8_MOST = 4  # bytes of one character
 REPEATED = ("pe_task_id",)  # execd itself writes it twice for a slave task
 KEYS = (
     "add_grp_id",
@@ -104,13 +106,31 @@ def read_config(fd: int) -> str:
 
 
 def parse_config(text: str) -> dict[str, list[str]]:
-    """Return every value of the keys that matter here."""
+    """Return every value of the keys that matter here, read as the shepherd reads them.
+
+    Of a line longer than its buffer it makes several, and strtok(" =") skips what leads a key.
+    """
     found: dict[str, list[str]] = {}
-    for line in text.split("\n"):
-        key, equals, value = line.partition("=")
-        if equals and key in KEYS:
+    for line in lines_of(text):
+        key, _, value = line.lstrip(" =").partition("=")
+        if " " in key:
+            key, _, value = line.lstrip(" =").partition(" ")
+        if key in KEYS:
             found.setdefault(key, []).append(value)
     return found
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines that the shepherd makes of `config`."""
+    lines = text.split("\n")
+    if len(text) * UTF8_MOST < LINE_LIMIT:
+        return lines
+    pieces: list[str] = []
+    for line in lines:
+        data = line.encode("utf-8", "surrogateescape")
+        for begin in range(0, len(data), LINE_LIMIT):
+            pieces.append(data[begin : begin + LINE_LIMIT].decode("utf-8", "surrogateescape"))
+    return pieces
 
 
 def above(proc: Proc, pid: int, root_uid: int = 0) -> Spool:

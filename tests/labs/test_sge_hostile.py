@@ -42,6 +42,7 @@ from tests.labs.sge_wait import LabError, until
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
 MASK = "CUDA_VISIBLE_DEVICES"
+SHEPHERDS_CONFIG_LINE = 99_999  # bytes
 NOTHING: Mapping[str, str] = {}
 
 
@@ -172,10 +173,16 @@ def test_lines_forged_by_newlines_claim_nothing_for_anybody_else(
         text = (home / files.get(line, "forged.o{job}").format(job=job)).read_text()
         assert f"{key} stands in the shepherd's config more than once" in text
     # a job without GPUs would carry the other's group, and its end would kill the other
-    words = on(NODE, "-N", "forged", "-b", "y", "-shell", "n", "/bin/true", f"x\nadd_grp_id={gid}")
-    without = submit_args(gpus, "glalice", words, {})
-    gpus.sge.wait_state(without, "Eqw", seconds=60)
-    assert "add_grp_id stands" in said(gpus, without, "forged")
+    bad = f"add_grp_id={gid}"
+    long = "x" * (SHEPHERDS_CONFIG_LINE - len("job_arg1=")) + bad
+    words = on(NODE, "-N", "forged", "-b", "y", "-shell", "n", "/bin/true")
+    without = [
+        submit_args(gpus, "glalice", [*words, argument], {})
+        for argument in (f"x\n{bad}", f"x\n={bad}", f"x\n {bad}", f"x\nadd_grp_id {gid}", long)
+    ]
+    for job in without:
+        gpus.sge.wait_state(job, "Eqw", seconds=60)
+        assert "add_grp_id stands" in said(gpus, job, "forged")
     assert set(claims(gpus, NODE)) == {str(holder)}
     assert gpus.sge.queue_states()[NODE] == ""
     assert len(held(gpus, NODE, holder)) == 4
@@ -198,10 +205,14 @@ def test_the_verifier_turns_away_what_would_replace_the_hooks_themselves(
     touched.unlink(missing_ok=True)
     program = script(verified, "forged", f"#!/bin/sh\n/usr/bin/id >>{touched}\n")
     words = on(NODE, "-l", "gpu=1", "-b", "y", "-shell", "n", "/bin/true")
-    lines = (f"prolog=root@{program}", f"epilog=root@{program}", "add_grp_id=1", "")
-    for line in (*lines, *(f"BEGIN\n{line}" for line in lines[:2])):
+    bad = f"prolog=root@{program}"
+    lines = [bad, f"epilog=root@{program}", f"={bad}", f" {bad}", "add_grp_id=1", ""]
+    lines += [f"BEGIN\n{bad}", f"{bad}\nSTART", f"{bad}\nQUIT", f"{bad}\nBEGIN"]
+    # without any newline: the shepherd reads 99,999 bytes at once
+    long = "x" * (SHEPHERDS_CONFIG_LINE - len("job_arg1=")) + bad
+    for argument in (long, *(f"x\n{line}" for line in lines)):
         with pytest.raises(AssertionError, match="newline"):
-            submit_args(verified, "glalice", [*words, f"x\n{line}"], {})
+            submit_args(verified, "glalice", [*words, argument], {})
     plain = submit_args(verified, "glalice", [*words, "x"], kit(verified).odd())
     verified.sge.wait_done(plain)
     assert str(plain) in claims(verified, NODE)

@@ -42,15 +42,16 @@ format: $(DEV)  ## rewrite the code as `check` wants it
 test: $(DEV)  ## check, every lab in its short form, the sweep sampled
 	@tests/consent.sh "make test"
 	@$(MAKE) check
+	@$(STEP) "wheel" $(PYTEST) -m install --timeout 600 tests/install
 	@$(STEP) "labs" $(PYTEST) -m lab --timeout 600 tests/labs
-	@$(STEP) "sweep" $(PYTEST) -m sweep --timeout 600 tests/sweep
+	@$(MAKE) sweep
 
 lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)
 	@tests/consent.sh "make lab-sge"
 	@$(STEP) "lab-sge" $(PYTEST) -m lab --timeout 600 $(or $(wildcard tests/labs/sge tests/labs/test_sge*.py),tests/labs/sge)
 
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
-	@$(STEP) "sweep" $(PYTEST) -m sweep --timeout 600 tests/sweep
+	@$(PYTEST) -m sweep --timeout 3000 tests/sweep
 
 soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 	@tests/consent.sh "make soak"
@@ -58,6 +59,10 @@ soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 
 bench: $(RUNTIME)  ## how long a claim and a hook take
 	@$(BIN)/python tests/bench/run.py
+
+bench-sge: $(DEV)  ## 200 short jobs on a real Grid Engine against /bin/true hooks (root)
+	@tests/consent.sh "make bench-sge"
+	@$(BIN)/python tests/bench/lab_sge.py
 
 gpu-check: $(RUNTIME)  ## compare what gpulock relies on with a real driver (needs a GPU)
 	@$(BIN)/python tests/gpu/check_devices.py
@@ -71,7 +76,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit format test lab-sge sweep soak bench gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit format test lab-sge sweep soak bench bench-sge gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

@@ -146,8 +146,8 @@ def lock_all(node: Node, chosen: list[Device], template: Owner) -> Grant:
     try:
         for device in chosen:
             made.append(device.id)
-            record.uuid, record.minor = device.uuid, device.minor
-            node.store.make(device.id, record)
+            own = record.copy(uuid=device.uuid, minor=str(device.minor))
+            node.store.make(device.id, own)
     except BaseException as fault:
         if isinstance(fault, FileExistsError):
             made.pop()

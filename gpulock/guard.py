@@ -74,7 +74,7 @@ def key_of(info: os.stat_result) -> tuple[int, int, int]:
 class Holders:
     """Who has which device's node open; one pass over all file descriptors, when first asked."""
 
-    __slots__ = ("_keys", "_open", "_services", "_statuses", "blind", "scan")
+    __slots__ = ("_keys", "_kthreadd", "_open", "_services", "_statuses", "blind", "scan")
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Holders:
                 self._keys.setdefault(key, []).append(device.id)
         self._open: dict[str, list[int]] | None = None
         self._statuses: dict[int, Status] = {}
+        self._kthreadd = False
         self.blind = ""
 
     def of(self, device: str) -> list[int]:
@@ -107,6 +108,7 @@ class Holders:
         """
         found: dict[str, list[int]] = {}
         seen = set(self.scan.proc.kernel_threads())
+        self._kthreadd = self.scan.proc.has_kthreadd()
         denied: list[int] = []
         pids = list(self.scan.statuses()) if self._keys else []
         for attempt in range(ROUNDS):
@@ -154,7 +156,7 @@ class Holders:
         """Return the devices a process that is no service has open; raise OSError."""
         status = self.status(pid)
         held: set[str] = set()
-        if status.kernel or self.scan.proc.finished(pid, status.state):
+        if (status.kernel and self._kthreadd) or self.scan.proc.finished(pid, status.state):
             return held
         folder = f"{self.scan.proc.root}/{pid}"
         self._add_open(f"{folder}/fd", held)

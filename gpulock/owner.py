@@ -35,7 +35,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("token", TEXT, "all", "random, one a claim"),
     ("devices", LIST, "all", "ids of the whole grant"),
     ("uuid", TEXT, "all", "UUID of this device, empty: not known at the claim"),
-    ("minor", NUMBER, "all", "N of its /dev/nvidiaN"),
+    ("minor", TEXT, "all", "N of its /dev/nvidiaN, empty: not known"),
     ("comment", TEXT, "admin", "why"),
 )
 TYPES = {field[0]: field[1] for field in FIELDS}
@@ -69,7 +69,7 @@ class Owner:
     token: str
     devices: tuple[str, ...]
     uuid: str
-    minor: int
+    minor: str
     comment: str
 
     def __init__(self, **fields: object) -> None:

@@ -127,15 +127,28 @@ class Proc:
         return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
 
     def kernel_threads(self) -> frozenset[int]:
-        """Return the children of kthreadd, which are no job's; nothing where they are not listed.
+        """Return the children of kthreadd, which are no job's; nothing where that cannot be told.
 
-        A big node has thousands: to read each one's status is most of a scan.
+        A big node has thousands: to read each one's status is most of a scan. In a container
+        pid 2 is anybody's process.
         """
+        if not self.has_kthreadd():
+            return frozenset()
         try:
             listed = self.read(KTHREADD, f"task/{KTHREADD}/children")
             return frozenset([int(pid) for pid in listed.split()])
         except (OSError, ValueError):
             return frozenset()
+
+    def has_kthreadd(self) -> bool:
+        """Return whether pid 2 is the kernel's: without parent, without memory, root's."""
+        try:
+            data = self.read(KTHREADD, "status")
+            found = parse_status(data)
+        except (OSError, ValueError):
+            return False
+        real = found.name == "kthreadd" and found.ppid == 0 and not any(found.uids)
+        return real and b"\nVmSize:" not in data
 
     def cwd(self, pid: int) -> str:
         """Return the working directory; raise PermissionError where it may not be seen."""

@@ -48,18 +48,23 @@ def release(
         return released
     node.store.check()
     held = node.store.all()
-    if not any([lock.owner and ours(lock.owner) for lock in held.values()]):
-        return released  # nothing of ours; a claim of ours cannot come meanwhile
-    holders = settle.make_holders(node, places(held), judge)
+    mine = ours_of(held, ours)
+    if not mine:
+        return released
+    holders = settle.make_holders(node, places(node, mine), judge)
     holders.of("")
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         totals = Totals(node.store)
-        for lock in held.values():
-            if lock.owner and ours(lock.owner):
-                release_one(node, lock, judge, holders, held, how, released)
+        for lock in mine.values():
+            release_one(node, lock, judge, holders, held, how, released)
         totals.add("releases", len(released.freed))
         totals.save()
     return released
+
+
+def ours_of(held: dict[str, Lock], ours: "Callable[[Owner], bool]") -> dict[str, Lock]:
+    """Return the locks whose record is ours."""
+    return {name: lock for name, lock in held.items() if lock.owner and ours(lock.owner)}
 
 
 def release_one(
@@ -93,12 +98,25 @@ def release_one(
         return  # another's by now
 
 
-def places(held: dict[str, Lock]) -> list[Device]:
-    """Return the locked devices as far as the guard needs them: no driver is asked."""
+def places(node: Node, held: dict[str, Lock]) -> list[Device]:
+    """Return the locked devices as far as the guard needs them, from the records.
+
+    No driver is asked, but where a record does not tell the minor.
+    """
     found: list[Device] = []
     for lock in held.values():
-        if lock.owner:
-            device = Device(lock.id.partition(".gi")[0], -1)
-            device.id, device.minor = lock.id, lock.owner.minor
-            found.append(device)
+        minor = lock.owner.minor if lock.owner else ""
+        if not (minor.isascii() and minor.isdigit()):
+            return present(node)
+        device = Device(lock.id.partition(".gi")[0], -1)
+        device.id, device.minor = lock.id, int(minor)
+        found.append(device)
     return found
+
+
+def present(node: Node) -> list[Device]:
+    """Return the node's devices, none where no driver is loaded: then none can be open."""
+    try:
+        return node.devices()
+    except Refusal:
+        return []

@@ -14,6 +14,7 @@ from gpulock.refusal import one_line
 VERSION_LINE = "gpulock-verdicts 1"
 PERIOD = 30.0  # seconds between reconciles of gpulockd
 FRESH = 3 * PERIOD
+ROUNDING = 0.001  # seconds: what is written as milliseconds may be rounded up
 
 
 def write(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> None:
@@ -40,6 +41,6 @@ def read(lock_dir: str, now: float, boot_id: str) -> dict[str, Verdict] | None:
         checked = float(pairs.pop("checked_boottime", "-inf"))
     except (OSError, ValueError):
         return None
-    if written_in != boot_id or not 0 <= now - checked <= FRESH:
+    if written_in != boot_id or not -ROUNDING <= now - checked <= FRESH:
         return None
     return {token: Verdict(*value.partition(" ")[::2]) for token, value in pairs.items()}

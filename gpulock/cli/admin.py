@@ -20,7 +20,6 @@ from gpulock.cli.select import SelectError
 from gpulock.cli.session import Refused, Session, caller, log
 from gpulock.cli.words import holder, label_of
 from gpulock.daemon.process import judge, prepare
-from gpulock.daemon.reconcile import present
 from gpulock.deadline import Deadline
 from gpulock.devices import Device, overlaps
 from gpulock.gate import Gate
@@ -28,6 +27,7 @@ from gpulock.grant import retire
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import one_line
+from gpulock.release import present
 
 F = TypeVar("F", bound=Callable[..., object])
 

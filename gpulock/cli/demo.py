@@ -17,10 +17,11 @@ from gpulock.cli.look import look
 from gpulock.cli.session import Refused
 from gpulock.cli.words import counted
 from gpulock.daemon.process import judge
-from gpulock.daemon.reconcile import present, reconcile
+from gpulock.daemon.reconcile import reconcile
 from gpulock.deadline import Deadline
 from gpulock.install.hooks import InstallError
 from gpulock.node import Node
+from gpulock.release import present
 from gpulock.settings import load
 from gpulock.simulate.stage import Play, Stage, stage
 

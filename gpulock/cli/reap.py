@@ -11,9 +11,10 @@ from gpulock.cli.session import Session
 from gpulock.cli.table import paint
 from gpulock.cli.words import counted, holder, listing
 from gpulock.daemon.process import judge
-from gpulock.daemon.reconcile import Report, present, reconcile
+from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
+from gpulock.release import present
 from gpulock.settle import FREED, HELD, ORPHANS
 
 REAP_SECONDS = 120.0

@@ -19,7 +19,6 @@ from gpulock.cli.session import Refused, Session, caller, calling_shell, log
 from gpulock.cli.words import holder, label_of
 from gpulock.daemon import adopt
 from gpulock.daemon.process import judge
-from gpulock.daemon.reconcile import present
 from gpulock.deadline import Deadline
 from gpulock.devices import Device, overlaps
 from gpulock.gate import Gate
@@ -27,6 +26,7 @@ from gpulock.grant import retire
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import one_line
+from gpulock.release import present
 
 
 class Let(NamedTuple):

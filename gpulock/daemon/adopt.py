@@ -82,18 +82,21 @@ def adopt(node: Node, scan: Scan) -> list[Owner]:
     without owner is left by an adoption that was cut short.
     """
     adopted: dict[str, Owner] = {}
+    known = {device.id: device for device in node.devices()}
     for record in living_records(node, scan):
         first = adopted.setdefault(record.token, record)
         for device in record.devices:
             if first is not record:
                 node.store.anchor(device, record.pid, record.start, record.add_grp_id)
                 continue
+            card = known.get(device)
+            own = record.copy(uuid=card.uuid, minor=str(card.minor)) if card else record
             try:
-                node.store.make(device, record)
+                node.store.make(device, own)
             except FileExistsError:
                 held = node.store.read(device)
                 if held.owner is None and not held.fault:
-                    node.store.rewrite(device, record)
+                    node.store.rewrite(device, own)
     return list(adopted.values())
 
 

@@ -9,12 +9,12 @@ import os
 from gpulock import atomic, boot, verdicts
 from gpulock.daemon import adopt
 from gpulock.deadline import Deadline
-from gpulock.devices import Device
 from gpulock.gate import Gate
 from gpulock.liveness import Judge
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import UNKNOWN, Refusal
+from gpulock.release import present
 from gpulock.settle import FREED, Outcome, make_holders, settle
 from gpulock.supply import count_reaps
 from gpulock.totals import Totals
@@ -69,14 +69,6 @@ def begin(node: Node, judge: Judge) -> list[Owner]:
     adopted = adopt.adopt(node, judge.scan)
     boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
     return adopted
-
-
-def present(node: Node) -> list[Device]:
-    """Return the devices for the guard, none where no driver is loaded."""
-    try:
-        return node.devices()
-    except Refusal:
-        return []
 
 
 def publish(node: Node, outcomes: list[Outcome]) -> None:

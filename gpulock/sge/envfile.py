@@ -6,11 +6,12 @@ libraries take the first, which is the user's (reference sge 2). The file is wri
 renamed in, with its owner and mode.
 """
 
+import errno
 import os
 
 from gpulock import atomic
 from gpulock.environment import BIND_LISTS, appended
-from gpulock.refusal import BROKEN, Refusal
+from gpulock.refusal import BROKEN, SENSELESS, Refusal
 from gpulock.sge.spool import Spool
 
 NAME = "environment"
@@ -70,6 +71,8 @@ def write(spool: Spool, pairs: list[tuple[str, str]], drop: frozenset[str], bind
         owner = (info.st_uid, info.st_gid) if os.geteuid() == 0 else None
         atomic.replace_file(NAME, data, info.st_mode & 0o777, spool.fd, owner)
     except (OSError, ValueError) as fault:
+        if isinstance(fault, OSError) and fault.errno == errno.EFBIG:
+            raise Refusal(SENSELESS, "its environment is too large", "export less") from fault
         raise Refusal(
             BROKEN, f"the job's environment file: {fault}", "look at execd's spool directory"
         ) from fault

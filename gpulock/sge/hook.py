@@ -32,7 +32,8 @@ class Call:
     __slots__ = ("job", "limited", "shepherd", "task", "who")
 
     def __init__(self, argv: list[str], environ: "Mapping[str, str]") -> None:
-        self.shepherd = int(argv[1]) if len(argv) > 1 and argv[1].isdigit() else os.getppid()
+        given = argv[1] if len(argv) > 1 else ""
+        self.shepherd = int(given) if given.isascii() and given.isdigit() else os.getppid()
         self.limited = "--limited" in argv
         self.job = environ.get("JOB_ID", "")
         self.task = environ.get("SGE_TASK_ID", "")

@@ -10,11 +10,11 @@ quarantined or gone) no job is sent where the prolog would have to send it back.
 import os
 import sys
 
-from gpulock import deadline, quarantine, state, verdicts
+from gpulock import boot, deadline, quarantine, state, verdicts
 from gpulock.liveness import Verdict
 from gpulock.locks import Lock
 from gpulock.node import Node
-from gpulock.refusal import Refusal
+from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import KEYS, load
 from gpulock.sge import hook
 from gpulock.state import Row
@@ -48,7 +48,7 @@ def report(config: str) -> list[str]:
         return nothing(os.uname().nodename, tuple(names))
     try:
         found = look(node)
-    except Refusal:
+    except Exception:  # the one broad handler: a host in doubt offers nothing
         return nothing(node.name, node.settings.sge_complexes)
     return [
         f"{node.name}:{name}:{value}"
@@ -64,13 +64,17 @@ def nothing(host: str, complexes: tuple[str, ...]) -> list[str]:
 def look(node: Node) -> list[Row]:
     """Return the state of every device, judged afresh where no daemon keeps verdicts."""
     devices = node.devices()
+    state_dir = node.settings.state_dir
+    lost = node.store.boot_id() != node.boot_id and boot.state_boot_id(state_dir) == node.boot_id
+    if lost:
+        raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap")
     held = node.store.all() if node.store.exists() else {}
     for lock in held.values():
         node.store.read_details(lock)
     known = verdicts.read(node.store.path, deadline.boottime(), node.boot_id)
     out: dict[str, str] = {}
-    if node.store.exists():
-        out = dict.fromkeys(quarantine.listed(node.settings.state_dir, quarantine.QUARANTINE), "")
+    if os.path.isdir(f"{state_dir}/{quarantine.QUARANTINE}"):
+        out = dict.fromkeys(quarantine.listed(state_dir, quarantine.QUARANTINE), "")
     found = known if known is not None else judged(node, held)
     return state.rows(devices, held, out, found, node.settings.gpus)
 

@@ -18,7 +18,7 @@ from gpulock.node import Node
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings, load
 from gpulock.sge import envfile, hook, request, spool
-from gpulock.sge.prolog import ALSO, RECORD, give, granted_line, keep_record
+from gpulock.sge.prolog import ALSO, RECORD, give, granted_line, keep_record, undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,11 +70,13 @@ def serve(node: Node, found: spool.Spool, deadline: Deadline) -> Grant | None:
     if home and not holds(node, template.key()):
         raise Refusal(UNKNOWN, "the job holds no GPU on its master host", "see gpulock why")
     grant = claim(node, template, count, lambda: hook.judge(node), deadline, join=True)
-    keep_record(
-        found,
-        grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id),
-    )
-    give(found, grant, node.settings, binds)
+    own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
+    try:
+        keep_record(found, own)
+        give(found, grant, node.settings, binds)
+    except BaseException:  # whatever it is, the task has no GPU: it keeps nothing of its own
+        undo(node, grant, deadline)
+        raise
     return grant
 
 

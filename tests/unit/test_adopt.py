@@ -33,7 +33,7 @@ def job(box: Box, pid: int, *numbers: int, **changes: object) -> Owner:
     folder = box.root / f"{pid}.1"
     folder.mkdir()
     (folder / RECORD).write_text(owner.encode(one))
-    box.proc.shepherd(pid, folder)
+    box.proc.shepherd(pid, folder, uid=os.geteuid())
     return one
 
 
@@ -50,7 +50,7 @@ def holder(box: Box, number: int) -> str:
 def test_what_living_jobs_hold_is_locked_again(box: Box) -> None:
     job(box, 500, 0, 1)
     job(box, 501, 3, job_id="13")
-    box.proc.shepherd(502, box.root)  # a job without GPUs
+    box.proc.shepherd(502, box.root, uid=os.geteuid())  # a job without GPUs
     assert len(again(box).adopted) == 2
     assert [holder(box, n) for n in range(4)] == ["t500", "t500", "nobody", "t501"]
     assert box.node().store.boot_id() == BOOT
@@ -200,6 +200,14 @@ def test_a_record_of_a_later_version_is_not_overwritten(box: Box) -> None:
     (box.lock / "locks" / bus(0) / "owner").write_text("gpulock-owner 2\n")
     again(box)
     assert box.node().store.read(bus(0)).fault != ""
+
+
+def test_each_lock_that_is_put_back_names_its_own_device(box: Box) -> None:
+    job(box, 500, 0, 1, uuid="GPU-00000001-aaaa", minor="1")
+    again(box)
+    found = [box.node().store.read(bus(n)).owner for n in (0, 1)]
+    assert [one.minor for one in found if one] == ["0", "1"]
+    assert [one.uuid for one in found if one] == ["GPU-00000000-aaaa", "GPU-00000001-aaaa"]
 
 
 def test_the_locks_of_an_earlier_boot_are_not_adopted(box: Box) -> None:

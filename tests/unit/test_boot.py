@@ -248,4 +248,3 @@ def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -
         boot.create(Store(str(tmp_path / "gone/run")))
     assert caught.value.kind == BROKEN
     boot.create(Store(str(tmp_path / "run")))
-    boot.create(Store(str(tmp_path / "run")))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim: all devices or none, the same answer for the same run, nothing from a living owner."""
+"""A claim: all devices or none, the same for the same run, nothing from a living owner."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock import kv, quarantine
 from gpulock.claim import claim
-from gpulock.deadline import Deadline
-from gpulock.gate import Gate
-from gpulock.grant import Grant
-from gpulock.liveness import Judge
-from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
-from tests.unit.trees import BOOT, NAME, OTHER_BOOT, Box, bus, judging, record, soon
+from gpulock.refusal import BUSY
+from tests.unit.claims import ask, holder, ids, never, refused, totals
+from tests.unit.trees import NAME, OTHER_BOOT, Box, bus, record, soon
 
 
 @pytest.fixture
@@ -26,41 +21,6 @@ def box(tmp_path: Path) -> Box:
     made.proc.execd(tmp_path)
     made.proc.shepherd(500, tmp_path)
     return made
-
-
-def never() -> Judge:
-    pytest.fail("nothing had to be settled")
-
-
-def ask(box: Box, count: int = 2, **changes: object) -> Grant:
-    node = box.node()
-    return claim(node, record(token="", devices=(), **changes), count, judging(node), soon())
-
-
-def pick(box: Box, device: str, job_id: str = "12") -> Grant:
-    node = box.node()
-    one = record(token="", devices=(), job_id=job_id)
-    return claim(node, one, 1, judging(node), soon(), (device,))
-
-
-def refused(box: Box, count: int = 2, **changes: object) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        ask(box, count, **changes)
-    return caught.value
-
-
-def ids(grant: Grant) -> list[str]:
-    return [device.id for device in grant.devices]
-
-
-def holder(box: Box, number: int) -> Owner:
-    found = box.node().store.read(bus(number)).owner
-    assert found is not None
-    return found
-
-
-def totals(box: Box) -> dict[str, str]:
-    return kv.decode((box.lock / "totals").read_text())
 
 
 def test_a_claim_locks_what_it_grants_and_nothing_else(box: Box) -> None:
@@ -192,114 +152,6 @@ def test_a_claim_cut_short_is_settled_only_when_devices_are_short(box: Box) -> N
     assert len(box.locks()) == 4
     assert ids(ask(box, 1, job_id="14")) == [bus(3)]
     assert totals(box)["reaped_cut_short"] == "1"
-
-
-def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:
-    assert ids(pick(box, bus(2))) == [bus(2)]
-    for device, kind in ((bus(2), BUSY), ("0000:ff:00.0", SENSELESS)):
-        with pytest.raises(Refusal) as caught:
-            pick(box, device, "13")
-        assert caught.value.kind == kind
-
-
-def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
-    ask(box, 1)
-    quarantine.put(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
-    quarantine.put(str(box.state), quarantine.RESERVES, bus(2), "root", "tests")
-    assert ids(ask(box, 1, job_id="13")) == [bus(3)]
-    assert refused(box, 1, job_id="14").kind == BUSY
-
-
-def test_a_card_is_not_given_beside_its_own_instance_nor_the_reverse(box: Box) -> None:
-    pick(box, bus(3))
-    (box.lock / "locks" / f"{bus(0)}.gi1.ci0").mkdir()
-    quarantine.put(str(box.state), quarantine.QUARANTINE, f"{bus(1)}.gi1.ci0", "root", "ECC")
-    box.inventory(f"gpu.{bus(3)}.mig=1", f"mig.{bus(3)}.gi1.ci0.uuid=MIG-a")
-    assert [d.id for d in box.node().devices()][3] == f"{bus(3)}.gi1.ci0"
-    assert ids(ask(box, 1, job_id="13")) == [bus(2)]
-
-
-def test_fewer_gpus_than_expected_is_the_nodes_fault_and_too_many_is_the_users(box: Box) -> None:
-    box.settings["GPUS"] = "6"
-    assert refused(box, 5).kind == BROKEN
-    assert refused(box, 6).kind == BROKEN
-    assert refused(box, 7).kind == SENSELESS
-    assert len(ask(box, 4).devices) == 4
-
-
-@pytest.mark.parametrize("count", [0, -1, -(10**30)])
-def test_a_count_that_is_none_locks_nothing(box: Box, count: int) -> None:
-    with pytest.raises(Refusal):
-        ask(box, count)
-    assert box.locks() == []
-
-
-def test_a_card_that_cannot_be_read_is_not_granted(box: Box) -> None:
-    (box.driver / "gpus" / bus(0) / "information").write_text("garbage")
-    assert ids(ask(box, 3)) == [bus(1), bus(2), bus(3)]
-    assert refused(box, 4, job_id="13").kind == BROKEN
-
-
-def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
-    node = box.node()
-
-    def no(_: object) -> None:
-        raise Refusal(UNKNOWN, "no UUID", "wait")
-
-    with pytest.raises(Refusal):
-        claim(node, record(token=""), 2, never, soon(), check=no)
-    assert box.locks() == []
-
-
-def test_locks_lost_within_the_boot_grant_nothing(box: Box) -> None:
-    ask(box)
-    shutil.rmtree(box.lock)
-    assert refused(box, job_id="13").kind == UNKNOWN
-    assert box.locks() == []
-
-
-def test_after_locks_were_lost_a_device_in_use_is_left_out(box: Box) -> None:
-    ask(box, 1)
-    (box.lock / "lost").touch()
-    box.proc.add(700, fds={9: box.dev / "nvidia1"})
-    assert ids(ask(box, 1, job_id="13")) == [bus(2)]
-
-
-def test_unknowns_of_three_jobs_of_two_users_are_a_broken_node(box: Box) -> None:
-    ask(box)
-    shutil.rmtree(box.lock)
-    asked = [("13", "alice"), ("13", "alice"), ("14", "alice"), ("15", "alice"), ("16", "bob")]
-    kinds = [refused(box, job_id=job, user=user).kind for job, user in asked]
-    assert kinds == [UNKNOWN] * 4 + [BROKEN]
-
-
-def test_a_success_ends_the_streak(box: Box) -> None:
-    (box.state / "boot_id").write_text(BOOT)
-    for job, user in (("13", "alice"), ("14", "bob")):
-        assert refused(box, job_id=job, user=user).kind == UNKNOWN
-    (box.state / "boot_id").unlink()
-    ask(box)
-    (box.lock / "boot_id").unlink()
-    assert refused(box, job_id="15", user="eve").kind == UNKNOWN
-
-
-def test_a_gate_that_stays_shut_is_counted_by_the_next_who_gets_in(box: Box) -> None:
-    ask(box, 1)
-    node = box.node()
-    with Gate(str(box.lock), Deadline(1)):
-        with pytest.raises(Refusal) as caught:
-            claim(node, record(job_id="13"), 1, never, Deadline(0.02))
-        assert caught.value.kind == UNKNOWN
-        assert (box.lock / "timeouts").read_bytes() == b"."
-    ask(box, 1, job_id="13")
-    assert totals(box)["gate_timeouts"] == "1"
-    assert not (box.lock / "timeouts").exists()
-
-
-def test_a_lock_directory_that_is_not_private_grants_nothing(box: Box) -> None:
-    ask(box, 1)
-    box.lock.chmod(0o777)
-    assert refused(box, 1, job_id="13").kind == BROKEN
 
 
 def test_a_job_whose_number_begins_like_another_is_another_job(box: Box) -> None:

@@ -183,11 +183,14 @@ def test_a_file_that_is_closed_while_it_is_looked_at_is_not_open(stage: Stage) -
     assert stage.left() == ""
 
 
-def test_a_thread_of_the_kernel_has_no_files(stage: Stage) -> None:
+@pytest.mark.parametrize(("second", "held"), [("kthreadd", []), ("bash", [700])])
+def test_a_thread_of_the_kernel_has_no_files(stage: Stage, second: str, held: list[int]) -> None:
+    stage.fake.add(2, second, ppid=0, uids=ROOT)
     stage.fake.add(700, ppid=2, fds={9: stage.node})
-    status = stage.fake.root / "700/status"
-    status.write_bytes(status.read_bytes().replace(b"VmSize", b"Other"))
-    assert stage.left() == ""
+    for pid in (2, 700):
+        status = stage.fake.root / str(pid) / "status"
+        status.write_bytes(status.read_bytes().replace(b"VmSize", b"Other"))
+    assert stage.who() == held
 
 
 def test_the_files_of_threads_count_when_the_leader_has_ended(stage: Stage) -> None:
@@ -211,53 +214,6 @@ def test_a_process_that_forks_between_the_two_looks_is_found(stage: Stage) -> No
     stage.fake.remove(700)
     stage.fake.add(701, fds={9: stage.node})
     assert guard.open_left(stage.device.id, record(), holders, {}) != ""
-
-
-def left_in_group(stage: Stage, lock: Lock) -> str:
-    return guard.group_left(lock, Scan(Proc(str(stage.fake.root))))
-
-
-def test_a_process_with_the_jobs_group_is_left(stage: Stage) -> None:
-    lock = Lock("x", record(), "")
-    assert left_in_group(stage, lock) == ""
-    stage.fake.add(700, groups=[4, 65400])
-    assert "700" in left_in_group(stage, lock)
-
-
-def test_a_process_with_the_group_of_one_of_its_tasks_is_left(stage: Stage) -> None:
-    lock = Lock("x", record(), "")
-    lock.anchors = [(600, 5, 65401)]
-    assert left_in_group(stage, lock) == ""
-    stage.fake.add(700, groups=[65401])
-    assert "700" in left_in_group(stage, lock)
-
-
-def test_a_task_that_runs_is_left(stage: Stage) -> None:
-    lock = Lock("x", record(), "")
-    lock.anchors = [(600, 5, 0)]
-    stage.fake.add(600, "sge_shepherd", start=5)
-    assert "600" in left_in_group(stage, lock)
-
-
-def test_the_session_of_a_process_is_left_but_not_itself(stage: Stage) -> None:
-    lock = Lock("x", record(scheduler="process", add_grp_id=0, sid=500), "")
-    stage.fake.add(500)
-    assert left_in_group(stage, lock) == ""
-    stage.fake.add(700, session=500)
-    assert "700" in left_in_group(stage, lock)
-
-
-def test_who_cannot_see_finds_something_left(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def blind(self: Scan) -> dict[int, object]:
-        self.blind = "too dark"
-        return {}
-
-    monkeypatch.setattr(Scan, "statuses", blind)
-    assert left_in_group(stage, Lock("x", record(), "")) == "too dark"
-
-
-def test_anchors_that_cannot_be_read_count_as_something_left(stage: Stage) -> None:
-    assert left_in_group(stage, Lock("x", record(), "its anchors: garbage")) != ""
 
 
 def test_nobody_is_looked_at_where_there_is_no_device(

@@ -197,6 +197,30 @@ def test_a_process_that_hops_below_the_place_the_listing_has_reached_is_found(
     assert Scan(Hopping(fake, [])).carriers(65400) == [701]
 
 
+def children(fake: FakeProc, name: str, *pids: int) -> None:
+    """Let pid 2 be `name`, and those its children as the kernel lists them."""
+    fake.add(2, name, ppid=0, uids=(0,) * 4)
+    (fake.root / "2/task/2/children").write_text(" ".join(map(str, pids)))
+    for pid in pids:
+        fake.add(pid, ppid=2, groups=[65400], session=500)
+
+
+def test_the_threads_of_the_kernel_are_not_looked_at(fake: FakeProc) -> None:
+    children(fake, "kthreadd", 700, 701)
+    for pid in (2, 700, 701):
+        status = fake.root / str(pid) / "status"
+        status.write_bytes(status.read_bytes().replace(b"VmSize", b"Other"))
+    assert Scan(Proc(str(fake.root))).carriers(65400) == []
+
+
+def test_the_children_of_a_second_process_that_is_no_kthreadd_are_seen(fake: FakeProc) -> None:
+    """In a pid namespace of its own, pid 2 is anybody's shell, whatever its name."""
+    for name in ("bash", "kthreadd"):
+        children(fake, name, 700, 701)
+        assert sorted(Scan(Proc(str(fake.root))).carriers(65400)) == [700, 701]
+        assert verdict(fake, process()) == ALIVE
+
+
 def test_one_look_serves_all_questions(fake: FakeProc) -> None:
     scan = Scan(Proc(str(fake.root)))
     before = scan.statuses()

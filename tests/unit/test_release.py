@@ -175,6 +175,17 @@ def test_a_rename_that_fails_leaves_each_lock_and_says_why(
     assert len(box.locks()) == 2
 
 
+@pytest.mark.parametrize("minor", ["", "x", "-1", "²"])
+def test_a_record_that_does_not_tell_the_minor_is_guarded_as_well(box: Box, minor: str) -> None:
+    one = hold(box)
+    for number in (0, 1):
+        found = box.node().store.read(bus(number)).owner
+        assert found is not None and found.minor == str(number)
+        box.node().store.rewrite(bus(number), found.copy(minor=minor))
+    box.proc.add(700, fds={9: box.dev / "nvidia1"})
+    assert let_go(box, one).freed == [bus(0)]
+
+
 def test_a_job_can_be_released_when_the_driver_is_gone(box: Box) -> None:
     one = hold(box)
     for path in (box.driver / "gpus").iterdir():

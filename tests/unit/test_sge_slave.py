@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slave tasks: the first of a job on a host claims, the others share, a refused one sees nothing."""
+"""Slave tasks: the first of a job on a host claims, others share, a refused one sees nothing."""
 
 from __future__ import annotations
 
@@ -109,7 +109,6 @@ def test_a_task_that_cannot_even_be_masked_does_not_start(site: Site, fault: str
     assert start(site, FIRST) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="finding 29: a task that is refused keeps its claim")
 def test_a_task_that_cannot_be_told_keeps_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ mypy: $(DEV)
 pyright: $(DEV)
 	@$(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
 unit: $(DEV)  ## the unit tests alone (the layers are one of them)
-	@$(STEP) "unit tests" $(PYTEST) tests/unit
+	@$(STEP) "unit tests" $(PYTEST) -n auto tests/unit
 
 format: $(DEV)  ## rewrite the code as `check` wants it
 	@$(BIN)/ruff format

@@ -180,6 +180,11 @@ def test_runs_without_a_scheduler_are_adopted_and_settled_as_always(box: Box) ->
     assert os.listdir(box.state / adopt.RUNS) == ["t500"]
 
 
+def test_a_run_of_an_earlier_boot_is_not_adopted(box: Box) -> None:
+    adopt.keep_run(str(box.state), record(scheduler="process", boot_id=OTHER_BOOT))
+    assert again(box).adopted == []
+
+
 def test_a_run_that_cannot_be_read_stops_the_adoption(box: Box) -> None:
     (box.state / adopt.RUNS).mkdir()
     (box.state / adopt.RUNS / "t").write_text("garbage")

@@ -43,8 +43,7 @@ def test_more_than_ten_gpus_are_in_the_order_of_their_bus_not_of_its_text(box: B
     slots += [f"0000:{n:02x}:00.0" for n in range(0x80, 0x88)]
     for minor, slot in enumerate(slots):
         box.gpu(slot, minor)
-    first = ["0000:9:00.0", "0000:9:1f.7", "0000:0a:00.0", "0000:10:00.0"]
-    assert ids(box)[:4] == first
+    assert ids(box)[:4] == ["0000:9:00.0", "0000:9:1f.7", "0000:0a:00.0", "0000:10:00.0"]
     assert ids(box)[-2:] == ["0001:00:00.0", "10000:01:00.0"]
     assert [device.index for device in read(box)] == list(range(14))
 
@@ -196,24 +195,20 @@ def test_a_card_in_mig_mode_is_its_instances_and_never_granted_whole(box: Box) -
     box.gpu("0000:43:00.0", 1)
     box.inventory(*MIG)
     found = read(box)
-    names = [d.id.removeprefix("0000:1b:00.0.") for d in found]
-    assert names == ["gi2.ci0", "gi2.ci1", "gi10.ci0", "0000:43:00.0"]
-    first = found[0]
-    assert (first.parent, first.minor, first.uuid) == ("0000:1b:00.0", 5, "MIG-a")
-    assert (first.profile, first.memory_mib) == ("3g.40gb", 40192)
+    order = ["gi2.ci0", "gi2.ci1", "gi10.ci0", "0000:43:00.0"]
+    assert [d.id.removeprefix("0000:1b:00.0.") for d in found] == order
+    assert (found[0].parent, found[0].minor, found[0].uuid) == ("0000:1b:00.0", 5, "MIG-a")
+    assert (found[0].profile, found[0].memory_mib) == ("3g.40gb", 40192)
     assert found[3].parent == ""
 
 
-def test_a_card_in_mig_mode_without_instances_gives_nothing(box: Box) -> None:
-    box.gpu("0000:1b:00.0", 0)
+def test_a_card_in_mig_mode_without_instances_or_information_gives_nothing(box: Box) -> None:
+    path = box.gpu("0000:1b:00.0", 0)
     box.inventory("gpu.0000:1b:00.0.mig=1")
     assert ids(box) == []
-
-
-def test_the_instances_of_a_broken_card_are_broken(box: Box) -> None:
-    garbage(box.gpu("0000:1b:00.0", 0))
     box.inventory(*MIG)
-    assert all(d.fault for d in read(box))
+    path.write_text("garbage")
+    assert [bool(d.fault) for d in read(box)] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -240,10 +235,9 @@ def test_an_inventory_that_is_none_is_no_advice(tmp_path: Path, text: str) -> No
 
 
 def test_links_hold_both_ways_round(box: Box) -> None:
-    box.inventory("link.0000:1b:00.0.0000:43:00.0=4", "link.0000:1b:00.0.0000:52:00.0=x")
+    box.inventory("link.0000:1b:00.0.0000:43:00.0=4")
     found = devices.links(devices.read_inventory(str(box.lock), BOOT))
     assert found["0000:1b:00.0", "0000:43:00.0"] == found["0000:43:00.0", "0000:1b:00.0"] == 4
-    assert found["0000:52:00.0", "0000:1b:00.0"] == 0
 
 
 @pytest.mark.parametrize("preset", ["dgx1", "dgx-h200", "k80-node", "missing", "a100-mig"])

@@ -98,6 +98,8 @@ def test_a_process_of_the_claim_itself_is_not_of_another(fake: FakeProc) -> None
     fake.add(700, groups=[65400])
     assert not belongs(fake, 700, token=record().token, add_grp_id=65400)
     assert not belongs(fake, 700, add_grp_id=65400)
+    fake.add(701, groups=[65401])  # a task of the same grant
+    assert not belongs(fake, 701, token=record().token, add_grp_id=65401)
 
 
 def mig(root: Path, table: str) -> list[tuple[int, int, int]]:

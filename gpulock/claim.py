@@ -90,6 +90,7 @@ def note_refusal(totals: Totals, refusal: Refusal, template: Owner, waited: floa
 def note_unknown(node: Node, refusal: Refusal, template: Owner, deadline: Deadline) -> None:
     """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
     try:
+        boot.create(node.store)
         node.store.check()
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
             note_refusal(Totals(node.store), refusal, template, gate.waited)

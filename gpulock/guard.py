@@ -74,7 +74,16 @@ def key_of(info: os.stat_result) -> tuple[int, int, int]:
 class Holders:
     """Who has which device's node open; one pass over all file descriptors, when first asked."""
 
-    __slots__ = ("_keys", "_kthreadd", "_open", "_services", "_statuses", "blind", "scan")
+    __slots__ = (
+        "_dev_root",
+        "_keys",
+        "_kthreadd",
+        "_open",
+        "_services",
+        "_statuses",
+        "blind",
+        "scan",
+    )
 
     def __init__(
         self,
@@ -85,6 +94,7 @@ class Holders:
         driver_root: str = "",
     ) -> None:
         self.scan = scan
+        self._dev_root = dev_root
         self._services = frozenset(services)
         self._keys: dict[tuple[int, int, int], list[str]] = {}
         for device in devices:
@@ -173,7 +183,7 @@ class Holders:
         for fd in os.listdir(folder):
             path = f"{folder}/{fd}"
             try:
-                if not may_be_node(os.readlink(path)):
+                if not may_be_node(os.readlink(path), self._dev_root):
                     continue
                 info = os.stat(path)
             except FileNotFoundError:
@@ -189,14 +199,17 @@ class Holders:
         return not scan.descends(pid, daemons)
 
 
-def may_be_node(link: str) -> bool:
+def may_be_node(link: str, dev_root: str) -> bool:
     """Return whether an open file may be a device node, by its path alone.
 
     Only then is it asked for its number: a stat of a file on a hung server would never return,
-    and any user can have such a file open. A node that was bound to a path of another name
-    outside /dev is not found; the job's supplementary group still is.
+    and any user can have a file of any name open there. `/nvidia0` is how a container's own /dev
+    shows from outside. A node that was bound to a path elsewhere is not found; the job's
+    supplementary group still is.
     """
-    return "nvidia" in link or (link.startswith("/dev/") and not link.startswith(COMMON))
+    if link.startswith("/dev/"):
+        return not link.startswith(COMMON)
+    return link.startswith(f"{dev_root}/") or (link.startswith("/nvidia") and "/" not in link[1:])
 
 
 def group_left(lock: Lock, scan: Scan) -> str:

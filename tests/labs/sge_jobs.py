@@ -95,7 +95,9 @@ def wait_said(
         lambda: said(gpus, job, name) if text in said(gpus, job, name) else None,
         what=f"job {job} to print {text!r}",
         seconds=seconds,
-        why=lambda: said(gpus, job, name),
+        why=lambda: (
+            said(gpus, job, name) + gpus.sge.qstat("-u", "*") + gpus.sge.messages("qmaster")
+        ),
     )
 
 

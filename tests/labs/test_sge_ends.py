@@ -413,7 +413,11 @@ def test_many_short_jobs_share_no_device_and_leave_none_locked(gpus: Gpulock) ->
     ]
     for job in arrays:
         gpus.sge.wait_done(job, seconds=600)
-    gpus.wait_free(seconds=5)
+    # on a node where processes come and go all the time a release may leave a lock to the reaper
+    left = gpus.locks(NODE)
+    assert all(record.settling for record in left.values())
+    assert reap(gpus, NODE).acts() == [("freed", "dead")] * len(left)
+    assert gpus.locks(NODE) == {}
     lines = [line.split() for line in log.read_text().splitlines()]
     assert len(lines) == len({line[0] for line in lines}) == number // 8 * 8
     uses = sorted(

@@ -51,7 +51,7 @@ def reported(gpus: Gpulock) -> dict[str, str]:
 
 
 def wait_reported(gpus: Gpulock, **wanted: int | None) -> None:
-    """Wait until `qhost -F` shows these values, by name with `_` for `:` and `.`; None: absent."""
+    """Wait until `qhost -F` shows these values, `_` for `:` and `.`; None: it is not shown."""
     shown = {name: None if value is None else str(value) for name, value in wanted.items()}
 
     def there() -> bool:
@@ -101,10 +101,13 @@ def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
     wait_reported(sensed, hl_gpu_free=0, hl_gpu_held=8, hl_gpu_quarantined=0)
 
 
-def test_stale_locks_are_told_and_a_sensor_that_cannot_know_reports_nothing(
+def test_stale_locks_are_told_and_a_sensor_that_cannot_know_offers_nothing(
     sensed: Gpulock,
 ) -> None:
-    """What is no longer reported is forgotten by qmaster with execd's next report (8.1.9)."""
+    """What is no longer reported is forgotten by qmaster with execd's next report (8.1.9).
+
+    A sensor that kept silent would so offer all that the bookkeeping has.
+    """
     wait_reported(sensed, hl_gpu_free=8)
     job = sensed.sge.submit("glalice", *on(NODE, "-l", "gpu=3"), stdin=SLEEP)
     sensed.sge.wait_running(job)
@@ -115,6 +118,10 @@ def test_stale_locks_are_told_and_a_sensor_that_cannot_know_reports_nothing(
     assert reap(sensed, NODE).acts() == [("freed", "dead")] * 3
     wait_reported(sensed, hl_gpu_free=8, hl_gpu_stale=0)
     sensed.sge.path_in(NODE, CONFIG).write_text("GUPS=8\n")
-    wait_reported(sensed, hl_gpu_free=None, hl_gpu=None, hc_gpu=8)
+    wait_reported(sensed, hl_gpu=0, hl_gpu_free=0)
+    sensed.configure(NODE)
+    wait_reported(sensed, hl_gpu_free=8)
     sensed.configure(NODE, DRIVER_ROOT="/nonexistent")
     wait_reported(sensed, hl_gpu=0, hl_gpu_free=0)
+    sensed.sge.set_conf("load_sensor", "none", host=NODE)
+    wait_reported(sensed, hl_gpu_free=None, hl_gpu=None, hc_gpu=8)

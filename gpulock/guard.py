@@ -112,7 +112,7 @@ class Holders:
         return self._open.get(device, [])
 
     def _look(self) -> dict[str, list[int]]:
-        """Look at every process, until a listing brings nothing new.
+        """Look at every process as Scan does: list again until nothing vanished unread.
 
         One that may not be seen is tried again: a fork is hidden by its parent until its exec.
         """
@@ -123,21 +123,22 @@ class Holders:
         pids = list(self.scan.statuses()) if self._keys else []
         for attempt in range(ROUNDS):
             denied = []
+            vanished = False
             for pid in pids:
                 seen.add(pid)
                 try:
                     for device in self._held_by(pid):
                         found.setdefault(device, []).append(pid)
                 except (FileNotFoundError, ProcessLookupError):
-                    continue
+                    vanished = True
                 except (OSError, ValueError):
                     if pid != INIT and os.geteuid() in (0, self._uid(pid)):
                         denied.append(pid)
             if denied:
                 time.sleep(PAUSE * 2 ** min(attempt, 6))
-            pids = [pid for pid in self._pids() if pid not in seen or pid in denied]
-            if not pids:
+            if attempt > 0 and not denied and not vanished:
                 return found
+            pids = [pid for pid in self._pids() if pid not in seen or pid in denied]
         self.blind = (
             f"the files of process {denied[0]} cannot be seen"
             if denied

@@ -39,8 +39,9 @@ class Verdict:
 class Scan:
     """One look at all processes, taken when first needed and shared by all judgements.
 
-    /proc is listed again until a listing brings nothing new: one that forks and ends all the time
-    cannot hide between two reads, nor behind a pid that wrapped. `blind` says why the look is not
+    /proc is listed twice at least, and again until nothing of a listing vanished before it was
+    read: one that forks and ends all the time cannot hide between two reads, nor by a pid that
+    wrapped behind the place the listing has reached. `blind` says why the look is not
     to be trusted, and is empty where it is.
     """
 
@@ -60,20 +61,22 @@ class Scan:
     def _look(self) -> dict[int, Status]:
         found: dict[int, Status] = {}
         seen = set(self.proc.kernel_threads())
-        for _ in range(ROUNDS):
+        for attempt in range(ROUNDS):
             fresh = [pid for pid in self.proc.pids() if pid not in seen]
-            if not fresh:
-                return found
+            vanished = False
             for pid in fresh:
                 try:
                     status = self.proc.status(pid)
                     if not self.proc.finished(pid, status.state):
                         found[pid] = status
                 except ProcessLookupError:
+                    vanished = True
                     continue
                 except (PermissionError, ValueError) as fault:
                     self.blind = f"process {pid} cannot be seen: {fault}"
                 seen.add(pid)
+            if attempt > 0 and not vanished:
+                return found
         self.blind = "processes came and went faster than they could be read"
         return found
 

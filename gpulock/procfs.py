@@ -170,8 +170,16 @@ class Proc:
             os.close(fd)
 
     def pid_namespace(self) -> str:
-        """Return our pid namespace (`pid:[4026531836]`); raise OSError where it cannot be seen."""
-        return os.readlink(f"{self.root}/self/ns/pid")
+        """Return our pid and time namespaces (`pid:[4026531836] time:[4026531834]`).
+
+        In another time namespace the start times of processes read differently. A kernel before
+        5.6 has none. Raises OSError where the pid namespace cannot be seen.
+        """
+        pids = os.readlink(f"{self.root}/self/ns/pid")
+        try:
+            return f"{pids} {os.readlink(f'{self.root}/self/ns/time')}"
+        except OSError:
+            return pids
 
     def here(self) -> str:
         """Return our pid namespace for a record, empty where it cannot be seen."""

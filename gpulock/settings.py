@@ -23,6 +23,8 @@ TEXT, PATH, COUNT, SECONDS, FLAG, WORDS, CHOICE = (
     "choice",
 )
 
+COUNT_DIGITS = 4  # of a COUNT
+
 # name, kind, default, meaning; for CHOICE the default comes first among the `|` separated values
 KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("LOCK_DIR", PATH, "/run/gpulock", "locks, on tmpfs or a local file system"),
@@ -135,7 +137,9 @@ def convert(kind: str, default: str, given: str | None) -> object:
     value = default if given is None else given
     if kind == COUNT:
         if not (value.isascii() and value.isdigit()):
-            raise ValueError(f"must be a whole number, not {value!r}")
+            raise ValueError(f"must be a whole number, not {value[:40]!r}")
+        if len(value) > COUNT_DIGITS:
+            raise ValueError("is larger than any node")
         return int(value)
     if kind == SECONDS:
         return seconds(value)

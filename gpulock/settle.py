@@ -83,5 +83,5 @@ def decide(lock: Lock, judge: Judge, holders: Holders, held: dict[str, Lock]) ->
         return Outcome(lock, HELD, verdict, verdict.proof)
     left = guard.open_left(lock.id, record, holders, held) if record is not None else ""
     if left:
-        return Outcome(lock, ORPHANS, verdict, left)
+        return Outcome(lock, HELD if left == holders.blind else ORPHANS, verdict, left)
     return Outcome(lock, FREED, verdict, verdict.proof)

@@ -72,7 +72,10 @@ def parse(name: str) -> tuple[int, int, int]:
 
 
 def ahead(node: Node, name: str) -> int:
-    """Return how many living callers are before this one; tickets of dead ones are dropped."""
+    """Return how many living callers are before this one; tickets of dead ones are dropped.
+
+    One that was stopped (SIGSTOP, Ctrl-Z) keeps its ticket, but nobody waits for it.
+    """
     before = 0
     for other in names(f"{node.store.path}/{FOLDER}"):
         if other == name:
@@ -80,6 +83,8 @@ def ahead(node: Node, name: str) -> int:
         _, pid, start = parse(other)
         try:
             living = node.proc.running(pid, start)
+            if living and node.proc.stat(pid).state in ("T", "t"):
+                continue
         except OSError:
             living = True
         if living:

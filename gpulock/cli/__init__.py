@@ -8,6 +8,7 @@ what status needs. A refusal becomes one line and an exit code here, and nowhere
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -119,11 +120,23 @@ def stop(ctx: click.Context, refusal: Refusal, code: int) -> NoReturn:
 def commands(ctx: click.Context, config: str) -> None:
     """Which GPU is whose, on one node."""
     ctx.obj = Session(config)
-    if os.environ.get("NO_COLOR"):
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         ctx.color = False
+
+
+def open_streams() -> None:
+    """Give the standard streams that the caller closed a place to go, before a file takes it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
+    open_streams()
     commands.main(args=argv, prog_name="gpulock")
     raise AssertionError("click returned")

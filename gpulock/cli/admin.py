@@ -32,10 +32,19 @@ from gpulock.release import present
 F = TypeVar("F", bound=Callable[..., object])
 
 
+def reason_given(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Return the reason as one line; raise BadParameter for an empty one."""
+    if not value.strip():
+        raise click.BadParameter("say why.", ctx, param)
+    return value
+
+
 def because_option(function: F) -> F:
     """Add --because, which is needed."""
     text = "Why; shown to everybody who asks."
-    return click.option("--because", metavar="TEXT", required=True, help=text)(function)
+    return click.option(
+        "--because", metavar="TEXT", required=True, help=text, callback=reason_given
+    )(function)
 
 
 @click.command()

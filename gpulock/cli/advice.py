@@ -50,7 +50,7 @@ def held(record: Owner, name: str, proof: str) -> tuple[str, str]:
     if record.scheduler == "admin":
         return "an administrator", f"gpulock unreserve {name}"
     if record.scheduler == "process":
-        return "the end of that process", f"gpulock release --pid {record.pid}"
+        return "the end of that process", f"look at it: ps -fp {record.pid}"
     if record.settling or "without a shepherd" in proof:
         return "the next claim or reap after its last process has ended", "gpulock reap"
     if record.scheduler == "sge":

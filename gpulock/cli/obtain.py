@@ -83,9 +83,9 @@ def obtain(node: Node, record: Owner, count: int, wanted: tuple[str, ...], wait:
         line.end()
 
 
-def owner_of(node: Node, pid: int) -> Owner:
+def owner_of(node: Node, pid: int, comment: str = "") -> Owner:
     """Return the record for a claim by `pid`, with its owner's name; raise Refusal."""
-    record = process.template(node, pid, "")
+    record = process.template(node, pid, "", comment)
     return record.copy(user=user_name(record.uid))
 
 
@@ -110,7 +110,7 @@ class Line:
         self._what = counted(count, "GPU")
         self._begun = boottime()
         self._last = ""
-        self._live = sys.stderr.isatty()
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def tell(self, before: int, why: str) -> None:
         """Say how many callers are before this one, or what is in the way."""

@@ -14,6 +14,7 @@ from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
+from gpulock.refusal import BROKEN, Refusal
 from gpulock.release import present
 from gpulock.settle import FREED, HELD, ORPHANS
 
@@ -31,6 +32,10 @@ def reap(session: Session, dry_run: bool) -> None:
     node = session.own_node()
     report = reconcile(node, judge(node), Deadline(REAP_SECONDS), dry_run)
     click.echo("\n".join(lines(report, present(node), dry_run)))
+    if report.fault:
+        raise Refusal(
+            BROKEN, f"the verdicts cannot be published: {report.fault}", "make room there"
+        )
 
 
 def lines(report: Report, devices: list[Device], dry_run: bool = False) -> list[str]:

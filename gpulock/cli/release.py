@@ -25,6 +25,8 @@ from gpulock.gate import Gate
 from gpulock.grant import retire
 from gpulock.locks import Lock
 from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.procfs import Proc
 from gpulock.refusal import one_line
 from gpulock.release import present
 
@@ -113,7 +115,7 @@ def let_go(
         let = [Let(lock, left_open(lock, holders, held)) for lock in locks]
         for one in let:
             if not force:
-                refuse_foreign(one)
+                refuse_foreign(one, node.proc)
         for one in let:
             how = (
                 f"release --force by {caller()}: {because}" if force else f"released by {caller()}"
@@ -131,7 +133,7 @@ def left_open(lock: Lock, holders: guard.Holders, held: dict[str, Lock]) -> str:
     return f"process {pids[0]} has {lock.id} open" if pids else holders.blind
 
 
-def refuse_foreign(one: Let) -> None:
+def refuse_foreign(one: Let, proc: Proc) -> None:
     """Raise Refused for a lock that its caller may not free, or not now."""
     record = one.lock.owner
     force = 'use --force --because "TEXT" if you must'
@@ -148,6 +150,23 @@ def refuse_foreign(one: Let) -> None:
         raise Refused(f"{one.lock.id} is held by {holder(record)}", force)
     if one.left:
         raise Refused(one.left, f"end it first; {force}")
+    if runs_elsewhere(record, proc):
+        raise Refused(f"process {record.pid} runs and has not called this", f"end it; {force}")
+
+
+def runs_elsewhere(record: Owner, proc: Proc) -> bool:
+    """Return whether a claim is of a command that runs, not above us: it counts on its GPUs."""
+    if record.comment != "run" or not proc.running(record.pid, record.start):
+        return False
+    pid = os.getpid()
+    while pid > 1:
+        if pid == record.pid:
+            return False
+        try:
+            pid = proc.stat(pid).ppid
+        except (OSError, ValueError):
+            return True
+    return True
 
 
 def free(node: Node, one: Let, how: str) -> None:

@@ -25,6 +25,7 @@ from gpulock.node import Node
 from gpulock.release import release
 from gpulock.settings import Settings
 
+RUN = "run"  # the comment of a claim whose process is the command itself
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
 
@@ -49,7 +50,7 @@ def run(
     number, wanted = which(node, count, devices)
     process.prepare(node)
     lead_session()
-    grant = obtain(node, owner_of(node, os.getpid()), number, wanted, wait)
+    grant = obtain(node, owner_of(node, os.getpid(), RUN), number, wanted, wait)
     try:
         environ = environment_of(grant, node.settings, dict(os.environ))
         os.umask(mask)

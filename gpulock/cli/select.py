@@ -15,6 +15,7 @@ from gpulock.devices import Device, bus_key
 from gpulock.owner import Owner
 
 LEAST_UUID = 8  # characters of a UUID that must be given
+LONGEST = 64  # characters of any name
 JOB = re.compile(r"(?:job[ :])?([0-9]+)(?:\.([0-9]+))?")
 PID = re.compile(r"pid[ :]([0-9]+)")
 DEVICE = re.compile(r"(?:device|gpu)[ :](.+)", re.IGNORECASE)
@@ -55,6 +56,8 @@ def subject(text: str, devices: Sequence[Device], jobs: Iterable[Owner] = ()) ->
     `job 3`, `gpu 3` and `pid 3` leave no doubt. Raises SelectError.
     """
     text = text.strip()
+    if not text or len(text) > LONGEST:
+        raise SelectError("no such name")
     if found := PID.fullmatch(text):
         return Subject(pid=int(found[1]))
     if found := DEVICE.fullmatch(text):
@@ -90,6 +93,8 @@ def several(text: str, devices: Sequence[Device]) -> list[Device]:
 
 def match(text: str, devices: Sequence[Device]) -> list[Device]:
     """Return the devices that `text` may mean: index, bus id, or a UUID's beginning."""
+    if len(text) > LONGEST:
+        return []
     if text.isascii() and text.isdigit():
         return [device for device in devices if device.index == int(text)]
     lower = text.lower()

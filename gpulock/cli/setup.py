@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def install_sge(session: Session, /, dry_run: bool, **options: Any) -> None:
     from gpulock.install.sge import SgeOptions, plan_sge
 
     try:
+        options["prefix"] = options["prefix"].absolute()
         plan = plan_sge(SgeOptions(config=Path(session.config), **options))
         for change in plan.changes if dry_run else ():
             click.echo("\n".join(change.lines()))
@@ -88,13 +90,15 @@ def uninstall_sge(session: Session, force: bool, because: str) -> None:
 
 
 @click.command()
-@click.option("--prefix", type=click.Path(path_type=Path), default=DEFAULT_PREFIX, hidden=True)
+@click.option("--prefix", type=click.Path(path_type=Path), default=None, hidden=True)
 @click.pass_context
-def doctor(ctx: click.Context, prefix: Path) -> None:
+def doctor(ctx: click.Context, prefix: Path | None) -> None:
     """Check this node, its settings and its scheduler; 3 if anything is at fault."""
     from gpulock.install import doctor as checks
 
     session: Session = ctx.obj
+    if os.geteuid() != 0 and not session.settings().simulation:
+        raise Refused("what there is to check is root's", "run it as root")
     try:
         found = checks.doctor(checks.Where(config=Path(session.config), prefix=prefix))
     except InstallError as fault:

@@ -23,13 +23,17 @@ WRITTEN = ("boot_id", "lost", "totals", "verdicts")  # under the gate alone
 
 
 class Report:
-    """What a reconcile did: one outcome a lock, and the records it adopted."""
+    """What a reconcile did: one outcome a lock, and the records it adopted.
 
-    __slots__ = ("adopted", "outcomes")
+    `fault` says why the verdicts could not be published, empty where they were.
+    """
+
+    __slots__ = ("adopted", "fault", "outcomes")
 
     def __init__(self, adopted: list[Owner], outcomes: list[Outcome]) -> None:
         self.adopted = adopted
         self.outcomes = outcomes
+        self.fault = ""
 
 
 def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False) -> Report:
@@ -46,11 +50,14 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         adopted = [] if dry_run else begin(node, judge)
         held = node.store.all()
-        outcomes = settle(node, held, judge, holders, dry_run)
+        report = Report(adopted, settle(node, held, judge, holders, dry_run))
         if not dry_run:
-            publish(node, outcomes)
-            sweep(node)
-    return Report(adopted, outcomes)
+            try:
+                publish(node, report.outcomes)
+                sweep(node)
+            except OSError as fault:
+                report.fault = f"{node.store.path}: {fault.strerror}"
+    return report
 
 
 def begin(node: Node, judge: Judge) -> list[Owner]:

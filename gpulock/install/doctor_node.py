@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpulock import boot, devices
+from gpulock import atomic, boot, devices
 from gpulock.install.doctor_check import Check, examine, fault, good, warning
 from gpulock.locks import Store
 from gpulock.node import Node
@@ -55,6 +55,9 @@ def lock_dir(settings: Settings) -> Iterator[Check]:
     if kind not in boot.LOCAL:
         yield fault(name, f"{path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock")
         return
+    if why := unwritable(path):
+        yield fault(name, f"{path} cannot be written: {why}", "make room, or mount it read-write")
+        return
     yield good(name, f"{path} on {kind}")
     gate = Path(path, "gate")
     if gate.exists() and stat.S_IMODE(gate.stat().st_mode) != _GATE_MODE:
@@ -62,6 +65,16 @@ def lock_dir(settings: Settings) -> Iterator[Check]:
         yield fault(
             "gate", f"{gate} has mode {mode:04o}: any user can block it", f"chmod 600 {gate}"
         )
+
+
+def unwritable(path: str) -> str:
+    """Return why no file can be written in a folder, or nothing."""
+    try:
+        atomic.replace_file(f"{path}/.doctor", b"x" * 512)
+        os.unlink(f"{path}/.doctor")
+    except OSError as fault:
+        return fault.strerror or str(fault)
+    return ""
 
 
 def state_dir(settings: Settings) -> Iterator[Check]:
@@ -77,6 +90,8 @@ def state_dir(settings: Settings) -> Iterator[Check]:
     elif info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         found = f"uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}"
         yield fault(name, f"{path} has {found}", f"chown {os.geteuid()} {path}; chmod 755 {path}")
+    elif why := unwritable(str(path)):
+        yield fault(name, f"{path} cannot be written: {why}", "make room, or mount it read-write")
     else:
         yield good(name, str(path))
 

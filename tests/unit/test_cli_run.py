@@ -258,3 +258,24 @@ def read_all(fd: int) -> str:
             break
         text += more
     return text.decode()
+
+
+def test_the_gpus_of_a_command_that_runs_are_not_released_from_outside(site: Site) -> None:
+    with holding(site, 1) as process:
+        for words in (("release", "--pid", str(process.pid)), ("release", "0", "1", "2", "3")):
+            refused = site.call(*words)
+            assert refused.exit_code == 1
+        held = [gpu for gpu in site.json()["gpus"] if gpu["held"]]
+        assert len(held) == 1
+        forced = site.call("release", "--pid", str(process.pid), "--force", "--because", "test")
+        assert forced.exit_code == 0
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-"])
+def test_closed_streams_keep_no_command_from_its_work(site: Site, closed: str) -> None:
+    made = site.files.directory / "made"
+    words = ["run", "-n", "1", "--", "touch", str(made)]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *site.command(*words)], check=False
+    )
+    assert (done.returncode, made.exists()) == (0, True)

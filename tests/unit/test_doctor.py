@@ -261,3 +261,15 @@ def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
     show(checks, lines.append)
 
     assert lines == ["✓ a: fine", "! b: odd", "    look", "✗ c: bad", "    mend it"]
+
+
+def test_a_directory_that_cannot_be_written_is_a_fault(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(doctor_node.atomic, "replace_file", full)
+    checks = found(site)
+    for name in ("LOCK_DIR", "STATE_DIR"):
+        assert checks[name].state == FAULT and "No space left" in checks[name].what

@@ -246,3 +246,13 @@ def test_a_system_user_is_one_by_all_its_uids(fake: FakeProc) -> None:
     scan = Scan(Proc(str(fake.root)))
     assert liveness.is_system(scan.statuses()[10])
     assert not liveness.is_system(scan.statuses()[11])
+
+
+def test_a_record_of_another_time_namespace_is_not_judged(fake: FakeProc) -> None:
+    """Start times shift in a time namespace: the same process looks like another one."""
+    (fake.root / "self/ns/time").symlink_to("time:[4026531834]")
+    claimed = Proc(str(fake.root)).pid_namespace()
+    assert common(fake, record(pid_ns=claimed)) == "look further"
+    (fake.root / "self/ns/time").unlink()
+    (fake.root / "self/ns/time").symlink_to("time:[4026532999]")
+    assert common(fake, record(pid_ns=claimed)) == UNKNOWN

@@ -140,3 +140,12 @@ def test_without_time_to_wait_nobody_overtakes(box: Box) -> None:
     with pytest.raises(Refusal, match="before this one"):
         wait(box, [GRANT], 0)
     assert len(line(box)) == 1
+
+
+def test_a_stopped_caller_keeps_its_place_but_nobody_waits_for_it(box: Box) -> None:
+    box.proc.add(500, state="T")
+    stopped, ours = stand(box, 1, 500), stand(box, 2, os.getpid())
+    assert tickets.ahead(box.node(), ours) == 0
+    assert line(box) == [stopped, ours]
+    box.proc.add(500, state="S")
+    assert tickets.ahead(box.node(), ours) == 1

@@ -269,7 +269,7 @@ def test_a_directory_that_cannot_be_written_is_a_fault(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(doctor_node.atomic, "replace_file", full)
+    monkeypatch.setattr("gpulock.atomic.replace_file", full)
     checks = found(site)
     for name in ("LOCK_DIR", "STATE_DIR"):
         assert checks[name].state == FAULT and "No space left" in checks[name].what

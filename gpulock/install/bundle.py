@@ -9,7 +9,8 @@ from typing import Final
 
 from gpulock.bundle import NAME
 
-# Run by the interpreter that will load it: byte code is of one version.
+# Run by the interpreter that will load it: byte code is of one version. Without docstrings, which
+# nobody reads there: 0.2 ms.
 _PACK: Final = """
 import marshal, os, sys
 from importlib.util import MAGIC_NUMBER
@@ -22,7 +23,7 @@ for top, _, files in os.walk(library + "/gpulock"):
             continue
         dotted = path[len(library) + 1 : -3].replace("/", ".")
         package = dotted.endswith(".__init__")
-        code = compile(open(path, "rb").read(), path, "exec", dont_inherit=True)
+        code = compile(open(path, "rb").read(), path, "exec", dont_inherit=True, optimize=2)
         modules[dotted.removesuffix(".__init__")] = (package, marshal.dumps(code))
 with open(library + "/." + name, "wb") as file:
     marshal.dump((MAGIC_NUMBER, modules), file)

@@ -11,6 +11,7 @@ from gpulock.devices import Device
 EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (reference sge 11)
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
+PAIR = 2  # the usual request
 SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's
 
 
@@ -73,7 +74,7 @@ def exact(scores: list[list[int]], count: int) -> list[int]:
     best: list[int] = []
     best_value = (-1, -1)
     for members in subsets(len(scores), count):
-        value = inside(scores, members)
+        value = scores[members[0]][members[1]] if count == PAIR else inside(scores, members)
         if value < best_value[0]:
             continue
         rest = total - sum([weight[m] for m in members]) + value  # the pairs that stay free

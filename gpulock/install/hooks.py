@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import gpulock
 from gpulock import atomic
 from gpulock.bundle import NAME
 from gpulock.install.bundle import pack
+from gpulock.settings import parse
 
 FOLDERS: Final = ("prolog", "epilog")
 SCHEDULERS: Final = ("sge", "slurm")  # the hot packages; gpulock/*.py is hot as well
@@ -114,7 +116,7 @@ def render(text: str, interpreter: str, library: Path, config: Path) -> str:
     """Return a hook with interpreter, library and settings file written in; shell stays as is."""
     first, newline, rest = text.partition("\n")
     if "python" not in first:
-        return text
+        return with_shepherd(text, config)
     lines = [f"#!{interpreter} -IS"]
     for line in (newline + rest).removeprefix("\n").split("\n"):
         if line.startswith("LIBRARY = "):
@@ -124,6 +126,25 @@ def render(text: str, interpreter: str, library: Path, config: Path) -> str:
         else:
             lines.append(line)
     return "\n".join(lines)
+
+
+def with_shepherd(text: str, config: Path) -> str:
+    """Return a shell hook with the site's own shepherd (SGE_SHEPHERD) in it, where one is set."""
+    path = own_shepherd(config)
+    if not path:
+        return text
+    lines = text.split("\n")
+    return "\n".join(
+        [f"SHEPHERD={shlex.quote(path)}" if x.startswith("SHEPHERD=") else x for x in lines]
+    )
+
+
+def own_shepherd(config: Path) -> str:
+    """Return SGE_SHEPHERD of the settings, nothing where they cannot be read (doctor says so)."""
+    try:
+        return parse(config.read_text(), str(config)).sge_shepherd
+    except (OSError, ValueError):
+        return ""
 
 
 def real_interpreter(path: str = sys.executable) -> str:
@@ -167,7 +188,7 @@ def probe(interpreter: str) -> str:
 def digest(config: Path, interpreter: str, identity: str) -> str:
     """Return a short name for all that goes into a folder, so that equal folders are one."""
     seen = hashlib.sha256()
-    for part in (gpulock.__version__, str(config), interpreter, identity):
+    for part in (gpulock.__version__, str(config), interpreter, identity, own_shepherd(config)):
         seen.update(part.encode() + b"\0")
     for name, text in templates().items():
         seen.update(name.encode() + b"\0" + text.encode() + b"\0")

@@ -85,6 +85,15 @@ def replace_file(
         raise
 
 
+def new_file(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Write a file that is not there yet; raise OSError. A crash may leave it cut short."""
+    fd = os.open(path, OPEN_NEW, mode)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
 def remove_quietly(path: str, dir_fd: int | None = None) -> None:
     """Remove a file where that is possible; for clean-up after an error that counts more."""
     try:

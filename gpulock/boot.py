@@ -21,16 +21,16 @@ LOCAL = frozenset(
 )
 
 
-def create(store: Store) -> None:
-    """Make LOCK_DIR itself where it is missing: /run is empty after a boot."""
-    try:
-        os.mkdir(store.path, 0o755)
-    except FileExistsError:
-        return
-    except OSError as fault:
-        raise Refusal(
-            BROKEN, f"LOCK_DIR cannot be made: {fault}", "make it, root's and mode 0755"
-        ) from fault
+def ensure(store: Store) -> None:
+    """Check LOCK_DIR; make it first where it is missing: /run is empty after a boot."""
+    if not os.path.lexists(store.path):
+        try:
+            make_folder(store.path)
+        except OSError as fault:
+            raise Refusal(
+                BROKEN, f"LOCK_DIR cannot be made: {fault}", "make it, root's and mode 0755"
+            ) from fault
+    store.check()
 
 
 def make_ready(store: Store, state_dir: str, boot_id: str, node: str) -> None:

@@ -11,7 +11,6 @@ from gpulock.devices import Device
 EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (reference sge 11)
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
-PAIR = 2  # the usual request
 SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's
 
 
@@ -70,28 +69,17 @@ def inside(scores: list[list[int]], members: list[int]) -> int:
 def exact(scores: list[list[int]], count: int) -> list[int]:
     """Return the best set of `count` indexes by trying all of them."""
     weight = [sum(row) for row in scores]
-    total = sum(weight) // 2
-    best: list[int] = []
-    best_value = (-1, -1)
-    for members in subsets(len(scores), count):
-        value = scores[members[0]][members[1]] if count == PAIR else inside(scores, members)
-        if value < best_value[0]:
-            continue
-        rest = total - sum([weight[m] for m in members]) + value  # the pairs that stay free
-        if (value, rest) > best_value:
-            best, best_value = members, (value, rest)
-    return best
-
-
-def subsets(size: int, count: int) -> list[list[int]]:
-    """Return all ways to take `count` of range(size), lowest first (itertools is not loaded)."""
-    if count == 0:
-        return [[]]
-    return [
-        [first, *(first + 1 + i for i in rest)]
-        for first in range(size - count + 1)
-        for rest in subsets(size - first - 1, count - 1)
-    ]
+    # members, the sum of their pairs, what the rest loses by them
+    sets: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
+    for more in range(count):
+        sets = [
+            ((*members, new), value + sum([scores[new][m] for m in members]), lost + weight[new])
+            for members, value, lost in sets
+            for new in range(members[-1] + 1 if members else 0, len(scores) - count + more + 1)
+        ]
+    # the pairs that stay free: all, less those of the members, whose own pairs were taken twice
+    best = min(sets, key=lambda found: (-found[1], found[2] - found[1], found[0]))
+    return list(best[0])
 
 
 def greedy(scores: list[list[int]], count: int) -> list[int]:

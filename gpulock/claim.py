@@ -46,8 +46,7 @@ def claim(
     judge = once(judge)
     found = node.devices()
     check_possible(found, want, node.settings.gpus)
-    boot.create(node.store)
-    node.store.check()
+    boot.ensure(node.store)
     try:
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
             totals = Totals(node.store)
@@ -90,8 +89,7 @@ def note_refusal(totals: Totals, refusal: Refusal, template: Owner, waited: floa
 def note_unknown(node: Node, refusal: Refusal, template: Owner, deadline: Deadline) -> None:
     """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
     try:
-        boot.create(node.store)
-        node.store.check()
+        boot.ensure(node.store)
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
             note_refusal(Totals(node.store), refusal, template, gate.waited)
     except (Refusal, OSError):

@@ -129,29 +129,23 @@ def sorted_buses(names: list[str]) -> list[str]:
 
 def parse_information(text: str, device: Device) -> None:
     """Fill in what the driver's `information` file says; raise ValueError where it is garbage."""
-    minor, place = field(text, "Device Minor:"), field(text, "Bus Location:")
+    # partition, not split: a colon stands in values too; the first of a name counts
+    lines = [line.partition(":") for line in reversed(text.split("\n"))]
+    fields = {name: value.strip() for name, _, value in lines}
+    minor, place = fields.get("Device Minor", ""), fields.get("Bus Location", "")
     if not (minor.isascii() and minor.isdigit()):
         raise ValueError(f"Device Minor is {minor[:20]!r}")
     if place.lower() != device.bus:
         raise ValueError(f"Bus Location is {place[:20]!r}")
-    uuid = field(text, "GPU UUID:")
+    uuid = fields.get("GPU UUID", "")
     if not kv.clean(uuid) or "," in uuid:
         raise ValueError("GPU UUID is no UUID")
     device.minor = int(minor)
     device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
-    model = field(text, "Model:")
+    model = fields.get("Model", "")
     device.model = model if model.isprintable() else one_line(model)
-    if "Yes" in (field(text, "GPU Excluded:"), field(text, "Blacklisted:")):
+    if "Yes" in (fields.get("GPU Excluded"), fields.get("Blacklisted")):
         device.fault = EXCLUDED
-
-
-def field(text: str, key: str) -> str:
-    """Return what follows `key` at the beginning of a line, empty where there is no such line."""
-    begin = 0 if text.startswith(key) else text.find("\n" + key) + 1
-    if begin == 0 and not text.startswith(key):
-        return ""
-    end = text.find("\n", begin)
-    return text[begin + len(key) : end if end >= 0 else len(text)].strip()
 
 
 def read_place(sys_root: str, device: Device) -> None:

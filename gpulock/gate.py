@@ -27,12 +27,13 @@ class Gate:
     file is not ours. `waited` is the time spent in seconds.
     """
 
-    __slots__ = ("_deadline", "_fd", "_path", "waited")
+    __slots__ = ("_deadline", "_fd", "_file", "_path", "waited")
 
     def __init__(self, lock_dir: str, deadline: Deadline) -> None:
         self._path = f"{lock_dir}/{NAME}"
         self._deadline = deadline
         self._fd = -1
+        self._file = (0, 0)
         self.waited = 0.0
 
     def __enter__(self) -> "Gate":
@@ -71,6 +72,7 @@ class Gate:
                 f"{self._path} is not a private file of uid {os.geteuid()}",
                 "remove it when no hook is running",
             )
+        self._file = (info.st_dev, info.st_ino)
         return fd
 
     def _lock(self) -> None:
@@ -91,9 +93,8 @@ class Gate:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     def _still_the_path(self) -> bool:
-        ours = os.fstat(self._fd)
         try:
             named = os.lstat(self._path)
         except FileNotFoundError:
             return False
-        return (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino)
+        return self._file == (named.st_dev, named.st_ino)

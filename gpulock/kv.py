@@ -16,10 +16,12 @@ def clean(value: str) -> bool:
 
 def encode(pairs: "list[tuple[str, str]]") -> str:
     """Return the pairs as lines; raise MalformedError for a control character or a bad key."""
-    for key, value in pairs:
-        if not key or "=" in key or not clean(key) or not clean(value):
-            raise MalformedError(f"{key!r}={value!r} cannot be written on one line")
-    return "".join([f"{key}={value}\n" for key, value in pairs])
+    text = "".join([f"{key}={value}\n" for key, value in pairs])
+    whole = text.count("\n") == len(pairs) and clean(text.replace("\n", " "))
+    if whole and all([key and "=" not in key for key, _ in pairs]):
+        return text
+    wrong = [p for p in pairs if not p[0] or "=" in p[0] or not (clean(p[0]) and clean(p[1]))]
+    raise MalformedError(f"{wrong[0][0]!r}={wrong[0][1]!r} cannot be written on one line")
 
 
 def decode(text: str) -> dict[str, str]:

@@ -166,7 +166,7 @@ class Store:
         os.rename(f"{self.locks_dir}/{lock.id}", target)
         text = kv.encode([("released_at", f"{time.time():.3f}"), ("how", how)])
         try:
-            atomic.replace_file(f"{target}/released", text.encode())
+            atomic.new_file(f"{target}/released", text.encode())
             self.prune()
         except OSError:
             return  # the device is free; its history line will lack the how

@@ -40,12 +40,12 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
 )
 TYPES = {field[0]: field[1] for field in FIELDS}
 EMPTY: dict[str, object] = {TEXT: "", NUMBER: 0, REAL: 0.0, LIST: ()}
+BLANK = {field[0]: EMPTY[field[1]] for field in FIELDS}
 
 
 class Owner:
     """One owner record; every field of FIELDS is an attribute."""
 
-    __slots__ = tuple(TYPES)
     scheduler: str
     cluster: str
     node: str
@@ -73,18 +73,12 @@ class Owner:
     comment: str
 
     def __init__(self, **fields: object) -> None:
-        for key, kind in TYPES.items():
-            setattr(self, key, fields.pop(key, EMPTY[kind]))
-        if fields:
-            raise TypeError(f"no such field: {sorted(fields)}")
+        self.__dict__ = known({**BLANK, **fields})
 
     def copy(self, **changes: object) -> "Owner":
         """Return the same record with some fields changed."""
         other = Owner.__new__(Owner)
-        for key in TYPES:
-            setattr(other, key, changes.pop(key) if key in changes else getattr(self, key))
-        if changes:
-            raise TypeError(f"no such field: {sorted(changes)}")
+        other.__dict__ = known({**self.__dict__, **changes})
         return other
 
     def key(self) -> tuple[str, str, str, str, str]:
@@ -104,16 +98,24 @@ class Owner:
         return self.job_id if self.task_id in ("", "1") else f"{self.job_id}.{self.task_id}"
 
 
+def known(fields: dict[str, object]) -> dict[str, object]:
+    """Return the fields of a record; raise TypeError for one that FIELDS does not have."""
+    if len(fields) != len(BLANK):
+        raise TypeError(f"no such field: {sorted(set(fields) - set(BLANK))}")
+    return fields
+
+
 def encode(owner: Owner) -> str:
     """Return the record as text; raise kv.MalformedError for a control character in a field."""
     pairs: list[tuple[str, str]] = []
-    for key, kind in TYPES.items():
-        value: object = getattr(owner, key)
-        if value == EMPTY[kind]:
+    values = owner.__dict__
+    for key, empty in BLANK.items():
+        value = values[key]
+        if value == empty:
             continue
-        if kind == LIST:
+        if isinstance(value, tuple):
             pairs.append((key, ",".join(owner.devices)))
-        elif kind == REAL:
+        elif isinstance(value, float):
             pairs.append((key, f"{value:.3f}"))
         else:
             pairs.append((key, str(value)))

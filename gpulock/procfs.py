@@ -90,10 +90,11 @@ def line_of(data: bytes, key: bytes) -> bytes:
 class Proc:
     """The process tree below `root` (`/proc`)."""
 
-    __slots__ = ("root",)
+    __slots__ = ("_kthreadd", "root")
 
     def __init__(self, root: str = "/proc") -> None:
         self.root = root
+        self._kthreadd: bool | None = None
 
     def read(self, pid: int, name: str) -> bytes:
         """Return the bytes of /proc/PID/NAME; raise ProcessLookupError when the process is gone."""
@@ -141,7 +142,13 @@ class Proc:
             return frozenset()
 
     def has_kthreadd(self) -> bool:
-        """Return whether pid 2 is the kernel's: without parent, without memory, root's."""
+        """Return whether pid 2 is the kernel's: asked once, it neither comes nor goes."""
+        if self._kthreadd is None:
+            self._kthreadd = self._is_kthreadd()
+        return self._kthreadd
+
+    def _is_kthreadd(self) -> bool:
+        """Return whether pid 2 is without parent, without memory, root's, and of that name."""
         try:
             data = self.read(KTHREADD, "status")
             found = parse_status(data)

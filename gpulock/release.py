@@ -14,7 +14,6 @@ from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import Refusal
-from gpulock.totals import Totals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,11 +53,8 @@ def release(
     holders = settle.make_holders(node, places(node, mine), judge)
     holders.of("")
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
-        totals = Totals(node.store)
         for lock in mine.values():
             release_one(node, lock, judge, holders, held, how, released)
-        totals.add("releases", len(released.freed))
-        totals.save()
     return released
 
 

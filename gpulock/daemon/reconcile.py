@@ -44,8 +44,7 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
     devices = present(node)
     if not node.store.exists() and dry_run:
         return Report([], [])
-    boot.create(node.store)
-    node.store.check()
+    boot.ensure(node.store)
     holders = make_holders(node, devices, judge)
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         adopted = [] if dry_run else begin(node, judge)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpulock.liveness import Scan
 from gpulock.node import Node
 from gpulock.procfs import Proc
 from gpulock.release import release
+from tests.bench.bare import bare, clear
 from tests.bench.scene import Scene, linked_proc
 
 DRAIN = 100  # rounds
@@ -72,20 +74,51 @@ def claims(root: Path, rounds: int) -> dict[str, list[float]]:
     """
     root.mkdir()
     node = Scene(root, linked_proc(root / "proc", (os.getpid(),))).node()
-    found: dict[str, list[float]] = {"claim": [], "release": [], "claim + release": []}
+    record = template(node, os.getpid(), "bench")
+    found = defaultdict[str, list[float]](list)
     for number in range(rounds + 20):
         if number % DRAIN == 0:
             drain(Path(node.store.released_dir))
-        begun = time.perf_counter_ns()
-        grant = take(node, 2)
-        between = time.perf_counter_ns()
-        give(node, grant.owner.token)
-        ended = time.perf_counter_ns()
+        with Spent(Node, "devices") as driver, Spent(Holders, "_look") as look:
+            begun = time.perf_counter_ns()
+            grant = claim(node, record, 2, lambda: judge(node), Deadline(20))
+            between = time.perf_counter_ns()
+            give(node, grant.owner.token)
+            ended = time.perf_counter_ns()
+        floor = timed(lambda: bare(node))
+        clear(node)
         if number >= 20:
             found["claim"].append((between - begun) / 1e6)
             found["release"].append((ended - between) / 1e6)
             found["claim + release"].append((ended - begun) / 1e6)
+            found["  reading the driver's files"].append(driver.milliseconds)
+            found["  looking at one process"].append(look.milliseconds)
+            rest = (ended - begun) / 1e6 - driver.milliseconds - look.milliseconds
+            found["  the locks themselves"].append(rest)
+            found["their bare system calls"].append(floor)
     return found
+
+
+class Spent:
+    """Add up, for the length of a `with` block, the time spent in one method."""
+
+    def __init__(self, of: type, name: str) -> None:
+        self.milliseconds = 0.0
+        self._of, self._name, self._real = of, name, getattr(of, name)
+
+    def __enter__(self) -> Spent:
+        def call(*args: object) -> object:
+            begun = time.perf_counter_ns()
+            try:
+                return self._real(*args)
+            finally:
+                self.milliseconds += (time.perf_counter_ns() - begun) / 1e6
+
+        setattr(self._of, self._name, call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._of, self._name, self._real)
 
 
 def drain(released: Path) -> None:

@@ -83,8 +83,9 @@ def hook_targets(samples: dict[str, list[float]]) -> list[tuple[str, float, floa
 
 def claim_targets(rows: dict[str, list[float]]) -> list[tuple[str, float, float]]:
     """Return the targets of claim and release within a process, in microseconds."""
-    values = rows["claim + release"]
+    whole, locks = rows["claim + release"], rows["  the locks themselves"]
     return [
-        ("claim + release p50, us", quantile(values, 0.5) * 1000, 300.0),
-        ("claim + release p99, us", quantile(values, 0.99) * 1000, 1000.0),
+        ("claim + release p50, us", quantile(whole, 0.5) * 1000, 300.0),
+        ("claim + release p99, us", quantile(whole, 0.99) * 1000, 1000.0),
+        ("the locks themselves p50, us", quantile(locks, 0.5) * 1000, 300.0),
     ]

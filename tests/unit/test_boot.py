@@ -245,6 +245,7 @@ def test_the_mark_of_lost_locks_goes_with_the_boot(place: Place) -> None:
 
 def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
-        boot.create(Store(str(tmp_path / "gone/run")))
+        boot.ensure(Store(str(tmp_path / "gone/run")))
     assert caught.value.kind == BROKEN
-    boot.create(Store(str(tmp_path / "run")))
+    boot.ensure(Store(str(tmp_path / "run")))
+    assert (tmp_path / "run").is_dir()

@@ -132,7 +132,7 @@ def test_a_device_that_somebody_locks_meanwhile_is_left_to_him(
         real(path, 0o755)
         Path(path, "owner").write_text("theirs")
 
-    Failing(monkeypatch, "mkdir", 1 + nth, before=peer)  # the first is LOCK_DIR's own
+    Failing(monkeypatch, "mkdir", nth, before=peer)
     with pytest.raises(Refusal) as caught:
         ask(box)
     assert caught.value.kind == BROKEN

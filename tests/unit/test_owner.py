@@ -107,8 +107,8 @@ def test_a_copy_changes_what_it_is_told_and_nothing_else() -> None:
     assert one.settling == 0
 
 
-def test_every_field_has_a_slot_a_type_and_a_meaning() -> None:
-    assert set(Owner.__slots__) == {field[0] for field in FIELDS}
+def test_every_field_is_an_attribute_with_a_type_and_a_meaning() -> None:
+    assert set(Owner.__annotations__) == set(vars(Owner())) == {field[0] for field in FIELDS}
     assert {field[1] for field in FIELDS} == {TEXT, NUMBER, REAL, LIST}
     assert all(field[2] and field[3] for field in FIELDS)
 

@@ -22,7 +22,7 @@ def box(tmp_path: Path) -> Box:
     made = Box(tmp_path)
     made.proc.execd(tmp_path)
     node = made.node()
-    boot.create(node.store)
+    boot.ensure(node.store)
     boot.begin(node.store, str(made.state), BOOT, NAME)
     return made
 

@@ -13,7 +13,7 @@ from gpulock import boot, quarantine
 from gpulock.deadline import Deadline, boottime
 from gpulock.devices import Device
 from gpulock.gate import Gate
-from gpulock.grant import Grant, Want, give_up_earlier, join_grant, same_grant
+from gpulock.grant import Grant, Want, give_up_earlier, is_ours, join_grant, same_grant
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, UNKNOWN, GateShutError, Refusal
@@ -106,7 +106,7 @@ def claim_gated(
 ) -> Grant:
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
     held = node.store.all()
-    mine = [lock for lock in held.values() if lock.owner and lock.owner.key() == template.key()]
+    mine = [lock for lock in held.values() if lock.owner and is_ours(lock.owner, template)]
     if mine:
         again = same_grant(mine, template, want.count, found)
         if again is None and want.join:

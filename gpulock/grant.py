@@ -54,10 +54,26 @@ class Grant:
         self.waited = waited
 
 
+def is_ours(record: Owner, template: Owner) -> bool:
+    """Return whether a record is of the job that asks: not of another user who got its id again,
+    nor of a later run.
+    """
+    if record.key() != template.key():
+        return False
+    other = record.uid != template.uid or record.restart > template.restart
+    return not (record.scheduler == "slurm" and other)
+
+
 def same_grant(mine: list[Lock], template: Owner, count: int, found: list[Device]) -> Grant | None:
-    """Return the grant this very run has already, if it is whole and not being released."""
+    """Return the grant this very run has already, if it is whole and not being released.
+
+    Never a Slurm job's: its Prolog runs once, and a second one of the same id may be of a job
+    that got the id again, or was started again without an Epilog.
+    """
     record = mine[0].owner
     assert record is not None
+    if record.scheduler == "slurm":
+        return None
     granted = whole_grant(mine, found)
     same = (record.uid, record.run(), record.boot_id, record.settling) == (
         template.uid,
@@ -110,12 +126,14 @@ def give_up_earlier(
 
     holders = settle.make_holders(node, found, judge)
     held = node.store.all()
+    judge.attach(held)
     for lock in mine:
         record = lock.owner
         assert record is not None
         node.store.read_details(lock)
-        if record.run() == template.run() and record.boot_id == template.boot_id:
-            left = guard.group_left(lock, judge.scan)
+        own = record.run() == template.run() or record.scheduler == "slurm"
+        if own and record.boot_id == template.boot_id:
+            left = guard.group_left(lock, judge)
             left = left or guard.open_left(lock.id, record, holders, held)
             if not left:
                 retire(node, lock, "claim: this run's claim was cut short")
@@ -133,6 +151,6 @@ def give_up_earlier(
 def retire(node: Node, lock: Lock, how: str) -> None:
     """Free one lock; translate a failing file system."""
     try:
-        node.store.retire(lock, how)
+        node.retire(lock, how)
     except OSError as fault:
         raise Refusal(BROKEN, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault

@@ -12,7 +12,7 @@ import time
 
 from gpulock import atomic
 from gpulock.devices import MAJOR, Device
-from gpulock.liveness import ROUNDS, Scan, is_system, program_names, session
+from gpulock.liveness import ROUNDS, Judge, Scan, is_system, program_names, session
 from gpulock.locks import Lock
 from gpulock.owner import Owner
 from gpulock.procfs import Status
@@ -213,12 +213,14 @@ def may_be_node(link: str, dev_root: str) -> bool:
     return link.startswith(f"{dev_root}/") or (link.startswith("/nvidia") and "/" not in link[1:])
 
 
-def group_left(lock: Lock, scan: Scan) -> str:
+def group_left(lock: Lock, judge: Judge) -> str:
     """Return which process of the job's own is still there, as a clause, or nothing.
 
     By the supplementary groups of the job and of its tasks here (`lock` has its details read);
-    of a process's claim, or a simulated job, by the session that stands for them.
+    of a process's claim, or a simulated job, by the session that stands for them; of a Slurm job
+    by what its scheduler's part knows.
     """
+    scan = judge.scan
     record = lock.owner
     assert record is not None
     if lock.fault:
@@ -234,7 +236,7 @@ def group_left(lock: Lock, scan: Scan) -> str:
         members = [pid for pid in session(scan, record.sid) if pid != record.pid]
         if members:
             return f"process {members[0]} is of its session {record.sid}"
-    return scan.blind
+    return scan.blind or judge.left(lock)
 
 
 def open_left(device: str, record: Owner, holders: Holders, held: dict[str, Lock]) -> str:

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 
         def __call__(self, lock: Lock, scan: "Scan") -> "Verdict": ...
 
+    class Members(Protocol):
+        """A scheduler's own way to find what is left of a job."""
+
+        def __call__(self, lock: Lock, scan: "Scan") -> str: ...
+
+    class Finder(Protocol):
+        """A scheduler's own way to find the processes that stand for its jobs."""
+
+        def __call__(self, held: dict[str, Lock], scan: "Scan") -> None: ...
+
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
@@ -162,10 +172,11 @@ class Judge:
     """Judge any lock of this node; the schedulers' own rules are given by name.
 
     `rules` maps a scheduler to its function of (lock, scan). A scheduler without a rule is
-    unknown, and its locks are held.
+    unknown, and its locks are held. `members` maps a scheduler to a function that says what is
+    left of a job, for those whose jobs no group marks; `finder` tells locks their step daemons.
     """
 
-    __slots__ = ("_rules", "boot_id", "node", "scan")
+    __slots__ = ("_finder", "_members", "_rules", "boot_id", "node", "scan")
 
     def __init__(
         self,
@@ -173,11 +184,25 @@ class Judge:
         node: str,
         scan: Scan,
         rules: "dict[str, Rule]",
+        members: "dict[str, Members] | None" = None,
+        finder: "Finder | None" = None,
     ) -> None:
         self.boot_id = boot_id
         self.node = node
         self.scan = scan
         self._rules = rules
+        self._members = members or {}
+        self._finder = finder
+
+    def attach(self, held: dict[str, Lock]) -> None:
+        """Tell locks the processes that stand for their jobs and are in no record."""
+        if self._finder:
+            self._finder(held, self.scan)
+
+    def left(self, lock: Lock) -> str:
+        """Return what its scheduler knows to be left of a lock's job, as a clause, or nothing."""
+        ask = self._members.get(lock.owner.scheduler) if lock.owner else None
+        return ask(lock, self.scan) if ask else ""
 
     def verdict(self, lock: Lock) -> Verdict:
         """Return the verdict on one lock (its details read already)."""

@@ -21,10 +21,11 @@ class Lock:
     """One lock as found: its owner, or the `fault` in its record; neither: a claim cut short.
 
     `anchors` are (pid, start, supplementary group) of further shepherds, `orphans` what stopped
-    a reap; both are empty until `Store.read_details`.
+    a reap, `seen` whether a step of the Slurm job was ever seen; empty until `Store.read_details`.
+    `steps` are (pid, start) of the step daemons of a Slurm job, told by `Judge.attach`.
     """
 
-    __slots__ = ("anchors", "fault", "id", "orphans", "owner")
+    __slots__ = ("anchors", "fault", "id", "orphans", "owner", "seen", "steps")
 
     def __init__(self, name: str, record: Owner | None, fault: str) -> None:
         self.id = name
@@ -32,11 +33,13 @@ class Lock:
         self.fault = fault
         self.anchors: list[tuple[int, int, int]] = []
         self.orphans = ""
+        self.seen = False
+        self.steps: list[tuple[int, int]] = []
 
     def shepherds(self) -> list[tuple[int, int]]:
         """Return (pid, start) of every process that keeps the lock alive."""
         own = [(self.owner.pid, self.owner.start)] if self.owner else []
-        return own + [anchor[:2] for anchor in self.anchors]
+        return own + [anchor[:2] for anchor in self.anchors] + self.steps
 
     def groups(self) -> list[int]:
         """Return the supplementary groups of the job's processes here."""
@@ -108,6 +111,7 @@ class Store:
         except OSError as fault:
             lock.fault = f"its folder: {fault}"
             return
+        lock.seen = "seen" in names
         if "orphans" in names:
             try:
                 lock.orphans = atomic.read_text(f"{self.locks_dir}/{lock.id}/orphans").strip()
@@ -146,6 +150,10 @@ class Store:
         except FileExistsError:
             pass
         atomic.replace_file(f"{folder}/{pid}.{start}", f"{gid}\n".encode())
+
+    def mark_seen(self, name: str) -> None:
+        """Note that a step of the lock's Slurm job was seen: from now on its absence counts."""
+        atomic.replace_file(f"{self.locks_dir}/{name}/seen", b"seen\n")
 
     def mark_orphans(self, name: str, text: str) -> None:
         """Note which processes kept a dead owner's device open."""

@@ -8,7 +8,7 @@ import os
 
 from gpulock import devices
 from gpulock.devices import Device
-from gpulock.locks import Store
+from gpulock.locks import Lock, Store
 from gpulock.procfs import Proc
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings
@@ -61,6 +61,14 @@ class Node:
             self.inventory = devices.read_inventory(self.settings.lock_dir, self.boot_id)
             self._links = devices.links(self.inventory)
             self._version = version
+
+    def retire(self, lock: Lock, how: str) -> None:
+        """Free a device, gate held; raise OSError, or Refusal when the lock changed meanwhile."""
+        self.store.retire(lock, how)
+        if lock.owner and (self.settings.job_map_dir or self.settings.gpustat_dir):
+            from gpulock import mapping
+
+            mapping.released(self, lock.owner, lock.id)
 
     def links(self) -> dict[tuple[str, str], int]:
         """Return the NVLinks between the devices read last."""

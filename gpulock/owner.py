@@ -20,6 +20,8 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("pid", NUMBER, "sge, process", "shepherd, or the process that holds"),
     ("start", NUMBER, "sge, process", "its start time in clock ticks since boot"),
     ("restart", NUMBER, "slurm", "restart count of the job"),
+    ("slurmd", TEXT, "slurm", "SLURMD_NODENAME: several may run on one machine"),
+    ("positions", TEXT, "slurm", "SLURM_JOB_GPUS of the prolog, empty: Slurm does not tell"),
     ("het_leader", TEXT, "slurm", "job id of a heterogeneous job's leader"),
     ("user", TEXT, "all", "name of the owner"),
     ("uid", NUMBER, "all", "uid of the owner"),
@@ -54,6 +56,8 @@ class Owner:
     pid: int
     start: int
     restart: int
+    slurmd: str
+    positions: str
     het_leader: str
     user: str
     uid: int
@@ -82,8 +86,9 @@ class Owner:
         return other
 
     def key(self) -> tuple[str, str, str, str, str]:
-        """Return what names the job: scheduler, cluster, node, job, task."""
-        return (self.scheduler, self.cluster, self.node, self.job_id, self.task_id)
+        """Return what names the job: scheduler, cluster, node (Slurm's own name), job, task."""
+        node = self.slurmd or self.node
+        return (self.scheduler, self.cluster, node, self.job_id, self.task_id)
 
     def run(self) -> tuple[int, int, int]:
         """Return what tells one run of the same job from another."""

@@ -52,6 +52,7 @@ def release(
         return released
     holders = settle.make_holders(node, places(node, mine), judge)
     holders.of("")
+    judge.attach(held)
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         for lock in mine.values():
             release_one(node, lock, judge, holders, held, how, released)
@@ -76,7 +77,7 @@ def release_one(
     record = lock.owner
     assert record is not None
     node.store.read_details(lock)
-    left = guard.group_left(lock, judge.scan)
+    left = guard.group_left(lock, judge)
     left = left or guard.open_left(lock.id, record, holders, held)
     try:
         if left:
@@ -84,7 +85,7 @@ def release_one(
                 node.store.rewrite(lock.id, record.copy(settling=1))
             released.kept.append((lock.id, left))
         else:
-            node.store.retire(lock, how)
+            node.retire(lock, how)
             released.freed.append(lock.id)
     except FileNotFoundError:
         return  # freed meanwhile

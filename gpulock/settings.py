@@ -57,6 +57,29 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SGE_QSTAT_TIMEOUT", SECONDS, "5", "longest wait for qstat"),
     ("SGE_SHEPHERD", TEXT, "", "the real sge_shepherd, where shepherd_cmd is gpulock's"),
     ("SGE_SLAVE_TASKS", FLAG, "no", "claim for slave tasks of parallel jobs on several hosts"),
+    ("SLURM_CHOOSER", CHOICE, "slurm|gpulock", "who picks the devices of a Slurm job"),
+    (
+        "SLURM_COUNT",
+        CHOICE,
+        "gpus|comment|slurmctld",
+        "how many, where gpulock picks: SLURM_JOB_GPUS, the comment of job_submit, or asked",
+    ),
+    ("SLURM_GRES", WORDS, "gpu", "GRES names that stand for GPUs"),
+    ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
+    ("SLURM_CONF", TEXT, "", "slurm.conf for those, where it is not at their default place"),
+    ("SLURM_TIMEOUT", SECONDS, "5", "longest wait for slurmctld"),
+    ("SLURM_WAIT", SECONDS, "15", "longest wait for a device that Slurm gave and a lock holds"),
+    ("SLURM_SPLIT_TASKS", FLAG, "no", "where gpulock picks, each task of a step gets its share"),
+    ("REQUEUE_EXIT", COUNT, "213", "a task's exit code that requeues: RequeueExit of slurm.conf"),
+    (
+        "REFUSE",
+        CHOICE,
+        "requeue|cancel",
+        "what becomes of a refused Slurm job of several nodes, or that is no batch job",
+    ),
+    ("JOB_MAP_DIR", TEXT, "", "job mapping folder for dcgm-exporter; empty: none"),
+    ("JOB_MAP_RELEASE", CHOICE, "empty|unlink", "what becomes of a file there at the release"),
+    ("GPUSTAT_DIR", TEXT, "", "folder like /run/gpustat for nvidia_gpu_prometheus_exporter"),
 )
 
 
@@ -70,12 +93,17 @@ class Settings:
         "driver_root",
         "gate_timeout",
         "gpus",
+        "gpustat_dir",
         "hide_unrequested",
+        "job_map_dir",
+        "job_map_release",
         "lock_dir",
         "on_broken",
         "on_busy",
         "path",
         "proc_root",
+        "refuse",
+        "requeue_exit",
         "services",
         "sge_binaries",
         "sge_cell",
@@ -87,6 +115,14 @@ class Settings:
         "sge_shepherd",
         "sge_slave_tasks",
         "simulation",
+        "slurm_binaries",
+        "slurm_chooser",
+        "slurm_conf",
+        "slurm_count",
+        "slurm_gres",
+        "slurm_split_tasks",
+        "slurm_timeout",
+        "slurm_wait",
         "state_dir",
         "sys_root",
         "visible_devices",
@@ -116,6 +152,19 @@ class Settings:
     sge_qstat_timeout: float
     sge_shepherd: str
     sge_slave_tasks: bool
+    slurm_chooser: str
+    slurm_count: str
+    slurm_gres: tuple[str, ...]
+    slurm_binaries: str
+    slurm_conf: str
+    slurm_timeout: float
+    slurm_wait: float
+    slurm_split_tasks: bool
+    requeue_exit: int
+    refuse: str
+    job_map_dir: str
+    job_map_release: str
+    gpustat_dir: str
     path: str
 
     def __init__(self, values: dict[str, str], path: str = "") -> None:

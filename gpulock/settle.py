@@ -40,6 +40,7 @@ def settle(
     """Judge every lock of `held`; free the dead ones nobody uses. Gate held."""
     for lock in held.values():
         node.store.read_details(lock)
+    judge.attach(held)
     return [settle_one(node, lock, judge, holders, held, dry_run) for lock in held.values()]
 
 
@@ -60,7 +61,7 @@ def settle_one(
         return outcome
     try:
         if outcome.act == FREED:
-            node.store.retire(lock, f"reap: {outcome.reason}")
+            node.retire(lock, f"reap: {outcome.reason}")
         elif lock.orphans != outcome.reason:
             node.store.mark_orphans(lock.id, outcome.reason)
     except Refusal as changed:
@@ -75,7 +76,7 @@ def decide(lock: Lock, judge: Judge, holders: Holders, held: dict[str, Lock]) ->
     verdict = judge.verdict(lock)
     record = lock.owner
     if record is not None and record.settling and verdict.state == ALIVE:
-        left = guard.group_left(lock, judge.scan)
+        left = guard.group_left(lock, judge)
         if left:
             return Outcome(lock, HELD, verdict, f"settling: {left}")
         verdict = Verdict(DEAD, "released by its job, whose processes are gone")

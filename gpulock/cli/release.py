@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import click
 
-from gpulock import guard, settle
+from gpulock import guard, runs, settle
 from gpulock.cli.select import SelectError, Subject, subject
 from gpulock.cli.session import Refused, Session, caller, calling_shell, log
 from gpulock.cli.words import holder, label_of
-from gpulock.daemon import adopt
 from gpulock.daemon.process import judge
 from gpulock.deadline import Deadline
 from gpulock.devices import Device, overlaps
@@ -193,9 +192,9 @@ def forget(node: Node, let: Sequence[Let]) -> None:
             lock.id for lock in held.values() if lock.owner and lock.owner.token == record.token
         ]
         if left:
-            adopt.keep_run(node.settings.state_dir, record.copy(devices=tuple(left)))
+            runs.keep(node.settings.state_dir, record.copy(devices=tuple(left)))
         else:
-            adopt.forget_run(node.settings.state_dir, record.token)
+            runs.forget(node.settings.state_dir, record.token)
 
 
 def whose(lock: Lock) -> str:

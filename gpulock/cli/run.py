@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from gpulock import environment
+from gpulock import environment, runs
 from gpulock.cli.obtain import CLAIM_SECONDS, claim_options, obtain, owner_of, which
 from gpulock.cli.session import Session
 from gpulock.daemon import process
@@ -109,10 +109,9 @@ def become(command: tuple[str, ...], environ: dict[str, str]) -> NoReturn:
 
 def give_back(node: Node, grant: Grant) -> None:
     """Release a claim whose command did not start."""
-    from gpulock.daemon import adopt
 
     token = grant.owner.token
     judge = process.judge(node)
     deadline = Deadline(CLAIM_SECONDS)
     release(node, lambda o: o.token == token, judge, deadline, "its command did not start")
-    adopt.forget_run(node.settings.state_dir, token)
+    runs.forget(node.settings.state_dir, token)

@@ -2,21 +2,23 @@
 """Put back the locks of living jobs when LOCK_DIR was lost within a boot.
 
 Warm. The records are the hooks' own, kept where only root writes: in the spool directory of each
-Grid Engine job, and in STATE_DIR/runs for `gpulock run`. Nothing is granted until every living
-job was looked at; one that cannot be read stops the adoption.
+Grid Engine job, and in STATE_DIR/runs for Slurm's and for `gpulock run`. Nothing is granted until
+every living job was looked at; one that cannot be read stops the adoption.
 """
 
 import os
 
-from gpulock import atomic, kv, owner
+from gpulock import atomic, environment, kv, owner, runs
+from gpulock.devices import Device
 from gpulock.liveness import Scan
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.sge import spool
 from gpulock.sge.prolog import RECORD
-
-RUNS = "runs"  # in STATE_DIR: one owner record a `gpulock run`
+from gpulock.slurm import note
+from gpulock.slurm.call import expanded
+from gpulock.slurm.gres_map import devices_at
 
 
 def living_records(node: Node, scan: Scan) -> list[Owner]:
@@ -56,8 +58,8 @@ def below(path: str, marker: str) -> bool:
 
 
 def run_records(node: Node) -> list[Owner]:
-    """Return the records of `gpulock run` whose process or session lives."""
-    folder = f"{node.settings.state_dir}/{RUNS}"
+    """Return the records of Slurm jobs and of `gpulock run` of this boot; a settle judges them."""
+    folder = f"{node.settings.state_dir}/{runs.FOLDER}"
     found: list[Owner] = []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         if name.startswith("."):
@@ -97,16 +99,20 @@ def adopt(node: Node, scan: Scan) -> list[Owner]:
                 held = node.store.read(device)
                 if held.owner is None and not held.fault:
                     node.store.rewrite(device, own)
+    for record in adopted.values():
+        if record.scheduler == "slurm":
+            note.write(node.store, slurm_note(node, record, known))
     return list(adopted.values())
 
 
-def keep_run(state_dir: str, record: Owner) -> None:
-    """Note the claim of a `gpulock run` for a later adoption; raise OSError."""
-    folder = f"{state_dir}/{RUNS}"
-    os.makedirs(folder, 0o755, exist_ok=True)
-    atomic.replace_file(f"{folder}/{record.token}", owner.encode(record).encode())
-
-
-def forget_run(state_dir: str, token: str) -> None:
-    """Drop the note of a run that is over."""
-    atomic.remove_quietly(f"{state_dir}/{RUNS}/{token}")
+def slurm_note(node: Node, record: Owner, known: dict[str, Device]) -> note.Note:
+    """Return what the later steps of an adopted Slurm job are to be told."""
+    found = note.Note(record.slurmd, record.job_id, record.uid, record.restart)
+    found.token = record.token
+    found.positions = expanded(record.positions) if record.positions else []
+    found.binds = environment.driver_binds(node.settings)
+    cards = [known[name] for name in record.devices if name in known]
+    if found.positions and node.settings.slurm_chooser == "slurm":
+        cards = devices_at(node.settings.state_dir, found.positions, cards)
+    found.devices = cards
+    return found

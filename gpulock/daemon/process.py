@@ -8,9 +8,8 @@ only itself and whoever has its devices open.
 
 import os
 
-from gpulock import boot, liveness
+from gpulock import boot, liveness, runs
 from gpulock.claim import claim
-from gpulock.daemon import adopt
 from gpulock.deadline import Deadline
 from gpulock.gate import Gate
 from gpulock.grant import Grant
@@ -19,15 +18,21 @@ from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, Refusal, one_line
 from gpulock.sge.verdict import Rule
+from gpulock.slurm import verdict
+from gpulock.slurm.scontrol import Control
+from gpulock.slurm.steps import Steps
 
 
 def judge(node: Node) -> Judge:
     """Return a judge of every kind of lock this version knows."""
+    steps = Steps(node.settings)
     rules: dict[str, liveness.Rule] = {
         "sge": Rule(bool(node.settings.simulation)),
+        "slurm": verdict.Rule(steps, Control(node.settings)),
         "process": liveness.process_verdict,
     }
-    return Judge(node.boot_id, node.name, Scan(node.proc), rules)
+    members = {"slurm": steps.left}
+    return Judge(node.boot_id, node.name, Scan(node.proc), rules, members, steps.attach)
 
 
 def template(node: Node, pid: int, user: str, comment: str = "") -> Owner:
@@ -76,7 +81,7 @@ def claim_for(
     """Claim for a process, and note it for a later adoption; raise Refusal."""
     grant = claim(node, record, count, lambda: judge(node), deadline, wanted)
     try:
-        adopt.keep_run(node.settings.state_dir, grant.owner)
+        runs.keep(node.settings.state_dir, grant.owner)
     except OSError as fault:
         from gpulock.release import release
 

@@ -6,16 +6,18 @@ Warm. Under the gate: adopt where locks were lost, settle every lock, publish th
 
 import os
 
-from gpulock import atomic, boot, verdicts
+from gpulock import atomic, boot, runs, verdicts
 from gpulock.daemon import adopt
 from gpulock.deadline import Deadline
 from gpulock.gate import Gate
 from gpulock.liveness import Judge
+from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.release import present
 from gpulock.settle import FREED, Outcome, make_holders, settle
+from gpulock.slurm import note
 from gpulock.supply import count_reaps
 from gpulock.totals import Totals
 
@@ -52,6 +54,7 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
         report = Report(adopted, settle(node, held, judge, holders, dry_run))
         if not dry_run:
             try:
+                note_seen(node, held)
                 publish(node, report.outcomes)
                 sweep(node)
             except OSError as fault:
@@ -77,6 +80,13 @@ def begin(node: Node, judge: Judge) -> list[Owner]:
     return adopted
 
 
+def note_seen(node: Node, held: dict[str, Lock]) -> None:
+    """Note of which Slurm jobs a step was seen: from then on its absence counts."""
+    for lock in held.values():
+        if lock.steps and not lock.seen:
+            node.store.mark_seen(lock.id)
+
+
 def publish(node: Node, outcomes: list[Outcome]) -> None:
     """Write verdicts and counters, and drop the notes of runs that are over."""
     left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
@@ -86,8 +96,13 @@ def publish(node: Node, outcomes: list[Outcome]) -> None:
     totals.save()
     for outcome in outcomes:
         record = outcome.lock.owner
-        if outcome.act == FREED and record and record.scheduler == "process":
-            adopt.forget_run(node.settings.state_dir, record.token)
+        if outcome.act != FREED or record is None:
+            continue
+        if record.scheduler == "slurm":
+            who = record.slurmd, record.job_id, record.uid, record.restart
+            note.remove(node.store, *who)
+        if record.scheduler in ("process", "slurm"):
+            runs.forget(node.settings.state_dir, record.token)
 
 
 def sweep(node: Node) -> None:

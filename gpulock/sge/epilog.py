@@ -6,6 +6,7 @@ cannot free is left to the next claim and the reaper.
 """
 
 from gpulock.deadline import Deadline, boottime
+from gpulock.hook import looker, settings_for, tell, unexpected
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import Refusal
@@ -25,23 +26,23 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     begun = boottime()
     settings: Settings | None = None
     try:
-        settings = hook.settings_for(config)
+        settings = settings_for(config)
         released = serve(Node(settings), call, Deadline(hook.DEADLINE))
     except Refusal as refusal:
-        hook.tell(settings, refusal.sentence(f"epilog of {call.who}"), error=True)
+        tell(settings, refusal.sentence(f"epilog of {call.who}"), error=True)
     except Exception as fault:  # the one broad handler: the job is over, whatever it is
-        sentence = hook.unexpected(fault).sentence(f"epilog of {call.who}")
-        hook.tell(settings, sentence, error=True)
+        sentence = unexpected(fault).sentence(f"epilog of {call.who}")
+        tell(settings, sentence, error=True)
     else:
         for line, error in lines(call, released, boottime() - begun):
-            hook.tell(settings, line, error)
+            tell(settings, line, error)
     return hook.DONE
 
 
 def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
     """Release the locks of this run; raise Refusal."""
     found = hook.find_spool(node, call)
-    return release(node, ours(node, found), hook.looker(node), deadline, "epilog")
+    return release(node, ours(node, found), looker(node), deadline, "epilog")
 
 
 class ours:

@@ -7,12 +7,11 @@ the job's own output file; syslog is the administrator's.
 """
 
 import os
-import syslog
 
 from gpulock.node import Node
 from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal, one_line
-from gpulock.settings import Settings, load
+from gpulock.refusal import BROKEN, BUSY, SENSELESS, Refusal, one_line
+from gpulock.settings import Settings
 from gpulock.sge import spool
 from gpulock.sge.spool import Spool
 
@@ -39,15 +38,6 @@ class Call:
         self.task = environ.get("SGE_TASK_ID", "")
         task = f".{self.task}" if self.task not in ("", "0", "undefined") else ""
         self.who = f"job {self.job or '?'}{task}"
-
-
-def settings_for(path: str) -> Settings:
-    """Load the settings; root, or a simulation's own user, and nobody else, may run a hook."""
-    os.umask(0o022)  # everybody may read locks and records, whatever execd's umask is
-    settings = load(path)
-    if os.geteuid() != 0 and not settings.simulation:
-        raise Refusal(BROKEN, f"the hook runs as uid {os.geteuid()}", "put root@ before it")
-    return settings
 
 
 def find_spool(node: Node, call: Call) -> Spool:
@@ -102,13 +92,6 @@ def judge(node: Node) -> "Judge":
     return Judge(node.boot_id, node.name, Scan(node.proc), rules)
 
 
-def looker(node: Node) -> "Judge":
-    """Return a judge without rules, for a release: it looks at processes and judges nobody."""
-    from gpulock.liveness import Judge, Scan
-
-    return Judge(node.boot_id, node.name, Scan(node.proc), {})
-
-
 def exit_code(refusal: Refusal, settings: Settings | None) -> int:
     """Return what Grid Engine is told (design, section 8)."""
     if refusal.kind == SENSELESS:
@@ -120,19 +103,6 @@ def exit_code(refusal: Refusal, settings: Settings | None) -> int:
     return REQUEUE
 
 
-def unexpected(fault: BaseException) -> Refusal:
-    """Return the refusal for a fault nobody foresaw: a broken node, with where it happened."""
-    trace = fault.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = ""
-    if trace is not None:
-        code = trace.tb_frame.f_code
-        place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
-    kind = UNKNOWN if isinstance(fault, OSError) else BROKEN
-    return Refusal(kind, f"{type(fault).__name__}: {fault}{place}", "report this as a bug")
-
-
 def for_limits(refusal: Refusal) -> Refusal:
     """Blame the job's own limits for what went wrong under them: no user stops a node."""
     if refusal.kind != BROKEN:
@@ -142,15 +112,3 @@ def for_limits(refusal: Refusal) -> Refusal:
         f"under the job's own limits (h_vmem, h_data, h_stack, h_fsize): {refusal.why}",
         "ask for higher limits",
     )
-
-
-def tell(settings: Settings | None, sentence: str, error: bool) -> None:
-    """Write one line to syslog and, for an error, to stderr; neither decides anything."""
-    if error:
-        try:
-            os.write(2, sentence.encode("utf-8", "backslashreplace") + b"\n")
-        except OSError:
-            pass
-    if settings is None or not settings.simulation:
-        syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
-        syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_INFO, sentence)

@@ -8,6 +8,7 @@ from gpulock import atomic, environment, owner
 from gpulock.claim import claim, note_unknown
 from gpulock.deadline import Deadline, boottime
 from gpulock.grant import Grant
+from gpulock.hook import looker, settings_for, tell, unexpected
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
@@ -30,18 +31,18 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     begun = boottime()
     settings: Settings | None = None
     try:
-        settings = hook.settings_for(config)
+        settings = settings_for(config)
         grant = serve(Node(settings), call, Deadline(hook.DEADLINE))
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: whatever it is, the job does not start
-        told = hook.unexpected(fault)
+        told = unexpected(fault)
     else:
-        hook.tell(settings, granted_line(call, grant, boottime() - begun), error=False)
+        tell(settings, granted_line(call, grant, boottime() - begun), error=False)
         return hook.DONE
     if call.limited:
         told = hook.for_limits(told)
-    hook.tell(settings, told.sentence(call.who), error=True)
+    tell(settings, told.sentence(call.who), error=True)
     return hook.exit_code(told, settings)
 
 
@@ -75,6 +76,10 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
         still_there(node, found)
         keep_record(found, grant.owner)
         give(found, grant, node.settings, binds)
+        if node.settings.job_map_dir or node.settings.gpustat_dir:
+            from gpulock import mapping
+
+            mapping.granted(node.settings, grant.owner, grant.devices)
     except BaseException:  # whatever it is, the job does not start: it keeps nothing
         undo(node, grant, deadline)
         raise
@@ -129,7 +134,7 @@ def undo(node: Node, grant: Grant, deadline: Deadline) -> None:
     if not grant.fresh:
         return
     try:
-        release(node, lambda o: o.token == token, hook.looker(node), deadline, "claim undone")
+        release(node, lambda o: o.token == token, looker(node), deadline, "claim undone")
     except (Refusal, OSError):
         return
 

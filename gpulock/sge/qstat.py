@@ -5,29 +5,21 @@ Hot, but loaded only then. The real binary is started, not Debian's wrapper scri
 ms), with an environment of ours, and ended at a deadline: qmaster's host may not answer at all.
 """
 
-import errno
 import os
-import select
-import time
-from _signal import SIGKILL  # the C module: its Python face costs 4 ms
 
+from gpulock.child import Program
 from gpulock.deadline import Deadline
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings
 from gpulock.sge.cull import Job
 
-POLL_SECONDS = 0.002
-ANSWER_LIMIT = 1 << 24  # bytes
 FOLDERS = ("/usr/lib/gridengine", "/usr/bin")
 
 
 def ask(settings: Settings, job: str) -> Job:
     """Return the job as qmaster knows it; raise Refusal(UNKNOWN) for no or a strange answer."""
-    answer = run(
-        [binary(settings, "qstat"), "-j", job, "-xml"],
-        environment(settings),
-        Deadline(settings.sge_qstat_timeout),
-    )
+    qstat = Program(binary(settings, "qstat"), environment(settings), "is qmaster up?")
+    answer = qstat.output(["-j", job, "-xml"], Deadline(settings.sge_qstat_timeout))
     try:
         return parse(answer.decode("utf-8", "replace"), job)
     except ValueError as fault:
@@ -53,74 +45,6 @@ def environment(settings: Settings) -> dict[str, str]:
         "SGE_EXECD_PORT": settings.sge_execd_port,
     }
     return {name: value for name, value in pairs.items() if value}
-
-
-def run(argv: list[str], env: dict[str, str], deadline: Deadline) -> bytes:
-    """Return a program's output; raise Refusal(UNKNOWN) when it fails or does not end in time."""
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    try:
-        actions = [
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, write_end, 1),
-            (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
-        ]
-        pid = os.posix_spawn(argv[0], argv, env, file_actions=actions)
-    except OSError as fault:
-        os.close(read_end)
-        raise Refusal(UNKNOWN, f"{argv[0]}: {fault}", "set SGE_BINARIES") from fault
-    finally:
-        os.close(write_end)
-    try:
-        output = collect(read_end, deadline)
-    finally:
-        os.close(read_end)
-        if output_incomplete(pid, deadline):
-            kill(pid)
-            raise Refusal(UNKNOWN, f"{argv[0]} did not end in time", "is qmaster up?")
-    return output
-
-
-def collect(fd: int, deadline: Deadline) -> bytes:
-    """Read to the end of a pipe; raise Refusal at the deadline or for an endless answer."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    output = b""
-    while True:
-        if not poll.poll(max(1, int(deadline.left() * 1000))):
-            raise Refusal(UNKNOWN, "qstat did not answer in time", "is qmaster up?")
-        data = os.read(fd, 1 << 16)
-        if not data:
-            return output
-        output += data
-        if len(output) > ANSWER_LIMIT:
-            raise Refusal(UNKNOWN, "qstat's answer has no end", "is qmaster up?")
-
-
-def output_incomplete(pid: int, deadline: Deadline) -> bool:
-    """Wait for the child that closed its output; return whether it still runs at the deadline.
-
-    Raises Refusal when it failed. Polled: not every kernel that runs this has pidfd_open.
-    """
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        if deadline.left() <= 0:
-            return True
-        time.sleep(POLL_SECONDS)
-    if status != 0:
-        raise Refusal(UNKNOWN, "qstat failed", "is qmaster up?")
-    return False
-
-
-def kill(pid: int) -> None:
-    """End the child that did not answer, and reap it."""
-    try:
-        os.kill(pid, SIGKILL)
-        os.waitpid(pid, 0)
-    except OSError as fault:
-        if fault.errno not in (errno.ESRCH, errno.ECHILD):
-            raise
 
 
 def parse(xml: str, job: str) -> Job:

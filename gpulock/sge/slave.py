@@ -14,6 +14,7 @@ from gpulock import environment
 from gpulock.claim import claim
 from gpulock.deadline import Deadline, boottime
 from gpulock.grant import Grant
+from gpulock.hook import tell, unexpected
 from gpulock.node import Node
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings, load
@@ -44,11 +45,11 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: the task gets no GPU
-        told = hook.unexpected(fault)
+        told = unexpected(fault)
     else:
-        hook.tell(settings, granted_line(call, grant, boottime() - begun), error=False)
+        tell(settings, granted_line(call, grant, boottime() - begun), error=False)
         return hook.DONE
-    hook.tell(settings, told.sentence(call.who), error=False)
+    tell(settings, told.sentence(call.who), error=False)
     return mask(found, settings, told.sentence(call.who))
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock import atomic, owner
-from gpulock.daemon import adopt
+from gpulock import atomic, owner, runs
 from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.owner import Owner
 from gpulock.refusal import UNKNOWN, Refusal
@@ -174,27 +173,27 @@ def test_runs_without_a_scheduler_are_adopted_and_settled_as_always(box: Box) ->
     for pid, number in ((500, 0), (501, 1)):
         fields: dict[str, object] = {"scheduler": "process", "add_grp_id": 0, "job_id": str(pid)}
         one = record(pid=pid, devices=(bus(number),), token=f"t{pid}", **fields)
-        adopt.keep_run(str(box.state), one)
+        runs.keep(str(box.state), one)
     assert len(again(box).adopted) == 2
     assert box.locks() == [bus(0)]
-    assert os.listdir(box.state / adopt.RUNS) == ["t500"]
+    assert os.listdir(box.state / runs.FOLDER) == ["t500"]
 
 
 def test_a_run_of_an_earlier_boot_is_not_adopted(box: Box) -> None:
-    adopt.keep_run(str(box.state), record(scheduler="process", boot_id=OTHER_BOOT))
+    runs.keep(str(box.state), record(scheduler="process", boot_id=OTHER_BOOT))
     assert again(box).adopted == []
 
 
 def test_a_run_that_cannot_be_read_stops_the_adoption(box: Box) -> None:
-    (box.state / adopt.RUNS).mkdir()
-    (box.state / adopt.RUNS / "t").write_text("garbage")
+    (box.state / runs.FOLDER).mkdir()
+    (box.state / runs.FOLDER / "t").write_text("garbage")
     with pytest.raises(Refusal):
         again(box)
 
 
 def test_what_an_interrupted_run_left_stops_no_adoption(box: Box) -> None:
-    (box.state / adopt.RUNS).mkdir()
-    (box.state / adopt.RUNS / ".t.0f0f").write_text("gpulock-owner 1\nsched")
+    (box.state / runs.FOLDER).mkdir()
+    (box.state / runs.FOLDER / ".t.0f0f").write_text("gpulock-owner 1\nsched")
     again(box)
     assert box.node().store.boot_id() == BOOT
 

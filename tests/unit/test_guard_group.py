@@ -9,7 +9,7 @@ import pytest
 
 from gpulock import guard
 from gpulock.devices import Device
-from gpulock.liveness import Scan
+from gpulock.liveness import Judge, Scan
 from gpulock.locks import Lock
 from gpulock.procfs import Proc
 from tests.unit.trees import FakeProc, record
@@ -21,7 +21,7 @@ def fake(tmp_path: Path) -> FakeProc:
 
 
 def left_in_group(fake: FakeProc, lock: Lock) -> str:
-    return guard.group_left(lock, Scan(Proc(str(fake.root))))
+    return guard.group_left(lock, Judge("", "", Scan(Proc(str(fake.root))), {}))
 
 
 def test_a_process_with_the_jobs_group_is_left(fake: FakeProc) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock import boot, kv, verdicts
-from gpulock.daemon import adopt
+from gpulock import boot, kv, runs, verdicts
 from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.deadline import Deadline, boottime
 from gpulock.gate import Gate
@@ -80,9 +79,9 @@ def test_a_run_that_is_over_is_forgotten(box: Box) -> None:
     hold(box, 0, 501, scheduler="process", add_grp_id=0, job_id="501")
     owner = box.node().store.read(bus(0)).owner
     assert owner is not None
-    adopt.keep_run(str(box.state), owner)
+    runs.keep(str(box.state), owner)
     run(box)
-    assert os.listdir(box.state / adopt.RUNS) == []
+    assert os.listdir(box.state / runs.FOLDER) == []
 
 
 def test_a_shut_gate_is_a_refusal(box: Box) -> None:

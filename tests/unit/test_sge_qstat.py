@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulock import child
+from gpulock.child import Program
 from gpulock.deadline import Deadline, boottime
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings
@@ -120,7 +122,7 @@ def test_one_that_ignores_every_signal_is_ended_as_well(tmp_path: Path) -> None:
 
 
 def test_an_endless_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qstat, "ANSWER_LIMIT", 1 << 16)
+    monkeypatch.setattr(child, "ANSWER_LIMIT", 1 << 16)
     assert refused(tmp_path, "while :; do cat /proc/self/environ $0; done", "0.3") < 5
 
 
@@ -194,4 +196,4 @@ def test_a_program_whose_interpreter_is_missing_is_unknown(tmp_path: Path) -> No
 def test_time_that_is_up_already_is_still_a_refusal_not_a_hang(tmp_path: Path) -> None:
     program(tmp_path, "exec sleep 60")
     with pytest.raises(Refusal):
-        qstat.run([str(tmp_path / "qstat")], {}, Deadline(0))
+        Program(str(tmp_path / "qstat"), {}, "").output([], Deadline(0))

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hooks of every scheduler share: whose settings, what is told to whom.
+
+Hot.
+"""
+
+import os
+import syslog
+
+from gpulock.node import Node
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+from gpulock.settings import Settings, load
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.liveness import Judge
+
+
+def settings_for(path: str) -> Settings:
+    """Load the settings; root, or a simulation's own user, and nobody else, may run a hook."""
+    os.umask(0o022)  # everybody may read locks and records, whatever the daemon's umask is
+    settings = load(path)
+    if os.geteuid() != 0 and not settings.simulation:
+        raise Refusal(BROKEN, f"the hook runs as uid {os.geteuid()}", "it must be root's")
+    return settings
+
+
+def looker(node: Node) -> "Judge":
+    """Return a judge without rules, for a release: it looks at processes and judges nobody."""
+    from gpulock.liveness import Judge, Scan
+
+    return Judge(node.boot_id, node.name, Scan(node.proc), {})
+
+
+def unexpected(fault: BaseException) -> Refusal:
+    """Return the refusal for a fault nobody foresaw: a broken node, with where it happened."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = ""
+    if trace is not None:
+        code = trace.tb_frame.f_code
+        place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+    kind = UNKNOWN if isinstance(fault, OSError) else BROKEN
+    return Refusal(kind, f"{type(fault).__name__}: {fault}{place}", "report this as a bug")
+
+
+def tell(settings: Settings | None, sentence: str, error: bool) -> None:
+    """Write one line to syslog and, for an error, to stderr; neither decides anything."""
+    if error:
+        try:
+            os.write(2, sentence.encode("utf-8", "backslashreplace") + b"\n")
+        except OSError:
+            pass
+    if settings is None or not settings.simulation:
+        syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
+        syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_INFO, sentence)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this node's Slurm is: its programs, its slurm.conf, the name it gives to this machine.
+
+From the settings, else from the slurmd that runs here. The environment of whoever calls is not
+asked: it may lead to another cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.hooks import InstallError
+from gpulock.install.slurm_conf import Conf, parse_shown, read_conf
+from gpulock.settings import Settings
+
+NAME: Final = "slurmd"
+DEFAULT_CONF: Final = Path("/etc/slurm/slurm.conf")
+FETCHED_CONF: Final = Path("/run/slurm/conf/slurm.conf")  # where slurmd puts a fetched one
+_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+_GRES_SECONDS: Final = 40.0  # slurmd -G waits 19 s for a device file that is missing
+
+
+class SlurmError(InstallError):
+    """Say that a program of Slurm's failed, or that slurmctld did not answer."""
+
+
+@dataclass(frozen=True)
+class Slurmd:
+    """A slurmd of this machine: its program, and what it was started with (empty: defaults)."""
+
+    pid: int
+    program: Path
+    conf: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Slurm as this node reaches it; `conf` is None where slurm.conf is not to be found."""
+
+    binaries: Path
+    slurmd: Path
+    conf: Path | None
+    nodes: tuple[str, ...]
+    seconds: float = 5.0
+
+    @property
+    def gres_conf(self) -> Path | None:
+        """Where slurmd looks for gres.conf, whether there is one or not."""
+        return None if self.conf is None else self.conf.with_name("gres.conf")
+
+    def scontrol(self, *arguments: str) -> str:
+        """Return what scontrol prints; raise SlurmError."""
+        done = self._run([self.binaries / "scontrol", *arguments], self.seconds)
+        if done.returncode != 0:
+            raise SlurmError(f"scontrol {' '.join(arguments)}: {_last(done)}")
+        return done.stdout
+
+    def in_force(self) -> Conf:
+        """Return the configuration that slurmctld goes by; raise SlurmError."""
+        return parse_shown(self.scontrol("show", "config"))
+
+    def in_file(self) -> Conf:
+        """Return the configuration that slurm.conf on this node holds; raise InstallError."""
+        if self.conf is None:
+            raise InstallError("slurm.conf is not to be found; set SLURM_CONF in the settings")
+        return read_conf(self.conf)
+
+    def best(self) -> Conf:
+        """Return what is in force, else what stands in slurm.conf; raise InstallError."""
+        try:
+            return self.in_force()
+        except SlurmError:
+            return self.in_file()
+
+    def gres(self, node: str = "") -> str:
+        """Return slurmd's own list of GRES (`slurmd -G`, which prints it to stderr)."""
+        command: list[str | Path] = [self.slurmd, "-G"]
+        command += ["-N", node] if node else []
+        command += ["-f", self.conf] if self.conf else []
+        done = self._run(command, _GRES_SECONDS)
+        if done.returncode != 0:
+            named = f" -N {node}" if node else ""
+            raise SlurmError(f"{self.slurmd} -G{named}: {_last(done) or 'no such node?'}")
+        return done.stderr + done.stdout
+
+    def _run(self, command: list[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": _PATH, **({"SLURM_CONF": str(self.conf)} if self.conf else {})}
+        try:
+            return subprocess.run(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            words = " ".join(map(str, command[:3]))
+            raise SlurmError(f"{words} gave no answer within {seconds:.0f} s") from late
+        except OSError as fault:
+            raise SlurmError(f"{command[0]}: {fault.strerror}") from fault
+
+
+def _last(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last thing a program said."""
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else ""
+
+
+def find_site(
+    settings: Settings, given: frozenset[str], slurmds: list[Slurmd], node: str = ""
+) -> Site:
+    """Return this node's Slurm: settings that were `given`, then what slurmd was started with.
+
+    Raises InstallError where there is no Slurm, or `node` is none of those that run here.
+    """
+    confs = {slurmd.conf for slurmd in slurmds if not node or slurmd.node in ("", node)}
+    if len(confs) > 1 and not settings.slurm_conf:
+        raise InstallError(
+            f"slurmds with different files run here ({' '.join(sorted(confs))}); set SLURM_CONF"
+        )
+    conf = settings.slurm_conf or (confs.pop() if len(confs) == 1 else "")
+    path = Path(conf) if conf else next((p for p in (DEFAULT_CONF, FETCHED_CONF) if p.is_file()), None)
+    named = tuple(sorted({slurmd.node for slurmd in slurmds if slurmd.node}))
+    if node and named and node not in named:
+        raise InstallError(f"the slurmd that runs here is node {' '.join(named)}, not {node}")
+    nodes = (node,) if node else named
+    wanted = [Path(settings.slurm_binaries)] if "SLURM_BINARIES" in given else []
+    folders = [*wanted, *(slurmd.program.parent for slurmd in slurmds), Path(settings.slurm_binaries)]
+    scontrol = find_program("scontrol", folders, "SLURM_BINARIES")
+    program = slurmds[0].program if slurmds else find_program(NAME, folders, "install slurmd")
+    return Site(scontrol.parent, program, path, nodes, settings.slurm_timeout)
+
+
+def find_program(name: str, folders: list[Path], hint: str) -> Path:
+    """Return a program of Slurm's; daemons are in sbin beside the bin of clients."""
+    for folder in folders:
+        for place in (folder, folder.parent / "bin", folder.parent / "sbin"):
+            if os.access(place / name, os.X_OK) and (place / name).is_file():
+                return place / name
+    do = f"set {hint}" if hint.isupper() else hint
+    raise InstallError(f"no {name} in {' '.join(map(str, dict.fromkeys(folders)))}; {do}")
+
+
+def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:
+    """Return every slurmd of this machine that can be seen, none of another container's."""
+    found: list[Slurmd] = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if (entry / "comm").read_text().strip() != NAME or not _same_machine(proc, entry):
+                continue
+            if _parent_is_slurmd(proc, entry):  # about to become a hook or a slurmstepd
+                continue
+            words = (entry / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+            env = (entry / "environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+            program = (entry / "exe").readlink()
+        except OSError:
+            continue
+        conf, node = started_with(words, env)
+        found.append(Slurmd(int(entry.name), program, conf, node))
+    return found
+
+
+def started_with(words: list[str], env: list[str]) -> tuple[str, str]:
+    """Return slurmd's own slurm.conf and node name, empty for the defaults; pure."""
+    conf = next((w.partition("=")[2] for w in env if w.startswith("SLURM_CONF=")), "")
+    node = ""
+    for number, word in enumerate(words[1:], 1):
+        if word[:2] in ("-f", "-N") and not word.startswith("--"):
+            value = word[2:] or (words[number + 1] if number + 1 < len(words) else "")
+            conf, node = (value, node) if word[:2] == "-f" else (conf, value)
+    return conf if conf.startswith("/") else "", node
+
+
+def _same_machine(proc: Path, entry: Path) -> bool:
+    """Compare host name and mounts: a slurmd in a container is another machine's."""
+    return all(
+        os.readlink(entry / "ns" / kind) == os.readlink(proc / "self/ns" / kind)
+        for kind in ("uts", "mnt")
+    )
+
+
+def _parent_is_slurmd(proc: Path, entry: Path) -> bool:
+    parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+    return parent != "0" and (proc / parent / "comm").read_text().strip() == NAME

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How slurmd called a hook: whose job it is, on which of the machine's nodes, with which GPUs.
+
+Hot. slurmd makes the whole environment of Prolog and Epilog (reference slurm 1): the names in it
+are not the user's, though some values are, so every one is checked here.
+"""
+
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import UNKNOWN, Refusal, one_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEADLINE = 60.0  # seconds for a whole hook; PrologEpilogTimeout should be longer
+DIGITS = 18  # of a number that is believed
+
+
+class Call:
+    """One call of Prolog or Epilog.
+
+    `gpus` is SLURM_JOB_GPUS, None where Slurm does not set it: positions in gres.conf, or UUIDs.
+    `batch` says whether there is a batch script, which alone can be requeued.
+    """
+
+    __slots__ = (
+        "batch",
+        "cluster",
+        "comment",
+        "conf",
+        "gpus",
+        "job",
+        "leader",
+        "nodes",
+        "partition",
+        "restart",
+        "slurmd",
+        "uid",
+        "user",
+        "who",
+    )
+
+    def __init__(self, environ: "Mapping[str, str]") -> None:
+        """Take what slurmd says; raise Refusal(UNKNOWN) where it is not all there."""
+        self.job = str(number(environ, "SLURM_JOB_ID"))
+        self.who = f"job {self.job}"
+        self.uid = number(environ, "SLURM_JOB_UID")
+        self.restart = number(environ, "SLURM_JOB_RESTART_COUNT", "0")
+        self.slurmd = name(environ, "SLURMD_NODENAME")
+        self.cluster = name(environ, "SLURM_CLUSTER_NAME")
+        self.user = one_line(environ.get("SLURM_JOB_USER", "") or str(self.uid))
+        self.partition = one_line(environ.get("SLURM_JOB_PARTITION", ""))
+        leader = environ.get("SLURM_HET_JOB_ID", environ.get("SLURM_PACK_JOB_ID", ""))
+        self.leader = leader if is_number(leader) else ""
+        self.nodes = number(environ, "SLURM_JOB_NUM_NODES", "1")
+        self.gpus = environ.get("SLURM_JOB_GPUS")
+        self.comment = environ.get("SLURM_JOB_COMMENT", "")
+        self.conf = environ.get("SLURM_CONF", "")
+        self.batch = "SLURM_JOB_STDIN" in environ
+
+    def positions(self) -> list[str]:
+        """Return the entries of SLURM_JOB_GPUS; raise Refusal(UNKNOWN) for an empty one."""
+        entries = expanded(self.gpus) if self.gpus else []
+        if len(set(entries)) != len(entries):
+            raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {self.gpus!r}", "look at slurmd")
+        return entries
+
+    def template(self, node: Node) -> Owner:
+        """Return the record of the job on this node, all but the devices."""
+        return Owner(
+            scheduler="slurm",
+            cluster=self.cluster,
+            node=node.name,
+            slurmd=self.slurmd,
+            job_id=self.job,
+            task_id="1",
+            restart=self.restart,
+            het_leader="" if self.leader == self.job else self.leader,
+            user=self.user,
+            uid=self.uid,
+            queue=self.partition,
+            boot_id=node.boot_id,
+            pid_ns=node.proc.here(),
+        )
+
+
+def number(environ: "Mapping[str, str]", key: str, default: str = "") -> int:
+    """Return a number of slurmd's; raise Refusal(UNKNOWN)."""
+    text = environ.get(key, default)
+    if not is_number(text):
+        raise Refusal(UNKNOWN, f"{key} is {text[:40]!r}", "is this slurmd's Prolog or Epilog?")
+    return int(text)
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a whole number of sane length."""
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS
+
+
+def name(environ: "Mapping[str, str]", key: str) -> str:
+    """Return a name that may be part of a file's; raise Refusal(UNKNOWN)."""
+    text = environ.get(key, "")
+    if not is_name(text):
+        raise Refusal(UNKNOWN, f"{key} is {text[:40]!r}", "is this slurmd's Prolog or Epilog?")
+    return text
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is a plain host or cluster name."""
+    bare = text.replace("-", "").replace("_", "").replace(".", "")
+    return bare.isascii() and bare.isalnum() and not text.startswith(".") and len(text) < 200  # noqa: PLR2004
+
+
+def expanded(text: str) -> list[str]:
+    """Return the entries of `0,2-3` or of a list of UUIDs; raise Refusal(UNKNOWN)."""
+    found: list[str] = []
+    for entry in text.split(","):
+        first, dash, last = entry.partition("-")
+        if is_number(entry):
+            found.append(str(int(entry)))
+        elif dash and is_number(first) and is_number(last) and int(last) - int(first) < 1000:  # noqa: PLR2004
+            found += [str(n) for n in range(int(first), int(last) + 1)]
+        elif entry.startswith(("GPU-", "MIG-")) and entry.isprintable():
+            found.append(entry)
+        else:
+            raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {text[:60]!r}", "look at slurmd")
+    return found

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Epilog of Slurm: give back what this job holds on this node, by its id and its user's.
+
+Hot. It always exits 0: anything else drains the node. SLURM_JOB_GPUS is not asked, it may be
+missing (reference slurm 5). What cannot be freed is left to the next claim and the reaper.
+"""
+
+from gpulock import runs
+from gpulock.deadline import Deadline, boottime
+from gpulock.hook import settings_for, tell, unexpected
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import Refusal
+from gpulock.release import Released, release
+from gpulock.settings import Settings
+from gpulock.slurm import note
+from gpulock.slurm.call import DEADLINE, Call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpulock.liveness import Judge
+
+
+def main(environ: "Mapping[str, str]", config: str) -> int:
+    """Run the Epilog; return 0."""
+    begun = boottime()
+    settings: Settings | None = None
+    who = f"job {environ.get('SLURM_JOB_ID', '?')[:20]}"
+    try:
+        settings = settings_for(config)
+        call = Call(environ)
+        released = serve(Node(settings), call, Deadline(DEADLINE))
+    except Refusal as refusal:
+        tell(settings, refusal.sentence(f"epilog of {who}"), error=True)
+    except Exception as fault:  # the one broad handler: the job is over, whatever it is
+        tell(settings, unexpected(fault).sentence(f"epilog of {who}"), error=True)
+    else:
+        for line in lines(call, released, boottime() - begun):
+            tell(settings, line, error=False)
+    return 0
+
+
+def serve(node: Node, call: Call, deadline: Deadline) -> Released:
+    """Release the job's locks on this node; raise Refusal."""
+    mine = Ours(node, call)
+    try:
+        released = release(node, mine, judge(node), deadline, "epilog")
+    finally:
+        note.remove(node.store, call.slurmd, call.job, call.uid, call.restart)
+    if not released.kept:
+        for token in mine.tokens:
+            runs.forget(node.settings.state_dir, token)
+    return released
+
+
+def judge(node: Node) -> "Judge":
+    """Return a judge for an epilog: it judges nobody, and knows Slurm's steps and cgroups.
+
+    slurmd calls an Epilog when the job's steps on this node are over, so a step daemon of that id
+    is another node's on the same machine, and does not count.
+    """
+    from gpulock.liveness import Judge, Scan
+    from gpulock.slurm.steps import Steps
+
+    steps = Steps(node.settings)
+    return Judge(node.boot_id, node.name, Scan(node.proc), {}, {"slurm": steps.left}, steps.attach)
+
+
+class Ours:
+    """Answer whether a record is this job's: its id, its user, this run or an earlier one."""
+
+    __slots__ = ("_call", "_key", "tokens")
+
+    def __init__(self, node: Node, call: Call) -> None:
+        self._key = call.template(node).key()
+        self._call = call
+        self.tokens: set[str] = set()
+
+    def __call__(self, record: Owner) -> bool:
+        mine = (
+            record.key() == self._key
+            and record.uid == self._call.uid
+            and record.restart <= self._call.restart
+        )
+        if mine:
+            self.tokens.add(record.token)
+        return mine
+
+
+def lines(call: Call, released: Released, seconds: float) -> list[str]:
+    """Return what to tell."""
+    found: list[str] = []
+    if released.freed:
+        names = ",".join(released.freed)
+        found.append(f"{call.who}: released {names} in {seconds * 1000:.1f} ms")
+    for device, why in released.kept:
+        found.append(f"{call.who}: {device} is kept for now: {why}")
+    return found

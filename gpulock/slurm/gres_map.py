@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device a position in gres.conf is: STATE_DIR/slurm-map, made by `gpulock install slurm`.
+
+Hot. Slurm names GPUs by their position in slurmd's list, which is neither the minor nor the NVML
+index (reference slurm 10). The map holds minors, which a boot does not change; it lies in
+STATE_DIR because /run is empty after a boot. It belongs to one gres.conf, of which a copy lies
+beside it: another text is a broken node, never a guess.
+"""
+
+from gpulock import atomic, kv
+from gpulock.devices import Device
+from gpulock.refusal import BROKEN, Refusal
+
+NAME, COPY = "slurm-map", "slurm-gres.conf"
+LINE = "gpulock-slurm-map 1"
+AGAIN = "run gpulock install slurm on this node"
+
+
+def devices_at(state_dir: str, entries: list[str], found: list[Device]) -> list[Device]:
+    """Return the devices that Slurm names; raise Refusal(BROKEN) where one cannot be told."""
+    places = {} if all([not e.isdigit() for e in entries]) else read(state_dir)
+    by_place = {place_of(device): device for device in found}
+    by_uuid = {device.uuid: device for device in found if device.uuid}
+    result: list[Device] = []
+    for entry in entries:
+        if not entry.isdigit():
+            device = by_uuid.get(entry)
+        elif entry in places:
+            device = by_place.get(places[entry])
+        else:
+            raise Refusal(BROKEN, f"{NAME} has no position {entry}", AGAIN)
+        if device is None:
+            where = f" (/dev/nvidia{places[entry]})" if entry in places else ""
+            raise Refusal(
+                BROKEN, f"the driver shows no GPU for Slurm's {entry}{where}", "see gpulock status"
+            )
+        if device.fault:
+            raise Refusal(BROKEN, f"GPU {device.index}: {device.fault}", "see gpulock status")
+        result.append(device)
+    return result
+
+
+def place_of(device: Device) -> str:
+    """Return how the map names a device: its minor, with `.gi<g>.ci<c>` for a MIG instance."""
+    return f"{device.minor}{device.id[len(device.bus) :]}"
+
+
+def read(state_dir: str) -> dict[str, str]:
+    """Return position -> place; raise Refusal(BROKEN) for a map that is missing or stale."""
+    try:
+        text = atomic.read_text(f"{state_dir}/{NAME}")
+        places = kv.decode_versioned(text, LINE)
+    except (OSError, kv.MalformedError) as fault:
+        raise Refusal(BROKEN, f"{NAME}: {fault}", AGAIN) from fault
+    path = places.pop("gres_conf", "")
+    if path and gres_conf(path) != gres_conf(f"{state_dir}/{COPY}"):
+        raise Refusal(BROKEN, f"{path} changed since the {NAME} was made", AGAIN)
+    return places
+
+
+def gres_conf(path: str) -> bytes:
+    """Return the bytes of one gres.conf; raise Refusal(BROKEN)."""
+    try:
+        return atomic.read_file(path, 1 << 20)
+    except OSError as fault:
+        raise Refusal(BROKEN, f"gres.conf: {fault}", AGAIN) from fault

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's tasks are told: LOCK_DIR/tasks/<node>.<job>, written by Prolog, removed by Epilog.
+
+Hot. TaskProlog runs as the user and believes nothing of the environment: it finds here what this
+node granted, or why it refused.
+"""
+
+from gpulock import atomic, kv
+from gpulock.boot import make_folder
+from gpulock.devices import Device
+from gpulock.locks import Store
+
+FOLDER = "tasks"
+LINE = "gpulock-task 1"
+
+
+class Note:
+    """What stands in one file: a grant, nothing asked for, or a refusal with its exit code."""
+
+    __slots__ = (
+        "binds",
+        "code",
+        "devices",
+        "job",
+        "positions",
+        "refused",
+        "restart",
+        "slurmd",
+        "token",
+        "uid",
+    )
+
+    def __init__(self, slurmd: str, job: str, uid: int, restart: int) -> None:
+        self.slurmd = slurmd
+        self.job = job
+        self.uid = uid
+        self.restart = restart
+        self.token = ""
+        self.devices: list[Device] = []
+        self.positions: list[str] = []
+        self.binds = ""
+        self.refused = ""
+        self.code = 0
+
+    def encode(self) -> str:
+        """Return the text; raise kv.MalformedError for a control character."""
+        pairs = [
+            ("slurmd", self.slurmd),
+            ("job", self.job),
+            ("uid", str(self.uid)),
+            ("restart", str(self.restart)),
+            ("token", self.token),
+            ("devices", ",".join([d.id for d in self.devices])),
+            ("indexes", ",".join([str(d.index) for d in self.devices])),
+            ("uuids", ",".join([d.uuid for d in self.devices])),
+            ("positions", ",".join(self.positions)),
+            ("binds", self.binds),
+            ("refused", self.refused),
+            ("code", str(self.code)),
+        ]
+        return LINE + "\n" + kv.encode(pairs)
+
+
+def parse(text: str) -> Note:
+    """Return a note; raise kv.MalformedError."""
+    pairs = kv.decode_versioned(text, LINE)
+    try:
+        note = Note(pairs["slurmd"], pairs["job"], int(pairs["uid"]), int(pairs["restart"]))
+        note.token = pairs["token"]
+        note.positions = [p for p in pairs["positions"].split(",") if p]
+        note.binds, note.refused, note.code = pairs["binds"], pairs["refused"], int(pairs["code"])
+        ids = [d for d in pairs["devices"].split(",") if d]
+        indexes, uuids = pairs["indexes"].split(","), pairs["uuids"].split(",")
+        for number, name in enumerate(ids):
+            device = Device(name.partition(".gi")[0], int(indexes[number]))
+            device.id, device.uuid = name, uuids[number]
+            note.devices.append(device)
+    except (KeyError, ValueError, IndexError) as fault:
+        raise kv.MalformedError(f"not a task's note: {fault!r}") from None
+    return note
+
+
+def path_of(lock_dir: str, slurmd: str, job: str) -> str:
+    """Return where a job's note is: several slurmd may share a machine."""
+    return f"{lock_dir}/{FOLDER}/{slurmd}.{job}"
+
+
+def write(store: Store, note: Note) -> None:
+    """Write a job's note; raise OSError or kv.MalformedError."""
+    make_folder(f"{store.path}/{FOLDER}")
+    data = note.encode().encode("utf-8", "surrogateescape")
+    atomic.replace_file(path_of(store.path, note.slurmd, note.job), data)
+
+
+def remove(store: Store, slurmd: str, job: str, uid: int, restart: int) -> None:
+    """Take a job's note away, unless it is another user's or a later run's."""
+    path = path_of(store.path, slurmd, job)
+    try:
+        note = parse(atomic.read_text(path))
+        if note.uid != uid or note.restart > restart:
+            return
+    except FileNotFoundError:
+        return
+    except (OSError, kv.MalformedError):
+        pass  # whatever it is, no task can use it
+    atomic.remove_quietly(path)
+
+
+def find(lock_dir: str, slurmd: str, job: str) -> Note | None:
+    """Return a job's note, None where there is none; raise OSError or kv.MalformedError."""
+    try:
+        return parse(atomic.read_text(path_of(lock_dir, slurmd, job)))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm is told when a job may not have its devices (design, section 8).
+
+Hot, loaded for a refusal. A batch job of one node needs no word to slurmctld: its TaskProlog says
+why and exits with REQUEUE_EXIT. A job without a script, or of several nodes, is requeued or
+cancelled as a whole; a broken node is drained with our reason, not with Slurm's.
+"""
+
+from gpulock.refusal import BROKEN, BUSY, SENSELESS, Refusal, one_line
+from gpulock.settings import Settings
+from gpulock.slurm.call import Call
+from gpulock.slurm.scontrol import Control, array_task
+
+REASON = 200  # characters of a reason that are shown in lists
+LARGEST_EXIT = 255
+
+
+def exit_of_task(refusal: Refusal, settings: Settings) -> int:
+    """Return what TaskProlog exits with: 1 fails the job, REQUEUE_EXIT requeues it."""
+    if refusal.kind == SENSELESS or (refusal.kind == BUSY and settings.on_busy == "error"):
+        return 1
+    code = settings.requeue_exit
+    return code if 0 < code <= LARGEST_EXIT else 1
+
+
+def stops_node(refusal: Refusal, settings: Settings) -> bool:
+    """Return whether the node is to be drained: never for what one job asked."""
+    return refusal.kind == BROKEN and settings.on_broken == "stop"
+
+
+def drain(call: Call, settings: Settings, sentence: str) -> None:
+    """Drain this node with our reason; where slurmctld does not answer, Slurm's stands."""
+    Control(settings, call.conf).do(
+        "scontrol",
+        "update",
+        f"NodeName={call.slurmd}",
+        "State=DRAIN",
+        f"Reason={quoted(sentence)}",
+    )
+
+
+def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -> str:
+    """Requeue or cancel a job that its TaskProlog alone cannot give back; return what was done.
+
+    By the name of the array task: for the task whose id is the array's, a bare id would mean
+    every other task as well (reference slurm 4).
+    """
+    if call.batch and call.nodes == 1:
+        return ""
+    control = Control(settings, call.conf)
+    try:
+        found = control.job(call.job)
+    except Refusal as silent:
+        return f"it stays as it is: {silent.why}"
+    if found is None:
+        return ""
+    name = array_task(found)
+    control.do("scontrol", "update", f"JobId={name}", f"AdminComment={quoted(sentence)}")
+    again = settings.refuse == "requeue" and exit_of_task(refusal, settings) != 1
+    if again and found["Batch"] == "1" and control.do("scontrol", "requeue", name):
+        return "it is requeued"
+    return "it is cancelled" if control.do("scancel", name) else "it cannot be cancelled"
+
+
+def quoted(sentence: str) -> str:
+    """Return a sentence as scontrol takes it."""
+    return one_line(sentence)[:REASON].replace('"', "'")

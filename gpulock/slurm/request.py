@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices, or how many, a Slurm job gets on this node: from what its user cannot forge.
+
+Hot. Where Slurm chooses, the positions it gives. Where gpulock chooses, the number of them
+(gres.conf with Flags=no_gpu_env); of a GRES that is only counted, the comment that the site's
+job_submit wrote, or slurmctld's own word.
+"""
+
+from gpulock.devices import Device
+from gpulock.refusal import UNKNOWN, Refusal, one_line
+from gpulock.settings import Settings
+from gpulock.slurm.call import Call, is_number
+
+MOST = 999  # devices: more than any node has
+
+
+def is_picked_by_slurm(settings: Settings) -> bool:
+    """Return whether Slurm says which devices."""
+    return settings.slurm_chooser == "slurm"
+
+
+def count(call: Call, settings: Settings) -> int:
+    """Return how many devices the job asked for on this node; raise Refusal(UNKNOWN)."""
+    if is_picked_by_slurm(settings) or settings.slurm_count == "gpus":
+        return len(call.positions())
+    if settings.slurm_count == "comment":
+        return in_gres(call.comment, settings.slurm_gres)
+    from gpulock.slurm.scontrol import Control
+
+    found = Control(settings, call.conf).job(call.job)
+    if found is None:
+        raise Refusal(UNKNOWN, f"slurmctld knows no job {call.job}", "nothing to do")
+    return in_gres("" if found["Gres"] == "N/A" else found["Gres"], settings.slurm_gres)
+
+
+def wanted(call: Call, settings: Settings, found: list[Device]) -> tuple[str, ...]:
+    """Return the ids of the devices that Slurm chose, none where gpulock is to choose."""
+    if not is_picked_by_slurm(settings):
+        return ()
+    from gpulock.slurm.gres_map import devices_at
+
+    return tuple([d.id for d in devices_at(settings.state_dir, call.positions(), found)])
+
+
+def in_gres(text: str, names: tuple[str, ...]) -> int:
+    """Return the devices in `gres:gpux:2,gres:nvme:1` (per node); raise Refusal(UNKNOWN).
+
+    `gres:` or `gres/` may stand before a name, a type behind it; no number means one.
+    """
+    total = 0
+    for entry in text.split(",") if text else ():
+        words = entry.strip().replace("gres/", "gres:").replace("=", ":").split(":")
+        if words[0] == "gres":
+            words = words[1:]
+        if not words or not words[0]:
+            raise unreadable(text)
+        if words[0] not in names:
+            continue
+        last = words[-1] if len(words) > 1 else "1"
+        asked = int(last) if is_number(last) else 1
+        if len(words) > 3 or asked > MOST:  # noqa: PLR2004 (name, type, count)
+            raise unreadable(text)
+        total += asked
+    return total
+
+
+def unreadable(text: str) -> Refusal:
+    """Return the refusal for a request that cannot be read."""
+    return Refusal(
+        UNKNOWN, f"the request {one_line(text)[:80]!r} cannot be read", "see docs/slurm.md"
+    )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask slurmctld, or tell it something, with a deadline.
+
+Hot, but loaded only then: on the usual path no hook speaks to slurmctld, which may take 18 s not
+to answer (reference slurm 7). That it does not answer is unknown, never an answer. squeue is
+asked for fixed fields: what `scontrol show job` prints holds the job's name and comment, which
+its owner can make look like anything.
+"""
+
+from gpulock.child import Program
+from gpulock.deadline import Deadline
+from gpulock.refusal import UNKNOWN, Refusal, one_line
+from gpulock.settings import Settings
+
+HINT = "is slurmctld up?"
+INVALID = "Invalid job id specified"
+WIDTH, WIDE = 24, 400  # columns
+FIELDS = (
+    ("JobID", "JobID"),
+    ("UserID", "Uid"),
+    ("State", "State"),
+    ("RestartCnt", "Restarts"),
+    ("ArrayJobID", "Array"),
+    ("ArrayTaskID", "Task"),
+    ("BatchFlag", "Batch"),
+    ("Requeue", "Requeue"),
+)
+FORMAT = ",".join([f"{name}:{WIDTH}" for name, _ in FIELDS]) + f",tres-per-node:{WIDE}"
+OVER = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+    ]
+)
+
+
+class Control:
+    """slurmctld, as this node's programs reach it; `conf` is the slurm.conf that slurmd named."""
+
+    __slots__ = ("_answers", "_env", "_settings", "_silent")
+
+    def __init__(self, settings: Settings, conf: str = "") -> None:
+        self._settings = settings
+        self._answers: dict[str, dict[str, str] | None] = {}
+        self._silent: Refusal | None = None
+        self._env = {"PATH": "/usr/bin:/bin"}
+        if settings.slurm_conf or conf:
+            self._env["SLURM_CONF"] = settings.slurm_conf or conf
+
+    def run(self, program: str, *arguments: str) -> tuple[int, str]:
+        """Return (exit code, output); raise Refusal(UNKNOWN)."""
+        path = f"{self._settings.slurm_binaries}/{program}"
+        deadline = Deadline(self._settings.slurm_timeout)
+        code, output = Program(path, self._env, HINT).answer(list(arguments), deadline)
+        return code, output.decode("utf-8", "replace")
+
+    def job(self, job: str) -> dict[str, str] | None:
+        """Return what slurmctld knows of one job, None for an invalid id; raise Refusal.
+
+        Asked once: where it is silent it is so for every job of a reconcile.
+        """
+        if self._silent is not None:
+            raise self._silent
+        if job not in self._answers:
+            try:
+                self._answers[job] = self._ask(job)
+            except Refusal as silent:
+                self._silent = silent
+                raise
+        return self._answers[job]
+
+    def _ask(self, job: str) -> dict[str, str] | None:
+        code, output = self.run("squeue", "-h", "-t", "all", "-j", job, "-O", FORMAT)
+        if code != 0 and INVALID in output:
+            return None
+        if code != 0:
+            raise Refusal(UNKNOWN, f"squeue: {one_line(output.strip())[:120]}", HINT)
+        rows = [row(line) for line in output.splitlines()]
+        for found in rows:
+            if found.get("JobID") == job:  # the array's id brings its other tasks as well
+                return found
+        if rows:
+            return None
+        raise Refusal(UNKNOWN, f"squeue says nothing of job {job}", HINT)
+
+    def do(self, program: str, *arguments: str) -> bool:
+        """Return whether a command was obeyed; what slurmctld does not answer was not."""
+        try:
+            return self.run(program, *arguments)[0] == 0
+        except Refusal:
+            return False
+
+
+def row(line: str) -> dict[str, str]:
+    """Return the fields of one line, which stand in columns of fixed width."""
+    found: dict[str, str] = {}
+    for number, (_, key) in enumerate(FIELDS):
+        found[key] = line[number * WIDTH : (number + 1) * WIDTH].strip()
+    found["Gres"] = line[len(FIELDS) * WIDTH :].strip()
+    return found
+
+
+def is_over(found: dict[str, str]) -> bool:
+    """Return whether slurmctld's answer says that a job will never run again as it was."""
+    return found["State"] in OVER
+
+
+def array_task(found: dict[str, str]) -> str:
+    """Return the name that means this one task: a bare id may mean the whole array."""
+    array, task = found["Array"], found["Task"]
+    return f"{array}_{task}" if array.isdigit() and task.isdigit() else found["JobID"]
+
+
+def uid_of(found: dict[str, str]) -> int:
+    """Return the job's uid, -1 where it is not told."""
+    text = found["Uid"]
+    return int(text) if text.isascii() and text.isdigit() else -1

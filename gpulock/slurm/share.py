@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of its job's devices one task sees: a pure function.
+
+Hot. Where Slurm chooses, its own CUDA_VISIBLE_DEVICES stands: under a device cgroup it counts
+from 0, with a binding it differs from task to task. Where gpulock chooses, a step that asked for
+some of the job's GPUs gets those, and with SLURM_SPLIT_TASKS each task of a step its part.
+"""
+
+from gpulock.devices import Device
+from gpulock.refusal import UNKNOWN, Refusal
+from gpulock.settings import Settings
+from gpulock.slurm.call import expanded, is_number
+from gpulock.slurm.note import Note
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MASK = "CUDA_VISIBLE_DEVICES"
+
+
+class Task:
+    """One task as slurmstepd describes it.
+
+    `is_step` is false for a batch script and an interactive shell, of which SLURM_STEP_GPUS may
+    be the user's own. `rank` of `ranks` is its number among the step's tasks on this node.
+    """
+
+    __slots__ = ("is_step", "mask", "positions", "rank", "ranks")
+
+    def __init__(self, environ: "Mapping[str, str]", step: str) -> None:
+        self.is_step = is_number(step)
+        self.mask = environ.get(MASK)
+        told = environ.get("SLURM_STEP_GPUS", "") if self.is_step else ""
+        self.positions = expanded(told) if told else []
+        local = environ.get("SLURM_LOCALID", "0")
+        self.rank = int(local) if is_number(local) else 0
+        self.ranks = len([t for t in environ.get("SLURM_GTIDS", "0").split(",") if t])
+
+
+def of(task: Task, found: Note, settings: Settings) -> tuple[list[Device], str | None]:
+    """Return (the task's devices, Slurm's mask where it stands or None); raise Refusal."""
+    if settings.slurm_chooser == "slurm":
+        return by_slurm(task, found, settings)
+    chosen = found.devices
+    if task.is_step and found.positions:
+        chosen = at(found, task.positions)  # none for `srun --gres=none`
+    if task.is_step and settings.slurm_split_tasks:
+        chosen = part(chosen, task.rank, max(task.ranks, task.rank + 1))
+    return chosen, None
+
+
+def by_slurm(task: Task, found: Note, settings: Settings) -> tuple[list[Device], str | None]:
+    """Return the devices behind Slurm's mask as far as it can be told, and that mask.
+
+    Raises Refusal when the mask names what this node did not lock for the job.
+    """
+    if task.mask is None:  # `srun --gres=none`, or a shell for which Slurm set nothing
+        return ([], None) if task.is_step else (found.devices, None)
+    entries = expanded(task.mask) if task.mask else []
+    if not entries:
+        return [], None
+    if entries[0].startswith(("GPU-", "MIG-")):
+        chosen = [d for d in found.devices if d.uuid in entries]
+        return known(chosen, entries, task, found), task.mask
+    if set(entries) <= set(found.positions):
+        chosen = at(found, entries)
+        by_uuid = settings.visible_devices == "uuid" and all([d.uuid for d in chosen])
+        counted = entries == numbers(len(entries))  # perhaps a device cgroup's own numbers
+        return chosen, None if by_uuid and not counted else task.mask
+    if set(entries) <= set(numbers(len(found.devices))):
+        return found.devices, task.mask  # inside a device cgroup, which is the boundary
+    raise strange(task, found)
+
+
+def known(chosen: list[Device], entries: list[str], task: Task, found: Note) -> list[Device]:
+    """Return `chosen`, or raise Refusal when it is not all that Slurm names."""
+    if len(chosen) != len(entries):
+        raise strange(task, found)
+    return chosen
+
+
+def strange(task: Task, found: Note) -> Refusal:
+    """Return the refusal for a mask that contradicts the lock."""
+    return Refusal(
+        UNKNOWN,
+        f"Slurm's mask {task.mask} is not what is locked ({','.join(found.positions)})",
+        "run gpulock doctor on the node",
+    )
+
+
+def numbers(count: int) -> list[str]:
+    """Return 0, 1, ... as texts."""
+    return [str(n) for n in range(count)]
+
+
+def at(found: Note, positions: list[str]) -> list[Device]:
+    """Return the devices that stand for Slurm's positions; raise Refusal for another's."""
+    if not set(positions) <= set(found.positions):
+        raise Refusal(
+            UNKNOWN,
+            f"the step has {','.join(positions)} of Slurm, its job {','.join(found.positions)}",
+            "run gpulock doctor on the node",
+        )
+    return [found.devices[found.positions.index(p)] for p in positions]
+
+
+def part(devices: list[Device], rank: int, ranks: int) -> list[Device]:
+    """Return the share of one task: as even as it goes, one each where there are too few."""
+    count = len(devices)
+    if count == 0 or ranks < 1:
+        return devices
+    if ranks > count:
+        return [devices[rank * count // ranks]]
+    return devices[rank * count // ranks : (rank + 1) * count // ranks]

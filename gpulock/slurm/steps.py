@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a Slurm job is on this node: its step daemons, its cgroup, a hook at work for it.
+
+Hot. A step daemon is root's process `slurmstepd` with `slurmstepd: [JOB.STEP]` in its command
+line; the child that becomes a task bears the same title but is the user's (reference slurm 7).
+Nothing in it names the node, so where several slurmd share a machine a step of any of them keeps
+the job alive.
+"""
+
+import os
+
+from gpulock import atomic
+from gpulock.liveness import Scan
+from gpulock.locks import Lock
+from gpulock.owner import Owner
+from gpulock.procfs import Proc
+from gpulock.settings import Settings
+
+STEPD, SLURMD = "slurmstepd", "slurmd"
+TITLE = "slurmstepd: ["
+CONTEXTS = (b"SLURM_SCRIPT_CONTEXT=prolog_slurmd", b"SLURM_SCRIPT_CONTEXT=epilog_slurmd")
+CONTROLLERS = ("freezer", "devices", "memory", "cpuset")  # version 1: what proctrack and task use
+INIT = 1  # is no hook, and may hide its environment even from root
+DEPTH = 5  # job / step / user / task, and one to spare
+
+
+class Steps:
+    """Who is there of which job; `uid` is root's, or of a simulation its user's."""
+
+    __slots__ = ("_cgroup", "_uid")
+
+    def __init__(self, settings: Settings) -> None:
+        self._cgroup = f"{settings.sys_root}/fs/cgroup"
+        self._uid = os.geteuid() if settings.simulation else 0
+
+    def attach(self, held: dict[str, Lock], scan: Scan) -> None:
+        """Tell every Slurm lock of `held` its step daemons (pid, start time)."""
+        locks = [lock for lock in held.values() if lock.owner and lock.owner.scheduler == "slurm"]
+        if not locks:
+            return
+        found = self.daemons(scan)
+        for lock in locks:
+            assert lock.owner is not None
+            lock.steps = started(scan.proc, found.get(lock.owner.job_id, []))
+
+    def daemons(self, scan: Scan) -> dict[str, list[int]]:
+        """Return the pids of all step daemons by job id; those without a title yet under ``."""
+        found: dict[str, list[int]] = {}
+        for pid in scan.named(STEPD):
+            if set(scan.status(pid).uids[:3]) == {self._uid}:
+                try:
+                    title = scan.proc.read(pid, "cmdline")
+                except ProcessLookupError:
+                    continue
+                found.setdefault(parse_title(title)[0], []).append(pid)
+        return found
+
+    def is_slurmd_seen(self, scan: Scan) -> bool:
+        """Return whether slurmd runs where we can see it."""
+        return any([scan.status(p).uids[0] == self._uid for p in scan.named(SLURMD)])
+
+    def left(self, lock: Lock, scan: Scan) -> str:
+        """Return which process is in the job's cgroup, as a clause, or nothing."""
+        del scan  # a cgroup lists its own processes
+        assert lock.owner is not None
+        for pid in self.members(lock.owner):
+            return f"process {pid} is in the job's cgroup"
+        return ""
+
+    def left_or_step(self, lock: Lock, scan: Scan) -> str:
+        """Return what is left, step daemons included: for a prolog, before its own steps start."""
+        assert lock.owner is not None
+        for pid in self.daemons(scan).get(lock.owner.job_id, []):
+            return f"step daemon {pid} of the job runs"
+        return self.left(lock, scan)
+
+    def members(self, record: Owner) -> list[int]:
+        """Return the processes in the job's cgroup; what cannot be read counts as pid 0."""
+        found: list[int] = []
+        for folder in cgroups(self._cgroup, record):
+            found += processes(folder, DEPTH)
+        return found
+
+    def hook_at_work(self, record: Owner, scan: Scan) -> int:
+        """Return the pid of a Prolog or Epilog that runs for the job here, 0 where none does."""
+        wanted = f"SLURM_JOB_ID={record.job_id}".encode()
+        node = f"SLURMD_NODENAME={record.slurmd}".encode()
+        for pid, status in scan.statuses().items():
+            if status.kernel or status.uids[0] != self._uid or pid == INIT:
+                continue
+            try:
+                words = scan.proc.read(pid, "environ").split(b"\0")
+            except ProcessLookupError:
+                continue
+            except OSError as fault:
+                scan.blind = f"process {pid} cannot be seen: {fault}"
+                continue
+            if wanted in words and node in words and any([c in words for c in CONTEXTS]):
+                return pid
+        return 0
+
+
+def parse_title(cmdline: bytes) -> tuple[str, str]:
+    """Return (job id, step) of `slurmstepd: [12.batch]`, empty ones for another text."""
+    text = cmdline.partition(b"\0")[0].decode("utf-8", "replace").rstrip()
+    if not (text.startswith(TITLE) and text.endswith("]")):
+        return "", ""
+    job, dot, step = text[len(TITLE) : -1].partition(".")
+    return (job, step) if dot and job.isascii() and job.isdigit() else ("", "")
+
+
+def started(proc: Proc, pids: list[int]) -> list[tuple[int, int]]:
+    """Return (pid, start time) of each process that is still there."""
+    found: list[tuple[int, int]] = []
+    for pid in pids:
+        try:
+            found.append((pid, proc.start(pid)))
+        except (ProcessLookupError, ValueError):
+            continue
+    return found
+
+
+def cgroups(root: str, record: Owner) -> list[str]:
+    """Return the folders that a job's cgroup may have (slurmd names them with several a host)."""
+    tail = f"uid_{record.uid}/job_{record.job_id}"
+    tops = ("slurm", f"slurm_{record.slurmd}")
+    found = [f"{root}/{part}/{top}/{tail}" for part in CONTROLLERS for top in tops]
+    scopes = ("slurmstepd.scope", f"{record.slurmd}_slurmstepd.scope")
+    return [*found, *[f"{root}/system.slice/{scope}/job_{record.job_id}" for scope in scopes]]
+
+
+def processes(folder: str, depth: int) -> list[int]:
+    """Return the processes of a cgroup and of those below it; [0] where that cannot be read."""
+    try:
+        with_names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return [0]
+    found: list[int] = []
+    for name in with_names:
+        inner = f"{folder}/{name}"
+        try:
+            if name == "cgroup.procs":
+                found += [int(pid) for pid in atomic.read_text(inner, 1 << 22).split()]
+            elif depth and os.path.isdir(inner):
+                found += processes(inner, depth - 1)
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        except (OSError, ValueError):
+            found.append(0)
+    return found

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a Slurm job is alive on this node (design, section 5).
+
+Hot, loaded when something must be settled. A hook judges no other job of this boot: between a
+Prolog and its first step, and between the last step and its Epilog, nothing of a living job is to
+be seen. A reconcile does, and asks slurmctld where the node alone does not prove it.
+"""
+
+from gpulock.liveness import ALIVE, DEAD, UNKNOWN, Scan, Verdict
+from gpulock.locks import Lock
+from gpulock.owner import Owner
+from gpulock.refusal import Refusal
+from gpulock.slurm.steps import Steps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.slurm.scontrol import Control
+
+
+def hook_verdict(lock: Lock, scan: Scan) -> Verdict:
+    """Judge for a hook: only what its own Epilog gave up may be settled, behind the last guard."""
+    del scan
+    assert lock.owner is not None
+    if lock.owner.settling:
+        return Verdict(ALIVE, "released by its epilog, processes were left")
+    return Verdict(UNKNOWN, "a Slurm job of this boot: only gpulockd or gpulock reap judges it")
+
+
+class Rule:
+    """Judge for a reconcile."""
+
+    __slots__ = ("_control", "_steps")
+
+    def __init__(self, steps: Steps, control: "Control") -> None:
+        self._steps = steps
+        self._control = control
+
+    def __call__(self, lock: Lock, scan: Scan) -> Verdict:
+        """Return the verdict on a Slurm lock of this boot."""
+        record = lock.owner
+        assert record is not None
+        seen = self._on_node(record, lock, scan)
+        if seen is not None:
+            return seen
+        try:
+            return told(self._control.job(record.job_id), record)
+        except Refusal as silent:
+            if not lock.seen:
+                return Verdict(UNKNOWN, f"no step of it was ever seen here, and {silent.why}")
+            if not self._steps.is_slurmd_seen(scan):
+                return Verdict(UNKNOWN, f"slurmd is not to be seen, and {silent.why}")
+        return Verdict(DEAD, "its steps, seen before, are gone, and no epilog is at work")
+
+    def _on_node(self, record: Owner, lock: Lock, scan: Scan) -> Verdict | None:
+        """Return what this node alone shows, None where it shows nothing of the job."""
+        daemons = self._steps.daemons(scan)
+        mine = daemons.get(record.job_id, [])
+        if mine:
+            return Verdict(ALIVE, f"step daemon {mine[0]} runs")
+        if "" in daemons:
+            return Verdict(UNKNOWN, f"step daemon {daemons[''][0]} is just starting")
+        at_work = self._steps.hook_at_work(record, scan)
+        if at_work:
+            return Verdict(ALIVE, f"its prolog or epilog {at_work} is at work")
+        members = self._steps.members(record)
+        if members:
+            return Verdict(ALIVE, f"process {members[0]} is in its cgroup")
+        return Verdict(UNKNOWN, scan.blind) if scan.blind else None
+
+
+def told(found: dict[str, str] | None, record: Owner) -> Verdict:
+    """Return the verdict by slurmctld's answer: only a clear end of this very run is one."""
+    from gpulock.slurm.scontrol import is_over, uid_of
+
+    if found is None:
+        return Verdict(DEAD, f"slurmctld knows no job {record.job_id}, nothing of it is here")
+    if uid_of(found) != record.uid:
+        return Verdict(DEAD, f"slurmctld gave its id to another user's job, uid {uid_of(found)}")
+    if is_over(found):
+        return Verdict(DEAD, f"slurmctld says {found['State']}, nothing of it is here")
+    restarts = found.get("Restarts", "")
+    if restarts.isdigit() and int(restarts) > record.restart and found["State"] == "PENDING":
+        return Verdict(DEAD, f"slurmctld says requeued (restart {restarts})")
+    return Verdict(ALIVE, f"slurmctld says {found['State']}")

@@ -13,10 +13,11 @@ from gpulock import atomic
 from gpulock.refusal import BROKEN, Refusal
 
 DEFAULT_PATH = "/etc/gpulock/gpulock.conf"
-TEXT, PATH, COUNT, SECONDS, FLAG, WORDS, CHOICE = (
+TEXT, PATH, COUNT, EXIT, SECONDS, FLAG, WORDS, CHOICE = (
     "text",
     "path",
     "count",
+    "exit code",
     "seconds",
     "yes|no",
     "words",
@@ -24,6 +25,7 @@ TEXT, PATH, COUNT, SECONDS, FLAG, WORDS, CHOICE = (
 )
 
 COUNT_DIGITS = 4  # of a COUNT
+LARGEST_EXIT = 255  # of a program
 
 # name, kind, default, meaning; for CHOICE the default comes first among the `|` separated values
 KEYS: tuple[tuple[str, str, str, str], ...] = (
@@ -70,7 +72,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SLURM_TIMEOUT", SECONDS, "5", "longest wait for slurmctld"),
     ("SLURM_WAIT", SECONDS, "15", "longest wait for a device that Slurm gave and a lock holds"),
     ("SLURM_SPLIT_TASKS", FLAG, "no", "where gpulock picks, each task of a step gets its share"),
-    ("REQUEUE_EXIT", COUNT, "213", "a task's exit code that requeues: RequeueExit of slurm.conf"),
+    ("REQUEUE_EXIT", EXIT, "213", "a task's exit code that requeues: RequeueExit of slurm.conf"),
     (
         "REFUSE",
         CHOICE,
@@ -184,11 +186,13 @@ def convert(kind: str, default: str, given: str | None) -> object:
             raise ValueError(f"must be one of {', '.join(choices)}, not {given!r}")
         return choices[0] if given is None else given
     value = default if given is None else given
-    if kind == COUNT:
+    if kind in (COUNT, EXIT):
         if not (value.isascii() and value.isdigit()):
             raise ValueError(f"must be a whole number, not {value[:40]!r}")
         if len(value) > COUNT_DIGITS:
             raise ValueError("is larger than any node")
+        if kind == EXIT and not 0 < int(value) <= LARGEST_EXIT:
+            raise ValueError(f"must be from 1 to {LARGEST_EXIT}, not {value}")
         return int(value)
     if kind == SECONDS:
         return seconds(value)

@@ -53,6 +53,8 @@ def held(record: Owner, name: str, proof: str) -> tuple[str, str]:
         return "the end of that process", f"look at it: ps -fp {record.pid}"
     if record.settling or "without a shepherd" in proof:
         return "the next claim or reap after its last process has ended", "gpulock reap"
+    if record.scheduler == "slurm":
+        return "its epilog, when the job ends", f"scontrol show job {record.job_id}"
     if record.scheduler == "sge":
         return "its epilog, when the job ends", f"qstat -j {record.job_id}"
     return "the end of the job", f"gpulock why {record.job()}"

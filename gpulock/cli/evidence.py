@@ -59,6 +59,8 @@ def of_processes(sight: Sight, lock: Lock, record: Owner) -> Facts:
     """Return whether the owner's processes run."""
     found: Facts = []
     proc = sight.scan.proc
+    if record.scheduler == "slurm":
+        found += of_steps(sight, record)
     if record.pid:
         word = "shepherd" if record.scheduler == "sge" else "process"
         found.append((word, running(proc, record.pid, record.start)))
@@ -71,6 +73,17 @@ def of_processes(sight: Sight, lock: Lock, record: Owner) -> Facts:
         members = [pid for pid in session(sight.scan, record.sid) if pid != record.pid]
         found.append(("session", f"{record.sid}: {named(proc, members) or 'nobody else'}"))
     return found
+
+
+def of_steps(sight: Sight, record: Owner) -> Facts:
+    """Return the steps of a Slurm job on this node, and who is in its cgroup."""
+    from gpulock.slurm.steps import Steps
+
+    steps = Steps(sight.view.node.settings)
+    daemons = steps.daemons(sight.scan).get(record.job_id, [])
+    found: Facts = [("steps", named(sight.scan.proc, daemons) or "none to be seen")]
+    members = [pid for pid in steps.members(record) if pid not in daemons]
+    return [*found, ("cgroup", named(sight.scan.proc, members))] if members else found
 
 
 def running(proc: Proc, pid: int, start: int) -> str:

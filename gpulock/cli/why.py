@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from gpulock.cli import table
@@ -150,12 +152,27 @@ def of_nothing(view: View, sight: Sight, meant: Subject, width: int) -> tuple[li
             found.append(("held", f"{devices} from {moment(locks[0].owner.claimed_at)}"))
             found.append(("released", ended(locks[0])))
         return [head, *table.facts(found, width)], True
-    found = runs_here(sight, meant)
+    found = [*refused(view, meant), *runs_here(sight, meant)]
     oldest = f" since {moment(every[-1].at)}" if every else ""
     found.append(("released", f"no trace of it among {len(every)} released locks{oldest}"))
     if not view.node.store.exists():
         found.append(("node", "nothing was claimed here in this boot"))
     return [head, *table.facts(found, width)], False
+
+
+def refused(view: View, meant: Subject) -> Facts:
+    """Return why a Slurm job was refused, as long as its Epilog has not run."""
+    from gpulock.slurm import note
+
+    folder = f"{view.node.store.path}/{note.FOLDER}"
+    names = os.listdir(folder) if meant.job and os.path.isdir(folder) else []
+    found: Facts = []
+    for name in names:
+        slurmd, _, job = name.rpartition(".")
+        own = note.find(view.node.store.path, slurmd, job) if job == meant.job else None
+        if own is not None and own.refused:
+            found.append(("refused", own.refused))
+    return found
 
 
 def runs_here(sight: Sight, meant: Subject) -> Facts:
@@ -165,7 +182,11 @@ def runs_here(sight: Sight, meant: Subject) -> Facts:
         return [("process", f"{meant.pid} {'runs' if there else 'is gone'}")]
     from gpulock import atomic
     from gpulock.sge import spool
+    from gpulock.slurm.steps import Steps
 
+    daemons = Steps(sight.view.node.settings).daemons(sight.scan).get(meant.job, [])
+    if daemons:
+        return [("step", f"{daemons[0]} runs it here, without GPUs")]
     hidden = False
     for pid in sight.scan.named(spool.NAME):
         try:

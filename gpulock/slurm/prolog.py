@@ -61,7 +61,10 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
         raise
     own = Note(call.slurmd, call.job, call.uid, call.restart)
     if count == 0:
-        write(node, own)
+        try:
+            write(node, own)
+        except Refusal as fault:  # no node is drained for a job without GPUs
+            tell(settings, fault.sentence(call.who), error=False)
         return None
     own.binds = environment.driver_binds(settings)
     grant, own.positions = insist(node, call, count, deadline), call.positions()
@@ -88,7 +91,7 @@ def insist(node: Node, call: Call, count: int, deadline: Deadline) -> Grant:
     template.positions = call.gpus or ""
     pause = FIRST_PAUSE
     while True:
-        wanted = request.wanted(call, node.settings, node.devices())
+        wanted = request.wanted(call, node)
         try:
             return claim(
                 node,

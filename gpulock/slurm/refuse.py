@@ -12,15 +12,13 @@ from gpulock.slurm.call import Call
 from gpulock.slurm.scontrol import Control, array_task
 
 REASON = 200  # characters of a reason that are shown in lists
-LARGEST_EXIT = 255
 
 
 def exit_of_task(refusal: Refusal, settings: Settings) -> int:
     """Return what TaskProlog exits with: 1 fails the job, REQUEUE_EXIT requeues it."""
     if refusal.kind == SENSELESS or (refusal.kind == BUSY and settings.on_busy == "error"):
         return 1
-    code = settings.requeue_exit
-    return code if 0 < code <= LARGEST_EXIT else 1
+    return settings.requeue_exit
 
 
 def stops_node(refusal: Refusal, settings: Settings) -> bool:

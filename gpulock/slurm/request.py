@@ -6,7 +6,7 @@ Hot. Where Slurm chooses, the positions it gives. Where gpulock chooses, the num
 job_submit wrote, or slurmctld's own word.
 """
 
-from gpulock.devices import Device
+from gpulock.node import Node
 from gpulock.refusal import UNKNOWN, Refusal, one_line
 from gpulock.settings import Settings
 from gpulock.slurm.call import Call, is_number
@@ -33,13 +33,14 @@ def count(call: Call, settings: Settings) -> int:
     return in_gres("" if found["Gres"] == "N/A" else found["Gres"], settings.slurm_gres)
 
 
-def wanted(call: Call, settings: Settings, found: list[Device]) -> tuple[str, ...]:
+def wanted(call: Call, node: Node) -> tuple[str, ...]:
     """Return the ids of the devices that Slurm chose, none where gpulock is to choose."""
-    if not is_picked_by_slurm(settings):
+    if not is_picked_by_slurm(node.settings):
         return ()
     from gpulock.slurm.gres_map import devices_at
 
-    return tuple([d.id for d in devices_at(settings.state_dir, call.positions(), found)])
+    chosen = devices_at(node.settings.state_dir, call.positions(), node.devices())
+    return tuple([d.id for d in chosen])
 
 
 def in_gres(text: str, names: tuple[str, ...]) -> int:

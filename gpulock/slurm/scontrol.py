@@ -81,7 +81,8 @@ class Control:
         if code != 0 and INVALID in output:
             return None
         if code != 0:
-            raise Refusal(UNKNOWN, f"squeue: {one_line(output.strip())[:120]}", HINT)
+            said = output.strip().rpartition("\n")[2].replace("squeue: error: ", "")
+            raise Refusal(UNKNOWN, f"squeue says {one_line(said)[:100]!r}", HINT)
         rows = [row(line) for line in output.splitlines()]
         for found in rows:
             if found.get("JobID") == job:  # the array's id brings its other tasks as well

@@ -33,7 +33,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     code = FAILED
     try:
         settings = load(config)
-        code = settings.requeue_exit or FAILED  # cannot be found out: not this job's fault
+        code = settings.requeue_exit  # cannot be found out: not this job's fault
         lines = serve(settings, environ, Proc(settings.proc_root))
     except StopError as stop:
         return say(one_line(str(stop)), stop.code)

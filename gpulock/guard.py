@@ -236,7 +236,7 @@ def group_left(lock: Lock, judge: Judge) -> str:
         members = [pid for pid in session(scan, record.sid) if pid != record.pid]
         if members:
             return f"process {members[0]} is of its session {record.sid}"
-    return scan.blind or judge.left(lock)
+    return judge.left(lock) or scan.blind
 
 
 def open_left(device: str, record: Owner, holders: Holders, held: dict[str, Lock]) -> str:

@@ -9,6 +9,7 @@ import os
 from gpulock import devices
 from gpulock.devices import Device
 from gpulock.locks import Lock, Store
+from gpulock.owner import Owner
 from gpulock.procfs import Proc
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings
@@ -61,6 +62,13 @@ class Node:
             self.inventory = devices.read_inventory(self.settings.lock_dir, self.boot_id)
             self._links = devices.links(self.inventory)
             self._version = version
+
+    def map_jobs(self, record: Owner, granted: list[Device]) -> None:
+        """Tell other exporters of a grant, where the site has set a folder for them."""
+        if self.settings.job_map_dir or self.settings.gpustat_dir:
+            from gpulock import mapping
+
+            mapping.granted(self.settings, record, granted)
 
     def retire(self, lock: Lock, how: str) -> None:
         """Free a device, gate held; raise OSError, or Refusal when the lock changed meanwhile."""

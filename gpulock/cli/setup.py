@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -14,6 +14,9 @@ from gpulock.cli.session import Refused, Session
 from gpulock.cli.words import counted
 from gpulock.install.hooks import InstallError
 from gpulock.install.versions import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from gpulock.install.sge import Plan
 
 
 @click.group()
@@ -48,12 +51,49 @@ def install_sge(session: Session, /, dry_run: bool, **options: Any) -> None:
     try:
         options["prefix"] = options["prefix"].absolute()
         plan = plan_sge(SgeOptions(config=Path(session.config), **options))
-        for change in plan.changes if dry_run else ():
-            click.echo("\n".join(change.lines()))
-        if not dry_run:
-            plan.apply(click.echo)
+        show_or_apply(plan, dry_run)
     except InstallError as fault:
         raise Refused(str(fault)) from fault
+
+
+@install.command("slurm")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="GPUs of this node.  [default: count them]"
+)
+@click.option("--node", default="", help="Slurm's name of this node.  [default: ask slurmd]")
+@click.option(
+    "--prefix",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_PREFIX,
+    show_default=True,
+    help="Where the hooks go.",
+)
+@click.option("--interpreter", default=sys.executable, help="Python for the hooks.")
+@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.pass_obj
+def install_slurm(session: Session, /, dry_run: bool, **options: Any) -> None:
+    """Install Prolog, TaskProlog and Epilog for Slurm on this node.
+
+    slurm.conf and gres.conf are only read; what to put there is shown.
+    """
+    from gpulock.install.slurm import SlurmOptions, plan_slurm
+
+    try:
+        options["prefix"] = options["prefix"].absolute()
+        plan = plan_slurm(SlurmOptions(config=Path(session.config), **options))
+        show_or_apply(plan, dry_run)
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+    for page in plan.pages:
+        click.echo("\n" + "\n".join(page))
+
+
+def show_or_apply(plan: Plan, dry_run: bool) -> None:
+    """Make the changes, or show them; then say what there is to know."""
+    for change in plan.changes if dry_run else ():
+        click.echo("\n".join(change.lines()))
+    if not dry_run:
+        plan.apply(click.echo)
     for note in plan.notes:
         click.echo(f"note: {note}")
     if not plan.changes:
@@ -73,14 +113,45 @@ def uninstall() -> None:
 @click.pass_obj
 def uninstall_sge(session: Session, force: bool, because: str) -> None:
     """Put back what was there before `install sge`."""
-    from gpulock.install import sge_undo
+    from gpulock.install.sge_undo import uninstall_sge
+    from gpulock.install.slurm_undo import keep_for_slurm
 
+    def take_away(config: Path, *, force: bool, because: str) -> list[str]:
+        if keep_for_slurm(config):
+            click.echo("the hooks and the settings stay: Slurm uses them")
+        return uninstall_sge(config, click.echo, force=force, because=because)
+
+    undo(session, take_away, force, because)
+
+
+@uninstall.command("slurm")
+@click.option("--force", is_flag=True, help="Although Slurm jobs hold devices.")
+@click.option("--because", default="", metavar="TEXT", help="Why; needed with --force.")
+@click.pass_obj
+def uninstall_slurm(session: Session, force: bool, because: str) -> None:
+    """Put back what was there before `install slurm`."""
+    from gpulock.install import slurm_undo
+
+    def take_away(config: Path, *, force: bool, because: str) -> list[str]:
+        return slurm_undo.uninstall_slurm(config, click.echo, force=force, because=because)
+
+    undo(session, take_away, force, because)
+
+
+class TakeAway(Protocol):
+    """Uninstall for one scheduler; return what was left, and why."""
+
+    def __call__(self, config: Path, *, force: bool, because: str) -> list[str]:
+        """Raise InstallError where it must not be now."""
+        ...
+
+
+def undo(session: Session, take_away: TakeAway, force: bool, because: str) -> None:
+    """Uninstall, and say what was left as it is."""
     if force and not because:
         raise click.UsageError('--force needs --because "TEXT".')
     try:
-        left = sge_undo.uninstall_sge(
-            Path(session.config), click.echo, force=force, because=because
-        )
+        left = take_away(Path(session.config), force=force, because=because)
     except InstallError as fault:
         raise Refused(str(fault)) from fault
     for line in left:

@@ -76,10 +76,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
         still_there(node, found)
         keep_record(found, grant.owner)
         give(found, grant, node.settings, binds)
-        if node.settings.job_map_dir or node.settings.gpustat_dir:
-            from gpulock import mapping
-
-            mapping.granted(node.settings, grant.owner, grant.devices)
+        node.map_jobs(grant.owner, grant.devices)
     except BaseException:  # whatever it is, the job does not start: it keeps nothing
         undo(node, grant, deadline)
         raise

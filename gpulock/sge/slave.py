@@ -75,6 +75,7 @@ def serve(node: Node, found: spool.Spool, deadline: Deadline) -> Grant | None:
     try:
         keep_record(found, own)
         give(found, grant, node.settings, binds)
+        node.map_jobs(grant.owner, grant.devices)
     except BaseException:  # whatever it is, the task has no GPU: it keeps nothing of its own
         undo(node, grant, deadline)
         raise

@@ -72,10 +72,7 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
         runs.keep(settings.state_dir, grant.owner)
         own.token, own.devices = grant.owner.token, in_order(node, own.positions, grant)
         write(node, own)
-        if settings.job_map_dir or settings.gpustat_dir:
-            from gpulock import mapping
-
-            mapping.granted(settings, grant.owner, grant.devices)
+        node.map_jobs(grant.owner, grant.devices)
     except BaseException as fault:  # whatever it is, the job does not start: it keeps nothing
         undo(node, grant, deadline)
         if isinstance(fault, OSError):

@@ -28,13 +28,21 @@ def stops_node(refusal: Refusal, settings: Settings) -> bool:
 
 def drain(call: Call, settings: Settings, sentence: str) -> None:
     """Drain this node with our reason; where slurmctld does not answer, Slurm's stands."""
-    Control(settings, call.conf).do(
+    control = Control(settings, call.conf)
+    notify(call, control, sentence)
+    control.do(
         "scontrol",
         "update",
         f"NodeName={call.slurmd}",
         "State=DRAIN",
         f"Reason={quoted(sentence)}",
     )
+
+
+def notify(call: Call, control: Control, sentence: str) -> None:
+    """Say it on the standard error of an srun or salloc that waits."""
+    if not call.batch:
+        control.do("scontrol", "notify", call.job, quoted(sentence))
 
 
 def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -> str:
@@ -46,6 +54,7 @@ def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -
     if call.batch and call.nodes == 1:
         return ""
     control = Control(settings, call.conf)
+    notify(call, control, sentence)
     try:
         found = control.job(call.job)
     except Refusal as silent:

@@ -20,6 +20,7 @@ STEPD, SLURMD = "slurmstepd", "slurmd"
 TITLE = "slurmstepd: ["
 CONTEXTS = (b"SLURM_SCRIPT_CONTEXT=prolog_slurmd", b"SLURM_SCRIPT_CONTEXT=epilog_slurmd")
 CONTROLLERS = ("freezer", "devices", "memory", "cpuset")  # version 1: what proctrack and task use
+PLACEHOLDER = ([b"100000000", b""], [b"infinity", b""])  # slurmstepd/mgr.c
 INIT = 1  # is no hook, and may hide its environment even from root
 DEPTH = 5  # job / step / user / task, and one to spare
 
@@ -60,12 +61,41 @@ class Steps:
         return any([scan.status(p).uids[0] == self._uid for p in scan.named(SLURMD)])
 
     def left(self, lock: Lock, scan: Scan) -> str:
-        """Return which process is in the job's cgroup, as a clause, or nothing."""
-        del scan  # a cgroup lists its own processes
+        """Return which process of the job is left, as a clause, or nothing.
+
+        Where Slurm keeps no cgroup (proctrack/linuxproc, pgid), what a job left behind is told by
+        the environment that slurmstepd gave it. Its user can hide from that, and then holds no
+        device that the last guard would not see.
+        """
         assert lock.owner is not None
-        for pid in self.members(lock.owner):
+        for pid in self.members(lock.owner, scan):
             return f"process {pid} is in the job's cgroup"
+        for pid in self.marked(lock.owner, scan):
+            return f"process {pid} of the job runs"
         return ""
+
+    def marked(self, record: Owner, scan: Scan) -> list[int]:
+        """Return the user's processes that were started as this job's on this node."""
+        jobs = {f"SLURM_JOB_ID={job}".encode() for job in (record.job_id, record.het_leader) if job}
+        node = f"SLURMD_NODENAME={record.slurmd}".encode()
+        found: list[int] = []
+        for pid, status in scan.statuses().items():
+            if status.kernel or status.uids[0] != record.uid or pid == INIT:
+                continue
+            words = self._environ(pid, scan)
+            if not jobs.isdisjoint(words) and node in words and not is_hook(words):
+                found.append(pid)
+        return found
+
+    def _environ(self, pid: int, scan: Scan) -> list[bytes]:
+        """Return what a process was started with; what cannot be seen makes the scan blind."""
+        try:
+            return scan.proc.read(pid, "environ").split(b"\0")
+        except ProcessLookupError:
+            return []
+        except OSError as fault:
+            scan.blind = f"process {pid} cannot be seen: {fault}"
+            return []
 
     def left_or_step(self, lock: Lock, scan: Scan) -> str:
         """Return what is left, step daemons included: for a prolog, before its own steps start."""
@@ -74,12 +104,21 @@ class Steps:
             return f"step daemon {pid} of the job runs"
         return self.left(lock, scan)
 
-    def members(self, record: Owner) -> list[int]:
+    def members(self, record: Owner, scan: Scan) -> list[int]:
         """Return the processes in the job's cgroup; what cannot be read counts as pid 0."""
-        found: list[int] = []
+        found: set[int] = set()
         for folder in cgroups(self._cgroup, record):
-            found += processes(folder, DEPTH)
-        return found
+            found.update(processes(folder, DEPTH))
+        return sorted([pid for pid in found if not (pid and self._is_placeholder(pid, scan))])
+
+    def _is_placeholder(self, pid: int, scan: Scan) -> bool:
+        """Return whether a process is the extern step's own `sleep`, which outlives its daemon."""
+        try:
+            ours = scan.proc.status(pid).uids[0] == self._uid
+            words = scan.proc.read(pid, "cmdline").split(b"\0")
+        except (OSError, ValueError):
+            return False
+        return ours and words[0].rpartition(b"/")[2] == b"sleep" and words[1:] in PLACEHOLDER
 
     def hook_at_work(self, record: Owner, scan: Scan) -> int:
         """Return the pid of a Prolog or Epilog that runs for the job here, 0 where none does."""
@@ -88,16 +127,15 @@ class Steps:
         for pid, status in scan.statuses().items():
             if status.kernel or status.uids[0] != self._uid or pid == INIT:
                 continue
-            try:
-                words = scan.proc.read(pid, "environ").split(b"\0")
-            except ProcessLookupError:
-                continue
-            except OSError as fault:
-                scan.blind = f"process {pid} cannot be seen: {fault}"
-                continue
-            if wanted in words and node in words and any([c in words for c in CONTEXTS]):
+            words = self._environ(pid, scan)
+            if wanted in words and node in words and is_hook(words):
                 return pid
         return 0
+
+
+def is_hook(words: list[bytes]) -> bool:
+    """Return whether an environment is that of a Prolog or Epilog."""
+    return any([context in words for context in CONTEXTS])
 
 
 def parse_title(cmdline: bytes) -> tuple[str, str]:

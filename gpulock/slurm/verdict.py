@@ -62,9 +62,9 @@ class Rule:
         at_work = self._steps.hook_at_work(record, scan)
         if at_work:
             return Verdict(ALIVE, f"its prolog or epilog {at_work} is at work")
-        members = self._steps.members(record)
-        if members:
-            return Verdict(ALIVE, f"process {members[0]} is in its cgroup")
+        left = self._steps.left(lock, scan)
+        if left:
+            return Verdict(ALIVE, left)
         return Verdict(UNKNOWN, scan.blind) if scan.blind else None
 
 

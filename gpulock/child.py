@@ -85,6 +85,8 @@ class Program:
         while True:
             if not poll.poll(max(1, int(deadline.left() * 1000))):
                 raise Refusal(UNKNOWN, f"{self.name} did not answer in time", self.hint)
+            if deadline.left() <= 0:
+                raise Refusal(UNKNOWN, f"{self.name} did not end in time", self.hint)
             data = os.read(fd, 1 << 16)
             if not data:
                 return output

@@ -21,11 +21,12 @@ class Lock:
     """One lock as found: its owner, or the `fault` in its record; neither: a claim cut short.
 
     `anchors` are (pid, start, supplementary group) of further shepherds, `orphans` what stopped
-    a reap, `seen` whether a step of the Slurm job was ever seen; empty until `Store.read_details`.
-    `steps` are (pid, start) of the step daemons of a Slurm job, told by `Judge.attach`.
+    a reap, `seen` whether a Slurm job's extern step was ever seen; empty until `read_details`.
+    `steps` are (pid, start) of the step daemons of a Slurm job, `extern` whether one of them is
+    that of the whole allocation; told by `Judge.attach`.
     """
 
-    __slots__ = ("anchors", "fault", "id", "orphans", "owner", "seen", "steps")
+    __slots__ = ("anchors", "extern", "fault", "id", "orphans", "owner", "seen", "steps")
 
     def __init__(self, name: str, record: Owner | None, fault: str) -> None:
         self.id = name
@@ -34,6 +35,7 @@ class Lock:
         self.anchors: list[tuple[int, int, int]] = []
         self.orphans = ""
         self.seen = False
+        self.extern = False
         self.steps: list[tuple[int, int]] = []
 
     def shepherds(self) -> list[tuple[int, int]]:
@@ -152,7 +154,7 @@ class Store:
         atomic.replace_file(f"{folder}/{pid}.{start}", f"{gid}\n".encode())
 
     def mark_seen(self, name: str) -> None:
-        """Note that a step of the lock's Slurm job was seen: from now on its absence counts."""
+        """Note that the extern step of its Slurm job was seen: from now on its absence counts."""
         atomic.replace_file(f"{self.locks_dir}/{name}/seen", b"seen\n")
 
     def mark_orphans(self, name: str, text: str) -> None:

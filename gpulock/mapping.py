@@ -37,21 +37,20 @@ def released(node: Node, record: Owner, device: str) -> None:
         found = [d for d in node.devices() if d.id == device]
     except Refusal:
         return
-    for path, text in files(node.settings, record, found[0]) if found else ():
+    if not found:
+        return
+    keeps = node.settings.job_map_release == "empty"
+    kept = f"{node.settings.job_map_dir}/{place_of(found[0])}" if keeps else ""
+    for path, text in files(node.settings, record, found[0]):
         try:
             if atomic.read_text(path) != text:
                 continue
-            if path.startswith(f"{node.settings.gpustat_dir}/") or not keeps_files(node.settings):
-                os.unlink(path)
-            else:
+            if path == kept:
                 atomic.replace_file(path, b"")
+            else:
+                os.unlink(path)
         except OSError:
             continue
-
-
-def keeps_files(settings: Settings) -> bool:
-    """Return whether a released file of dcgm-exporter's stays, empty."""
-    return settings.job_map_release == "empty"
 
 
 def files(settings: Settings, record: Owner, device: Device) -> list[tuple[str, str]]:

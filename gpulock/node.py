@@ -72,11 +72,16 @@ class Node:
 
     def retire(self, lock: Lock, how: str) -> None:
         """Free a device, gate held; raise OSError, or Refusal when the lock changed meanwhile."""
+        record = lock.owner
+        if record and record.scheduler in ("slurm", "process"):
+            from gpulock import runs
+
+            runs.drop(self.settings.state_dir, record, lock.id)
         self.store.retire(lock, how)
-        if lock.owner and (self.settings.job_map_dir or self.settings.gpustat_dir):
+        if record and (self.settings.job_map_dir or self.settings.gpustat_dir):
             from gpulock import mapping
 
-            mapping.released(self, lock.owner, lock.id)
+            mapping.released(self, record, lock.id)
 
     def links(self) -> dict[tuple[str, str], int]:
         """Return the NVLinks between the devices read last."""

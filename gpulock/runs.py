@@ -6,7 +6,7 @@ Hot. Of jobs that have no spool directory to keep theirs in: Slurm's, and `gpulo
 
 import os
 
-from gpulock import atomic, owner
+from gpulock import atomic, kv, owner
 from gpulock.owner import Owner
 
 FOLDER = "runs"
@@ -22,6 +22,19 @@ def keep(state_dir: str, record: Owner) -> None:
         atomic.replace_file(f"{state_dir}/{FOLDER}/{record.token}", data)
 
 
-def forget(state_dir: str, token: str) -> None:
-    """Drop the note of a claim that is over."""
-    atomic.remove_quietly(f"{state_dir}/{FOLDER}/{token}")
+def drop(state_dir: str, record: Owner, device: str) -> None:
+    """Take a device out of its claim's record, before its lock goes: nobody adopts it again."""
+    path = f"{state_dir}/{FOLDER}/{record.token}"
+    left: tuple[str, ...] = ()
+    try:
+        if record.devices != (device,):
+            kept = owner.parse(atomic.read_text(path))
+            left = tuple([name for name in kept.devices if name != device])
+        if left:
+            keep(state_dir, record.copy(devices=left))
+            return
+    except FileNotFoundError:
+        return
+    except (OSError, kv.MalformedError):
+        pass  # whatever it is, it is no claim to come back to
+    atomic.remove_quietly(path)

@@ -80,7 +80,7 @@ def of_steps(sight: Sight, record: Owner) -> Facts:
     from gpulock.slurm.steps import Steps
 
     steps = Steps(sight.view.node.settings)
-    daemons = steps.daemons(sight.scan).get(record.job_id, [])
+    daemons = list(steps.daemons(sight.scan).get(record.job_id, {}))
     found: Facts = [("steps", named(sight.scan.proc, daemons) or "none to be seen")]
     members = [pid for pid in steps.members(record, sight.scan) if pid not in daemons]
     return [*found, ("cgroup", named(sight.scan.proc, members))] if members else found

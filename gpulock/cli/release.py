@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from gpulock import guard, runs, settle
+from gpulock import guard, settle
 from gpulock.cli.select import SelectError, Subject, subject
 from gpulock.cli.session import Refused, Session, caller, calling_shell, log
 from gpulock.cli.words import holder, label_of
@@ -120,7 +120,6 @@ def let_go(
                 f"release --force by {caller()}: {because}" if force else f"released by {caller()}"
             )
             free(node, one, one_line(how))
-    forget(node, let)
     return let
 
 
@@ -180,21 +179,6 @@ def free(node: Node, one: Let, how: str) -> None:
         retire(node, lock, how)
     still = f"; still open: {one.left}" if one.left else ""
     log(node.settings, one_line(f"{lock.id}{whose(lock)}: {how}{still}"))
-
-
-def forget(node: Node, let: Sequence[Let]) -> None:
-    """Drop or shorten the notes that would put released claims back."""
-    held = node.store.all()
-    for record in [one.lock.owner for one in let if one.lock.owner]:
-        if record.scheduler != "process":
-            continue
-        left = [
-            lock.id for lock in held.values() if lock.owner and lock.owner.token == record.token
-        ]
-        if left:
-            runs.keep(node.settings.state_dir, record.copy(devices=tuple(left)))
-        else:
-            runs.forget(node.settings.state_dir, record.token)
 
 
 def whose(lock: Lock) -> str:

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from gpulock import environment, runs
+from gpulock import environment
 from gpulock.cli.obtain import CLAIM_SECONDS, claim_options, obtain, owner_of, which
 from gpulock.cli.session import Session
 from gpulock.daemon import process
@@ -114,4 +114,3 @@ def give_back(node: Node, grant: Grant) -> None:
     judge = process.judge(node)
     deadline = Deadline(CLAIM_SECONDS)
     release(node, lambda o: o.token == token, judge, deadline, "its command did not start")
-    runs.forget(node.settings.state_dir, token)

@@ -184,9 +184,9 @@ def runs_here(sight: Sight, meant: Subject) -> Facts:
     from gpulock.sge import spool
     from gpulock.slurm.steps import Steps
 
-    daemons = Steps(sight.view.node.settings).daemons(sight.scan).get(meant.job, [])
-    if daemons:
-        return [("step", f"{daemons[0]} runs it here, without GPUs")]
+    daemons = Steps(sight.view.node.settings).daemons(sight.scan)
+    for pid in daemons.get(meant.job, {}):
+        return [("step", f"{pid} runs it here, without GPUs")]
     hidden = False
     for pid in sight.scan.named(spool.NAME):
         try:

@@ -85,7 +85,9 @@ def adopt(node: Node, scan: Scan) -> list[Owner]:
     """
     adopted: dict[str, Owner] = {}
     known = {device.id: device for device in node.devices()}
-    for record in living_records(node, scan):
+    # of two records that name one device the later one holds it: the earlier is a leftover
+    living = sorted(living_records(node, scan), key=lambda one: -one.claimed_boottime)
+    for record in living:
         first = adopted.setdefault(record.token, record)
         for device in record.devices:
             if first is not record:
@@ -99,7 +101,7 @@ def adopt(node: Node, scan: Scan) -> list[Owner]:
                 held = node.store.read(device)
                 if held.owner is None and not held.fault:
                     node.store.rewrite(device, own)
-    for record in adopted.values():
+    for record in reversed(adopted.values()):
         if record.scheduler == "slurm":
             note.write(node.store, slurm_note(node, record, known))
     return list(adopted.values())

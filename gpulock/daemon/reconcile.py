@@ -6,12 +6,11 @@ Warm. Under the gate: adopt where locks were lost, settle every lock, publish th
 
 import os
 
-from gpulock import atomic, boot, runs, verdicts
+from gpulock import atomic, boot, verdicts
 from gpulock.daemon import adopt
 from gpulock.deadline import Deadline
 from gpulock.gate import Gate
 from gpulock.liveness import Judge
-from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import UNKNOWN, Refusal
@@ -54,7 +53,7 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
         report = Report(adopted, settle(node, held, judge, holders, dry_run))
         if not dry_run:
             try:
-                note_seen(node, held)
+                note_seen(node, report.outcomes)
                 publish(node, report.outcomes)
                 sweep(node)
             except OSError as fault:
@@ -80,11 +79,11 @@ def begin(node: Node, judge: Judge) -> list[Owner]:
     return adopted
 
 
-def note_seen(node: Node, held: dict[str, Lock]) -> None:
-    """Note of which Slurm jobs a step was seen: from then on its absence counts."""
-    for lock in held.values():
-        if lock.steps and not lock.seen:
-            node.store.mark_seen(lock.id)
+def note_seen(node: Node, outcomes: list[Outcome]) -> None:
+    """Note of which Slurm jobs the extern step was seen: from then on its absence counts."""
+    for outcome in outcomes:
+        if outcome.act != FREED and outcome.lock.extern and not outcome.lock.seen:
+            node.store.mark_seen(outcome.lock.id)
 
 
 def publish(node: Node, outcomes: list[Outcome]) -> None:
@@ -101,8 +100,6 @@ def publish(node: Node, outcomes: list[Outcome]) -> None:
         if record.scheduler == "slurm":
             who = record.slurmd, record.job_id, record.uid, record.restart
             note.remove(node.store, *who)
-        if record.scheduler in ("process", "slurm"):
-            runs.forget(node.settings.state_dir, record.token)
 
 
 def sweep(node: Node) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DEADLINE = 60.0  # seconds for a whole hook; PrologEpilogTimeout should be longer
 DIGITS = 18  # of a number that is believed
+LONGEST = 1000  # entries of a range
 
 
 class Call:
@@ -60,7 +61,7 @@ class Call:
         self.batch = "SLURM_JOB_STDIN" in environ
 
     def positions(self) -> list[str]:
-        """Return the entries of SLURM_JOB_GPUS; raise Refusal(UNKNOWN) for an empty one."""
+        """Return the entries of SLURM_JOB_GPUS, none where it is not set; raise Refusal."""
         entries = expanded(self.gpus) if self.gpus else []
         if len(set(entries)) != len(entries):
             raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {self.gpus!r}", "look at slurmd")
@@ -112,6 +113,11 @@ def is_name(text: str) -> bool:
     return bare.isascii() and bare.isalnum() and not text.startswith(".") and len(text) < 200  # noqa: PLR2004
 
 
+def is_range(first: str, last: str) -> bool:
+    """Return whether `first-last` is a range of sane length, forwards."""
+    return is_number(first) and is_number(last) and 0 <= int(last) - int(first) < LONGEST
+
+
 def expanded(text: str) -> list[str]:
     """Return the entries of `0,2-3` or of a list of UUIDs; raise Refusal(UNKNOWN)."""
     found: list[str] = []
@@ -119,7 +125,7 @@ def expanded(text: str) -> list[str]:
         first, dash, last = entry.partition("-")
         if is_number(entry):
             found.append(str(int(entry)))
-        elif dash and is_number(first) and is_number(last) and int(last) - int(first) < 1000:  # noqa: PLR2004
+        elif dash and is_range(first, last):
             found += [str(n) for n in range(int(first), int(last) + 1)]
         elif entry.startswith(("GPU-", "MIG-")) and entry.isprintable():
             found.append(entry)

@@ -5,7 +5,6 @@ Hot. It always exits 0: anything else drains the node. SLURM_JOB_GPUS is not ask
 missing (reference slurm 5). What cannot be freed is left to the next claim and the reaper.
 """
 
-from gpulock import runs
 from gpulock.deadline import Deadline, boottime
 from gpulock.hook import settings_for, tell, unexpected
 from gpulock.node import Node
@@ -44,15 +43,10 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 
 def serve(node: Node, call: Call, deadline: Deadline) -> Released:
     """Release the job's locks on this node; raise Refusal."""
-    mine = Ours(node, call)
     try:
-        released = release(node, mine, judge(node), deadline, "epilog")
+        return release(node, Ours(node, call), judge(node), deadline, "epilog")
     finally:
         note.remove(node.store, call.slurmd, call.job, call.uid, call.restart)
-    if not released.kept:
-        for token in mine.tokens:
-            runs.forget(node.settings.state_dir, token)
-    return released
 
 
 def judge(node: Node) -> "Judge":
@@ -71,22 +65,18 @@ def judge(node: Node) -> "Judge":
 class Ours:
     """Answer whether a record is this job's: its id, its user, this run or an earlier one."""
 
-    __slots__ = ("_call", "_key", "tokens")
+    __slots__ = ("_call", "_key")
 
     def __init__(self, node: Node, call: Call) -> None:
         self._key = call.template(node).key()
         self._call = call
-        self.tokens: set[str] = set()
 
     def __call__(self, record: Owner) -> bool:
-        mine = (
+        return (
             record.key() == self._key
             and record.uid == self._call.uid
             and record.restart <= self._call.restart
         )
-        if mine:
-            self.tokens.add(record.token)
-        return mine
 
 
 def lines(call: Call, released: Released, seconds: float) -> list[str]:

@@ -67,7 +67,8 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
             tell(settings, fault.sentence(call.who), error=False)
         return None
     own.binds = environment.driver_binds(settings)
-    grant, own.positions = insist(node, call, count, deadline), call.positions()
+    own.positions = call.positions() if request.is_counted_by_position(settings) else []
+    grant = insist(node, call, own, count, deadline)
     try:
         runs.keep(settings.state_dir, grant.owner)
         own.token, own.devices = grant.owner.token, in_order(node, own.positions, grant)
@@ -81,11 +82,11 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
     return grant
 
 
-def insist(node: Node, call: Call, count: int, deadline: Deadline) -> Grant:
+def insist(node: Node, call: Call, own: Note, count: int, deadline: Deadline) -> Grant:
     """Claim, and wait for a device that is still held: Slurm says that it is free."""
     wait = deadline.sooner(node.settings.slurm_wait)
     template = call.template(node)
-    template.positions = call.gpus or ""
+    template.positions = ",".join(own.positions)
     pause = FIRST_PAUSE
     while True:
         wanted = request.wanted(call, node)
@@ -143,7 +144,6 @@ def undo(node: Node, grant: Grant, deadline: Deadline) -> None:
     token = grant.owner.token
     try:
         release(node, lambda o: o.token == token, looker(node), deadline, "claim undone")
-        runs.forget(node.settings.state_dir, token)
     except (Refusal, OSError):
         return
 

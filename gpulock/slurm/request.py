@@ -19,9 +19,14 @@ def is_picked_by_slurm(settings: Settings) -> bool:
     return settings.slurm_chooser == "slurm"
 
 
+def is_counted_by_position(settings: Settings) -> bool:
+    """Return whether SLURM_JOB_GPUS is what is believed."""
+    return is_picked_by_slurm(settings) or settings.slurm_count == "gpus"
+
+
 def count(call: Call, settings: Settings) -> int:
     """Return how many devices the job asked for on this node; raise Refusal(UNKNOWN)."""
-    if is_picked_by_slurm(settings) or settings.slurm_count == "gpus":
+    if is_counted_by_position(settings):
         return len(call.positions())
     if settings.slurm_count == "comment":
         return in_gres(call.comment, settings.slurm_gres)
@@ -46,7 +51,8 @@ def wanted(call: Call, node: Node) -> tuple[str, ...]:
 def in_gres(text: str, names: tuple[str, ...]) -> int:
     """Return the devices in `gres:gpux:2,gres:nvme:1` (per node); raise Refusal(UNKNOWN).
 
-    `gres:` or `gres/` may stand before a name, a type behind it; no number means one.
+    `gres:` or `gres/` may stand before a name, a type behind it; no number means one. What is
+    neither a type nor a number is refused, never read as one.
     """
     total = 0
     for entry in text.split(",") if text else ():
@@ -55,14 +61,21 @@ def in_gres(text: str, names: tuple[str, ...]) -> int:
             words = words[1:]
         if not words or not words[0]:
             raise unreadable(text)
-        if words[0] not in names:
-            continue
-        last = words[-1] if len(words) > 1 else "1"
-        asked = int(last) if is_number(last) else 1
-        if len(words) > 3 or asked > MOST:  # noqa: PLR2004 (name, type, count)
-            raise unreadable(text)
-        total += asked
+        if words[0] in names:
+            total += one(words[1:], text)
     return total
+
+
+def one(words: list[str], text: str) -> int:
+    """Return the number in what follows a name: nothing, a type, a number, or both."""
+    *kinds, last = words or ["1"]
+    if last[:1].isalpha() and not kinds:
+        return 1
+    if len(kinds) > 1 or not all([kind[:1].isalpha() for kind in kinds]):
+        raise unreadable(text)
+    if not is_number(last) or int(last) > MOST:
+        raise unreadable(text)
+    return int(last)
 
 
 def unreadable(text: str) -> Refusal:

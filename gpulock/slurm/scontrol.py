@@ -85,10 +85,10 @@ class Control:
             raise Refusal(UNKNOWN, f"squeue says {one_line(said)[:100]!r}", HINT)
         rows = [row(line) for line in output.splitlines()]
         for found in rows:
-            if found.get("JobID") == job:  # the array's id brings its other tasks as well
+            if found["JobID"] == job:
                 return found
-        if rows:
-            return None
+        if [found for found in rows if found["JobID"].isdigit() and found["Array"] == job]:
+            return None  # of an array whose id it was, only other tasks are left
         raise Refusal(UNKNOWN, f"squeue says nothing of job {job}", HINT)
 
     def do(self, program: str, *arguments: str) -> bool:

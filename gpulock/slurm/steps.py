@@ -18,6 +18,7 @@ from gpulock.settings import Settings
 
 STEPD, SLURMD = "slurmstepd", "slurmd"
 TITLE = "slurmstepd: ["
+EXTERN = "extern"  # the step of PrologFlags=Contain: there for the whole of an allocation
 CONTEXTS = (b"SLURM_SCRIPT_CONTEXT=prolog_slurmd", b"SLURM_SCRIPT_CONTEXT=epilog_slurmd")
 CONTROLLERS = ("freezer", "devices", "memory", "cpuset")  # version 1: what proctrack and task use
 PLACEHOLDER = ([b"100000000", b""], [b"infinity", b""])  # slurmstepd/mgr.c
@@ -42,18 +43,21 @@ class Steps:
         found = self.daemons(scan)
         for lock in locks:
             assert lock.owner is not None
-            lock.steps = started(scan.proc, found.get(lock.owner.job_id, []))
+            mine = found.get(lock.owner.job_id, {})
+            lock.steps = started(scan.proc, list(mine))
+            lock.extern = EXTERN in mine.values()
 
-    def daemons(self, scan: Scan) -> dict[str, list[int]]:
-        """Return the pids of all step daemons by job id; those without a title yet under ``."""
-        found: dict[str, list[int]] = {}
+    def daemons(self, scan: Scan) -> dict[str, dict[int, str]]:
+        """Return pid -> step of all step daemons by job id; those without a title yet under ``."""
+        found: dict[str, dict[int, str]] = {}
         for pid in scan.named(STEPD):
             if set(scan.status(pid).uids[:3]) == {self._uid}:
                 try:
                     title = scan.proc.read(pid, "cmdline")
                 except ProcessLookupError:
                     continue
-                found.setdefault(parse_title(title)[0], []).append(pid)
+                job, step = parse_title(title)
+                found.setdefault(job, {})[pid] = step
         return found
 
     def is_slurmd_seen(self, scan: Scan) -> bool:
@@ -100,7 +104,7 @@ class Steps:
     def left_or_step(self, lock: Lock, scan: Scan) -> str:
         """Return what is left, step daemons included: for a prolog, before its own steps start."""
         assert lock.owner is not None
-        for pid in self.daemons(scan).get(lock.owner.job_id, []):
+        for pid in self.daemons(scan).get(lock.owner.job_id, {}):
             return f"step daemon {pid} of the job runs"
         return self.left(lock, scan)
 

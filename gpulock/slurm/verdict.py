@@ -54,11 +54,11 @@ class Rule:
     def _on_node(self, record: Owner, lock: Lock, scan: Scan) -> Verdict | None:
         """Return what this node alone shows, None where it shows nothing of the job."""
         daemons = self._steps.daemons(scan)
-        mine = daemons.get(record.job_id, [])
-        if mine:
-            return Verdict(ALIVE, f"step daemon {mine[0]} runs")
-        if "" in daemons:
-            return Verdict(UNKNOWN, f"step daemon {daemons[''][0]} is just starting")
+        mine = daemons.get(record.job_id, {})
+        for pid, step in mine.items():
+            return Verdict(ALIVE, f"step daemon {pid} ({step}) runs")
+        for pid in daemons.get("", {}):
+            return Verdict(UNKNOWN, f"step daemon {pid} is just starting")
         at_work = self._steps.hook_at_work(record, scan)
         if at_work:
             return Verdict(ALIVE, f"its prolog or epilog {at_work} is at work")
@@ -74,6 +74,8 @@ def told(found: dict[str, str] | None, record: Owner) -> Verdict:
 
     if found is None:
         return Verdict(DEAD, f"slurmctld knows no job {record.job_id}, nothing of it is here")
+    if uid_of(found) < 0 or not found["State"]:
+        return Verdict(UNKNOWN, "slurmctld's answer cannot be read")
     if uid_of(found) != record.uid:
         return Verdict(DEAD, f"slurmctld gave its id to another user's job, uid {uid_of(found)}")
     if is_over(found):

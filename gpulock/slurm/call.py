@@ -62,7 +62,7 @@ class Call:
 
     def positions(self) -> list[str]:
         """Return the entries of SLURM_JOB_GPUS, none where it is not set; raise Refusal."""
-        entries = expanded(self.gpus) if self.gpus else []
+        entries = expanded(self.gpus) if self.gpus is not None else []
         if len(set(entries)) != len(entries):
             raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {self.gpus!r}", "look at slurmd")
         return entries

@@ -24,15 +24,18 @@ class Task:
 
     `is_step` is false for a batch script and an interactive shell, of which SLURM_STEP_GPUS may
     be the user's own. `rank` of `ranks` is its number among the step's tasks on this node.
+    `is_bound`: Slurm has split the step's GPUs already (--gpus-per-task, --gpu-bind).
     """
 
-    __slots__ = ("is_step", "mask", "positions", "rank", "ranks")
+    __slots__ = ("is_bound", "is_step", "mask", "positions", "rank", "ranks")
 
     def __init__(self, environ: "Mapping[str, str]", step: str) -> None:
         self.is_step = is_number(step)
         self.mask = environ.get(MASK)
         told = environ.get("SLURM_STEP_GPUS", "") if self.is_step else ""
         self.positions = expanded(told) if told else []
+        of_step = environ.get("SLURM_GPUS_ON_NODE", "")
+        self.is_bound = is_number(of_step) and 0 < len(self.positions) < int(of_step)
         local = environ.get("SLURM_LOCALID", "0")
         self.rank = int(local) if is_number(local) else 0
         self.ranks = len([t for t in environ.get("SLURM_GTIDS", "0").split(",") if t])
@@ -45,7 +48,7 @@ def of(task: Task, found: Note, settings: Settings) -> tuple[list[Device], str |
     chosen = found.devices
     if task.is_step and found.positions:
         chosen = at(found, task.positions)  # none for `srun --gres=none`
-    if task.is_step and settings.slurm_split_tasks:
+    if task.is_step and settings.slurm_split_tasks and not task.is_bound:
         chosen = part(chosen, task.rank, max(task.ranks, task.rank + 1))
     return chosen, None
 

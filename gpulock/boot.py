@@ -93,8 +93,14 @@ def mark_lost(store: Store) -> None:
 
 
 def was_lost(store: Store) -> bool:
-    """Return whether locks of this boot were lost."""
-    return os.path.exists(f"{store.path}/lost")
+    """Return whether locks of this boot were lost; raise Refusal where that cannot be seen."""
+    try:
+        os.stat(f"{store.path}/lost")
+    except FileNotFoundError:
+        return False
+    except OSError as fault:
+        raise Refusal(UNKNOWN, f"LOCK_DIR: {fault}", "look at LOCK_DIR") from fault
+    return True
 
 
 def reserve_again(store: Store, state_dir: str, boot_id: str, node: str) -> None:

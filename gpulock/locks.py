@@ -75,8 +75,14 @@ class Store:
             )
 
     def exists(self) -> bool:
-        """Return whether any claim was ever made here."""
-        return os.path.isdir(self.locks_dir)
+        """Return whether any claim was ever made here; raise Refusal where that cannot be seen."""
+        try:
+            os.stat(self.locks_dir)
+        except FileNotFoundError:
+            return False
+        except OSError as fault:
+            raise Refusal(UNKNOWN, f"locks: {fault}", "look at LOCK_DIR") from fault
+        return True
 
     def boot_id(self) -> str:
         """Return the boot in which this directory was made ready, or nothing."""

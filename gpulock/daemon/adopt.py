@@ -61,7 +61,13 @@ def run_records(node: Node) -> list[Owner]:
     """Return the records of Slurm jobs and of `gpulock run` of this boot; a settle judges them."""
     folder = f"{node.settings.state_dir}/{runs.FOLDER}"
     found: list[Owner] = []
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as fault:
+        raise Refusal(UNKNOWN, f"{folder}: {fault.strerror}", "look at STATE_DIR") from fault
+    for name in names:
         if name.startswith("."):
             continue  # of a write that was cut short: that run never started
         try:

@@ -50,6 +50,10 @@ lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)
 	@tests/consent.sh "make lab-sge"
 	@$(STEP) "lab-sge" $(PYTEST) -m lab --timeout 600 $(or $(wildcard tests/labs/sge tests/labs/test_sge*.py),tests/labs/sge)
 
+lab-slurm: $(DEV)  ## the lab with a real Slurm (root)
+	@tests/consent.sh "make lab-slurm"
+	@$(STEP) "lab-slurm" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_slurm*.py)
+
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep
 
@@ -76,7 +80,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit format test lab-sge sweep soak bench bench-sge gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-slurm sweep soak bench bench-sge gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

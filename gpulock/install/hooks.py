@@ -78,6 +78,21 @@ class HookPaths:
         return self.folder / "prolog/profile.sh"
 
     @property
+    def slurm_prolog(self) -> Path:
+        """Slurm's Prolog."""
+        return self.folder / "prolog/slurm"
+
+    @property
+    def slurm_task(self) -> Path:
+        """Slurm's TaskProlog."""
+        return self.folder / "prolog/slurm-task"
+
+    @property
+    def slurm_epilog(self) -> Path:
+        """Slurm's Epilog."""
+        return self.folder / "epilog/slurm"
+
+    @property
     def library(self) -> Path:
         """What stands on the hooks' module path."""
         return self.folder / "lib"

@@ -24,25 +24,38 @@ class Task:
 
     `is_step` is false for a batch script and an interactive shell, of which SLURM_STEP_GPUS may
     be the user's own. `rank` of `ranks` is its number among the step's tasks on this node.
-    `is_bound`: Slurm has split the step's GPUs already (--gpus-per-task, --gpu-bind).
+    `on_node` is how many GPUs Slurm gave it here, 0 where it does not say. `is_bound`: Slurm has
+    split them among the tasks already (--gpus-per-task, --gpu-bind).
     """
 
-    __slots__ = ("is_bound", "is_step", "mask", "positions", "rank", "ranks")
+    __slots__ = ("is_bound", "is_step", "mask", "on_node", "positions", "rank", "ranks")
 
     def __init__(self, environ: "Mapping[str, str]", step: str) -> None:
         self.is_step = is_number(step)
         self.mask = environ.get(MASK)
         told = environ.get("SLURM_STEP_GPUS", "") if self.is_step else ""
         self.positions = expanded(told) if told else []
-        of_step = environ.get("SLURM_GPUS_ON_NODE", "")
-        self.is_bound = is_number(of_step) and 0 < len(self.positions) < int(of_step)
+        told = environ.get("SLURM_GPUS_ON_NODE", "")
+        self.on_node = int(told) if is_number(told) else 0
+        self.is_bound = 0 < len(self.positions) < self.on_node
         local = environ.get("SLURM_LOCALID", "0")
         self.rank = int(local) if is_number(local) else 0
         self.ranks = len([t for t in environ.get("SLURM_GTIDS", "0").split(",") if t])
 
 
 def of(task: Task, found: Note, settings: Settings) -> tuple[list[Device], str | None]:
-    """Return (the task's devices, Slurm's mask where it stands or None); raise Refusal."""
+    """Return (the task's devices, Slurm's mask where it stands or None); raise Refusal.
+
+    Of a job with several types of GPU Slurm 22.05 tells the Prolog one type's alone: what was
+    locked is then too little, and the task does not start.
+    """
+    if task.on_node > len(found.devices):
+        raise Refusal(
+            UNKNOWN,
+            f"Slurm gave {task.on_node} GPUs on this node, its Prolog was told of"
+            f" {len(found.devices)}",
+            "ask for one type of GPU a job (see docs/slurm.md)",
+        )
     if settings.slurm_chooser == "slurm":
         return by_slurm(task, found, settings)
     chosen = found.devices

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.labs import slurm_gpulock
 from tests.labs.sge_gpulock import Gpulock, installed
 from tests.labs.sge_lab import GridEngine
+from tests.labs.slurm_config import Setup
+from tests.labs.slurm_lab import Slurm
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +38,26 @@ def gpus(installation: Gpulock) -> Iterator[Gpulock]:
     yield installation
     installation.sge.clear_jobs()
     installation.sge.clear_queue_errors()
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Slurm]:
+    """Bring up a real Slurm of three nodes with four GPUs each for the session."""
+    with Slurm(Setup(gpus=4), nodes=3) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def slurm_installation(slurm: Slurm) -> slurm_gpulock.Gpulock:
+    """Install gpulock on the Slurm lab's nodes once."""
+    return slurm_gpulock.installed(slurm)
+
+
+@pytest.fixture
+def slurm_gpus(slurm_installation: slurm_gpulock.Gpulock) -> Iterator[slurm_gpulock.Gpulock]:
+    """Give a test gpulock on fresh nodes; neither job nor drained node is left behind."""
+    written = slurm_installation.slurm.watch_logs()
+    slurm_installation.prepare()
+    yield slurm_installation
+    print(written())
+    slurm_installation.slurm.recover()

@@ -13,7 +13,7 @@ from gpulock.devices import Device
 from gpulock.liveness import Scan
 from gpulock.node import Node
 from gpulock.owner import Owner
-from gpulock.refusal import UNKNOWN, Refusal
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal
 from gpulock.sge import spool
 from gpulock.sge.prolog import RECORD
 from gpulock.slurm import note
@@ -109,17 +109,22 @@ def adopt(node: Node, scan: Scan) -> list[Owner]:
                     node.store.rewrite(device, own)
     for record in reversed(adopted.values()):
         if record.scheduler == "slurm":
-            note.write(node.store, slurm_note(node, record, known))
+            try:
+                note.write(node.store, slurm_note(node, record, known))
+            except Refusal:
+                continue  # its later steps find no note, and do not start
     return list(adopted.values())
 
 
 def slurm_note(node: Node, record: Owner, known: dict[str, Device]) -> note.Note:
-    """Return what the later steps of an adopted Slurm job are to be told."""
+    """Return what the later steps of an adopted Slurm job are to be told; raise Refusal."""
     found = note.Note(record.slurmd, record.job_id, record.uid, record.restart)
     found.token = record.token
     found.positions = expanded(record.positions) if record.positions else []
     found.binds = environment.driver_binds(node.settings)
     cards = [known[name] for name in record.devices if name in known]
+    if len(cards) != max(len(record.devices), len(found.positions)):
+        raise Refusal(BROKEN, f"job {record.job_id} lost a device", "see gpulock status")
     if found.positions and node.settings.slurm_chooser == "slurm":
         cards = devices_at(node.settings.state_dir, found.positions, cards)
     found.devices = cards

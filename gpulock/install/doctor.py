@@ -14,8 +14,11 @@ from typing import Final
 from gpulock.install.doctor_check import BROKEN, FAULT, OK, WARNING, Check, examine
 from gpulock.install.doctor_node import node_checks, settings_check
 from gpulock.install.doctor_sge import sge_checks
+from gpulock.install.doctor_slurm import slurm_checks
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge import PROFILE, record_of
+from gpulock.install.sge import PROFILE, current_settings, record_of
+from gpulock.install.sge_site import find_execds
+from gpulock.install.slurm import record_of as slurm_record
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.settings import DEFAULT_PATH, Settings
 
@@ -43,16 +46,28 @@ def doctor(where: Where) -> list[Check]:
     checks = [first, *node_checks(settings)]
     if not settings.simulation:
         prefix = where.prefix or installed_prefix(settings)
-        checks += sge_checks(settings, where.config, prefix, where.profile)
+        if not is_for_slurm_alone(settings, where.config):
+            checks += sge_checks(settings, where.config, prefix, where.profile)
+        checks += slurm_checks(settings, where.config, prefix)
     return checks
+
+
+def is_for_slurm_alone(settings: Settings, config: Path) -> bool:
+    """Say whether the hooks are here for Slurm, and nothing is of Grid Engine."""
+    _, given = current_settings(config)
+    if not slurm_record(settings).load():
+        return False
+    return not (record_of(settings).load() or "SGE_ROOT" in given or find_execds())
 
 
 def installed_prefix(settings: Settings) -> Path:
     """Return the folder of the installed hooks, as it was noted."""
-    try:
-        noted = [address[1] for address in record_of(settings).load() if address[0] == "hooks"]
-    except InstallError:
-        noted = []
+    noted: list[str] = []
+    for record in (slurm_record(settings), record_of(settings)):
+        try:
+            noted += [address[1] for address in record.load() if address[0] == "hooks"]
+        except InstallError:
+            continue
     return Path(noted[-1]) if noted else DEFAULT_PREFIX
 
 

@@ -57,7 +57,11 @@ class Conf:
         """Say whether a list like `75,80-82` holds an exit code."""
         for word in self.words(key):
             first, _, last = word.partition("-")
-            if first.isdigit() and (last or first).isdigit() and int(first) <= code <= int(last or first):
+            if (
+                first.isdigit()
+                and (last or first).isdigit()
+                and int(first) <= code <= int(last or first)
+            ):
                 return True
         return False
 
@@ -73,9 +77,13 @@ def parse_shown(text: str) -> Conf:
         value = value.strip()
         if value.lower() in _NO_VALUE:
             continue
-        values[name] = f"{values[name]}\n{value}" if key.strip().endswith("]") and name in values else value
+        values[name] = (
+            f"{values[name]}\n{value}" if key.strip().endswith("]") and name in values else value
+        )
     if "slurm_version" not in values:
-        raise InstallError("scontrol show config prints no SLURM_VERSION; is that Slurm's scontrol?")
+        raise InstallError(
+            "scontrol show config prints no SLURM_VERSION; is that Slurm's scontrol?"
+        )
     return Conf(values, "slurmctld")
 
 

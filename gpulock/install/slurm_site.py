@@ -79,20 +79,24 @@ class Site:
 
     def gres(self, node: str = "") -> str:
         """Return slurmd's own list of GRES (`slurmd -G`, which prints it to stderr)."""
-        command: list[str | Path] = [self.slurmd, "-G"]
+        # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
+        command: list[str | Path] = [NAME, "-G"]
         command += ["-N", node] if node else []
         command += ["-f", self.conf] if self.conf else []
-        done = self._run(command, _GRES_SECONDS)
+        done = self._run(command, _GRES_SECONDS, self.slurmd)
         if done.returncode != 0:
             named = f" -N {node}" if node else ""
-            raise SlurmError(f"{self.slurmd} -G{named}: {_last(done) or 'no such node?'}")
+            raise SlurmError(f"{NAME} -G{named}: {_last(done) or 'no such node?'}")
         return done.stderr + done.stdout
 
-    def _run(self, command: list[str | Path], seconds: float) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, command: list[str | Path], seconds: float, program: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         env = {"PATH": _PATH, **({"SLURM_CONF": str(self.conf)} if self.conf else {})}
         try:
             return subprocess.run(
                 command,
+                executable=program,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -105,7 +109,7 @@ class Site:
             words = " ".join(map(str, command[:3]))
             raise SlurmError(f"{words} gave no answer within {seconds:.0f} s") from late
         except OSError as fault:
-            raise SlurmError(f"{command[0]}: {fault.strerror}") from fault
+            raise SlurmError(f"{program or command[0]}: {fault.strerror}") from fault
 
 
 def _last(done: subprocess.CompletedProcess[str]) -> str:
@@ -119,34 +123,50 @@ def find_site(
 ) -> Site:
     """Return this node's Slurm: settings that were `given`, then what slurmd was started with.
 
-    Raises InstallError where there is no Slurm, or `node` is none of those that run here.
+    `slurmds` are those of this site (see `belonging`). Raises InstallError where there is no Slurm,
+    or `node` is none of those that run here.
     """
     confs = {slurmd.conf for slurmd in slurmds if not node or slurmd.node in ("", node)}
-    if len(confs) > 1 and not settings.slurm_conf:
+    if len(confs) > 1:
         raise InstallError(
             f"slurmds with different files run here ({' '.join(sorted(confs))}); set SLURM_CONF"
         )
-    conf = settings.slurm_conf or (confs.pop() if len(confs) == 1 else "")
-    path = Path(conf) if conf else next((p for p in (DEFAULT_CONF, FETCHED_CONF) if p.is_file()), None)
+    conf = settings.slurm_conf or "".join(confs)
+    path = (
+        Path(conf) if conf else next((p for p in (DEFAULT_CONF, FETCHED_CONF) if p.is_file()), None)
+    )
     named = tuple(sorted({slurmd.node for slurmd in slurmds if slurmd.node}))
     if node and named and node not in named:
         raise InstallError(f"the slurmd that runs here is node {' '.join(named)}, not {node}")
     nodes = (node,) if node else named
-    wanted = [Path(settings.slurm_binaries)] if "SLURM_BINARIES" in given else []
-    folders = [*wanted, *(slurmd.program.parent for slurmd in slurmds), Path(settings.slurm_binaries)]
-    scontrol = find_program("scontrol", folders, "SLURM_BINARIES")
-    program = slurmds[0].program if slurmds else find_program(NAME, folders, "install slurmd")
+    beside = [slurmd.program.parent for slurmd in slurmds]
+    clients = [Path(settings.slurm_binaries)]
+    if "SLURM_BINARIES" not in given:  # which the hooks would believe
+        clients = around([*beside, *clients])
+    scontrol = find_program("scontrol", clients, "set SLURM_BINARIES")
+    daemons = around([*beside, scontrol.parent])
+    program = slurmds[0].program if slurmds else find_program(NAME, daemons, "install slurmd")
     return Site(scontrol.parent, program, path, nodes, settings.slurm_timeout)
 
 
-def find_program(name: str, folders: list[Path], hint: str) -> Path:
-    """Return a program of Slurm's; daemons are in sbin beside the bin of clients."""
+def belonging(slurmds: list[Slurmd], settings: Settings) -> list[Slurmd]:
+    """Return the slurmds that go by the slurm.conf of the settings; all where it names none."""
+    conf = settings.slurm_conf
+    return [slurmd for slurmd in slurmds if not conf or slurmd.conf in ("", conf)]
+
+
+def around(folders: list[Path]) -> list[Path]:
+    """Return folders with those beside them: daemons are in sbin, clients in bin."""
+    found = [folder.parent / name for folder in folders for name in (folder.name, "bin", "sbin")]
+    return list(dict.fromkeys(found))
+
+
+def find_program(name: str, folders: list[Path], do: str) -> Path:
+    """Return a program of Slurm's; raise InstallError."""
     for folder in folders:
-        for place in (folder, folder.parent / "bin", folder.parent / "sbin"):
-            if os.access(place / name, os.X_OK) and (place / name).is_file():
-                return place / name
-    do = f"set {hint}" if hint.isupper() else hint
-    raise InstallError(f"no {name} in {' '.join(map(str, dict.fromkeys(folders)))}; {do}")
+        if os.access(folder / name, os.X_OK) and (folder / name).is_file():
+            return folder / name
+    raise InstallError(f"no {name} in {' '.join(map(str, folders))}; {do}")
 
 
 def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:
@@ -162,11 +182,11 @@ def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:
                 continue
             words = (entry / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
             env = (entry / "environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
-            program = (entry / "exe").readlink()
+            program = str((entry / "exe").readlink()).removesuffix(" (deleted)")  # upgraded
         except OSError:
             continue
         conf, node = started_with(words, env)
-        found.append(Slurmd(int(entry.name), program, conf, node))
+        found.append(Slurmd(int(entry.name), Path(program), conf, node))
     return found
 
 
@@ -179,6 +199,13 @@ def started_with(words: list[str], env: list[str]) -> tuple[str, str]:
             value = word[2:] or (words[number + 1] if number + 1 < len(words) else "")
             conf, node = (value, node) if word[:2] == "-f" else (conf, value)
     return conf if conf.startswith("/") else "", node
+
+
+def started_at(pid: int, proc: Path = Path("/proc")) -> float:
+    """Return when a process was started, in seconds of the epoch; raise OSError, ValueError."""
+    ticks = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+    booted = int((proc / "stat").read_text().partition("\nbtime ")[2].split()[0])
+    return booted + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _same_machine(proc: Path, entry: Path) -> bool:

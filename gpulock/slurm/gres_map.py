@@ -7,6 +7,8 @@ STATE_DIR because /run is empty after a boot. It belongs to one gres.conf, of wh
 beside it: another text is a broken node, never a guess.
 """
 
+import os
+
 from gpulock import atomic, kv
 from gpulock.devices import Device
 from gpulock.refusal import BROKEN, Refusal
@@ -61,6 +63,6 @@ def read(state_dir: str) -> dict[str, str]:
 def gres_conf(path: str) -> bytes:
     """Return the bytes of one gres.conf; raise Refusal(BROKEN)."""
     try:
-        return atomic.read_file(path, 1 << 20)
+        return atomic.read_file(os.path.realpath(path), 1 << 20)  # the site's own may be a link
     except OSError as fault:
         raise Refusal(BROKEN, f"gres.conf: {fault}", AGAIN) from fault

@@ -83,7 +83,8 @@ class Control:
         if code != 0:
             said = output.strip().rpartition("\n")[2].replace("squeue: error: ", "")
             raise Refusal(UNKNOWN, f"squeue says {one_line(said)[:100]!r}", HINT)
-        rows = [row(line) for line in output.splitlines()]
+        whole = len(FIELDS) * WIDTH  # squeue fills every column up: a shorter line is cut off
+        rows = [row(line) for line in output.splitlines() if len(line) >= whole]
         for found in rows:
             if found["JobID"] == job:
                 return found

@@ -39,6 +39,8 @@ class Rule:
         """Return the verdict on a Slurm lock of this boot."""
         record = lock.owner
         assert record is not None
+        if record.settling:
+            return hook_verdict(lock, scan)
         seen = self._on_node(record, lock, scan)
         if seen is not None:
             return seen

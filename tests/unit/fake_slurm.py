@@ -1,0 +1,37 @@
+#!/usr/bin/python3 -IS
+# SPDX-License-Identifier: Apache-2.0
+"""Play `scontrol show` and `slurmd -G` from files that a real Slurm printed.
+
+The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node`, `gres` or
+`gres.<node>`; where there is a `down`, slurmctld does not answer.
+"""
+
+import os
+import sys
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def read(name: str) -> str:
+    with open(f"{HERE}/state/{name}", encoding="utf-8") as file:
+        return file.read()
+
+
+def scontrol(arguments: list[str]) -> int:
+    if os.path.exists(f"{HERE}/state/down"):
+        print("slurm_load_ctl_conf error: Unable to contact slurm controller", file=sys.stderr)
+        return 1
+    print(read("config" if arguments[1] == "config" else "node"), end="")
+    return 0
+
+
+def slurmd(arguments: list[str]) -> int:
+    node = arguments[arguments.index("-N") + 1] if "-N" in arguments else ""
+    own = os.path.exists(f"{HERE}/state/gres.{node}")
+    print(read(f"gres.{node}" if own else "gres"), end="", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    play = scontrol if os.path.basename(__file__) == "scontrol" else slurmd
+    sys.exit(play(sys.argv[1:]))

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a Slurm job is on a node: step daemons, cgroups, processes left, hooks at work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.liveness import Scan
+from gpulock.locks import Lock
+from gpulock.slurm import steps
+from gpulock.slurm.steps import Steps
+from tests.unit.slurm_site import OTHER_UID, ROOT, UID, Site, slurm_lock
+from tests.unit.trees import record
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def found(site: Site, scan: Scan | None = None) -> tuple[Steps, Scan]:
+    node = site.node()
+    return Steps(node.settings), scan or Scan(node.proc)
+
+
+def left(site: Site, **changes: object) -> str:
+    """Return what is left of job 12 once its steps are over."""
+    sight, scan = found(site)
+    return sight.left(slurm_lock(**changes), scan)
+
+
+def left_or_step(site: Site, **changes: object) -> str:
+    sight, scan = found(site)
+    return sight.left_or_step(slurm_lock(**changes), scan)
+
+
+def attached(site: Site, **changes: object) -> Lock:
+    """Return the lock of job 12 with the step daemons it is told."""
+    sight, scan = found(site)
+    lock = slurm_lock(**changes)
+    sight.attach({lock.id: lock}, scan)
+    return lock
+
+
+def at_work(site: Site, **changes: object) -> int:
+    sight, scan = found(site)
+    owner = slurm_lock(**changes).owner
+    assert owner is not None
+    return sight.hook_at_work(owner, scan)
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "expected"),
+    [
+        (b"slurmstepd: [12.batch]", ("12", "batch")),
+        (b"slurmstepd: [12.extern]      \0\0", ("12", "extern")),
+        (b"slurmstepd: [12.0]\0", ("12", "0")),
+        (b"slurmstepd: [12.0+1]", ("12", "0+1")),
+        (b"/usr/sbin/slurmstepd\0", ("", "")),
+        (b"", ("", "")),
+        (b"slurmstepd: [12]", ("", "")),
+        (b"slurmstepd: [.0]", ("", "")),
+        (b"slurmstepd: [x.0]", ("", "")),
+        (b"slurmstepd: [-1.0]", ("", "")),
+        ("slurmstepd: [1².0]".encode(), ("", "")),
+        (b"slurmstepd: [12.0", ("", "")),
+        (b" slurmstepd: [12.0]", ("", "")),
+        (b"x\0slurmstepd: [12.0]", ("", "")),
+        (b"\xff\xfe", ("", "")),
+    ],
+)
+def test_a_title_names_job_and_step(cmdline: bytes, expected: tuple[str, str]) -> None:
+    assert steps.parse_title(cmdline) == expected
+
+
+@pytest.mark.parametrize("step", ["extern", "batch", "0", "17", "interactive"])
+def test_a_step_daemon_of_the_job_is_told_to_its_lock(site: Site, step: str) -> None:
+    site.stepd(700, f"12.{step}", start=77)
+    lock = attached(site)
+    assert (lock.steps, lock.extern) == ([(700, 77)], step == "extern")
+    assert "700" in left_or_step(site)
+
+
+@pytest.mark.parametrize("title", ["1.extern", "123.extern", "112.0", ""])
+def test_a_step_daemon_of_another_job_is_not(site: Site, title: str) -> None:
+    site.stepd(700, title)
+    assert attached(site).steps == []
+    assert left_or_step(site) == ""
+
+
+def test_every_lock_of_a_job_is_told_and_no_other_schedulers(site: Site) -> None:
+    site.stepd(700, "12.extern")
+    site.stepd(701, "12.0")
+    site.stepd(702, "13.0")
+    sight, scan = found(site)
+    other = Lock("y", record(job_id="12"), "")
+    locks = {"a": slurm_lock(), "b": slurm_lock(), "c": slurm_lock(job_id="13"), "y": other}
+    locks["z"] = Lock("z", None, "")
+    sight.attach(locks, scan)
+    told = {name: [pid for pid, _ in lock.steps] for name, lock in locks.items()}
+    assert told == {"a": [700, 701], "b": [700, 701], "c": [702], "y": [], "z": []}
+
+
+def test_where_no_lock_is_slurms_nobody_is_looked_at(site: Site) -> None:
+    sight, scan = found(site)
+    scan.proc.root = "/nowhere"
+    sight.attach({"y": Lock("y", record(), ""), "z": Lock("z", None, "")}, scan)
+
+
+@pytest.mark.parametrize(
+    "uids",
+    [(UID,) * 4, (ROOT, UID, ROOT, UID), (UID, ROOT, ROOT, ROOT), (ROOT, ROOT, UID, ROOT)],
+)
+def test_what_a_user_calls_slurmstepd_is_no_step_daemon(site: Site, uids: tuple[int, ...]) -> None:
+    """The child that becomes a task has slurmstepd's title too, and any user can take it."""
+    site.stepd(700, "12.extern", uids=uids)
+    site.stepd(701, "", uids=uids)
+    lock = attached(site)
+    assert (lock.steps, lock.extern, left_or_step(site)) == ([], False, "")
+    sight, scan = found(site)
+    assert sight.daemons(scan) == {}
+
+
+def test_roots_process_of_another_name_is_no_step_daemon(site: Site) -> None:
+    site.process(700, "bash", "slurmstepd: [12.extern]", ROOT)
+    assert attached(site).steps == []
+
+
+def test_a_dead_step_daemon_is_none(site: Site) -> None:
+    site.stepd(700, "12.extern", state="Z")
+    assert attached(site).steps == []
+
+
+def test_a_step_daemon_that_ends_meanwhile_is_none(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.stepd(700, "12.extern")
+    site.stepd(701, "12.0", start=5)
+    sight, scan = found(site)
+    scan.statuses()
+    (site.proc.root / "700/cmdline").unlink()
+    (site.proc.root / "701/stat").unlink()
+    lock = slurm_lock()
+    sight.attach({"x": lock}, scan)
+    assert lock.steps == []
+
+
+def test_step_daemons_do_not_count_once_slurmd_runs_the_epilog(site: Site) -> None:
+    """One of that id is then another node's on the same machine."""
+    site.stepd(700, "12.extern")
+    assert left(site) == ""
+
+
+def test_a_process_that_slurmstepd_started_is_left_where_there_is_no_cgroup(site: Site) -> None:
+    site.left_by(900)
+    assert "900" in left(site)
+
+
+def test_so_is_one_of_a_component_which_bears_the_leaders_id(site: Site) -> None:
+    site.left_by(900, 11)
+    assert left(site) == ""
+    assert "900" in left(site, het_leader="11")
+
+
+@pytest.mark.parametrize(
+    ("job", "slurmd", "uid"),
+    [(13, "n1", UID), (123, "n1", UID), (12, "n2", UID), (12, "n", UID), (12, "n1", OTHER_UID)],
+)
+def test_a_process_of_another_job_node_or_user_is_not(
+    site: Site, job: int, slurmd: str, uid: int
+) -> None:
+    site.left_by(900, job, slurmd, uid)
+    assert left(site) == ""
+
+
+def test_a_hook_is_not_what_a_job_of_roots_left(site: Site) -> None:
+    site.hook(900)
+    site.hook(901, SLURM_SCRIPT_CONTEXT="epilog_slurmd")
+    assert left(site, uid=ROOT) == ""
+
+
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd"])
+def test_a_hook_of_the_job_on_this_node_is_at_work(site: Site, context: str) -> None:
+    site.hook(900, SLURM_SCRIPT_CONTEXT=context)
+    assert at_work(site) == 900
+    assert at_work(site, job_id="13") == 0
+    assert at_work(site, job_id="1") == 0
+    assert at_work(site, slurmd="n2") == 0
+
+
+@pytest.mark.parametrize("context", ["prolog_task", "prolog_slurmctld", ""])
+def test_what_is_no_hook_of_slurmds_is_not_at_work(site: Site, context: str) -> None:
+    site.hook(900, SLURM_SCRIPT_CONTEXT=context)
+    assert at_work(site) == 0
+
+
+def test_what_a_user_starts_like_a_hook_is_none(site: Site) -> None:
+    site.hook(900, UID)
+    assert at_work(site) == 0
+
+
+def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.process(900, "sh", uid=ROOT)
+    site.hook(1, ROOT)
+    sight, scan = found(site)
+    owner = slurm_lock().owner
+    assert owner is not None
+    assert (sight.hook_at_work(owner, scan), scan.blind) == (0, "")
+    real = os.open
+
+    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path.endswith("/900/environ"):
+            raise PermissionError(13, "denied", path)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", guarded)
+    assert (sight.hook_at_work(owner, scan), "900" in scan.blind) == (0, True)
+
+
+def test_only_roots_slurmd_is_slurmd(site: Site) -> None:
+    sight, scan = found(site)
+    assert not sight.is_slurmd_seen(scan)
+    site.process(60, "slurmd", uid=UID)
+    assert not sight.is_slurmd_seen(found(site)[1])
+    site.process(60, "slurmd", uid=ROOT)
+    assert sight.is_slurmd_seen(found(site)[1])
+
+
+def test_on_a_real_node_root_is_uid_0(site: Site) -> None:
+    site.set(SIMULATION="")
+    site.stepd(700, "12.extern", 0)
+    assert [pid for pid, _ in attached(site).steps] == [700]
+    site.stepd(700, "12.extern", 4711)
+    assert attached(site).steps == []

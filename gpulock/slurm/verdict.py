@@ -16,6 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.slurm.scontrol import Control
 
+# of a later run; while a job is COMPLETING its epilogs are to run, and the restart counts already
+NEXT_RUN = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")
+
 
 def hook_verdict(lock: Lock, scan: Scan) -> Verdict:
     """Judge for a hook: only what its own Epilog gave up may be settled, behind the last guard."""
@@ -82,7 +85,8 @@ def told(found: dict[str, str] | None, record: Owner) -> Verdict:
         return Verdict(DEAD, f"slurmctld gave its id to another user's job, uid {uid_of(found)}")
     if is_over(found):
         return Verdict(DEAD, f"slurmctld says {found['State']}, nothing of it is here")
-    restarts = found.get("Restarts", "")
-    if restarts.isdigit() and int(restarts) > record.restart and found["State"] == "PENDING":
-        return Verdict(DEAD, f"slurmctld says requeued (restart {restarts})")
+    restarts = found["Restarts"]
+    later = restarts.isascii() and restarts.isdigit() and int(restarts) > record.restart
+    if later and found["State"] in NEXT_RUN:
+        return Verdict(DEAD, f"slurmctld says requeued (restart {restarts}), nothing of it is here")
     return Verdict(ALIVE, f"slurmctld says {found['State']}")

@@ -106,7 +106,8 @@ def test_a_job_lives_while_a_process_of_it_is_there(site: Site) -> None:
         ({"State": "CONFIGURING"}, ALIVE),
         ({"State": "PENDING"}, ALIVE),
         ({"State": "PENDING", "RestartCnt": "1"}, DEAD),
-        ({"State": "RUNNING", "RestartCnt": "1"}, ALIVE),
+        ({"State": "RUNNING", "RestartCnt": "1"}, DEAD),
+        ({"State": "COMPLETING", "RestartCnt": "1"}, ALIVE),
         ({"State": "REQUEUED", "RestartCnt": "1"}, ALIVE),
         ({"State": "COMPLETED"}, DEAD),
         ({"State": "CANCELLED"}, DEAD),
@@ -133,6 +134,13 @@ def test_where_nothing_is_to_be_seen_slurmctld_says_it(
 def test_a_run_before_the_one_that_waits_is_over_and_that_one_itself_is_not(site: Site) -> None:
     site.answers(row(12, State="PENDING", RestartCnt="2"))
     assert [state(site, restart=n) for n in (0, 1, 2, 3)] == [DEAD, DEAD, ALIVE, ALIVE]
+
+
+def test_a_job_of_roots_is_judged_like_any_other(site: Site) -> None:
+    site.answers(row(12, UserID="0"))
+    assert state(site, uid=0) == ALIVE
+    site.answers(row(12, UserID="0", State="COMPLETED"))
+    assert state(site, uid=0) == DEAD
 
 
 def test_a_job_that_slurmctld_does_not_know_is_dead(site: Site) -> None:

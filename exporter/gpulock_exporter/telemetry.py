@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one look at the driver gives: the frame that the worker sends and the exporter believes.
+
+A value that the card does not have is absent (None), never 0. Times are CLOCK_BOOTTIME seconds.
+The worker imports nothing but this module, pynvml and the standard library; a frame crosses the
+pipe as one line of JSON, and what comes out of the pipe is checked like any other input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol, TypeVar, get_type_hints
+
+VERSION = 1
+LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
+
+_T = TypeVar("_T", bound="Record")
+
+
+class FrameError(ValueError):
+    """Say that a line is no frame."""
+
+
+@dataclass
+class Record:
+    """A flat part of a frame; unknown keys are ignored, a value of another type is an error."""
+
+    @classmethod
+    def read(cls: type[_T], raw: object) -> _T:
+        """Return the record in a JSON object; raise FrameError."""
+        if not isinstance(raw, dict):
+            raise FrameError(f"{cls.__name__} is {type(raw).__name__}")
+        hints = get_type_hints(cls)
+        known: dict[str, Any] = {}
+        for one in fields(cls):
+            if one.name in raw:
+                known[one.name] = _checked(raw[one.name], hints[one.name], one.name)
+        try:
+            return cls(**known)
+        except TypeError as fault:
+            raise FrameError(str(fault)) from None
+
+
+@dataclass
+class Process(Record):
+    """A process that NVML lists on a device; memory in bytes, None where NVML does not tell."""
+
+    pid: int
+    memory: int | None = None
+
+
+@dataclass
+class Device(Record):
+    """A GPU, or a MIG instance (`parent` is its card's bus id); one look.
+
+    `busy` and `observed` are seconds since the last look: how long the device did work, and how
+    long the driver's sample buffer covers. `utilization` and `memory_utilization` are ratios from
+    0 to 1. Counters (`energy` J, `pcie_*` and `nvlink_*` bytes, `*_seconds` by reason, `ecc`) run
+    since the driver was loaded and may wrap or begin anew; the exporter makes them monotonic.
+    `clock_reasons` are the names of those that are active.
+    """
+
+    bus: str
+    uuid: str
+    index: int
+    minor: int | None = None
+    name: str = ""
+    parent: str = ""
+    gi: int | None = None
+    ci: int | None = None
+    profile: str = ""
+    mig: bool | None = None
+    persistence: bool | None = None
+    numa: int | None = None
+    utilization: float | None = None
+    memory_utilization: float | None = None
+    busy: float | None = None
+    observed: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power: float | None = None
+    energy: float | None = None
+    temperature: float | None = None
+    sm_clock: float | None = None
+    memory_clock: float | None = None
+    clock_reasons: list[str] | None = None
+    clock_reason_seconds: dict[str, float] | None = None
+    ecc: dict[str, int] | None = None  # `corrected.sram`, `uncorrected.dram`, ...
+    remapped: dict[str, int] | None = None  # rows by cause
+    remap_pending: bool | None = None
+    remap_failure: bool | None = None
+    recovery_action: int | None = None
+    pcie_transmit: int | None = None
+    pcie_receive: int | None = None
+    nvlink_transmit: int | None = None
+    nvlink_receive: int | None = None
+    gpm: dict[str, float] | None = None  # ratios by name: sm_active, tensor_active, ...
+    processes: list[Process] | None = None  # None: not looked at this time, or not supported
+    links: dict[str, int] | None = None  # NVLinks to the bus id of a peer; `switch`: to NVSwitch
+
+
+@dataclass
+class Xid(Record):
+    """An XID event since the last look."""
+
+    uuid: str
+    xid: int
+
+
+@dataclass
+class Frame(Record):
+    """One look at all devices. `failures` has the error of each collector that failed."""
+
+    sequence: int
+    boottime: float
+    wall: float
+    driver: str = ""
+    devices: list[Device] = field(default_factory=list[Device])
+    xids: list[Xid] = field(default_factory=list[Xid])
+    durations: dict[str, float] = field(default_factory=dict[str, float])  # by collector, seconds
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+    version: int = VERSION
+
+
+class Source(Protocol):
+    """Where frames come from: NVML, or a simulated node."""
+
+    def open(self) -> None:
+        """Get ready; raise RuntimeError with the driver's words where that cannot be."""
+
+    def look(self, processes: bool) -> Frame:
+        """Look once, with process lists where they are wanted."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the driver."""
+
+
+def encode(frame: Frame) -> bytes:
+    """Return a frame as one line."""
+    return json.dumps(_bare(asdict(frame)), separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Frame:
+    """Return the frame of one line; raise FrameError."""
+    try:
+        frame = Frame.read(json.loads(line))
+    except (ValueError, RecursionError) as fault:
+        raise FrameError(f"not a frame: {fault}") from None
+    if frame.version != VERSION:
+        raise FrameError(f"a frame of version {frame.version}")
+    return frame
+
+
+def _bare(value: Any) -> Any:
+    """Return `value` without the keys that are absent."""
+    if isinstance(value, Mapping):
+        return {key: _bare(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_bare(inner) for inner in value]
+    return value
+
+
+def _checked(value: Any, hint: Any, name: str) -> Any:
+    """Return `value` where it is what the annotation says; raise FrameError."""
+    arguments: tuple[Any, ...] = getattr(hint, "__args__", ())
+    if type(None) in arguments:
+        if value is None:
+            return None
+        hint = next(one for one in arguments if one is not type(None))
+        arguments = getattr(hint, "__args__", ())
+    origin = getattr(hint, "__origin__", hint)
+    if origin is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
+        raise FrameError(f"{name} is {type(value).__name__}")
+    if origin is list:
+        inner = arguments[0]
+        return [
+            inner.read(one) if issubclass(inner, Record) else _checked(one, inner, name)
+            for one in value
+        ]
+    if origin is dict:
+        return {str(key): _checked(one, arguments[1], name) for key, one in value.items()}
+    return value

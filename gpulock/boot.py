@@ -44,6 +44,16 @@ def make_ready(store: Store, state_dir: str, boot_id: str, node: str) -> None:
     begin(store, state_dir, boot_id, node)
 
 
+def forget(folder: str) -> None:
+    """Remove the files of a folder as far as that is possible; they are never believed later."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        atomic.remove_quietly(f"{folder}/{name}")
+
+
 def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
     """Make both directories ready for this boot, gate held.
 
@@ -59,6 +69,9 @@ def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
             BROKEN, f"LOCK_DIR {store.path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock"
         )
     folders(store, state_dir)
+    if state_boot_id(state_dir) != boot_id:
+        for folder in (f"{state_dir}/runs", f"{store.path}/tasks"):
+            forget(folder)  # of earlier boots: no process of theirs is left
     try:
         atomic.replace_file(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
         if store.boot_id():

@@ -26,7 +26,8 @@ def settings_check(path: Path) -> tuple[Settings | None, Check]:
     except Refusal as refusal:
         return None, fault(name, refusal.why, refusal.do)
     if not path.exists():
-        return settings, warning(name, f"no {path}: all defaults", "run gpulock install sge or slurm")
+        do = "run gpulock install sge or slurm"
+        return settings, warning(name, f"no {path}: all defaults", do)
     return settings, good(name, str(path))
 
 

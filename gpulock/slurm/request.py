@@ -69,13 +69,19 @@ def in_gres(text: str, names: tuple[str, ...]) -> int:
 def one(words: list[str], text: str) -> int:
     """Return the number in what follows a name: nothing, a type, a number, or both."""
     *kinds, last = words or ["1"]
-    if last[:1].isalpha() and not kinds:
+    if is_type(last) and not kinds:
         return 1
-    if len(kinds) > 1 or not all([kind[:1].isalpha() for kind in kinds]):
+    if len(kinds) > 1 or not all([is_type(kind) for kind in kinds]):
         raise unreadable(text)
     if not is_number(last) or int(last) > MOST:
         raise unreadable(text)
     return int(last)
+
+
+def is_type(word: str) -> bool:
+    """Return whether a word is a type, as `a100` or `1g.5gb`: it has a letter, a count has none."""
+    bare = word.replace(".", "").replace("-", "").replace("_", "")
+    return word[:1].isalnum() and bare.isalnum() and not bare.isdigit()
 
 
 def unreadable(text: str) -> Refusal:

@@ -49,7 +49,8 @@ def of(task: Task, found: Note, settings: Settings) -> tuple[list[Device], str |
     Of a job with several types of GPU Slurm 22.05 tells the Prolog one type's alone: what was
     locked is then too little, and the task does not start.
     """
-    if task.on_node > len(found.devices):
+    told = task.positions or not task.is_step  # else the number is of the batch script's node
+    if told and task.on_node > len(found.devices):
         raise Refusal(
             UNKNOWN,
             f"Slurm gave {task.on_node} GPUs on this node, its Prolog was told of"

@@ -69,11 +69,13 @@ class Steps:
 
         Where Slurm keeps no cgroup (proctrack/linuxproc, pgid), what a job left behind is told by
         the environment that slurmstepd gave it. Its user can hide from that, and then holds no
-        device that the last guard would not see.
+        device that the last guard would not see; or pretend it, and keeps his own job's lock.
         """
         assert lock.owner is not None
         for pid in self.members(lock.owner, scan):
             return f"process {pid} is in the job's cgroup"
+        if keeps_cgroups(self._cgroup, lock.owner.slurmd):
+            return ""
         for pid in self.marked(lock.owner, scan):
             return f"process {pid} of the job runs"
         return ""
@@ -163,12 +165,26 @@ def started(proc: Proc, pids: list[int]) -> list[tuple[int, int]]:
 
 
 def cgroups(root: str, record: Owner) -> list[str]:
-    """Return the folders that a job's cgroup may have (slurmd names them with several a host)."""
+    """Return the folders that a job's cgroup may have."""
+    first, second = roots(root, record.slurmd)
     tail = f"uid_{record.uid}/job_{record.job_id}"
-    tops = ("slurm", f"slurm_{record.slurmd}")
-    found = [f"{root}/{part}/{top}/{tail}" for part in CONTROLLERS for top in tops]
-    scopes = ("slurmstepd.scope", f"{record.slurmd}_slurmstepd.scope")
-    return [*found, *[f"{root}/system.slice/{scope}/job_{record.job_id}" for scope in scopes]]
+    return [*[f"{top}/{tail}" for top in first], *[f"{top}/job_{record.job_id}" for top in second]]
+
+
+def roots(root: str, slurmd: str) -> tuple[list[str], list[str]]:
+    """Return where slurmd keeps its jobs' cgroups, of version 1 and 2 (named, if several run)."""
+    tops = ("slurm", f"slurm_{slurmd}")
+    scopes = ("slurmstepd.scope", f"{slurmd}_slurmstepd.scope")
+    return (
+        [f"{root}/{part}/{top}" for part in CONTROLLERS for top in tops],
+        [f"{root}/system.slice/{scope}" for scope in scopes],
+    )
+
+
+def keeps_cgroups(root: str, slurmd: str) -> bool:
+    """Return whether slurmd puts jobs into cgroups here: the folders above stay between jobs."""
+    first, second = roots(root, slurmd)
+    return any([os.path.isdir(top) for top in (*first, *second)])
 
 
 def processes(folder: str, depth: int) -> list[int]:

@@ -134,6 +134,16 @@ def test_another_gres_conf_than_the_maps_own_is_a_broken_node(site: Site) -> Non
     assert "changed" in broken(site, "1").why
 
 
+def test_a_gres_conf_may_be_a_link_to_where_the_site_keeps_it(site: Site) -> None:
+    (site.root / "shared").mkdir()
+    (site.root / "shared/gres.conf").write_text("Name=gpu File=/dev/nvidia[0-1]\n")
+    (site.root / "gres.conf").symlink_to("shared/gres.conf")
+    site.map("0", "1", gres_conf=str(site.root / "gres.conf"))
+    assert at(site, "1") == [bus(1)]
+    (site.root / "shared/gres.conf").write_text("other\n")
+    broken(site, "1")
+
+
 @pytest.mark.parametrize("gone", ["gres.conf", "state/slurm-gres.conf"])
 def test_a_gres_conf_that_is_gone_is_a_broken_node(site: Site, gone: str) -> None:
     conf = site.root / "gres.conf"

@@ -211,6 +211,13 @@ def test_a_node_is_drained_by_slurms_own_name_of_it_with_our_reason(site: Site) 
     assert site.calls() == [["scontrol", "update", "NodeName=gpu-7", "State=DRAIN", reason]]
 
 
+def test_whoever_waits_at_a_terminal_is_told_of_a_broken_node_too(site: Site) -> None:
+    refuse.drain(interactive(site), site.node().settings, SENTENCE)
+    notify, update = site.calls()
+    assert notify == ["scontrol", "notify", "12", SENTENCE]
+    assert update[3] == "State=DRAIN"
+
+
 def test_a_drain_that_nobody_answers_ends_in_time(site: Site) -> None:
     site.set(SLURM_TIMEOUT="0.2")
     site.program("scontrol", "exec sleep 60")

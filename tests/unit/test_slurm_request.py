@@ -43,6 +43,9 @@ def commented(site: Site, comment: str) -> Call:
         ("gpu:v100", 1),
         ("gpu:v100:2", 2),
         ("gpu:nvidia_a100-sxm4.80gb:4", 4),
+        ("gpu:1g.5gb", 1),
+        ("gpu:1g.5gb:2", 2),
+        ("gres:gpu:3g.20gb:1,gres:gpu:1g.5gb:2", 3),
         ("gres:gpu", 1),
         ("gres:gpu:2", 2),
         ("gres/gpu:2", 2),
@@ -82,7 +85,8 @@ def test_a_request_that_cannot_be_read_is_unknown(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [f"gpu:{'9' * 19}", "gpu:-1", "gpu:", "gpu:v100:two", "gpu:v100:", "gpu:v100:-2"]
+    "text",
+    [f"gpu:{'9' * 19}", "gpu:-1", "gpu:", "gpu:v100:two", "gpu:v100:", "gpu:v100:-2", "gpu:2:2"],
 )
 def test_a_number_that_is_none_is_not_taken_for_one_device(text: str) -> None:
     assert refusal(lambda: request.in_gres(text, ("gpu",))).kind == UNKNOWN

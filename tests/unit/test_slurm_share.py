@@ -167,6 +167,29 @@ def test_slurms_own_binding_is_not_split_again() -> None:
     assert found == ([101, 103], "1,3")
 
 
+@pytest.mark.parametrize("chooser", ["slurm", "gpulock"])
+@pytest.mark.parametrize("step", ["0", "batch"])
+@pytest.mark.parametrize("count", ["1", "2", "3", "10", "x", ""])
+def test_a_task_that_slurm_gave_more_than_is_locked_is_refused(
+    chooser: str, step: str, count: str
+) -> None:
+    """Of a job with several types of GPU the Prolog is told one type's alone."""
+    environ = {"SLURM_GPUS_ON_NODE": count, "CUDA_VISIBLE_DEVICES": "1,3", "SLURM_STEP_GPUS": "1,3"}
+    if count in ("3", "10"):
+        found = refusal(lambda: see(note("1", "3"), environ, step, SLURM_CHOOSER=chooser))
+        assert (found.kind, f"gave {count} GPUs" in found.why) == (UNKNOWN, True)
+    else:
+        assert len(see(note("1", "3"), environ, step, SLURM_CHOOSER=chooser)[0]) == 2
+
+
+@pytest.mark.parametrize(("bound", "expected"), [("1", [101]), ("3", [103]), ("1,3", [103])])
+def test_what_slurm_bound_to_a_task_is_not_split_again(bound: str, expected: list[int]) -> None:
+    """With --gpus-per-task each task has its own SLURM_STEP_GPUS, fewer than are on the node."""
+    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_GPUS_ON_NODE": "2"}
+    told = {**environ, "SLURM_STEP_GPUS": bound}
+    assert ours(["1", "3"], told, SLURM_SPLIT_TASKS="yes") == (expected, None)
+
+
 @FEW
 @given(st.integers(1, 16), st.integers(1, 16))
 def test_shares_are_even_disjoint_and_cover_all(count: int, ranks: int) -> None:

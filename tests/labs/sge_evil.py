@@ -8,8 +8,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.labs.sge_gpulock import Gpulock
-
 SHEPHERDS_LINE = 9999  # bytes
 PRELOAD = r"""
 #include <fcntl.h>
@@ -102,9 +100,9 @@ class Evil:
         }
 
 
-def kit(gpus: Gpulock) -> Evil:
-    """Build the kit in the lab's scratch folder."""
-    evil = Evil(gpus.sge.lab / "evil")
+def kit(lab: Path) -> Evil:
+    """Build the kit in a lab's scratch folder."""
+    evil = Evil(lab / "evil")
     if evil.folder.exists():
         shutil.rmtree(evil.folder)
     for folder in (evil.folder, evil.programs, evil.folder / "python"):

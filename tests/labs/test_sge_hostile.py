@@ -49,7 +49,7 @@ NOTHING: Mapping[str, str] = {}
 @pytest.fixture
 def evil(gpus: Gpulock) -> Evil:
     """Give a test a hostile user's kit."""
-    return kit(gpus)
+    return kit(gpus.sge.lab)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def bare(gpus: Gpulock) -> Iterator[Gpulock]:
 
 
 def test_without_inherit_env_the_first_and_the_last_mask_are_ours(bare: Gpulock) -> None:
-    evil = kit(bare)
+    evil = kit(bare.sge.lab)
     shown = show_environ(bare, evil, OTHER, "-l", "gpu=1")
     masks = [value for name, value in shown if name == MASK]
     assert masks == ["0"]
@@ -213,7 +213,7 @@ def test_the_verifier_turns_away_what_would_replace_the_hooks_themselves(
     for argument in (long, *(f"x\n{line}" for line in lines)):
         with pytest.raises(AssertionError, match="newline"):
             submit_args(verified, "glalice", [*words, argument], {})
-    plain = submit_args(verified, "glalice", [*words, "x"], kit(verified).odd())
+    plain = submit_args(verified, "glalice", [*words, "x"], kit(verified.sge.lab).odd())
     verified.sge.wait_done(plain)
     assert str(plain) in claims(verified, NODE)
     assert not touched.exists()

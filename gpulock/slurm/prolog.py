@@ -37,8 +37,8 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     settings: Settings | None = None
     call: Call | None = None
     try:
-        settings = settings_for(config)
         call = Call(environ)
+        settings = settings_for(config)
         grant = serve(Node(settings), call, Deadline(DEADLINE))
     except Refusal as refusal:
         told = refusal
@@ -151,11 +151,15 @@ def undo(node: Node, grant: Grant, deadline: Deadline) -> None:
 def refused(call: Call | None, settings: Settings | None, refusal: Refusal) -> int:
     """Tell everybody who must know, and return the exit code."""
     sentence = refusal.sentence(call.who if call else "a job")
-    if call is None or settings is None:
+    if call is None:
         tell(settings, sentence, error=True)
         return NODE_BROKEN  # nothing can be told to the job: it must not start
     from gpulock.slurm import refuse
 
+    if settings is None:
+        refuse.drain(call, Settings({}), sentence)
+        tell(settings, sentence, error=True)
+        return NODE_BROKEN
     if refuse.stops_node(refusal, settings):
         refuse.drain(call, settings, sentence)
         tell(settings, sentence, error=True)

@@ -22,6 +22,7 @@ EXTERN = "extern"  # the step of PrologFlags=Contain: there for the whole of an 
 CONTEXTS = (b"SLURM_SCRIPT_CONTEXT=prolog_slurmd", b"SLURM_SCRIPT_CONTEXT=epilog_slurmd")
 CONTROLLERS = ("freezer", "devices", "memory", "cpuset")  # version 1: what proctrack and task use
 PLACEHOLDER = ([b"100000000", b""], [b"infinity", b""])  # slurmstepd/mgr.c
+CLIENTS = ("srun", "salloc", "sbatch")  # wait for a while when their job is gone, and hold nothing
 INIT = 1  # is no hook, and may hide its environment even from root
 DEPTH = 5  # job / step / user / task, and one to spare
 
@@ -87,6 +88,8 @@ class Steps:
         found: list[int] = []
         for pid, status in scan.statuses().items():
             if status.kernel or status.uids[0] != record.uid or pid == INIT:
+                continue
+            if status.name in CLIENTS:
                 continue
             words = self._environ(pid, scan)
             if not jobs.isdisjoint(words) and node in words and not is_hook(words):

@@ -70,8 +70,7 @@ def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
         )
     folders(store, state_dir)
     if state_boot_id(state_dir) != boot_id:
-        for folder in (f"{state_dir}/runs", f"{store.path}/tasks"):
-            forget(folder)  # of earlier boots: no process of theirs is left
+        forget(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
     try:
         atomic.replace_file(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
         if store.boot_id():

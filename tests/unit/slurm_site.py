@@ -237,6 +237,7 @@ class Site(Box):
         """Let a cgroup be, with some processes in it."""
         folder = self.sys / "fs/cgroup" / path
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup.events").write_text("populated 0\n")
         (folder / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
         return folder
 

@@ -12,7 +12,6 @@ import pytest
 from gpulock import atomic, runs
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import Report, reconcile
-from gpulock.refusal import BROKEN, Refusal
 from tests.unit.slurm_site import (
     INVALID,
     OTHER_UID,
@@ -179,7 +178,11 @@ def test_what_is_left_of_a_job_whose_other_device_is_free_is_put_back(site: Site
     assert site.granted(13) == [bus(0)]
 
 
-def test_a_card_that_is_gone_does_not_keep_the_others_from_being_put_back(site: Site) -> None:
+@pytest.mark.parametrize("keys", [{}, OURS])
+def test_a_card_that_is_gone_does_not_keep_the_others_from_being_put_back(
+    site: Site, keys: dict[str, str]
+) -> None:
+    site.set(**keys)
     site.prolog(12, "0,1")
     site.prolog(13, "2")
     lose(site)
@@ -187,19 +190,15 @@ def test_a_card_that_is_gone_does_not_keep_the_others_from_being_put_back(site: 
     again(site)
     assert site.locks() == [bus(0), bus(1), bus(2)]
     assert site.granted(13) == [bus(2)]
+    assert site.notes() == ["n1.13"]
 
 
-def test_a_map_that_is_stale_never_makes_a_note_of_a_guess(site: Site) -> None:
+def test_a_map_that_is_gone_makes_no_note_of_a_guess(site: Site) -> None:
     site.prolog(12, "0,1")
     lose(site)
     (site.state / "slurm-map").unlink()
-    try:
-        again(site)
-    except Refusal as broken:
-        assert broken.kind == BROKEN
-        assert site.node().store.boot_id() == ""
-        return
-    assert site.notes() == [] or site.note().refused != ""
+    again(site)
+    assert (site.locks(), site.notes()) == ([bus(0), bus(1)], [])
 
 
 def test_without_its_driver_set_a_job_is_put_back_but_its_next_steps_do_not_start(
@@ -210,6 +209,26 @@ def test_without_its_driver_set_a_job_is_put_back_but_its_next_steps_do_not_star
     site.set(DRIVER_DIR=str(site.root))
     assert len(again(site).adopted) == 1
     assert site.notes() == []
+
+
+def test_what_gpulock_run_holds_is_put_back_without_a_note(site: Site) -> None:
+    site.prolog(99, "3")
+    site.epilog(99)
+    runs.keep(str(site.state), slurm_record(scheduler="process", slurmd="", pid=60, start=1000))
+    lose(site)
+    again(site)
+    assert (site.locks(), site.notes()) == ([bus(0)], [])
+
+
+def test_the_first_claim_of_a_boot_forgets_what_earlier_boots_left(site: Site) -> None:
+    site.prolog(12, "0")
+    site.prolog(13, "1")
+    site.proc.boot(OTHER_BOOT)
+    site.proc.remove(700)
+    site.proc.remove(701)
+    assert site.prolog(14, "2") == RUN
+    assert site.runs() == [site.note(14).token]
+    assert site.notes() == ["n1.14"]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def test_only_the_folder_that_is_set_is_written(tmp_path: Path) -> None:
         root = tmp_path / key
         folder = root / "files"
         folder.mkdir(parents=True)
-        site = Site(root, **{key: str(folder)})
+        site = Site(root)
+        site.set(**{key: str(folder)})
         site.prolog(12, "1")
         assert len(list(folder.iterdir())) == (1 if key == "JOB_MAP_DIR" else 2)
 
@@ -130,9 +131,11 @@ def test_an_instance_is_named_by_card_and_gpu_instance(site: Site) -> None:
 
 
 def test_a_uuid_that_is_no_file_name_or_not_known_has_no_file(site: Site) -> None:
+    (site.root / "gpustat/GPU-x").mkdir()
     site.gpu(bus(0), 0, "GPU-????????-????")
-    site.gpu(bus(1), 1, "GPU-../../evil")
+    site.gpu(bus(1), 1, "GPU-x/../../evil")
     site.prolog(12, "0,1")
+    (site.root / "gpustat/GPU-x").rmdir()
     assert set(gpustat(site)) == {"0", "1"}
     assert not (site.root / "evil").exists()
 

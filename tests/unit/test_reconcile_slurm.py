@@ -179,6 +179,16 @@ def test_a_settling_lock_waits_for_its_last_process(site: Site) -> None:
     assert acts(site) == ["freed"]
 
 
+def test_a_record_of_another_version_is_held_and_stops_no_reconcile(site: Site) -> None:
+    site.prolog(12, "0")
+    site.prolog(13, "1")
+    site.fails(INVALID)
+    path = site.lock / "locks" / bus(0) / "owner"
+    path.write_text(path.read_text().replace("gpulock-owner 1", "gpulock-owner 2"))
+    assert acts(site) == ["held", "freed"]
+    assert site.notes() == ["n1.12"]
+
+
 def test_between_prolog_and_first_step_a_job_is_not_reaped(site: Site) -> None:
     site.prolog(12, "0")
     site.answers(row(12, State="CONFIGURING"))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,8 +74,7 @@ def test_an_empty_cgroup_holds_nobody(site: Site) -> None:
 
 
 def no_folder(folder: Path) -> None:
-    (folder / "cgroup.procs").unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     folder.touch()
 
 
@@ -121,8 +121,7 @@ def test_a_cgroup_that_goes_while_it_is_read_holds_nobody(
     def late(path: str) -> list[str]:
         names = real(path)
         if path == str(inner):
-            (inner / "cgroup.procs").unlink()
-            inner.rmdir()
+            shutil.rmtree(inner)
         return names
 
     monkeypatch.setattr(os, "listdir", late)

@@ -119,9 +119,11 @@ def test_what_cannot_be_found_out_is_requeued_and_never_drains(
 
 
 @pytest.mark.parametrize("gpus", ["", "x", "0,", "0,0", "0\n1", "9" * 30])
-def test_a_list_of_gpus_that_is_garbage_is_could_not_be_found_out(site: Site, gpus: str) -> None:
+def test_a_list_of_gpus_that_is_garbage_is_could_not_be_found_out(
+    site: Site, gpus: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert site.prolog(12, gpus) == RUN
-    site.refused(12, "unknown")
+    assert capfd.readouterr() == ("", site.refused(12, "unknown") + "\n")
     assert site.locks() == []
 
 
@@ -153,11 +155,13 @@ def test_requests_that_nobody_understands_drain_only_where_several_users_make_th
 
 @pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME"])
 def test_a_call_that_does_not_say_whose_it_is_does_nothing_and_starts_nothing(
-    site: Site, missing: str
+    site: Site, missing: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     environ = site.environ()
     del environ[missing]
     assert prolog.main(environ, site.config()) == NODE_BROKEN
+    told = capfd.readouterr().err
+    assert (missing in told, told.count("\n")) == (True, 1)
     assert prolog.main({}, site.config()) == NODE_BROKEN
     assert (site.lock.exists(), site.calls()) == (False, [])
 
@@ -179,11 +183,25 @@ def test_only_root_or_a_simulations_user_runs_a_hook(
     assert prolog.main(site.environ(), path) == NODE_BROKEN
 
 
-def test_a_refusal_that_cannot_be_told_starts_nothing(site: Site, clock: Clock) -> None:
+def test_a_refusal_that_cannot_be_told_starts_nothing(
+    site: Site, clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
     site.prolog(7, "0")
     shutil.rmtree(site.lock / "tasks")
     (site.lock / "tasks").touch()
     assert site.prolog(12, "0") == NODE_BROKEN
+    busy, broken = capfd.readouterr().err.splitlines()
+    assert ("busy" in busy, "broken" in broken) == (True, True)
+
+
+def test_a_refusal_of_a_boots_first_minutes_is_not_forgotten(site: Site) -> None:
+    """It is written before the first claim makes the lock directory ready."""
+    site.set(**OURS, GPUS="4")
+    site.prolog(12, "0-8")
+    site.prolog(13, None)
+    site.prolog(14, "0")
+    site.refused(12, "senseless", 1)
+    assert site.notes() == ["n1.12", "n1.13", "n1.14"]
 
 
 def test_a_job_without_gpus_starts_although_it_cannot_be_told(site: Site) -> None:

@@ -95,6 +95,8 @@ def test_whatever_goes_wrong_after_the_claim_undoes_it(
     try:
         assert site.prolog() == RUN
         assert site.note().code == REQUEUE_EXIT
+        named = "full" if isinstance(fault, OSError) else type(fault).__name__
+        assert named in site.note().refused
     except KeyboardInterrupt:
         assert isinstance(fault, KeyboardInterrupt)
     assert (site.locks(), site.runs()) == ([], [])

@@ -182,6 +182,12 @@ def test_a_task_that_slurm_gave_more_than_is_locked_is_refused(
         assert len(see(note("1", "3"), environ, step, SLURM_CHOOSER=chooser)[0]) == 2
 
 
+def test_what_a_step_without_gpus_inherits_of_another_node_does_not_count() -> None:
+    environ = {"SLURM_GPUS_ON_NODE": "8"}
+    assert see(note("1", "3"), environ) == ([], None)
+    assert ours(["1", "3"], environ) == ([], None)
+
+
 @pytest.mark.parametrize(("bound", "expected"), [("1", [101]), ("3", [103]), ("1,3", [103])])
 def test_what_slurm_bound_to_a_task_is_not_split_again(bound: str, expected: list[int]) -> None:
     """With --gpus-per-task each task has its own SLURM_STEP_GPUS, fewer than are on the node."""

@@ -12,7 +12,7 @@ from gpulock.liveness import Scan
 from gpulock.locks import Lock
 from gpulock.slurm import steps
 from gpulock.slurm.steps import Steps
-from tests.unit.slurm_site import OTHER_UID, ROOT, UID, Site, slurm_lock
+from tests.unit.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock
 from tests.unit.trees import record
 
 
@@ -157,6 +157,19 @@ def test_step_daemons_do_not_count_once_slurmd_runs_the_epilog(site: Site) -> No
 def test_a_process_that_slurmstepd_started_is_left_where_there_is_no_cgroup(site: Site) -> None:
     site.left_by(900)
     assert "900" in left(site)
+
+
+@pytest.mark.parametrize(
+    "top",
+    ["freezer/slurm", "cpuset/slurm_n1", "system.slice/slurmstepd.scope", "memory/slurm_n2"],
+)
+def test_where_there_are_cgroups_they_alone_say_who_is_left(site: Site, top: str) -> None:
+    """Any process of the user's can be started with that environment, at any time."""
+    site.left_by(900)
+    site.cgroup(top)
+    assert ("900" in left(site)) is (top == "memory/slurm_n2")
+    site.cgroup(f"{freezer()}/step_0", 901)
+    assert "901" in left(site)
 
 
 def test_so_is_one_of_a_component_which_bears_the_leaders_id(site: Site) -> None:

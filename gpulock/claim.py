@@ -128,7 +128,7 @@ def claim_gated(
         held = node.store.all()
         chosen = pick(node, found, held, out, want)
     if not chosen:
-        raise short(found, held, out, want.count)
+        raise short(found, held, out, want)
     want.check(chosen)
     return lock_all(node, chosen, template)
 

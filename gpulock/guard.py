@@ -111,6 +111,11 @@ class Holders:
             self._open = self._look()
         return self._open.get(device, [])
 
+    def anybody(self) -> bool:
+        """Return whether any process has any of the devices open."""
+        self.of("")
+        return bool(self._open)
+
     def _look(self) -> dict[str, list[int]]:
         """Look at every process as Scan does: list again until nothing vanished unread.
 

@@ -22,8 +22,8 @@ class Lock:
 
     `anchors` are (pid, start, supplementary group) of further shepherds, `orphans` what stopped
     a reap, `seen` whether a Slurm job's extern step was ever seen; empty until `read_details`.
-    `steps` are (pid, start) of the step daemons of a Slurm job, `extern` whether one of them is
-    that of the whole allocation; told by `Judge.attach`.
+    `steps` are (pid, start) of a Slurm job's step daemons and processes, `extern` whether one is
+    the daemon of the whole allocation; told by `Judge.attach`.
     """
 
     __slots__ = ("anchors", "extern", "fault", "id", "orphans", "owner", "seen", "steps")

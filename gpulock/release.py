@@ -51,8 +51,8 @@ def release(
     if not mine:
         return released
     holders = settle.make_holders(node, places(node, mine), judge)
-    holders.of("")
-    judge.attach(held)
+    if holders.anybody():
+        judge.attach(held)
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         for lock in mine.values():
             release_one(node, lock, judge, holders, held, how, released)

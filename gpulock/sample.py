@@ -123,7 +123,7 @@ class Account:
 
 
 class Sample:
-    """A whole file: devices by lock id, accounts by token and lock id."""
+    """A whole file: devices by lock id, accounts by token and lock id, words of other lines."""
 
     boot_id: str
     sequence: int | None
@@ -136,6 +136,7 @@ class Sample:
         self.__dict__ = {**BLANK[""], **values}
         self.devices: dict[str, Seen] = {}
         self.tokens: dict[str, dict[str, Account]] = {}
+        self.others: list[list[str]] = []
 
 
 def blank(line: str) -> dict[str, object]:
@@ -187,6 +188,8 @@ def parse(text: str, first_line: str) -> Sample:
         elif words[0] == "token" and len(words) >= TOKEN_WORDS and is_token(words[1]):
             account = Account(typed("token", words[TOKEN_WORDS:])[0])
             found.tokens.setdefault(words[1], {})[words[2]] = account
+        elif "=" not in words[0]:
+            found.others.append(words)
     return found
 
 

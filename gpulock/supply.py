@@ -84,14 +84,29 @@ def pick(
     return choose(free, want.count, node.links())
 
 
-def short(found: list[Device], held: dict[str, Lock], out: list[str], count: int) -> Refusal:
+def short(found: list[Device], held: dict[str, Lock], out: list[str], want: Want) -> Refusal:
     """Return the refusal that says who has the devices."""
+    if want.wanted:
+        return taken(found, held, out, want)
+    count = want.count
     holders = [f"{d.index}: {lock_holder(held, d.id, out)}" for d in found]
     free = len([h for h in holders if h.endswith(": free")])
     return Refusal(
         BUSY,
         f"{asked_for(count)}, {free} of {len(found)} free ({'; '.join(holders)})",
         "the job can run when others have ended",
+    )
+
+
+def taken(found: list[Device], held: dict[str, Lock], out: list[str], want: Want) -> Refusal:
+    """Return the refusal of a job that may have certain devices alone."""
+    who = [(d, lock_holder(held, d.id, out)) for d in found if d.id in want.wanted]
+    gone = [(d, holder) for d, holder in who if holder != "free"]
+    names = "; ".join([f"{d.index}: {holder}" for d, holder in gone])
+    return Refusal(
+        BUSY,
+        f"the job was given GPU {','.join([str(d.index) for d, _ in who])}, not free is {names}",
+        f"see gpulock why {gone[0][0].index if gone else 'JOB'}",
     )
 
 
@@ -102,5 +117,7 @@ def lock_holder(held: dict[str, Lock], device: str, out: list[str]) -> str:
             if lock.owner is None:
                 return "unknown owner"
             job = lock.owner.job()
+            if lock.owner.settling:
+                return f"job {job}, which is over, but not its processes"
             return job if lock.owner.scheduler in ("process", "admin") else f"job {job}"
     return "quarantined" if any([devices.overlaps(name, device) for name in out]) else "free"

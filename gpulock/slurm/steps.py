@@ -23,6 +23,8 @@ CONTEXTS = (b"SLURM_SCRIPT_CONTEXT=prolog_slurmd", b"SLURM_SCRIPT_CONTEXT=epilog
 CONTROLLERS = ("freezer", "devices", "memory", "cpuset")  # version 1: what proctrack and task use
 PLACEHOLDER = ([b"100000000", b""], [b"infinity", b""])  # slurmstepd/mgr.c
 CLIENTS = ("srun", "salloc", "sbatch")  # wait for a while when their job is gone, and hold nothing
+# `slurmstepd infinity` keeps the scope of cgroup v2 for ever, `getenv` reads a login environment
+NO_STEP = ([b"infinity"], [b"getenv"])
 INIT = 1  # is no hook, and may hide its environment even from root
 DEPTH = 5  # job / step / user / task, and one to spare
 
@@ -37,7 +39,10 @@ class Steps:
         self._uid = os.geteuid() if settings.simulation else 0
 
     def attach(self, held: dict[str, Lock], scan: Scan) -> None:
-        """Tell every Slurm lock of `held` its step daemons (pid, start time)."""
+        """Tell every Slurm lock of `held` its processes (pid, start time), daemons first.
+
+        Also what has left its parents, by cgroup or environment: it is of that job all the same.
+        """
         locks = [lock for lock in held.values() if lock.owner and lock.owner.scheduler == "slurm"]
         if not locks:
             return
@@ -45,7 +50,10 @@ class Steps:
         for lock in locks:
             assert lock.owner is not None
             mine = found.get(lock.owner.job_id, {})
-            lock.steps = started(scan.proc, list(mine))
+            rest = self.members(lock.owner, scan)
+            if not keeps_cgroups(self._cgroup, lock.owner.slurmd):
+                rest = self.marked(lock.owner, scan)
+            lock.steps = started(scan.proc, [*mine, *[p for p in rest if p and p not in mine]])
             lock.extern = EXTERN in mine.values()
 
     def daemons(self, scan: Scan) -> dict[str, dict[int, str]]:
@@ -56,6 +64,8 @@ class Steps:
                 try:
                     title = scan.proc.read(pid, "cmdline")
                 except ProcessLookupError:
+                    continue
+                if title.split(b"\0")[1:2] in NO_STEP:
                     continue
                 job, step = parse_title(title)
                 found.setdefault(job, {})[pid] = step

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Whole calls that only hand out a key of the control file. A key that is not there, or is empty,
+ * is what the card does not support.
+ */
+#include "double.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+nvmlReturn_t copy_text(const char *text, char *buffer, unsigned int length)
+{
+    if (!buffer)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (!text)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (*text == '!')
+        return (nvmlReturn_t)strtoul(text + 1, NULL, 10);
+    if (strlen(text) >= length)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    strcpy(buffer, text);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t copy_number(nvmlDevice_t device, const char *key, unsigned int *value)
+{
+    unsigned long long wide;
+    if (!value)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t status = integer(text_of(device, key), &wide);
+    if (status == NVML_SUCCESS)
+        *value = (unsigned int)wide;
+    return status;
+}
+
+nvmlReturn_t answer_text(const char *function, nvmlDevice_t device, const char *key, char *buffer,
+                         unsigned int length)
+{
+    nvmlReturn_t status = begin(function, device);
+    if (status == NVML_SUCCESS)
+        status = copy_text(text_of(device, key), buffer, length);
+    return end(status);
+}
+
+nvmlReturn_t answer_number(const char *function, nvmlDevice_t device, const char *key,
+                           unsigned int *value)
+{
+    nvmlReturn_t status = begin(function, device);
+    if (status == NVML_SUCCESS)
+        status = copy_number(device, key, value);
+    return end(status);
+}
+
+nvmlReturn_t answer_pair(const char *function, nvmlDevice_t device, const char *key,
+                         const char *second, unsigned int *value, unsigned int *value2)
+{
+    nvmlReturn_t status = begin(function, device);
+    if (status == NVML_SUCCESS)
+        status = copy_number(device, key, value);
+    if (status == NVML_SUCCESS)
+        status = copy_number(device, second, value2);
+    return end(status);
+}
+
+nvmlReturn_t answer_long(const char *function, nvmlDevice_t device, const char *key,
+                         unsigned long long *value)
+{
+    nvmlReturn_t status = begin(function, device);
+    if (status == NVML_SUCCESS)
+        status = value ? integer(text_of(device, key), value) : NVML_ERROR_INVALID_ARGUMENT;
+    return end(status);
+}
+
+/* The key is `prefix` and the name of one of an enumeration's values. */
+nvmlReturn_t answer_choice(const char *function, nvmlDevice_t device, const char *prefix,
+                           const char *const *names, unsigned int count, unsigned int which,
+                           unsigned int *value)
+{
+    char key[64];
+    nvmlReturn_t status = begin(function, device);
+    if (status == NVML_SUCCESS && which >= count)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS) {
+        snprintf(key, sizeof key, "%s%s", prefix, names[which]);
+        status = copy_number(device, key, value);
+    }
+    return end(status);
+}
+
+/* A list `1,2,3`; too little room is answered with the room that is needed. */
+nvmlReturn_t answer_list(const char *function, nvmlDevice_t device, const char *key,
+                         unsigned int *count, unsigned int *values)
+{
+    nvmlReturn_t status = begin(function, device);
+    const char *text = status == NVML_SUCCESS ? text_of(device, key) : NULL;
+    if (status == NVML_SUCCESS && !text)
+        status = NVML_ERROR_NOT_SUPPORTED;
+    if (status == NVML_SUCCESS && !count)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS) {
+        unsigned int room = values ? *count : 0, found = 0;
+        for (char *rest; *text; text = *rest ? rest + 1 : rest) {
+            unsigned int value = (unsigned int)strtoul(text, &rest, 0);
+            if (found++ < room)
+                values[found - 1] = value;
+        }
+        *count = found;
+        if (found > room)
+            status = NVML_ERROR_INSUFFICIENT_SIZE;
+    }
+    return end(status);
+}
+
+bool privileged(void)
+{
+    return number_or(text_at(NONE, NONE, "root"), geteuid() == 0) != 0;
+}
+
+/* What a client changes goes to <control>.set, which is read after the control file; a touch of
+ * the control file makes every client read both again. */
+nvmlReturn_t change_setting(const char *function, nvmlDevice_t device, const char *key,
+                            unsigned int value)
+{
+    char path[4096], line[128];
+    nvmlReturn_t status = begin(function, device);
+    if (status == NVML_SUCCESS && !text_of(device, key))
+        status = NVML_ERROR_NOT_SUPPORTED;
+    if (status == NVML_SUCCESS && !privileged())
+        status = NVML_ERROR_NO_PERMISSION;
+    if (status == NVML_SUCCESS) {
+        snprintf(path, sizeof path, "%s.set", control_path());
+        int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        int length = snprintf(line, sizeof line, "gpu%d.%s=%u\n", device->gpu, key, value);
+        if (file < 0 || write(file, line, (size_t)length) != length)
+            status = NVML_ERROR_UNKNOWN;
+        close(file);
+        utimensat(AT_FDCWD, control_path(), NULL, 0);
+    }
+    return end(status);
+}

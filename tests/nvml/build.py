@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the double of NVIDIA's management library: once on a machine, about a second with gcc.
+
+What is built lies in a folder of this user's below the system's temporary one, under a name made
+of the sources and the flags: a change builds anew, a second process finds it ready.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+SONAME = "libnvidia-ml.so.1"
+FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror")
+COMPILERS_AT_ONCE = 2
+
+
+class BuildError(RuntimeError):
+    """Say what the compiler said."""
+
+
+def library(hidden: Iterable[str] = ()) -> Path:
+    """Return the library; the functions in `hidden` are not in it, as in that of an old driver."""
+    names = sorted(set(hidden))
+    place = cache() / f"{_digest()}-{hashlib.sha256(' '.join(names).encode()).hexdigest()[:8]}"
+    built = place / SONAME
+    if not built.exists():
+        with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            _link(_objects(), names, Path(scratch) / "new")
+            _publish(Path(scratch) / "new", place)
+    return built
+
+
+def cache() -> Path:
+    """Return this user's folder for what is built; raise BuildError when it is somebody else's."""
+    folder = Path(tempfile.gettempdir()) / f"gpulock-nvml-{os.geteuid()}"
+    folder.mkdir(mode=0o755, exist_ok=True)
+    status = folder.lstat()
+    if folder.is_symlink() or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise BuildError(f"{folder} is not this user's alone: remove it")
+    return folder
+
+
+def run_compiler(*words: str | Path) -> None:
+    """Run gcc; raise BuildError with its words when it fails."""
+    command = ["gcc", *map(str, words)]
+    done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr}")
+
+
+def sources() -> list[Path]:
+    """Return the files in C."""
+    return sorted(SOURCES.glob("*.c"))
+
+
+def _digest() -> str:
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _objects() -> list[Path]:
+    """Return the compiled sources, which every variant of the library is linked from."""
+    place = cache() / f"{_digest()}-objects"
+    if not place.exists():
+        with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            new = Path(scratch) / "new"
+            new.mkdir()
+            with ThreadPoolExecutor(COMPILERS_AT_ONCE) as pool:
+                list(pool.map(functools.partial(_compile, new), sources()))
+            _publish(new, place)
+    return sorted(place.glob("*.o"))
+
+
+def _compile(folder: Path, source: Path) -> None:
+    run_compiler(*FLAGS, "-c", source, "-o", folder / f"{source.stem}.o")
+
+
+def _link(objects: list[Path], hidden: list[str], folder: Path) -> None:
+    """Link the library into `folder`. A name written out in the map beats the pattern."""
+    folder.mkdir()
+    exports = folder / "exports.map"
+    local = "".join(f"{name}; " for name in hidden)
+    exports.write_text(f"{{ global: nvml*; local: {local}*; }};\n")
+    run_compiler(
+        "-shared",
+        f"-Wl,-soname,{SONAME}",
+        f"-Wl,--version-script,{exports}",
+        *("-o", folder / SONAME),
+        *objects,
+        "-lm",
+        "-pthread",
+    )
+
+
+def _publish(new: Path, place: Path) -> None:
+    """Give `new` its name, unless another process was faster."""
+    try:
+        new.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise
+        shutil.rmtree(new)
+
+
+if __name__ == "__main__":
+    print(library(sys.argv[1:]))

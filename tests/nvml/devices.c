@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How a client comes by a handle.
+ *
+ * Keys speak of slots: gpu3 is the fourth slot even when gpu1 is `gone` and the driver's index of
+ * what sits in it is 2.
+ */
+#include "double.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static struct nvmlDevice_st handles[MAX_GPUS][MAX_MIGS + 1]; /* the last of a row: the GPU itself */
+
+nvmlDevice_t mig_handle(int gpu, int mig)
+{
+    struct nvmlDevice_st *handle = &handles[gpu][mig == NONE ? MAX_MIGS : mig];
+    handle->gpu = gpu;
+    handle->mig = mig;
+    return handle;
+}
+
+nvmlDevice_t gpu_handle(int gpu)
+{
+    return mig_handle(gpu, NONE);
+}
+
+bool is_handle(nvmlDevice_t device)
+{
+    if (device < handles[0] || device >= handles[MAX_GPUS])
+        return false;
+    if (device->mig == NONE)
+        return device == &handles[device->gpu][MAX_MIGS];
+    return text_of(device, "uuid") != NULL; /* a MIG device taken apart: its handle is invalid */
+}
+
+bool is_gone(nvmlDevice_t device)
+{
+    return number_or(text_at(device->gpu, NONE, "gone"), 0) != 0;
+}
+
+static int slots(void)
+{
+    unsigned long long number = number_or(text_at(NONE, NONE, "devices"), 0);
+    return number < MAX_GPUS ? (int)number : MAX_GPUS;
+}
+
+int gpu_count(void)
+{
+    int count = 0;
+    for (int gpu = 0; gpu < slots(); gpu++)
+        count += !is_gone(gpu_handle(gpu));
+    return count;
+}
+
+static nvmlReturn_t answer_count(const char *function, unsigned int *count)
+{
+    nvmlReturn_t status = begin_system(function);
+    if (status == NVML_SUCCESS && !count)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS)
+        *count = (unsigned int)gpu_count();
+    return end(status);
+}
+
+nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
+{
+    return answer_count(__func__, count);
+}
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
+{
+    return answer_count(__func__, count);
+}
+
+static nvmlReturn_t hand_out(const char *function, nvmlDevice_t found, nvmlReturn_t otherwise,
+                             nvmlDevice_t *device)
+{
+    if (!device)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (!found)
+        return otherwise;
+    nvmlReturn_t told = told_to_fail(function, found);
+    if (told == NVML_SUCCESS)
+        *device = found;
+    return told;
+}
+
+static nvmlReturn_t answer_index(const char *function, unsigned int index, nvmlDevice_t *device)
+{
+    nvmlReturn_t status = begin_system(function);
+    nvmlDevice_t found = NULL;
+    for (int gpu = 0; status == NVML_SUCCESS && gpu < slots() && !found; gpu++)
+        if (!is_gone(gpu_handle(gpu)) && index-- == 0)
+            found = gpu_handle(gpu);
+    if (status == NVML_SUCCESS)
+        status = hand_out(function, found, NVML_ERROR_INVALID_ARGUMENT, device);
+    return end(status);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
+{
+    return answer_index(__func__, index, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    return answer_index(__func__, index, device);
+}
+
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    if (status == NVML_SUCCESS && !index)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS && device->mig != NONE)
+        *index = (unsigned int)device->mig;
+    else if (status == NVML_SUCCESS) {
+        *index = 0;
+        for (int gpu = 0; gpu < device->gpu; gpu++)
+            *index += !is_gone(gpu_handle(gpu));
+    }
+    return end(status);
+}
+
+/* The device whose key has this value; MIG devices too where they can have it. */
+static nvmlDevice_t find(const char *key, const char *value, bool migs)
+{
+    for (int gpu = 0; gpu < slots(); gpu++) {
+        for (int mig = NONE; mig < (migs ? MAX_MIGS : 0); mig++) {
+            nvmlDevice_t device = mig_handle(gpu, mig);
+            const char *text = is_gone(device) ? NULL : text_of(device, key);
+            if (text && strcasecmp(text, value) == 0)
+                return device;
+        }
+    }
+    return NULL;
+}
+
+static nvmlReturn_t answer_find(const char *function, const char *key, const char *value, bool migs,
+                                nvmlDevice_t *device)
+{
+    nvmlReturn_t status = begin_system(function);
+    if (status == NVML_SUCCESS && !value)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS)
+        status = hand_out(function, find(key, value, migs), NVML_ERROR_NOT_FOUND, device);
+    return end(status);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    return answer_find(__func__, "uuid", uuid, true, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *device)
+{
+    bool ascii = uuid && uuid->type == NVML_UUID_TYPE_ASCII;
+    return answer_find(__func__, "uuid", ascii ? uuid->value.str : NULL, true, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
+{
+    return answer_find(__func__, "serial", serial, false, device);
+}
+
+/* Bus ids come with four or with eight digits of the domain: 0000:3B:00.0, 00000000:3B:00.0. */
+static nvmlReturn_t answer_bus(const char *function, const char *bus, nvmlDevice_t *device)
+{
+    unsigned int domain, number, slot;
+    char text[32];
+    if (!bus || sscanf(bus, "%x:%x:%x", &domain, &number, &slot) != 3)
+        return answer_find(function, "pci.bus_id", NULL, false, device);
+    snprintf(text, sizeof text, "%04x:%02x:%02x.0", domain, number, slot);
+    return answer_find(function, "pci.bus_id", text, false, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus, nvmlDevice_t *device)
+{
+    return answer_bus(__func__, bus, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice_t *device)
+{
+    return answer_bus(__func__, bus, device);
+}

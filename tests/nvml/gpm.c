@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * GPM, from Hopper on: two samples, and what lay between. gpm=1 says that a card has it;
+ * gpm.ID=NUMBER is a metric, which may change with time: the answer is its mean between the two.
+ */
+#include "double.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct nvmlGpmSample_st {
+    int gpu, mig;
+    long long taken; /* 0: not yet */
+};
+
+static const struct {
+    unsigned int id;
+    char *name, *unit;
+} metrics[] = {
+    {1, "graphics_util", "%"}, {2, "sm_util", "%"},         {3, "sm_occupancy", "%"},
+    {4, "integer_util", "%"},  {5, "any_tensor_util", "%"}, {10, "dram_bw_util", "%"},
+    {11, "fp64_util", "%"},    {12, "fp32_util", "%"},      {13, "fp16_util", "%"},
+    {20, "pcie_tx", "MiB/s"},  {21, "pcie_rx", "MiB/s"},    {60, "nvlink_rx", "MiB/s"},
+    {61, "nvlink_tx", "MiB/s"},
+};
+
+static bool has_gpm(nvmlDevice_t device)
+{
+    return number_or(text_at(device->gpu, NONE, "gpm"), 0) == 1;
+}
+
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    if (status == NVML_SUCCESS && support->version != NVML_GPM_SUPPORT_VERSION)
+        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (status == NVML_SUCCESS)
+        support->isSupportedDevice = has_gpm(device);
+    return end(status);
+}
+
+nvmlReturn_t nvmlGpmQueryIfStreamingEnabled(nvmlDevice_t device, unsigned int *state)
+{
+    return answer_number(__func__, device, "gpm.streaming", state);
+}
+
+nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
+{
+    nvmlReturn_t status = begin_system(__func__);
+    if (status == NVML_SUCCESS && !sample)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS && !(*sample = calloc(1, sizeof **sample)))
+        status = NVML_ERROR_MEMORY;
+    return end(status);
+}
+
+nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
+{
+    nvmlReturn_t status = begin_system(__func__);
+    if (status == NVML_SUCCESS)
+        free(sample);
+    return end(status);
+}
+
+static nvmlReturn_t take_sample(nvmlDevice_t device, int mig, nvmlGpmSample_t sample)
+{
+    if (!sample)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (!has_gpm(device))
+        return NVML_ERROR_NOT_SUPPORTED;
+    sample->gpu = device->gpu;
+    sample->mig = mig;
+    sample->taken = now_us();
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    return end(status == NVML_SUCCESS ? take_sample(device, device->mig, sample) : status);
+}
+
+nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpu_instance,
+                                 nvmlGpmSample_t sample)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    int mig = status == NVML_SUCCESS ? mig_by_instance(device->gpu, gpu_instance) : NONE;
+    if (status == NVML_SUCCESS && (mig == NONE || !in_mig_mode(device)))
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    return end(status == NVML_SUCCESS ? take_sample(device, mig, sample) : status);
+}
+
+static void calculate(nvmlDevice_t device, long long from, long long to, nvmlGpmMetric_t *metric)
+{
+    unsigned long long now;
+    const char *text = text_format(device, "gpm.%u", metric->metricId);
+    metric->value = nan("");
+    metric->nvmlReturn = integer(text, &now);
+    if (metric->nvmlReturn == NVML_SUCCESS)
+        metric->value = mean_between(text, from, to);
+    memset(&metric->metricInfo, 0, sizeof metric->metricInfo);
+    for (size_t n = 0; n < sizeof metrics / sizeof *metrics; n++)
+        if (metrics[n].id == metric->metricId) {
+            metric->metricInfo.shortName = metric->metricInfo.longName = metrics[n].name;
+            metric->metricInfo.unit = metrics[n].unit;
+        }
+}
+
+nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *get)
+{
+    nvmlReturn_t status = begin_system(__func__);
+    if (status == NVML_SUCCESS && get->version != NVML_GPM_METRICS_GET_VERSION)
+        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    nvmlGpmSample_t first = get->sample1, second = get->sample2;
+    if (status == NVML_SUCCESS &&
+        (!first || !second || !first->taken || !second->taken || first->gpu != second->gpu ||
+         first->mig != second->mig || get->numMetrics > NVML_GPM_METRIC_MAX ||
+         second->taken <= first->taken))
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS) {
+        nvmlDevice_t device = mig_handle(first->gpu, first->mig);
+        for (unsigned int n = 0; n < get->numMetrics; n++)
+            calculate(device, first->taken, second->taken, &get->metrics[n]);
+    }
+    return end(status);
+}

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a card is and where it sits: names, numbers, modes, PCI, processors nearby.
+ */
+#include "double.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TEXT_CALL(call, key)                                                        \
+    nvmlReturn_t call(nvmlDevice_t device, char *buffer, unsigned int length)       \
+    {                                                                               \
+        return answer_text(__func__, device, key, buffer, length);                  \
+    }
+#define NUMBER_CALL(call, key)                                                      \
+    nvmlReturn_t call(nvmlDevice_t device, unsigned int *value)                     \
+    {                                                                               \
+        return answer_number(__func__, device, key, value);                         \
+    }
+#define PAIR_CALL(call, key, second)                                                \
+    nvmlReturn_t call(nvmlDevice_t device, unsigned int *value, unsigned int *value2) \
+    {                                                                               \
+        return answer_pair(__func__, device, key, second, value, value2);           \
+    }
+#define SET_CALL(call, key)                                                         \
+    nvmlReturn_t call(nvmlDevice_t device, unsigned int value)                      \
+    {                                                                               \
+        return change_setting(__func__, device, key, value);                        \
+    }
+
+TEXT_CALL(nvmlDeviceGetName, "name")
+TEXT_CALL(nvmlDeviceGetUUID, "uuid")
+TEXT_CALL(nvmlDeviceGetSerial, "serial")
+TEXT_CALL(nvmlDeviceGetVbiosVersion, "vbios")
+TEXT_CALL(nvmlDeviceGetBoardPartNumber, "board.part_number")
+TEXT_CALL(nvmlDeviceGetInforomImageVersion, "inforom.image")
+
+NUMBER_CALL(nvmlDeviceGetBrand, "brand")
+NUMBER_CALL(nvmlDeviceGetMinorNumber, "minor")
+NUMBER_CALL(nvmlDeviceGetBoardId, "board.id")
+NUMBER_CALL(nvmlDeviceGetMultiGpuBoard, "board.multi_gpu")
+NUMBER_CALL(nvmlDeviceGetModuleId, "module_id")
+NUMBER_CALL(nvmlDeviceGetArchitecture, "architecture")
+NUMBER_CALL(nvmlDeviceGetNumGpuCores, "cores")
+NUMBER_CALL(nvmlDeviceGetMemoryBusWidth, "memory.bus_width")
+NUMBER_CALL(nvmlDeviceGetIrqNum, "irq")
+NUMBER_CALL(nvmlDeviceGetBusType, "bus_type")
+NUMBER_CALL(nvmlDeviceGetNumaNodeId, "numa_node_id")
+NUMBER_CALL(nvmlDeviceGetDisplayMode, "display.mode")
+NUMBER_CALL(nvmlDeviceGetDisplayActive, "display.active")
+NUMBER_CALL(nvmlDeviceGetPersistenceMode, "persistence")
+NUMBER_CALL(nvmlDeviceGetComputeMode, "compute_mode")
+NUMBER_CALL(nvmlDeviceGetVirtualizationMode, "virtualization")
+NUMBER_CALL(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.generation.max")
+NUMBER_CALL(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie.generation.gpu_max")
+NUMBER_CALL(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.generation")
+NUMBER_CALL(nvmlDeviceGetMaxPcieLinkWidth, "pcie.width.max")
+NUMBER_CALL(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
+NUMBER_CALL(nvmlDeviceGetPcieReplayCounter, "pcie.replays")
+NUMBER_CALL(nvmlDeviceGetPcieSpeed, "pcie.speed")
+NUMBER_CALL(nvmlDeviceGetPcieLinkMaxSpeed, "pcie.speed.max")
+
+PAIR_CALL(nvmlDeviceGetGspFirmwareMode, "gsp.mode", "gsp.default")
+
+SET_CALL(nvmlDeviceSetPersistenceMode, "persistence")
+SET_CALL(nvmlDeviceSetComputeMode, "compute_mode")
+
+nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *version)
+{
+    return answer_text(__func__, device, "gsp.version", version, 64);
+}
+
+nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, nvmlInforomObject_t object,
+                                         char *version, unsigned int length)
+{
+    static const char *const keys[] = {"inforom.oem", "inforom.ecc", "inforom.power"};
+    const char *key = object < sizeof keys / sizeof *keys ? keys[object] : "inforom.none";
+    return answer_text(__func__, device, key, version, length);
+}
+
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    const char *text = status == NVML_SUCCESS ? text_of(device, "cuda.capability") : NULL;
+    if (status == NVML_SUCCESS && !text)
+        status = NVML_ERROR_NOT_SUPPORTED;
+    if (status == NVML_SUCCESS && sscanf(text, "%d.%d", major, minor) != 2)
+        status = NVML_ERROR_UNKNOWN;
+    return end(status);
+}
+
+struct place {
+    unsigned int domain, bus, slot, id, subsystem;
+};
+
+static nvmlReturn_t read_place(nvmlDevice_t device, struct place *place)
+{
+    const char *text = text_of(device, "pci.bus_id");
+    if (!text)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (sscanf(text, "%x:%x:%x", &place->domain, &place->bus, &place->slot) != 3)
+        return NVML_ERROR_UNKNOWN;
+    place->id = (unsigned int)number_or(text_of(device, "pci.device_id"), 0);
+    place->subsystem = (unsigned int)number_or(text_of(device, "pci.subsystem_id"), 0);
+    return NVML_SUCCESS;
+}
+
+static void print_bus(char *buffer, size_t size, const char *format, const struct place *place)
+{
+    char text[64];
+    snprintf(text, sizeof text, format, place->domain, place->bus, place->slot);
+    memset(buffer, 0, size);
+    memcpy(buffer, text, strnlen(text, size - 1));
+}
+
+static nvmlReturn_t answer_pci(const char *function, nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    struct place place;
+    nvmlReturn_t status = begin(function, device);
+    if (status == NVML_SUCCESS && !pci)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS)
+        status = read_place(device, &place);
+    if (status == NVML_SUCCESS) {
+        pci->domain = place.domain;
+        pci->bus = place.bus;
+        pci->device = place.slot;
+        pci->pciDeviceId = place.id;
+        pci->pciSubSystemId = place.subsystem;
+        print_bus(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", &place);
+        print_bus(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", &place);
+    }
+    return end(status);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    return answer_pci(__func__, device, pci);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    return answer_pci(__func__, device, pci);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    return answer_pci(__func__, device, pci);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
+{
+    struct place place;
+    nvmlReturn_t status = begin(__func__, device);
+    if (status == NVML_SUCCESS && pci->version != nvmlPciInfoExt_v1)
+        status = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (status == NVML_SUCCESS)
+        status = read_place(device, &place);
+    if (status == NVML_SUCCESS) {
+        pci->domain = place.domain;
+        pci->bus = place.bus;
+        pci->device = place.slot;
+        pci->pciDeviceId = place.id;
+        pci->pciSubSystemId = place.subsystem;
+        pci->baseClass = 3; /* display */
+        pci->subClass = (unsigned int)number_or(text_of(device, "pci.subclass"), 2);
+        print_bus(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", &place);
+    }
+    return end(status);
+}
+
+/* A list like 0-19,40-59 as a set of bits. */
+static nvmlReturn_t answer_set(const char *function, nvmlDevice_t device, const char *key,
+                               unsigned int words, unsigned long *set)
+{
+    nvmlReturn_t status = begin(function, device);
+    const char *text = status == NVML_SUCCESS ? text_of(device, key) : NULL;
+    if (status == NVML_SUCCESS && !text)
+        status = NVML_ERROR_NOT_SUPPORTED;
+    if (status == NVML_SUCCESS && (!words || !set))
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS) {
+        memset(set, 0, words * sizeof *set);
+        for (char *rest; *text; text = *rest ? rest + 1 : rest) {
+            unsigned long first = strtoul(text, &rest, 10);
+            unsigned long last = *rest == '-' ? strtoul(rest + 1, &rest, 10) : first;
+            for (; first <= last && first / 64 < words; first++)
+                set[first / 64] |= 1UL << first % 64;
+        }
+    }
+    return end(status);
+}
+
+nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set)
+{
+    return answer_set(__func__, device, "cpus", words, set);
+}
+
+nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int words,
+                                                 unsigned long *set, nvmlAffinityScope_t scope)
+{
+    (void)scope;
+    return answer_set(__func__, device, "cpus", words, set);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int words,
+                                         unsigned long *set, nvmlAffinityScope_t scope)
+{
+    (void)scope;
+    return answer_set(__func__, device, "numa", words, set);
+}

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * NVLink, PCIe traffic, and how near two cards are.
+ *
+ * nvlink.N.KEY is a key of link N, nvlink.*.KEY of all of them; the counters of all links together
+ * (scope ~0 of a field value) are nvlink.all.KEY, or else the sum of the links.
+ */
+#include "double.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *link_text(nvmlDevice_t device, unsigned int link, const char *key)
+{
+    static char sum[32];
+    unsigned long long total = 0, one;
+    bool any = false;
+    if (link < NVML_NVLINK_MAX_LINKS) {
+        const char *text = text_format(device, "nvlink.%u.%s", link, key);
+        if (!text && link < number_or(text_of(device, "nvlink.count"), 0))
+            text = text_format(device, "nvlink.*.%s", key);
+        return text;
+    }
+    const char *text = text_format(device, "nvlink.all.%s", key);
+    if (text || link != ~0U)
+        return text;
+    for (link = 0; link < NVML_NVLINK_MAX_LINKS; link++)
+        if (integer(link_text(device, link, key), &one) == NVML_SUCCESS) {
+            total += one;
+            any = true;
+        }
+    snprintf(sum, sizeof sum, "%llu", total);
+    return any ? sum : NULL;
+}
+
+/* In MIG mode the links are off. */
+static nvmlReturn_t begin_link(const char *function, nvmlDevice_t device, unsigned int link)
+{
+    nvmlReturn_t status = begin(function, device);
+    if (status == NVML_SUCCESS && in_mig_mode(device))
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (status == NVML_SUCCESS && !text_of(device, "nvlink.count"))
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (status == NVML_SUCCESS && link >= number_or(text_of(device, "nvlink.count"), 0))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return status;
+}
+
+static nvmlReturn_t answer_link(const char *function, nvmlDevice_t device, unsigned int link,
+                                const char *key, unsigned int *value)
+{
+    unsigned long long wide = 0;
+    nvmlReturn_t status = begin_link(function, device, link);
+    if (status == NVML_SUCCESS && !value)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS)
+        status = integer(link_text(device, link, key), &wide);
+    if (status == NVML_SUCCESS)
+        *value = (unsigned int)wide;
+    return end(status);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
+                                      nvmlEnableState_t *active)
+{
+    return answer_link(__func__, device, link, "state", active);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link,
+                                        unsigned int *version)
+{
+    return answer_link(__func__, device, link, "version", version);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link,
+                                                 nvmlIntNvLinkDeviceType_t *type)
+{
+    return answer_link(__func__, device, link, "remote.type", type);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link,
+                                           nvmlNvLinkCapability_t capability, unsigned int *result)
+{
+    char key[32];
+    snprintf(key, sizeof key, "capability.%u", (unsigned int)capability);
+    return answer_link(__func__, device, link, key, result);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link,
+                                             nvmlNvLinkErrorCounter_t counter,
+                                             unsigned long long *value)
+{
+    static const char *const names[] = {"replay", "recovery", "crc", "crc_data", "ecc_data"};
+    char key[32];
+    nvmlReturn_t status = begin_link(__func__, device, link);
+    if (status == NVML_SUCCESS && (counter >= sizeof names / sizeof *names || !value))
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS) {
+        snprintf(key, sizeof key, "error.%s", names[counter]);
+        status = integer(link_text(device, link, key), value);
+    }
+    return end(status);
+}
+
+static nvmlReturn_t answer_remote(const char *function, nvmlDevice_t device, unsigned int link,
+                                  nvmlPciInfo_t *pci)
+{
+    nvmlReturn_t status = begin_link(function, device, link);
+    const char *bus = status == NVML_SUCCESS ? link_text(device, link, "remote.bus_id") : NULL;
+    if (status == NVML_SUCCESS && !bus)
+        status = NVML_ERROR_NOT_SUPPORTED;
+    if (status == NVML_SUCCESS) {
+        memset(pci, 0, sizeof *pci);
+        if (sscanf(bus, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device) != 3)
+            status = NVML_ERROR_UNKNOWN;
+        snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", pci->domain, pci->bus & 0xff,
+                 pci->device & 0x1f);
+        memcpy(pci->busIdLegacy, pci->busId + 4, 12);
+    }
+    return end(status);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link,
+                                              nvmlPciInfo_t *pci)
+{
+    return answer_remote(__func__, device, link, pci);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link,
+                                                 nvmlPciInfo_t *pci)
+{
+    return answer_remote(__func__, device, link, pci);
+}
+
+/* The driver counts for 20 ms before it answers, and the caller waits. KB/s. */
+nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounter_t counter,
+                                         unsigned int *value)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    unsigned long long window = 0;
+    if (status == NVML_SUCCESS && counter > 1)
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS)
+        status = copy_number(device, counter ? "pcie.rx_rate" : "pcie.tx_rate", value);
+    if (status == NVML_SUCCESS)
+        window = number_or(text_of(device, "pcie.window_us"), 20000);
+    end(status);
+    if (window)
+        block_for(window);
+    return status;
+}
+
+/* topology.N of slot M is how far apart gpuM and gpuN are. */
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_t second,
+                                                 nvmlGpuTopologyLevel_t *level)
+{
+    unsigned long long value = 0;
+    nvmlReturn_t status = begin(__func__, first);
+    if (status == NVML_SUCCESS && !is_handle(second))
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS)
+        status = integer(text_format(first, "topology.%d", second->gpu), &value);
+    if (status == NVML_SUCCESS)
+        *level = (nvmlGpuTopologyLevel_t)value;
+    return end(status);
+}
+
+/* p2p.N=0 is fine; a status of its own (5: not supported) otherwise. For NVLink: p2p.nvlink.N */
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second,
+                                    nvmlGpuP2PCapsIndex_t capability, nvmlGpuP2PStatus_t *result)
+{
+    enum { BY_NVLINK = 2, NOT_SUPPORTED = 5 };
+    nvmlReturn_t status = begin(__func__, first);
+    if (status == NVML_SUCCESS && (!is_handle(second) || !result))
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    if (status == NVML_SUCCESS)
+        *result = (nvmlGpuP2PStatus_t)number_or(
+            text_format(first, (int)capability == BY_NVLINK ? "p2p.nvlink.%d" : "p2p.%d",
+                        second->gpu),
+            NOT_SUPPORTED);
+    return end(status);
+}

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control file's lines for a simulated node, so that /proc, /sys and NVML agree.
+
+What the node's files tell is taken from there (bus ids, UUIDs, minors, models, MIG, NVLinks, NUMA
+nodes, the driver's version), and what the card is like from cards.py.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from gpulock import atomic, kv
+from gpulock.devices import INVENTORY_LINE, Device, read_devices
+from tests.nvml.cards import CARDS, NEWER_EVENTS, NEWER_KEYS, WITHOUT_COUNTERS
+
+Keys = dict[str, str]
+
+_PROFILES = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # number of the profile with that many slices
+_MULTIPROCESSORS = {"NVIDIA A100-SXM4-80GB": 14, "NVIDIA H200": 16}  # a slice
+_CUDA = {418: 10010, 535: 12020, 570: 12080, 590: 13010}
+_INTERNAL, _SINGLE, _MULTIPLE, _HOST_BRIDGE, _NODE, _SYSTEM = 0, 10, 20, 30, 40, 50
+
+
+def driver_version(folder: Path) -> str:
+    """Return the release that the node's /proc/driver/nvidia/version names."""
+    words = (folder / "proc/driver/nvidia/version").read_text().split()
+    return next(word for word in words if word[0].isdigit() and "." in word)
+
+
+def node_keys(folder: Path, driver: str) -> Keys:
+    """Return all keys of the node in `folder` as the library of `driver` would answer."""
+    devices = read_devices(f"{folder}/proc/driver/nvidia", f"{folder}/sys")
+    inventory = kv.decode_versioned((folder / "run/gpulock/inventory").read_text(), INVENTORY_LINE)
+    branch = int(driver.partition(".")[0])
+    cuda = max(cuda for first, cuda in _CUDA.items() if first <= branch)
+    keys = {
+        "devices": str(len(devices)),
+        "driver.version": driver,
+        "nvml.version": f"{cuda // 1000}.{driver}",
+        "cuda.version": str(cuda),
+    }
+    for device in devices:
+        own = _card(device, driver, branch) | _place(folder, device, devices)
+        own |= _inventory(device, inventory, devices)
+        keys |= {f"gpu{device.index}.{key}": value for key, value in own.items()}
+    return keys
+
+
+def _card(device: Device, driver: str, branch: int) -> Keys:
+    """Return what the model is like, without what this driver is too old for."""
+    keys = dict(CARDS[device.model])
+    keys |= {"name": device.model, "minor": str(device.minor), "uuid": device.uuid}
+    if not device.model.startswith("NVIDIA GeForce"):
+        keys["serial"] = f"{1560000000000 + 1001 * device.index}"
+    if keys["architecture"] >= "7" or device.model.startswith("NVIDIA H"):
+        keys["gsp.version"] = driver
+        keys |= {"gsp.mode": "1", "gsp.default": "1"}
+    if device.model not in WITHOUT_COUNTERS:
+        now = time.time_ns() // 1000
+        keys["energy"] = f"{7_000_000_000 + 1000 * device.index}+{keys['power']}/s@{now}"
+        keys |= {"pcie.tx_bytes": f"1000000+379904/s@{now}"}
+        keys |= {"pcie.rx_bytes": f"2000000+345088/s@{now}"}
+        keys |= {
+            f"violation.{name}": "0" for name in ("sw_thermal", "hw_thermal", "hw_power_brake")
+        }
+        keys["recovery_action"] = "0"
+    events = int(keys["events.supported"], 0)
+    for first, more in NEWER_EVENTS.items():
+        events |= more if branch >= first else 0
+    keys["events.supported"] = hex(events)
+    for first, names in NEWER_KEYS.items():
+        if branch < first:
+            keys = {key: value for key, value in keys.items() if key not in names}
+    return keys
+
+
+def _place(folder: Path, device: Device, devices: list[Device]) -> Keys:
+    sys = folder / f"sys/bus/pci/devices/{device.bus}"
+    keys = {"pci.bus_id": device.bus, "cpus": atomic.read_text(f"{sys}/local_cpulist").strip()}
+    keys["board.id"] = hex(int(device.bus.split(":")[1], 16) << 8)
+    lines = (folder / f"proc/driver/nvidia/gpus/{device.bus}/information").read_text().splitlines()
+    fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    keys["irq"] = fields["IRQ"]
+    if "?" not in fields["Video BIOS"]:
+        keys["vbios"] = fields["Video BIOS"]
+    if device.numa >= 0:
+        keys["numa"] = str(device.numa)
+    for other in devices:
+        if other is not device:
+            keys[f"topology.{other.index}"] = str(_distance(device, other))
+            keys[f"p2p.{other.index}"] = "0"
+    return keys
+
+
+def _distance(one: Device, other: Device) -> int:
+    """Return NVML's level of the nearest place that both have above them."""
+    shared = 0
+    while shared < min(len(one.path), len(other.path)) and one.path[shared] == other.path[shared]:
+        shared += 1
+    if shared == 0:
+        return _NODE if one.numa == other.numa >= 0 else _SYSTEM
+    if shared == 1:
+        return _HOST_BRIDGE
+    return _SINGLE if shared == len(one.path) - 1 else _MULTIPLE
+
+
+def _inventory(device: Device, inventory: Keys, devices: list[Device]) -> Keys:
+    """Return what only NVML can tell: memory, UUIDs before the first use, MIG, NVLinks."""
+    of = f"gpu.{device.bus}."
+    keys = {"memory.total": f"{inventory[f'{of}memory_mib']}M", "uuid": inventory[f"{of}uuid"]}
+    if inventory[f"{of}mig"] == "1":
+        keys |= {"mig.mode": "1", "mig.mode.pending": "1"}
+        start = f"mig.{device.bus}."
+        names = [
+            k[len(start) : -5] for k in inventory if k.startswith(start) and k.endswith(".uuid")
+        ]
+        for number, name in enumerate(names):
+            own = instance_keys(
+                device.model, name, {k: inventory[f"{start}{name}.{k}"] for k in _MIG}
+            )
+            keys |= {f"mig{number}.{key}": value for key, value in own.items()}
+    if inventory.get(f"{of}nvswitch") == "1":
+        keys |= {
+            "nvlink.*.remote.type": "2",
+            "nvlink.switch_count": CARDS[device.model]["nvlink.count"],
+        }
+    link = 0
+    for other in devices:
+        pair = sorted((device.bus, other.bus))
+        for _ in range(int(inventory.get(f"link.{pair[0]}.{pair[1]}", "0"))):
+            keys[f"nvlink.{link}.remote.bus_id"] = other.bus
+            keys[f"nvlink.{link}.remote.type"] = "0"
+            keys[f"p2p.nvlink.{other.index}"] = "0"
+            link += 1
+    return keys
+
+
+_MIG = ("uuid", "profile", "memory_mib")
+
+
+def instance_keys(model: str, name: str, told: Keys) -> Keys:
+    """Return the keys of a MIG device: `gi1.ci0`, profile `3g.40gb`."""
+    gi, ci = (part.lstrip("gic") for part in name.split("."))
+    slices = int(told["profile"].partition("g")[0])
+    return {
+        "uuid": told["uuid"],
+        "name": f"{model} MIG {told['profile']}",
+        "gi": gi,
+        "ci": ci,
+        "profile": str(_PROFILES[slices]),
+        "placement.size": str(slices),
+        "memory.total": f"{told['memory_mib']}M",
+        "memory.used": "0",
+        "bar1.total": "14809M",
+        "bar1.used": "0",
+        "attributes.multiprocessors": str(_MULTIPROCESSORS.get(model, 14) * slices),
+        "attributes.copy_engines": str(slices),
+        "attributes.decoders": str(slices // 2),
+        "attributes.gpu_slices": str(slices),
+        "attributes.compute_slices": str(slices),
+        "ecc.volatile.uncorrected.sram": "0",
+        "gpm.1": "0",
+        "gpm.2": "0",
+    }

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The double in processes of their own: hangs, crashes, libraries of old drivers, no driver."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpulock.simulate.node import write_node
+from tests.nvml.double import Double, Hang
+from tests.nvml.drivers import FIRST_BRANCH, missing_from
+
+NEW = "610.43.02"
+SOON = 10.0
+TEMPERATURE = "nvmlDeviceGetTemperature"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a workstation with two cards."""
+    return write_node(tmp_path_factory.mktemp("node") / "n", "workstation").directory
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, pair: Path) -> Iterator[Double]:
+    with Double(tmp_path / "nvml", node=pair, driver=NEW) as double:
+        yield double
+
+
+def command(program: str) -> list[str]:
+    """Return a client: `t(n)` asks card n for its temperature; errors are printed by number."""
+    return [
+        sys.executable,
+        "-Wignore",
+        "-c",
+        "import pynvml as p\n"
+        "def t(n):\n"
+        "    return p.nvmlDeviceGetTemperature(p.nvmlDeviceGetHandleByIndex(n), 0)\n"
+        "try:\n"
+        f"    {program}\n"
+        "except p.NVMLError as e:\n"
+        "    print('error', e.value)\n",
+    ]
+
+
+def ask(double: Double, program: str) -> str:
+    """Run a client to its end; return what it printed, or the signal that killed it."""
+    done = subprocess.run(
+        command(program),
+        env={**os.environ, **double.env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    return done.stdout.strip() if done.returncode == 0 else f"died of {done.returncode}"
+
+
+@contextmanager
+def client(double: Double, program: str) -> Generator[subprocess.Popen[str]]:
+    """Start a client that prints `ready` first; kill it at the end."""
+    with subprocess.Popen(
+        command(f"p.nvmlInit(); print('ready', flush=True); {program}"),
+        env={**os.environ, **double.env},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            double.reset()  # else one that is undead stays so
+            process.kill()
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    until = time.monotonic() + SOON
+    while not true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def state(process: subprocess.Popen[str]) -> str:
+    """Return the letter of a process's state, as the kernel shows it."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def stays(process: subprocess.Popen[str], letter: str) -> bool:
+    """Return whether a process is in this state and stays there: a disk makes D for an instant."""
+    for _ in range(5):
+        if state(process) != letter:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_call_that_sleeps_ends_with_the_process_or_with_the_rule(nvml: Double) -> None:
+    nvml.hang(TEMPERATURE, gpu=1)
+    with client(nvml, "print(t(0), flush=True); print(t(1))") as process:
+        assert process.stdout is not None and process.stdout.readline() == "43\n"
+        assert eventually(lambda: nvml.calls()[TEMPERATURE] == 2)
+        assert process.poll() is None
+        nvml.set("gpu1.temperature", 77)  # any change is looked at, but the rule still stands
+        nvml.unset(f"gpu1.hang.{TEMPERATURE}")
+        assert process.stdout.readline() == "77\n"
+    nvml.hang(TEMPERATURE, gpu=1)
+    with client(nvml, "t(1)") as process:
+        assert eventually(lambda: nvml.calls()[TEMPERATURE] == 3)
+        process.terminate()
+        assert process.wait(SOON) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("manner", ["deaf", "undead"])
+def test_a_call_in_state_d_hears_no_signal_but_kill(nvml: Double, manner: Hang) -> None:
+    nvml.hang(TEMPERATURE, manner)
+    with client(nvml, "t(0)") as process:
+        assert eventually(lambda: nvml.calls()[TEMPERATURE] == 1 and stays(process, "D"))
+        process.terminate()
+        process.send_signal(signal.SIGINT)
+        assert stays(process, "D")
+        process.kill()
+        if manner == "undead":
+            assert eventually(lambda: stays(process, "Z"))
+            assert process.poll() is None  # dead, and nobody can reap it
+            nvml.unset(f"hang.{TEMPERATURE}")
+        assert process.wait(SOON) == -signal.SIGKILL
+
+
+def test_a_call_kills_its_process(nvml: Double) -> None:
+    nvml.crash(TEMPERATURE, signal.SIGSEGV, gpu=1)
+    assert ask(nvml, "p.nvmlInit(); print(t(0))") == "43"
+    assert ask(nvml, "p.nvmlInit(); print(t(1))") == "died of -11"
+
+
+def test_a_call_takes_its_time(nvml: Double) -> None:
+    nvml.slow(TEMPERATURE, 30_000)
+    program = "import time; p.nvmlInit(); b = time.monotonic(); t(0); print(time.monotonic() - b)"
+    assert 0.03 <= float(ask(nvml, program)) < 1
+
+
+@pytest.mark.parametrize("error", [9, 18, 999])
+def test_a_driver_that_does_not_start(nvml: Double, error: int) -> None:
+    nvml.fail("nvmlInit*", error)
+    assert ask(nvml, "p.nvmlInit()") == f"error {error}"
+
+
+def test_without_a_control_file_there_is_no_driver(nvml: Double) -> None:
+    nvml.control.unlink()
+    assert ask(nvml, "p.nvmlInit()") == "error 9"
+    assert ask(nvml, "print(p.nvmlSystemGetCudaDriverVersion())") == "error 1"  # pynvml's own
+
+
+def test_calls_are_counted_over_all_clients(nvml: Double) -> None:
+    for _ in range(2):
+        ask(nvml, "p.nvmlInit(); [t(0) for _ in range(100)]; p.nvmlShutdown()")
+    calls = nvml.calls()
+    assert calls[TEMPERATURE] == 200 and calls["nvmlInitWithFlags"] == 2
+    assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 0
+
+
+def test_a_client_that_holds_the_library_is_seen_and_gone_with_its_death(nvml: Double) -> None:
+    assert not nvml.held()
+    with client(nvml, "import time; time.sleep(60)") as process:
+        assert nvml.held()
+        process.kill()
+        process.wait(SOON)
+        assert not nvml.held()
+    assert ask(nvml, "p.nvmlInit(); p.nvmlShutdown()") == "" and not nvml.held()
+
+
+def test_a_function_can_be_missing(tmp_path: Path, pair: Path) -> None:
+    with Double(tmp_path / "nvml", node=pair, driver=NEW, hidden=[TEMPERATURE]) as double:
+        assert ask(double, "p.nvmlInit(); t(0)") == "error 13"
+        assert ask(double, "p.nvmlInit(); print(p.nvmlDeviceGetCount())") == "2"
+
+
+def test_the_library_of_an_old_driver_lacks_what_came_later(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="k80-node", gpus=1) as double:
+        h = "p.nvmlInit(); h = p.nvmlDeviceGetHandleByIndex(0); "
+        assert ask(double, f"{h}print(p.nvmlDeviceGetPowerUsage(h))") == "30000"
+        assert ask(double, f"{h}print(p.nvmlDeviceGetTotalEnergyConsumption(h))") == "error 3"
+        assert ask(double, f"{h}p.nvmlDeviceGetComputeRunningProcesses_v3(h)") == "error 13"
+        assert ask(double, f"{h}p.nvmlDeviceGetMigMode(h)") == "error 13"
+        assert ask(double, f"{h}p.nvmlDeviceGetMemoryInfo(h, p.nvmlMemory_v2)") == "error 13"
+        program = f"{h}print([v.nvmlReturn for v in p.nvmlDeviceGetFieldValues(h, [83, 197, 230])])"
+        assert ask(double, program) == "[3, 3, 3]"
+
+
+def test_each_driver_has_what_the_older_ones_had() -> None:
+    branches = sorted(set(FIRST_BRANCH.values()))
+    missing = [missing_from(f"{branch}.1") for branch in branches]
+    assert all(newer < older for older, newer in itertools.pairwise(missing))
+    assert not missing[-1] and "nvmlInitWithFlags" not in missing_from("418.87.00")

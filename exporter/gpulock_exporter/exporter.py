@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node as it is told to whoever asks: ticks in, metrics and page out.
+
+One thread ticks, once a second, with a frame or without. The server's threads answer from the
+last moment that is whole; none waits for the driver or for a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import gpulock
+from gpulock.devices import Device
+from gpulock.node import Node
+from gpulock.refusal import Refusal
+from gpulock_exporter import exposition
+from gpulock_exporter.clock import Clock, Moment
+from gpulock_exporter.collectors import collect
+from gpulock_exporter.collectors.labels import LabelUser
+from gpulock_exporter.foreign import Kin
+from gpulock_exporter.history import History, page_of
+from gpulock_exporter.join_book import Book
+from gpulock_exporter.join_facts import gather
+from gpulock_exporter.join_snapshot import Health, Limits, Snapshot
+from gpulock_exporter.page import render as page_html
+from gpulock_exporter.publish import Folder
+from gpulock_exporter.response import Handler, Request, Response, refusal, routes
+from gpulock_exporter.response_format import Format
+from gpulock_exporter.response_rendered import Rendered, negotiated
+from gpulock_exporter.sample_file import memory_of
+from gpulock_exporter.supervisor import Supervisor
+from gpulock_exporter.telemetry import Frame
+from gpulock_exporter.totals_tokens import Accounts
+from gpulock_exporter.webconfig_reload import Reloader
+
+
+class Exporter:
+    """One node; `tick` is called by one thread, the handlers by many."""
+
+    def __init__(self, node: Node, clock: Clock, folder: str, label_user: LabelUser) -> None:
+        settings = node.settings
+        self._node = node
+        self._clock = clock
+        self._label_user = label_user
+        self._folder = Folder(folder)
+        self._history = History()
+        self._fault = "no sample yet"
+        self._listed: list[Device] | None = None
+        self._snapshot: Snapshot | None = None
+        self._rendered: Rendered | None = None
+        self.reloader: Reloader | None = None
+        self.limits = Limits(gpus=settings.gpus)
+        self._book = Book(node.boot_id, self.limits, settings.services, lambda: Kin(node.proc))
+
+    def open(self) -> None:
+        """Go on from where an earlier exporter of this boot stopped; raise OSError."""
+        self._folder.open()
+        now = self._clock.now().boottime
+        self._book.memory = memory_of(self._folder.last(), self._node.boot_id, now)
+
+    def list_devices(self) -> None:
+        """Read the driver's own list of cards; it may block, so it has a thread of its own."""
+        try:
+            self._listed = self._node.devices()
+        except Refusal:
+            self._listed = None
+
+    def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
+        """Take what came, write the files, and let it be asked for."""
+        now = self._clock.now()
+        facts = gather(self._node, now.boottime)
+        over = self._book.tick(frames, facts, now)
+        facts.read("files", lambda: self._write(over, now), None)
+        self._fault = supervisor.fault
+        health = Health(
+            version=gpulock.__version__,
+            abandoned=supervisor.abandoned,
+            reloaded=self.reloader.last_reload_successful if self.reloader else None,
+        )
+        snapshot = self._book.snapshot(self._listed, facts, now, health)
+        self._history.add(
+            {d.id: d.values.utilization if d.values else None for d in snapshot.devices}
+        )
+        everything = Rendered(lambda form: self.text(form, snapshot, frozenset()))
+        self._snapshot, self._rendered = snapshot, everything
+
+    def text(self, form: Format, snapshot: Snapshot, names: frozenset[str]) -> bytes:
+        """Return the metrics of a moment."""
+        metrics = collect(snapshot, self._label_user)
+        return exposition.render(metrics, form is Format.OPENMETRICS, names)
+
+    def handler(self) -> Handler:
+        """Return what answers requests."""
+        return routes({"/": self.page, "/metrics": self.metrics, "/-/healthy": self.healthy})
+
+    def metrics(self, request: Request) -> Response:
+        """Answer a scrape."""
+        snapshot, rendered = self._snapshot, self._rendered
+        if snapshot is None or rendered is None:
+            return refusal(503, "the first second is not over yet", ("Retry-After", "1"))
+        names = frozenset(request.values("name[]"))
+        if names:
+            rendered = Rendered(lambda form: self.text(form, snapshot, names))
+        return negotiated(request, rendered)
+
+    def page(self, _: Request) -> Response:
+        """Answer a person."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return refusal(503, "the first second is not over yet", ("Refresh", "1"))
+        limit = self.limits.oldest
+        shown = page_of(
+            snapshot, self._history, self._node.name, limit, self._fault, self._label_user
+        )
+        headers = (
+            ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+            ("Cache-Control", "no-store"),
+        )
+        return Response(200, page_html(shown).encode(), "text/html; charset=utf-8", headers)
+
+    def healthy(self, _: Request) -> Response:
+        """Answer a watchdog: this process serves, whatever the driver does."""
+        return Response(200, b"gpulock-exporter is healthy\n")
+
+    def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
+        """Write what the rest of gpulock reads; raise OSError."""
+        self._folder.write_sample(self._book.text(now))
+        self._folder.write_finished(over, self._book.boot_id, now)
+        self._folder.write_inventory(self._book.devices, self._book.boot_id)

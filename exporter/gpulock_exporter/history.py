@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last minutes of each device's utilisation, for the page; and the page's tiles. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from gpulock_exporter.collectors.labels import LabelUser
+from gpulock_exporter.join_snapshot import Seen, Snapshot
+from gpulock_exporter.page import Page, Tile
+
+LENGTH = 300  # values, one a second
+SHOWN = 100  # points of a sparkline
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+class History:
+    """One value a second and device; None where it was not observed."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, deque[float | None]] = {}
+
+    def add(self, values: Mapping[str, float | None]) -> None:
+        """Take one second; a device that is gone is forgotten."""
+        for name in set(self._values) - set(values):
+            del self._values[name]
+        for name, value in values.items():
+            self._values.setdefault(name, deque(maxlen=LENGTH)).append(value)
+
+    def of(self, name: str) -> list[float | None]:
+        """Return a device's line, thinned to means of what was observed."""
+        values = list(self._values.get(name, ()))
+        step = max(1, LENGTH // SHOWN)
+        groups = [values[at : at + step] for at in range(0, len(values), step)]
+        return [mean(group) for group in groups]
+
+
+def mean(values: list[float | None]) -> float | None:
+    """Return the mean of what is known, None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def page_of(
+    snapshot: Snapshot,
+    history: History,
+    node: str,
+    limit: float,
+    fault: str,
+    label_user: LabelUser,
+) -> Page:
+    """Return the landing page of a moment."""
+    sampled = snapshot.health.sampled
+    return Page(
+        node=node,
+        version=snapshot.health.version,
+        tiles=[
+            tile_of(seen, history, snapshot.at.boottime, label_user)
+            for seen in snapshot.devices
+            if seen.state is not None
+        ],
+        old=max(0.0, snapshot.at.wall - sampled) if sampled is not None else None,
+        limit=limit,
+        fault=fault,
+    )
+
+
+def tile_of(seen: Seen, history: History, now: float, label_user: LabelUser) -> Tile:
+    """Return one device's tile; a person is named as in the metrics, or not at all."""
+    values, record = seen.values, seen.owner
+    job = user = held = ""
+    if record is not None:
+        job = record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
+        user = label_user.of(record)
+        held = duration(now - record.claimed_boottime)
+    return Tile(
+        name=seen.name or seen.id,
+        model=values.name if values else "",
+        state=seen.state or "unknown",
+        place=seen.id,
+        job=job,
+        user=user,
+        held=held,
+        reason=seen.reason,
+        utilization=values.utilization if values else None,
+        history=history.of(seen.id),
+        memory_used=values.memory_used if values else None,
+        memory_total=values.memory_total if values else None,
+        temperature=values.temperature if values else None,
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return `37s`, `12m`, `4h 12m` or `2d 3h`."""
+    whole = max(0, int(seconds))
+    if whole < MINUTE:
+        return f"{whole}s"
+    if whole < HOUR:
+        return f"{whole // MINUTE}m"
+    if whole < DAY:
+        return f"{whole // HOUR}h {whole % HOUR // MINUTE}m"
+    return f"{whole // DAY}d {whole % DAY // HOUR}h"

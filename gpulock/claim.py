@@ -14,9 +14,10 @@ from gpulock.deadline import Deadline, boottime
 from gpulock.devices import Device
 from gpulock.gate import Gate
 from gpulock.grant import Grant, Want, give_up_earlier, is_ours, join_grant, same_grant
+from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, UNKNOWN, GateShutError, Refusal
+from gpulock.refusal import BROKEN, BUSY, UNKNOWN, GateShutError, Refusal
 from gpulock.supply import check_possible, in_use, pick, settle_held, short
 from gpulock.totals import Totals, note_timeout
 
@@ -106,6 +107,7 @@ def claim_gated(
 ) -> Grant:
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
     held = node.store.all()
+    check_later_run(held, template)
     mine = [lock for lock in held.values() if lock.owner and is_ours(lock.owner, template)]
     if mine:
         again = same_grant(mine, template, want.count, found)
@@ -131,6 +133,16 @@ def claim_gated(
         raise short(found, held, out, want)
     want.check(chosen)
     return lock_all(node, chosen, template)
+
+
+def check_later_run(held: dict[str, Lock], template: Owner) -> None:
+    """Refuse a claim that comes after the next run of its job has claimed here."""
+    for lock in held.values():
+        record = lock.owner
+        if record is None or record.key() != template.key() or record.uid != template.uid:
+            continue
+        if record.restart > template.restart and record.boot_id == template.boot_id:
+            raise Refusal(BUSY, "a later run of the job holds devices here", "nothing to do")
 
 
 def lock_all(node: Node, chosen: list[Device], template: Owner) -> Grant:

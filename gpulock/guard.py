@@ -7,13 +7,13 @@ job leaves behind is found here although it is in no session and under no parent
 """
 
 import os
-import stat
 import time
 
 from gpulock import atomic
 from gpulock.devices import MAJOR, Device
 from gpulock.liveness import ROUNDS, Judge, Scan, is_system, program_names, session
 from gpulock.locks import Lock
+from gpulock.mounts import Mounts, key_of
 from gpulock.owner import Owner
 from gpulock.procfs import Status
 
@@ -64,13 +64,6 @@ def caps(device: Device, driver_root: str) -> list[str]:
     return found
 
 
-def key_of(info: os.stat_result) -> tuple[int, int, int]:
-    """Return what tells one device node or simulated node from another."""
-    if stat.S_ISCHR(info.st_mode):
-        return (info.st_rdev, 0, 0)
-    return (0, info.st_dev, info.st_ino)
-
-
 class Holders:
     """Who has which device's node open; one pass over all file descriptors, when first asked."""
 
@@ -78,6 +71,7 @@ class Holders:
         "_dev_root",
         "_keys",
         "_kthreadd",
+        "_mounts",
         "_open",
         "_services",
         "_statuses",
@@ -100,6 +94,7 @@ class Holders:
         for device in devices:
             for key in node_keys(device, dev_root, driver_root):
                 self._keys.setdefault(key, []).append(device.id)
+        self._mounts = Mounts(scan.proc.root)
         self._open: dict[str, list[int]] | None = None
         self._statuses: dict[int, Status] = {}
         self._kthreadd = False
@@ -175,26 +170,27 @@ class Holders:
         if (status.kernel and self._kthreadd) or self.scan.proc.finished(pid, status.state):
             return held
         folder = f"{self.scan.proc.root}/{pid}"
-        self._add_open(f"{folder}/fd", held)
+        self._add_open(pid, f"{folder}/fd", held)
         if status.state in ("Z", "X"):  # a leader that ended shows no files, its threads do
             for thread in os.listdir(f"{folder}/task"):
                 try:
-                    self._add_open(f"{folder}/task/{thread}/fd", held)
+                    self._add_open(pid, f"{folder}/task/{thread}/fd", held)
                 except (FileNotFoundError, ProcessLookupError):
                     continue
         return set() if held and self._is_service(pid, status) else held
 
-    def _add_open(self, folder: str, held: set[str]) -> None:
+    def _add_open(self, pid: int, folder: str, held: set[str]) -> None:
         """Add the devices open in one table of files."""
         for fd in os.listdir(folder):
             path = f"{folder}/{fd}"
             try:
                 if not may_be_node(os.readlink(path), self._dev_root):
                     continue
-                info = os.stat(path)
+                key = self._mounts.key(pid, folder, fd)
             except FileNotFoundError:
                 continue
-            held.update(self._keys.get(key_of(info), ()))
+            if key is not None:
+                held.update(self._keys.get(key, ()))
 
     def _is_service(self, pid: int, status: Status) -> bool:
         """Return whether a process is a named service: a system user's, from no job."""
@@ -208,9 +204,8 @@ class Holders:
 def may_be_node(link: str, dev_root: str) -> bool:
     """Return whether an open file may be a device node, by its path alone.
 
-    Only then is it asked for its number: a stat of a file on a hung server would never return,
-    and any user can have a file of any name open there. `/nvidia0` is how a container's own /dev
-    shows from outside. A node that was bound to a path elsewhere is not found; the job's
+    Only then is it looked at more closely (gpulock.mounts). `/nvidia0` is how a container's own
+    /dev shows from outside. A node that was bound to a path elsewhere is not found; the job's
     supplementary group still is.
     """
     if link.startswith("/dev/"):

@@ -122,7 +122,8 @@ def slurm_conf_page(
     if not page:
         return []
     page += ["", *INSTALL_FIRST] if not all(hook.ours for hook in hooks) else []
-    return [*page, "", "Then, at the controller: scontrol reconfigure (no restart is needed)."]
+    page += ["", "Then, at the controller: scontrol reconfigure (no restart is needed)."]
+    return [*page, "Until gpulockd comes, run gpulock reap from cron every minute on each node."]
 
 
 def beside(hook: InForce, paths: HookPaths) -> tuple[str, list[str]]:

@@ -30,7 +30,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     try:
         settings = settings_for(config)
         call = Call(environ)
-        released = serve(Node(settings), call, Deadline(DEADLINE))
+        released = serve(Node(settings), call, Deadline(DEADLINE), begun)
     except Refusal as refusal:
         tell(settings, refusal.sentence(f"epilog of {who}"), error=True)
     except Exception as fault:  # the one broad handler: the job is over, whatever it is
@@ -41,12 +41,14 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     return 0
 
 
-def serve(node: Node, call: Call, deadline: Deadline) -> Released:
-    """Release the job's locks on this node; raise Refusal."""
+def serve(node: Node, call: Call, deadline: Deadline, begun: float) -> Released:
+    """Release the job's locks on this node; raise Refusal. `begun`: CLOCK_BOOTTIME."""
+    ours = Ours(node, call, begun)
     try:
-        return release(node, Ours(node, call), judge(node), deadline, "epilog")
+        return release(node, ours, judge(node), deadline, "epilog")
     finally:
-        note.remove(node.store, call.slurmd, call.job, call.uid, call.restart)
+        if not ours.later:
+            note.remove(node.store, call.slurmd, call.job, call.uid, call.restart)
 
 
 def judge(node: Node) -> "Judge":
@@ -63,20 +65,28 @@ def judge(node: Node) -> "Judge":
 
 
 class Ours:
-    """Answer whether a record is this job's: its id, its user, this run or an earlier one."""
+    """Answer whether a record is this job's: its id, its user, this run or an earlier one.
 
-    __slots__ = ("_call", "_key")
+    The restart count of a requeued run's Epilog is the next run's already (reference slurm 5), so
+    an Epilog that a killed slurmd left behind is told by the time: what was claimed after it
+    began is a later run's, and `later` says that there was such a claim.
+    """
 
-    def __init__(self, node: Node, call: Call) -> None:
+    __slots__ = ("_begun", "_call", "_key", "later")
+
+    def __init__(self, node: Node, call: Call, begun: float) -> None:
         self._key = call.template(node).key()
         self._call = call
+        self._begun = (node.boot_id, begun)
+        self.later = False
 
     def __call__(self, record: Owner) -> bool:
-        return (
-            record.key() == self._key
-            and record.uid == self._call.uid
-            and record.restart <= self._call.restart
-        )
+        if record.key() != self._key or record.uid != self._call.uid:
+            return False
+        boot_id, begun = self._begun
+        if record.boot_id == boot_id and record.claimed_boottime > begun:
+            self.later = True
+        return not self.later and record.restart <= self._call.restart
 
 
 def lines(call: Call, released: Released, seconds: float) -> list[str]:

@@ -92,6 +92,15 @@ def write(store: Store, note: Note) -> None:
     atomic.replace_file(path_of(store.path, note.slurmd, note.job), data)
 
 
+def is_overtaken(store: Store, own: Note) -> bool:
+    """Return whether a later run of the same job has a note already: `own` comes too late."""
+    try:
+        found = find(store.path, own.slurmd, own.job)
+    except (OSError, kv.MalformedError):
+        return False
+    return found is not None and found.uid == own.uid and found.restart > own.restart
+
+
 def remove(store: Store, slurmd: str, job: str, uid: int, restart: int) -> None:
     """Take a job's note away, unless it is another user's or a later run's."""
     path = path_of(store.path, slurmd, job)

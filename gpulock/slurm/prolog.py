@@ -167,7 +167,11 @@ def refused(call: Call | None, settings: Settings | None, refusal: Refusal) -> i
     own = Note(call.slurmd, call.job, call.uid, call.restart)
     own.refused, own.code = sentence, refuse.exit_of_task(refusal, settings)
     try:
-        write(Node(settings), own)
+        node = Node(settings)
+        if note.is_overtaken(node.store, own):
+            tell(settings, f"{sentence}; a later run of it is here", error=True)
+            return GO_ON  # of a slurmd that was killed: nobody waits for us
+        write(node, own)
     except Refusal as fault:
         tell(settings, sentence, error=True)
         tell(settings, fault.sentence(call.who), error=True)

@@ -59,7 +59,7 @@ def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -
         found = control.job(call.job)
     except Refusal as silent:
         return f"it stays as it is: {silent.why}"
-    if found is None:
+    if found is None or later(found, call):
         return ""
     name = array_task(found)
     control.do("scontrol", "update", f"JobId={name}", f"AdminComment={quoted(sentence)}")
@@ -67,6 +67,12 @@ def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -
     if again and found["Batch"] == "1" and control.do("scontrol", "requeue", name):
         return "it is requeued"
     return "it is cancelled" if control.do("scancel", name) else "it cannot be cancelled"
+
+
+def later(found: dict[str, str], call: Call) -> bool:
+    """Return whether slurmctld speaks of a later run than the one that called us."""
+    restarts = found["Restarts"]
+    return restarts.isascii() and restarts.isdigit() and int(restarts) > call.restart
 
 
 def quoted(sentence: str) -> str:

@@ -28,7 +28,8 @@ def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
         "    PrologFlags=Contain  # a job's extern step proves that it lives",
         "    RequeueExit=213  # REQUEUE_EXIT: a job that finds no GPU waits again",
     ]
-    assert page[-1] == "Then, at the controller: scontrol reconfigure (no restart is needed)."
+    assert page[-2] == "Then, at the controller: scontrol reconfigure (no restart is needed)."
+    assert "gpulock reap from cron" in page[-1]
     assert "First install gpulock on every node of the cluster, those without GPUs too" in " ".join(
         page
     )

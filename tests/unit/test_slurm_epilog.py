@@ -12,7 +12,7 @@ import pytest
 from gpulock import release
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import reconcile
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, boottime
 from gpulock.gate import Gate
 from gpulock.slurm import epilog
 from tests.unit.slurm_site import OTHER_UID, ROOT, RUN, UID, Clock, Site, freezer
@@ -151,7 +151,7 @@ def test_what_is_kept_is_said_with_the_reason(
     site.process(900, "python", fds={9: site.dev / "nvidia1"})
     call = site.call()
     node = site.node()
-    released = epilog.serve(node, call, soon())
+    released = epilog.serve(node, call, soon(), boottime())
     told = epilog.lines(call, released, 0.001)
     assert told[0] == f"job 12: released {bus(0)} in 1.0 ms"
     assert told[1].startswith(f"job 12: {bus(1)} is kept for now: ") and "900" in told[1]
@@ -164,6 +164,19 @@ def test_another_jobs_process_does_not_keep_a_device_though_it_opened_it(site: S
     site.prolog(13, "1")
     site.stepd(700, "13.0")
     site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0", 10: site.dev / "nvidia1"})
+    site.epilog(12)
+    assert site.locks() == [bus(1)]
+
+
+@pytest.mark.parametrize("how", ["cgroup", "environment"])
+def test_nor_does_one_that_left_its_parents_there(site: Site, how: str) -> None:
+    site.prolog(12, "0")
+    site.prolog(13, "1")
+    site.left_by(701, 13)
+    (site.proc.root / "701/fd/9").symlink_to(site.dev / "nvidia0")
+    if how == "cgroup":
+        (site.proc.root / "701/environ").unlink()
+        site.cgroup(f"{freezer(13)}/step_0", 701)
     site.epilog(12)
     assert site.locks() == [bus(1)]
 

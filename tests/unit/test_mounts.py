@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an open file is, told without asking a file system that may never answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock import mounts
+from gpulock.mounts import Mounts, cached_key, key_of
+
+Opened = tuple[Path, int]
+
+
+@pytest.fixture(params=["/dev/null", "file"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+    """Open a device node, or a file that stands for one, and keep it open."""
+    path = Path("/dev/null") if request.param == "/dev/null" else tmp_path / "nvidia0"
+    path.touch()
+    fd = os.open(path, os.O_RDONLY)
+    yield path, fd
+    os.close(fd)
+
+
+class Fake:
+    """A /proc in which this process's files are on a mount of any type."""
+
+    def __init__(self, root: Path, opened: Opened) -> None:
+        self.root, self.fd = root, str(opened[1])
+        self.folder = root / "900/fd"
+        self.folder.mkdir(parents=True)
+        (self.folder / self.fd).symlink_to(opened[0])
+        (root / "900/fdinfo").mkdir()
+        (root / "900/fdinfo" / self.fd).write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\n")
+        (root / "self").mkdir()
+
+    def lists(self, kind: str, where: str = "self") -> None:
+        """Let a mount table have the mount."""
+        line = f"77 1 0:5 / /x rw,nosuid - {kind} source rw\n"
+        (self.root / where / "mountinfo").write_text(f"1 0 8:1 / / rw - ext4 /dev/x rw\n{line}")
+
+    def key(self) -> tuple[int, int, int] | None:
+        return Mounts(str(self.root)).key(900, str(self.folder), self.fd)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, opened: Opened) -> Fake:
+    (tmp_path / "proc").mkdir()
+    return Fake(tmp_path / "proc", opened)
+
+
+def never(*_: object) -> os.stat_result:
+    raise AssertionError("a file system was asked that may never answer")
+
+
+def test_what_this_process_has_open_is_told_as_stat_tells_it(opened: Opened) -> None:
+    found = Mounts("/proc").key(os.getpid(), "/proc/self/fd", str(opened[1]))
+    assert found == key_of(os.stat(opened[0]))
+
+
+def test_what_the_kernel_has_cached_is_the_same(opened: Opened) -> None:
+    assert cached_key(str(opened[0])) == key_of(os.stat(opened[0]))
+
+
+@pytest.mark.parametrize("kind", ["devtmpfs", "tmpfs", "ext4", "xfs"])
+@pytest.mark.parametrize("where", ["self", "900"])
+def test_a_file_system_of_the_kernels_own_is_asked(
+    fake: Fake, opened: Opened, kind: str, where: str
+) -> None:
+    fake.lists(kind, where)
+    assert fake.key() == key_of(os.stat(opened[0]))
+
+
+@pytest.mark.parametrize("kind", ["fuse.sshfs", "fuse", "nfs4", "cifs", "9p", "lustre", "autofs"])
+@pytest.mark.parametrize("where", ["self", "900"])
+def test_one_of_a_user_or_of_a_network_is_not_asked_and_has_no_device(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
+) -> None:
+    fake.lists(kind, where)
+    monkeypatch.setattr(os, "stat", never)
+    monkeypatch.setattr(mounts, "cached_key", never)
+    assert fake.key() is None
+
+
+@pytest.mark.parametrize("kind", ["overlay", ""])
+def test_one_that_stands_on_another_or_in_no_table_is_told_from_the_cache(
+    fake: Fake, opened: Opened, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind:
+        fake.lists(kind)
+    wanted = key_of(os.stat(opened[0]))
+    monkeypatch.setattr(os, "stat", never)
+    assert fake.key() == wanted
+
+
+def test_a_file_that_was_closed_meanwhile_is_not_there(fake: Fake) -> None:
+    (fake.folder / fake.fd).unlink()
+    with pytest.raises(FileNotFoundError):
+        fake.key()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks that a killed slurmd left behind come late: they harm no later run of their job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import Deadline, boottime
+from gpulock.slurm import epilog
+from tests.unit.slurm_site import RUN, Site, row
+from tests.unit.trees import bus
+
+FIRST, SECOND = {"SLURM_JOB_RESTART_COUNT": "0"}, {"SLURM_JOB_RESTART_COUNT": "1"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path, SLURM_WAIT="0.01")
+
+
+@pytest.mark.parametrize("chooser", ["slurm", "gpulock"])
+def test_the_prolog_of_an_earlier_run_takes_nothing_and_says_nothing_to_its_tasks(
+    site: Site, chooser: str
+) -> None:
+    site.set(SLURM_CHOOSER=chooser)
+    site.answers(row(12, RestartCnt="1"))
+    site.prolog(12, **SECOND, SLURM_JOB_NUM_NODES="2")
+    before = site.locks(), site.note().token
+    assert site.prolog(12, **FIRST, SLURM_JOB_NUM_NODES="2") == RUN
+    assert (site.locks(), site.note().token) == before
+    assert site.note().refused == ""
+    assert [call for call in site.calls() if call[0] in ("scontrol", "scancel")] == []
+
+
+def test_the_epilog_of_an_earlier_run_frees_what_was_claimed_before_it_began(site: Site) -> None:
+    begun = boottime()
+    site.prolog(12, **SECOND)
+    node = site.node()
+    late = epilog.serve(node, site.call(12, **SECOND), Deadline(5), begun)
+    assert (late.freed, site.locks()) == ([], [bus(0), bus(1)])
+    assert site.note().devices != []
+    own = epilog.serve(node, site.call(12, **SECOND), Deadline(5), boottime())
+    assert (own.freed, site.locks()) == ([bus(0), bus(1)], [])

@@ -60,7 +60,8 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("token", "until", REAL, "the last look that counts for it"),
     ("token", "busy", REAL, "seconds at work"),
     ("token", "observed", REAL, "seconds of which it is known whether it was at work"),
-    ("token", "idle", REAL, "observed seconds since it was last at work"),
+    ("token", "seen", REAL, "when it was last known whether it was at work"),
+    ("token", "idle", REAL, "observed seconds since it was last at work; true as of `seen`"),
     ("token", "last_busy", REAL, "when it was last seen at work"),
     ("token", "energy", REAL, "joules"),
     ("token", "memory_peak", COUNT, "bytes, the most that was seen in use"),
@@ -104,6 +105,7 @@ class Account:
     until: float | None
     busy: float | None
     observed: float | None
+    seen: float | None
     idle: float | None
     last_busy: float | None
     energy: float | None

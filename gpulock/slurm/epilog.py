@@ -47,8 +47,7 @@ def serve(node: Node, call: Call, deadline: Deadline, begun: float) -> Released:
     try:
         return release(node, ours, judge(node), deadline, "epilog")
     finally:
-        if not ours.later:
-            note.remove(node.store, call.slurmd, call.job, call.uid, call.restart)
+        note.remove(node.store, call.slurmd, call.job, call.uid, call.restart, ours.tokens)
 
 
 def judge(node: Node) -> "Judge":
@@ -69,24 +68,27 @@ class Ours:
 
     The restart count of a requeued run's Epilog is the next run's already (reference slurm 5), so
     an Epilog that a killed slurmd left behind is told by the time: what was claimed after it
-    began is a later run's, and `later` says that there was such a claim.
+    began is a later run's. `tokens` are the claims that were found to be ours.
     """
 
-    __slots__ = ("_begun", "_call", "_key", "later")
+    __slots__ = ("_begun", "_call", "_key", "tokens")
 
     def __init__(self, node: Node, call: Call, begun: float) -> None:
         self._key = call.template(node).key()
         self._call = call
         self._begun = (node.boot_id, begun)
-        self.later = False
+        self.tokens: set[str] = set()
 
     def __call__(self, record: Owner) -> bool:
         if record.key() != self._key or record.uid != self._call.uid:
             return False
         boot_id, begun = self._begun
         if record.boot_id == boot_id and record.claimed_boottime > begun:
-            self.later = True
-        return not self.later and record.restart <= self._call.restart
+            return False
+        if record.restart > self._call.restart:
+            return False
+        self.tokens.add(record.token)
+        return True
 
 
 def lines(call: Call, released: Released, seconds: float) -> list[str]:

@@ -101,12 +101,35 @@ def is_overtaken(store: Store, own: Note) -> bool:
     return found is not None and found.uid == own.uid and found.restart > own.restart
 
 
-def remove(store: Store, slurmd: str, job: str, uid: int, restart: int) -> None:
-    """Take a job's note away, unless it is another user's or a later run's."""
+def is_held(store: Store, note: Note) -> bool:
+    """Return whether a device is still locked by the claim that a note is of."""
+    for device in note.devices:
+        try:
+            if store.still(device.id, note.token):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def remove(
+    store: Store,
+    slurmd: str,
+    job: str,
+    uid: int,
+    restart: int,
+    tokens: "set[str] | None" = None,
+) -> None:
+    """Take a job's note away, unless it is another user's, a later run's, or of a standing claim.
+
+    `tokens` are claims that the caller gives up, whatever still keeps their locks.
+    """
     path = path_of(store.path, slurmd, job)
     try:
         note = parse(atomic.read_text(path))
         if note.uid != uid or note.restart > restart:
+            return
+        if note.token not in (tokens or ()) and is_held(store, note):
             return
     except FileNotFoundError:
         return

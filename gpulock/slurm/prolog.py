@@ -56,7 +56,7 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
     try:
         count = request.count(call, settings)
     except Refusal as refusal:
-        if refusal.kind == UNKNOWN:
+        if refusal.kind == UNKNOWN and not is_silence(refusal):
             note_unknown(node, refusal, Owner(job_id=call.job, user=call.user), deadline)
         raise
     own = Note(call.slurmd, call.job, call.uid, call.restart)
@@ -80,6 +80,11 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
             raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
         raise
     return grant
+
+
+def is_silence(refusal: Refusal) -> bool:
+    """Return whether slurmctld was asked and said nothing, which is no fault of this node."""
+    return type(refusal).__name__ == "SilentError"  # its module is loaded only where it is asked
 
 
 def insist(node: Node, call: Call, own: Note, count: int, deadline: Deadline) -> Grant:

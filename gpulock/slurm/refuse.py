@@ -11,6 +11,11 @@ from gpulock.settings import Settings
 from gpulock.slurm.call import Call
 from gpulock.slurm.scontrol import Control, array_task
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+AT_WORK = ("RUNNING", "CONFIGURING", "SUSPENDED")
 REASON = 200  # characters of a reason that are shown in lists
 
 
@@ -59,20 +64,29 @@ def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -
         found = control.job(call.job)
     except Refusal as silent:
         return f"it stays as it is: {silent.why}"
-    if found is None or later(found, call):
-        return ""
+    if not is_this_run(found, call):
+        return ""  # another of its nodes refused as well
     name = array_task(found)
     control.do("scontrol", "update", f"JobId={name}", f"AdminComment={quoted(sentence)}")
     again = settings.refuse == "requeue" and exit_of_task(refusal, settings) != 1
-    if again and found["Batch"] == "1" and control.do("scontrol", "requeue", name):
-        return "it is requeued"
+    if again and found["Batch"] == "1":
+        if control.do("scontrol", "requeue", name):
+            return "it is requeued"
+        try:
+            found = Control(settings, call.conf).job(call.job)
+        except Refusal as silent:
+            return f"it stays as it is: {silent.why}"
+        if not is_this_run(found, call):
+            return "it is requeued already"
     return "it is cancelled" if control.do("scancel", name) else "it cannot be cancelled"
 
 
-def later(found: dict[str, str], call: Call) -> bool:
-    """Return whether slurmctld speaks of a later run than the one that called us."""
+def is_this_run(found: "dict[str, str] | None", call: Call) -> "TypeGuard[dict[str, str]]":
+    """Return whether slurmctld still has the run that called us at work."""
+    if found is None or found["State"] not in AT_WORK:
+        return False
     restarts = found["Restarts"]
-    return restarts.isascii() and restarts.isdigit() and int(restarts) > call.restart
+    return not (restarts.isascii() and restarts.isdigit() and int(restarts) > call.restart)
 
 
 def quoted(sentence: str) -> str:

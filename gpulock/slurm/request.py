@@ -7,7 +7,7 @@ job_submit wrote, or slurmctld's own word.
 """
 
 from gpulock.node import Node
-from gpulock.refusal import UNKNOWN, Refusal, one_line
+from gpulock.refusal import SENSELESS, UNKNOWN, Refusal, one_line
 from gpulock.settings import Settings
 from gpulock.slurm.call import Call, is_number
 
@@ -25,7 +25,7 @@ def is_counted_by_position(settings: Settings) -> bool:
 
 
 def count(call: Call, settings: Settings) -> int:
-    """Return how many devices the job asked for on this node; raise Refusal(UNKNOWN)."""
+    """Return how many devices the job asked for on this node; raise Refusal."""
     if is_counted_by_position(settings):
         return len(call.positions())
     if settings.slurm_count == "comment":
@@ -35,6 +35,9 @@ def count(call: Call, settings: Settings) -> int:
     found = Control(settings, call.conf).job(call.job)
     if found is None:
         raise Refusal(UNKNOWN, f"slurmctld knows no job {call.job}", "nothing to do")
+    for text in (found["PerJob"], found["PerSocket"], found["PerTask"]):
+        if text != "N/A" and any([name in text for name in settings.slurm_gres]):
+            raise senseless(text, "is not per node")
     return in_gres("" if found["Gres"] == "N/A" else found["Gres"], settings.slurm_gres)
 
 
@@ -49,33 +52,41 @@ def wanted(call: Call, node: Node) -> tuple[str, ...]:
 
 
 def in_gres(text: str, names: tuple[str, ...]) -> int:
-    """Return the devices in `gres:gpux:2,gres:nvme:1` (per node); raise Refusal(UNKNOWN).
+    """Return the devices in `gres:gpux:2,gres:nvme:1` (per node); raise Refusal(SENSELESS).
 
-    `gres:` or `gres/` may stand before a name, a type behind it; no number means one. What is
-    neither a type nor a number is refused, never read as one.
+    `gres:` or `gres/` may stand before a name, a type behind it; no number means one. Of one that
+    is named twice Slurm charges the last alone, so it is refused, as is what is neither a type
+    nor a number: the text is the user's.
     """
     total = 0
+    kinds: list[tuple[str, str]] = []
     for entry in text.split(",") if text else ():
         words = entry.strip().replace("gres/", "gres:").replace("=", ":").split(":")
         if words[0] == "gres":
             words = words[1:]
         if not words or not words[0]:
-            raise unreadable(text)
+            raise senseless(text, "cannot be read")
         if words[0] in names:
-            total += one(words[1:], text)
+            kind, number = one(words[1:], text)
+            kinds.append((words[0], kind))
+            total += number
+    for name, kind in kinds:
+        if kinds.count((name, kind)) > 1 or (kind and (name, "") in kinds):
+            raise senseless(text, f"names {name} twice")
     return total
 
 
-def one(words: list[str], text: str) -> int:
-    """Return the number in what follows a name: nothing, a type, a number, or both."""
+def one(words: list[str], text: str) -> tuple[str, int]:
+    """Return (type, number) in what follows a name: nothing, either of them, or both."""
     *kinds, last = words or ["1"]
     if is_type(last) and not kinds:
-        return 1
+        return last, 1
     if len(kinds) > 1 or not all([is_type(kind) for kind in kinds]):
-        raise unreadable(text)
-    if not is_number(last) or int(last) > MOST:
-        raise unreadable(text)
-    return int(last)
+        raise senseless(text, "cannot be read")
+    digits = last.strip().removeprefix("+")  # as strtoull(3) takes it
+    if not is_number(digits) or int(digits) > MOST:
+        raise senseless(text, "cannot be read")
+    return kinds[0] if kinds else "", int(digits)
 
 
 def is_type(word: str) -> bool:
@@ -84,8 +95,7 @@ def is_type(word: str) -> bool:
     return word[:1].isalnum() and bare.isalnum() and not bare.isdigit()
 
 
-def unreadable(text: str) -> Refusal:
-    """Return the refusal for a request that cannot be read."""
-    return Refusal(
-        UNKNOWN, f"the request {one_line(text)[:80]!r} cannot be read", "see docs/slurm.md"
-    )
+def senseless(text: str, why: str) -> Refusal:
+    """Return the refusal of a request that its user must change."""
+    do = "ask as in --gres=gpu:2, each kind once"
+    return Refusal(SENSELESS, f"the request {one_line(text)[:80]!r} {why}", do)

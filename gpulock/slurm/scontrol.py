@@ -24,6 +24,9 @@ FIELDS = (
     ("ArrayTaskID", "Task"),
     ("BatchFlag", "Batch"),
     ("Requeue", "Requeue"),
+    ("tres-per-job", "PerJob"),
+    ("tres-per-socket", "PerSocket"),
+    ("tres-per-task", "PerTask"),
 )
 FORMAT = ",".join([f"{name}:{WIDTH}" for name, _ in FIELDS]) + f",tres-per-node:{WIDE}"
 OVER = frozenset(
@@ -41,14 +44,22 @@ OVER = frozenset(
 )
 
 
+class SilentError(Refusal):
+    """Refuse because slurmctld said nothing: that tells nothing of this node."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(UNKNOWN, why, HINT)
+
+
 class Control:
     """slurmctld, as this node's programs reach it; `conf` is the slurm.conf that slurmd named."""
 
-    __slots__ = ("_answers", "_env", "_settings", "_silent")
+    __slots__ = ("_answers", "_deadline", "_env", "_settings", "_silent")
 
     def __init__(self, settings: Settings, conf: str = "") -> None:
         self._settings = settings
         self._answers: dict[str, dict[str, str] | None] = {}
+        self._deadline: Deadline | None = None
         self._silent: Refusal | None = None
         self._env = {"PATH": "/usr/bin:/bin"}
         if settings.slurm_conf or conf:
@@ -57,8 +68,12 @@ class Control:
     def run(self, program: str, *arguments: str) -> tuple[int, str]:
         """Return (exit code, output); raise Refusal(UNKNOWN)."""
         path = f"{self._settings.slurm_binaries}/{program}"
-        deadline = Deadline(self._settings.slurm_timeout)
-        code, output = Program(path, self._env, HINT).answer(list(arguments), deadline)
+        if self._deadline is None:  # one for all questions: a reconcile asks with the gate held
+            self._deadline = Deadline(self._settings.slurm_timeout)
+        try:
+            code, output = Program(path, self._env, HINT).answer(list(arguments), self._deadline)
+        except Refusal as fault:
+            raise SilentError(fault.why) from fault
         return code, output.decode("utf-8", "replace")
 
     def job(self, job: str) -> dict[str, str] | None:
@@ -82,7 +97,7 @@ class Control:
             return None
         if code != 0:
             said = output.strip().rpartition("\n")[2].replace("squeue: error: ", "")
-            raise Refusal(UNKNOWN, f"squeue says {one_line(said)[:100]!r}", HINT)
+            raise SilentError(f"squeue says {one_line(said)[:100]!r}")
         whole = len(FIELDS) * WIDTH  # squeue fills every column up: a shorter line is cut off
         rows = [row(line) for line in output.splitlines() if len(line) >= whole]
         for found in rows:
@@ -90,7 +105,7 @@ class Control:
                 return found
         if [found for found in rows if found["JobID"].isdigit() and found["Array"] == job]:
             return None  # of an array whose id it was, only other tasks are left
-        raise Refusal(UNKNOWN, f"squeue says nothing of job {job}", HINT)
+        raise SilentError(f"squeue says nothing of job {job}")
 
     def do(self, program: str, *arguments: str) -> bool:
         """Return whether a command was obeyed; what slurmctld does not answer was not."""

@@ -50,7 +50,8 @@ def of(task: Task, found: Note, settings: Settings) -> tuple[list[Device], str |
     locked is then too little, and the task does not start.
     """
     told = task.positions or not task.is_step  # else the number is of the batch script's node
-    if told and task.on_node > len(found.devices):
+    more = task.on_node > len(found.devices)
+    if told and (more or (not task.is_step and 0 < task.on_node < len(found.devices))):
         raise Refusal(
             UNKNOWN,
             f"Slurm gave {task.on_node} GPUs on this node, its Prolog was told of"

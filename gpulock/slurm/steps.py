@@ -51,7 +51,7 @@ class Steps:
             assert lock.owner is not None
             mine = found.get(lock.owner.job_id, {})
             rest = self.members(lock.owner, scan)
-            if not keeps_cgroups(self._cgroup, lock.owner.slurmd):
+            if not self.has_cgroup(lock.owner):
                 rest = self.marked(lock.owner, scan)
             lock.steps = started(scan.proc, [*mine, *[p for p in rest if p and p not in mine]])
             lock.extern = EXTERN in mine.values()
@@ -85,8 +85,8 @@ class Steps:
         assert lock.owner is not None
         for pid in self.members(lock.owner, scan):
             return f"process {pid} is in the job's cgroup"
-        if keeps_cgroups(self._cgroup, lock.owner.slurmd):
-            return ""
+        if self.has_cgroup(lock.owner):
+            return ""  # which lists them all, whatever a process says of itself
         for pid in self.marked(lock.owner, scan):
             return f"process {pid} of the job runs"
         return ""
@@ -122,6 +122,10 @@ class Steps:
         for pid in self.daemons(scan).get(lock.owner.job_id, {}):
             return f"step daemon {pid} of the job runs"
         return self.left(lock, scan)
+
+    def has_cgroup(self, record: Owner) -> bool:
+        """Return whether the job's own cgroup is there: else it may have another name."""
+        return any([os.path.isdir(folder) for folder in cgroups(self._cgroup, record)])
 
     def members(self, record: Owner, scan: Scan) -> list[int]:
         """Return the processes in the job's cgroup; what cannot be read counts as pid 0."""
@@ -192,12 +196,6 @@ def roots(root: str, slurmd: str) -> tuple[list[str], list[str]]:
         [f"{root}/{part}/{top}" for part in CONTROLLERS for top in tops],
         [f"{root}/system.slice/{scope}" for scope in scopes],
     )
-
-
-def keeps_cgroups(root: str, slurmd: str) -> bool:
-    """Return whether slurmd puts jobs into cgroups here: the folders above stay between jobs."""
-    first, second = roots(root, slurmd)
-    return any([os.path.isdir(top) for top in (*first, *second)])
 
 
 def processes(folder: str, depth: int) -> list[int]:

@@ -89,6 +89,16 @@ class Site(Box):
         )
         return [f"{bus(0)}.gi1.ci0", f"{bus(0)}.gi2.ci0"]
 
+    def apart(self, patch: pytest.MonkeyPatch) -> None:
+        """Let Slurm's programs be ours where the settings cannot be read, too: no real node is
+        ever drained.
+        """
+
+        def default(_: dict[str, str]) -> Settings:
+            return Settings({"SLURM_BINARIES": str(self.binaries)})
+
+        patch.setattr(prolog, "Settings", default)
+
     def program(self, name: str, body: str) -> None:
         """Put a program in the place of one of Slurm's; it notes its arguments first."""
         path = self.binaries / name
@@ -125,7 +135,7 @@ class Site(Box):
         found = {
             "SLURMD_NODENAME": "n1",
             "SLURM_CLUSTER_NAME": "lab",
-            "SLURM_CONF": "/etc/slurm/slurm.conf",
+            "SLURM_CONF": str(self.root / "slurm.conf"),  # none: no real cluster is ever meant
             "SLURM_JOB_ID": str(job),
             "SLURM_JOB_UID": str(UID),
             "SLURM_JOB_USER": "alice",
@@ -258,6 +268,9 @@ def row(job: int = 12, **changes: str) -> str:
         "ArrayTaskID": "N/A",
         "BatchFlag": "1",
         "Requeue": "1",
+        "tres-per-job": "N/A",
+        "tres-per-socket": "N/A",
+        "tres-per-task": "N/A",
         "Gres": "N/A",
         **changes,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock import guard
+from gpulock import guard, mounts
 from gpulock.devices import Device
 from gpulock.liveness import Judge, Scan
 from gpulock.locks import Lock
@@ -115,7 +115,7 @@ def mig(root: Path, table: str) -> list[tuple[int, int, int]]:
 
 
 def key(path: Path) -> tuple[int, int, int]:
-    return guard.key_of(path.stat())
+    return mounts.key_of(path.stat())
 
 
 def test_an_instance_is_told_by_its_own_access_nodes(tmp_path: Path) -> None:

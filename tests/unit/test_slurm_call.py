@@ -29,7 +29,7 @@ def test_a_call_is_what_slurmd_says(site: Site) -> None:
     assert (call.job, call.uid, call.restart, call.who) == ("12", UID, 2, "job 12")
     assert (call.slurmd, call.cluster, call.partition) == ("n1", "lab", "main")
     assert (call.user, call.comment) == ("alice", "gres:gpux:2")
-    assert (call.nodes, call.gpus, call.conf) == (1, "0,1", "/etc/slurm/slurm.conf")
+    assert (call.nodes, call.gpus, call.conf) == (1, "0,1", str(site.root / "slurm.conf"))
 
 
 @pytest.mark.parametrize("key", ["SLURM_JOB_ID", "SLURM_JOB_UID", *NAMES])

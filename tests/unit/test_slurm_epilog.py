@@ -16,7 +16,7 @@ from gpulock.deadline import Deadline, boottime
 from gpulock.gate import Gate
 from gpulock.slurm import epilog
 from tests.unit.slurm_site import OTHER_UID, ROOT, RUN, UID, Clock, Site, freezer
-from tests.unit.trees import bus, soon
+from tests.unit.trees import OTHER_BOOT, bus, soon
 
 
 @pytest.fixture
@@ -83,6 +83,38 @@ def test_what_two_runs_of_a_job_hold_goes_with_the_later_one(site: Site) -> None
     site.prolog(SLURM_JOB_RESTART_COUNT="3")
     site.hold(2, job_id="12", restart=1)
     site.epilog(SLURM_JOB_RESTART_COUNT="3")
+    assert site.locks() == []
+
+
+def test_an_epilog_that_a_killed_slurmd_left_behind_leaves_the_next_run_alone(site: Site) -> None:
+    """Its restart count is the next run's already, so only the time tells them apart."""
+    site.prolog(12, "0,1")
+    begun = boottime()
+    site.prolog(12, "1,2", SLURM_JOB_RESTART_COUNT="1")
+    epilog.serve(site.node(), site.call(SLURM_JOB_RESTART_COUNT="1"), soon(), begun)
+    assert site.granted() == site.locks() == [bus(1), bus(2)]
+    assert site.runs() == [site.note().token]
+
+
+def test_a_run_that_begins_while_an_orphan_waits_at_the_gate_keeps_its_note(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.prolog(12, "0,1")
+    enter = Gate.__enter__
+
+    def late(gate: Gate) -> Gate:
+        monkeypatch.setattr(Gate, "__enter__", enter)
+        site.prolog(12, "0,1", SLURM_JOB_RESTART_COUNT="1")
+        return enter(gate)
+
+    monkeypatch.setattr(Gate, "__enter__", late)
+    site.epilog(12, SLURM_JOB_RESTART_COUNT="1")
+    assert site.granted() == site.locks() == [bus(0), bus(1)]
+
+
+def test_a_claim_of_an_earlier_boot_is_no_later_one_whatever_its_clock_said(site: Site) -> None:
+    site.hold(0, job_id="12", boot_id=OTHER_BOOT, claimed_boottime=1e9)
+    site.epilog(12)
     assert site.locks() == []
 
 

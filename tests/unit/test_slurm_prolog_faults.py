@@ -29,8 +29,10 @@ OURS = {"SLURM_CHOOSER": "gpulock"}
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    made.apart(monkeypatch)
+    return made
 
 
 @pytest.fixture
@@ -137,20 +139,22 @@ def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site
     assert (site.calls(), site.locks()) == ([], [])
 
 
-def test_requests_that_nobody_understands_drain_only_where_several_users_make_them(
-    site: Site,
-) -> None:
+def test_requests_that_nobody_understands_fail_their_jobs_and_drain_nothing(site: Site) -> None:
     site.set(**OURS, SLURM_COUNT="comment")
-    for number in range(20, 30):
-        job = {"SLURM_JOB_COMMENT": "gpu:x:y", "SLURM_JOB_USER": "mallory"}
-        assert site.prolog(number, None, **job) == RUN
-    codes: list[int] = []
-    assert site.prolog(30, None, SLURM_JOB_COMMENT="gpu:1") == RUN  # a success between
-    for number, user in ((13, "alice"), (14, "alice"), (15, "bob"), (16, "bob")):
+    for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
         job = {"SLURM_JOB_COMMENT": "gpu:x:y", "SLURM_JOB_USER": user}
-        codes.append(site.prolog(number, None, **job))
-    assert codes == [RUN, RUN, NODE_BROKEN, NODE_BROKEN]
-    assert len(site.drained()) == 2
+        assert site.prolog(number, None, **job) == RUN
+        site.refused(number, "senseless", 1)
+    assert site.drained() == []
+
+
+def test_that_slurmctld_is_silent_drains_nothing_however_often(site: Site) -> None:
+    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.fails("slurm_load_jobs error: Unable to contact slurm controller")
+    for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
+        assert site.prolog(number, None, SLURM_JOB_USER=user) == RUN
+        site.refused(number, "unknown")
+    assert site.drained() == []
 
 
 @pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME"])
@@ -166,12 +170,14 @@ def test_a_call_that_does_not_say_whose_it_is_does_nothing_and_starts_nothing(
     assert (site.lock.exists(), site.calls()) == (False, [])
 
 
-def test_settings_that_are_wrong_start_nothing(site: Site) -> None:
-    environ = site.environ()
-    assert prolog.main(environ, site.config(GPUS="many")) == NODE_BROKEN
-    assert prolog.main(environ, site.config(REQUEUE_EXIT="256")) == NODE_BROKEN
-    assert prolog.main(environ, str(site.root / "gone")) == NODE_BROKEN
-    assert not site.lock.exists()
+@pytest.mark.parametrize("keys", [{"GPUS": "many"}, {"REQUEUE_EXIT": "256"}, {}])
+def test_settings_that_are_wrong_drain_the_node_and_start_nothing(
+    site: Site, keys: dict[str, str]
+) -> None:
+    path = site.config(**keys) if keys else str(site.root / "gone")
+    assert prolog.main(site.environ(), path) == NODE_BROKEN
+    (reason,) = site.drained()
+    assert (next(iter(keys), "gone") in reason, site.lock.exists()) == (True, False)
 
 
 def test_only_root_or_a_simulations_user_runs_a_hook(

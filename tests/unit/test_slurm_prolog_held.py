@@ -89,6 +89,20 @@ def test_what_a_later_run_of_the_job_holds_is_its_own(site: Site, clock: Clock) 
     assert site.holder(0).restart == 5
 
 
+@pytest.mark.parametrize("keys", [{}, OURS])
+def test_a_prolog_that_comes_after_the_next_run_takes_nothing_and_its_note_stays(
+    site: Site, clock: Clock, keys: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A killed slurmd left it behind: nobody waits for it any more."""
+    site.set(**keys)
+    site.prolog(12, "0", SLURM_JOB_RESTART_COUNT="1")
+    token = site.note().token
+    assert site.prolog(12, "1") == RUN
+    assert (site.locks(), site.granted(), site.note().token) == ([bus(0)], [bus(0)], token)
+    assert (site.note().restart, site.calls()) == (1, [])
+    assert "later run" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("keys", [{}, {**OURS, "GPUS": "1"}])
 def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
     tmp_path: Path, clock: Clock, keys: dict[str, str]
@@ -101,6 +115,20 @@ def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
     assert clock.sleeps == sorted(clock.sleeps[:-1]) + clock.sleeps[-1:]
     assert (len(clock.sleeps) < 20, max(clock.sleeps) <= 2) == (True, True)
     assert site.runs() == [site.note(7).token]
+
+
+def test_the_refusal_says_which_of_the_jobs_devices_is_held_and_by_whom(
+    site: Site, clock: Clock
+) -> None:
+    site.prolog(7, "0")
+    site.prolog(8, "2")
+    site.prolog(12, "0,1")
+    assert "given GPU 0,1, not free is 0: job 7;" in site.refused(12)
+    site.process(900, "python", fds={9: site.dev / "nvidia0"})
+    site.epilog(7)
+    site.prolog(12, "0-2")
+    words = "not free is 0: job 7, which is over, but not its processes; 2: job 8;"
+    assert words in site.refused(12)
 
 
 def test_how_long_is_waited_is_the_sites(site: Site, clock: Clock) -> None:

@@ -174,6 +174,15 @@ def test_a_job_that_is_gone_already_is_left_alone(site: Site) -> None:
     assert asked(site) == []
 
 
+@pytest.mark.parametrize(("restarts", "left"), [("0", False), ("1", True), ("x", False)])
+def test_a_later_run_of_the_job_is_left_alone(site: Site, restarts: str, left: bool) -> None:
+    site.answers(row(12, RestartCnt=restarts))
+    told = act(site, site.call(SLURM_JOB_NUM_NODES="2"))
+    assert (told, asked(site)) == (
+        ("", []) if left else ("it is requeued", [["scontrol", "requeue", "12"]])
+    )
+
+
 def test_why_is_noted_where_its_user_looks(site: Site) -> None:
     site.answers(row(12))
     act(site, site.call(SLURM_JOB_NUM_NODES="2"))

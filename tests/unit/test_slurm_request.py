@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.node import Node
-from gpulock.refusal import BROKEN, UNKNOWN
+from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN
 from gpulock.settings import Settings
 from gpulock.slurm import request
 from gpulock.slurm.call import Call
@@ -81,7 +81,7 @@ def test_a_request_by_name_type_and_number_is_counted(text: str, count: int) -> 
 )
 def test_a_request_that_cannot_be_read_is_unknown(text: str) -> None:
     found = refusal(lambda: request.in_gres(text, ("gpu",)))
-    assert (found.kind, len(found.why) < 140) == (UNKNOWN, True)
+    assert (found.kind, len(found.why) < 140) == (SENSELESS, True)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_request_that_cannot_be_read_is_unknown(text: str) -> None:
     [f"gpu:{'9' * 19}", "gpu:-1", "gpu:", "gpu:v100:two", "gpu:v100:", "gpu:v100:-2", "gpu:2:2"],
 )
 def test_a_number_that_is_none_is_not_taken_for_one_device(text: str) -> None:
-    assert refusal(lambda: request.in_gres(text, ("gpu",))).kind == UNKNOWN
+    assert refusal(lambda: request.in_gres(text, ("gpu",))).kind == SENSELESS
 
 
 def test_a_comment_of_control_characters_is_refused_in_one_line() -> None:
@@ -143,3 +143,26 @@ def test_a_job_that_slurmctld_does_not_know_or_tell_is_unknown(site: Site, words
 def test_a_position_that_cannot_be_told_is_a_broken_node(site: Site) -> None:
     call = site.call(gpus="0,7")
     assert refusal(lambda: wanted(site, call)).kind == BROKEN
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu:3,gpu:1", "gres:gpu:1,gres/gpu:2", "gpu:a:1,gpu:2", "gpu,gpu"]
+)
+def test_what_is_named_twice_is_refused_because_slurm_charges_the_last_alone(text: str) -> None:
+    found = refusal(lambda: request.in_gres(text, ("gpu",)))
+    assert (found.kind, "twice" in found.why) == (SENSELESS, True)
+
+
+@pytest.mark.parametrize("text", ["gpu: 1", "gpu:+1", "gpu:a: 1"])
+def test_a_number_is_read_as_slurm_reads_it(text: str) -> None:
+    assert request.in_gres(text, ("gpu",)) == 1
+
+
+@pytest.mark.parametrize("field", ["tres-per-job", "tres-per-task", "tres-per-socket"])
+def test_what_is_not_asked_for_by_node_is_refused_and_not_taken_for_nothing(
+    site: Site, field: str
+) -> None:
+    keys = settings(site, SLURM_CHOOSER="gpulock", SLURM_COUNT="slurmctld")
+    site.answers(row(12, **{field: "gres:gpu:2"}))
+    found = refusal(lambda: request.count(site.call(gpus=None), keys))
+    assert (found.kind, "not per node" in found.why) == (SENSELESS, True)

@@ -15,7 +15,7 @@ from tests.unit.slurm_site import INVALID, SILENT, UID, Site, refusal, row
 
 FORMAT = (
     "JobID:24,UserID:24,State:24,RestartCnt:24,ArrayJobID:24,ArrayTaskID:24,BatchFlag:24,"
-    "Requeue:24,tres-per-node:400"
+    "Requeue:24,tres-per-job:24,tres-per-socket:24,tres-per-task:24,tres-per-node:400"
 )
 NOISE = "squeue: error: Configuration option X is deprecated"
 

@@ -170,12 +170,12 @@ def test_slurms_own_binding_is_not_split_again() -> None:
 @pytest.mark.parametrize("chooser", ["slurm", "gpulock"])
 @pytest.mark.parametrize("step", ["0", "batch"])
 @pytest.mark.parametrize("count", ["1", "2", "3", "10", "x", ""])
-def test_a_task_that_slurm_gave_more_than_is_locked_is_refused(
+def test_a_task_that_slurm_gave_another_number_than_is_locked_is_refused(
     chooser: str, step: str, count: str
 ) -> None:
     """Of a job with several types of GPU the Prolog is told one type's alone."""
     environ = {"SLURM_GPUS_ON_NODE": count, "CUDA_VISIBLE_DEVICES": "1,3", "SLURM_STEP_GPUS": "1,3"}
-    if count in ("3", "10"):
+    if count in ("3", "10") or (count, step) == ("1", "batch"):
         found = refusal(lambda: see(note("1", "3"), environ, step, SLURM_CHOOSER=chooser))
         assert (found.kind, f"gave {count} GPUs" in found.why) == (UNKNOWN, True)
     else:
@@ -188,12 +188,17 @@ def test_what_a_step_without_gpus_inherits_of_another_node_does_not_count() -> N
     assert ours(["1", "3"], environ) == ([], None)
 
 
-@pytest.mark.parametrize(("bound", "expected"), [("1", [101]), ("3", [103]), ("1,3", [103])])
-def test_what_slurm_bound_to_a_task_is_not_split_again(bound: str, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("bound", "on_node", "expected"),
+    [("1,2", "4", [101, 102]), ("3", "4", [103]), ("0-3", "4", [102, 103]), ("1,2", "", [102])],
+)
+def test_what_slurm_bound_to_a_task_is_not_split_again(
+    bound: str, on_node: str, expected: list[int]
+) -> None:
     """With --gpus-per-task each task has its own SLURM_STEP_GPUS, fewer than are on the node."""
-    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_GPUS_ON_NODE": "2"}
+    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_GPUS_ON_NODE": on_node}
     told = {**environ, "SLURM_STEP_GPUS": bound}
-    assert ours(["1", "3"], told, SLURM_SPLIT_TASKS="yes") == (expected, None)
+    assert ours(["0", "1", "2", "3"], told, SLURM_SPLIT_TASKS="yes") == (expected, None)
 
 
 @FEW

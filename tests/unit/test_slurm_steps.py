@@ -104,6 +104,34 @@ def test_every_lock_of_a_job_is_told_and_no_other_schedulers(site: Site) -> None
     assert told == {"a": [700, 701], "b": [700, 701], "c": [702], "y": [], "z": []}
 
 
+@pytest.mark.parametrize("words", ["/usr/sbin/slurmstepd\x00infinity", "slurmstepd\x00getenv\x000"])
+def test_what_slurmd_starts_for_itself_is_no_step_and_none_that_is_starting(
+    site: Site, words: str
+) -> None:
+    site.process(700, "slurmstepd", words, ROOT)
+    sight, scan = found(site)
+    assert sight.daemons(scan) == {}
+    site.process(700, "slurmstepd", "/usr/sbin/slurmstepd\x00x", ROOT)
+    sight, scan = found(site)
+    assert [*sight.daemons(scan)] == [""]
+
+
+def test_what_left_its_parents_is_told_by_environment_or_cgroup(site: Site) -> None:
+    site.stepd(700, "12.extern", start=1)
+    site.left_by(900)
+    assert attached(site).steps == [(700, 1), (900, 1000)]
+    site.process(901, "python", start=2)
+    site.cgroup(f"{freezer()}/step_0", 700, 901)
+    assert attached(site).steps == [(700, 1), (901, 2)]
+
+
+def test_a_process_that_cannot_be_told_apart_is_not_told(site: Site) -> None:
+    folder = site.cgroup(freezer())
+    (folder / "cgroup.procs").unlink()
+    (folder / "cgroup.procs").mkdir()
+    assert attached(site).steps == []
+
+
 def test_where_no_lock_is_slurms_nobody_is_looked_at(site: Site) -> None:
     sight, scan = found(site)
     scan.proc.root = "/nowhere"
@@ -159,15 +187,20 @@ def test_a_process_that_slurmstepd_started_is_left_where_there_is_no_cgroup(site
     assert "900" in left(site)
 
 
-@pytest.mark.parametrize(
-    "top",
-    ["freezer/slurm", "cpuset/slurm_n1", "system.slice/slurmstepd.scope", "memory/slurm_n2"],
-)
-def test_where_there_are_cgroups_they_alone_say_who_is_left(site: Site, top: str) -> None:
+@pytest.mark.parametrize("name", ["srun", "salloc", "sbatch"])
+def test_a_client_that_waits_for_its_job_to_be_gone_is_not(site: Site, name: str) -> None:
+    site.process(900, name)
+    site.started_with(900, SLURM_JOB_ID="12", SLURMD_NODENAME="n1")
+    assert left(site) == ""
+
+
+def test_where_the_job_has_its_cgroup_that_alone_says_who_is_left(site: Site) -> None:
     """Any process of the user's can be started with that environment, at any time."""
     site.left_by(900)
-    site.cgroup(top)
-    assert ("900" in left(site)) is (top == "memory/slurm_n2")
+    site.cgroup("freezer/slurm")
+    assert "900" in left(site)  # a newer Slurm may name the job's own folder otherwise
+    site.cgroup(f"{freezer()}/step_0")
+    assert left(site) == ""
     site.cgroup(f"{freezer()}/step_0", 901)
     assert "901" in left(site)
 

@@ -42,7 +42,7 @@ format: $(DEV)  ## rewrite the code as `check` wants it
 test: $(DEV)  ## check, every lab in its short form, the sweep sampled
 	@tests/consent.sh "make test"
 	@$(MAKE) check
-	@$(STEP) "wheel" $(PYTEST) -m install --timeout 600 tests/install
+	@$(STEP) "wheel" $(PYTEST) -m install --timeout 600 tests/install tests/unit/test_nvml_double_faithful.py
 	@$(STEP) "labs" $(PYTEST) -m lab --timeout 600 tests/labs
 	@$(MAKE) sweep
 
@@ -68,6 +68,10 @@ bench-sge: $(DEV)  ## 200 short jobs on a real Grid Engine against /bin/true hoo
 	@tests/consent.sh "make bench-sge"
 	@$(BIN)/python tests/bench/lab_sge.py
 
+bench-slurm: $(DEV)  ## srun on a real Slurm against /bin/true hooks, and the Epilog's tail (root)
+	@tests/consent.sh "make bench-slurm"
+	@$(BIN)/python tests/bench/lab_slurm.py
+
 gpu-check: $(RUNTIME)  ## compare what gpulock relies on with a real driver (needs a GPU)
 	@$(BIN)/python tests/gpu/check_devices.py
 
@@ -80,7 +84,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-slurm sweep soak bench bench-sge gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-slurm sweep soak bench bench-sge bench-slurm gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

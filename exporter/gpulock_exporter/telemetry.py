@@ -11,10 +11,31 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 VERSION = 1
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
+
+# What `failures` of a frame go by. `counters` reads the last four of the second line at once, so
+# that they have no `durations` of their own.
+COLLECTORS = (
+    *("devices", "mig", "utilization", "memory", "power", "temperature", "clocks", "gpm"),
+    *("processes", "xid", "counters", "ecc", "remapped", "pcie", "nvlink"),
+)
+CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h: what `clock_reasons` may hold
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
 
 _T = TypeVar("_T", bound="Record")
 
@@ -32,7 +53,7 @@ class Record:
         """Return the record in a JSON object; raise FrameError."""
         if not isinstance(raw, dict):
             raise FrameError(f"{cls.__name__} is {type(raw).__name__}")
-        hints = get_type_hints(cls)
+        hints = _hints(cls.__name__)
         known: dict[str, Any] = {}
         for one in fields(cls):
             if one.name in raw:
@@ -138,6 +159,12 @@ class Source(Protocol):
         """Let go of the driver."""
 
 
+@cache
+def _hints(name: str) -> dict[str, Any]:
+    """Return the types of a record's fields: evaluated once, not for each of a frame's records."""
+    return get_type_hints(globals()[name])
+
+
 def encode(frame: Frame) -> bytes:
     """Return a frame as one line."""
     return json.dumps(_bare(asdict(frame)), separators=(",", ":")).encode() + b"\n"
@@ -147,7 +174,7 @@ def decode(line: bytes) -> Frame:
     """Return the frame of one line; raise FrameError."""
     try:
         frame = Frame.read(json.loads(line))
-    except (ValueError, RecursionError) as fault:
+    except (ValueError, OverflowError, RecursionError) as fault:
         raise FrameError(f"not a frame: {fault}") from None
     if frame.version != VERSION:
         raise FrameError(f"a frame of version {frame.version}")

@@ -30,6 +30,9 @@ def main(argv: list[str]) -> int:
         return CANNOT_OPEN
     try:
         run(source, period, process_period, sys.stdin.fileno(), send)
+    except RuntimeError as fault:  # the driver is gone as a whole: the next worker begins anew
+        os.write(2, f"{fault}\n".encode())
+        return CANNOT_OPEN
     finally:
         source.close()
     return 0

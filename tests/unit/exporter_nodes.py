@@ -113,9 +113,7 @@ def lock(number: int = 0, token: str = "feedfacefeedface", part: str = "", **cha
 
 def facts(*locks: Lock, verdicts: dict[str, Verdict] | None = None, **more: Any) -> Facts:
     """Return what gpulock's files say."""
-    return Facts(
-        locks={one.id: one for one in locks}, quarantined={}, verdicts=verdicts, **more
-    )
+    return Facts(locks={one.id: one for one in locks}, quarantined={}, verdicts=verdicts, **more)
 
 
 class Node:

@@ -189,6 +189,21 @@ def test_a_record_of_another_version_is_held_and_stops_no_reconcile(site: Site) 
     assert site.notes() == ["n1.12"]
 
 
+def test_a_claim_that_was_cut_short_is_freed(site: Site) -> None:
+    site.prolog(12, "1")
+    site.stepd(700, "12.extern")
+    (site.lock / "locks" / bus(0)).mkdir()
+    assert acts(site) == ["freed", "held"]
+    assert kv.decode((site.lock / "totals").read_text())["reaped_cut_short"] == "1"
+
+
+def test_a_new_boot_is_no_loss(site: Site) -> None:
+    site.prolog(12, "1")
+    site.proc.boot(OTHER_BOOT)
+    again(site)
+    assert (site.locks(), site.runs(), (site.lock / "lost").exists()) == ([], [], False)
+
+
 def test_between_prolog_and_first_step_a_job_is_not_reaped(site: Site) -> None:
     site.prolog(12, "0")
     site.answers(row(12, State="CONFIGURING"))

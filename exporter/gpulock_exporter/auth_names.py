@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of clients, written the one way that they are compared in."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import cast
+
+
+def names_of(certificate: Mapping[str, object]) -> frozenset[str]:
+    """Return the alternative names of `SSLSocket.getpeercert()`: DNS, e-mail, IP address, URI."""
+    pairs = cast("tuple[tuple[str, str], ...]", certificate.get("subjectAltName", ()))
+    return frozenset(
+        plain_address(value) if kind == "IP Address" else value
+        for kind, value in pairs
+        if kind in {"DNS", "email", "IP Address", "URI"}
+    )
+
+
+def plain_address(text: str) -> str:
+    """Write an IP address in its short form; anything else is returned as it is.
+
+    OpenSSL writes 2001:DB8:0:0:0:0:0:1 where a configuration says 2001:db8::1.
+    """
+    for family in (socket.AF_INET, socket.AF_INET6):
+        packed = _packed(family, text.strip())
+        if packed:
+            return socket.inet_ntop(family, packed)
+    return text
+
+
+def client_of(peer: str) -> str:
+    """Return what stands for one client: an IPv4 address, or an IPv6 /64, which one may own."""
+    packed = _packed(socket.AF_INET6, peer.partition("%")[0])
+    return packed[:8].hex() if packed else peer
+
+
+def _packed(family: int, text: str) -> bytes:
+    try:
+        return socket.inet_pton(family, text)
+    except (OSError, ValueError):  # ValueError: a NUL in it, or not ASCII
+        return b""

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two clocks of the exporter, as a parameter of all that asks for the time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+STEP = 1.0  # seconds by which the wall clock was set, rather than that it drifts
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One moment: CLOCK_BOOTTIME seconds, for durations, and epoch seconds, for people."""
+
+    boottime: float
+    wall: float
+
+
+class Clock(Protocol):
+    """What tells the time."""
+
+    def now(self) -> Moment:
+        """Return this moment."""
+        ...
+
+
+class SystemClock:
+    """The clocks of this machine."""
+
+    def now(self) -> Moment:
+        """Return this moment."""
+        return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+def steady_offset(before: float | None, now: Moment) -> float:
+    """Return what to add to a boottime to get its epoch seconds.
+
+    It stays the same while the two clocks only drift apart, so that the timestamp of one event
+    is the same number in each scrape; it follows once the wall clock was set.
+    """
+    offset = now.wall - now.boottime
+    return offset if before is None or abs(offset - before) > STEP else before

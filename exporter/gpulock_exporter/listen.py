@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listening sockets: by address, or handed over by systemd."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_BACKLOG = 4096  # a full one costs the next client a second; the kernel caps it (somaxconn)
+_HIGHEST_PORT = 65535
+
+
+class ListenError(ValueError):
+    """An address that cannot be listened on, with what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port; no host means every address of this node."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Parse `host:port`, `[IPv6]:port` or `:port`, as `--web.listen-address` of other exporters."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > _HIGHEST_PORT:
+        raise ListenError(f"{text!r} is no address: write host:port, [IPv6]:port or :port")
+    if ":" in host and not bracketed:
+        raise ListenError(f"{text!r} is no address: an IPv6 address stands in brackets, [::1]:9445")
+    return Address(host[1:-1] if bracketed else host, int(port))
+
+
+def listen(addresses: Iterable[Address]) -> list[socket.socket]:
+    """Listen on every address, or on none of them."""
+    opened: list[socket.socket] = []
+    try:
+        for address in addresses:
+            opened.extend(_listen(address))
+    except BaseException:
+        for one in opened:
+            one.close()
+        raise
+    return opened
+
+
+def peer_address(address: object) -> str:
+    """Return a client's address from what accept() says: IPv4 as such, where it came over IPv6."""
+    if not isinstance(address, tuple) or not address:
+        return ""  # a Unix socket has no name
+    host = str(address[0])  # pyright: ignore[reportUnknownArgumentType]
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
+def _listen(address: Address) -> list[socket.socket]:
+    if not address.host:
+        return [_listen_everywhere(address)]
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from error
+    # A name may have both kinds of addresses, and the same one twice.
+    targets = {(family, where) for family, _, _, _, where in found}
+    opened: list[socket.socket] = []
+    try:
+        for family, where in sorted(targets, key=str):
+            opened.append(_open(family, where, address))
+    except BaseException:
+        for one in opened:
+            one.close()
+        raise
+    return opened
+
+
+def _listen_everywhere(address: Address) -> socket.socket:
+    """One socket for IPv6 and IPv4, or for IPv4 where the kernel has no IPv6."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return _open(socket.AF_INET6, ("::", address.port), address, both=True)
+        except ListenError as error:
+            if not _is_without_ipv6(error.__cause__):
+                raise
+    return _open(socket.AF_INET, ("0.0.0.0", address.port), address)
+
+
+def _is_without_ipv6(cause: BaseException | None) -> bool:
+    return isinstance(cause, OSError) and cause.errno in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
+
+
+def _open(
+    family: int, where: tuple[object, ...], address: Address, both: bool = False
+) -> socket.socket:
+    try:
+        opened = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:  # so that 0.0.0.0 and [::] can both be listed
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+            opened.bind(where)
+            opened.listen(_BACKLOG)
+        except BaseException:
+            opened.close()
+            raise
+    except OSError as error:
+        raise ListenError(f"cannot listen on {address}: {error.strerror}") from error
+    return opened

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask a device, and tell apart: an answer, what it does not have, what failed, what is over.
+
+Only the worker imports this. NVML's errors become one of four things here and nowhere else: None
+(and not asked again for a while) where the device or the driver has no such thing; None and a
+failure of the collector where something went wrong; LostError where the card is gone;
+StaleError where NVML must be initialised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+import pynvml
+
+_T = TypeVar("_T")
+
+RETRY = 300.0  # seconds after which a device is asked again for what it does not support
+
+DEPRECATED = 26  # nvml.h 12.5 and later
+GPU_NOT_FOUND = 28  # nvml.h 13.0 and later
+ARGUMENT_VERSION_MISMATCH = 25  # nvml.h 12.0 and later: an older driver, a shorter structure
+
+ABSENT = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        ARGUMENT_VERSION_MISMATCH,
+        DEPRECATED,
+    }
+)
+LOST = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, GPU_NOT_FOUND})
+STALE = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
+
+
+class LostError(Exception):
+    """Say that a card does not answer any more."""
+
+
+class StaleError(Exception):
+    """Say that NVML must be initialised again."""
+
+
+class Look:
+    """One look: when it is (CLOCK_BOOTTIME seconds), and the first failure of each collector.
+
+    `processes` says whether process lists are wanted.
+    """
+
+    def __init__(self, now: float, processes: bool = False) -> None:
+        self.now = now
+        self.processes = processes
+        self.failures: dict[str, str] = {}
+
+    def fail(self, collector: str, subject: str, words: object) -> None:
+        """Note what went wrong."""
+        self.failures.setdefault(collector, f"{subject}: {words}" if subject else str(words))
+
+
+class Answers:
+    """A device as it answers: `handle` is NVML's, `name` ours. Remembers what it does not have."""
+
+    def __init__(self, handle: pynvml.c_nvmlDevice_t, name: str) -> None:
+        self.handle = handle
+        self.name = name
+        self._absent: dict[Hashable, float] = {}  # when to ask for it again
+
+    def ask(
+        self, look: Look, collector: str, *ways: Callable[[pynvml.c_nvmlDevice_t], _T]
+    ) -> _T | None:
+        """Return the answer of the first way that this device and driver have."""
+        for way in ways:
+            if self.is_absent(look, way):
+                continue
+            try:
+                return way(self.handle)
+            except pynvml.NVMLError as fault:
+                if not self.refused(look, collector, way, fault.value):
+                    return None
+            except ValueError as fault:  # bytes that are no text
+                look.fail(collector, self.name, fault)
+                return None
+        return None
+
+    def is_absent(self, look: Look, what: Hashable) -> bool:
+        """Return whether the device is known not to have something."""
+        return self._absent.get(what, 0.0) > look.now
+
+    def refused(self, look: Look, collector: str, what: Hashable, error: int) -> bool:
+        """Return whether `error` says that the device does not have it; otherwise it is noted.
+
+        Raise LostError or StaleError where nothing more is to be had.
+        """
+        if error in ABSENT:
+            self._absent[what] = look.now + RETRY
+            return True
+        text = words(error)
+        if error in LOST:
+            raise LostError(text)
+        if error in STALE:
+            raise StaleError(text)
+        look.fail(collector, self.name, text)
+        return False
+
+    def forget(self) -> None:
+        """Ask for everything again: the device is not what it was."""
+        self._absent.clear()
+
+
+def words(error: int) -> str:
+    """Return the driver's words for an error."""
+    return str(pynvml.NVMLError(error))

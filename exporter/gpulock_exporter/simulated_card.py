@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a simulated device shows under a load: warmth that follows slowly, counters that run.
+
+A model has what the real one has: no energy of a K80, no GPM before Hopper, so that no instance
+of an A100 tells how busy it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpulock_exporter.telemetry import Device
+
+MIB = 1 << 20
+OBSERVED = 16.0  # seconds that the driver's buffer of samples covers
+POWER_LAG, WARM_LAG = 2.0, 25.0  # seconds
+IDLE, BUSY = 0.02, 0.94  # loads below and above which the clocks have a reason
+OLD_ECC = tuple(
+    f"{kind}.{place}"
+    for kind in ("corrected", "uncorrected")
+    for place in ("dram", "l1", "l2", "register", "texture")
+)
+NEW_ECC = tuple(f"{k}.{p}" for k in ("corrected", "uncorrected") for p in ("dram", "sram"))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of card: watts and clocks in MHz, idle and at most, and what it can tell."""
+
+    watts: tuple[float, float]
+    sm_clock: tuple[float, float]
+    memory_clock: float
+    ecc: tuple[str, ...] = ()
+    energy: bool = True
+    gpm: bool = False
+    nvlink: bool = False
+
+
+MODELS = {
+    "Tesla K80": Model((30, 149), (324, 875), 2505, OLD_ECC, energy=False),
+    "Tesla V100-SXM2-32GB": Model((43, 300), (135, 1530), 877, OLD_ECC, nvlink=True),
+    "Tesla V100-SXM3-32GB": Model((50, 350), (135, 1597), 958, OLD_ECC, nvlink=True),
+    "NVIDIA A100-SXM4-80GB": Model((62, 400), (210, 1410), 1593, NEW_ECC, nvlink=True),
+    "NVIDIA H200": Model((77, 700), (345, 1980), 3201, NEW_ECC, gpm=True, nvlink=True),
+    "NVIDIA GeForce RTX 4090": Model((26, 450), (210, 2520), 10501),
+}
+OTHER = Model((40, 300), (300, 1500), 1000)
+
+
+@dataclass
+class State:
+    """What a device remembers from one look to the next."""
+
+    power: float = -1.0  # watts, -1: not looked at yet
+    warmth: float = 0.0  # the load that its temperature stands for
+    energy: float = 0.0
+    capped: float = 0.0  # seconds
+    worked: float = 0.0  # seconds under full load, by which its links count
+
+    def advance(self, model: Model, load: float, seconds: float) -> None:
+        """Let `seconds` pass under a load."""
+        idle, most = model.watts
+        target = idle + (most - idle) * load
+        if self.power < 0:
+            self.power, self.warmth = target, load
+        self.power += (target - self.power) * (1 - math.exp(-seconds / POWER_LAG))
+        self.warmth += (load - self.warmth) * (1 - math.exp(-seconds / WARM_LAG))
+        self.energy += self.power * seconds
+        self.capped += seconds if load > BUSY else 0.0
+        self.worked += load * seconds
+
+
+def fill_board(record: Device, model: Model, state: State, load: float) -> None:
+    """Say what belongs to the board."""
+    record.power = round(state.power, 2)
+    record.energy = round(state.energy, 3) if model.energy else None
+    record.temperature = float(round(29 + 46 * state.warmth))
+    low, high = model.sm_clock
+    record.sm_clock = round(low + (high - low) * min(1.0, 3 * load)) * 1e6
+    record.memory_clock = model.memory_clock * 1e6
+    record.clock_reasons = ["gpu_idle"] if load < IDLE else ["sw_power_cap"] * (load > BUSY)
+    record.clock_reason_seconds = {"sw_power_cap": round(state.capped, 3)}
+    record.ecc = dict.fromkeys(model.ecc, 0) or None
+    if model.ecc is NEW_ECC:
+        record.remapped = {"correctable": 0, "uncorrectable": 0}
+        record.remap_pending = record.remap_failure = False
+    if model.gpm:
+        record.pcie_transmit = int(state.worked * 1400) * MIB
+        record.pcie_receive = int(state.worked * 2300) * MIB
+    if model.nvlink and record.links:
+        record.nvlink_transmit = record.nvlink_receive = int(state.worked * 41000) * MIB
+
+
+def fill_work(record: Device, model: Model, now: float, mean: float, seconds: float) -> None:
+    """Say how busy a device is now, and was since the last look."""
+    seen = min(seconds, OBSERVED)
+    record.observed, record.busy = seen, seen * mean
+    if model.gpm:
+        shares = {"sm_active": 0.9, "sm_occupancy": 0.4, "tensor_active": 0.5, "dram_active": 0.6}
+        record.gpm = {name: round(share * mean, 4) for name, share in shares.items()}
+    record.utilization = round(now, 2)
+    if not record.parent:
+        record.memory_utilization = round(0.5 * now, 2)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A counter of the driver made monotonic: it wraps, begins anew with the driver, or is garbage.
+
+A step is believed where the hardware could have done it in the time. Where a reading fits to
+nothing it waits until the counter has moved on from there: garbage does not. Of two ways to
+explain a reading the smaller step is taken, so that an error never adds what was not there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+SLACK = 1.0  # seconds: a look takes a while, and its counters are not read at one moment
+REPEATED = 10.0  # seconds for which a worker may hand on a counter that it reads seldom
+HURRY = 4.0  # times as fast as before that a counter may have run when it wrapped
+WORD = 1 << 32
+KIB_WORD = WORD << 10  # 32 bits that count KiB, handed on as bytes
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How fast a counter can run, in units a second, and the widths at which it may wrap.
+
+    `whole`: it tells of this boot, so that its first reading counts. One that wraps does not.
+    """
+
+    fastest: float
+    widths: tuple[int, ...] = ()
+    whole: bool = True
+
+
+# Faster than anything that is sold: 1.4 kW boards, PCIe 6.0 x16 at 128 GB/s, NVLink 6 at 1.8 TB/s
+KINDS: dict[str, Kind] = {
+    "energy": Kind(5e3),
+    "reason": Kind(1.1),
+    "ecc": Kind(1e7),
+    "pcie_transmit": Kind(2.6e11, (WORD, KIB_WORD), whole=False),
+    "pcie_receive": Kind(2.6e11, (WORD, KIB_WORD), whole=False),
+    "nvlink_transmit": Kind(2e12, (WORD, KIB_WORD), whole=False),
+    "nvlink_receive": Kind(2e12, (WORD, KIB_WORD), whole=False),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a counter showed, when it did so last, and since when (CLOCK_BOOTTIME seconds)."""
+
+    value: float
+    at: float
+    since: float
+
+
+@dataclass
+class Counter:
+    """The total, and the last reading that was believed; `rate` is how fast it ran when it moved.
+
+    `former` is the reading before a fall, kept for one more: the fall may have been the garbage.
+    `doubt` is a reading that fits to nothing yet.
+    """
+
+    total: float = 0
+    last: Reading | None = None
+    former: Reading | None = None
+    doubt: Reading | None = None
+    rate: float = 0.0
+
+    def advance(self, value: float, at: float, kind: Kind, restarted: bool = False) -> float:
+        """Take a reading; return by how much the total grew. `restarted`: the driver began anew."""
+        if not (value >= 0 and math.isfinite(value)):
+            return 0
+        if self.last is None and value <= kind.fastest * (at + SLACK):  # it can be of this boot
+            self.last = Reading(value, at, at)
+            self.total += value if kind.whole else 0
+            return 0
+        rate = 0.0 if restarted else self.rate
+        steps = [
+            (grown, before)
+            for before in (self.last, self.former, self.doubt)
+            if before is not None
+            and (before is not self.doubt or value != before.value)
+            and (grown := step(before, value, at, kind, rate)) is not None
+        ]
+        if not steps:
+            self.doubt = Reading(value, at, at)
+            return 0
+        grown, before = min(steps, key=lambda pair: pair[0])
+        self.former = self.last if before is self.last and value < before.value else None
+        self.doubt = None
+        if value == before.value:
+            self.last = Reading(value, at, before.since)
+            return 0
+        self.rate = grown / (at - before.since) if at > before.since else 0.0
+        self.last = Reading(value, at, at)
+        self.total += grown
+        return grown
+
+
+def step(before: Reading, value: float, at: float, kind: Kind, rate: float) -> float | None:
+    """Return by how much a counter ran since a reading, None where it cannot have.
+
+    A fall is a wrap where the counter was on its way there; all others begin anew.
+    """
+    passed = max(0.0, min(at - before.since, at - before.at + REPEATED))
+    most = kind.fastest * (passed + SLACK)
+    grown = value - before.value
+    if grown >= 0:
+        return grown if grown <= most else None
+    for width in kind.widths:
+        if before.value < width and 0 <= grown + width <= min(most, HURRY * rate * passed):
+            return grown + width
+    return value if value <= most else None

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be true of a device: everything else in a frame is dropped before it is believed.
+
+Drivers hand out garbage: 900 % of utilisation, all bits set, the memory of another card. A value
+that no hardware can have is not known, which is not 0. Names become keys of files and labels, so
+they are held to an alphabet. Board facts are never an instance's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from gpulock.refusal import one_line
+from gpulock_exporter.telemetry import Device, Frame, Process
+
+MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
+MOST_NAMES = 64  # of reasons, of ECC counters, of links: of whatever becomes a label
+LONGEST_TEXT = 128  # characters
+MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
+MOST_BYTES = 1 << 50  # of memory
+MOST_ID = 1 << 12  # of an index, a minor, an instance
+
+BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
+NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}")
+
+# field: least and most, of what is measured
+MEASURED: dict[str, tuple[float, float]] = {
+    "utilization": (0, 1),
+    "memory_utilization": (0, 1),
+    "busy": (0, 1e6),  # seconds; `totals` compares them with the clock
+    "observed": (0, 1e6),
+    "memory_used": (0, MOST_BYTES),
+    "memory_total": (1, MOST_BYTES),
+    "power": (0, 5000),  # watts: the largest boards are at 1,400
+    "temperature": (-50, 200),
+    "sm_clock": (0, 2e10),  # hertz
+    "memory_clock": (0, 2e11),
+    "index": (0, MOST_ID),
+    "minor": (0, MOST_ID),
+    "numa": (0, MOST_ID),
+    "recovery_action": (0, 255),
+}
+BOARD = (
+    *("power", "energy", "temperature", "sm_clock", "memory_clock", "clock_reasons"),
+    *("clock_reason_seconds", "ecc", "remapped", "remap_pending", "remap_failure"),
+    *("recovery_action", "pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive"),
+)
+
+_V = TypeVar("_V", int, float)
+
+
+def usable(frame: Frame) -> dict[str, Device]:
+    """Return the devices of a frame by lock id, cleaned; of two with one id the first."""
+    found: dict[str, Device] = {}
+    for device in frame.devices[:MOST_DEVICES]:
+        clean = physical(device)
+        if clean is not None:
+            found.setdefault(device_id(clean), clean)
+    return found
+
+
+def device_id(device: Device) -> str:
+    """Return the id of a device's lock: its bus id, and for an instance which one it is."""
+    if not device.parent:
+        return device.bus
+    return f"{device.parent}.gi{device.gi}.ci{device.ci}"
+
+
+def physical(device: Device) -> Device | None:
+    """Return a device without what cannot be true; None for one that cannot be named."""
+    bus, parent = bus_id(device.bus), bus_id(device.parent)
+    if device.parent:
+        part = (device.gi, device.ci)
+        if not parent or not all(n is not None and 0 <= n <= MOST_ID for n in part):
+            return None
+        bus = bus or parent
+    if not bus:
+        return None
+    clean = replace(
+        device,
+        bus=bus,
+        parent=parent,
+        uuid=device.uuid if UUID.fullmatch(device.uuid) and "?" not in device.uuid else "",
+        name=one_line(device.name)[:LONGEST_TEXT],
+        profile=one_line(device.profile)[:LONGEST_TEXT],
+        clock_reasons=_names(device.clock_reasons),
+        clock_reason_seconds=_named(device.clock_reason_seconds, math.inf),
+        ecc=_named(device.ecc, math.inf),
+        remapped=_named(device.remapped, MOST_BYTES),
+        gpm=_named(device.gpm, 1.0),
+        links=_named(device.links, MOST_ID),
+        processes=_processes(device.processes),
+    )
+    for field, (least, most) in MEASURED.items():
+        value = getattr(clean, field)
+        if value is not None and not least <= value <= most:
+            setattr(clean, field, None if field != "index" else 0)
+    if (clean.memory_used or 0) > (clean.memory_total or MOST_BYTES):
+        clean.memory_used = None
+    if clean.parent:
+        for field in BOARD:
+            setattr(clean, field, None)
+    return clean
+
+
+def bus_id(text: str) -> str:
+    """Return a PCI bus id as the kernel writes it, NVML's 8 digits or not; empty for none."""
+    match = BUS.fullmatch(text.lower())
+    return f"{int(match[1], 16):04x}{match[2]}" if match else ""
+
+
+def _names(names: list[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    return [name for name in names[:MOST_NAMES] if NAME.fullmatch(name)]
+
+
+def _named(values: Mapping[str, _V] | None, most: float) -> dict[str, _V] | None:
+    """Return what has a usable name and is a number from 0 to `most`."""
+    if values is None:
+        return None
+    some = list(values.items())[:MOST_NAMES]
+    return {n: v for n, v in some if NAME.fullmatch(n) and 0 <= v <= most and v != math.inf}
+
+
+def _processes(found: list[Process] | None) -> list[Process] | None:
+    if found is None:
+        return None
+    return [
+        Process(one.pid, one.memory if 0 <= (one.memory or 0) <= MOST_BYTES else None)
+        for one in {p.pid: p for p in found if 0 < p.pid <= MOST_PID}.values()
+    ]

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XID errors, by an event set that is asked at each look and never waited for.
+
+Only the worker imports this. The driver tells of no event from before it was registered for, and
+after an error an event set is in no defined state (nvml.h): it is made anew, less and less often.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+
+import pynvml
+
+from gpulock_exporter.nvml_answers import ABSENT, LOST, RETRY, Answers, Look, words
+from gpulock_exporter.telemetry import Xid
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the next event set
+MOST = 256  # events taken at one look
+
+
+class Events:
+    """The event set of all cards."""
+
+    def __init__(self) -> None:
+        self._set: pynvml.c_nvmlEventSet_t | None = None
+        self._uuids: dict[int, str] = {}
+        self._not_before = 0.0
+        self._pause = FIRST_PAUSE
+        self._fault = ""
+
+    def poll(self, look: Look, cards: Iterable[tuple[Answers, str]]) -> list[Xid]:
+        """Return the XIDs since the last look; `cards` are those to hear of, with their UUIDs."""
+        if self._set is None and look.now >= self._not_before:
+            self._make(look, cards)
+        found: list[Xid] = []
+        try:
+            while self._set is not None and len(found) < MOST:
+                event = pynvml.nvmlEventSetWait_v2(self._set, 0)
+                uuid = self._uuids.get(_address(event.device), "")
+                if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
+                    found.append(Xid(uuid, event.eventData))
+        except pynvml.NVMLError as fault:
+            if fault.value == pynvml.NVML_ERROR_TIMEOUT:
+                self._pause = FIRST_PAUSE
+            else:
+                self._break(look, fault.value)
+        if self._fault:
+            look.fail("xid", "", self._fault)
+        return found
+
+    def close(self) -> None:
+        """Give the event set back."""
+        if self._set is not None:
+            try:
+                pynvml.nvmlEventSetFree(self._set)
+            except pynvml.NVMLError:
+                pass  # the driver is gone, and the set is with it
+        self._set = None
+
+    def renew(self) -> None:
+        """Make the event set anew at the next look: a card is not what it was."""
+        self.close()
+        self._not_before, self._fault = 0.0, ""
+
+    def _make(self, look: Look, cards: Iterable[tuple[Answers, str]]) -> None:
+        """Register all cards that can tell; one that is lost does not spoil the others."""
+        self._uuids, self._fault = {}, ""
+        try:
+            events = self._set = pynvml.nvmlEventSetCreate()
+            for card, uuid in cards:
+                if self._register(card, events):
+                    self._uuids[_address(card.handle)] = uuid
+        except pynvml.NVMLError as fault:
+            self._break(look, fault.value)
+        if not self._uuids and self._set is not None:
+            self._break(look, pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def _register(self, card: Answers, events: pynvml.c_nvmlEventSet_t) -> bool:
+        try:
+            kind = pynvml.nvmlEventTypeXidCriticalError
+            pynvml.nvmlDeviceRegisterEvents(card.handle, kind, events)
+        except pynvml.NVMLError as fault:
+            if fault.value in ABSENT or fault.value in LOST:
+                return False
+            raise
+        return True
+
+    def _break(self, look: Look, error: int) -> None:
+        """Let go of the set; the next one is made after a pause."""
+        self.close()
+        if error in ABSENT:
+            self._not_before = look.now + RETRY
+            return
+        self._fault = words(error)
+        self._not_before = look.now + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def _address(handle: pynvml.c_nvmlDevice_t) -> int:
+    """Return where a handle points: the driver gives the same for the same card."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server in a process of its own, so that its memory and its end can be seen."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE = ROOT / "tests" / "exporter" / "serve.py"
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'exporter'}:{ROOT}", "PATH": "/usr/bin:/bin"}
+
+
+@dataclass(frozen=True)
+class Child:
+    """A serving process, and how to talk to it."""
+
+    process: subprocess.Popen[str]
+    port: int
+    client: ssl.SSLContext | None
+    errors: Path
+
+    def pss_mib(self) -> float:
+        """Return its proportional set size: what it costs the node."""
+        rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
+        line = next(line for line in rollup.splitlines() if line.startswith("Pss:"))
+        return int(line.split()[1]) / 1024
+
+    def connect(self, source: str = "127.0.0.1", timeout: float = 5) -> http.client.HTTPConnection:
+        """Return a new connection to it, not connected yet."""
+        address = (source, 0)
+        if self.client is None:
+            return http.client.HTTPConnection(
+                "127.0.0.1", self.port, timeout=timeout, source_address=address
+            )
+        return http.client.HTTPSConnection(
+            "127.0.0.1",
+            self.port,
+            timeout=timeout,
+            source_address=address,
+            context=self.client,
+        )
+
+    def get(
+        self, path: str, headers: Mapping[str, str] | None = None, source: str = "127.0.0.1"
+    ) -> tuple[int, bytes]:
+        """Get a page on a connection of its own."""
+        connection = self.connect(source)
+        try:
+            connection.request("GET", path, headers=dict(headers or {}))
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def scrape_seconds(
+        self, headers: Mapping[str, str] | None = None, source: str = "127.0.0.1"
+    ) -> float:
+        """Scrape on a connection of its own; return how long it took from the first packet."""
+        started = time.monotonic()
+        status, body = self.get("/metrics", headers, source)
+        assert status == 200, body
+        assert body.count(b"\n") >= 999
+        return time.monotonic() - started
+
+    def counts(self) -> dict[str, int]:
+        """Return the server's own counters."""
+        counts: dict[str, int] = json.loads(self.get("/counts")[1])
+        return counts
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    *options: str,
+    client: ssl.SSLContext | None = None,
+    starter: Sequence[str] = (),
+    descriptors: Sequence[int] = (),
+) -> Generator[Child]:
+    """Start a server, and end it; it must end well."""
+    errors = folder / "stderr"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            [*starter, sys.executable, str(SERVE), *options],
+            pass_fds=descriptors,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=ENVIRONMENT,
+        )
+    with process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first, errors.read_text()
+            yield Child(process, int(first), client, errors)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 0, errors.read_text()
+        finally:
+            process.kill()
+    assert "Traceback" not in errors.read_text()
+
+
+def until(true: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Wait until something is so; tell whether it came to be."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True

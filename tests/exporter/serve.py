@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that serves as the exporter does, with made-up metrics: what the load tests attack.
+
+Usage: serve.py [--config FILE] [--activated] [--listen ADDRESS]... [--limit NAME=NUMBER]...
+Writes the port it listens on as its first line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+
+from gpulock_exporter.listen import listen, parse_address
+from gpulock_exporter.listen_activation import activated_sockets
+from gpulock_exporter.response import Request, Response, routes
+from gpulock_exporter.response_format import Format
+from gpulock_exporter.response_rendered import Rendered, negotiated
+from gpulock_exporter.server import Server
+from gpulock_exporter.server_settings import Limits, WebSettings
+
+
+def made_up(form: Format) -> bytes:
+    """Write about 100 kB, different each time, as a new sample is."""
+    lines = [
+        f'gpulock_gpu_made_up_ratio{{gpu="{n}",uuid="GPU-{n * 7919:032x}"}} {time.time() + n}'
+        for n in range(1000)
+    ]
+    end = ["# EOF\n"] if form is Format.OPENMETRICS else [""]
+    return "\n".join(lines + end).encode()
+
+
+class Samples:
+    """A new sample each second, as the exporter has."""
+
+    def __init__(self) -> None:
+        self._rendered = Rendered(made_up)
+        self._taken_at = time.monotonic()
+
+    def metrics(self, request: Request) -> Response:
+        """Answer a scrape."""
+        if time.monotonic() - self._taken_at > 1:
+            self._rendered, self._taken_at = Rendered(made_up), time.monotonic()
+        return negotiated(request, self._rendered)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config")
+    parser.add_argument("--activated", action="store_true")
+    parser.add_argument("--listen", action="append", default=[])
+    parser.add_argument("--limit", action="append", default=[])
+    options = parser.parse_args(arguments)
+    pairs = (text.split("=") for text in options.limit)
+    limits = Limits(**{name: int(value) for name, value in pairs})
+
+    def log(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    settings, reloader = WebSettings(), None
+    if options.config:
+        from gpulock_exporter.webconfig_reload import Reloader
+
+        reloader = Reloader(options.config, log)
+        settings = reloader.settings
+    if options.activated:
+        import os
+
+        listeners = [one for _, one in activated_sockets(os.environ)]
+    else:
+        listeners = listen(map(parse_address, options.listen or ["127.0.0.1:0"]))
+
+    large = b"x" * 2_000_000
+
+    def big(_request: Request) -> Response:
+        return Response(200, large)
+
+    def counts(_request: Request) -> Response:
+        return Response(200, json.dumps(server.counts()).encode(), "application/json")
+
+    table = {"/metrics": Samples().metrics, "/big": big, "/counts": counts}
+    server = Server(routes(table), listeners, log, settings, limits)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread begins
+    server.start()
+    if reloader is not None:
+        reloader.start(server.adopt, 0.1)
+    print(listeners[0].getsockname()[1], flush=True)
+    signal.sigwait({signal.SIGTERM})
+    if reloader is not None:
+        reloader.stop()
+    server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

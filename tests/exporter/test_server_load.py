@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile and slow clients: a scrape beside them answers, and they cost little and end in time."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from tests.exporter.certificates import trusting
+from tests.exporter.child import Child, serving, until
+from tests.exporter.wire import SOUND, dial, exchange, left_open
+
+SCRAPE_SECONDS = 1.0
+MEMORY_MIB = 64.0
+DEADLINE = 2  # of each phase, in the server under test
+LIMITS = tuple(f"--limit={phase}_seconds={DEADLINE}" for phase in ("handshake", "header", "write"))
+
+Report = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def secure(authority: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Child]:
+    """A server with TLS."""
+    folder = tmp_path_factory.mktemp("secure")
+    config = folder / "web-config.yml"
+    certificate = authority.with_name("server.pem")
+    config.write_text(
+        "tls_server_config:\n"
+        f"  cert_file: {certificate}\n"
+        f"  key_file: {certificate.with_suffix('.key')}\n"
+    )
+    with serving(folder, f"--config={config}", *LIMITS, client=trusting(authority)) as child:
+        yield child
+
+
+@contextmanager
+def closing(connections: Sequence[socket.socket]) -> Generator[None]:
+    try:
+        yield
+    finally:
+        for one in connections:
+            one.close()
+
+
+def holds_out(child: Child, attackers: Sequence[socket.socket], report: Report) -> None:
+    """Check what must hold while the attackers are connected, and note how well it did."""
+    seconds = max(child.scrape_seconds() for _ in range(3))
+    pss = child.pss_mib()
+    report("slowest_scrape_ms", round(seconds * 1000, 1))
+    report("pss_mib", round(pss, 1))
+    assert seconds < SCRAPE_SECONDS
+    assert pss < MEMORY_MIB
+    assert child.counts()["open"] <= 128
+    del attackers
+
+
+def test_200_silent_tls_connections(secure: Child, record_property: Report) -> None:
+    attackers = [dial(secure.port) for _ in range(200)]
+    with closing(attackers):
+        holds_out(secure, attackers, record_property)
+        assert until(lambda: left_open(attackers) == 0, DEADLINE + 1)
+
+
+def test_200_half_sent_requests(secure: Child, record_property: Report) -> None:
+    attackers = [dial(secure.port, secure.client) for _ in range(200)]
+    with closing(attackers):
+        for one in attackers:
+            try:
+                one.sendall(SOUND[:-4])
+            except OSError:
+                continue  # it has made room for a later one
+        holds_out(secure, attackers, record_property)
+        assert until(lambda: left_open(attackers) == 0, DEADLINE + 1)
+
+
+def test_a_dripping_header_does_not_live_longer_for_dripping(
+    secure: Child, record_property: Report
+) -> None:
+    attackers = [dial(secure.port, secure.client) for _ in range(60)]
+    header = b"GET /metrics HTTP/1.1\r\nX-Slow: " + b"a" * 1000
+    with closing(attackers):
+        started = time.monotonic()
+        for byte in header:
+            if time.monotonic() - started > DEADLINE + 1:
+                break
+            for one in attackers:
+                try:
+                    one.sendall(bytes([byte]))
+                except OSError:
+                    continue
+            time.sleep(0.05)
+        assert left_open(attackers) == 0
+        holds_out(secure, attackers, record_property)
+
+
+def test_a_dripping_handshake_does_not_live_longer_either(secure: Child) -> None:
+    hello = ssl.MemoryBIO()
+    assert secure.client is not None
+    client = secure.client.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    words = hello.read()
+    with dial(secure.port) as one:
+        started = time.monotonic()
+        while time.monotonic() - started < DEADLINE + 0.7:
+            words = words[1:] if drip(one, words) else words
+            time.sleep(0.05)
+        assert left_open([one]) == 0
+
+
+def drip(one: socket.socket, words: bytes) -> bool:
+    try:
+        return one.send(words[:1]) == 1
+    except OSError:
+        return False
+
+
+def test_a_process_short_of_descriptors_still_answers(
+    authority: Path, tmp_path: Path, record_property: Report
+) -> None:
+    starter = ("/bin/bash", "-c", 'ulimit -n 48; exec "$@"', "bash")
+    with serving(tmp_path, starter=starter) as child:
+        attackers = [dial(child.port) for _ in range(200)]
+        with closing(attackers):
+            seconds = max(child.scrape_seconds() for _ in range(5))
+        record_property("slowest_scrape_ms", round(seconds * 1000, 1))
+        assert seconds < SCRAPE_SECONDS
+        assert child.errors.read_text().count("Too many open files") == 1
+
+
+def test_a_header_of_10_mb_is_refused_at_its_limit(secure: Child, record_property: Report) -> None:
+    before = secure.pss_mib()
+    huge = b"GET /metrics HTTP/1.1\r\nX-Huge: " + b"a" * 10_000_000
+    for _ in range(5):
+        with dial(secure.port, secure.client) as one:
+            answer, closed = exchange(one, huge)
+        assert closed
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
+    with dial(secure.port, secure.client) as one:
+        answer, closed = exchange(one, huge[:100_000])
+    assert closed
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    holds_out(secure, (), record_property)
+    assert secure.pss_mib() < before + 4
+
+
+def test_200_readers_that_read_nothing(secure: Child, record_property: Report) -> None:
+    request = SOUND.replace(b"/metrics", b"/big")
+    attackers = [dial(secure.port, secure.client) for _ in range(100)]
+    with closing(attackers):
+        for one in attackers:
+            one.sendall(request)
+        for _ in range(100):
+            one = dial(secure.port, secure.client)
+            one.sendall(request)
+            attackers.append(one)
+        holds_out(secure, attackers, record_property)
+        time.sleep(DEADLINE + 0.5)
+        assert secure.counts()["open"] == 1
+        for one in attackers:  # what was in flight is there, what was not never comes
+            received, closed = exchange(one, b"", 2)
+            assert closed
+            assert len(received) < 2_000_000
+    assert secure.pss_mib() < MEMORY_MIB
+
+
+def test_1000_connections_kept_alive(secure: Child, record_property: Report) -> None:
+    attackers: list[socket.socket] = []
+    with closing(attackers):
+        for _ in range(1000):
+            one = dial(secure.port, secure.client)
+            attackers.append(one)
+            one.sendall(SOUND.replace(b"GET", b"HEAD"))
+            assert one.recv(4096).startswith(b"HTTP/1.1 200 ")
+        holds_out(secure, attackers, record_property)
+        # The newest are kept: a Prometheus beside a thousand others finds its own again.
+        assert 64 <= left_open(attackers[-128:]) <= 128
+        assert left_open(attackers[:800]) == 0
+
+
+def test_1000_connections_in_one_burst(secure: Child, record_property: Report) -> None:
+    attackers: list[socket.socket] = []
+    with closing(attackers):
+        for _ in range(1000):
+            one = socket.socket()
+            attackers.append(one)
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", secure.port))
+        holds_out(secure, attackers, record_property)
+        assert until(lambda: left_open(attackers) == 0, DEADLINE + 4)
+
+
+def test_attackers_of_every_kind_who_come_again(secure: Child, record_property: Report) -> None:
+    stop = threading.Event()
+    words = (b"", SOUND[:-4], SOUND.replace(b"/metrics", b"/big"), b"\x16\x03\x01")
+
+    def attack(word: bytes, context: ssl.SSLContext | None) -> None:
+        while not stop.is_set():
+            held: list[socket.socket] = []
+            with closing(held):
+                for _ in range(40):
+                    try:
+                        held.append(dial(secure.port, context))
+                        held[-1].sendall(word)
+                    except OSError:
+                        continue
+                stop.wait(0.3)
+
+    attackers = [
+        threading.Thread(target=attack, args=(word, context))
+        for word in words
+        for context in (None, secure.client)
+    ]
+    for thread in attackers:
+        thread.start()
+    try:
+        slowest = max(secure.scrape_seconds() for _ in range(20))
+        pss = secure.pss_mib()
+    finally:
+        stop.set()
+        for thread in attackers:
+            thread.join()
+    record_property("slowest_scrape_ms", round(slowest * 1000, 1))
+    record_property("pss_mib", round(pss, 1))
+    assert slowest < SCRAPE_SECONDS
+    assert pss < MEMORY_MIB
+
+
+def test_1000_wrong_passwords_do_not_stop_a_scrape(tmp_path: Path, record_property: Report) -> None:
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(10, b"2b")).decode().replace("$2b$", "$2y$")
+    config = tmp_path / "web-config.yml"
+    config.write_text(f"basic_auth_users:\n  prometheus: {hashed}\n")
+
+    def as_user(password: str) -> dict[str, str]:
+        pair = base64.b64encode(f"prometheus:{password}".encode()).decode()
+        return {"Authorization": f"Basic {pair}"}
+
+    with serving(tmp_path, f"--config={config}") as child:
+        results: list[int] = []
+
+        def guess(first: int) -> None:
+            for n in range(first, 1000, 8):
+                results.append(child.get("/metrics", as_user(f"wrong{n}"))[0])
+
+        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(8)]
+        for thread in guessers:
+            thread.start()
+        # Another address: its first check waits behind two of the guessers', not behind a thousand.
+        slowest = max(child.scrape_seconds(as_user("right"), "127.0.0.2") for _ in range(20))
+        for thread in guessers:
+            thread.join()
+        record_property("slowest_scrape_ms", round(slowest * 1000, 1))
+        assert slowest < SCRAPE_SECONDS
+        assert len(results) == 1000
+        assert set(results) <= {401, 503}
+        assert results.count(503) > 0
+        assert child.get("/metrics", as_user("right"))[0] == 200

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server as a process: started by systemd, ended by a signal, and what it costs at rest."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.exporter.certificates import trusting
+from tests.exporter.child import serving, until
+from tests.exporter.wire import SOUND, dial
+
+Report = Callable[[str, object], None]
+LARGE = 2_000_000  # of serve.py's /big
+PROMETHEUS = {
+    "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    "Accept-Encoding": "gzip",
+    "User-Agent": "Prometheus/3.5.0",
+    "X-Prometheus-Scrape-Timeout-Seconds": "10",
+}
+
+
+def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as handed:
+        port = handed.getsockname()[1]
+        number = handed.fileno()
+        variables = "LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=web"
+        starter = ("/bin/bash", "-c", f'export {variables}; exec "$@" 3<&{number}', "bash")
+        with (
+            dial(port) as waiting,  # before there is a server
+            serving(tmp_path, "--activated", starter=starter, descriptors=(number,)) as child,
+        ):
+            assert child.port == port
+            waiting.sendall(SOUND)
+            assert waiting.recv(12) == b"HTTP/1.1 200"
+            assert child.scrape_seconds() < 1
+        # systemd still holds it: who comes now waits for the next start.
+        dial(port).close()
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_a_response_under_way_is_finished_after_sigterm(
+    with_tls: bool, authority: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "web-config.yml"
+    certificate = authority.with_name("server.pem")
+    config.write_text(
+        f"tls_server_config:\n  cert_file: {certificate}\n"
+        f"  key_file: {certificate.with_suffix('.key')}\n"
+        if with_tls
+        else ""
+    )
+    client = trusting(authority) if with_tls else None
+    with serving(tmp_path, f"--config={config}", client=client) as child:
+        with dial(child.port, client, buffer=16384) as slow:
+            slow.sendall(SOUND.replace(b"/metrics", b"/big"))
+            received = slow.recv(1000)
+            assert received.startswith(b"HTTP/1.1 200 ")
+            child.process.send_signal(signal.SIGTERM)
+            assert until(lambda: refuses(child.port))
+            assert child.process.poll() is None
+            while part := slow.recv(4096):
+                if len(received) < LARGE - 100_000 <= len(received) + len(part):
+                    time.sleep(1)  # all is written by now: the rest is the kernel's to deliver
+                received += part
+            header, _, body = received.partition(b"\r\n\r\n")
+            assert len(body) == LARGE, header
+        assert child.process.wait(5) == 0
+
+
+def refuses(port: int) -> bool:
+    try:
+        dial(port).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_who_never_reads_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with serving(tmp_path, "--limit=stop_seconds=1") as child, dial(child.port) as stuck:
+        stuck.sendall(SOUND.replace(b"/metrics", b"/big"))
+        time.sleep(0.2)
+        started = time.monotonic()
+        child.process.send_signal(signal.SIGTERM)
+        assert child.process.wait(5) == 0
+        assert 0.9 < time.monotonic() - started < 2.5
+
+
+def test_what_it_costs_at_rest_and_a_scrape(
+    authority: Path, tmp_path: Path, record_property: Report
+) -> None:
+    config = tmp_path / "web-config.yml"
+    certificate = authority.with_name("server.pem")
+    config.write_text(
+        f"tls_server_config:\n  cert_file: {certificate}\n"
+        f"  key_file: {certificate.with_suffix('.key')}\n"
+    )
+    client = trusting(authority)
+    with serving(tmp_path, f"--config={config}", client=client) as child:
+        connection = http.client.HTTPSConnection("127.0.0.1", child.port, context=client)
+        kept: list[float] = []
+        for _ in range(300):
+            started = time.perf_counter()
+            connection.request("GET", "/metrics", headers=PROMETHEUS)
+            response = connection.getresponse()
+            assert response.headers["Content-Encoding"] == "gzip"
+            response.read()
+            kept.append(time.perf_counter() - started)
+        connection.close()
+        pss = child.pss_mib()
+    record_property("kept_alive_p50_ms", round(statistics.median(kept) * 1000, 2))
+    record_property("pss_mib", round(pss, 1))
+    assert statistics.median(kept) < 0.005  # the budget is 1 ms; a shared machine is slower
+    assert pss < 32

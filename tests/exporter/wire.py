@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes on a socket, without an HTTP library that would keep a test from being impolite."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+
+SOUND = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n"
+
+
+def dial(port: int, context: ssl.SSLContext | None = None, buffer: int = 0) -> socket.socket:
+    """Connect; with a context, do the handshake too; with a buffer, hold no more than that."""
+    raw = socket.socket()
+    try:
+        raw.settimeout(10)
+        if buffer:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        raw.connect(("127.0.0.1", port))
+        if context is None:
+            return raw
+        return context.wrap_socket(raw, server_hostname="127.0.0.1")
+    except BaseException:
+        raw.close()
+        raise
+
+
+def is_gone(one: socket.socket) -> bool:
+    """Tell whether the server has ended a connection on which nothing more is expected."""
+    if not select.select([one], [], [], 0)[0]:
+        return False
+    one.settimeout(0.05)
+    try:
+        while one.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def left_open(connections: Iterable[socket.socket]) -> int:
+    """Count those that the server has not ended."""
+    return sum(not is_gone(one) for one in connections)
+
+
+def exchange(one: socket.socket, data: bytes, seconds: float = 5.0) -> tuple[bytes, bool]:
+    """Send bytes; return all that comes back, and whether the server then closed."""
+    one.settimeout(seconds)
+    try:
+        one.sendall(data)
+    except OSError:
+        pass  # it has heard enough; its answer may still be there
+    received = b""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            part = one.recv(65536)
+        except TimeoutError:
+            return received, False
+        except OSError:
+            return received, True
+        if not part:
+            return received, True
+        received += part
+    return received, False

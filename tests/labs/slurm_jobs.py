@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of Slurm ask of jobs, locks and processes on a lab's nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Final
+
+from gpulock.owner import Owner
+from tests.labs.sge_jobs import REAP, Reaped
+from tests.labs.sge_wait import until
+from tests.labs.slurm_gpulock import CONFIG, REPOSITORY, Gpulock
+from tests.labs.slurm_lab import JobId
+
+SOAK: Final = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
+ALL: Final = (0, 1, 2, 3)
+SHOW_MASK: Final = "echo mask=${CUDA_VISIBLE_DEVICES-unset}.\n"
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def started(gpus: Gpulock, node: str, *words: str, script: str = "sleep 600\n") -> JobId:
+    """Start a batch job of slalice on a node; return it once it runs."""
+    job = gpus.slurm.submit("slalice", "-w", node, *words, script=script)
+    gpus.slurm.wait_running(job)
+    return job
+
+
+def wait_requeued(gpus: Gpulock, job: JobId, *, times: int = 1) -> dict[str, str]:
+    """Wait until a job is back in the queue, its epilogs over; return what Slurm shows of it."""
+    return until(
+        lambda: (
+            shown
+            if (shown := gpus.slurm.job(job)).get("JobState") == "PENDING"
+            and int(shown["Restarts"]) >= times
+            else None
+        ),
+        what=f"job {job} to be requeued",
+        why=lambda: f"{gpus.slurm.job(job)}\n{gpus.slurm.said(job)}\n{gpus.slurm.logs()}",
+    )
+
+
+def gate_file(gpus: Gpulock, name: str, user: str = "slalice") -> Path:
+    """Return a file in a user's home for which jobs wait, not there yet."""
+    path = gpus.slurm.users[user].home / name
+    path.unlink(missing_ok=True)
+    return path
+
+
+def waiting_for(path: Path) -> str:
+    """Return a job's line that waits for a file."""
+    return f"until [ -e {path} ]; do sleep 0.1; done\n"
+
+
+def script(gpus: Gpulock, name: str, text: str) -> Path:
+    """Write a program into the lab's scratch folder; return its path."""
+    path = gpus.slurm.lab / "programs" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+def held(gpus: Gpulock, job: JobId, node: str) -> list[str]:
+    """Return the minors of the devices that a job holds on a node."""
+    return sorted(r.minor for r in gpus.locks(node).values() if r.job_id == str(job))
+
+
+def record_of(gpus: Gpulock, job: JobId, node: str) -> Owner:
+    """Return the record of one lock of a job."""
+    return next(r for r in gpus.locks(node).values() if r.job_id == str(job))
+
+
+def notes(gpus: Gpulock, node: str) -> list[str]:
+    """Return the names of what the node's jobs are told."""
+    folder = gpus.slurm.path_in(node, "/run/gpulock/tasks")
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
+def reap(gpus: Gpulock, node: str) -> Reaped:
+    """Reconcile on a node, as `gpulock reap` does; return what became of each lock."""
+    env = {"PYTHONPATH": str(REPOSITORY)}
+    done = gpus.slurm.run_in(node, [sys.executable, "-c", REAP, CONFIG], env=env)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    outcomes = {name: (act, state, why) for name, (act, state, why) in told["outcomes"].items()}
+    return Reaped(told["refused"], told["adopted"], outcomes)
+
+
+def totals(gpus: Gpulock, node: str) -> dict[str, str]:
+    """Return the counters of a node."""
+    try:
+        text = gpus.slurm.path_in(node, "/run/gpulock/totals").read_text()
+    except FileNotFoundError:
+        return {}
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+@contextlib.contextmanager
+def occupied(gpus: Gpulock, node: str, *indexes: int) -> Generator[int]:
+    """Hold devices of a node by a process of no scheduler; yield its pid."""
+    start = "from gpulock.cli import main; main()"
+    names = ",".join(map(str, indexes))
+    line = [*gpus.slurm.machines[node].enter(), sys.executable, "-c", start, "--config", CONFIG]
+    holder = subprocess.Popen(
+        [*line, "run", "--devices", names, "--", "sleep", "600"],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        mine = [str(holder.pid)] * len(indexes)
+        until(
+            lambda: [r.job_id for r in gpus.locks(node).values() if r.job_id == mine[0]] == mine,
+            what=f"{names} of {node} to be held",
+        )
+        yield holder.pid
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def lose_locks(gpus: Gpulock, node: str) -> None:
+    """Empty a node's LOCK_DIR."""
+    for place in gpus.slurm.path_in(node, "/run/gpulock").iterdir():
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def end(pids: Iterable[int]) -> None:
+    """Kill processes and wait until they are gone."""
+    pids = list(pids)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(map(running, pids)), what=f"processes {pids} to end")
+
+
+def running(pid: int) -> bool:
+    """Return whether a process is there and no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, empty for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def kill_steps(gpus: Gpulock, job: JobId, node: str) -> list[int]:
+    """Kill a job's step daemons on a node, as an OOM killer would; return what lives on."""
+    end(step.pid for step in gpus.slurm.steps(job, node))
+    return gpus.slurm.job_processes(job, node)
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def mounted(gpus: Gpulock, node: str, place: str, *words: str) -> Generator[None]:
+    """Mount something over a place of one node."""
+    done = gpus.slurm.run_in(node, ["mount", *words, place])
+    assert done.returncode == 0, done.stderr
+    try:
+        yield
+    finally:
+        done = gpus.slurm.run_in(node, ["umount", "-l", place])
+        assert done.returncode == 0, done.stderr
+
+
+@contextlib.contextmanager
+def other_boot(gpus: Gpulock, node: str) -> Generator[None]:
+    """Let a node have another boot id, as after a reboot."""
+    fake = gpus.slurm.lab / f"boot_id.{node}"
+    fake.write_text("0b00b00b-0000-4000-8000-000000000001\n")
+    with mounted(gpus, node, "/proc/sys/kernel/random/boot_id", "--bind", str(fake)):
+        yield
+
+
+@contextlib.contextmanager
+def shut_gate(gpus: Gpulock, node: str) -> Generator[None]:
+    """Hold a node's gate by a process that is stopped."""
+    hold = (
+        "import fcntl, os, signal, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)\n"
+        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    gate = gpus.slurm.path_in(node, "/run/gpulock/gate")
+    with subprocess.Popen([sys.executable, "-IS", "-c", hold, str(gate)]) as holder:
+        try:
+            stopped = Path(f"/proc/{holder.pid}/status")
+            until(lambda: "\nState:\tT" in stopped.read_text(), what="the gate to be held")
+            yield
+        finally:
+            holder.kill()

@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""slurmctld forgets, a boot or LOCK_DIR is lost, hooks are cut short: nothing is granted twice."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.labs.sge_wait import LabError, until
+from tests.labs.slurm_gpulock import Gpulock
+from tests.labs.slurm_hooks import Stops, stops
+from tests.labs.slurm_jobs import (
+    SHOW_MASK,
+    command_of,
+    end,
+    gate_file,
+    held,
+    kill_steps,
+    lose_locks,
+    mounted,
+    notes,
+    other_boot,
+    reap,
+    record_of,
+    shut_gate,
+    started,
+    wait_requeued,
+    waiting_for,
+)
+from tests.labs.slurm_lab import JobId
+from tests.labs.slurm_modes import (
+    NODE,
+    SLURM_CONF,
+    Mode,
+    by_gpulock,
+    by_slurm,
+    settings,
+    variables,
+    wait_said,
+)
+
+pytestmark = pytest.mark.lab
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm])
+KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "2"}
+EXTRA = {**SLURM_CONF, "KillWait": "1"}
+TWO = "--gres=gpu:2"
+OTHER = "slnode2"
+MORE = {NODE: range(16)}  # Slurm believes in four times as many devices as there are
+
+
+@pytest.fixture
+def hooks(slurm_gpus: Gpulock) -> Stops:
+    """Give a test hooks that it can stop."""
+    return stops(slurm_gpus)
+
+
+def forget(gpus: Gpulock, job: JobId) -> None:
+    """Start slurmctld without its state; the next job gets the id of `job`."""
+    slurm = gpus.slurm
+    slurm.stop_slurmctld(kill=True)
+    place = slurm.lab / "etc/slurm.conf"
+    place.write_text(re.sub("(?m)^FirstJobId=.*", f"FirstJobId={job}", place.read_text()))
+    for kept in (slurm.lab / "state").glob("job_state*"):  # the last id outlives `-c`
+        kept.unlink()
+    slurm.start_slurmctld("-c")
+
+
+# --- slurmctld forgets ----------------------------------------------------------------------------
+
+
+def tokens(gpus: Gpulock) -> set[str]:
+    """Return which claims hold devices of the node."""
+    return {record.token for record in gpus.locks(NODE).values()}
+
+
+def die(gpus: Gpulock, job: JobId, user: str) -> None:
+    """Let a node die with a job on it and slurmctld forget it; submit another with its id."""
+    slurm = gpus.slurm
+    slurm.stop_slurmd(NODE, kill=True)
+    end(kill_steps(gpus, job, NODE))
+    forget(gpus, job)
+    slurm.start_slurmd(NODE, wipe=True)
+    assert len(held(gpus, job, NODE)) == 2
+    text = f"echo again\n{SHOW_MASK}sleep 600\n"
+    assert slurm.submit(user, "-w", NODE, TWO, "--output=again.%j", script=text) == job
+
+
+def said_again(gpus: Gpulock, job: JobId, user: str) -> str:
+    """Return what the second job of an id has printed."""
+    place = gpus.slurm.users[user].home / f"again.{job}"
+    return place.read_text() if place.exists() else ""
+
+
+@BOTH
+def test_a_job_that_got_the_id_of_a_forgotten_one_of_the_same_user_claims_afresh(
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    old = record_of(slurm_gpus, job, NODE).token
+    die(slurm_gpus, job, "slalice")
+    until(lambda: "mask=0,1." in said_again(slurm_gpus, job, "slalice"), what="the second job")
+    assert not hooks.has_run("Epilog", NODE, job), "the trap is not set: an Epilog ran"
+    assert len(held(slurm_gpus, job, NODE)) == len(slurm_gpus.locks(NODE)) == 2
+    assert record_of(slurm_gpus, job, NODE).token != old
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    assert slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
+def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_one(
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    old = record_of(slurm_gpus, job, NODE)
+    die(slurm_gpus, job, "slbob")
+    if mode is by_slurm:  # Slurm gives the very devices that the dead job holds
+        wait_requeued(slurm_gpus, job)
+        assert f"0: job {job}" in said_again(slurm_gpus, job, "slbob")
+        assert {r.token for r in slurm_gpus.locks(NODE).values()} == {old.token}
+        told = reap(slurm_gpus, NODE)
+        assert told.acts() == [("freed", "dead")] * 2
+        assert "another user's job" in told.reasons()
+        slurm.begin(job)
+    mask = "mask=0,1." if mode is by_slurm else "mask=2,3."
+    until(lambda: mask in said_again(slurm_gpus, job, "slbob"), what="bob's job to run")
+    assert not hooks.has_run("Epilog", NODE, job) or mode is by_slurm
+    bobs = [r for r in slurm_gpus.locks(NODE).values() if r.uid == slurm.users["slbob"].uid]
+    assert len(bobs) == 2
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    left = [record.token for record in slurm_gpus.locks(NODE).values()]
+    assert left == ([] if mode is by_slurm else [old.token] * 2)
+    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"}
+    assert slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
+def test_a_job_that_slurmctld_forgot_is_ended_and_leaks_nothing_past_a_reconcile(
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    forget(slurm_gpus, JobId(job + 1))
+    slurm.stop_slurmd(NODE)
+    slurm.start_slurmd(NODE)  # it registers at once
+    until(lambda: slurm.steps(job) == [], what="its steps to end", why=slurm.logs)
+    # told of two orphan steps, slurmd mostly runs no Epilog at all
+    ran = hooks.has_run("Epilog", NODE, job)
+    until(
+        lambda: {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"},
+        what="its locks to be freed",
+    )
+    assert slurm_gpus.locks(NODE) == {}
+    assert notes(slurm_gpus, NODE) == []
+    assert not ran or "SLURM_JOB_GPUS" not in hooks.environ("Epilog", NODE, job)
+
+
+def test_a_job_whose_start_slurmctld_forgot_never_runs_with_the_mask_of_its_first_run(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    """The state that slurmctld comes back with is from before the job's start."""
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    text = f"echo run\n{SHOW_MASK}sleep 600\n"
+    job = slurm.submit("slalice", "--hold", "--requeue", "-w", NODE, TWO, script=text)
+    slurm.stop_slurmctld()
+    state, kept = slurm.lab / "state", slurm.lab / "state.kept"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(state, kept)
+    slurm.start_slurmctld()
+    slurm.scontrol("release", str(job))
+    slurm.wait_running(job)
+    first = record_of(slurm_gpus, job, NODE)
+    slurm.stop_slurmctld(kill=True)
+    for place in kept.iterdir():
+        if place.is_file() and place.suffix != ".pid":
+            shutil.copyfile(place, state / place.name)
+    slurm.start_slurmctld()
+    assert (slurm.state(job), slurm.job(job)["Restarts"]) == ("PENDING", "0")
+    slurm.scontrol("release", str(job))
+    until(lambda: hooks.has_run("Epilog", NODE, job), what="slurmd to end the first run")
+    until(lambda: first.token not in tokens(slurm_gpus), what="its locks to go", why=slurm.logs)
+    until(
+        lambda: slurm.job(job)["Restarts"] != "0" or tokens(slurm_gpus) != set(),
+        what="the second run",
+        why=slurm.logs,
+    )
+    if slurm.job(job)["Restarts"] != "0":  # slurmd ran no Prolog, and the task was stopped
+        assert "this node has no claim of the job" in slurm.said(job)
+        assert slurm_gpus.locks(NODE) == {}
+        slurm.begin(job)
+    wait_said(slurm_gpus, job, "mask=0,1.")
+    assert first.token not in tokens(slurm_gpus)
+    assert len(slurm_gpus.locks(NODE)) == 2
+
+
+# --- boots ----------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("wiped", [False, True])
+def test_after_a_reboot_old_locks_are_dead_whether_lock_dir_was_kept_or_not(
+    slurm_gpus: Gpulock, mode: Mode, wiped: bool
+) -> None:
+    """What decides is the boot id alone, as old pids mean nothing."""
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    old = started(slurm_gpus, NODE, "--gres=gpu:4")
+    slurm.stop_slurmd(NODE, kill=True)
+    end(kill_steps(slurm_gpus, old, NODE))
+    if wiped:
+        lose_locks(slurm_gpus, NODE)
+    with other_boot(slurm_gpus, NODE):
+        slurm.start_slurmd(NODE)
+        if not wiped:
+            told = reap(slurm_gpus, NODE)
+            assert told.acts() == [("freed", "dead")] * 4
+            assert "claimed before this boot" in told.reasons()
+        slurm.scancel(old)
+        slurm.wait_done(old)
+        later = slurm.submit("slbob", "-w", NODE, "--gres=gpu:4", script=f"{SHOW_MASK}sleep 600\n")
+        wait_said(slurm_gpus, later, "mask=0,1,2,3.")
+        assert len(held(slurm_gpus, later, NODE)) == 4
+        assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 4
+        slurm.clear_jobs()
+        assert slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
+def test_a_claim_itself_frees_what_an_earlier_boot_held(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    old = started(slurm_gpus, NODE, "--gres=gpu:4")
+    slurm.stop_slurmd(NODE, kill=True)
+    end(kill_steps(slurm_gpus, old, NODE))
+    slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=reboot")
+    with other_boot(slurm_gpus, NODE):
+        slurm.start_slurmd(NODE, wipe=True)
+        slurm.scancel(old)
+        until(lambda: not slurm.is_out(NODE), what="the node to be back")
+        assert len(slurm_gpus.locks(NODE)) == 4
+        later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
+        assert slurm.wait_done(later) == "COMPLETED"
+        assert slurm.said(later) == "mask=0,1.\n"
+
+
+@BOTH
+def test_when_lock_dir_is_lost_nothing_is_granted_until_living_jobs_are_adopted(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    order = (3, 1, 0, 2, *(range(4, 8) if mode is by_gpulock else ()))
+    mode(slurm_gpus, KEYS, extra=EXTRA, order={NODE: order})
+    slurm = slurm_gpus.slurm
+    goes = [gate_file(slurm_gpus, name) for name in ("one", "two")]
+    step = "srun sh -c 'echo step=$CUDA_VISIBLE_DEVICES devices=$GPULOCK_DEVICES'\n"
+    text = f"env\n{waiting_for(goes[0])}{step}echo rc=$?\n{waiting_for(goes[1])}{step}sleep 600\n"
+    other = started(slurm_gpus, NODE, "--gres=gpu:1")
+    job = started(slurm_gpus, NODE, TWO, script=text)
+    wait_said(slurm_gpus, job, "GPULOCK_DEVICES")
+    before = {name: (r.token, r.job_id) for name, r in slurm_gpus.locks(NODE).items()}
+    seen = variables(slurm.said(job))
+    lose_locks(slurm_gpus, NODE)
+    goes[0].touch()  # a step that starts now would have a mask of nothing
+    said = wait_said(slurm_gpus, job, "rc=")
+    assert "rc=0" not in said and "step=" not in said
+    refused = slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="echo ran\n")
+    wait_requeued(slurm_gpus, refused)
+    assert "the locks of this boot were lost" in slurm.said(refused)
+    assert slurm_gpus.locks(NODE) == {}
+    assert not slurm.is_out(NODE)
+    told = reap(slurm_gpus, NODE)
+    assert sorted(told.adopted) == sorted([str(other), str(job)])
+    assert {name: (r.token, r.job_id) for name, r in slurm_gpus.locks(NODE).items()} == before
+    goes[1].touch()
+    said = wait_said(slurm_gpus, job, "step=")
+    mask, devices = seen["CUDA_VISIBLE_DEVICES"], seen["GPULOCK_DEVICES"]
+    assert f"step={mask} devices={devices}\n" in said
+    if mode is by_gpulock:
+        more = slurm.submit("slbob", "-w", NODE, TWO, script="echo ran\n")
+        wait_requeued(slurm_gpus, more)
+        assert "1 of 4 free" in slurm.said(more)
+    slurm.begin(refused)
+    assert slurm.wait_done(refused) == "COMPLETED"
+    slurm.scancel(job, other)
+    slurm.wait_done(job)
+    slurm.wait_done(other)
+    assert slurm_gpus.locks(NODE) == {}
+    assert notes(slurm_gpus, NODE) == []
+
+
+# --- hooks cut short ------------------------------------------------------------------------------
+
+
+def test_a_prolog_that_slurmd_ends_at_the_gate_leaves_nothing(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    extra = {**EXTRA, "PrologEpilogTimeout": "2"}
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
+    slurm = slurm_gpus.slurm
+    first = started(slurm_gpus, NODE, "--gres=gpu:1")
+    with shut_gate(slurm_gpus, NODE):
+        job = slurm.submit("slalice", "-w", NODE, TWO, script="echo ran\n")
+        assert slurm.wait_node(NODE, "DRAIN") == "Prolog error"
+        wait_requeued(slurm_gpus, job)
+    assert {record.job_id for record in slurm_gpus.locks(NODE).values()} == {str(first)}
+    assert notes(slurm_gpus, NODE) == [f"{NODE}.{first}"]
+    slurm.resume_node(NODE)
+    hooks.set("Prolog", NODE, "after")
+    late = slurm.submit("slalice", "-w", NODE, TWO, script="echo ran\n")
+    hooks.wait("Prolog", NODE, "after", late)
+    assert len(held(slurm_gpus, late, NODE)) == 2
+    slurm.wait_node(NODE, "DRAIN")
+    wait_requeued(slurm_gpus, late)
+    hooks.go("Prolog", NODE, "after")
+    assert {record.job_id for record in slurm_gpus.locks(NODE).values()} == {str(first)}
+    assert slurm.said(job) + slurm.said(late) == ""
+
+
+def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    extra = {**EXTRA, "PrologEpilogTimeout": "2"}
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    with shut_gate(slurm_gpus, NODE):
+        slurm.scancel(job)
+        slurm.wait_done(job)
+        assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
+    assert len(slurm_gpus.locks(NODE)) == 2
+    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
+
+
+@contextlib.contextmanager
+def frozen(name: str, pids: list[int]) -> Generator[None]:
+    """Let processes be such as no signal ends, not even SIGKILL."""
+    group = Path("/sys/fs/cgroup/freezer") / name
+    try:
+        group.mkdir(exist_ok=True)
+    except OSError as fault:
+        pytest.skip(f"no freezer: {fault}")
+    for pid in pids:
+        (group / "cgroup.procs").write_text(str(pid))
+    (group / "freezer.state").write_text("FROZEN")
+    try:
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        until(lambda: (group / "cgroup.procs").read_text() == "", what="the frozen to end")
+        group.rmdir()
+
+
+def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(
+    slurm_gpus: Gpulock,
+) -> None:
+    extra = {**EXTRA, "UnkillableStepTimeout": "2"}
+    by_gpulock(slurm_gpus, KEYS, extra=extra, order=MORE)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO, script="exec sleep 600\n")
+    pids = until(
+        lambda: [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)] or None,
+        what="the job's sleep",
+    )
+    with frozen("gpulock-lab-frozen", pids):
+        slurm.scancel(job)
+        assert slurm.wait_node(NODE, "DRAIN") == "Kill task failed"
+        slurm.wait_done(job)
+        assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
+        assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
+    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}
+
+
+# --- several slurmds on one machine ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def one_machine(gpus: Gpulock) -> Generator[None]:
+    """Let two nodes be slurmds on one machine: one LOCK_DIR, one STATE_DIR, one host name."""
+    slurm = gpus.slurm
+    shared = slurm.lab / "shared"
+    shutil.rmtree(shared, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        for folder in ("run", "state"):
+            (shared / folder).mkdir(parents=True, mode=0o755)
+        for node in (NODE, OTHER):
+            for place, inner in (("/run/gpulock", "run"), ("/var/lib/gpulock", "state")):
+                bind = ("--bind", str(shared / inner))
+                stack.enter_context(mounted(gpus, node, place, *bind))
+            gpus.configure(node, **settings(gpus, SLURM_CHOOSER="gpulock", **KEYS))
+        rename(gpus, OTHER, NODE)
+        stack.callback(rename, gpus, OTHER, OTHER)
+        yield
+
+
+def rename(gpus: Gpulock, node: str, name: str) -> None:
+    """Give a node's machine a host name, behind the back of its slurmd."""
+    done = gpus.slurm.run_in(node, ["hostname", name])
+    if done.returncode != 0:
+        raise LabError(done.stderr)
+
+
+def test_two_slurmds_on_one_machine_share_its_devices_and_free_only_their_own(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    with one_machine(slurm_gpus):
+        step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\n"
+        words = ("-N2", "-w", f"{NODE},{OTHER}", TWO)
+        job = slurm.submit("slalice", *words, script=f"{step}sleep 600\n")
+        until(lambda: slurm.said(job).count("=") == 2, what="two tasks", why=slurm.logs)
+        masks = [set(mask.split(",")) for mask in variables(slurm.said(job)).values()]
+        assert sorted(masks[0] | masks[1]) == ["0", "1", "2", "3"]
+        locks = slurm_gpus.locks(NODE)
+        assert locks.keys() == slurm_gpus.locks(OTHER).keys() and len(locks) == 4
+        assert sorted(record.slurmd for record in locks.values()) == [NODE] * 2 + [OTHER] * 2
+        assert {record.node for record in locks.values()} == {NODE}
+        assert notes(slurm_gpus, NODE) == [f"{NODE}.{job}", f"{OTHER}.{job}"]
+        assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 4
+        refused = slurm.submit("slbob", "-w", OTHER, "--gres=gpu:1", script="echo ran\n")
+        wait_requeued(slurm_gpus, refused)
+        assert "0 of 4 free" in slurm.said(refused)
+        hooks.set("Epilog", OTHER, "before")
+        slurm.scancel(job)
+        hooks.wait("Epilog", OTHER, "before", job)
+        until(
+            lambda: [r.slurmd for r in slurm_gpus.locks(NODE).values()] == [OTHER] * 2,
+            what="the first node to free its own",
+            why=lambda: str(slurm_gpus.locks(NODE)),
+        )
+        assert notes(slurm_gpus, NODE) == [f"{OTHER}.{job}"]
+        hooks.go("Epilog", OTHER, "before")
+        slurm.wait_done(job)
+        assert slurm_gpus.locks(NODE) == {}
+        slurm.clear_jobs()

@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the options."""
-    found = argparse.ArgumentParser(prog="gpulock-exporter", description=__doc__.partition("\n")[0])
+    found = argparse.ArgumentParser(
+        prog="gpulock-exporter", description=(__doc__ or "").partition("\n")[0]
+    )
     found.add_argument("act", nargs="?", choices=("run", "pause", "resume"), default="run")
     found.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
     found.add_argument("--listen", action="append", metavar="HOST:PORT", help="default :9465")

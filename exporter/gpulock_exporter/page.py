@@ -148,4 +148,4 @@ def spark(history: Sequence[float | None], span: str) -> str:
 
 def style() -> str:
     """Return the style sheet: dark and light by the reader's setting, one column on a phone."""
-    return files(__package__).joinpath("page.css").read_text()
+    return files("gpulock_exporter").joinpath("page.css").read_text()

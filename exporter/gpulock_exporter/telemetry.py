@@ -9,10 +9,9 @@ pipe as one line of JSON, and what comes out of the pipe is checked like any oth
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
 VERSION = 1
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
@@ -183,10 +182,12 @@ def decode(line: bytes) -> Frame:
 
 def _bare(value: Any) -> Any:
     """Return `value` without the keys that are absent."""
-    if isinstance(value, Mapping):
-        return {key: _bare(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, dict):
+        known: dict[str, Any] = value
+        return {key: _bare(inner) for key, inner in known.items() if inner is not None}
     if isinstance(value, list):
-        return [_bare(inner) for inner in value]
+        inners: list[Any] = value
+        return [_bare(inner) for inner in inners]
     return value
 
 
@@ -207,8 +208,9 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
         inner = arguments[0]
         return [
             inner.read(one) if issubclass(inner, Record) else _checked(one, inner, name)
-            for one in value
+            for one in cast("list[Any]", value)
         ]
     if origin is dict:
-        return {str(key): _checked(one, arguments[1], name) for key, one in value.items()}
+        pairs = cast("dict[str, Any]", value)
+        return {str(key): _checked(one, arguments[1], name) for key, one in pairs.items()}
     return value

@@ -30,7 +30,7 @@ STEP = "sh -c 'echo $SLURMD_NODENAME.$SLURM_PROCID=$CUDA_VISIBLE_DEVICES'"
 def held(gpus: Gpulock, job: JobId, node: str = NODE) -> list[str]:
     """Return the indexes of the devices a job holds on a node, of what `status` shows."""
     rows = gpus.status(node)["gpus"]
-    return [str(r["index"]) for r in rows if (r["held"] or {}).get("job_id") == str(job)]
+    return [str(r["index"]) for r in rows if r["held"] and r["held"]["job_id"] == str(job)]
 
 
 @BOTH

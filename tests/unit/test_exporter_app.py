@@ -53,7 +53,7 @@ class Running:
 
     def wait(self, path: str, holds: Callable[[str], bool]) -> str:
         """Return the answer once it is as wanted."""
-        end = time.monotonic() + 20
+        end, text = time.monotonic() + 20, ""
         while time.monotonic() < end:
             text = self.get(path)
             if holds(text):

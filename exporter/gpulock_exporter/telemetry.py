@@ -183,11 +183,10 @@ def decode(line: bytes) -> Frame:
 def _bare(value: Any) -> Any:
     """Return `value` without the keys that are absent."""
     if isinstance(value, dict):
-        known: dict[str, Any] = value
+        known = cast("dict[str, object]", value)
         return {key: _bare(inner) for key, inner in known.items() if inner is not None}
     if isinstance(value, list):
-        inners: list[Any] = value
-        return [_bare(inner) for inner in inners]
+        return [_bare(inner) for inner in cast("list[object]", value)]
     return value
 
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that hooks take for their sge_shepherd, and that starts what it is told to.
+"""A process that hooks take for what starts them, and that starts what it is told to.
 
-It runs as `python -IS parent.py` with the job's spool folder as working folder, so it imports
-nothing of gpulock. One line of JSON is one order: argv, env, and where wanted `proc`, a folder
-of links to /proc in which the child is to be seen while it runs, and `stderr`, a file. The answer
-is one line: status (128 + signal for a kill), nanoseconds of wall and of processor time.
+It runs as `python -IS parent.py NAME [TITLE [UID]]`, where NAME is what it is called (comm), TITLE
+what its command line shows and UID whose it is, and imports nothing of gpulock. One line of JSON is
+one order: argv, env, and where wanted `program`, the file to run where it is not argv[0]; `proc`, a
+folder of links to /proc in which the child is to be seen while it runs; `stderr`, a file for all
+that it says; and `uid`, whose it is to be. The answer is one line: status (128 + signal for a
+kill), nanoseconds of wall and of processor time.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -14,8 +17,8 @@ import sys
 import time
 from typing import Any
 
-COMM = "sge_shepherd"
 SIGNALLED = 128
+ARG_START, ARG_END = 45, 46  # of /proc/PID/stat behind the name: fields 48 and 49 of proc(5)
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 QUIET = [
     (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -23,17 +26,29 @@ QUIET = [
 ]
 
 
-def main() -> int:
-    """Look like a shepherd, then serve until standard input ends."""
+def main(name: str, title: str = "", uid: str = "") -> int:
+    """Look like the one that is named, then serve until standard input ends."""
     os.setsid()
     os.umask(0o022)
     with open("/proc/self/comm", "w") as file:
-        file.write(COMM)
+        file.write(name)
+    if title:
+        entitle(title)
+    if uid:
+        become_user(int(uid))
     answer(os.getpid())
     for line in sys.stdin:
         order: dict[str, Any] = json.loads(line)
         answer(*(forked(order) if order.get("proc") else spawned(order)))
     return 0
+
+
+def entitle(title: str) -> None:
+    """Write over the arguments, as slurmstepd does: the title, then blanks."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    begin, end = int(fields[ARG_START]), int(fields[ARG_END])
+    ctypes.memmove(begin, title.encode().ljust(end - begin - 1), end - begin - 1)
 
 
 def answer(*numbers: int) -> None:
@@ -59,15 +74,29 @@ def forked(order: dict[str, Any]) -> tuple[int, int, int]:
     begun = time.perf_counter_ns()
     pid = os.fork()
     if pid == 0:
-        os.setsid()
-        os.symlink(f"/proc/{os.getpid()}", f"{order['proc']}/{os.getpid()}")
-        error = os.open(order["stderr"], WRITE, 0o644)
-        os.dup2(error, 2)
-        os.dup2(error, 1)
-        os.execve(argv[0], argv, order["env"])
+        become(order)
+        os.execve(order.get("program") or argv[0], argv, order["env"])
     _, status, usage = os.wait4(pid, 0)
     os.unlink(f"{order['proc']}/{pid}")
     return code(status), time.perf_counter_ns() - begun, cpu(usage)
+
+
+def become(order: dict[str, Any]) -> None:
+    """Be what the order says, in the child."""
+    os.setsid()
+    os.symlink(f"/proc/{os.getpid()}", f"{order['proc']}/{os.getpid()}")
+    error = os.open(order["stderr"], WRITE, 0o644)
+    os.dup2(error, 2)
+    os.dup2(error, 1)
+    become_user(order.get("uid", os.getuid()))
+
+
+def become_user(uid: int) -> None:
+    """Be a user with a group of the same number, and no other."""
+    if uid != os.getuid():
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
 
 
 def cpu(usage: resource.struct_rusage) -> int:
@@ -82,4 +111,4 @@ def code(status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

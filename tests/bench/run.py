@@ -36,9 +36,10 @@ def main() -> int:
 def measure(root: Path, options: argparse.Namespace) -> None:
     """Measure everything on one node below `root`."""
     scene = Scene(root)
-    samples = hooks.measure(scene, options.rounds, options.seed)
+    slurm = Scene(root / "slurm")
+    samples = hooks.measure(scene, slurm, options.rounds, options.seed)
     table.print_hooks(samples, scene.interpreter)
-    print(f"  the epilog's guard looks at {inprocess.process_count()} processes; alone: at 1")
+    print(f"  the epilogs' guard looks at {inprocess.process_count()} processes; alone: at 1")
     claims = inprocess.claims(root / "claims", options.claims)
     table.print_inside("within a process, /proc shows one process", claims)
     node = scene.node()

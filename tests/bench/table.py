@@ -21,7 +21,19 @@ ROWS = (
     "epilog+launch",
     "epilog main()",
     "shell epilog",
+    "slurm prolog imports",
+    "slurm prolog",
+    "slurm prolog, counted",
+    "slurm prolog main()",
+    "slurm task imports",
+    "slurm task",
+    "slurm task main()",
+    "slurm epilog imports",
+    "slurm epilog, alone",
+    "slurm epilog",
+    "slurm epilog main()",
 )
+NAME = 22  # columns
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -36,12 +48,15 @@ def print_hooks(samples: dict[str, list[float]], interpreter: str) -> None:
     floor = statistics.median(samples["floor"])
     print(f"whole processes, ms, {len(samples['floor'])} rounds; floor: {interpreter} -IS -c pass")
     heads = ("median", "p25", "p75", "x floor", "- floor", "cpu", "x floor")
-    print(" " * 18 + "".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS, strict=True)))
+    print(
+        " " * (NAME + 2)
+        + "".join(f"{head:>{width}}" for head, width in zip(heads, WIDTHS, strict=True))
+    )
     for name in ROWS:
         values = samples[name]
-        middle = statistics.median(values)
+        low, middle, high = (quantile(values, share) for share in (0.25, 0.5, 0.75))
         print(
-            f"  {name:16}{middle:8.2f}{quantile(values, 0.25):8.2f}{quantile(values, 0.75):8.2f}"
+            f"  {name:{NAME}}{middle:8.2f}{low:8.2f}{high:8.2f}"
             f"{middle / floor:9.2f}{middle - floor:9.2f}" + cpu_columns(samples, name, floor_cpu)
         )
 
@@ -78,6 +93,9 @@ def hook_targets(samples: dict[str, list[float]]) -> list[tuple[str, float, floa
         ("prolog / floor", middle["prolog"] / middle["floor"], 1.8),
         ("prolog / shell prolog", middle["prolog"] / middle["shell prolog"], 1.0),
         ("epilog, alone / floor", middle["epilog, alone"] / middle["floor"], 1.7),
+        ("slurm prolog / floor", middle["slurm prolog"] / middle["floor"], 1.8),
+        ("slurm task / floor", middle["slurm task"] / middle["floor"], 1.6),
+        ("slurm epilog, alone / floor", middle["slurm epilog, alone"] / middle["floor"], 1.7),
     ]
 
 

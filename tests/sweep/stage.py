@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node on which the sweep plays: three jobs, and a way back to how everything was.
+"""The node on which the sweep plays, and a way back to how everything was.
 
-`mine` is the job whose hooks are stopped; `other` lives and holds two devices all the time; a
-third one died and left its locks. PROC_ROOT shows their shepherds and nobody else, so that the
-number of system calls does not depend on this machine; a shepherd dies by losing its link there.
+PROC_ROOT shows the processes that matter and nobody else, so that the number of system calls does
+not depend on this machine.
 """
 
 from __future__ import annotations
@@ -21,19 +20,21 @@ from gpulock.deadline import Deadline
 from gpulock.grant import Grant
 from gpulock.locks import Lock
 from gpulock.node import Node
-from gpulock.simulate.execd import SpooledJob
 from tests.bench.scene import Scene, linked_proc
-from tests.bench.shepherd import Parent
 
 MINE, OTHER, GONE = 1001, 1002, 1003
 REAP = Path(__file__).with_name("reap.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
 WORKING_FOLDER = re.compile(r"AT_FDCWD<[^>]*>")  # strace -y shows it with every absolute path
-KEPT = ("run", "state", "sge")  # below the node: LOCK_DIR, STATE_DIR, the spool
 
 
 class Stage:
-    """The node below `root`. Close it: two shepherds are processes."""
+    """The node below `root`; `kept` are the folders in which hooks may write.
+
+    `log` is strace's, `stderr` has all that a hook said.
+    """
+
+    kept: tuple[str, ...] = ("run", "state")  # LOCK_DIR, STATE_DIR
 
     def __init__(self, root: Path, preset: str = "dgx1") -> None:
         self.proc = linked_proc(root / "proc", (os.getpid(),))
@@ -41,49 +42,22 @@ class Stage:
         self.log = root / "strace.log"
         self.stderr = root / "stderr"
         self._saved = root / "saved"
-        self.mine = self._start(MINE, 2)
-        self.other = self._start(OTHER, 2)
         self.node: Node = self.scene.node()
 
     def close(self) -> None:
-        """End the shepherds."""
-        self.mine.end()
-        self.other.end()
+        """End what was started."""
 
-    def _start(self, job_id: int, gpus: int) -> Parent:
-        parent = Parent(self.scene.spool(job_id, gpus))
-        self._link(parent)
-        return parent
+    def link(self, pid: int) -> None:
+        """Let a process be seen."""
+        (self.proc / str(pid)).symlink_to(f"/proc/{pid}")
 
-    def _link(self, parent: Parent) -> None:
-        (self.proc / str(parent.pid)).symlink_to(f"/proc/{parent.pid}")
+    def unlink(self, pid: int) -> None:
+        """Let a process look dead."""
+        (self.proc / str(pid)).unlink()
 
-    def bury(self, parent: Parent) -> None:
-        """Let a shepherd look dead."""
-        (self.proc / str(parent.pid)).unlink()
-
-    def raise_again(self, parent: Parent) -> None:
-        """Let a shepherd that was buried look alive."""
-        self._link(parent)
-
-    def hook(self, parent: Parent, name: str, head: Sequence[str] = ()) -> int:
-        """Run prolog or epilog of a job, behind `head`; return the exit code."""
-        paths = {"prolog": self.scene.hooks.prolog, "epilog": self.scene.hooks.epilog}
-        argv = [*head, str(paths[name]), str(parent.pid)]
-        return parent.run(argv, proc=str(self.proc), stderr=str(self.stderr)).status
-
-    def reap(self, head: Sequence[str] = ()) -> int:
-        """Run one reconcile as a process of its own; return the exit code."""
-        program = [self.scene.interpreter, "-IS", str(REAP), str(CHECKOUT), str(self.scene.config)]
-        argv = [*head, *program]
-        return self.other.run(argv, proc=str(self.proc), stderr=str(self.stderr)).status
-
-    def leave_dead_locks(self, gpus: int) -> None:
-        """Let a job claim, and die without an epilog."""
-        gone = self._start(GONE, gpus)
-        self.must(self.hook(gone, "prolog"), 0)
-        self.bury(gone)
-        gone.end()
+    def reap_command(self) -> list[str]:
+        """Return the command of one reconcile as a process of its own."""
+        return [self.scene.interpreter, "-IS", str(REAP), str(CHECKOUT), str(self.scene.config)]
 
     def leave_cut_short(self) -> None:
         """Leave what a claim leaves that is killed between mkdir and owner record."""
@@ -96,19 +70,19 @@ class Stage:
             raise RuntimeError(f"undisturbed, it exits {code}: {self.stderr.read_text()}")
 
     def is_near(self, call: str) -> bool:
-        """Return whether a traced call is on the locks, the state or the spool."""
+        """Return whether a traced call is on what a hook may change."""
         named = WORKING_FOLDER.sub("", call)
-        return any(f"{self.scene.root}/{name}/" in named for name in KEPT)
+        return any(f"{self.scene.root}/{name}/" in named for name in self.kept)
 
     def save(self) -> None:
         """Take the present state as the one that `reset` comes back to."""
         shutil.rmtree(self._saved, ignore_errors=True)
-        for name in KEPT:
+        for name in self.kept:
             shutil.copytree(self.scene.root / name, self._saved / name)
 
     def reset(self) -> None:
-        """Bring back locks, state and spool; the shepherds' folders stay the same folders."""
-        for name in KEPT:
+        """Bring back all that may change; folders that processes are in stay the same folders."""
+        for name in self.kept:
             restore(self._saved / name, self.scene.root / name)
 
     def reconcile(self) -> None:
@@ -120,32 +94,30 @@ class Stage:
         record = template(self.node, os.getpid(), "sweep")
         return claim(self.node, record, count, lambda: judge(self.node), Deadline(20))
 
-    def locks(self, parent: Parent | None = None) -> dict[str, Lock]:
-        """Return the locks, those of one job or all."""
+    def locks(self, *jobs: int) -> dict[str, Lock]:
+        """Return the locks of these jobs, or without any all there are."""
         found = self.node.store.all() if self.node.store.exists() else {}
-        if parent is None:
-            return found
-        job = str(parent.job.job.job_id)
+        wanted = {str(job) for job in jobs}
         return {
-            name: lock for name, lock in found.items() if lock.owner and lock.owner.job_id == job
+            name: lock
+            for name, lock in found.items()
+            if not jobs or (lock.owner and lock.owner.job_id in wanted)
         }
 
-    def records(self, parent: Parent) -> dict[str, bytes]:
-        """Return the bytes of a job's owner records."""
+    def records(self, *jobs: int) -> dict[str, bytes]:
+        """Return the bytes of these jobs' owner records."""
         folder = Path(self.node.store.locks_dir)
-        return {name: (folder / name / "owner").read_bytes() for name in self.locks(parent)}
+        return {name: (folder / name / "owner").read_bytes() for name in self.locks(*jobs)}
 
-    def mask(self, job: SpooledJob) -> list[str]:
-        """Return what the job's environment file says of CUDA_VISIBLE_DEVICES, every time."""
-        lines = (job.folder / "environment").read_text().splitlines()
-        return [
-            v for k, _, v in (line.partition("=") for line in lines) if k == "CUDA_VISIBLE_DEVICES"
-        ]
+    def inside(self) -> dict[str, bytes]:
+        """Return all files in which hooks may write, by path."""
+        paths = [path for name in self.kept for path in walk(self.scene.root / name)]
+        return {str(p): p.read_bytes() if p.is_file() else b"" for p in paths}
 
     def outside(self) -> dict[str, tuple[int, int, int, int]]:
         """Return inode, size, mode and time of all that no hook may touch."""
         found: dict[str, tuple[int, int, int, int]] = {}
-        for path in walk(self.scene.root, KEPT):
+        for path in walk(self.scene.root, self.kept):
             info = path.lstat()
             found[str(path)] = (info.st_ino, info.st_size, info.st_mode, info.st_mtime_ns)
         return found

@@ -23,16 +23,18 @@ class Tally:
         whole = os.environ.get("GPULOCK_SOAK") == "1" or os.environ.get("FULL") == "1"
         self.every = 1 if whole else int(os.environ.get("GPULOCK_SWEEP_SAMPLE", EVERY))
         given = os.environ.get("GPULOCK_SWEEP_SEED")
-        self.seed = int(given) if given else random.randrange(self.every)
+        self.seed = int(given) if given else random.randrange(self.every * 100)
 
-    def is_drawn(self, case: str, kind: str, near: bool) -> bool:
+    def is_drawn(self, case: str, kind: str, near: bool, thin: int = 1) -> bool:
         """Count one more point that exists; return whether the sample has it.
 
-        `near` are the calls on locks, state and spool: more of them are tried.
+        `near` are the calls on locks, state and spool: more of them are tried. Of a case that is
+        `thin` fewer are, but in a whole sweep; of one whose `thin` is 0 all.
         """
         self.there[case, kind] += 1
         self._order[case, kind, near] += 1
-        every = max(1, self.every // NEARER) if near else self.every
+        sampled = self.every * thin if self.every > 1 else 1
+        every = max(1, sampled // NEARER) if near else max(1, sampled)
         return self._order[case, kind, near] % every == self.seed % every
 
     def lines(self) -> list[str]:
@@ -43,7 +45,7 @@ class Tally:
         for (case, kind), there in sorted(self.there.items()):
             tried, missed = self.tried[case, kind], self.missed[case, kind]
             found.append(
-                f"  {case:24} {kind:7} {tried:5} of {there:5} points tried, {missed} not reached"
+                f"  {case:30} {kind:7} {tried:5} of {there:5} points tried, {missed} not reached"
             )
         found.append(f"  in all {self.tried.total()} of {self.there.total()} points")
         found += [f"  left behind {count:4} x {what}" for what, count in self.leftovers.items()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stop prolog, epilog and reap at every system call: nothing granted twice, nothing lost.
+"""Stop the hooks and reap at every system call: nothing granted twice, nothing lost.
 
 GPULOCK_SWEEP_SAMPLE=N tries every N-th point, GPULOCK_SWEEP_SEED says which; FULL=1 (or
 GPULOCK_SOAK=1) tries all.
@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from tests.bench.scene import folder
-from tests.sweep.cases import CASES, Case, Check
+from tests.sweep import sge, slurm_other_cases, slurm_prolog_cases
+from tests.sweep.play import Case, Play
 from tests.sweep.stage import Stage, walk
 from tests.sweep.tally import TALLY
 from tests.sweep.trace import KINDS, STRACE, Point, failing, points_of, struck, watching
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(7200)]
+CASES = (*sge.CASES, *slurm_prolog_cases.CASES, *slurm_other_cases.CASES)
 RANDOM = re.compile(r"[0-9a-f]{12,}")
 MISSED_SHARE = 0.05  # of the points of a kind may not be reached
 
@@ -42,50 +44,53 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture
-def stage(case: Case) -> Iterator[Stage]:
+def play(case: Case) -> Iterator[Play]:
     """Give a node in the state that the case starts from."""
     with folder("sweep") as root:
-        made = Stage(root)
+        made = case.make(root)
         try:
-            case.prepare(made)
+            made.set_out()
             yield made
         finally:
-            made.close()
+            made.stage.close()
 
 
-def all_points(stage: Stage, case: Case) -> list[Point]:
+def all_points(play: Play) -> list[Point]:
     """Trace the program undisturbed, after one run that is not counted."""
+    stage = play.stage
     for _ in range(2):
         stage.reset()
-        stage.must(case.run(stage, watching(stage.log)), 0)
-    return points_of(stage.log, str(stage.scene.config))
+        stage.must(play.run(watching(stage.log)), play.undisturbed)
+    points = points_of(stage.log, play.marker)
+    play.proper()
+    assert not play.wrong, play.wrong
+    return points
 
 
 def leftovers(stage: Stage) -> None:
-    """Count what a fault left in LOCK_DIR and STATE_DIR besides the locks."""
+    """Count what a fault left half written in LOCK_DIR and STATE_DIR."""
     for root in (stage.node.store.path, stage.node.settings.state_dir):
         for path in walk(Path(root)):
             if path.name.startswith("."):
                 TALLY.leftovers[RANDOM.sub("*", str(path.relative_to(root)))] += 1
 
 
-def test_a_fault_at_any_system_call_loses_nothing(stage: Stage, case: Case) -> None:
-    points = all_points(stage, case)
-    others = stage.records(stage.other)
-    outside = stage.outside()
+def test_a_fault_at_any_system_call_loses_nothing(play: Play, case: Case) -> None:
+    stage = play.stage
     wrong: list[str] = []
-    for point in points:
-        if not TALLY.is_drawn(case.name, point.kind, stage.is_near(point.text)):
+    for point in all_points(play):
+        if not TALLY.is_drawn(case.name, point.kind, stage.is_near(point.text), case.thin):
             continue
         stage.reset()
-        code = case.run(stage, failing(point, stage.log))
+        code = play.run(failing(point, stage.log))
         TALLY.tried[case.name, point.kind] += 1
         if not struck(point, stage.log):
             TALLY.missed[case.name, point.kind] += 1
             continue
         said = stage.stderr.read_text().strip()
-        faults = Check(stage, case, code).all(point, others, outside)
+        faults = play.check(point, code)
         leftovers(stage)
+        TALLY.leftovers.update(f"{case.name}: {what}" for what in play.left)
         wrong += [f"{point}\n    {fault}\n    exit {code}: {said}" for fault in faults]
     assert not wrong, f"{len(wrong)} faults\n" + "\n".join(wrong)
     for kind in KINDS:

@@ -30,14 +30,16 @@ WRITING = calls("write pwrite64 fsync fdatasync ftruncate fallocate")
 LOOKING = calls("stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat chdir")
 OPEN = calls("open openat")
 BY_DESCRIPTOR = calls("read pread64 getdents64 fstat fchmod fchown fstatfs close flock")
+STARTING = calls("fork vfork clone clone3 pipe pipe2 poll")
 ERRORS = {
     "ENOSPC": CREATING | WRITING,  # and an open that creates, see `fits`
     "EIO": OPEN | CREATING | REMOVING | WRITING | LOOKING | BY_DESCRIPTOR,
     "EACCES": OPEN | CREATING | REMOVING | LOOKING,
+    "ENOMEM": STARTING,
 }
 KINDS = (KILL, *ERRORS)
 
-_CALL = re.compile(r"^(?:\d+ +)?(\w+)\(")
+_CALL = re.compile(r"^(\d+) +(\w+)\(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,19 @@ def fits(kind: str, name: str, text: str) -> bool:
 
 
 def points_of(log: Path, marker: str) -> list[Point]:
-    """Return every point of a traced run, from the first call that names `marker` on."""
+    """Return every point of a traced run, from the first call that names `marker` on.
+
+    Of the program itself: the calls of those that it starts are not counted.
+    """
     counts: Counter[str] = Counter()
     found: list[Point] = []
-    begun = False
+    begun, program = False, ""
     for line in log.read_text(errors="replace").splitlines():
         call = _CALL.match(line)
-        if call is None:
+        program = program or (call[1] if call else "")
+        if call is None or call[1] != program:
             continue
-        name = call[1]
+        name = call[2]
         counts[name] += 1
         begun = begun or (marker in line and name in OPEN | LOOKING)  # not the execve
         if begun:

@@ -202,7 +202,10 @@ def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
     text = f'{SHOW_MASK}[ -n "$SLURM_RESTART_COUNT" ] || (setsid sleep 601 &)\nsleep 600\n'
     job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
     wait_said(slurm_gpus, job, "mask=0,1.")
-    left = [pid for pid in slurm.job_processes(job, NODE) if "601" in command_of(pid)]
+    left = until(
+        lambda: [p for p in slurm.job_processes(job, NODE) if "601" in command_of(p)] or None,
+        what="its child",
+    )
     slurm.requeue(job)
     wait_requeued(slurm_gpus, job)
     assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]

@@ -27,6 +27,7 @@ from tests.labs.slurm_jobs import (
     other_boot,
     reap,
     record_of,
+    running,
     shut_gate,
     started,
     wait_requeued,
@@ -379,6 +380,108 @@ def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(
         assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
         assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
     assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}
+
+
+# --- hooks that a killed slurmd left behind -------------------------------------------------------
+
+
+def give_up(gpus: Gpulock, node: str, job: JobId) -> None:
+    """Let slurmctld give up what it waits for on a node, not after a minute; requeue the job."""
+    gpus.slurm.start_slurmd(node)
+    gpus.slurm.scontrol("update", f"nodename={node}", "state=down", "reason=test")
+    wait_requeued(gpus, job)
+    gpus.slurm.resume_node(node)
+
+
+def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    """A site's own Epilog calls ours at its end, say, and was slow; slurmd was killed meanwhile."""
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    go = gate_file(slurm_gpus, "go")
+    step = f"srun -N1 -n1 -w {OTHER} sh -c '{SHOW_MASK.strip()}'\n"
+    words = ("--requeue", "-N2", "-w", f"{NODE},{OTHER}", TWO)
+    job = slurm.submit("slalice", *words, script=f"{waiting_for(go)}{step}sleep 600\n")
+    slurm.wait_running(job)
+    until(lambda: len(held(slurm_gpus, job, OTHER)) == 2, what="the second node to claim")
+    hooks.set("Epilog", OTHER, "before")
+    slurm.requeue(job)
+    late = hooks.wait("Epilog", OTHER, "before", job)
+    slurm.stop_slurmd(OTHER, kill=True)
+    kept = hooks.keep("Epilog", OTHER, "before", late)
+    give_up(slurm_gpus, OTHER, job)
+    slurm.begin(job)
+    slurm.wait_running(job)
+    until(lambda: records(slurm_gpus, OTHER, job, restart=1) == 2, what="the second run to claim")
+    until(lambda: slurm.steps(job, OTHER) != [], what="its extern step")
+    assert running(late)
+    kept.unlink()
+    until(lambda: not hook_runs("epilog_slurmd"), what="the late Epilog to end")
+    assert records(slurm_gpus, OTHER, job, restart=1) == 2
+    assert {record.settling for record in slurm_gpus.locks(OTHER).values()} == {0}
+    go.touch()
+    wait_said(slurm_gpus, job, "mask=0,1.")
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    assert slurm_gpus.locks(OTHER) == slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
+def test_a_prolog_of_the_first_run_that_comes_late_changes_nothing_of_the_second(
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    hooks.set("Prolog", NODE, "before")
+    job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script="sleep 600\n")
+    late = hooks.wait("Prolog", NODE, "before", job)
+    slurm.stop_slurmd(NODE, kill=True)
+    kept = hooks.keep("Prolog", NODE, "before", late)
+    slurm.start_slurmd(NODE)
+    slurm.requeue(job)
+    give_up_if_completing(slurm_gpus, job)
+    slurm.begin(job)
+    slurm.wait_running(job)
+    assert records(slurm_gpus, NODE, job, restart=1) == 2
+    note = slurm_gpus.slurm.path_in(NODE, f"/run/gpulock/tasks/{NODE}.{job}")
+    text, first = note.read_text(), tokens(slurm_gpus)
+    assert running(late)
+    kept.unlink()
+    print("DBG", (slurm_gpus.slurm.path_in(NODE, "/run/gpulock/totals")).read_text().split(), hooks.environ("Prolog", NODE, job))
+    until(lambda: not hook_runs("prolog_slurmd"), what="the late Prolog to end")
+    print("DBG", (slurm_gpus.slurm.path_in(NODE, "/run/gpulock/totals")).read_text().split())
+    print("DBG", [p.name for p in slurm_gpus.slurm.path_in(NODE, "/run/gpulock/released").iterdir()])
+    assert tokens(slurm_gpus) == first
+    assert records(slurm_gpus, NODE, job, restart=1) == len(slurm_gpus.locks(NODE)) == 2
+    assert note.read_text() == text  # what its later steps are told
+    assert not slurm.is_out(NODE)
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    assert slurm_gpus.locks(NODE) == {}
+
+
+def give_up_if_completing(gpus: Gpulock, job: JobId) -> None:
+    """Let slurmctld give up a requeued job that waits for a hook's end."""
+    if gpus.slurm.state(job) == "COMPLETING":
+        gpus.slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=test")
+        wait_requeued(gpus, job)
+        gpus.slurm.resume_node(NODE)
+
+
+def records(gpus: Gpulock, node: str, job: JobId, *, restart: int) -> int:
+    """Return how many devices a run of a job holds on a node."""
+    mine = [r for r in gpus.locks(node).values() if r.job_id == str(job)]
+    return len([record for record in mine if record.restart == restart])
+
+
+def hook_runs(context: str) -> bool:
+    """Return whether any hook of a kind runs."""
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"SLURM_SCRIPT_CONTEXT={context}".encode() in place.read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 # --- several slurmds on one machine ---------------------------------------------------------------

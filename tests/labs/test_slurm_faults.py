@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.labs.sge_wait import LabError, until
-from tests.labs.slurm_gpulock import Gpulock
+from tests.labs.slurm_gpulock import CONFIG, Gpulock
 from tests.labs.slurm_hooks import Stops, stops
 from tests.labs.slurm_jobs import (
     SHOW_MASK,
@@ -300,6 +300,43 @@ def test_when_lock_dir_is_lost_nothing_is_granted_until_living_jobs_are_adopted(
     assert notes(slurm_gpus, NODE) == []
 
 
+@BOTH
+def test_a_job_that_ended_while_its_locks_were_lost_is_not_adopted_for_good(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    ended, living = (started(slurm_gpus, NODE, TWO) for _ in range(2))
+    before = tokens(slurm_gpus)
+    lose_locks(slurm_gpus, NODE)
+    slurm.scancel(ended)
+    slurm.wait_done(ended)
+    reap(slurm_gpus, NODE)
+    assert len(held(slurm_gpus, living, NODE)) == len(slurm_gpus.locks(NODE)) == 2
+    assert tokens(slurm_gpus) < before
+    later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
+    assert slurm.wait_done(later) == "COMPLETED"
+    assert notes(slurm_gpus, NODE) == [f"{NODE}.{living}"]
+
+
+@BOTH
+def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    place = slurm_gpus.slurm.path_in(NODE, CONFIG)
+    text = place.read_text()
+    place.write_text(f"{text}GUPS=4\n")
+    slurm.scancel(job)
+    assert slurm.wait_done(job) == "CANCELLED"
+    assert not slurm.is_out(NODE)
+    place.write_text(text)
+    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
+    assert notes(slurm_gpus, NODE) == []
+
+
 # --- hooks cut short ------------------------------------------------------------------------------
 
 
@@ -448,10 +485,7 @@ def test_a_prolog_of_the_first_run_that_comes_late_changes_nothing_of_the_second
     text, first = note.read_text(), tokens(slurm_gpus)
     assert running(late)
     kept.unlink()
-    print("DBG", (slurm_gpus.slurm.path_in(NODE, "/run/gpulock/totals")).read_text().split(), hooks.environ("Prolog", NODE, job))
     until(lambda: not hook_runs("prolog_slurmd"), what="the late Prolog to end")
-    print("DBG", (slurm_gpus.slurm.path_in(NODE, "/run/gpulock/totals")).read_text().split())
-    print("DBG", [p.name for p in slurm_gpus.slurm.path_in(NODE, "/run/gpulock/released").iterdir()])
     assert tokens(slurm_gpus) == first
     assert records(slurm_gpus, NODE, job, restart=1) == len(slurm_gpus.locks(NODE)) == 2
     assert note.read_text() == text  # what its later steps are told

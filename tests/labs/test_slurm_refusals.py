@@ -51,7 +51,7 @@ def busy(gpus: Gpulock, job: JobId, node: str = NODE) -> str:
 
 def is_busy(text: str) -> bool:
     """Return whether a refusal says that other jobs have the devices."""
-    return re.search(": busy: .*(0 of 4 free|not free is)", text) is not None
+    return re.search(": busy: .*([01] of 4 free|not free is)", text) is not None
 
 
 # --- batch jobs of one node -----------------------------------------------------------------------
@@ -158,21 +158,25 @@ def test_a_site_may_have_busy_jobs_fail(slurm_gpus: Gpulock, mode: Mode) -> None
 
 
 @BOTH
-@pytest.mark.parametrize("refused", [NODE, OTHER])
-def test_a_job_refused_on_one_node_is_requeued_as_a_whole(
-    slurm_gpus: Gpulock, mode: Mode, refused: str
+@pytest.mark.parametrize(
+    "refused", [(NODE,), (OTHER,), (NODE, OTHER)], ids=["first", "second", "both"]
+)
+def test_a_job_refused_on_some_of_its_nodes_is_requeued_as_a_whole(
+    slurm_gpus: Gpulock, mode: Mode, refused: tuple[str, ...]
 ) -> None:
     mode(slurm_gpus, SOON)
     slurm = slurm_gpus.slurm
     go = gate_file(slurm_gpus, "go")
-    with occupied(slurm_gpus, refused, *ALL):
+    with contextlib.ExitStack() as stack:
+        for node in refused:
+            stack.enter_context(occupied(slurm_gpus, node, *ALL))
         words = ("-N2", "-w", f"{NODE},{OTHER}", "--gres=gpu:2")
         # an srun of the first run would outlive it by half a minute, and keep the locks
         step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\nsleep 600\n"
         job = slurm.submit("slalice", *words, script=waiting_for(go) + step)
         shown = wait_requeued(slurm_gpus, job)
         assert is_busy(shown["AdminComment"])
-        assert f"{refused}=" not in slurm.said(job)
+        assert "=" not in slurm.said(job)
         assert not any(slurm_gpus.held_by(job).values())
         assert notes(slurm_gpus, NODE) == notes(slurm_gpus, OTHER) == []
         assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
@@ -213,6 +217,31 @@ def test_of_an_array_over_two_nodes_the_refused_task_goes_alone(
             "slnode3": 0,
         }
         until(lambda: not any(slurm_gpus.held_by(array).values()), what="its other lock to go")
+        assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
+
+
+@pytest.mark.parametrize("refused", [NODE, OTHER], ids=["leader", "second"])
+def test_a_component_that_is_refused_takes_its_whole_job_along(
+    slurm_gpus: Gpulock, refused: str
+) -> None:
+    by_gpulock(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    parts = ("--gres=gpu:2", "-w", NODE, ":", "--gres=gpu:2", "-w", OTHER)
+    with occupied(slurm_gpus, refused, 1, 2, 3):
+        leader = slurm.submit("slalice", *parts, script="srun --het-group=0,1 echo ran\nsleep 5\n")
+        jobs = (leader, JobId(leader + 1))
+        until(
+            lambda: any(
+                slurm.state(job) in ("CANCELLED", "COMPLETED") or slurm.job(job)["Restarts"] != "0"
+                for job in jobs
+            ),
+            what="the job to be refused",
+            why=slurm.logs,
+        )
+        states = {slurm.wait_state(job, "CANCELLED", "PENDING", "COMPLETED") for job in jobs}
+        assert states <= {"CANCELLED", "PENDING"}
+        assert "ran" not in slurm.said(leader)
+        assert not any(name for job in jobs for name in slurm_gpus.held_by(job).values())
         assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
 
 

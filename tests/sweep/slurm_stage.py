@@ -56,7 +56,9 @@ class SlurmStage(Stage):
             self._program(root / "bin" / name, OBEY)
         with self.scene.config.open("a") as file:
             file.write(f"SLURM_BINARIES={root / 'bin'}\nSLURM_CHOOSER={chooser}\n")
-            file.write("SLURM_WAIT=0.05\n")  # one that is refused asks twice
+            file.write(
+                "SLURM_WAIT=0.000001\n"
+            )  # one that is refused asks once, however slow this machine is
         self.node = self.scene.node()
         write_map(self.node, self.scene.root / "gres.conf")
         settings = users_settings(self.scene.config.read_text())

@@ -5,10 +5,13 @@ Hot. It always exits 0: anything else drains the node. SLURM_JOB_GPUS is not ask
 missing (reference slurm 5). What cannot be freed is left to the next claim and the reaper.
 """
 
+import os
+
 from gpulock.deadline import Deadline, boottime
 from gpulock.hook import settings_for, tell, unexpected
 from gpulock.node import Node
 from gpulock.owner import Owner
+from gpulock.procfs import Proc
 from gpulock.refusal import Refusal
 from gpulock.release import Released, release
 from gpulock.settings import Settings
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpulock.liveness import Judge
+
+
+DEPTH = 16  # of scripts between slurmd and us
 
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
@@ -43,6 +49,8 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 
 def serve(node: Node, call: Call, deadline: Deadline, begun: float) -> Released:
     """Release the job's locks on this node; raise Refusal. `begun`: CLOCK_BOOTTIME."""
+    if not node.settings.simulation and not under_slurmd(node.proc):
+        call.restart -= 1  # left behind by a slurmd that was killed: the count may be a later run's
     ours = Ours(node, call, begun)
     try:
         return release(node, ours, judge(node), deadline, "epilog")
@@ -61,6 +69,20 @@ def judge(node: Node) -> "Judge":
 
     steps = Steps(node.settings)
     return Judge(node.boot_id, node.name, Scan(node.proc), {}, {"slurm": steps.left}, steps.attach)
+
+
+def under_slurmd(proc: Proc) -> bool:
+    """Return whether slurmd is above us, directly or through a script of the site's own."""
+    pid = os.getppid()
+    for _ in range(DEPTH):
+        try:
+            status = proc.status(pid)
+        except (OSError, ValueError):
+            return False
+        if status.name == "slurmd":
+            return True
+        pid = status.ppid
+    return False
 
 
 class Ours:

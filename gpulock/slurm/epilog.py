@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 DEPTH = 16  # of scripts between slurmd and us
+INIT = 1  # the parent of what slurmd left behind
+TICKS = os.sysconf("SC_CLK_TCK")  # a second, of a process's start time
 
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
@@ -49,8 +51,8 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 
 def serve(node: Node, call: Call, deadline: Deadline, begun: float) -> Released:
     """Release the job's locks on this node; raise Refusal. `begun`: CLOCK_BOOTTIME."""
-    if not node.settings.simulation and not under_slurmd(node.proc):
-        call.restart -= 1  # left behind by a slurmd that was killed: the count may be a later run's
+    if not node.settings.simulation:
+        begun = launched(node.proc, os.getpid(), os.getpgrp(), begun)
     ours = Ours(node, call, begun)
     try:
         return release(node, ours, judge(node), deadline, "epilog")
@@ -71,18 +73,27 @@ def judge(node: Node) -> "Judge":
     return Judge(node.boot_id, node.name, Scan(node.proc), {}, {"slurm": steps.left}, steps.attach)
 
 
-def under_slurmd(proc: Proc) -> bool:
-    """Return whether slurmd is above us, directly or through a script of the site's own."""
-    pid = os.getppid()
-    for _ in range(DEPTH):
-        try:
+def launched(proc: Proc, pid: int, leader: int, begun: float) -> float:
+    """Return when slurmd launched this Epilog (CLOCK_BOOTTIME): `begun` while slurmd is above it.
+
+    slurmd puts an Epilog into a process group of its own. A slurmd that was killed leaves it
+    behind, and a script of the site's own may come to us late, when the job's next run has begun:
+    that run's claims are younger than the first process of all that is above us or leads us.
+    Where `leader`, of our group, is gone nobody knows, and nothing is freed: it is left to the reaper.
+    """
+    oldest = int(begun * TICKS)
+    try:
+        for _ in range(DEPTH):
             status = proc.status(pid)
-        except (OSError, ValueError):
-            return False
-        if status.name == "slurmd":
-            return True
-        pid = status.ppid
-    return False
+            if status.name == "slurmd":
+                return begun
+            if pid == INIT:
+                break
+            oldest = min(oldest, proc.start(pid))
+            pid = status.ppid
+        return min(oldest, proc.start(leader)) / TICKS
+    except (OSError, ValueError):
+        return 0.0
 
 
 class Ours:

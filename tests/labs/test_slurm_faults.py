@@ -437,26 +437,28 @@ def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
     by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     go = gate_file(slurm_gpus, "go")
-    step = f"srun -N1 -n1 -w {OTHER} sh -c '{SHOW_MASK.strip()}'\n"
     words = ("--requeue", "-N2", "-w", f"{NODE},{OTHER}", TWO)
-    job = slurm.submit("slalice", *words, script=f"{waiting_for(go)}{step}sleep 600\n")
+    job = slurm.submit("slalice", *words, script=f"{waiting_for(go)}{SHOW_MASK}sleep 600\n")
     slurm.wait_running(job)
-    until(lambda: len(held(slurm_gpus, job, OTHER)) == 2, what="the second node to claim")
-    hooks.set("Epilog", OTHER, "before")
+    until(lambda: len(held(slurm_gpus, job, NODE)) == 2, what="the job to claim")
+    hooks.set("Epilog", NODE, "before")
     slurm.requeue(job)
-    late = hooks.wait("Epilog", OTHER, "before", job)
-    slurm.stop_slurmd(OTHER, kill=True)
-    kept = hooks.keep("Epilog", OTHER, "before", late)
-    give_up(slurm_gpus, OTHER, job)
+    late = hooks.wait("Epilog", NODE, "before", job)
+    slurm.stop_slurmd(NODE, kill=True)
+    kept = hooks.keep("Epilog", NODE, "before", late)
+    give_up(slurm_gpus, NODE, job)
     slurm.begin(job)
     slurm.wait_running(job)
-    until(lambda: records(slurm_gpus, OTHER, job, restart=1) == 2, what="the second run to claim")
-    until(lambda: slurm.steps(job, OTHER) != [], what="its extern step")
+    until(lambda: records(slurm_gpus, NODE, job, restart=1) == 2, what="the second run to claim")
+    until(lambda: slurm.steps(job, NODE) != [], what="its extern step")
+    told = notes(slurm_gpus, NODE)
+    assert len(told) == 1
     assert running(late)
     kept.unlink()
     until(lambda: not hook_runs("epilog_slurmd"), what="the late Epilog to end")
-    assert records(slurm_gpus, OTHER, job, restart=1) == 2
-    assert {record.settling for record in slurm_gpus.locks(OTHER).values()} == {0}
+    assert records(slurm_gpus, NODE, job, restart=1) == 2
+    assert {record.settling for record in slurm_gpus.locks(NODE).values()} == {0}
+    assert notes(slurm_gpus, NODE) == told
     go.touch()
     wait_said(slurm_gpus, job, "mask=0,1.")
     slurm.scancel(job)

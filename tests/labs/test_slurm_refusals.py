@@ -241,7 +241,11 @@ def test_a_component_that_is_refused_takes_its_whole_job_along(
         states = {slurm.wait_state(job, "CANCELLED", "PENDING", "COMPLETED") for job in jobs}
         assert states <= {"CANCELLED", "PENDING"}
         assert "ran" not in slurm.said(leader)
-        assert not any(name for job in jobs for name in slurm_gpus.held_by(job).values())
+        until(  # an Epilog may still be at work when its job's state is told
+            lambda: not any(name for job in jobs for name in slurm_gpus.held_by(job).values()),
+            what="their locks to go",
+            why=slurm.logs,
+        )
         assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
 
 

@@ -11,7 +11,8 @@ import click
 from gpulock import atomic
 from gpulock.cli import table
 from gpulock.cli.session import Refused, Session
-from gpulock.settings import CHOICE, FLAG, KEYS, SECONDS, WORDS, Settings, parse
+from gpulock.keys import CHOICE, FLAG, KEYS, SECONDS, WORDS
+from gpulock.settings import Settings, parse
 
 
 @click.command()
@@ -79,4 +80,5 @@ def unit(kind: str, default: str) -> str:
     """Return what a value may be, where that is not plain text."""
     if kind == CHOICE:
         return f" ({default})"
-    return {SECONDS: " (seconds)", FLAG: " (yes|no)", WORDS: " (words)"}.get(kind, "")
+    units = {SECONDS: " (seconds)", LIMIT: " (seconds; 0: never)", FLAG: " (yes|no)"}
+    return {**units, WORDS: " (words)"}.get(kind, "")

@@ -42,8 +42,9 @@ from gpulock.install.slurm_site import (
 from gpulock.install.slurm_snippets import gres_conf_page, lua_page, settings_text
 from gpulock.install.slurm_texts import slurm_conf_page
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX
+from gpulock.keys import KEYS
 from gpulock.refusal import Refusal
-from gpulock.settings import DEFAULT_PATH, KEYS, Settings, parse
+from gpulock.settings import DEFAULT_PATH, Settings, parse
 from gpulock.slurm.gres_map import COPY, NAME
 
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")

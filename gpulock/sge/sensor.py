@@ -11,11 +11,12 @@ import os
 import sys
 
 from gpulock import boot, deadline, quarantine, state, verdicts
+from gpulock.keys import KEYS
 from gpulock.liveness import Verdict
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import UNKNOWN, Refusal
-from gpulock.settings import KEYS, load
+from gpulock.settings import load
 from gpulock.sge import hook
 from gpulock.state import Row
 

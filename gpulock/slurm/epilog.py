@@ -79,7 +79,7 @@ def launched(proc: Proc, pid: int, leader: int, begun: float) -> float:
     slurmd puts an Epilog into a process group of its own. A slurmd that was killed leaves it
     behind, and a script of the site's own may come to us late, when the job's next run has begun:
     that run's claims are younger than the first process of all that is above us or leads us.
-    Where `leader`, of our group, is gone nobody knows, and nothing is freed: it is left to the reaper.
+    Where `leader`, of our group, is gone nobody knows: nothing is freed, the reaper will.
     """
     oldest = int(begun * TICKS)
     try:

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from gpulock import __version__
 from gpulock.cli import COMMANDS, commands
+from gpulock.keys import KEYS
 from gpulock.refusal import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
-from gpulock.settings import KEYS
 from gpulock.simulate.presets import PRESETS
 from tests.unit.cli_site import ROOT, Site, until
 

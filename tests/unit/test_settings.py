@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpulock import settings
+from gpulock.keys import CHOICE, KEYS, convert
 from gpulock.refusal import BROKEN, Refusal
-from gpulock.settings import KEYS, Settings, load, parse
+from gpulock.settings import Settings, load, parse
 
 GOOD = "gpulock-simulation 1\n"
 
@@ -32,7 +33,7 @@ def refusal(path: str, uid: int | None = None) -> Refusal:
 def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
     names = [name for name, _, _, _ in KEYS]
     assert len(set(names)) == len(names)
-    assert {name.lower() for name in names} | {"path"} == set(Settings.__slots__)
+    assert {name.lower() for name in names} | {"path"} == set(Settings.__annotations__)
     assert all(meaning for _, _, _, meaning in KEYS)
 
 
@@ -40,8 +41,8 @@ def test_every_default_is_a_value_of_its_key() -> None:
     found = Settings({})
     for name, kind, default, _ in KEYS:
         value = getattr(found, name.lower())
-        if kind != settings.CHOICE:
-            assert value == settings.convert(kind, default, default)
+        if kind != CHOICE:
+            assert value == convert(kind, default, default)
         else:
             assert value == default.split("|")[0]
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of gpulock.conf: one table makes the parser, `gpulock config` and the man page.
+
+Hot. KEYS is the table: name, kind, default, meaning; `convert` reads one value of a kind.
+"""
+
+TEXT, PATH, COUNT, EXIT, SECONDS, LIMIT, FLAG, WORDS, CHOICE = (
+    "text",
+    "path",
+    "count",
+    "exit code",
+    "seconds",
+    "seconds, or 0",
+    "yes|no",
+    "words",
+    "choice",
+)
+
+COUNT_DIGITS = 4  # of a COUNT
+LARGEST_EXIT = 255  # of a program
+
+# name, kind, default, meaning; for CHOICE the default comes first among the `|` separated values
+KEYS: tuple[tuple[str, str, str, str], ...] = (
+    ("LOCK_DIR", PATH, "/run/gpulock", "locks, on tmpfs or a local file system"),
+    ("STATE_DIR", PATH, "/var/lib/gpulock", "quarantine and reserves, kept over a reboot"),
+    ("PROC_ROOT", PATH, "/proc", "the process tree"),
+    ("DRIVER_ROOT", PATH, "/proc/driver/nvidia", "what the NVIDIA driver shows"),
+    ("SYS_ROOT", PATH, "/sys", "sysfs"),
+    ("DEV_ROOT", PATH, "/dev", "device nodes"),
+    ("SIMULATION", TEXT, "", "marker file of a simulated node; empty on a real one"),
+    ("GPUS", COUNT, "0", "GPUs this node must have; 0: not known"),
+    ("VISIBLE_DEVICES", CHOICE, "index|uuid", "what CUDA_VISIBLE_DEVICES holds"),
+    ("HIDE_UNREQUESTED", FLAG, "yes", "give an empty mask to a job that asked for no GPU"),
+    ("DRIVER_DIR", TEXT, "", "folder of driver versions for /nvbin and /nvlib in containers"),
+    ("GATE_TIMEOUT", SECONDS, "20", "longest wait for the gate"),
+    ("ON_BUSY", CHOICE, "requeue|error", "too few devices free: requeue the job, or error"),
+    ("ON_BROKEN", CHOICE, "stop|requeue", "this node is at fault: stop the queue, or requeue"),
+    (
+        "SERVICES",
+        WORDS,
+        "nvidia-persistenced nv-hostengine dcgm-exporter gpulock-exporter Xorg",
+        "executables of system users that may hold a device open",
+    ),
+    ("CLUSTER", TEXT, "default", "cluster or cell name in the records of gpulock run"),
+    ("SGE_ROOT", TEXT, "", "Grid Engine's root, for qstat, qconf and qmaster's address"),
+    ("SGE_CELL", TEXT, "default", "Grid Engine's cell"),
+    ("SGE_QMASTER_PORT", TEXT, "", "port, where services(5) does not name it"),
+    ("SGE_EXECD_PORT", TEXT, "", "port, where services(5) does not name it"),
+    ("SGE_COMPLEXES", WORDS, "gpu", "complexes that stand for GPUs; a job may use one of them"),
+    ("SGE_BINARIES", TEXT, "", "folder of the real qstat and qconf (no wrapper scripts)"),
+    ("SGE_QSTAT_TIMEOUT", SECONDS, "5", "longest wait for qstat"),
+    ("SGE_SHEPHERD", TEXT, "", "the real sge_shepherd, where shepherd_cmd is gpulock's"),
+    ("SGE_SLAVE_TASKS", FLAG, "no", "claim for slave tasks of parallel jobs on several hosts"),
+    ("SLURM_CHOOSER", CHOICE, "slurm|gpulock", "who picks the devices of a Slurm job"),
+    (
+        "SLURM_COUNT",
+        CHOICE,
+        "gpus|comment|slurmctld",
+        "how many, where gpulock picks: SLURM_JOB_GPUS, the comment of job_submit, or asked",
+    ),
+    ("SLURM_GRES", WORDS, "gpu", "GRES names that stand for GPUs"),
+    ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
+    ("SLURM_CONF", TEXT, "", "slurm.conf for those, where it is not at their default place"),
+    ("SLURM_TIMEOUT", SECONDS, "5", "longest wait for slurmctld"),
+    ("SLURM_WAIT", SECONDS, "15", "longest wait for a device that Slurm gave and a lock holds"),
+    ("SLURM_SPLIT_TASKS", FLAG, "no", "where gpulock picks, each task of a step gets its share"),
+    ("REQUEUE_EXIT", EXIT, "213", "a task's exit code that requeues: RequeueExit of slurm.conf"),
+    (
+        "REFUSE",
+        CHOICE,
+        "requeue|cancel",
+        "what becomes of a refused Slurm job of several nodes, or that is no batch job",
+    ),
+    ("JOB_MAP_DIR", TEXT, "", "job mapping folder for dcgm-exporter; empty: none"),
+    ("JOB_MAP_RELEASE", CHOICE, "empty|unlink", "what becomes of a file there at the release"),
+    ("GPUSTAT_DIR", TEXT, "", "folder like /run/gpustat for nvidia_gpu_prometheus_exporter"),
+    ("EXPORTER_DIR", PATH, "/run/gpulock-exporter", "what the exporter writes for the others"),
+    ("EXPORTER_LISTEN", WORDS, ":9465", "addresses of the exporter: HOST:PORT or :PORT"),
+    ("WEB_CONFIG", TEXT, "", "web-config.yml of the exporter: TLS and users; empty: none"),
+    ("SAMPLE_PERIOD", SECONDS, "1", "time between two looks at the GPUs"),
+    ("PROCESS_PERIOD", SECONDS, "10", "time between two looks at the GPUs' process lists"),
+    ("MAX_SAMPLE_AGE", SECONDS, "10", "older values of the GPUs are not told"),
+    ("IDLE_AFTER", SECONDS, "600", "observed idleness that makes a held device held_idle"),
+    ("LABEL_USER", CHOICE, "name|uid|none", "what metrics and page tell of a job's user"),
+    ("PAUSE_MAX", SECONDS, "600", "longest pause of the exporter, after which it goes on"),
+    ("PROMETHEUS_URL", TEXT, "", "Prometheus server that gpulock status --cluster asks"),
+    ("SERVE", FLAG, "no", "gpulockd serves gpulock run to users; no scheduler owns the node"),
+    ("REPORT_AT_END", FLAG, "no", "print the report of a job's GPUs at its end"),
+    ("REPORT_DIR", TEXT, "", "folder shared by the nodes that collects a job's reports"),
+    ("IDLE_WARN", LIMIT, "0", "observed idleness of a claim after which IDLE_COMMAND is run"),
+    ("IDLE_COMMAND", TEXT, "", "program that gpulockd runs, once, for a claim that idles"),
+    ("IDLE_KILL", LIMIT, "0", "observed idleness of a claim after which its job is killed"),
+    ("ISOLATION", CHOICE, "off|group|cgroup", "how a job is kept from other jobs' devices"),
+    ("CLEAN", CHOICE, "off|report|kill", "what an epilog does about a job's left-over processes"),
+    ("CLEAN_TIMEOUT", SECONDS, "10", "longest time an epilog spends on them"),
+    ("QUARANTINE_ON", WORDS, "", "what puts a device out of service: xid ecc missing memory"),
+    ("RESTORE_AFTER", COUNT, "3", "clean checks in a row after which such a device comes back"),
+    ("CDI_DIR", TEXT, "", "folder of the CDI spec that gpulockd keeps, such as /var/run/cdi"),
+)
+
+
+def convert(kind: str, default: str, given: str | None) -> object:
+    """Return the value of one key; raise ValueError that says what is wrong."""
+    if kind == CHOICE:
+        choices = default.split("|")
+        if given is not None and given not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}, not {given!r}")
+        return choices[0] if given is None else given
+    value = default if given is None else given
+    if kind in (COUNT, EXIT):
+        if not (value.isascii() and value.isdigit()):
+            raise ValueError(f"must be a whole number, not {value[:40]!r}")
+        if len(value) > COUNT_DIGITS:
+            raise ValueError("is larger than any node")
+        if kind == EXIT and not 0 < int(value) <= LARGEST_EXIT:
+            raise ValueError(f"must be from 1 to {LARGEST_EXIT}, not {value}")
+        return int(value)
+    if kind == LIMIT and value == "0":
+        return 0.0
+    if kind in (SECONDS, LIMIT):
+        return seconds(value)
+    if kind == FLAG:
+        if value not in ("yes", "no"):
+            raise ValueError(f"must be yes or no, not {value!r}")
+        return value == "yes"
+    if kind == WORDS:
+        return tuple(value.split())
+    if kind == PATH and not value.startswith("/"):
+        raise ValueError(f"must be an absolute path, not {value!r}")
+    return value
+
+
+def seconds(value: str) -> float:
+    """Parse a positive number of seconds."""
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError(f"must be a number of seconds, not {value!r}") from None
+    if not 0 < number < 1e7:  # noqa: PLR2004 (four months: anything longer is a typing error)
+        raise ValueError(f"must be between 0 and 10,000,000 seconds, not {value!r}")
+    return number

@@ -11,7 +11,7 @@ import click
 from gpulock import atomic
 from gpulock.cli import table
 from gpulock.cli.session import Refused, Session
-from gpulock.keys import CHOICE, FLAG, KEYS, SECONDS, WORDS
+from gpulock.keys import CHOICE, FLAG, KEYS, LIMIT, SECONDS, WORDS
 from gpulock.settings import Settings, parse
 
 

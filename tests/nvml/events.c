@@ -143,8 +143,10 @@ static nvmlReturn_t wait_event(const char *function, nvmlEventSet_t set, nvmlEve
     nvmlReturn_t status = begin_system(function);
     if (status == NVML_SUCCESS && (!set || !data))
         status = NVML_ERROR_INVALID_ARGUMENT;
-    int watch = status == NVML_SUCCESS ? watch_folder() : -1;
-    control_refresh(); /* nothing may happen between a look and the watch */
+    /* Who does not wait needs no watch: closing one waits for the kernel's RCU, 5 to 15 ms. */
+    int watch = status == NVML_SUCCESS && timeout > 0 ? watch_folder() : -1;
+    if (watch >= 0)
+        control_refresh(); /* nothing may happen between a look and the watch */
     while (status == NVML_SUCCESS && !take_event(set, data)) {
         long long left = until - monotonic_ms();
         if (left <= 0) {

@@ -11,7 +11,7 @@ from gpulock.grant import Want
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, BUSY, SENSELESS, Refusal
-from gpulock.totals import Totals
+from gpulock.totals import Totals, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def count_reaps(totals: Totals, outcomes: "list[Outcome]") -> None:
     """Count what was freed, by the kind of proof."""
     for outcome in outcomes:
         if outcome.act == "freed":
-            record = outcome.lock.owner
-            totals.add(f"reaped_{record.scheduler if record else 'cut_short'}")
+            totals.add(f"reaped_{kind_of(outcome.verdict.proof)}")
 
 
 def pick(

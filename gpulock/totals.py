@@ -10,6 +10,17 @@ import os
 from gpulock import atomic, kv
 from gpulock.locks import Store
 
+# how a proof begins (gpulock.liveness, settle, sge.verdict, slurm.verdict), and its kind: a label
+PROOFS = (
+    ("a claim cut short", "cut_short"),
+    ("claimed before this boot", "reboot"),
+    ("released by its job", "released"),
+    ("process ", "process"),
+    ("its shepherd ", "shepherd"),
+    ("its steps", "steps"),
+    ("slurmctld ", "slurmctld"),
+)
+OTHER_PROOF = "other"
 STREAK_JOBS, STREAK_OWNERS = 3, 2  # unknowns of so many jobs and owners in a row: a broken node
 
 
@@ -70,6 +81,14 @@ class Totals:
             atomic.replace_file(self._path, kv.encode(list(self.values.items())).encode())
         except (OSError, ValueError):
             return
+
+
+def kind_of(proof: str) -> str:
+    """Return of which kind a proof of death is, one of few words."""
+    for beginning, kind in PROOFS:
+        if proof.startswith(beginning):
+            return kind
+    return OTHER_PROOF
 
 
 def note_timeout(store: Store) -> None:

@@ -35,12 +35,29 @@ def read(lock_dir: str, now: float, boot_id: str) -> dict[str, Verdict] | None:
     `now` is CLOCK_BOOTTIME in seconds, `boot_id` this boot: a LOCK_DIR may be kept over a reboot.
     """
     try:
-        text = atomic.read_text(f"{lock_dir}/verdicts", 1 << 20)
-        pairs = kv.decode_versioned(text, VERSION_LINE)
-        written_in = pairs.pop("boot_id", "")
-        checked = float(pairs.pop("checked_boottime", "-inf"))
+        return published(lock_dir, now, boot_id)[0]
     except (OSError, ValueError):
         return None
-    if written_in != boot_id or not -ROUNDING <= now - checked <= FRESH:
-        return None
-    return {token: Verdict(*value.partition(" ")[::2]) for token, value in pairs.items()}
+
+
+def published(
+    lock_dir: str, now: float, boot_id: str
+) -> tuple[dict[str, Verdict] | None, float | None]:
+    """Return the verdicts as `read` does, and when they were made, also where that is long ago.
+
+    The time is CLOCK_BOOTTIME seconds, None where there are no verdicts of this boot; raise
+    OSError or ValueError where they cannot be read.
+    """
+    try:
+        text = atomic.read_text(f"{lock_dir}/verdicts", 1 << 20)
+    except FileNotFoundError:
+        return None, None
+    pairs = kv.decode_versioned(text, VERSION_LINE)
+    written_in = pairs.pop("boot_id", "")
+    checked = float(pairs.pop("checked_boottime", "nan"))
+    if written_in != boot_id or not 0 <= checked <= now + ROUNDING:
+        return None, None
+    at = min(checked, now)
+    if now - at > FRESH:
+        return None, at
+    return {token: Verdict(*value.partition(" ")[::2]) for token, value in pairs.items()}, at

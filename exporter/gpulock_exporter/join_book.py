@@ -7,8 +7,9 @@ locks go on. Nothing is read or written here but, through `Kin`, the processes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from gpulock.devices import Device, overlaps
 from gpulock.locks import Lock
@@ -19,9 +20,14 @@ from gpulock_exporter.join import join
 from gpulock_exporter.join_facts import Facts, claims
 from gpulock_exporter.join_snapshot import Health, Heard, Limits, Snapshot
 from gpulock_exporter.sample_file import Memory, sample_text
-from gpulock_exporter.telemetry import Frame, Process
+from gpulock_exporter.telemetry import COLLECTORS, Frame, Process
 from gpulock_exporter.totals_limits import usable
 from gpulock_exporter.totals_tokens import Accounts
+
+# read with `counters` at once, so that they take no time of their own
+WITH_COUNTERS = ("ecc", "remapped", "pcie", "nvlink")
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -129,11 +135,25 @@ class Book:
                 one.who = present(one.processes, holders, kin, self.services)
                 one.tokens = tokens
 
-    def _collectors(self, facts: Facts, fresh: bool) -> dict[str, tuple[float, str]]:
+    def _collectors(self, facts: Facts, fresh: bool) -> dict[str, tuple[float | None, str]]:
         """Return seconds and fault of each part of a tick, the worker's while it is heard."""
         durations, failures = dict(facts.durations), dict(facts.failures)
         if fresh and self.last is not None:
-            durations |= self.last.durations
-            failures |= self.last.failures
-        names = sorted({*durations, *failures})
-        return {name: (durations.get(name, 0.0), failures.get(name, "")) for name in names}
+            durations |= worker_part(self.last.durations)
+            failures |= worker_part(self.last.failures)
+            names = WITH_COUNTERS if "counters" in durations else ()
+            return collectors(durations, failures, names)
+        return collectors(durations, failures)
+
+
+def worker_part(told: Mapping[str, _T]) -> dict[str, _T]:
+    """Return what the worker says of collectors that there are: a name becomes a label."""
+    return {name: value for name, value in told.items() if name in COLLECTORS}
+
+
+def collectors(
+    durations: Mapping[str, float], failures: Mapping[str, str], names: Iterable[str] = ()
+) -> dict[str, tuple[float | None, str]]:
+    """Return seconds, None where they were not taken, and fault of each collector by name."""
+    every = sorted({*durations, *failures, *names})
+    return {name: (durations.get(name), failures.get(name, "")) for name in every}

@@ -98,18 +98,7 @@ def read_verdicts(node: Node, now: float) -> Judged:
     """Return the verdicts where they are fresh, and when the last reconcile of this boot was."""
     if node.store.boot_id() != node.boot_id:
         return None, None
-    try:
-        text = atomic.read_text(f"{node.store.path}/verdicts", 1 << 20)
-    except FileNotFoundError:
-        return None, None
-    return verdicts.read(node.store.path, now, node.boot_id), reconciled_at(text, node.boot_id, now)
-
-
-def reconciled_at(text: str, boot_id: str, now: float) -> float | None:
-    """Return when verdicts were made, also where they are too old to be believed."""
-    pairs = kv.decode_versioned(text, verdicts.VERSION_LINE)
-    at = float(pairs.get("checked_boottime", "nan"))
-    return min(at, now) if pairs.get("boot_id") == boot_id and at >= 0 else None
+    return verdicts.published(node.store.path, now, node.boot_id)
 
 
 def read_counters(store: Store) -> dict[str, str]:

@@ -85,14 +85,17 @@ class Seen:
 
 @dataclass(frozen=True)
 class Health:
-    """How the exporter itself is; `collectors` has (seconds, fault) of each, by name."""
+    """How the exporter itself is.
+
+    `collectors` has (seconds, fault) of each by name; seconds are None where nobody took them.
+    """
 
     version: str = ""
     nvml_up: bool = False
     abandoned: int = 0
     sampled: float | None = None  # epoch seconds of the last frame
-    collectors: Mapping[str, tuple[float, str]] = field(
-        default_factory=dict[str, tuple[float, str]]
+    collectors: Mapping[str, tuple[float | None, str]] = field(
+        default_factory=dict[str, tuple[float | None, str]]
     )
     reloaded: bool | None = None  # None: no web configuration
 

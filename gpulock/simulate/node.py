@@ -18,10 +18,11 @@ from gpulock.simulate.tree import FOLDER_MODE, Folder, Tree, merge, write_file, 
 
 MARKER = "simulation"
 MARKER_LINE = "gpulock-simulation 1"
+LISTEN = "127.0.0.1:9465"  # a simulation is nobody else's
 MARKER_LIMIT = 4096  # bytes read of a file that may be anybody's
 
 # All that a simulation may hold; on rewriting these go, and nothing else is touched.
-PARTS = ("proc", "sys", "dev", "run", "state", "sge", "gpulock.conf")
+PARTS = ("proc", "sys", "dev", "run", "state", "sge", "telemetry", "gpulock.conf")
 
 
 class SimulationError(RuntimeError):
@@ -66,6 +67,11 @@ class Node:
         return self.directory / "run/gpulock"
 
     @property
+    def exporter_dir(self) -> Path:
+        """Return EXPORTER_DIR; an exporter makes it."""
+        return self.directory / "run/gpulock-exporter"
+
+    @property
     def state_dir(self) -> Path:
         """Return STATE_DIR."""
         return self.directory / "state"
@@ -107,6 +113,8 @@ def configuration(node: Node) -> str:
         f"DEV_ROOT={node.dev_root}\n"
         f"LOCK_DIR={node.lock_dir}\n"
         f"STATE_DIR={node.state_dir}\n"
+        f"EXPORTER_DIR={node.exporter_dir}\n"
+        f"EXPORTER_LISTEN={LISTEN}\n"
         f"SIMULATION={node.marker}\n"
         f"GPUS={len(machine.gpus)}\n"
     )

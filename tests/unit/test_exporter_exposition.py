@@ -73,7 +73,12 @@ def scene(tmp_path: Path) -> Snapshot:
         lock(1, B, user=HOSTILE, comment="SECRET --password=hunter2", spool_dir="/SECRET"),
         lock(2, C, "gi1.ci0", scheduler="slurm", queue="", job_id="77"),
         verdicts={A: Verdict(ALIVE, "SECRET"), B: Verdict(DEAD, ""), C: Verdict(ALIVE, "")},
-        counters={"claims_granted": "12", "claims_busy": "nan", "reaped_sge": "1", "streak": "x"},
+        counters={
+            "claims_granted": "12",
+            "claims_busy": "nan",
+            "reaped_shepherd": "1",
+            "streak": "x",
+        },
         reconciled=995.0,
     )
     node.facts.counters |= {"gate_wait_seconds": "0.25", "gate_timeouts": "2"}

@@ -353,18 +353,23 @@ def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:
 def test_collectors_tell_of_the_worker_while_it_is_heard() -> None:
     node = Node()
     node.now += 1
-    frame = node.frame(card(0), durations={"power": 0.5}, failures={"ecc": "no permission"})
+    told = {"power": 0.5, "counters": 0.75, "a name of its own": 1.0}
+    frame = node.frame(card(0), durations=told, failures={"ecc": "no permission", "x": "y"})
     node.facts.durations, node.facts.failures = {"locks": 0.25}, {"verdicts": "gone"}
     node.book.tick([frame], node.facts, node.moment)
     own = Health("1", collectors={"publish": (0.125, "disk full")})
     found = node.snapshot([listed(0)], own).health.collectors
     del found["foreign"]  # type: ignore[attr-defined]  # pyright: ignore[reportIndexIssue]
     assert found == {
-        "ecc": (0.0, "no permission"),
+        "counters": (0.75, ""),
+        "ecc": (None, "no permission"),
+        "remapped": (None, ""),
+        "pcie": (None, ""),
+        "nvlink": (None, ""),
         "locks": (0.25, ""),
         "power": (0.5, ""),
         "publish": (0.125, "disk full"),
-        "verdicts": (0.0, "gone"),
+        "verdicts": (None, "gone"),
     }
     for _ in range(11):
         node.silence()

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.join_facts import claims, gather, reconciled_at
+from gpulock_exporter.join_facts import claims, gather
 
 from gpulock import boot, quarantine, verdicts
 from gpulock.deadline import boottime
@@ -164,13 +164,12 @@ def test_who_holds_what_since_when() -> None:
 
 
 @pytest.mark.parametrize("checked", ["nan", "-5", "", "x"])
-def test_a_time_that_is_none_is_not_told(checked: str) -> None:
+def test_a_time_that_is_none_is_not_told(box: Box, checked: str) -> None:
     text = f"gpulock-verdicts 1\nboot_id={BOOT}\nchecked_boottime={checked}\n"
-    if checked in ("", "x"):
-        with pytest.raises(ValueError, match="float"):
-            reconciled_at(text, BOOT, 10.0)
-    else:
-        assert reconciled_at(text, BOOT, 10.0) is None
+    (box.lock / "verdicts").write_text(text)
+    facts = gather(box.node(), boottime())
+    assert (facts.verdicts, facts.reconciled) == (None, None)
+    assert ("verdicts" in facts.failures) is (checked in ("", "x"))
 
 
 def test_the_node_itself_is_only_read(box: Box) -> None:

@@ -47,7 +47,7 @@ def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> Non
     known = verdicts.read(str(box.lock), boottime(), box.node().boot_id)
     assert known is not None
     assert {token: v.state for token, v in known.items()} == {"t500": "alive", "t502": "unknown"}
-    assert kv.decode((box.lock / "totals").read_text())["reaped_sge"] == "1"
+    assert kv.decode((box.lock / "totals").read_text())["reaped_shepherd"] == "1"
 
 
 def test_a_dry_run_changes_nothing_but_the_gate(box: Box) -> None:

@@ -110,7 +110,7 @@ def test_note_and_record_of_a_dead_job_go_with_its_lock(site: Site) -> None:
     assert acts(site) == ["freed", "held"]
     assert (site.locks(), site.notes(), site.runs()) == ([bus(1)], ["n1.13"], [token])
     assert known(site) == {token: "alive"}
-    assert kv.decode((site.lock / "totals").read_text())["reaped_slurm"] == "1"
+    assert kv.decode((site.lock / "totals").read_text())["reaped_slurmctld"] == "1"
 
 
 @pytest.mark.parametrize("changes", [{"uid": OTHER_UID}, {"restart": 0}])

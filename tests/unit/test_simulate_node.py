@@ -36,6 +36,8 @@ def test_the_configuration_points_into_the_node(tmp_path: Path) -> None:
         "DEV_ROOT": f"{tmp_path}/n/dev",
         "LOCK_DIR": f"{tmp_path}/n/run/gpulock",
         "STATE_DIR": f"{tmp_path}/n/state",
+        "EXPORTER_DIR": f"{tmp_path}/n/run/gpulock-exporter",
+        "EXPORTER_LISTEN": "127.0.0.1:9465",
         "SIMULATION": f"{tmp_path}/n/simulation",
         "GPUS": "8",
     }
@@ -96,10 +98,14 @@ def test_a_node_written_anew_forgets_the_old_one(tmp_path: Path) -> None:
     node = write_node(tmp_path / "n", "dgx1")
     (node.lock_dir / "locks").mkdir()
     (node.directory / "sge").mkdir()
+    (node.directory / "telemetry").write_text("idle=0000:06:00.0\n")
+    node.exporter_dir.mkdir()
     again = write_node(tmp_path / "n", "workstation")
     assert len(list((again.driver_root / "gpus").iterdir())) == 2
     assert not (again.lock_dir / "locks").exists()
     assert not (again.directory / "sge").exists()
+    assert not (again.directory / "telemetry").exists()
+    assert not again.exporter_dir.exists()
     assert not (again.dev_root / "nvidia7").exists()
 
 

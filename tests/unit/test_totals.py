@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from gpulock import kv
 from gpulock.locks import Store
 from gpulock.refusal import BUSY
-from gpulock.totals import Totals, note_timeout
+from gpulock.totals import OTHER_PROOF, Totals, kind_of, note_timeout
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -115,3 +118,27 @@ def test_a_streak_does_not_grow_for_ever(store: Store) -> None:
     for job in range(1000):
         totals.streak(str(job), "alice")
     assert len(totals.values["streak"]) < 200
+
+
+def proofs_of_death() -> list[str]:
+    """Return how each proof begins that any module gives, up to what is filled in."""
+    found: list[str] = []
+    for path in sorted((ROOT / "gpulock").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name("Verdict"), args=[ast.Name("DEAD"), proof]):
+                    first = proof.values[0] if isinstance(proof, ast.JoinedStr) else proof
+                    assert isinstance(first, ast.Constant), path
+                    found.append(str(first.value))
+                case _:
+                    pass
+    return found
+
+
+def test_every_proof_of_death_is_counted_under_a_kind_of_its_own() -> None:
+    kinds = {proof: kind_of(proof) for proof in proofs_of_death()}
+    assert len(kinds) > 8
+    assert OTHER_PROOF not in kinds.values()
+    assert kind_of("slurmctld says COMPLETED") == "slurmctld"
+    assert kind_of("its steps, seen before") == "steps"
+    assert kind_of("") == OTHER_PROOF

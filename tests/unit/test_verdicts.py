@@ -65,3 +65,28 @@ def test_a_file_that_is_none_makes_nothing_known(tmp_path: Path, text: str) -> N
 def test_verdicts_of_another_boot_are_not_known(tmp_path: Path) -> None:
     verdicts.write(str(tmp_path), FOUND, "an-earlier-boot")
     assert verdicts.read(str(tmp_path), boottime(), BOOT) is None
+    assert verdicts.published(str(tmp_path), boottime(), BOOT) == (None, None)
+
+
+def test_the_time_of_verdicts_is_told_beside_them_and_when_they_are_old(tmp_path: Path) -> None:
+    assert verdicts.published(str(tmp_path), 1.0, BOOT) == (None, None)
+    verdicts.write(str(tmp_path), FOUND, BOOT)
+    now = boottime()
+    found, at = verdicts.published(str(tmp_path), now, BOOT)
+    assert found is not None and found.keys() == FOUND.keys()
+    assert at == pytest.approx(now, abs=5) and at <= now
+    assert verdicts.published(str(tmp_path), now + 2 * verdicts.FRESH, BOOT) == (
+        None,
+        pytest.approx(now, abs=5),
+    )
+
+
+@pytest.mark.parametrize("checked", ["", "soon"])
+def test_verdicts_without_a_time_are_an_error_to_who_asks_for_it(
+    tmp_path: Path, checked: str
+) -> None:
+    (tmp_path / "verdicts").write_text(
+        f"{verdicts.VERSION_LINE}\nboot_id={BOOT}\nchecked_boottime={checked}\n"
+    )
+    with pytest.raises(ValueError, match="float"):
+        verdicts.published(str(tmp_path), 10.0, BOOT)

@@ -25,7 +25,8 @@ def collect(health: Health) -> list[Metric]:
     for name, (seconds, fault) in health.collectors.items():
         key = labels([("collector", name)])
         success.values[key] = int(not fault)
-        duration.values[key] = seconds
+        if seconds is not None:
+            duration.values[key] = seconds
     return [
         Metric(NVML_UP, {"": int(health.nvml_up)}),
         Metric(ABANDONED, {"": health.abandoned}),

@@ -9,12 +9,14 @@ import os
 from gpulock import atomic, boot, verdicts
 from gpulock.daemon import adopt
 from gpulock.deadline import Deadline
+from gpulock.devices import Device
 from gpulock.gate import Gate
+from gpulock.guard import Holders
 from gpulock.liveness import Judge
+from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import UNKNOWN, Refusal
-from gpulock.release import present
 from gpulock.settle import FREED, Outcome, make_holders, settle
 from gpulock.slurm import note
 from gpulock.supply import count_reaps
@@ -26,31 +28,37 @@ WRITTEN = ("boot_id", "lost", "totals", "verdicts")  # under the gate alone
 class Report:
     """What a reconcile did: one outcome a lock, and the records it adopted.
 
-    `fault` says why the verdicts could not be published, empty where they were.
+    `fault` says why the verdicts could not be published, empty where they were; `blind` why
+    processes could not be seen. `devices` are those the driver shows, `driver` why it shows none.
     """
 
-    __slots__ = ("adopted", "fault", "outcomes")
+    __slots__ = ("adopted", "blind", "devices", "driver", "fault", "outcomes")
 
     def __init__(self, adopted: list[Owner], outcomes: list[Outcome]) -> None:
         self.adopted = adopted
         self.outcomes = outcomes
         self.fault = ""
+        self.blind = ""
+        self.devices: list[Device] = []
+        self.driver = ""
 
 
 def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False) -> Report:
     """Settle every lock of this node; raise Refusal, or OSError where LOCK_DIR fails.
 
-    With `dry_run` nothing is changed. Without a driver there is no device that could be open.
+    With `dry_run` nothing is changed.
     """
-    devices = present(node)
+    devices, driver = look(node)
     if not node.store.exists() and dry_run:
         return Report([], [])
     boot.ensure(node.store)
-    holders = make_holders(node, devices, judge)
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         adopted = [] if dry_run else begin(node, judge)
         held = node.store.all()
+        holders = watched(node, devices, held, judge, driver)
         report = Report(adopted, settle(node, held, judge, holders, dry_run))
+        report.devices, report.driver = devices, driver.why if driver else ""
+        report.blind = judge.scan.blind or holders.blind
         if not dry_run:
             try:
                 note_seen(node, report.outcomes)
@@ -59,6 +67,45 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
             except OSError as fault:
                 report.fault = f"{node.store.path}: {fault.strerror}"
     return report
+
+
+def look(node: Node) -> tuple[list[Device], Refusal | None]:
+    """Return the devices the driver shows, and why it shows none."""
+    try:
+        return node.devices(), None
+    except Refusal as refusal:
+        return [], refusal
+
+
+def watched(
+    node: Node,
+    devices: list[Device],
+    held: dict[str, Lock],
+    judge: Judge,
+    driver: Refusal | None = None,
+) -> Holders:
+    """Return who has which device open: those the driver shows, and the locked ones it does not.
+
+    Of these the record says which node is theirs: a card that fell off the bus is still open.
+    Where it does not, no driver at all means that nothing can be open; a driver that did not
+    answer means that we are blind.
+    """
+    told = {device.id for device in devices if device.minor >= 0}
+    more: list[Device] = []
+    dark = ""
+    for lock in held.values():
+        minor = lock.owner.minor if lock.owner else ""
+        if lock.id in told:
+            continue
+        if minor.isascii() and minor.isdigit():
+            device = Device(lock.id.partition(".gi")[0], -1)
+            device.id, device.minor = lock.id, int(minor)
+            more.append(device)
+        elif lock.owner is not None and driver is not None and driver.kind == UNKNOWN:
+            dark = driver.why
+    holders = make_holders(node, [*devices, *more], judge)
+    holders.blind = dark
+    return holders
 
 
 def begin(node: Node, judge: Judge) -> list[Owner]:

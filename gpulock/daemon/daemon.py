@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpulockd itself: rounds when they are due, between them it sleeps.
+
+The service manager hears of us only as the loop goes round: a round that hangs is a watchdog's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpulock.daemon.driver import DaemonNode
+from gpulock.daemon.journal import ERROR, INFO, Journal
+from gpulock.daemon.loop import Loop
+from gpulock.daemon.notify import Notify
+from gpulock.daemon.pace import Pace
+from gpulock.daemon.rounds import Chore, Rounds, restless
+from gpulock.daemon.signals import Signals
+from gpulock.deadline import boottime
+from gpulock.refusal import Refusal
+from gpulock.settings import Settings, load
+
+
+class Daemon:
+    """One gpulockd, from its settings to the signal that ends it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        journal: Journal,
+        notify: Notify,
+        signals: Signals,
+        chores: Sequence[Chore],
+    ) -> None:
+        self.rounds = Rounds(DaemonNode(settings), journal, chores)
+        self.loop = Loop()
+        self.pace = Pace(boottime())
+        self._journal = journal
+        self._notify = notify
+        self._signals = signals
+        self._status = ""
+
+    def run(self) -> None:
+        """Go round until a signal ends it; raise RunsAlreadyError."""
+        self.loop.watch(self._signals.fd, self._signals.drain)
+        self._round()
+        self._notify.ready(self.rounds.summary)
+        while not self._signals.ending:
+            self._notify.alive(boottime())
+            if self._signals.reload:
+                self._reload()
+            self.loop.wait(self._until())
+            if boottime() >= self.pace.due and not self._signals.ending:
+                self._round()
+        self._notify.stopping()
+
+    def _until(self) -> float:
+        """Return when the loop must go round again."""
+        watchdog = self._notify.watchdog
+        return min(self.pace.due, boottime() + watchdog / 3) if watchdog else self.pace.due
+
+    def _round(self) -> None:
+        report = self.rounds.once(boottime())
+        self.pace.done(boottime(), restless(report, self.rounds.node))
+        if self.rounds.summary != self._status:
+            self._status = self.rounds.summary
+            self._notify.status(self._status)
+
+    def _reload(self) -> None:
+        """Read the settings again; bad ones change nothing."""
+        self._signals.reload = False
+        self._notify.reloading()
+        try:
+            self.rounds.node = DaemonNode(load(self.rounds.node.settings.path))
+            self._journal.say(INFO, "the settings were read again")
+        except Refusal as refusal:
+            self._journal.say(ERROR, f"{refusal.why}; the settings stay as they were")
+        self._round()
+        self._notify.ready(self.rounds.summary)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the devices although the driver may hang: in a thread, with a deadline.
+
+A read below /proc/driver/nvidia waits for the driver's own locks, and no signal ends it. One
+thread asks at a time: as long as one does not come back, nobody asks again.
+"""
+
+from __future__ import annotations
+
+import _thread
+
+from gpulock.devices import Device
+from gpulock.node import Node
+from gpulock.refusal import UNKNOWN, Refusal
+from gpulock.settings import Settings
+
+SECONDS = 5.0  # a healthy driver answers in 30 us a card
+
+
+class Asking:
+    """One question to the driver, at work in a thread of its own."""
+
+    __slots__ = ("_done", "_fault", "_found")
+
+    def __init__(self, node: Node) -> None:
+        self._found: list[Device] = []
+        self._fault: BaseException | None = None
+        self._done = _thread.allocate_lock()
+        self._done.acquire()
+        _thread.start_new_thread(self._ask, (node,))
+
+    def _ask(self, node: Node) -> None:
+        try:
+            self._found = Node.devices(node)
+        except BaseException as fault:  # told to whoever waits: a thread has nobody else
+            self._fault = fault
+        self._done.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether the answer is there, at the latest after so many seconds."""
+        if not self._done.acquire(timeout=seconds):
+            return False
+        self._done.release()
+        return True
+
+    def answer(self) -> list[Device]:
+        """Return the devices; raise what reading them raised."""
+        if self._fault is not None:
+            raise self._fault
+        return self._found
+
+
+class DaemonNode(Node):
+    """The node as gpulockd sees it, which must go on whatever the driver does."""
+
+    __slots__ = ("_asking", "_patience")
+
+    def __init__(self, settings: Settings, name: str = "", patience: float = SECONDS) -> None:
+        super().__init__(settings, name)
+        self._asking: Asking | None = None
+        self._patience = patience
+
+    def devices(self) -> list[Device]:
+        """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
+        late = self._asking is not None  # who waited once in vain is not waited for again
+        asking = self._asking or Asking(self)
+        if not asking.wait(0.0 if late else self._patience):
+            self._asking = asking
+            raise Refusal(UNKNOWN, "the NVIDIA driver does not answer", "look at dmesg")
+        self._asking = None
+        return self.devices() if late else asking.answer()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One round of gpulockd: reconcile, say what is new, then the chores.
+
+A round that cannot be done (a gate held too long, a LOCK_DIR that is not ours) is said once, and
+tried again. Nothing that goes wrong in a round ends the daemon but another gpulockd.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpulock import boot
+from gpulock.daemon import news
+from gpulock.daemon.journal import ERROR, NOTICE, Journal
+from gpulock.daemon.process import judge
+from gpulock.daemon.reconcile import Report, reconcile
+from gpulock.daemon.single import Single
+from gpulock.deadline import Deadline
+from gpulock.node import Node
+from gpulock.refusal import BUSY, Refusal
+
+ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
+CAP_SYS_PTRACE = 19  # linux/capability.h
+
+
+class Chore(Protocol):
+    """Something to be done after each reconcile; it may fail, and must not wait."""
+
+    def run(self, node: Node, report: Report, now: float) -> None:
+        """Do it; `now` is CLOCK_BOOTTIME in seconds."""
+        ...
+
+
+class RunsAlreadyError(Refusal):
+    """Refuse to go on: another gpulockd is this node's."""
+
+
+class Rounds:
+    """Rounds on one node; `last` is the report of the last one, None where it failed."""
+
+    def __init__(self, node: Node, journal: Journal, chores: Sequence[Chore]) -> None:
+        self.node = node
+        self.single = Single()
+        self.last: Report | None = None
+        self.summary = "starting"
+        self._journal = journal
+        self._chores = chores
+
+    def once(self, now: float) -> Report | None:
+        """Do one round; return its report, None where it failed. Raises RunsAlreadyError."""
+        try:
+            self.last = self._reconcile()
+            failed = {}
+        except RunsAlreadyError:
+            raise
+        except Refusal as refusal:
+            self.last, failed = None, {refusal.kind: f"{refusal.why}; {refusal.do}"}
+        except OSError as fault:
+            self.last, failed = None, {str(fault.errno): f"LOCK_DIR: {fault}"}
+        except Exception as fault:
+            self.last, failed = None, {type(fault).__name__: unforeseen("a reconcile", fault)}
+        self._journal.stands("round", failed, ERROR)
+        if self.last is None:
+            self.summary = "; ".join(failed.values())
+        else:
+            self._tell(self.last)
+            self._do_chores(self.last, now)
+        return self.last
+
+    def _reconcile(self) -> Report:
+        boot.ensure(self.node.store)
+        try:
+            self.single.take(self.node.store.path)
+        except Refusal as refusal:
+            if refusal.kind == BUSY:
+                raise RunsAlreadyError(refusal.kind, refusal.why, refusal.do) from refusal
+            raise
+        return reconcile(self.node, judge(self.node), Deadline(ROUND_SECONDS))
+
+    def _tell(self, report: Report) -> None:
+        for line in news.events(report):
+            self._journal.say(NOTICE, line)
+        expected = self.node.settings.gpus
+        self._journal.stands("node", news.standing(report, expected, sightless(self.node)))
+        self.summary = news.summary(report, expected)
+
+    def _do_chores(self, report: Report, now: float) -> None:
+        failed: dict[str, str] = {}
+        for chore in self._chores:
+            try:
+                chore.run(self.node, report, now)
+            except Exception as fault:
+                name = type(chore).__name__
+                failed[f"{name} {type(fault).__name__}"] = unforeseen(name, fault)
+        self._journal.stands("chores", failed, ERROR)
+
+
+def unforeseen(what: str, fault: Exception) -> str:
+    """Return what failed, and where."""
+    trace, place = fault.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{what} failed: {type(fault).__name__}: {fault}{place}"
+
+
+def sightless(node: Node) -> str:
+    """Return why this process cannot see the files of others, or nothing (capabilities(7))."""
+    if os.geteuid() != 0 or node.settings.simulation:
+        return ""
+    try:
+        status = node.proc.read(os.getpid(), "status")
+        effective = int(line_after(status, b"\nCapEff:"), 16)
+    except (OSError, ValueError):
+        return ""
+    if effective >> CAP_SYS_PTRACE & 1:
+        return ""
+    return "without CAP_SYS_PTRACE no other process's files can be seen: nothing is freed"
+
+
+def line_after(status: bytes, key: bytes) -> bytes:
+    """Return what follows `key` on its line; raise ValueError."""
+    begin = status.index(key) + len(key)
+    return status[begin : status.index(b"\n", begin)]
+
+
+def restless(report: Report | None, node: Node) -> bool:
+    """Return whether something that is held may be free at any moment."""
+    if report is None:
+        return True
+    for outcome in report.outcomes:
+        record = outcome.lock.owner
+        if outcome.act == "freed" or record is None or outcome.verdict.state == "unknown":
+            continue
+        if record.settling or outcome.act == "orphans":
+            return True
+        try:
+            if record.pid and not node.proc.running(record.pid, record.start):
+                return True
+        except (OSError, ValueError):
+            continue
+    return False

@@ -12,12 +12,16 @@ from gpulock.daemon.driver import DaemonNode
 from gpulock.daemon.journal import ERROR, INFO, Journal
 from gpulock.daemon.loop import Loop
 from gpulock.daemon.notify import Notify
+from gpulock.daemon.owners import Owners
 from gpulock.daemon.pace import Pace
 from gpulock.daemon.rounds import Chore, Rounds, restless
 from gpulock.daemon.signals import Signals
+from gpulock.daemon.watch import Watch
 from gpulock.deadline import boottime
 from gpulock.refusal import Refusal
 from gpulock.settings import Settings, load
+from gpulock.settle import FREED
+from gpulock.verdicts import PERIOD
 
 
 class Daemon:
@@ -34,6 +38,8 @@ class Daemon:
         self.rounds = Rounds(DaemonNode(settings), journal, chores)
         self.loop = Loop()
         self.pace = Pace(boottime())
+        self._owners = Owners(self.loop, self._wanted)
+        self._watch = Watch()
         self._journal = journal
         self._notify = notify
         self._signals = signals
@@ -42,6 +48,8 @@ class Daemon:
     def run(self) -> None:
         """Go round until a signal ends it; raise RunsAlreadyError."""
         self.loop.watch(self._signals.fd, self._signals.drain)
+        if self._watch.fd >= 0:
+            self.loop.watch(self._watch.fd, self._look)
         self._round()
         self._notify.ready(self.rounds.summary)
         while not self._signals.ending:
@@ -58,9 +66,27 @@ class Daemon:
         watchdog = self._notify.watchdog
         return min(self.pace.due, boottime() + watchdog / 3) if watchdog else self.pace.due
 
+    def _wanted(self) -> None:
+        self.pace.wanted(boottime())
+
+    def _look(self, _: int) -> None:
+        if self._watch.changed():
+            self._wanted()
+
     def _round(self) -> None:
+        node = self.rounds.node
+        self._watch.follow(node.store)  # what comes while we reconcile is seen after it
         report = self.rounds.once(boottime())
-        self.pace.done(boottime(), restless(report, self.rounds.node))
+        self.pace.done(boottime(), restless(report, node))
+        self._watch.follow(node.store)
+        if report is not None:
+            freed = {outcome.lock.id for outcome in report.outcomes if outcome.act == FREED}
+            made = {device for record in report.adopted for device in record.devices}
+            if self._watch.changed(freed, made):
+                self._wanted()
+            self._owners.follow(report, node.proc)
+        slow = {"watch": f"changes are seen every {PERIOD:.0f} s only: {self._watch.fault}"}
+        self._journal.stands("watch", slow if self._watch.fault else {})
         if self.rounds.summary != self._status:
             self._status = self.rounds.summary
             self._notify.status(self._status)

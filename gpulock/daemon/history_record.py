@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One claim that is over, or that still stands, as one JSON object of the history; pure.
+
+Warm. The order of the keys is part of the format: what a filter or a sum asks for stands first
+(gpulock.report.scan reads a line no further than it must), the buckets stand last. What is not
+known is null, never 0. Times are epoch seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpulock.daemon.samples import UNSEEN, Advice, Usage, usage_of
+from gpulock.devices import Device
+from gpulock.owner import Owner
+from gpulock.refusal import one_line
+
+VERSION: Final = 1
+HOWS: Final = (  # how a lock says it was released, and the word for it
+    ("epilog", "epilog"),
+    ("reap: ", "reap"),
+    ("claim: ", "claim"),
+    ("claim undone", "undone"),
+    ("release --force by ", "admin"),
+    ("unreserved by ", "admin"),
+    ("released by ", "release"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One device of a claim: its owner record, when it was released and how.
+
+    `at` is epoch seconds, `boottime` the same moment (None: not noted), `how` as the lock says.
+    """
+
+    device: str
+    owner: Owner
+    at: float
+    boottime: float | None = None
+    how: str = ""
+
+    def held(self) -> float:
+        """Return for how many seconds it was held."""
+        if self.boottime is not None and self.boottime >= self.owner.claimed_boottime:
+            return self.boottime - self.owner.claimed_boottime
+        return max(0.0, self.at - self.owner.claimed_at)
+
+
+def record_of(
+    parts: Sequence[Part],
+    advice: Advice,
+    devices: Mapping[str, Device],
+    standing: bool = False,
+) -> dict[str, Any]:
+    """Return the record of a claim from all of its devices; `standing`: it is not over."""
+    parts = sorted(parts, key=lambda part: part.device)
+    accounts = advice.standing(parts[0].owner) if standing else advice.of_claim(parts[0].owner)
+    found: list[tuple[Part, Usage, int | None]] = []
+    for part in parts:
+        device = devices.get(part.device)
+        memory = advice.memory(part.device) or memory_of(device)
+        account = accounts.get(part.device)
+        usage = usage_of(account, part.owner, part.held(), memory) if account else UNSEEN
+        found.append((part, usage, memory))
+    last = max(parts, key=lambda part: part.at)
+    owner = last.owner
+    how, proof = said(last.how)
+    usages = [usage for _, usage, _ in found]
+    return {
+        "version": VERSION,
+        "released_at": None if standing else rounded(last.at),
+        "claimed_at": rounded(owner.claimed_at),
+        "user": owner.user,
+        "gpus": len(parts),
+        "gpu_seconds": rounded(sum(part.held() for part in parts)),
+        "busy_seconds": total([usage.busy for usage in usages]),
+        "observed_seconds": rounded(sum(usage.observed for usage in usages)),
+        "token": owner.token,
+        "scheduler": owner.scheduler,
+        "cluster": owner.cluster,
+        "node": owner.slurmd or owner.node,
+        "job_id": owner.job_id,
+        "task_id": owner.task_id,
+        "restart": owner.restart,
+        "het_leader": owner.het_leader,
+        "uid": owner.uid,
+        "queue": owner.queue,
+        "comment": owner.comment,
+        "how": None if standing else how,
+        "proof": proof,
+        "held_seconds": rounded(max(part.held() for part in parts)),
+        "utilization": utilization(usages),
+        "energy_joules": total([usage.energy for usage in usages]),
+        "memory_peak_bytes": max([u.memory_peak for u in usages if u.memory_peak], default=None),
+        "last_busy": max([u.last_busy for u in usages if u.last_busy], default=None),
+        "foreign_seconds": total([usage.foreign for usage in usages]),
+        "devices": [
+            device_of(part, usage, devices.get(part.device), memory)
+            for part, usage, memory in found
+        ],
+        "shapes": {
+            part.device: {"width": usage.width, "used": usage.used, "covered": usage.covered}
+            for part, usage, _ in found
+            if usage.width is not None
+        },
+    }
+
+
+def device_of(
+    part: Part, usage: Usage, device: Device | None, memory: int | None
+) -> dict[str, Any]:
+    """Return one device of a record."""
+    return {
+        "id": part.device,
+        "held_seconds": rounded(part.held()),
+        "busy_seconds": rounded(usage.busy),
+        "observed_seconds": rounded(usage.observed),
+        "index": device.index if device else None,
+        "minor": int(part.owner.minor) if part.owner.minor.isdecimal() else None,
+        "uuid": part.owner.uuid or (device.uuid if device else "") or None,
+        "model": (one_line(device.model) if device else "") or None,
+        "profile": (device.profile if device else "") or None,
+        "memory_bytes": memory,
+        "utilization": utilization([usage]),
+        "energy_joules": rounded(usage.energy),
+        "memory_peak_bytes": usage.memory_peak,
+        "last_busy": rounded(usage.last_busy),
+        "foreign_seconds": rounded(usage.foreign),
+        "how": said(part.how)[0],
+    }
+
+
+def memory_of(device: Device | None) -> int | None:
+    """Return the memory that root's inventory tells, in bytes."""
+    return (device.memory_mib << 20 or None) if device else None
+
+
+def said(how: str) -> tuple[str, str]:
+    """Return in a word how a lock was released, and by what proof or whom."""
+    for beginning, word in HOWS:
+        if how.startswith(beginning):
+            return word, one_line(how[len(beginning) :]) if beginning.endswith(" ") else ""
+    return ("other" if how else "unknown"), one_line(how)
+
+
+def utilization(usages: Sequence[Usage]) -> float | None:
+    """Return the share of the observed time at work, None where nothing was observed."""
+    observed = sum(usage.observed for usage in usages if usage.busy is not None)
+    busy = sum(usage.busy for usage in usages if usage.busy is not None)
+    return round(min(1.0, busy / observed), 4) if observed > 0 else None
+
+
+def total(values: Sequence[float | None]) -> float | None:
+    """Return the sum of what is known, None where nothing is."""
+    known = [value for value in values if value is not None]
+    return rounded(sum(known)) if known else None
+
+
+def rounded(value: float | None) -> float | None:
+    """Return milliseconds' or millijoules' worth of a number."""
+    return None if value is None else round(float(value), 3)
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """Return the record as one line; a character that is no text is escaped."""
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"

@@ -15,6 +15,7 @@ from gpulock import __version__
 from gpulock.daemon.daemon import Daemon
 from gpulock.daemon.journal import ERROR, Journal
 from gpulock.daemon.notify import from_environ, in_journal
+from gpulock.daemon.publish import Publisher
 from gpulock.daemon.rounds import Chore, RunsAlreadyError
 from gpulock.daemon.signals import EndedError, Signals
 from gpulock.refusal import BROKEN, Refusal
@@ -30,9 +31,9 @@ Free what dead owners hold, publish the verdicts, write the history: see gpulock
 """
 
 
-def chores() -> list[Chore]:
+def chores(journal: Journal) -> list[Chore]:
     """Return what is done after each reconcile, in this order."""
-    return []
+    return [Publisher(journal)]
 
 
 def config_of(argv: Sequence[str]) -> str:
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.geteuid() != 0 and not settings.simulation:
             raise Refusal(BROKEN, f"gpulockd runs as uid {os.geteuid()}", "it must be root's")
         journal.quiet = bool(settings.simulation)
-        Daemon(settings, journal, notify, signals, chores()).run()
+        Daemon(settings, journal, notify, signals, chores(journal)).run()
     except RunsAlreadyError as other:
         journal.say(ERROR, f"{other.why}; {other.do}")
         return REFUSED

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import _thread
 
+from gpulock import devices
+from gpulock.daemon.reconcile import Card
 from gpulock.devices import Device
 from gpulock.node import Node
 from gpulock.refusal import UNKNOWN, Refusal
@@ -22,16 +24,16 @@ class Asking:
 
     __slots__ = ("_done", "_fault", "_found")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: DaemonNode) -> None:
         self._found: list[Device] = []
         self._fault: BaseException | None = None
         self._done = _thread.allocate_lock()
         self._done.acquire()
         _thread.start_new_thread(self._ask, (node,))
 
-    def _ask(self, node: Node) -> None:
+    def _ask(self, node: DaemonNode) -> None:
         try:
-            self._found = Node.devices(node)
+            self._found = node.ask_driver()
         except BaseException as fault:  # told to whoever waits: a thread has nobody else
             self._fault = fault
         self._done.release()
@@ -53,19 +55,31 @@ class Asking:
 class DaemonNode(Node):
     """The node as gpulockd sees it, which must go on whatever the driver does."""
 
-    __slots__ = ("_asking", "_patience")
+    __slots__ = ("_asking", "_patience", "cards")
 
     def __init__(self, settings: Settings, name: str = "", patience: float = SECONDS) -> None:
         super().__init__(settings, name)
         self._asking: Asking | None = None
         self._patience = patience
+        self.cards: dict[str, Card] = {}  # by bus id, as the driver showed them last
+
+    def ask_driver(self) -> list[Device]:
+        """Return what the driver shows, which may take for ever; raise Refusal."""
+        settings = self.settings
+        return devices.read_devices(settings.driver_root, settings.sys_root, None, self._places)
 
     def devices(self) -> list[Device]:
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
+        self.cards = {}
         late = self._asking is not None  # who waited once in vain is not waited for again
         asking = self._asking or Asking(self)
         if not asking.wait(0.0 if late else self._patience):
             self._asking = asking
             raise Refusal(UNKNOWN, "the NVIDIA driver does not answer", "look at dmesg")
         self._asking = None
-        return self.devices() if late else asking.answer()
+        if late:  # that answer is as old as the question
+            return self.devices()
+        found = asking.answer()
+        self.cards = {d.bus: Card(d.minor, d.uuid) for d in found if not d.fault}
+        self.read_inventory()
+        return devices.with_inventory(found, self.inventory)

@@ -5,6 +5,7 @@ Warm. Under the gate: adopt where locks were lost, settle every lock, publish th
 """
 
 import os
+from typing import NamedTuple
 
 from gpulock import atomic, boot, verdicts
 from gpulock.daemon import adopt
@@ -22,17 +23,31 @@ from gpulock.slurm import note
 from gpulock.supply import count_reaps
 from gpulock.totals import Totals
 
-WRITTEN = ("boot_id", "lost", "totals", "verdicts")  # under the gate alone
+WRITTEN = (
+    "boot_id",
+    "inventory",
+    "lost",
+    "totals",
+    "verdicts",
+)  # by a reconcile, or under the gate
+
+
+class Card(NamedTuple):
+    """What the driver itself shows of one card; `uuid` is empty where it does not tell."""
+
+    minor: int
+    uuid: str
 
 
 class Report:
     """What a reconcile did: one outcome a lock, and the records it adopted.
 
     `fault` says why the verdicts could not be published, empty where they were; `blind` why
-    processes could not be seen. `devices` are those the driver shows, `driver` why it shows none.
+    processes could not be seen. `devices` are those the driver shows, `driver` why it shows none;
+    `cards` by bus id what it shows without NVML's help, where the node knows that.
     """
 
-    __slots__ = ("adopted", "blind", "devices", "driver", "fault", "outcomes")
+    __slots__ = ("adopted", "blind", "cards", "devices", "driver", "fault", "outcomes")
 
     def __init__(self, adopted: list[Owner], outcomes: list[Outcome]) -> None:
         self.adopted = adopted
@@ -41,6 +56,7 @@ class Report:
         self.blind = ""
         self.devices: list[Device] = []
         self.driver = ""
+        self.cards: dict[str, Card] = {}
 
 
 def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False) -> Report:

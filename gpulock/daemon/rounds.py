@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gpulock import boot
 from gpulock.daemon import news
+from gpulock.daemon.driver import DaemonNode
 from gpulock.daemon.journal import ERROR, NOTICE, Journal
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import Report, reconcile
@@ -40,7 +41,7 @@ class RunsAlreadyError(Refusal):
 class Rounds:
     """Rounds on one node; `last` is the report of the last one, None where it failed."""
 
-    def __init__(self, node: Node, journal: Journal, chores: Sequence[Chore]) -> None:
+    def __init__(self, node: DaemonNode, journal: Journal, chores: Sequence[Chore]) -> None:
         self.node = node
         self.single = Single()
         self.last: Report | None = None
@@ -77,7 +78,9 @@ class Rounds:
             if refusal.kind == BUSY:
                 raise RunsAlreadyError(refusal.kind, refusal.why, refusal.do) from refusal
             raise
-        return reconcile(self.node, judge(self.node), Deadline(ROUND_SECONDS))
+        report = reconcile(self.node, judge(self.node), Deadline(ROUND_SECONDS))
+        report.cards = self.node.cards
+        return report
 
     def _tell(self, report: Report) -> None:
         for line in news.events(report):

@@ -20,7 +20,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-DEFAULT_DIR = "/run/gpulock-exporter"
 SAMPLE_LINE, FINISHED_LINE = "gpulock-sample 1", "gpulock-finished 1"
 SAMPLE, FINISHED = "sample", "finished"  # names in the exporter's folder
 LIMIT = 1 << 21  # bytes: 128 MIG instances, each claimed on its own, are 0.3 MB

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program gpulock-exporter: options, threads, signals.
 
-SIGUSR1 lets go of the driver, so that a GPU can be reset; SIGUSR2 takes it up again, and so does
-the end of PAUSE_MAX. `gpulock-exporter pause` and `resume` send them to the one that runs.
+What it does is set in gpulock.conf; an option of the program counts before its key there. SIGUSR1
+lets go of the driver, so that a GPU can be reset; SIGUSR2 takes it up again, and so does the end
+of PAUSE_MAX. `gpulock-exporter pause` and `resume` send them to the one that runs.
 """
 
 from __future__ import annotations
@@ -17,38 +18,40 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from gpulock import atomic
 from gpulock.node import Node
-from gpulock.refusal import Refusal
-from gpulock.sample import DEFAULT_DIR
-from gpulock.settings import DEFAULT_PATH, load
+from gpulock.refusal import BROKEN, Refusal
+from gpulock.settings import DEFAULT_PATH, Settings, load
+from gpulock_exporter.app_running import NobodyError, Running, tell
 from gpulock_exporter.clock import SystemClock
 from gpulock_exporter.collectors.labels import LabelUser
 from gpulock_exporter.exporter import Exporter
 from gpulock_exporter.listen import ListenError, listen, parse_address
 from gpulock_exporter.listen_activation import activated_sockets
 from gpulock_exporter.server import Server
-from gpulock_exporter.supervisor import Supervisor
+from gpulock_exporter.supervisor import Limits, Supervisor
 from gpulock_exporter.webconfig_files import WebConfigError
 from gpulock_exporter.webconfig_reload import Reloader
 
-PERIOD, PROCESS_PERIOD = 1.0, 10.0  # seconds between two looks, and two looks at process lists
+TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
 LIST_PERIOD = 10.0  # seconds between two readings of the driver's own list of cards
-PAUSE_MAX = 600.0  # seconds
-USAGE, BROKEN = 2, 3
-PID = "pid"  # in the exporter's folder
+LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD after which the driver is taken to hang
+NOBODY, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the exporter, or tell the one that runs; return the exit code."""
     options = parser().parse_args(argv)
     try:
+        settings = configured(load(options.config), options)
         if options.act != "run":
-            return tell(options.folder, options.act)
-        return serve(options)
-    except (Refusal, ListenError, WebConfigError, OSError) as fault:
+            return ask(settings.exporter_dir, options.act)
+        return serve(settings)
+    except Refusal as fault:
+        say(f"gpulock-exporter: {fault.why}; {fault.do}")
+        return AT_FAULT
+    except (ListenError, WebConfigError, OSError) as fault:
         say(f"gpulock-exporter: {fault}")
-        return BROKEN
+        return AT_FAULT
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,27 +61,54 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("act", nargs="?", choices=("run", "pause", "resume"), default="run")
     found.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
-    found.add_argument("--listen", action="append", metavar="HOST:PORT", help="default :9465")
-    found.add_argument("--web-config", default="", help="TLS and users, as exporter-toolkit's")
-    found.add_argument("--folder", default=DEFAULT_DIR, help="where sample and others are written")
-    found.add_argument("--label-user", choices=[u.value for u in LabelUser], default="name")
+    found.add_argument(
+        "--listen", action="append", metavar="HOST:PORT", help="in place of EXPORTER_LISTEN"
+    )
+    found.add_argument("--web-config", metavar="FILE", help="in place of WEB_CONFIG")
+    found.add_argument("--folder", metavar="DIR", help="in place of EXPORTER_DIR")
+    found.add_argument("--label-user", choices=[u.value for u in LabelUser], help="of LABEL_USER")
     return found
 
 
-def serve(options: argparse.Namespace) -> int:
+def configured(settings: Settings, options: argparse.Namespace) -> Settings:
+    """Return the settings with the options that were given in place of their keys."""
+    given = {
+        "exporter_listen": tuple(options.listen) if options.listen else None,
+        "web_config": options.web_config,
+        "exporter_dir": os.path.abspath(options.folder) if options.folder else None,
+        "label_user": options.label_user,
+    }
+    for name, value in given.items():
+        if value is not None:
+            setattr(settings, name, value)
+    if settings.max_sample_age < settings.sample_period:
+        raise Refusal(
+            BROKEN,
+            f"{settings.path}: MAX_SAMPLE_AGE is shorter than SAMPLE_PERIOD: every value is old",
+            "make it a few times as long",
+        )
+    return settings
+
+
+def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    node = Node(load(options.config))
-    stopped = threading.Event()
-    exporter = Exporter(node, SystemClock(), options.folder, LabelUser(options.label_user))
+    exporter = Exporter(Node(settings), SystemClock())
     exporter.open()
-    if options.web_config:
-        exporter.reloader = Reloader(options.web_config, say)
-    supervisor = Supervisor(worker(node), lambda: SystemClock().now().boottime)
-    settings = exporter.reloader.settings if exporter.reloader else None
-    server = Server(exporter.handler(), sockets(options.listen), say, settings)
-    signals(supervisor, stopped)
+    with Running(settings.exporter_dir):
+        return serve_alone(settings, exporter)
+
+
+def serve_alone(settings: Settings, exporter: Exporter) -> int:
+    """Serve as the only exporter that writes this folder."""
+    stopped = threading.Event()
+    if settings.web_config:
+        exporter.reloader = Reloader(settings.web_config, say)
+    limits = Limits(frame=LATE_FRAME + settings.sample_period)
+    supervisor = Supervisor(worker(settings), lambda: SystemClock().now().boottime, limits)
+    web = exporter.reloader.settings if exporter.reloader else None
+    server = Server(exporter.handler(), sockets(settings.exporter_listen), say, web)
+    signals(supervisor, settings.pause_max, stopped)
     threading.Thread(target=watch, args=(exporter, stopped), daemon=True).start()
-    atomic.replace_file(f"{options.folder}/{PID}", f"{os.getpid()}\n".encode())
     server.start()
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
@@ -89,7 +119,6 @@ def serve(options: argparse.Namespace) -> int:
         supervisor.close()
         if exporter.reloader:
             exporter.reloader.stop()
-        atomic.remove_quietly(f"{options.folder}/{PID}")
     return 0
 
 
@@ -100,7 +129,7 @@ def run(exporter: Exporter, supervisor: Supervisor, stopped: threading.Event) ->
         frames = supervisor.step(max(0.0, min(0.2, due - time.monotonic())))
         if frames or time.monotonic() >= due:
             exporter.tick(frames, supervisor)
-            due = time.monotonic() + PERIOD * (1.5 if frames else 1.0)  # the next frame is earlier
+            due = time.monotonic() + TICK * (1.5 if frames else 1.0)  # the next frame is due
 
 
 def watch(exporter: Exporter, stopped: threading.Event) -> None:
@@ -111,21 +140,23 @@ def watch(exporter: Exporter, stopped: threading.Event) -> None:
             return
 
 
-def worker(node: Node) -> list[str]:
+def worker(settings: Settings) -> list[str]:
     """Return how the worker is started: it speaks to NVML, or plays a simulated node."""
-    marker = node.settings.simulation
+    marker = settings.simulation
     source = f"simulated:{os.path.dirname(marker)}" if marker else "nvml"
     program = [sys.executable, "-m", "gpulock_exporter.worker"]
-    return [*program, str(PERIOD), str(PROCESS_PERIOD), source]
+    return [*program, str(settings.sample_period), str(settings.process_period), source]
 
 
-def sockets(addresses: Sequence[str] | None) -> list[socket.socket]:
+def sockets(addresses: Sequence[str]) -> list[socket.socket]:
     """Return what to listen on: systemd's sockets where it hands some over."""
     handed = [one for _, one in activated_sockets(os.environ)]
-    return handed or listen([parse_address(one) for one in addresses or [":9465"]])
+    if not handed and not addresses:
+        raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
+    return handed or listen([parse_address(one) for one in addresses])
 
 
-def signals(supervisor: Supervisor, stopped: threading.Event) -> None:
+def signals(supervisor: Supervisor, longest_pause: float, stopped: threading.Event) -> None:
     """Let signals pause, resume and stop."""
 
     def on(number: signal.Signals, act: Callable[[], None]) -> None:
@@ -134,20 +165,22 @@ def signals(supervisor: Supervisor, stopped: threading.Event) -> None:
 
         signal.signal(number, handle)
 
-    on(signal.SIGUSR1, lambda: supervisor.pause(PAUSE_MAX))
+    on(signal.SIGUSR1, lambda: supervisor.pause(longest_pause))
     on(signal.SIGUSR2, supervisor.resume)
     on(signal.SIGTERM, stopped.set)
     on(signal.SIGINT, stopped.set)
 
 
-def tell(folder: str, act: str) -> int:
-    """Tell the exporter that runs; raise OSError where none does."""
+def ask(folder: str, act: str) -> int:
+    """Tell the exporter that runs to pause or resume; return the exit code; raise OSError."""
     try:
-        pid = int(atomic.read_text(f"{folder}/{PID}"))
-        os.kill(pid, signal.SIGUSR1 if act == "pause" else signal.SIGUSR2)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
+        tell(folder, signal.SIGUSR1 if act == "pause" else signal.SIGUSR2)
+    except NobodyError:
         say(f"gpulock-exporter: none runs that writes {folder}")
-        return 1
+        return NOBODY
+    except PermissionError:
+        say(f"gpulock-exporter: {act}: the one that writes {folder} is another user's; be root")
+        return NOBODY
     return 0
 
 

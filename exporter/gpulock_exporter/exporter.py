@@ -37,19 +37,19 @@ from gpulock_exporter.webconfig_reload import Reloader
 class Exporter:
     """One node; `tick` is called by one thread, the handlers by many."""
 
-    def __init__(self, node: Node, clock: Clock, folder: str, label_user: LabelUser) -> None:
+    def __init__(self, node: Node, clock: Clock) -> None:
         settings = node.settings
         self._node = node
         self._clock = clock
-        self._label_user = label_user
-        self._folder = Folder(folder)
+        self._label_user = LabelUser(settings.label_user)
+        self._folder = Folder(settings.exporter_dir)
         self._history = History()
         self._fault = "no sample yet"
         self._listed: list[Device] | None = None
         self._snapshot: Snapshot | None = None
         self._rendered: Rendered | None = None
         self.reloader: Reloader | None = None
-        self.limits = Limits(gpus=settings.gpus)
+        self.limits = Limits(settings.max_sample_age, settings.idle_after, settings.gpus)
         self._book = Book(node.boot_id, self.limits, settings.services, lambda: Kin(node.proc))
 
     def open(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -14,33 +15,69 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gpulock_exporter.app import configured, parser, worker
+from gpulock_exporter.app_running import NAME, NobodyError, signal_one_of, tell
+from gpulock_exporter.app_running import Running as Mark
+from gpulock_exporter.clock import SystemClock
+from gpulock_exporter.exporter import Exporter
 
-from gpulock.simulate.node import write_node
+from gpulock.node import Node as GpulockNode
+from gpulock.refusal import Refusal
+from gpulock.settings import Settings, load, parse
+from gpulock.simulate.node import Node, write_node
 
 ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
+SHORT: dict[str, object] = {"SAMPLE_PERIOD": "0.2", "MAX_SAMPLE_AGE": "1"}
 CLIENT = "from gpulock_exporter.app import main; import sys; sys.exit(main())"
 
 
-class Running:
-    """An exporter on a simulated DGX-1."""
+def call(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the program to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", CLIENT, "--config", str(node.config), *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
 
-    def __init__(self, root: Path) -> None:
+
+def configure(node: Node, **keys: object) -> None:
+    """Set keys of the node's settings file in place of what they were."""
+    lines = node.config.read_text().splitlines()
+    kept = [line for line in lines if line.partition("=")[0] not in keys]
+    node.config.write_text("\n".join([*kept, *(f"{k}={v}" for k, v in keys.items())]) + "\n")
+
+
+def settings_of(*lines: str) -> Settings:
+    return parse("\n".join(lines), "the.conf")
+
+
+class Running:
+    """An exporter on a simulated DGX-1, with nothing but its settings file."""
+
+    def __init__(self, root: Path, **keys: object) -> None:
         self.node = write_node(root / "node", "dgx1")
-        self.folder = root / "exporter"
+        self.folder = self.node.exporter_dir
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
-        self.process = self.start("--listen", f"127.0.0.1:{self.port}")
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        own = ["--config", str(self.node.config), "--folder", str(self.folder)]
-        path = f"{ROOT}:{ROOT / 'exporter'}"
-        return subprocess.Popen(
-            [sys.executable, "-c", CLIENT, *own, *words],
-            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path},
+        configure(self.node, EXPORTER_LISTEN=f"127.0.0.1:{self.port}", **{**SHORT, **keys})
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, "--config", str(self.node.config)],
+            env=ENVIRONMENT,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=10)
 
     def get(self, path: str) -> str:
         """Return what is answered, empty as long as nothing serves."""
@@ -64,10 +101,8 @@ class Running:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    found = Running(tmp_path)
-    yield found
-    found.process.terminate()
-    found.process.communicate(timeout=10)
+    with Running(tmp_path) as found:
+        yield found
 
 
 def test_a_node_is_told_to_prometheus_to_people_and_to_gpulock(running: Running) -> None:
@@ -83,26 +118,96 @@ def test_a_node_is_told_to_prometheus_to_people_and_to_gpulock(running: Running)
 
 def test_a_pause_lets_go_of_the_driver_and_values_grow_old(running: Running) -> None:
     running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
-    client = running.start("pause")
-    assert client.wait(10) == 0
-    client.communicate()
+    assert call(running.node, "pause").returncode == 0
     page = running.wait("/", lambda t: "role=alert" in t)
     assert "paused" in page
     gone = running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)
     assert "gpulock_gpu_utilization_ratio" not in gone and "gpulock_gpu_locked" in gone
-    running.process.send_signal(signal.SIGUSR2)
+    assert call(running.node, "resume").returncode == 0
     running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
 
 
-def test_nobody_to_tell_is_said(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "node", "dgx1")
-    words = ["--config", str(node.config), "--folder", str(tmp_path / "none"), "resume"]
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, *words],
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"},
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
+def test_a_pause_ends_by_itself(tmp_path: Path) -> None:
+    with Running(tmp_path, PAUSE_MAX=2.5) as running:
+        running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
+        assert call(running.node, "pause").returncode == 0
+        running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)
+        running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
+
+
+def test_a_second_exporter_does_not_write_into_the_files_of_the_first(running: Running) -> None:
+    running.wait("/-/healthy", bool)
+    done = call(running.node, "--listen", "127.0.0.1:0")
+    assert done.returncode == 3
+    assert done.stderr == (
+        f"gpulock-exporter: another gpulock-exporter writes {running.folder}; "
+        "give this one a folder of its own (EXPORTER_DIR)\n"
     )
+    assert running.get("/-/healthy") == "gpulock-exporter is healthy\n"
+
+
+@pytest.mark.parametrize("left", [None, "", "1", "-1", "0", "99999999", "own", "x" * 99])
+def test_nobody_to_tell_is_said_and_nobody_else_is_told(tmp_path: Path, left: str | None) -> None:
+    folder = str(tmp_path)
+    if left is not None:
+        (tmp_path / NAME).write_text(str(os.getpid()) if left == "own" else left)
+    with pytest.raises(NobodyError):
+        tell(folder, signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("left", ["1", "-1", "0", "99999999", "x" * 40])
+def test_a_file_that_somebody_keeps_locked_points_at_no_other_process(
+    tmp_path: Path, left: str
+) -> None:
+    with Mark(str(tmp_path)):
+        (tmp_path / NAME).write_text(left)
+        with pytest.raises(NobodyError):
+            tell(str(tmp_path), signal.SIGUSR1)
+
+
+def test_a_process_of_another_user_than_the_files_is_not_told(tmp_path: Path) -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        with pytest.raises(NobodyError):
+            signal_one_of(process.pid, os.getuid() + 1, signal.SIGTERM)
+        assert process.poll() is None
+        signal_one_of(process.pid, os.getuid(), signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_resume_without_an_exporter_is_refused(tmp_path: Path) -> None:
+    done = call(write_node(tmp_path / "node", "dgx1"), "resume")
     assert (done.returncode, "none runs" in done.stderr) == (1, True)
+
+
+def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> None:
+    lines = ("EXPORTER_LISTEN=:1 :2", "WEB_CONFIG=/w", "EXPORTER_DIR=/d", "LABEL_USER=uid")
+    words = ["--listen", ":3", "--web-config", "/v", "--folder", "/e", "--label-user", "none"]
+    found = [
+        configured(settings_of(*said), parser().parse_args(given))
+        for said, given in (((), []), (lines, []), (lines, words))
+    ]
+    assert [
+        (one.exporter_listen, one.web_config, one.exporter_dir, one.label_user) for one in found
+    ] == [
+        ((":9465",), "", "/run/gpulock-exporter", "name"),
+        ((":1", ":2"), "/w", "/d", "uid"),
+        ((":3",), "/v", "/e", "none"),
+    ]
+
+
+def test_the_worker_looks_as_often_as_the_settings_say() -> None:
+    assert worker(settings_of())[-3:] == ["1.0", "10.0", "nvml"]
+    own = worker(settings_of("SAMPLE_PERIOD=0.5", "PROCESS_PERIOD=30", "SIMULATION=/n/marker"))
+    assert own[-3:] == ["0.5", "30.0", "simulated:/n"]
+
+
+def test_values_that_would_always_be_old_are_refused() -> None:
+    with pytest.raises(Refusal, match="MAX_SAMPLE_AGE is shorter"):
+        configured(settings_of("SAMPLE_PERIOD=30"), parser().parse_args([]))
+
+
+def test_limits_of_a_snapshot_are_those_of_the_settings(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "node", "dgx1")
+    configure(node, MAX_SAMPLE_AGE=7, IDLE_AFTER=99)
+    limits = Exporter(GpulockNode(load(str(node.config))), SystemClock()).limits
+    assert (limits.oldest, limits.idle_after, limits.gpus) == (7, 99, 8)

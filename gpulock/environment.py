@@ -12,8 +12,14 @@ from gpulock.devices import Device
 from gpulock.refusal import BROKEN, UNKNOWN, Refusal
 from gpulock.settings import Settings
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 TWINS = ("APPTAINERENV_", "SINGULARITYENV_")
 BIND_LISTS = ("APPTAINER_BINDPATH", "SINGULARITY_BINDPATH")
+CDI_KIND = "gpulock.io/gpu"
+CDI_DEVICES = "GPULOCK_CDI_DEVICES"  # for who starts a container: it needs no twins
 NAMES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -47,25 +53,31 @@ def variables(
     if not by_uuid:
         pairs.append(("GPU_DEVICE_ORDINAL", mask))
     pairs += [(name, mask) for name in also]
-    return [*pairs, *[(twin + name, value) for twin in TWINS for name, value in pairs]]
+    twins = [(twin + name, value) for twin in TWINS for name, value in pairs]
+    if settings.cdi_dir:
+        names = ",".join([f"{CDI_KIND}={d.uuid or d.id}" for d in granted])
+        pairs.append((CDI_DEVICES, names))
+    return [*pairs, *twins]
 
 
 def drop_names(also: tuple[str, ...] = ()) -> frozenset[str]:
     """Return every name that `variables` may set: none of the user's may survive."""
     names = (*NAMES, *also)
-    return frozenset([*names, *[twin + name for twin in TWINS for name in names]])
+    return frozenset([*names, CDI_DEVICES, *[twin + name for twin in TWINS for name in names]])
 
 
 def driver_binds(settings: Settings) -> str:
     """Return the bind specification of this node's driver version, or nothing.
 
     Raises Refusal(BROKEN) when DRIVER_DIR has no such version: a container would start with
-    another node's libcuda.
+    another node's libcuda. A `,` or `:` in its name would be two binds to a container.
     """
     if not settings.driver_dir:
         return ""
     version = driver_version(settings.driver_root)
     folder = f"{settings.driver_dir}/{version}"
+    if folder[0] != "/" or not folder.isprintable() or any([c in folder for c in ",:\\"]):
+        raise Refusal(BROKEN, f"DRIVER_DIR cannot be bound: {folder!r}", "give it a plain path")
     for part in ("bin", "lib"):
         if not os.path.isdir(f"{folder}/{part}"):
             raise Refusal(
@@ -88,6 +100,27 @@ def driver_version(driver_root: str) -> str:
     raise Refusal(BROKEN, f"no driver version in {text[:60]!r}", "look at the driver")
 
 
+def own_binds(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
+    """Return each bind list by name, as the user's containers would take it without ours.
+
+    Apptainer reads SINGULARITY_BINDPATH only where APPTAINER_BINDPATH is not set.
+    """
+    apptainer, singularity = [environ.get(name, "") for name in BIND_LISTS]
+    return [(BIND_LISTS[0], apptainer or singularity), (BIND_LISTS[1], singularity)]
+
+
 def appended(old: str, binds: str) -> str:
-    """Return a bind list with ours at its end, once."""
-    return binds if not old else old if old.endswith(binds) else f"{old},{binds}"
+    """Return a bind list with ours at its end, once, and none of another driver's.
+
+    A job that was submitted from a job brings what that one's node bound, and of two binds on one
+    place Apptainer takes the first. A bind of the user's own onto /nvlib stands.
+    """
+    ours = {_but_version(bind) for bind in binds.split(",")}
+    own = [bind for bind in old.split(",") if bind and _but_version(bind) not in ours]
+    return ",".join([*own, binds])
+
+
+def _but_version(bind: str) -> tuple[str, str, str]:
+    source, _, target = bind.partition(":")
+    parts = source.rsplit("/", 2)
+    return parts[0], parts[-1], target

@@ -95,8 +95,8 @@ def environment_of(grant: Grant, settings: Settings, environ: dict[str, str]) ->
     environ.update(environment.variables(grant.devices, settings))
     binds = environment.driver_binds(settings)
     if binds:
-        for name in environment.BIND_LISTS:
-            environ[name] = environment.appended(environ.get(name, ""), binds)
+        for name, old in environment.own_binds(environ):
+            environ[name] = environment.appended(old, binds)
     return environ
 
 

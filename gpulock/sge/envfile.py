@@ -10,7 +10,7 @@ import errno
 import os
 
 from gpulock import atomic
-from gpulock.environment import BIND_LISTS, appended
+from gpulock.environment import BIND_LISTS, appended, own_binds
 from gpulock.refusal import BROKEN, SENSELESS, Refusal
 from gpulock.sge.spool import Spool
 
@@ -37,7 +37,8 @@ def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds:
             continue
         kept.append(shortened(line))
     kept += [f"{name}={escape(value)}" for name, value in pairs]
-    kept += [bind_line(name, old, escape(binds)) for name, old in bound.items()]
+    if binds:
+        kept += [bind_line(name, old, escape(binds)) for name, old in own_binds(bound)]
     return "\n".join(kept) + "\n"
 
 

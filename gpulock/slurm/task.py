@@ -70,7 +70,8 @@ def serve(settings: Settings, environ: "Mapping[str, str]", proc: Proc) -> list[
     chosen, mask = share.of(task, found, settings)
     pairs = exports(chosen, settings, mask)
     if found.binds:
-        pairs += [bind(name, environ.get(name, ""), found.binds) for name in environment.BIND_LISTS]
+        own = environment.own_binds(environ)
+        pairs += [bind(name, old, found.binds) for name, old in own]
     return pairs
 
 

@@ -86,8 +86,17 @@ def test_each_variable_has_its_twins_for_containers() -> None:
 def test_every_name_that_may_be_set_is_dropped_first() -> None:
     dropped = environment.drop_names(("SGE_GPU",))
     for granted in ([], [card(2, "GPU-b")]):
-        assert set(variables(granted)) == dropped
+        assert set(variables(granted, CDI_DIR="/run/cdi")) == dropped
     assert set(variables([card(2)])) < dropped
+
+
+def test_podman_is_told_the_names_of_the_cdi_spec_where_one_is_kept() -> None:
+    known = variables([card(0, "MIG-a", "gi1.ci0"), card(2, "GPU-b")], CDI_DIR="/run/cdi")
+    assert known["GPULOCK_CDI_DEVICES"] == "gpulock.io/gpu=MIG-a,gpulock.io/gpu=GPU-b"
+    unread = variables([card(2, "GPU-b"), card(3)], CDI_DIR="/run/cdi")
+    assert unread["GPULOCK_CDI_DEVICES"] == "gpulock.io/gpu=GPU-b,gpulock.io/gpu=0000:04:00.0"
+    assert variables([], CDI_DIR="/run/cdi")["GPULOCK_CDI_DEVICES"] == ""
+    assert "GPULOCK_CDI_DEVICES" not in variables([card(2, "GPU-b")])
 
 
 def driver(root: Path, *parts: str, text: str = "") -> dict[str, str]:
@@ -140,7 +149,52 @@ def test_a_version_that_is_none_makes_no_path(tmp_path: Path, banner: str) -> No
         environment.driver_version(str(tmp_path))
 
 
-def test_our_binds_come_last_and_once() -> None:
-    assert environment.appended("", "a:/b") == "a:/b"
-    assert environment.appended("/scratch", "a:/b") == "/scratch,a:/b"
-    assert environment.appended("/scratch,a:/b", "a:/b") == "/scratch,a:/b"
+@pytest.mark.parametrize("folder", ["sets", "/a,b", "/a:b", "/a\\b", "/a\nb", "/\x1b[2J"])
+def test_a_driver_folder_that_no_container_could_bind_is_refused(
+    tmp_path: Path, folder: str
+) -> None:
+    keys = driver(tmp_path) | {"DRIVER_DIR": folder}
+    with pytest.raises(Refusal, match="cannot be bound") as caught:
+        environment.driver_binds(Settings(keys))
+    assert caught.value.kind == BROKEN
+
+
+OURS = "/sets/570.1/bin:/nvbin,/sets/570.1/lib:/nvlib"
+OTHERS = "/sets/535.5.1/bin:/nvbin,/sets/535.5.1/lib:/nvlib"
+
+
+@pytest.mark.parametrize(
+    ("old", "kept"),
+    [
+        ("", ""),
+        ("/scratch", "/scratch,"),
+        (OURS, ""),
+        (f"/scratch,{OURS}", "/scratch,"),
+        (f"{OURS},/scratch:/s:ro", "/scratch:/s:ro,"),
+        (OTHERS, ""),
+        (f"/a,{OTHERS},/b,{OURS}", "/a,/b,"),
+        ("/home/me/lib:/nvlib", "/home/me/lib:/nvlib,"),
+        ("/sets/570.1/lib:/elsewhere", "/sets/570.1/lib:/elsewhere,"),
+        ("/a,,", "/a,"),
+    ],
+)
+def test_our_binds_come_last_and_once_and_no_other_nodes_drivers(old: str, kept: str) -> None:
+    assert environment.appended(old, OURS) == f"{kept}{OURS}"
+
+
+@pytest.mark.parametrize(
+    ("apptainer", "singularity", "expected"),
+    [
+        (None, None, ("", "")),
+        ("/a", None, ("/a", "")),
+        (None, "/s", ("/s", "/s")),
+        ("", "/s", ("/s", "/s")),
+        ("/a", "/s", ("/a", "/s")),
+    ],
+)
+def test_a_bind_list_of_singularitys_name_is_apptainers_where_it_has_none(
+    apptainer: str | None, singularity: str | None, expected: tuple[str, str]
+) -> None:
+    given = {"APPTAINER_BINDPATH": apptainer, "SINGULARITY_BINDPATH": singularity}
+    environ = {name: value for name, value in given.items() if value is not None}
+    assert tuple(value for _, value in environment.own_binds(environ)) == expected

@@ -37,7 +37,8 @@ def test_the_lines_where_gpulock_chooses(site: TaskSite) -> None:
         "GPU_DEVICE_ORDINAL": "2",
     }
     assert told.exported == {f"{twin}{name}": own[name] for twin in ("", *TWINS) for name in own}
-    assert (told.code, told.unset, told.printed) == (RUN, set(), [])
+    assert (told.code, told.printed) == (RUN, [])
+    assert told.unset == {"GPULOCK_CDI_DEVICES"}  # no CDI_DIR is set
 
 
 def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
@@ -51,7 +52,8 @@ def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
         "GPULOCK_DEVICES": uuids,
     }
     assert told.exported == {f"{twin}{name}": own[name] for twin in ("", *TWINS) for name in own}
-    assert told.unset == {f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS}
+    ordinals = {f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS}
+    assert told.unset == ordinals | {"GPULOCK_CDI_DEVICES"}  # no CDI_DIR is set
     assert (told.code, told.printed) == (RUN, [])
 
 

@@ -180,7 +180,9 @@ class Store:
             return
         target = f"{self.released_dir}/{ours}.{lock.id}"
         os.rename(f"{self.locks_dir}/{lock.id}", target)
-        text = kv.encode([("released_at", f"{time.time():.3f}"), ("how", how)])
+        boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
+        times = [("released_at", f"{time.time():.3f}"), ("released_boottime", f"{boottime:.3f}")]
+        text = kv.encode([*times, ("how", how)])
         try:
             atomic.new_file(f"{target}/released", text.encode())
             self.prune()

@@ -15,7 +15,8 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, Final
+from contextlib import contextmanager
+from typing import IO, Final
 
 from gpulock import atomic
 from gpulock.quarantine import sync
@@ -24,6 +25,7 @@ FOLDER: Final = "history"
 NAME: Final = "history.jsonl"
 LINE_LIMIT: Final = 1 << 20  # bytes; 128 instances with their buckets are 0.1 MB
 CHUNK: Final = 1 << 20
+DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)  # of a compressed file
 DAY: Final = 86400.0  # seconds that the clock may have been set back by
 TOKEN: Final = re.compile(rb'"token":"([0-9A-Za-z]{1,64})"')
 _APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -70,7 +72,7 @@ def heal(fd: int, size: int) -> int:
     cut = tail.rfind(b"\n") + 1
     try:
         json.loads(tail[cut:])
-    except ValueError:
+    except (ValueError, RecursionError):
         if cut or begin == 0:
             os.ftruncate(fd, begin + cut)
             return begin + cut
@@ -92,15 +94,15 @@ def written(folder: str, tokens: set[str], oldest: float) -> set[str]:
         if number > 1 and changed < oldest - DAY:
             continue
         try:
-            with open_file(path) as file:
+            with reading(path) as file:
                 for line in lines_of(file):
                     match = TOKEN.search(line)
                     if match and match[1] in wanted:
                         found.add(match[1].decode())
         except FileNotFoundError:
             continue  # rotated away meanwhile, and what is in it is older than these claims
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            continue  # a file of ours that was cut short ends here
+        except DAMAGED:
+            continue  # what is left of it was looked at
     return found
 
 
@@ -129,20 +131,20 @@ def files(folder: str) -> list[tuple[str, float]]:
     return paths
 
 
-def open_file(path: str) -> BinaryIO:
+@contextmanager
+def reading(path: str) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """Open a file of the history, compressed or not; raise OSError for all but a regular file."""
-    fd = os.open(path, atomic.OPEN_READ)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    with os.fdopen(os.open(path, atomic.OPEN_READ), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-    except OSError:
-        os.close(fd)
-        raise
-    file = os.fdopen(fd, "rb", buffering=0)
-    return gzip.GzipFile(fileobj=file) if path.endswith(".gz") else file  # type: ignore[return-value]
+        if not path.endswith(".gz"):
+            yield file
+            return
+        with gzip.open(file) as unpacked:
+            yield unpacked
 
 
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
+def lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
     """Yield whole lines without their end; one that is longer than any record is left out.
 
     So is a last line that has no end: it is being written, or was cut short.
@@ -158,4 +160,3 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
         yield from [piece for piece in pieces if piece]
         if len(rest) > LINE_LIMIT:
             rest, skipping = b"", True
-    # nothing is yielded for what has no end

@@ -9,6 +9,7 @@ known is null, never 0. Times are epoch seconds.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,7 @@ from gpulock.owner import Owner
 from gpulock.refusal import one_line
 
 VERSION: Final = 1
+MINOR_DIGITS: Final = 6
 HOWS: Final = (  # how a lock says it was released, and the word for it
     ("epilog", "epilog"),
     ("reap: ", "reap"),
@@ -66,7 +68,7 @@ def record_of(
         account = accounts.get(part.device)
         usage = usage_of(account, part.owner, part.held(), memory) if account else UNSEEN
         found.append((part, usage, memory))
-    last = max(parts, key=lambda part: part.at)
+    last = max(parts, key=lambda part: (part.at, part.device))
     owner = last.owner
     how, proof = said(last.how)
     usages = [usage for _, usage, _ in found]
@@ -120,7 +122,7 @@ def device_of(
         "busy_seconds": rounded(usage.busy),
         "observed_seconds": rounded(usage.observed),
         "index": device.index if device else None,
-        "minor": int(part.owner.minor) if part.owner.minor.isdecimal() else None,
+        "minor": minor_of(part.owner),
         "uuid": part.owner.uuid or (device.uuid if device else "") or None,
         "model": (one_line(device.model) if device else "") or None,
         "profile": (device.profile if device else "") or None,
@@ -132,6 +134,12 @@ def device_of(
         "foreign_seconds": rounded(usage.foreign),
         "how": said(part.how)[0],
     }
+
+
+def minor_of(owner: Owner) -> int | None:
+    """Return the N of its /dev/nvidiaN."""
+    text = owner.minor
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MINOR_DIGITS else None
 
 
 def memory_of(device: Device | None) -> int | None:
@@ -161,8 +169,8 @@ def total(values: Sequence[float | None]) -> float | None:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return milliseconds' or millijoules' worth of a number."""
-    return None if value is None else round(float(value), 3)
+    """Return a number to the millisecond or millijoule; what is no number is not known."""
+    return round(float(value), 3) if value is not None and math.isfinite(value) else None
 
 
 def encode(record: Mapping[str, Any]) -> bytes:

@@ -148,4 +148,3 @@ class Advice:
         seen = found.devices.get(device) if found else None
         total = seen.memory_total if seen else None
         return total if total and total <= MOST_MEMORY else None
-

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Take what is over out of LOCK_DIR/released into the history: one line a claim, none twice.
+
+Warm, and the one author of the history: gpulockd, or `gpulock reap` where it does not run. A line
+is made durable before the released locks go, and a claim that is found there again is looked for
+in the history first. So a crash at any instruction loses no claim and writes none twice; a claim
+that cannot be written waits in `released/`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from gpulock import atomic, kv, owner, sample
+from gpulock.daemon import history_file
+from gpulock.daemon.history_record import Part, encode, record_of
+from gpulock.daemon.reconcile import Report
+from gpulock.daemon.samples import Advice
+from gpulock.deadline import Deadline
+from gpulock.devices import Device
+from gpulock.gate import Gate
+from gpulock.locks import Store
+from gpulock.node import Node
+from gpulock.refusal import Refusal
+from gpulock.sample import is_token
+
+GATE_SECONDS: Final = 5.0
+BATCH: Final = 64  # claims that are made durable at once
+
+Say = Callable[[str], None]
+Claims = dict[str, dict[str, Part]]  # by token, by device
+
+
+class History:
+    """The chore that follows a reconcile; `say` is told each fault once while it lasts."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._said: set[str] = set()
+        self._left: set[str] = set()  # written, and not yet gone from `released/`
+        self._file = (0, 0)  # the history as this process left it
+
+    def run(self, node: Node, report: Report | None, now: float) -> int:
+        """Write what is over; return how many lines. `now` is CLOCK_BOOTTIME in seconds."""
+        faults: set[str] = set()
+        lines = 0
+        try:
+            found = released(node.store, faults)
+            if found:
+                lines = self._write(node, found)
+        except (OSError, Refusal) as failed:
+            why = failed.why if isinstance(failed, Refusal) else str(failed)
+            faults.add(f"the history of finished claims waits in {node.store.released_dir}: {why}")
+        for fault in sorted(faults - self._said):
+            self._say(fault)
+        self._said = faults
+        return lines
+
+    def _write(self, node: Node, found: Claims) -> int:
+        advice = Advice(node.settings.exporter_dir)
+        ready = {
+            token: parts
+            for token, parts in found.items()
+            if whole(node.store, token, parts) and not awaited(advice, parts)
+        }
+        if not ready:
+            return 0
+        folder = f"{node.settings.state_dir}/{history_file.FOLDER}"
+        path = f"{folder}/{history_file.NAME}"
+        history_file.make_folder(folder)
+        with Gate(folder, Deadline(GATE_SECONDS)):
+            done = self._done(folder, path, ready)
+            drop(node.store, {token: ready[token] for token in done})
+            new = sorted(set(ready) - done, key=lambda token: (end_of(ready[token]), token))
+            devices = present(node)
+            for begin in range(0, len(new), BATCH):
+                tokens = new[begin : begin + BATCH]
+                records = [record_of(list(ready[t].values()), advice, devices) for t in tokens]
+                history_file.append(path, b"".join([encode(record) for record in records]))
+                self._left |= set(tokens)
+                self._file = identity(path)
+                drop(node.store, {token: ready[token] for token in tokens})
+            self._left &= set(ready)
+        return len(new)
+
+    def _done(self, folder: str, path: str, ready: Claims) -> set[str]:
+        """Return the claims whose line is there already."""
+        if self._file != (0, 0) and self._file == identity(path):
+            return self._left & set(ready)
+        oldest = min(end_of(parts) for parts in ready.values())
+        self._left = history_file.written(folder, set(ready), oldest)
+        self._file = identity(path)
+        return set(self._left)
+
+
+def identity(path: str) -> tuple[int, int]:
+    """Return inode and size of a file, zeros where there is none."""
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return info.st_ino, info.st_size
+
+
+def released(store: Store, faults: set[str]) -> Claims:
+    """Return the released locks by claim; what cannot be read is a fault, and stays.
+
+    A folder without owner is one whose removal was cut short. One without its note may be a
+    release at work this very moment, so the gate is waited for once.
+    """
+    try:
+        names = os.listdir(store.released_dir)
+    except FileNotFoundError:
+        return {}
+    found: Claims = {}
+    bare: list[str] = []
+    for name in names:
+        part = part_of(store, name, faults)
+        if part is None:
+            continue
+        if not part.how and part.boottime is None:
+            bare.append(name)
+            continue
+        found.setdefault(part.owner.token, {})[part.device] = part
+    if bare:
+        with Gate(store.path, Deadline(GATE_SECONDS)):
+            pass  # whoever was releasing has finished
+        for name in bare:
+            part = part_of(store, name, faults)
+            if part is not None:
+                found.setdefault(part.owner.token, {})[part.device] = part
+    return found
+
+
+def part_of(store: Store, name: str, faults: set[str]) -> Part | None:
+    """Return one released lock, None for one that is no more, or cannot be read."""
+    folder = f"{store.released_dir}/{name}"
+    token, _, device = name.partition(".")
+    try:
+        record = owner.parse(atomic.read_text(f"{folder}/owner"))
+    except FileNotFoundError:
+        remove(folder, faults)
+        return None
+    except (OSError, kv.MalformedError) as fault:
+        faults.add(f"{folder} cannot be read: {fault}; remove it")
+        return None
+    if record.token != token or not is_token(token):
+        faults.add(f"{folder} has the record of claim {record.token[:40]!r}; remove it")
+        return None
+    return Part(device, record, *note_of(folder))
+
+
+def note_of(folder: str) -> tuple[float, float | None, str]:
+    """Return when (epoch, CLOCK_BOOTTIME) and how a lock was released.
+
+    Where the note is missing or cut short: when the folder was moved, and nothing.
+    """
+    try:
+        note = kv.decode(atomic.read_text(f"{folder}/released"))
+        at, how = sample.real(note["released_at"]), note["how"]
+        boottime = note.get("released_boottime")
+        return at, sample.real(boottime) if boottime else None, how
+    except (OSError, ValueError, KeyError):
+        try:
+            return os.lstat(folder).st_ctime, None, ""
+        except FileNotFoundError:
+            return time.time(), None, ""
+
+
+def whole(store: Store, token: str, parts: dict[str, Part]) -> bool:
+    """Return whether no device of a claim is held any more; add what came meanwhile.
+
+    A lock moves from `locks/` to `released/`, never back: looked for in this order, it is not
+    missed.
+    """
+    grant = next(iter(parts.values())).owner.devices
+    for device in grant:
+        if device in parts:
+            continue
+        lock = store.read(device)
+        if lock.fault or (lock.owner and lock.owner.token == token):
+            return False
+        part = part_of(store, f"{token}.{device}", set())
+        if part is not None:
+            parts[device] = part
+    return True
+
+
+def awaited(advice: Advice, parts: Mapping[str, Part]) -> bool:
+    """Return whether the exporter has yet to say what the devices did."""
+    last = max(parts.values(), key=lambda part: part.at)
+    return advice.may_come(last.owner, last.at, time.time())
+
+
+def end_of(parts: Mapping[str, Part]) -> float:
+    """Return when the last device of a claim was released."""
+    return max(part.at for part in parts.values())
+
+
+def present(node: Node) -> dict[str, Device]:
+    """Return the node's devices by id, none without a driver."""
+    try:
+        return {device.id: device for device in node.devices()}
+    except Refusal:
+        return {}
+
+
+def drop(store: Store, claims: Mapping[str, Iterable[str]]) -> None:
+    """Remove released locks whose line is written; one that stays is not written again."""
+    for token, devices in claims.items():
+        for device in devices:
+            remove(f"{store.released_dir}/{token}.{device}", set())
+
+
+def remove(folder: str, faults: set[str]) -> None:
+    """Remove a released lock; its owner last, so that one cut short is still known."""
+    try:
+        atomic.remove_quietly(f"{folder}/released")
+        atomic.remove_folder(folder)
+    except FileNotFoundError:
+        return
+    except OSError as fault:
+        faults.add(f"{folder} cannot be removed: {fault.strerror}")

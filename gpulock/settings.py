@@ -88,6 +88,8 @@ class Settings:
             setattr(self, name.lower(), convert(kind, default, values.pop(name, None)))
         for name in values:
             raise ValueError(f"unknown key {name}")
+        if self.isolation != "off":
+            self.visible_devices = "uuid"  # CUDA counts only the devices that it can open
 
 
 def parse(text: str, path: str) -> Settings:

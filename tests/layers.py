@@ -17,7 +17,10 @@ HOT_STANDARD = frozenset(
     | {"_signal", "_struct", "_socket"}
 )
 # What a module may load beyond that, when it is needed and not before.
-HOT_RARELY = {"gpulock.mounts": frozenset({"ctypes"})}
+HOT_RARELY = {
+    "gpulock.mounts": frozenset({"ctypes"}),
+    "gpulock.isolation.bpf": frozenset({"_ctypes"}),
+}
 # A hook may load one of these. contextlib loads functools, so with it the other is free.
 HOT_ONE_OF = ("contextlib", "functools")
 

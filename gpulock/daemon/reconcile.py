@@ -82,6 +82,10 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
                 sweep(node)
             except OSError as fault:
                 report.fault = f"{node.store.path}: {fault.strerror}"
+    if not dry_run and os.path.lexists(f"{node.store.path}/isolation"):
+        from gpulock.isolation import aftercare
+
+        report.fault = report.fault or aftercare.settle(node, devices, deadline)
     return report
 
 

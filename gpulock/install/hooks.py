@@ -24,7 +24,7 @@ from gpulock.install.bundle import pack
 from gpulock.settings import parse
 
 FOLDERS: Final = ("prolog", "epilog")
-SCHEDULERS: Final = ("sge", "slurm")  # the hot packages; gpulock/*.py is hot as well
+HOT: Final = ("sge", "slurm", "isolation")  # packages; gpulock/*.py is hot as well
 _SHEBANG_LIMIT: Final = 127  # bytes of `#!` line: BINPRM_BUF_SIZE before Linux 5.1
 _PROBE: Final = (
     "import sys; print(sys.version_info >= (3, 11), sys.implementation.cache_tag, sys.version)"
@@ -119,7 +119,7 @@ def templates() -> dict[str, str]:
 def hot_modules() -> dict[str, bytes]:
     """Return every module a hook can import, by its path below `lib`."""
     package = Path(gpulock.__file__).resolve().parent
-    folders = [package, *(package / name for name in SCHEDULERS if (package / name).is_dir())]
+    folders = [package, *(package / name for name in HOT if (package / name).is_dir())]
     return {
         str(path.relative_to(package.parent)): path.read_bytes()
         for folder in folders

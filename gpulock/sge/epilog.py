@@ -42,7 +42,16 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
     """Release the locks of this run; raise Refusal."""
     found = hook.find_spool(node, call)
-    return release(node, ours(node, found), looker(node), deadline, "epilog")
+    if node.settings.isolation == "off":
+        return release(node, ours(node, found), looker(node), deadline, "epilog")
+    from gpulock.isolation import job
+
+    left = job.end(node, job.Who(f"{found.job}.{found.task}", found.pid, found.start))
+    released = release(node, ours(node, found), looker(node), deadline, "epilog")
+    left = left or job.ended(node, deadline)
+    if left:
+        released.kept.append(("its isolation", left))
+    return released
 
 
 class ours:

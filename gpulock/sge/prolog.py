@@ -58,6 +58,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
             note_unknown(node, refusal, who, deadline)
         raise
     if count == 0:
+        isolate(node, found, None, deadline)
         if node.settings.hide_unrequested:
             give(found, None, node.settings, "")
         return None
@@ -74,6 +75,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
     )
     try:
         still_there(node, found)
+        isolate(node, found, grant, deadline)
         keep_record(found, grant.owner)
         give(found, grant, node.settings, binds)
         node.map_jobs(grant.owner, grant.devices)
@@ -103,6 +105,18 @@ def still_there(node: Node, found: Spool) -> None:
         alive = False
     if not alive:
         raise Refusal(UNKNOWN, f"the shepherd {found.pid} died meanwhile", "nothing to do")
+
+
+def isolate(node: Node, found: Spool, grant: Grant | None, deadline: Deadline) -> None:
+    """Let the kernel keep the job to its grant, to no GPU without one; raise Refusal."""
+    if node.settings.isolation == "off":
+        return
+    from gpulock.isolation import job
+
+    devices = grant.devices if grant else []
+    gid = found.number("add_grp_id")
+    who = job.Who(f"{found.job}.{found.task}", found.pid, found.start, gid)
+    job.begin(node, who, devices, lambda: hook.judge(node), deadline)
 
 
 def keep_record(found: Spool, record: Owner) -> None:

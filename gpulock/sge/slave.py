@@ -19,7 +19,7 @@ from gpulock.node import Node
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings, load
 from gpulock.sge import envfile, hook, request, spool
-from gpulock.sge.prolog import ALSO, RECORD, give, granted_line, keep_record, undo
+from gpulock.sge.prolog import ALSO, RECORD, give, granted_line, isolate, keep_record, undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         node = Node(settings)
         found = spool.above(node.proc, call.shepherd)
         call.who = f"job {found.job}.{found.task}, task {os.path.basename(found.path)}"
-        grant = serve(node, found, Deadline(hook.DEADLINE)) if settings.sge_slave_tasks else None
+        deadline = Deadline(hook.DEADLINE)
+        grant = serve(node, found, deadline) if settings.sge_slave_tasks else None
+        if grant is None:
+            isolate(node, found, None, deadline)
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: the task gets no GPU
@@ -73,6 +76,7 @@ def serve(node: Node, found: spool.Spool, deadline: Deadline) -> Grant | None:
     grant = claim(node, template, count, lambda: hook.judge(node), deadline, join=True)
     own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
     try:
+        isolate(node, found, grant, deadline)
         keep_record(found, own)
         give(found, grant, node.settings, binds)
         node.map_jobs(grant.owner, grant.devices)
@@ -103,6 +107,7 @@ def mask(found: spool.Spool | None, settings: Settings | None, sentence: str) ->
     if found is None or settings is None:
         return 1
     try:
+        isolate(Node(settings), found, None, Deadline(hook.DEADLINE))
         pairs = [*environment.variables([], settings, ALSO), (REFUSED, sentence)]
         drop = environment.drop_names(ALSO) | {REFUSED, RECORD}
         envfile.write(found, pairs, drop, "")

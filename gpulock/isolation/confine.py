@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Confine a job: a cgroup of its own below its service's, closed before the job is moved in.
+
+Hot. Below the service's own cgroup, so that to stop the service still stops the job. The name
+tells the process that stands for the job (shepherd, step daemon), and the kernel keeps the rest:
+there is no record to lose. In doubt nothing is opened: what fails here refuses the job.
+"""
+
+import os
+
+from gpulock.devices import MAJOR, Device
+from gpulock.isolation import policy, tree
+from gpulock.isolation.tree import V1, Tree
+from gpulock.node import Node
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpulock.isolation.policy import Rules
+
+LEAST = 16  # minors that version 1 closes at least: cards may appear while a job runs
+DEPTH = 16  # of launchers between a shepherd and its epilog
+NODE, CAPS = "nvidia", "nvidia-caps"  # names in DEV_ROOT
+
+
+def confine(node: Node, label: str, pid: int, start: int, granted: "Iterable[Device]") -> None:
+    """Move process `pid`, from which the job will descend, where it opens `granted` alone.
+
+    Raises Refusal; then the job must not start.
+    """
+    settings = node.settings
+    major = policy.caps_major(settings.proc_root)
+    rules = policy.rules(granted, major, settings.driver_root)
+    name = tree.name_of(label, pid, start)
+    try:
+        for one in tree.trees(settings.sys_root):
+            folder = inside(one, node, pid, name)
+            shut(one, folder, rules, settings.dev_root)
+            tree.move(pid, folder)
+        if node.proc.running(pid, start):
+            return
+    except ProcessLookupError:
+        pass
+    except (OSError, ValueError) as fault:
+        raise Refusal(
+            BROKEN, f"the job cannot be kept to its devices: {fault}", "see gpulock doctor"
+        ) from fault
+    raise Refusal(UNKNOWN, f"process {pid} ended meanwhile", "nothing to do")
+
+
+def inside(one: Tree, node: Node, pid: int, name: str) -> str:
+    """Return the folder of the cgroup `name` of a process, whether it is there and in it or not.
+
+    Raises Refusal or ProcessLookupError.
+    """
+    folder = tree.folder_of(one, node.proc, pid)
+    return folder if os.path.basename(folder) == name else f"{folder}/{name}"
+
+
+def shut(one: Tree, folder: str, rules: "Rules", dev_root: str) -> None:
+    """Let a cgroup, made where it is not there, open no GPU but what the rules name.
+
+    Raises OSError.
+    """
+    again = False
+    try:
+        os.mkdir(folder, 0o755)
+    except FileExistsError:
+        again = True
+    if one.version == V1:
+        for line in denials(rules, present(dev_root)):
+            tree.write(f"{folder}/devices.deny", line)
+        for line in permissions(rules) if again else ():
+            tree.write(f"{folder}/devices.allow", line)
+        return
+    from gpulock.isolation import bpf
+
+    bpf.attach(folder, bpf.assemble(rules))
+
+
+def denials(rules: "Rules", there: dict[int, set[int]]) -> list[str]:
+    """Return what to write to devices.deny: version 1 knows no `all but`, so number by number."""
+    lines: list[str] = []
+    for major, minors in rules.items():
+        closed = (there.get(major, set()) | set(range(LEAST))) - minors
+        lines += [f"c {major}:{minor} rwm" for minor in sorted(closed)]
+    return lines
+
+
+def permissions(rules: "Rules") -> list[str]:
+    """Return what to write to devices.allow: takes back what was closed before, and no more."""
+    return [f"c {major}:{m} rwm" for major, minors in rules.items() for m in sorted(minors)]
+
+
+def present(dev_root: str) -> dict[int, set[int]]:
+    """Return major -> minors of the GPUs' nodes that are there; raise OSError."""
+    found: dict[int, set[int]] = {}
+    for folder in (dev_root, f"{dev_root}/{CAPS}"):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            continue
+        for name in names:
+            if name.startswith(NODE):
+                number = os.stat(f"{folder}/{name}").st_rdev
+                found.setdefault(os.major(number), set()).add(os.minor(number))
+    return found
+
+
+def free(node: Node, label: str, pid: int, start: int) -> None:
+    """Take a job's confinement away at its end: called from below `pid`, which is moved out.
+
+    Processes that the job left behind stay inside, and open no GPU any more. Raises Refusal or
+    OSError; the reaper removes what is left.
+    """
+    name = tree.name_of(label, pid, start)
+    for one in tree.trees(node.settings.sys_root):
+        folder = inside(one, node, pid, name)
+        if not os.path.isdir(folder):
+            continue
+        for member in chain(node, pid):
+            leave(member, os.path.dirname(folder))
+        if not tree.remove(folder):
+            shut(one, folder, {MAJOR: frozenset(policy.CONTROL)}, node.settings.dev_root)
+
+
+def leave(pid: int, outer: str) -> None:
+    """Move a process out of its job's cgroup; one that is gone has left."""
+    try:
+        tree.move(pid, outer)
+    except ProcessLookupError:
+        return
+
+
+def chain(node: Node, last: int) -> list[int]:
+    """Return this process and those above it up to `last`, which is moved when they are out."""
+    pid = os.getpid()
+    found: list[int] = []
+    while pid > 1 and len(found) < DEPTH:
+        found.append(pid)
+        if pid == last:
+            return found
+        pid = node.proc.stat(pid).ppid
+    return [last]

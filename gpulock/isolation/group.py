@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ISOLATION=group: a device's node belongs to the supplementary group of the job that holds it.
+
+Hot. The nodes follow the locks: whoever changes them (prolog, epilog, reconcile) makes all of
+them what the locks say, under the gate, so that nothing is left over by what was killed. A node
+is a job's only while its shepherd runs: execd hands a group out again once that is gone, and the
+group's next owner must not open what a dead job's lock still holds. Everything else is root's.
+"""
+
+import os
+
+from gpulock import atomic
+from gpulock.devices import Device
+from gpulock.locks import Lock
+from gpulock.node import Node
+from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.liveness import Judge
+
+MODE = 0o660
+PARAMS, SWITCH = "params", "ModifyDeviceFiles"  # of /proc/driver/nvidia
+
+
+def check(granted: list[Device], gid: int) -> None:
+    """Refuse what a group cannot part: instances share a card's node, which has one group."""
+    if gid <= 0:
+        raise Refusal(
+            BROKEN,
+            "ISOLATION=group needs the job's own supplementary group, which only Grid Engine gives",
+            "set ISOLATION=cgroup",
+        )
+    if any([device.parent for device in granted]):
+        raise Refusal(
+            SENSELESS, "ISOLATION=group cannot part MIG instances", "set ISOLATION=cgroup"
+        )
+
+
+def check_driver(driver_root: str) -> None:
+    """Refuse where the driver sets its nodes' owner and mode again, whenever a program starts."""
+    try:
+        value = parameter(atomic.read_text(f"{driver_root}/{PARAMS}"))
+    except OSError as fault:
+        raise Refusal(BROKEN, f"the driver's parameters: {fault}", "load the driver") from fault
+    if value != "0":
+        raise Refusal(
+            BROKEN,
+            f"the driver opens its nodes to all again ({SWITCH}: {value or 'not told'})",
+            f"set the module's option NVreg_{SWITCH}=0",
+        )
+
+
+def parameter(text: str) -> str:
+    """Return the value of ModifyDeviceFiles in the driver's parameters, empty where missing."""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == SWITCH:
+            return value.strip()
+    return ""
+
+
+def owners(held: dict[str, Lock], node: Node) -> dict[int, int]:
+    """Return minor -> group of every device whose job has a shepherd that runs."""
+    found: dict[int, int] = {}
+    for lock in held.values():
+        record = lock.owner
+        if record is None or record.add_grp_id <= 0 or not record.minor.isdecimal():
+            continue
+        if record.boot_id == node.boot_id and node.proc.running(record.pid, record.start):
+            found[int(record.minor)] = record.add_grp_id
+    return found
+
+
+def check_given(granted: list[Device], gid: int, wanted: dict[int, int]) -> None:
+    """Refuse a task whose job's devices are another group's: a node has one."""
+    if any([wanted.get(device.minor) != gid for device in granted]):
+        raise Refusal(
+            SENSELESS,
+            "ISOLATION=group gives a device to one group, and a slave task has its own",
+            "set ISOLATION=cgroup",
+        )
+
+
+def apply(node: Node, devices: list[Device]) -> dict[int, int]:
+    """Make the nodes of all devices what the locks say, gate held; raise OSError.
+
+    Returns minor -> group of those that are open.
+    """
+    wanted = owners(node.store.all(), node)
+    for minor in sorted({device.minor for device in devices if device.minor >= 0}):
+        set_group(f"{node.settings.dev_root}/nvidia{minor}", wanted.get(minor, 0))
+    return wanted
+
+
+def set_group(path: str, gid: int) -> None:
+    """Give a device's node to root and one group; raise OSError.
+
+    To be closed for a moment does no harm: the mode goes before a group that is to lose it.
+    """
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if (info.st_uid, info.st_gid, info.st_mode & 0o7777) == (0, gid, MODE):
+        return
+    os.chmod(path, 0o600)
+    os.chown(path, 0, gid)
+    os.chmod(path, MODE)
+
+
+def alone(judge: "Judge", gid: int) -> None:
+    """Refuse a group that a process carries before its job has started: an older job's leftover."""
+    left = judge.scan.carriers(gid)
+    if left or judge.scan.blind:
+        why = f"process {left[0]} of an older job has it" if left else judge.scan.blind
+        raise Refusal(UNKNOWN, f"the job's group {gid} is not its own: {why}", f"kill {left[:3]}")

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The beginning and the end of a job's isolation, by the ISOLATION of this node.
+
+Hot; the only door to this package for hooks, which load it where ISOLATION is not off.
+"""
+
+import os
+
+from gpulock import boot
+from gpulock.deadline import Deadline
+from gpulock.devices import MAJOR, Device
+from gpulock.gate import Gate
+from gpulock.isolation import confine, group, policy, sessions, tree
+from gpulock.node import Node
+from gpulock.refusal import BROKEN, Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpulock.liveness import Judge
+
+CGROUP, GROUP = "cgroup", "group"
+MARK = "isolation"  # in LOCK_DIR: there is, or was, something of ours to look after
+NOTHING = {MAJOR: frozenset(policy.CONTROL)}
+
+
+class Who:
+    """A job as isolation sees it: a label for people, and the process it descends from.
+
+    `gid` is its supplementary group, 0 where its scheduler gives none.
+    """
+
+    __slots__ = ("gid", "label", "pid", "start")
+
+    def __init__(self, label: str, pid: int, start: int, gid: int = 0) -> None:
+        self.label = label
+        self.pid = pid
+        self.start = start
+        self.gid = gid
+
+
+def begin(
+    node: Node,
+    who: Who,
+    granted: list[Device],
+    judge: "Callable[[], Judge]",
+    deadline: Deadline,
+) -> None:
+    """Keep a job to what it was granted; raise Refusal, and then it must not start."""
+    try:
+        mark(node)
+        if node.settings.isolation == CGROUP:
+            sessions.close(tree.trees(node.settings.sys_root), NOTHING)
+            confine.confine(node, who.label, who.pid, who.start, granted)
+            return
+        group.check_driver(node.settings.driver_root)
+        group.check(granted, who.gid)
+        if granted:
+            group.alone(judge(), who.gid)
+        group.check_given(granted, who.gid, follow(node, node.devices(), deadline))
+    except OSError as fault:
+        raise Refusal(
+            BROKEN, f"the job cannot be kept to its devices: {fault}", "see gpulock doctor"
+        ) from fault
+
+
+def end(node: Node, who: Who) -> str:
+    """Take a job's cgroup away, before its devices are released; return what went wrong."""
+    try:
+        if node.settings.isolation == CGROUP:
+            confine.free(node, who.label, who.pid, who.start)
+    except (OSError, ValueError) as fault:
+        return str(fault)
+    except Refusal as refusal:
+        return refusal.why
+    return ""
+
+
+def ended(node: Node, deadline: Deadline) -> str:
+    """Close what was released, as the next prolog would; return what went wrong."""
+    try:
+        if node.settings.isolation == GROUP and node.store.exists():
+            follow(node, node.devices(), deadline)
+    except OSError as fault:
+        return str(fault)
+    except Refusal as refusal:
+        return refusal.why
+    return ""
+
+
+def follow(node: Node, devices: list[Device], deadline: Deadline) -> dict[int, int]:
+    """Let the nodes' groups follow the locks; return minor -> group. Raises Refusal or OSError."""
+    with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+        return group.apply(node, devices)
+
+
+def mark(node: Node) -> None:
+    """Let a reconcile know that there is something to look after; raise Refusal or OSError."""
+    path = f"{node.store.path}/{MARK}"
+    if os.path.lexists(path):
+        return
+    boot.ensure(node.store)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))

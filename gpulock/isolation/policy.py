@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the node's GPU device numbers a job may open: a function of what it was granted.
+
+Hot. Of the closed majors only what is named is open, so a card that comes later is closed too.
+Everything else in /dev (nvidia-uvm and the rest of the machine) is left as it is.
+"""
+
+from gpulock import atomic
+from gpulock.devices import MAJOR, Device
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    Rules = dict[int, frozenset[int]]  # closed major -> minors that are open all the same
+
+CONTROL = (254, 255)  # nvidia-modeset and nvidiactl: every CUDA program opens the latter
+CAPS = "nvidia-caps"  # in /proc/devices: the access nodes of MIG instances
+CAP_NODE = "nvidia-caps/nvidia-cap"
+
+
+def rules(granted: "Iterable[Device]", caps_major: int, driver_root: str) -> "Rules":
+    """Return what to close and what of it to leave open; an empty grant closes every GPU.
+
+    `caps_major` is -1 where the driver has none. Raises Refusal where the number of a device
+    that was granted is not known.
+    """
+    gpus: set[int] = set(CONTROL)
+    instances: set[int] = set()
+    for device in granted:
+        if not 0 <= device.minor < min(CONTROL):
+            raise Refusal(UNKNOWN, f"the minor of {device.id} is not known", "see gpulock doctor")
+        gpus.add(device.minor)
+        if device.parent:
+            instances.update(access_nodes(device, driver_root))
+    found = {MAJOR: frozenset(gpus)}
+    if caps_major >= 0:
+        found[caps_major] = frozenset(instances)
+    elif instances:
+        raise Refusal(BROKEN, f"/proc/devices has no {CAPS}", "look at the driver")
+    return found
+
+
+def access_nodes(device: Device, driver_root: str) -> list[int]:
+    """Return the minors of a MIG instance's own nodes; raise Refusal where they are not told."""
+    from gpulock.guard import caps
+
+    names = caps(device, driver_root)
+    if not names:
+        raise Refusal(
+            BROKEN, f"the driver does not tell the access nodes of {device.id}", "look at MIG"
+        )
+    return [int(name.removeprefix(CAP_NODE)) for name in names]
+
+
+def caps_major(proc_root: str) -> int:
+    """Return the major of nvidia-caps, -1 where the driver has none; raise Refusal."""
+    try:
+        return major_of(CAPS, atomic.read_text(f"{proc_root}/devices"))
+    except OSError as fault:
+        raise Refusal(UNKNOWN, f"device numbers: {fault}", "look at PROC_ROOT") from fault
+
+
+def major_of(name: str, text: str) -> int:
+    """Return the major of a character device by the text of /proc/devices, -1 for none."""
+    for line in text.partition("Block devices")[0].splitlines():
+        number, _, driver = line.strip().partition(" ")
+        if driver == name and number.isdecimal():
+            return int(number)
+    return -1

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this node's cgroups are, and in which of them a process is.
+
+Hot. A node has the devices controller of version 1, a tree of version 2 (for BPF), or both; then
+both are used, and a device opens only where both agree.
+"""
+
+import errno
+import os
+
+from gpulock import atomic
+from gpulock.procfs import Proc
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+
+V1, V2 = 1, 2
+PREFIX = "gpulock-"
+PARTS = 2  # of `J.T-PID-START` behind its label: pid and start time
+
+
+class Tree:
+    """One hierarchy: its version, and the folder where it is mounted."""
+
+    __slots__ = ("top", "version")
+
+    def __init__(self, version: int, top: str) -> None:
+        self.version = version
+        self.top = top
+
+
+def trees(sys_root: str) -> list[Tree]:
+    """Return the hierarchies that can close devices; raise Refusal where there is none."""
+    top = f"{sys_root}/fs/cgroup"
+    found = [Tree(V1, f"{top}/devices")] if os.path.exists(f"{top}/devices/devices.deny") else []
+    for folder in (top, f"{top}/unified"):
+        if os.path.exists(f"{folder}/cgroup.procs") and os.path.exists(
+            f"{folder}/cgroup.controllers"
+        ):
+            found.append(Tree(V2, folder))
+            break
+    if not found:
+        raise Refusal(
+            BROKEN,
+            f"{top} has neither the devices controller nor cgroup version 2",
+            "mount one, or set ISOLATION=group",
+        )
+    return found
+
+
+def parse_places(text: str) -> dict[int, str]:
+    """Return version -> path of /proc/PID/cgroup, as far as they are ours to use."""
+    found: dict[int, str] = {}
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            found[V2] = path
+        elif "devices" in controllers.split(","):
+            found[V1] = path
+    return found
+
+
+def folder_of(tree: Tree, proc: Proc, pid: int) -> str:
+    """Return the folder of the cgroup that a process is in; raise Refusal or ProcessLookupError."""
+    try:
+        path = parse_places(proc.read(pid, "cgroup").decode("utf-8", "surrogateescape"))
+    except PermissionError as fault:
+        raise Refusal(UNKNOWN, f"the cgroup of process {pid}: {fault}", "look at /proc") from fault
+    inside = path.get(tree.version, "/..")
+    if "/.." in inside or inside.endswith(" (deleted)"):
+        raise Refusal(
+            BROKEN,
+            f"the cgroup of process {pid} is {inside!r} of version {tree.version}",
+            "run the scheduler's daemon in the host's cgroup namespace",
+        )
+    return tree.top + inside.rstrip("/")
+
+
+def name_of(label: str, pid: int, start: int) -> str:
+    """Return the name of the cgroup of what `pid` stands for: the reaper needs no more."""
+    return f"{PREFIX}{label}-{pid}-{start}"
+
+
+def process_of(name: str) -> tuple[int, int] | None:
+    """Return (pid, start time) by the name of a cgroup of ours, None for any other."""
+    words = name.removeprefix(PREFIX).rsplit("-", PARTS)
+    if not name.startswith(PREFIX) or len(words) != PARTS + 1:
+        return None
+    pid, start = words[1:]
+    good = pid.isascii() and pid.isdigit() and start.isascii() and start.isdigit()
+    return (int(pid), int(start)) if good else None
+
+
+def move(pid: int, folder: str) -> None:
+    """Move a process, all its threads, into a cgroup; raise OSError."""
+    write(f"{folder}/cgroup.procs", str(pid))
+
+
+def members(folder: str) -> list[int]:
+    """Return the processes of a cgroup; raise OSError."""
+    return [int(pid) for pid in atomic.read_text(f"{folder}/cgroup.procs", 1 << 22).split()]
+
+
+def remove(folder: str) -> bool:
+    """Remove a cgroup; return False while a process is in it. One that is gone is removed."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError as fault:
+        if fault.errno != errno.EBUSY:
+            raise
+        return False
+    return True
+
+
+def write(path: str, text: str) -> None:
+    """Write to a file of the kernel's, which takes one value a write(2); raise OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

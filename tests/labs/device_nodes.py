@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device nodes without a driver, and what the kernel says to who opens them.
+
+ENXIO: it may, and there is no driver. EPERM: its cgroup may not. EACCES: the node's mode says no.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpulock.devices import MAJOR
+from gpulock.isolation import bpf, tree
+from gpulock.isolation.tree import PREFIX
+
+CONTROL = 255  # nvidiactl
+TREES = tree.trees("/sys")
+# For the node's interpreter, as the job's user: NAME=ERROR of every node, in order.
+PROBE = """
+import errno, os, sys
+for name in sorted(os.listdir(sys.argv[1])):
+    try:
+        os.close(os.open(f"{sys.argv[1]}/{name}", os.O_RDWR))
+        said = "OPEN"
+    except OSError as fault:
+        said = errno.errorcode[fault.errno]
+    print(f"{name}={said}")
+"""
+NEXT_ID = 11  # BPF_PROG_GET_NEXT_ID of linux/bpf.h
+
+
+def make_nodes(folder: Path, count: int) -> None:
+    """Make nvidia0, nvidia1, ... and nvidiactl as the driver does, open to everybody."""
+    folder.mkdir(mode=0o755)
+    for name, minor in [(f"nvidia{n}", n) for n in range(count)] + [("nvidiactl", CONTROL)]:
+        os.mknod(folder / name, 0o020666, os.makedev(MAJOR, minor))
+        (folder / name).chmod(0o666)
+
+
+def modes(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Return owner, group and mode of every node."""
+    infos = {path.name: path.stat() for path in folder.iterdir()}
+    return {name: (i.st_uid, i.st_gid, i.st_mode) for name, i in infos.items()}
+
+
+def opened(text: str) -> dict[str, set[str]]:
+    """Return error -> names of nodes, of what the probe printed."""
+    found: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        name, equals, said = line.partition("=")
+        if equals and name.startswith("nvidia"):
+            found.setdefault(said, set()).add(name)
+    return found
+
+
+def programs() -> list[int]:
+    """Return the ids of all our programs that the kernel has."""
+    found: list[int] = []
+    number = 0
+    while True:
+        try:
+            _, answer = bpf.bpf(NEXT_ID, number.to_bytes(4, "little"))
+        except FileNotFoundError:
+            return found
+        number = int.from_bytes(answer[4:8], "little")
+        if bpf.name_of(number) == bpf.NAME:
+            found.append(number)
+
+
+class Service:
+    """Cgroups as systemd gives a service, of both versions, with one daemon in them."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.folders = [Path(one.top) / name for one in TREES]
+        self._pid = pid
+        for folder in self.folders:
+            folder.mkdir()
+            tree.move(pid, str(folder))
+
+    def jobs(self) -> list[str]:
+        """Return the names of the jobs' cgroups."""
+        found = [path.name for folder in self.folders for path in folder.glob(f"{PREFIX}*")]
+        return sorted(found)
+
+    def of(self, pid: int) -> list[Path]:
+        """Return the cgroups that a process is in."""
+        text = Path(f"/proc/{pid}/cgroup").read_text()
+        places = tree.parse_places(text)
+        return [Path(one.top + places[one.version]) for one in TREES]
+
+    def close(self) -> None:
+        """Move the daemon out, and all that lives there; remove the cgroups."""
+        for one, folder in zip(TREES, self.folders, strict=True):
+            inner = [path for path in folder.glob("*/") if path.is_dir()]
+            for place in (*inner, folder):
+                for pid in tree.members(str(place)):
+                    tree.move(pid, one.top)
+                place.rmdir()

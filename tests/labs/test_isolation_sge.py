@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel keeps a job of a real Grid Engine to its own GPUs; no daemon of gpulock's runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs import sge_jobs
+from tests.labs.device_nodes import PROBE, Service, make_nodes, modes, opened, programs
+from tests.labs.sge_cluster import NODES
+from tests.labs.sge_gpulock import GPUS, Gpulock
+from tests.labs.sge_jobs import gate_file, held, on, reap, said, wait_said, waiting_for
+from tests.labs.sge_lab import JobId
+from tests.labs.sge_wait import until
+
+pytestmark = pytest.mark.lab
+NODE = NODES[0]
+ALL = {f"nvidia{n}" for n in range(GPUS)}
+MANY = 500 if sge_jobs.SOAK else 20
+
+
+class Site:
+    """A node that confines its jobs, with device nodes that have no driver."""
+
+    def __init__(self, gpus: Gpulock, service: Service, dev: Path) -> None:
+        self.gpus = gpus
+        self.service = service
+        self.dev = dev
+        self.probe = f"/usr/bin/python3 -IS {sge_jobs.script(gpus, 'probe.py', PROBE)} {dev}\n"
+
+    def configure(self, isolation: str = "cgroup", **changes: str) -> None:
+        """Write the node's settings."""
+        keys = {"SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
+        self.gpus.configure(NODE, ISOLATION=isolation, **keys)
+
+    def submit(self, *asked: str, script: str) -> JobId:
+        """Submit a job of glalice to the node."""
+        return self.gpus.sge.submit("glalice", *on(NODE, *asked), stdin=script)
+
+    def own(self, job: JobId) -> set[str]:
+        """Return the names of the nodes of a job's devices."""
+        return {
+            f"nvidia{record.minor}"
+            for record in self.gpus.locks(NODE).values()
+            if record.job_id == str(job)
+        }
+
+    def left(self) -> list[str]:
+        """Return what isolation has left behind."""
+        return self.service.jobs() + [f"program {number}" for number in programs()]
+
+
+@pytest.fixture
+def site(gpus: Gpulock) -> Iterator[Site]:
+    dev = gpus.sge.lab / "dev"
+    make_nodes(dev, GPUS)
+    service = Service("gpulock-lab-execd.service", gpus.sge.execd_pid(NODE))
+    made = Site(gpus, service, dev)
+    made.configure()
+    assert made.left() == []
+    yield made
+    gpus.sge.clear_jobs()
+    service.close()
+    shutil.rmtree(dev)
+
+
+def test_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    child = f"(setsid sh -c '(sleep 0.3; echo child; {site.probe.strip()}; echo over) &' &)\n"
+    job = site.submit("-l", "gpu=2", script=site.probe + "id -u\n" + child + waiting_for(go))
+    first, _, second = wait_said(site.gpus, job, "over").partition("child\n")
+    own = site.own(job)
+    assert len(own) == 2
+    for text in (first, second):
+        assert opened(text) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert str(site.gpus.sge.users["glalice"].uid) in first.splitlines()
+    shepherd = site.gpus.sge.shepherd_pid(job)
+    assert [place.parent for place in site.service.of(shepherd)] == site.service.folders
+    go.touch()
+    site.gpus.sge.wait_done(job)
+    assert site.left() == []
+    assert site.gpus.locks(NODE) == {}
+
+
+def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    both = gate_file(site.gpus, "both")
+    script = waiting_for(both) + site.probe + "echo over\n" + waiting_for(go)
+    jobs = [site.submit("-l", "gpu=1", script=script) for _ in range(2)]
+    for job in jobs:
+        site.gpus.sge.wait_running(job)
+    both.touch()
+    owns = [site.own(job) for job in jobs]
+    for job, own in zip(jobs, owns, strict=True):
+        seen = opened(wait_said(site.gpus, job, "over"))
+        assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert len(owns[0] | owns[1]) == 2
+    go.touch()
+
+
+def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
+    job = site.submit(script=site.probe)
+    site.gpus.sge.wait_done(job)
+    assert opened(said(site.gpus, job)) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+    assert site.left() == []
+
+
+def test_the_mask_holds_uuids(site: Site) -> None:
+    job = site.submit("-l", "gpu=1", script="echo CVD=$CUDA_VISIBLE_DEVICES\n")
+    site.gpus.sge.wait_done(job)
+    assert "CVD=GPU-" in said(site.gpus, job)
+
+
+def test_a_node_that_cannot_confine_starts_no_job(site: Site) -> None:
+    empty = site.gpus.sge.lab / "no-cgroups"
+    empty.mkdir(exist_ok=True)
+    site.configure(SYS_ROOT=str(empty))
+    job = site.submit("-l", "gpu=1", script="echo ran\n")
+    sge_jobs.wait_refused(site.gpus, NODE, job)
+    site.gpus.sge.clear_queue_errors()
+    assert "cgroup version 2" in said(site.gpus, job)
+    assert "ran" not in said(site.gpus, job).split()
+    assert held(site.gpus, NODE, job) == []
+
+
+def test_what_a_killed_shepherd_leaves_stays_confined_until_it_ends(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    late = gate_file(site.gpus, "late")
+    script = waiting_for(late) + site.probe + "echo over\n" + waiting_for(go)
+    job = site.submit("-l", "gpu=1", script=script)
+    site.gpus.sge.wait_running(job)
+    own = site.own(job)
+    os.kill(site.gpus.sge.shepherd_pid(job), 9)
+    reap(site.gpus, NODE)
+    assert len(site.service.jobs()) == 2
+    late.touch()
+    assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == ALL - own
+    go.touch()
+    until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
+
+
+def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
+    before = modes(site.dev)
+    for number in range(MANY):
+        job = site.submit(*(("-l", "gpu=1") if number % 2 else ()), script="true\n")
+        site.gpus.sge.wait_done(job)
+    assert site.left() == []
+    assert modes(site.dev) == before

@@ -26,15 +26,23 @@ PARTS = 3  # number, pid, start time
 PAUSE = 0.25  # seconds between two looks of one that waits
 
 
-def draw(node: Node, deadline: Deadline) -> str:
-    """Draw the next ticket; return its name. Raises Refusal."""
+def draw(node: Node, deadline: Deadline, pid: int = 0) -> str:
+    """Draw the next ticket, for process `pid` (0: this one); return its name. Raises Refusal.
+
+    Another process that stands in line already keeps its place.
+    """
     folder = f"{node.store.path}/{FOLDER}"
-    pid = os.getpid()
+    given, pid = bool(pid), pid or os.getpid()
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         try:
             os.makedirs(folder, 0o755, exist_ok=True)
-            numbers = [number for number, _, _ in map(parse, names(folder))]
-            name = f"{max(numbers, default=0) + 1:08}.{pid}.{node.proc.start(pid)}"
+            start = node.proc.start(pid)
+            drawn = names(folder)
+            mine = [name for name in drawn if given and parse(name)[1:] == (pid, start)]
+            if mine:
+                return mine[0]
+            numbers = [parse(name)[0] for name in drawn]
+            name = f"{max(numbers, default=0) + 1:08}.{pid}.{start}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             os.close(os.open(f"{folder}/{name}", flags, 0o644))
         except OSError as fault:

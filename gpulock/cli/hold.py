@@ -9,10 +9,9 @@ import shlex
 import click
 
 from gpulock import environment
-from gpulock.cli.obtain import claim_options, obtain, owner_of, which
+from gpulock.cli.obtain import claim_options, node_to_hold, obtain, owner_of, prepare, which
 from gpulock.cli.session import Refused, Session, calling_shell
 from gpulock.cli.words import device_name, short_model
-from gpulock.daemon import process
 from gpulock.grant import Grant
 from gpulock.settings import Settings
 
@@ -35,9 +34,9 @@ def claim(
     \b
     eval "$(gpulock claim -n 1 --export)"
     """
-    node = session.own_node()
+    node = node_to_hold(session)
     number, wanted = which(node, count, devices)
-    process.prepare(node)
+    prepare(node)
     record = owner_of(node, pid or calling_shell(node.proc))
     if os.geteuid() not in (0, record.uid):
         raise Refused(f"process {record.pid} is {record.user}'s", "claim for one of your own")

@@ -11,8 +11,9 @@ from typing import TypeVar
 import click
 
 from gpulock import tickets
+from gpulock.cli import client
 from gpulock.cli.select import SelectError, several
-from gpulock.cli.session import Refused, user_name
+from gpulock.cli.session import Refused, Session, user_name
 from gpulock.cli.words import counted, duration, listing, parse_duration
 from gpulock.daemon import process
 from gpulock.deadline import Deadline, boottime
@@ -53,6 +54,21 @@ def claim_options(function: F) -> F:
     return function
 
 
+def node_to_hold(session: Session) -> Node:
+    """Return the node, on which we or gpulockd for us may claim; raise Refused or Refusal."""
+    node = session.node()
+    if client.is_needed(node):
+        client.connect(node).close()  # nobody serves: say so before anything else
+        return node
+    return session.own_node()
+
+
+def prepare(node: Node) -> None:
+    """Make LOCK_DIR and STATE_DIR where they are missing and ours; raise Refusal."""
+    if not client.is_needed(node):
+        process.prepare(node)
+
+
 def which(node: Node, count: int | None, devices: str | None) -> tuple[int, tuple[str, ...]]:
     """Return how many devices are wanted, and which; raise UsageError or Refused."""
     if devices is None:
@@ -69,10 +85,15 @@ def which(node: Node, count: int | None, devices: str | None) -> tuple[int, tupl
 
 
 def obtain(node: Node, record: Owner, count: int, wanted: tuple[str, ...], wait: float) -> Grant:
-    """Claim in turn, waiting so long; raise Refusal or Refused."""
-    refuse_second(node, record, count, wanted)
+    """Claim in turn, waiting so long; raise Refusal or Refused.
+
+    Where LOCK_DIR is another's, its gpulockd claims for us.
+    """
     line = Line(count)
     try:
+        if client.is_needed(node):
+            return client.obtain(node, record, count, wanted, wait, line.tell)
+        refuse_second(node, record, count, wanted)
         return tickets.in_turn(
             node,
             lambda: process.claim_for(node, record, count, wanted, Deadline(CLAIM_SECONDS)),
@@ -91,16 +112,12 @@ def owner_of(node: Node, pid: int, comment: str = "") -> Owner:
 
 def refuse_second(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) -> None:
     """Raise Refused when the process holds another grant: one claim a process."""
-    held = [lock for lock in node.store.all().values() if lock.owner] if node.store.exists() else []
-    mine = [lock.owner for lock in held if lock.owner and lock.owner.key() == record.key()]
-    for other in mine:
-        if other.run() != record.run() or other.boot_id != record.boot_id:
-            continue  # of an earlier process of this number
-        if len(other.devices) != count or (wanted and set(wanted) != set(other.devices)):
-            raise Refused(
-                f"pid {record.pid} holds {listing(other.devices, node.devices())} already",
-                f"gpulock release --pid {record.pid} first",
-            )
+    other = process.holds_other(node, record, count, wanted)
+    if other:
+        raise Refused(
+            f"pid {record.pid} holds {listing(other, node.devices())} already",
+            f"gpulock release --pid {record.pid} first",
+        )
 
 
 class Line:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import click
 
 from gpulock import guard, settle
+from gpulock.cli import client
 from gpulock.cli.select import SelectError, Subject, subject
 from gpulock.cli.session import Refused, Session, caller, calling_shell, log
 from gpulock.cli.words import holder, label_of
@@ -57,14 +58,30 @@ def release(
         raise click.UsageError("say devices, or --pid, or --job: one of them.")
     if force and not because:
         raise click.UsageError('--force needs --because "TEXT".')
-    node = session.own_node()
+    node = session.node()
     found = present(node)
+    if client.is_needed(node) and not (force or job):
+        for name in ask_daemon(node, found, devices, pid or calling_shell(node.proc)):
+            click.echo(f"freed {label_of(name, found)}")
+        return
+    node = session.own_node()
     ours = chosen(found, devices, pid or calling_shell(node.proc), job)
     let = let_go(node, found, ours, force, one_line(because or ""))
     for one in let:
         click.echo(f"freed {label_of(one.lock.id, found)}{whose(one.lock)}")
         if one.left:
             click.echo(f"STILL IN USE: {one.left}", err=True)
+
+
+def ask_daemon(
+    node: Node, found: Sequence[Device], names: Sequence[str], pid: int
+) -> tuple[str, ...]:
+    """Have gpulockd free what is ours; return the ids. Raises Refused or Refusal."""
+    try:
+        ids = tuple(device_id(name, found) for name in names)
+    except SelectError as fault:
+        raise Refused(str(fault), "see gpulock status") from fault
+    return client.release(node, pid, ids)
 
 
 def chosen(

@@ -16,7 +16,16 @@ from typing import NoReturn
 import click
 
 from gpulock import environment
-from gpulock.cli.obtain import CLAIM_SECONDS, claim_options, obtain, owner_of, which
+from gpulock.cli import client
+from gpulock.cli.obtain import (
+    CLAIM_SECONDS,
+    claim_options,
+    node_to_hold,
+    obtain,
+    owner_of,
+    prepare,
+    which,
+)
 from gpulock.cli.session import Session
 from gpulock.daemon import process
 from gpulock.deadline import Deadline
@@ -46,9 +55,9 @@ def run(
     refuse_missing(ctx, command[0])
     mask = os.umask(0)
     os.umask(mask)
-    node = session.own_node()
+    node = node_to_hold(session)
     number, wanted = which(node, count, devices)
-    process.prepare(node)
+    prepare(node)
     lead_session()
     grant = obtain(node, owner_of(node, os.getpid(), RUN), number, wanted, wait)
     try:
@@ -109,7 +118,9 @@ def become(command: tuple[str, ...], environ: dict[str, str]) -> NoReturn:
 
 def give_back(node: Node, grant: Grant) -> None:
     """Release a claim whose command did not start."""
-
+    if client.is_needed(node):
+        client.release(node, os.getpid())
+        return
     token = grant.owner.token
     judge = process.judge(node)
     deadline = Deadline(CLAIM_SECONDS)

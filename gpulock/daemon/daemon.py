@@ -14,7 +14,10 @@ from gpulock.daemon.loop import Loop
 from gpulock.daemon.notify import Notify
 from gpulock.daemon.owners import Owners
 from gpulock.daemon.pace import Pace
+from gpulock.daemon.reconcile import Report
 from gpulock.daemon.rounds import Chore, Rounds, restless
+from gpulock.daemon.serve import Server
+from gpulock.daemon.serving import Serving
 from gpulock.daemon.signals import Signals
 from gpulock.daemon.watch import Watch
 from gpulock.deadline import boottime
@@ -40,6 +43,8 @@ class Daemon:
         self.pace = Pace(boottime())
         self._owners = Owners(self.loop, self._wanted)
         self._watch = Watch()
+        self._server = Server(self.loop, journal, lambda: self.rounds.node)
+        self._serving = Serving()
         self._journal = journal
         self._notify = notify
         self._signals = signals
@@ -59,12 +64,16 @@ class Daemon:
             self.loop.wait(self._until())
             if boottime() >= self.pace.due and not self._signals.ending:
                 self._round()
+            if not self._signals.ending:
+                self._server.turn(boottime())
         self._notify.stopping()
+        self._server.close()
 
     def _until(self) -> float:
         """Return when the loop must go round again."""
+        due = min(self.pace.due, self._server.due())
         watchdog = self._notify.watchdog
-        return min(self.pace.due, boottime() + watchdog / 3) if watchdog else self.pace.due
+        return min(due, boottime() + watchdog / 3) if watchdog else due
 
     def _wanted(self) -> None:
         self.pace.wanted(boottime())
@@ -72,6 +81,7 @@ class Daemon:
     def _look(self, _: int) -> None:
         if self._watch.changed():
             self._wanted()
+            self._server.stir()
 
     def _round(self) -> None:
         node = self.rounds.node
@@ -84,12 +94,31 @@ class Daemon:
             made = {device for record in report.adopted for device in record.devices}
             if self._watch.changed(freed, made):
                 self._wanted()
+            if freed:
+                self._server.stir()
             self._owners.follow(report, node.proc)
+        self._serve(report)
         slow = {"watch": f"changes are seen every {PERIOD:.0f} s only: {self._watch.fault}"}
         self._journal.stands("watch", slow if self._watch.fault else {})
         if self.rounds.summary != self._status:
             self._status = self.rounds.summary
             self._notify.status(self._status)
+
+    def _serve(self, report: Report | None) -> None:
+        """Open the socket, or close it where a scheduler owns the node by now."""
+        why_not = self._serving.why_not(self.rounds.node, report, boottime())
+        failed = ""
+        if why_not:
+            self._server.close(why_not)
+        elif report is not None:
+            try:
+                self._server.open()
+            except OSError as fault:
+                failed = f"users are not served: {fault}"
+        wanted = self.rounds.node.settings.serve
+        refused = f"users are not served although SERVE=yes: {why_not}"
+        self._journal.stands("serve", {"refused": refused} if wanted and why_not else {})
+        self._journal.stands("socket", {"failed": failed} if failed else {}, ERROR)
 
     def _reload(self) -> None:
         """Read the settings again; bad ones change nothing."""
@@ -97,6 +126,7 @@ class Daemon:
         self._notify.reloading()
         try:
             self.rounds.node = DaemonNode(load(self.rounds.node.settings.path))
+            self._serving.ask_again()
             self._journal.say(INFO, "the settings were read again")
         except Refusal as refusal:
             self._journal.say(ERROR, f"{refusal.why}; the settings stay as they were")

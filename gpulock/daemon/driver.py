@@ -7,9 +7,8 @@ thread asks at a time: as long as one does not come back, nobody asks again.
 
 from __future__ import annotations
 
-import _thread
-
 from gpulock import devices
+from gpulock.daemon.patience import Asking
 from gpulock.daemon.reconcile import Card
 from gpulock.devices import Device
 from gpulock.node import Node
@@ -19,39 +18,6 @@ from gpulock.settings import Settings
 SECONDS = 5.0  # a healthy driver answers in 30 us a card
 
 
-class Asking:
-    """One question to the driver, at work in a thread of its own."""
-
-    __slots__ = ("_done", "_fault", "_found")
-
-    def __init__(self, node: DaemonNode) -> None:
-        self._found: list[Device] = []
-        self._fault: BaseException | None = None
-        self._done = _thread.allocate_lock()
-        self._done.acquire()
-        _thread.start_new_thread(self._ask, (node,))
-
-    def _ask(self, node: DaemonNode) -> None:
-        try:
-            self._found = node.ask_driver()
-        except BaseException as fault:  # told to whoever waits: a thread has nobody else
-            self._fault = fault
-        self._done.release()
-
-    def wait(self, seconds: float) -> bool:
-        """Return whether the answer is there, at the latest after so many seconds."""
-        if not self._done.acquire(timeout=seconds):
-            return False
-        self._done.release()
-        return True
-
-    def answer(self) -> list[Device]:
-        """Return the devices; raise what reading them raised."""
-        if self._fault is not None:
-            raise self._fault
-        return self._found
-
-
 class DaemonNode(Node):
     """The node as gpulockd sees it, which must go on whatever the driver does."""
 
@@ -59,7 +25,7 @@ class DaemonNode(Node):
 
     def __init__(self, settings: Settings, name: str = "", patience: float = SECONDS) -> None:
         super().__init__(settings, name)
-        self._asking: Asking | None = None
+        self._asking: Asking[list[Device]] | None = None
         self._patience = patience
         self.cards: dict[str, Card] = {}  # by bus id, as the driver showed them last
 
@@ -72,7 +38,7 @@ class DaemonNode(Node):
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
         self.cards = {}
         late = self._asking is not None  # who waited once in vain is not waited for again
-        asking = self._asking or Asking(self)
+        asking = self._asking or Asking(self.ask_driver)
         if not asking.wait(0.0 if late else self._patience):
             self._asking = asking
             raise Refusal(UNKNOWN, "the NVIDIA driver does not answer", "look at dmesg")

@@ -59,6 +59,21 @@ def template(node: Node, pid: int, user: str, comment: str = "") -> Owner:
     )
 
 
+def holds_other(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what the process of `record` holds in another grant: it may have one."""
+    if not node.store.exists():
+        return ()
+    for lock in node.store.all().values():
+        other = lock.owner
+        if other is None or other.key() != record.key():
+            continue
+        if other.run() != record.run() or other.boot_id != record.boot_id:
+            continue  # of an earlier process of this number
+        if len(other.devices) != count or (wanted and set(wanted) != set(other.devices)):
+            return other.devices
+    return ()
+
+
 def prepare(node: Node) -> None:
     """Make LOCK_DIR and STATE_DIR where they are missing and may be made; raise Refusal."""
     for path in (node.settings.state_dir, node.settings.lock_dir):

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Give devices back for an ordinary user: what a process of his own holds, and nobody uses.
+
+Under the gate, and by the token that was judged. There is no --force here: that is root's.
+"""
+
+from __future__ import annotations
+
+from gpulock import guard, settle
+from gpulock.daemon import process
+from gpulock.daemon.peer import Peer
+from gpulock.daemon.wire import Request
+from gpulock.deadline import Deadline
+from gpulock.devices import overlaps
+from gpulock.gate import Gate
+from gpulock.grant import retire
+from gpulock.liveness import Scan
+from gpulock.locks import Lock
+from gpulock.node import Node
+from gpulock.owner import Owner
+from gpulock.refusal import BUSY, SENSELESS, Refusal
+from gpulock.release import present
+
+RUN = "run"  # the comment of a claim whose process is the command itself
+
+
+def give_back(node: Node, peer: Peer, request: Request, deadline: Deadline) -> tuple[str, ...]:
+    """Free what is meant, all or none; return the ids. Raises Refusal."""
+    judge = process.judge(node)
+    holders = settle.make_holders(node, present(node), judge)
+    holders.of("")
+    with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+        held = node.store.all()
+        for lock in held.values():
+            node.store.read_details(lock)
+        locks = [lock for lock in held.values() if is_meant(lock, request)]
+        if not locks:
+            raise Refusal(SENSELESS, "nothing of that is held", "see gpulock status")
+        for lock in locks:
+            refuse_foreign(lock, peer, judge.scan)
+            assert lock.owner is not None
+            left = guard.open_left(lock.id, lock.owner, holders, held)
+            if left:
+                raise Refusal(BUSY, left, "end it first")
+        for lock in locks:
+            retire(node, lock, f"released by uid {peer.uid}")
+    return tuple(lock.id for lock in locks)
+
+
+def is_meant(lock: Lock, request: Request) -> bool:
+    """Return whether a request names a lock: by its device, or by who holds it."""
+    if request.devices:
+        return any(overlaps(lock.id, name) for name in request.devices)
+    record = lock.owner
+    return record is not None and (record.scheduler, record.pid, record.start) == (
+        "process",
+        request.pid,
+        request.start,
+    )
+
+
+def refuse_foreign(lock: Lock, peer: Peer, scan: Scan) -> None:
+    """Raise Refusal for a lock that this user may not free, or not now."""
+    record = lock.owner
+    if record is None or record.scheduler != "process" or record.uid != peer.uid:
+        raise Refusal(SENSELESS, f"{lock.id} is not yours", "ask its owner, or root")
+    if record.comment == RUN and runs_elsewhere(record, peer, scan):
+        raise Refusal(BUSY, f"process {record.pid} runs and has not called this", "end it")
+
+
+def runs_elsewhere(record: Owner, peer: Peer, scan: Scan) -> bool:
+    """Return whether a claim is of a command that runs, not above the caller."""
+    if not scan.proc.running(record.pid, record.start):
+        return False
+    return not scan.descends(peer.pid, frozenset((record.pid,)))

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask something that may never answer: in a thread of its own, with a deadline.
+
+No signal ends a read that waits for a driver's lock, nor a name service that waits for a server.
+A thread that does not come back costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Asking(Generic[T]):
+    """One question, at work."""
+
+    __slots__ = ("_done", "_fault", "_found")
+
+    def __init__(self, question: Callable[[], T]) -> None:
+        self._found: list[T] = []
+        self._fault: BaseException | None = None
+        self._done = _thread.allocate_lock()
+        self._done.acquire()
+        _thread.start_new_thread(self._ask, (question,))
+
+    def _ask(self, question: Callable[[], T]) -> None:
+        try:
+            self._found.append(question())
+        except BaseException as fault:  # told to whoever waits: a thread has nobody else
+            self._fault = fault
+        self._done.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether the answer is there, at the latest after so many seconds."""
+        if not self._done.acquire(timeout=seconds):
+            return False
+        self._done.release()
+        return True
+
+    def answer(self) -> T:
+        """Return the answer, once it is there; raise what the question raised."""
+        if self._fault is not None:
+            raise self._fault
+        return self._found[0]

@@ -10,6 +10,7 @@ import click
 from gpulock.cli.session import Session
 from gpulock.cli.table import paint
 from gpulock.cli.words import counted, holder, listing
+from gpulock.daemon.history import History
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.deadline import Deadline
@@ -28,14 +29,22 @@ ACT_WIDTH = 12
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @click.pass_obj
 def reap(session: Session, dry_run: bool) -> None:
-    """Free what dead owners hold, put back what was lost, and publish the verdicts."""
+    """Free what dead owners hold, put back what was lost, publish the verdicts,
+    and write finished claims into the history."""
     node = session.own_node()
     report = reconcile(node, judge(node), Deadline(REAP_SECONDS), dry_run)
     click.echo("\n".join(lines(report, present(node), dry_run)))
+    if not dry_run:
+        History(complain).once(node, report.devices)
     if report.fault:
         raise Refusal(
             BROKEN, f"the verdicts cannot be published: {report.fault}", "make room there"
         )
+
+
+def complain(line: str) -> None:
+    """Tell what keeps finished claims out of the history; that fails no reap."""
+    click.echo(f"gpulock: reap: {line}", err=True)
 
 
 def lines(report: Report, devices: list[Device], dry_run: bool = False) -> list[str]:

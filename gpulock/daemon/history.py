@@ -43,14 +43,18 @@ class History:
         self._left: set[str] = set()  # written, and not yet gone from `released/`
         self._file = (0, 0)  # the history as this process left it
 
-    def run(self, node: Node, report: Report | None, now: float) -> int:
-        """Write what is over; return how many lines. `now` is CLOCK_BOOTTIME in seconds."""
+    def run(self, node: Node, report: Report, now: float) -> None:
+        """Write what is over; `now` is CLOCK_BOOTTIME in seconds."""
+        self.once(node, report.devices)
+
+    def once(self, node: Node, devices: Iterable[Device] = ()) -> int:
+        """Write what is over; return how many lines. `devices` are those the driver shows."""
         faults: set[str] = set()
         lines = 0
         try:
             found = released(node.store, faults)
             if found:
-                lines = self._write(node, found)
+                lines = self._write(node, found, {device.id: device for device in devices})
         except (OSError, Refusal) as failed:
             why = failed.why if isinstance(failed, Refusal) else str(failed)
             faults.add(f"the history of finished claims waits in {node.store.released_dir}: {why}")
@@ -59,7 +63,7 @@ class History:
         self._said = faults
         return lines
 
-    def _write(self, node: Node, found: Claims) -> int:
+    def _write(self, node: Node, found: Claims, devices: Mapping[str, Device]) -> int:
         advice = Advice(node.settings.exporter_dir)
         ready = {
             token: parts
@@ -75,7 +79,6 @@ class History:
             done = self._done(folder, path, ready)
             drop(node.store, {token: ready[token] for token in done})
             new = sorted(set(ready) - done, key=lambda token: (end_of(ready[token]), token))
-            devices = present(node)
             for begin in range(0, len(new), BATCH):
                 tokens = new[begin : begin + BATCH]
                 records = [record_of(list(ready[t].values()), advice, devices) for t in tokens]
@@ -198,14 +201,6 @@ def awaited(advice: Advice, parts: Mapping[str, Part]) -> bool:
 def end_of(parts: Mapping[str, Part]) -> float:
     """Return when the last device of a claim was released."""
     return max(part.at for part in parts.values())
-
-
-def present(node: Node) -> dict[str, Device]:
-    """Return the node's devices by id, none without a driver."""
-    try:
-        return {device.id: device for device in node.devices()}
-    except Refusal:
-        return {}
 
 
 def drop(store: Store, claims: Mapping[str, Iterable[str]]) -> None:

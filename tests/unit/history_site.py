@@ -92,7 +92,8 @@ class Ended(Box):
 
     def write(self) -> int:
         """Run the chore once."""
-        return self.history.run(self.node(), None, boottime())
+        node = self.node()
+        return self.history.once(node, node.devices())
 
     @property
     def path(self) -> Path:

@@ -295,7 +295,7 @@ def test_what_another_author_wrote_is_not_written_again(site: Ended) -> None:
     other = History(site.told.append)
     site.write()
     site.claim(1, token="beef")
-    other.run(site.node(), None, 0.0)
+    other.once(site.node())
     site.claim(2, token="cafe")
     site.write()
     assert site.tokens() == ["feed", "beef", "cafe"]

@@ -99,7 +99,7 @@ def test_killed_at_any_call_no_claim_is_lost_and_none_is_written_twice(
 
 def fresh(site: Ended) -> int:
     """Run the chore as a process that starts now."""
-    return History(site.told.append).run(site.node(), None, 0.0)
+    return History(site.told.append).once(site.node())
 
 
 def chore(site: Ended) -> None:

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The held-idle policy: once a claim, on what was observed, never to the wrong process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulock.daemon import idle, idle_command, idle_kill
+from gpulock.daemon.idle import Idle
+from gpulock.daemon.idle_command import environment, is_word, untrusted
+from gpulock.daemon.reconcile import Report
+from gpulock.deadline import boottime
+from gpulock.liveness import ALIVE, UNKNOWN, Verdict
+from gpulock.owner import Owner
+from gpulock.refusal import Refusal
+from gpulock.settle import FREED, HELD, Outcome
+from gpulock.slurm.scontrol import FIELDS, WIDTH
+from tests.unit.history_site import Ended
+from tests.unit.trees import bus
+
+HOUR = 3600.0
+
+
+class Lab(Ended):
+    """A node with claims that idle, and a command that writes down what it was told."""
+
+    def __init__(self, root: Path, **keys: str) -> None:
+        self.told_file = root / "told"
+        self.program = root / "command"
+        self.script(f'env | sort >> "{self.told_file}"; echo "$@" >> "{self.told_file}"')
+        defaults = {"IDLE_WARN": "600", "IDLE_COMMAND": str(self.program)}
+        super().__init__(root, 4, **{**defaults, **keys})
+        self.said: list[str] = []
+        self.idle = Idle(self.said.append)
+
+    def script(self, body: str) -> None:
+        """Write the command."""
+        self.program.write_text(f"#!/bin/sh\n{body}\n")
+        self.program.chmod(0o755)
+
+    def idles(self, own: Owner, number: int, seconds: float = 700.0, **fields: Any) -> str:
+        """Return the exporter's line of a device that idles for so long."""
+        now = boottime()
+        about = {"observed": 900.0, "seen": now, "idle": seconds, "until": now, **fields}
+        return self.account(own, number, **about)
+
+    def report(self, act: str = HELD, state: str = ALIVE) -> Report:
+        """Return what a reconcile says of every lock."""
+        found = self.node().store.all().values()
+        return Report([], [Outcome(lock, act, Verdict(state, ""), "") for lock in found])
+
+    def round(self, **about: str) -> None:
+        """Run the chore once, and the command to its end."""
+        self.idle.run(self.node(), self.report(**about), boottime())
+        self.finish_command()
+
+    def finish_command(self) -> None:
+        """Wait for the command, as later rounds would."""
+        command = self.idle._command
+        if command is not None:
+            os.waitid(os.P_PID, command._pid, os.WEXITED | os.WNOWAIT)
+
+    def facts(self) -> dict[str, str]:
+        """Return the last facts that the command was told."""
+        lines = self.told_file.read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if line.startswith("GPULOCK_"))
+
+    def calls(self) -> int:
+        """Return how often the command ran."""
+        text = self.told_file.read_text() if self.told_file.exists() else ""
+        return text.count("GPULOCK_EVENT=")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(tmp_path)
+    yield made
+    made.idle.close()
+
+
+def test_a_claim_that_idles_is_told_once_with_the_facts(lab: Lab) -> None:
+    own = lab.hold(0, 1, ago=HOUR)
+    lab.sample(lab.idles(own, 0, 700), lab.idles(own, 1, 650))
+    for _ in range(3):
+        lab.round()
+    assert (lab.calls(), len(lab.said)) == (1, 1)
+    facts = lab.facts()
+    assert (facts["GPULOCK_EVENT"], facts["GPULOCK_JOB_ID"], facts["GPULOCK_USER"]) == (
+        ("warn", "12", "alice")
+    )
+    assert (facts["GPULOCK_IDLE_SECONDS"], facts["GPULOCK_KILL_SECONDS"]) == ("650", "0")
+    assert facts["GPULOCK_DEVICES"] == f"{bus(0)},{bus(1)}"
+    assert float(facts["GPULOCK_HELD_SECONDS"]) == pytest.approx(HOUR, abs=2)
+    assert "idle for 650 observed seconds" in lab.said[0]
+
+
+def test_it_is_once_over_a_restart_of_the_daemon_too(lab: Lab) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0))
+    lab.round()
+    lab.idle = Idle(lab.said.append)
+    lab.round()
+    assert lab.calls() == 1
+    lab.end(0)
+    lab.round()
+    assert (lab.lock / "idle").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seconds": 599.0},
+        {"observed": 500.0},
+        {"seen": 5.0},
+        {"observed": 0.0},
+        {"idle": "nan"},
+    ],
+)
+def test_what_was_not_seen_to_idle_for_long_enough_is_left_alone(
+    lab: Lab, fields: dict[str, Any]
+) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0, **fields))
+    lab.round()
+    assert (lab.calls(), lab.said) == (0, [])
+
+
+def test_a_claim_with_one_device_at_work_or_unseen_does_not_idle(lab: Lab) -> None:
+    own = lab.hold(0, 1, ago=HOUR)
+    lab.sample(lab.idles(own, 0), lab.idles(own, 1, 3.0))
+    lab.round()
+    lab.sample(lab.idles(own, 0))
+    lab.round()
+    assert lab.calls() == 0
+
+
+def test_a_claim_cannot_idle_for_longer_than_it_stands(lab: Lab) -> None:
+    own = lab.hold(0, ago=60)
+    lab.sample(lab.idles(own, 0, 1e9, observed=1e9))
+    lab.round()
+    assert lab.calls() == 0
+
+
+@pytest.mark.parametrize("why", ["old", "settling", "admin", "freed", "off"])
+def test_the_policy_leaves_alone(lab: Lab, why: str) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "settling": {"settling": 1},
+        "admin": {"scheduler": "admin"},
+    }
+    about = kinds.get(why, {})
+    own = lab.hold(0, ago=HOUR, **about)
+    lab.sample(lab.idles(own, 0), ago=60 if why == "old" else 0)
+    if why == "off":
+        lab.settings["IDLE_WARN"] = "0"
+    lab.round(act=FREED if why == "freed" else HELD)
+    assert (lab.calls(), lab.said) == (0, [])
+
+
+def test_commands_run_one_after_another_and_none_holds_up_a_round(lab: Lab) -> None:
+    owners = [lab.hold(n, token=f"t{n}", ago=HOUR) for n in range(3)]
+    lab.sample(*(lab.idles(own, n) for n, own in enumerate(owners)))
+    lab.script(
+        f'read x < "{lab.root}/fifo"; echo GPULOCK_EVENT=$GPULOCK_EVENT >> "{lab.told_file}"'
+    )
+    os.mkfifo(lab.root / "fifo")
+    lab.idle.run(lab.node(), lab.report(), boottime())
+    lab.idle.run(lab.node(), lab.report(), boottime())
+    assert (lab.calls(), len(lab.said)) == (0, 3)
+    for number in range(3):
+        (lab.root / "fifo").write_text("go\n")
+        lab.finish_command()
+        assert lab.calls() == number + 1
+        lab.idle.run(lab.node(), lab.report(), boottime())
+
+
+def test_a_command_that_does_not_end_is_ended_with_all_it_started(lab: Lab) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0))
+    lab.script("sleep 1000 & sleep 1000")
+    lab.idle.run(lab.node(), lab.report(), boottime())
+    command = lab.idle._command
+    assert command is not None
+    lab.idle.work(lab.node().settings, boottime() + idle_command.SECONDS + 1)
+    assert "was ended after 30 s" in lab.said[-1]
+    assert lab.idle._command is None
+
+
+@pytest.mark.parametrize("act", ["group", "folder", "missing", "relative", "plain", "link"])
+def test_a_command_that_others_could_have_written_is_not_run(
+    lab: Lab, act: str, tmp_path: Path
+) -> None:
+    path = str(lab.program)
+    if act == "group":
+        lab.program.chmod(0o775)
+    elif act == "folder":
+        (tmp_path / "open").mkdir()
+        (tmp_path / "open").chmod(0o777)
+        path = str(lab.program.rename(tmp_path / "open" / "command"))
+    elif act == "missing":
+        lab.program.unlink()
+    elif act == "relative":
+        path = "command"
+    elif act == "plain":
+        lab.program.chmod(0o644)
+    else:
+        (tmp_path / "open").mkdir()
+        (tmp_path / "open").chmod(0o777)
+        lab.program.rename(tmp_path / "open" / "real")
+        lab.program.symlink_to(tmp_path / "open" / "real")
+    lab.settings["IDLE_COMMAND"] = path
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0))
+    lab.round()
+    assert lab.calls() == 0
+    assert "is not run" in lab.said[-1]
+    assert untrusted(path)
+
+
+def test_what_a_user_could_have_chosen_is_a_plain_word_or_nothing(lab: Lab) -> None:
+    own = lab.hold(0, ago=HOUR, user="-x; rm", queue="$(id)", job_id="12 13")
+    facts = environment(lab.node(), own, (bus(0),), 5.0, "warn", boottime())
+    assert (facts["GPULOCK_USER"], facts["GPULOCK_QUEUE"], facts["GPULOCK_JOB_ID"]) == ("", "", "")
+    assert facts["GPULOCK_UID"] == "1000"
+    assert set(facts) - {"PATH"} == {key for key in facts if key.startswith("GPULOCK_")}
+    assert not any(is_word(word) for word in ("", "-a", "a b", "a\n", "`a`", "a;b", "x" * 300))
+
+
+def test_nothing_is_done_that_could_not_be_noted_before(lab: Lab) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0))
+    (lab.lock / "idle").mkdir()
+    lab.round()
+    lab.round()
+    assert lab.calls() == 0
+    assert len(lab.said) == 1 and "rests" in lab.said[0]
+
+
+def test_nobody_is_killed_unless_that_is_set(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
+    monkeypatch.setattr(idle, "kill", lambda *_: pytest.fail("nobody asked for that"))
+    lab.round()
+    lab.round()
+
+
+def test_a_warning_comes_before_the_end_and_the_end_comes_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[str] = []
+
+    def kill(_: object, record: Owner) -> str:
+        killed.append(record.token)
+        return "deleted"
+
+    monkeypatch.setattr(idle, "kill", kill)
+    lab.settings["IDLE_KILL"] = "1200"
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
+    lab.round()
+    assert killed == []
+    for _ in range(3):
+        lab.round(state=UNKNOWN)
+    assert killed == []
+    for _ in range(3):
+        lab.round()
+    assert killed == ["feed"]
+    assert lab.facts()["GPULOCK_EVENT"] == "kill"
+
+
+def test_who_cannot_be_ended_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.settings |= {"IDLE_KILL": "1200", "IDLE_WARN": "0"}
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
+    for _ in range(2):
+        lab.round()
+    assert len(lab.said) == 1 and "cannot be ended" in lab.said[0]
+
+
+def test_a_process_is_told_to_end_and_one_that_took_its_number_is_not(lab: Lab) -> None:
+    lab.settings["PROC_ROOT"] = "/proc"
+    child = subprocess.Popen(["sleep", "1000"])
+    start = lab.node().proc.start(child.pid)
+    own = lab.hold(0, scheduler="process", pid=child.pid, start=start + 1, job_id=str(child.pid))
+    try:
+        with pytest.raises(Refusal):
+            idle_kill.kill(lab.node(), own)
+        assert child.poll() is None
+        assert "SIGTERM" in idle_kill.kill(lab.node(), own.copy(start=start))
+        assert child.wait(10) == -signal.SIGTERM
+        with pytest.raises(Refusal):
+            idle_kill.kill(lab.node(), own.copy(start=start))
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(("task", "words"), [("0", "12"), ("3", "12 -t 3")])
+def test_a_grid_engine_job_is_deleted_of_an_array_the_one_task(
+    lab: Lab, task: str, words: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    (folder / "config").write_text(f"job_id=12\nja_task_id={task}\n")
+    qdel = tmp_path / "qdel"
+    qdel.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/words"\n')
+    qdel.chmod(0o755)
+    lab.settings["SGE_BINARIES"] = str(tmp_path)
+    own = lab.hold(0, spool_dir=str(folder), task_id="3" if task == "3" else "1")
+    assert f"qdel {words}" in idle_kill.kill(lab.node(), own)
+    assert (tmp_path / "words").read_text() == f"{words}\n"
+    with pytest.raises(Refusal):
+        idle_kill.kill(lab.node(), own.copy(job_id="13"))
+
+
+def squeue(folder: Path, **about: str) -> None:
+    """Play slurmctld: one job, and what was cancelled."""
+    known = {"JobID": "12", "Uid": "1000", "State": "RUNNING", "Restarts": "0", **about}
+    row = "".join(known.get(key, "").ljust(WIDTH) for _, key in FIELDS)
+    for name, body in (
+        ("squeue", f"printf '%s\\n' '{row}'"),
+        ("scancel", f'echo "$@" > {folder}/words'),
+    ):
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("about", "name"),
+    [
+        ({"Array": "12", "Task": "N/A"}, "12"),
+        ({"Array": "12", "Task": "4"}, "12_4"),
+        ({"Uid": "1001"}, ""),
+        ({"Restarts": "1"}, ""),
+        ({"JobID": "13"}, ""),
+    ],
+)
+def test_a_slurm_job_is_cancelled_by_the_name_of_the_one_task(
+    lab: Lab, about: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    squeue(tmp_path, **about)
+    lab.settings["SLURM_BINARIES"] = str(tmp_path)
+    own = lab.hold(0, scheduler="slurm", restart=0)
+    if name:
+        assert f"scancel {name}" in idle_kill.kill(lab.node(), own)
+        assert (tmp_path / "words").read_text() == f"{name}\n"
+        return
+    with pytest.raises(Refusal):
+        idle_kill.kill(lab.node(), own)
+    assert not (tmp_path / "words").exists()

@@ -139,6 +139,17 @@ class Sample:
         self.tokens: dict[str, dict[str, Account]] = {}
         self.others: list[list[str]] = []
 
+    def idle(self, device: str, token: str, oldest: float) -> float | None:
+        """Return the observed seconds since a device was at work for a claim.
+
+        None where nobody knows, and where it is not observed any more: for longer than `oldest`
+        seconds at the last look.
+        """
+        account = self.tokens.get(token, {}).get(device)
+        if account is None or account.seen is None or self.looked is None:
+            return None
+        return account.idle if self.looked - account.seen <= oldest else None
+
 
 def blank(line: str) -> dict[str, object]:
     """Return the value of each field of a line that lacks it."""

@@ -11,6 +11,8 @@ import os
 import time
 
 from gpulock import boot, quarantine, state, verdicts
+from gpulock.cli.status_use import Use
+from gpulock.cli.status_use import read as read_use
 from gpulock.deadline import boottime
 from gpulock.devices import Device, overlaps
 from gpulock.guard import Holders
@@ -38,14 +40,18 @@ class View:
         self.lost: bool = was_lost(node)
         self.verdicts: dict[str, Verdict] | None = None
         self.foreign: frozenset[str] = frozenset()
+        settings = node.settings
+        self.use: Use = read_use(
+            settings.exporter_dir, self.boottime, node.boot_id, settings.max_sample_age
+        )
 
     def rows(self) -> list[state.Row]:
         """Return one row a device."""
         out = {name: because(note) for name, note in self.notes.items()}
-        expected = self.node.settings.gpus
-        return state.rows(
-            self.devices, self.held, out, self.verdicts, expected, foreign=self.foreign
-        )
+        settings = self.node.settings
+        foreign = self.foreign | self.use.foreign_ids()
+        idle = self.use.idle_ids(self.held, settings.idle_after)
+        return state.rows(self.devices, self.held, out, self.verdicts, settings.gpus, foreign, idle)
 
     def lock_of(self, device: str) -> Lock | None:
         """Return the lock on a device, its card or one of its instances."""

@@ -7,6 +7,7 @@ import json
 
 from gpulock import state
 from gpulock.cli.look import View
+from gpulock.cli.status_use import Use, foreign
 from gpulock.cli.words import held_seconds
 from gpulock.owner import TYPES
 from gpulock.state import Row
@@ -27,6 +28,7 @@ def document(view: View, rows: list[Row], shown: list[Row]) -> dict[str, object]
         "version": VERSION,
         "node": node.name,
         "boot_id": node.boot_id,
+        "sample": told(view.use),
         "gpus": [entry(view, row) for row in shown],
         "totals": {**state.counts(rows), "expected": node.settings.gpus or len(cards)},
     }
@@ -53,4 +55,38 @@ def entry(view: View, row: Row) -> dict[str, object]:
         "reason": row.reason,
         "held": held,
         "held_seconds": seconds,
+        "use": use_of(view, row),
+    }
+
+
+def told(use: Use) -> dict[str, object] | None:
+    """Return how the exporter's sample is; null where none runs here."""
+    if use.sample is None and not use.why:
+        return None
+    age = round(use.age, 3) if use.age is not None else None
+    return {"fresh": use.sample is not None, "age_seconds": age, "reason": use.why}
+
+
+def use_of(view: View, row: Row) -> dict[str, object] | None:
+    """Return what the exporter tells of a device; null where it told nothing, or long ago."""
+    use = view.use
+    seen = use.seen(row.id)
+    if seen is None:
+        return None
+    account = use.account(row.id, row.lock)
+    last = seen.last_busy
+    return {
+        "utilization": seen.utilization,
+        "memory_used_bytes": seen.memory_used,
+        "memory_total_bytes": seen.memory_total,
+        "power_watts": seen.power,
+        "temperature_celsius": seen.temperature,
+        "last_busy": round(last - view.boottime + view.now, 3) if last is not None else None,
+        "processes": seen.processes,
+        "foreign_processes": foreign(seen),
+        "foreign_pids": list(seen.foreign_pids),
+        "idle_seconds": use.idle(row.id, row.lock),
+        "busy_seconds": account.busy if account else None,
+        "observed_seconds": account.observed if account else None,
+        "memory_peak_bytes": account.memory_peak if account else None,
     }

@@ -13,6 +13,8 @@ import click
 
 GAP = "  "
 NARROW, WIDE = 80, 100  # columns: what a table fits into at least, and where nobody says
+NOTHING = ("", "-")
+EARLY = 10  # a column's `drop` from which on it is a luxury
 COLOURS = {
     "free": "green",
     "held": "cyan",
@@ -26,11 +28,18 @@ COLOURS = {
 
 
 class Column(NamedTuple):
-    """A column: its title, whether it is right-aligned, and how far it may shrink (0: not)."""
+    """A column: its title, whether it is right-aligned, and how far it may shrink (0: not).
+
+    Where that is not enough, columns with a `drop` are left out, the highest first, those from
+    EARLY on before any other shrinks. A `spare` one is left out as well where nothing is known in
+    any of its cells.
+    """
 
     title: str
     right: bool = False
     least: int = 0
+    drop: int = 0
+    spare: bool = False
 
 
 class Cell(NamedTuple):
@@ -46,28 +55,62 @@ def state_cell(state: str) -> Cell:
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal, WIDE where there is none."""
+    """Return the columns of the terminal; COLUMNS, or WIDE, where there is none."""
     try:
-        return max(NARROW, os.get_terminal_size(sys.stdout.fileno()).columns)
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError):
-        return WIDE
+        columns = 0
+    told = os.environ.get("COLUMNS", "")
+    return max(NARROW, columns or (int(told) if told.isdecimal() else WIDE))
 
 
 def render(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> list[str]:
     """Return the lines of a table no wider than `width` where its columns can shrink so far."""
-    widths = [
-        max([len(column.title), *(len(row[n].text) for row in rows)])
-        for n, column in enumerate(columns)
-    ]
+    columns, rows = fitting(columns, rows, width)
+    widths = natural(columns, rows)
     shrink(widths, columns, width)
     head = [Cell(column.title) for column in columns]
     lines = [click.style(line_of(head, columns, widths), bold=True)]
     return [*lines, *(line_of(row, columns, widths) for row in rows)]
 
 
+def fitting(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
+) -> tuple[list[Column], list[list[Cell]]]:
+    """Return the columns that fit into `width` once they have shrunk, and their cells."""
+    kept = [
+        n
+        for n, column in enumerate(columns)
+        if not column.spare or any(row[n].text not in NOTHING for row in rows)
+    ]
+    while True:
+        left = [columns[n] for n in kept]
+        cells = [[row[n] for n in kept] for row in rows]
+        widths = natural(left, cells)
+        last = max(kept, key=lambda n: columns[n].drop)
+        if columns[last].drop < EARLY:
+            shrink(widths, left, width)
+        if total(widths) <= width or not columns[last].drop:
+            return left, cells
+        kept.remove(last)
+
+
+def natural(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
+    """Return how wide each column is by itself."""
+    return [
+        max([len(column.title), *(len(row[n].text) for row in rows)])
+        for n, column in enumerate(columns)
+    ]
+
+
+def total(widths: Sequence[int]) -> int:
+    """Return how wide a table is."""
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
 def shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:
     """Take columns off the widest that may shrink until the table fits."""
-    while sum(widths) + len(GAP) * (len(widths) - 1) > width:
+    while total(widths) > width:
         spare = [
             (widths[n] - column.least, n)
             for n, column in enumerate(columns)

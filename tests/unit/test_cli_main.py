@@ -130,7 +130,7 @@ def test_config_check_says_file_and_line_of_the_first_fault(
 
 def test_config_check_says_that_a_file_is_right(site: Site) -> None:
     code, text, _ = call("config", "--check", site.config)
-    assert (code, "right, 7 of" in text) == (0, True)
+    assert (code, "right, 9 of" in text) == (0, True)
 
 
 def test_inventory_shows_devices_links_and_bridges(site: Site) -> None:

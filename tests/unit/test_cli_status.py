@@ -155,7 +155,7 @@ def test_free_is_refused_when_there_is_none(site: Site) -> None:
 def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     site.hold(3, task_id="7")
     found = site.json()
-    assert found.keys() == {"version", "node", "boot_id", "gpus", "totals"}
+    assert found.keys() == {"version", "node", "boot_id", "sample", "gpus", "totals"}
     assert found["version"] == 1
     assert found["totals"] == {name: 0 for name in state.STATES} | {
         "free": 7,
@@ -165,7 +165,7 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     held = found["gpus"][3]
     assert held.keys() == {
         *("index", "id", "uuid", "minor", "model", "numa_node", "memory_mib"),
-        *("state", "reason", "held", "held_seconds"),
+        *("state", "reason", "held", "held_seconds", "use"),
     }
     assert held["held"].keys() == TYPES.keys()
     assert (held["held"]["job_id"], held["held"]["task_id"]) == ("12", "7")

@@ -55,7 +55,7 @@ def variables(
     pairs += [(name, mask) for name in also]
     twins = [(twin + name, value) for twin in TWINS for name, value in pairs]
     if settings.cdi_dir:
-        names = ",".join([f"{CDI_KIND}={d.uuid or d.id}" for d in granted])
+        names = ",".join([f"{CDI_KIND}={d.id}" for d in granted])  # known whatever the driver tells
         pairs.append((CDI_DEVICES, names))
     return [*pairs, *twins]
 

@@ -57,6 +57,7 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("install", "setup:install", "Install the hooks of a scheduler on this node."),
             ("uninstall", "setup:uninstall", "Take the hooks away again."),
             ("doctor", "setup:doctor", "Check this node and its scheduler."),
+            ("cdi", "cdi:cdi", "Name the devices for podman and Docker."),
             ("simulate", "simulate:simulate", "Write a simulated node to try things on."),
             ("demo", "demo:demo", "See it work: no GPU, no scheduler, no root."),
         ),

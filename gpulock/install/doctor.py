@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.doctor_check import BROKEN, FAULT, OK, WARNING, Check, examine
+from gpulock.install.doctor_containers import container_checks
 from gpulock.install.doctor_node import node_checks, settings_check
 from gpulock.install.doctor_sge import sge_checks
 from gpulock.install.doctor_slurm import slurm_checks
@@ -43,7 +44,7 @@ def doctor(where: Where) -> list[Check]:
     settings, first = settings_check(where.config)
     if settings is None:
         return [first]
-    checks = [first, *node_checks(settings)]
+    checks = [first, *node_checks(settings), *container_checks(settings)]
     if not settings.simulation:
         prefix = where.prefix or installed_prefix(settings)
         if not is_for_slurm_alone(settings, where.config):

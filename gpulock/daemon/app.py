@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from gpulock import __version__
+from gpulock.daemon.cdi import CdiSpec
 from gpulock.daemon.daemon import Daemon
 from gpulock.daemon.journal import ERROR, Journal
 from gpulock.daemon.notify import from_environ, in_journal
@@ -33,7 +34,7 @@ Free what dead owners hold, publish the verdicts, write the history: see gpulock
 
 def chores(journal: Journal) -> list[Chore]:
     """Return what is done after each reconcile, in this order."""
-    return [Publisher(journal)]
+    return [Publisher(journal), CdiSpec(journal)]
 
 
 def config_of(argv: Sequence[str]) -> str:

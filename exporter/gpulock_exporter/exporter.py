@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import gpulock
-from gpulock.devices import Device
 from gpulock.node import Node
-from gpulock.refusal import Refusal
 from gpulock_exporter import exposition
 from gpulock_exporter.clock import Clock, Moment
 from gpulock_exporter.collectors import collect
@@ -20,8 +18,10 @@ from gpulock_exporter.collectors.labels import LabelUser
 from gpulock_exporter.foreign import Kin
 from gpulock_exporter.history import History, page_of
 from gpulock_exporter.join_book import Book
+from gpulock_exporter.join_devices import DeviceList
 from gpulock_exporter.join_facts import gather
 from gpulock_exporter.join_snapshot import Health, Limits, Snapshot
+from gpulock_exporter.page import PAGE_HEADERS
 from gpulock_exporter.page import render as page_html
 from gpulock_exporter.publish import Folder
 from gpulock_exporter.response import Handler, Request, Response, refusal, routes
@@ -45,7 +45,7 @@ class Exporter:
         self._folder = Folder(settings.exporter_dir)
         self._history = History()
         self._fault = "no sample yet"
-        self._listed: list[Device] | None = None
+        self._listed = DeviceList(node.devices)
         self._snapshot: Snapshot | None = None
         self._rendered: Rendered | None = None
         self.reloader: Reloader | None = None
@@ -60,10 +60,7 @@ class Exporter:
 
     def list_devices(self) -> None:
         """Read the driver's own list of cards; it may block, so it has a thread of its own."""
-        try:
-            self._listed = self._node.devices()
-        except Refusal:
-            self._listed = None
+        self._listed.read()
 
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
@@ -77,7 +74,7 @@ class Exporter:
             abandoned=supervisor.abandoned,
             reloaded=self.reloader.last_reload_successful if self.reloader else None,
         )
-        snapshot = self._book.snapshot(self._listed, facts, now, health)
+        snapshot = self._book.snapshot(self._listed.devices, facts, now, health)
         self._history.add(
             {d.id: d.values.utilization if d.values else None for d in snapshot.devices}
         )
@@ -112,11 +109,7 @@ class Exporter:
         shown = page_of(
             snapshot, self._history, self._node.name, limit, self._fault, self._label_user
         )
-        headers = (
-            ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
-            ("Cache-Control", "no-store"),
-        )
-        return Response(200, page_html(shown).encode(), "text/html; charset=utf-8", headers)
+        return Response(200, page_html(shown).encode(), "text/html; charset=utf-8", PAGE_HEADERS)
 
     def healthy(self, _: Request) -> Response:
         """Answer a watchdog: this process serves, whatever the driver does."""

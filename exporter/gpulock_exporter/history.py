@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
+from gpulock import state
 from gpulock_exporter.collectors.labels import LabelUser
 from gpulock_exporter.join_snapshot import Seen, Snapshot
 from gpulock_exporter.page import Page, Tile
@@ -30,7 +31,9 @@ class History:
 
     def of(self, name: str) -> list[float | None]:
         """Return a device's line, thinned to means of what was observed."""
-        values = list(self._values.get(name, ()))
+        seen = self._values.get(name, ())
+        values: list[float | None] = [None] * (LENGTH - len(seen))  # not seen, so not drawn
+        values += seen
         step = max(1, LENGTH // SHOWN)
         groups = [values[at : at + step] for at in range(0, len(values), step)]
         return [mean(group) for group in groups]
@@ -63,32 +66,46 @@ def page_of(
         old=max(0.0, snapshot.at.wall - sampled) if sampled is not None else None,
         limit=limit,
         fault=fault,
+        driver=snapshot.driver,
     )
 
 
 def tile_of(seen: Seen, history: History, now: float, label_user: LabelUser) -> Tile:
     """Return one device's tile; a person is named as in the metrics, or not at all."""
     values, record = seen.values, seen.owner
+    model = values.name if values else ""
     job = user = held = ""
     if record is not None:
         job = record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
         user = label_user.of(record)
         held = duration(now - record.claimed_boottime)
     return Tile(
-        name=seen.name or seen.id,
-        model=values.name if values else "",
+        name=seen.instance or seen.name or seen.id,
+        model=values.profile or model if values and seen.instance else model,
         state=seen.state or "unknown",
         place=seen.id,
         job=job,
         user=user,
         held=held,
-        reason=seen.reason,
+        note=note_of(seen),
+        card=f"GPU {seen.card} {model}" if seen.instance else "",
         utilization=values.utilization if values else None,
         history=history.of(seen.id),
         memory_used=values.memory_used if values else None,
         memory_total=values.memory_total if values else None,
         temperature=values.temperature if values else None,
+        power=values.power if values else None,
     )
+
+
+def note_of(seen: Seen) -> str:
+    """Return what a person should know of a device's state: why, since when, how many."""
+    if seen.state == state.HELD_IDLE and seen.idle is not None:
+        return f"observed to do nothing for {duration(seen.idle)}"
+    if seen.state in (state.FOREIGN, state.HELD, state.HELD_IDLE) and seen.foreign:
+        number = f"{seen.foreign} foreign process{'es' if seen.foreign > 1 else ''}"
+        return f"{number} beside the owner's" if seen.owner else number
+    return seen.reason
 
 
 def duration(seconds: float) -> str:

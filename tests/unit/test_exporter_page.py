@@ -9,9 +9,10 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from gpulock_exporter.history import LENGTH, SHOWN, History, duration
 from gpulock_exporter.page import GIB, Page, Tile, render, spark
 
-HELD = Tile("0", "A100", "held", "0000:07:00.0", "job 4711.3", "alice", "4h 12m", "", 0.97)
+HELD = Tile("0", "A100", "held", "0000:07:00.0", "job 4711.3", "alice", "4h 12m", utilization=0.97)
 
 
 class Texts(HTMLParser):
@@ -31,17 +32,31 @@ class Texts(HTMLParser):
 def test_each_device_has_a_tile_with_its_state_in_words() -> None:
     text = render(Page("gpu017", "1", [HELD, Tile("1", "A100", "held_idle")]))
     assert text.count("<article") == 2
-    assert "1 held · 1 held-idle" in text
-    assert "97%" in text and "job 4711.3 · alice · 4h 12m" in text
+    assert "<title>gpu017: 1 held, 1 held-idle</title>" in text
+    assert "97%" in text and ">job 4711.3 · alice<" in text and ">4h 12m<" in text
 
 
-@pytest.mark.parametrize("field", ["name", "model", "job", "user", "reason", "place"])
+def test_how_many_are_free_is_said_first() -> None:
+    tiles = [HELD, *(Tile(str(number), "A100", "free") for number in (1, 2))]
+    assert "<h1>n</h1><p><b>2</b> of 3 free</p><ul><li" in render(Page("n", "1", tiles))
+    assert "No GPU is known here." in render(Page("n", "1", []))
+
+
+def test_the_instances_of_a_card_stand_together_below_its_name() -> None:
+    parts = [Tile(f"gi{n}.ci0", "1g.10gb", "free", card="GPU 0 A100") for n in (1, 2)]
+    text = render(Page("n", "1", [*parts, HELD]))
+    assert "<h2>GPU 0 A100 <span>2 MIG instances, 2 free</span></h2>" in text
+    assert text.count("<h2") == 1
+
+
+@pytest.mark.parametrize("field", ["name", "model", "job", "user", "held", "note", "place", "card"])
 def test_no_text_of_a_user_is_markup(field: str) -> None:
-    nasty = "<script>alert('x')</script>\"&"
+    nasty = "<script>alert('x')</script>\" onload='x' onload=\"x&"
     changes: dict[str, Any] = {field: nasty}
     tile = replace(HELD, **changes)
     page = Texts(render(Page(nasty, "1", [tile], old=99.0, fault=nasty)))
     assert "script" not in page.tags
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
 def test_nothing_is_fetched_from_outside_and_nothing_is_run() -> None:
@@ -53,7 +68,7 @@ def test_nothing_is_fetched_from_outside_and_nothing_is_run() -> None:
 
 @pytest.mark.parametrize(
     ("old", "said"),
-    [(None, "No samples"), (75.0, "75 s old"), (600.0, "10 min old"), (2.0, ""), (0.0, "")],
+    [(None, "No samples yet."), (75.0, "75 s old"), (600.0, "10 min old"), (2.0, ""), (0.0, "")],
 )
 def test_old_samples_are_said_plainly(old: float | None, said: str) -> None:
     text = render(Page("gpu017", "1", [HELD], old=old, limit=5.0))
@@ -61,9 +76,10 @@ def test_old_samples_are_said_plainly(old: float | None, said: str) -> None:
     assert said in text
 
 
-def test_what_is_not_known_is_a_dash_and_not_a_zero() -> None:
+def test_what_is_not_known_is_said_to_be_so_and_not_a_zero() -> None:
     text = render(Page("n", "1", [Tile("0", "A100", "quarantined")]))
     tile = text[text.index("<article") :]
+    assert "use not observed" in tile
     assert "0%" not in tile and "0.0 of" not in tile and "<svg" not in tile
 
 
@@ -73,8 +89,34 @@ def test_memory_never_draws_beyond_its_bar() -> None:
 
 
 def test_a_line_is_broken_where_nothing_was_observed() -> None:
-    path = re.search(r'd="([^"]*)"', spark([0.0, 1.0, None, 0.5, 2.0, -1.0], "5 minutes"))
-    assert path is not None
-    assert path[1].count("M") == 2
-    heights = [float(point.split(" ")[1]) for point in re.split("[ML]", path[1])[1:]]
-    assert all(0 <= height <= 40 for height in heights)
+    paths = re.findall(r'd="([^"]*)"', spark([0.0, 1.0, None, 0.5, None, 2.0, -1.0], "5 minutes"))
+    assert [path.count("M") for path in paths] == [3, 3]
+    assert "h0" in paths[1], "a single look is a dot"
+    for point in re.findall(r"[\d.]+ ([-\d.]+)", "".join(paths)):
+        assert 0 <= float(point) <= 40
+
+
+def test_a_line_is_as_long_as_what_was_seen_and_ends_now() -> None:
+    history = History()
+    for _ in range(LENGTH // 10):
+        history.add({"gone": 1.0})
+    for second in range(LENGTH // 2):
+        history.add({"a": second / LENGTH, "b": None})
+    line = history.of("a")
+    assert len(line) == SHOWN
+    assert line[: SHOWN // 2] == [None] * (SHOWN // 2)
+    known = [value for value in line[SHOWN // 2 :] if value is not None]
+    assert len(known) == SHOWN // 2 and known == sorted(known)
+    assert history.of("b") == [None] * SHOWN
+    assert history.of("gone") == [None] * SHOWN, "a device that is gone is forgotten"
+    for _ in range(LENGTH):
+        history.add({"a": 1.0})
+    assert history.of("a") == [1.0] * SHOWN
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0s"), (37, "37s"), (60, "1m"), (15120, "4h 12m"), (183600, "2d 3h")],
+)
+def test_a_time_is_said_as_people_do(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 from gpulock import tickets
 from gpulock.daemon.peer import Peer
@@ -31,8 +32,8 @@ class Client:
         self._told = now - RARELY
 
     def number(self) -> int:
-        """Return the number of the ticket."""
-        return tickets.parse(self.ticket)[0]
+        """Return the number of the ticket; who has none yet comes last."""
+        return tickets.parse(self.ticket)[0] if self.ticket else sys.maxsize
 
     def send(self, reply: Reply) -> bool:
         """Send a reply; return whether it is on its way. Who does not read is not waited for."""

@@ -21,7 +21,7 @@ class Pace:
     def __init__(self, now: float) -> None:
         self.due = now
         self._last = now - SPACING
-        self._pause = FIRST
+        self._pause = FIRST / 2
 
     def wanted(self, now: float) -> None:
         """Reconcile soon: something changed."""
@@ -31,4 +31,4 @@ class Pace:
         """Note that one is over; `restless`: something it held may be free any moment."""
         self._last = now
         self._pause = min(self._pause * 2, PERIOD) if restless else FIRST / 2
-        self.due = now + (max(FIRST, self._pause) if restless else PERIOD)
+        self.due = now + (self._pause if restless else PERIOD)

@@ -33,7 +33,7 @@ from gpulock.daemon.wire import (
 )
 from gpulock.deadline import Deadline, boottime
 from gpulock.node import Node
-from gpulock.refusal import BROKEN, BUSY, SENSELESS, Refusal
+from gpulock.refusal import BROKEN, BUSY, SENSELESS, GateShutError, Refusal
 
 MOST, MOST_OF_USER = 200, 16  # connections
 SILENCE = 10.0  # seconds until the request must be there
@@ -115,19 +115,30 @@ class Server:
             return
         self._next = now + PAUSE
         first = self._line[0]
+        if first.ticket:
+            self._tell_others(first, self._serve_first(first, now), now)
+            return
+        try:
+            self._stand(first)
+        except Refusal as refusal:
+            self._refuse(first, refusal.kind, refusal.why, refusal.do)
+
+    def _serve_first(self, first: Client, now: float) -> int:
+        """Serve the first of our line; return how many direct callers are before him."""
         reply = self.attempts.serve(self._node(), first, Deadline(GATE_SECONDS))
-        before = max(reply.before, 0)
         if reply.state == WAITING and now < first.until:
             first.tell(reply, now)
         elif reply.state == WAITING:
             self._end(first, Reply(REFUSED, kind=BUSY, why=reply.why, do=reply.do))
         else:
             self._end(first, reply)
+        return reply.before
+
+    def _tell_others(self, first: Client, before: int, now: float) -> None:
+        """Tell those behind the first of our line how many are before them."""
         if self._line and self._line[0] is not first:
             self._next = now  # the next one at once; the loop goes round between two
-        for place, client in enumerate(list(self._line)):
-            if client is first or not place:
-                continue
+        for place, client in list(enumerate(self._line))[1:]:
             why = f"others are before this one in line: {before + place}"
             if now >= client.until:
                 self._refuse(client, BUSY, why, "use --wait")
@@ -194,16 +205,28 @@ class Server:
         node = self._node()
         if request.act == CLAIM:
             check_holder(client.peer, node.proc, request.pid, request.start)
-            attempt.draw(node, client, Deadline(GATE_SECONDS))
             client.until = boottime() + request.wait
-            self._line.append(client)
-            self._line.sort(key=lambda one: one.number())
-            self._next = 0.0
+            self._stand(client)
             return
         freed = give_back(node, client.peer, request, Deadline(GATE_SECONDS))
         self._journal.say(INFO, f"uid {client.peer.uid} gave back {' '.join(freed)}")
         self._end(client, Reply(RELEASED, devices=freed))
         self.stir()
+
+    def _stand(self, client: Client) -> None:
+        """Put a client in line; raise Refusal where no ticket can be drawn and he does not wait.
+
+        While the gate is shut who waits stands at the end without a ticket.
+        """
+        try:
+            attempt.draw(self._node(), client, Deadline(GATE_SECONDS))
+        except GateShutError:
+            if boottime() >= client.until:
+                raise
+        if client not in self._line:
+            self._line.append(client)
+        self._line.sort(key=Client.number)
+        self._next = 0.0 if client.ticket else boottime() + PAUSE
 
     def _refuse(self, client: Client, kind: str, why: str, do: str) -> None:
         self._end(client, Reply(REFUSED, kind=kind, why=why, do=do))

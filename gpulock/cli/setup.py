@@ -88,6 +88,22 @@ def install_slurm(session: Session, /, dry_run: bool, **options: Any) -> None:
         click.echo("\n" + "\n".join(page))
 
 
+@install.command("systemd")
+@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.pass_obj
+def install_systemd(session: Session, /, dry_run: bool) -> None:
+    """Install gpulockd and the exporter as services of this node, and start them."""
+    from gpulock.install.systemd import SystemdOptions, plan_systemd
+
+    try:
+        plan = plan_systemd(SystemdOptions(config=Path(session.config).absolute()))
+        for change in () if dry_run else plan.changes:
+            click.echo("\n".join(change.lines()))
+        show_or_apply(plan, dry_run)
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+
+
 def show_or_apply(plan: Plan, dry_run: bool) -> None:
     """Make the changes, or show them; then say what there is to know."""
     for change in plan.changes if dry_run else ():
@@ -136,6 +152,18 @@ def uninstall_slurm(session: Session, force: bool, because: str) -> None:
         return slurm_undo.uninstall_slurm(config, click.echo, force=force, because=because)
 
     undo(session, take_away, force, because)
+
+
+@uninstall.command("systemd")
+@click.pass_obj
+def uninstall_systemd(session: Session) -> None:
+    """Stop both services, and put back what was there before `install systemd`."""
+    from gpulock.install import systemd_undo
+
+    def take_away(config: Path, *, force: bool, because: str) -> list[str]:
+        return systemd_undo.uninstall_systemd(config, click.echo)
+
+    undo(session, take_away, False, "")
 
 
 class TakeAway(Protocol):

@@ -16,6 +16,7 @@ from gpulock.install.doctor_containers import container_checks
 from gpulock.install.doctor_node import node_checks, settings_check
 from gpulock.install.doctor_sge import sge_checks
 from gpulock.install.doctor_slurm import slurm_checks
+from gpulock.install.doctor_systemd import systemd_checks
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge import PROFILE, current_settings, record_of
 from gpulock.install.sge_site import find_execds
@@ -50,6 +51,7 @@ def doctor(where: Where) -> list[Check]:
         if not is_for_slurm_alone(settings, where.config):
             checks += sge_checks(settings, where.config, prefix, where.profile)
         checks += slurm_checks(settings, where.config, prefix)
+        checks += systemd_checks(settings, where.config)
     return checks
 
 

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+
 import click
 
 from gpulock import state
@@ -10,10 +14,12 @@ from gpulock.cli import status_table, table
 from gpulock.cli.look import View, look
 from gpulock.cli.session import Refused, Session, owns
 from gpulock.cli.status_attention import attention
-from gpulock.cli.words import label_of, parse_duration
+from gpulock.cli.words import label_of, moment, parse_duration
+from gpulock.refusal import Refusal
 from gpulock.state import Row
 
 TAKEN = (state.HELD, state.HELD_IDLE, state.NOT_KNOWN)  # whoever it is has it
+SHORTEST, LONGEST = 0.2, 3600.0  # seconds between two frames
 
 
 def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
@@ -33,12 +39,30 @@ def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | 
     callback=seconds,
     help="List devices that are held and did nothing for so long (30m); 1 if none.",
 )
+@click.option(
+    "--watch",
+    "period",
+    is_flag=False,
+    flag_value="2",
+    type=click.FloatRange(SHORTEST, LONGEST),
+    metavar="[SECONDS]",
+    help="Show it again and again, every 2 seconds; q or Ctrl-C ends it.",
+)
 @click.pass_context
-def status(ctx: click.Context, as_json: bool, only_free: bool, idle: float | None) -> None:
+def status(
+    ctx: click.Context, as_json: bool, only_free: bool, idle: float | None, period: float | None
+) -> None:
     """Show every GPU, its state, who holds it and what it does."""
     session: Session = ctx.obj
     if only_free and idle is not None:
         raise click.UsageError("--free and --idle: a free device is not held; give one of them")
+    if period is not None:
+        if as_json:
+            raise click.UsageError("--watch and --json: call it again for each document")
+        from gpulock.cli.watch import watch
+
+        watch(lambda: [heading(period), "", *attempted(session, only_free, idle)], period)
+        return
     view = observe(session)
     rows = view.rows()
     shown = chosen(view, rows, only_free, idle)
@@ -50,6 +74,26 @@ def status(ctx: click.Context, as_json: bool, only_free: bool, idle: float | Non
         click.echo("\n".join(lines(view, rows, shown, table.terminal_width(), idle)))
     if (only_free or idle is not None) and not shown:
         ctx.exit(1)
+
+
+def heading(period: float) -> str:
+    """Return what stands above each frame: where, when, and on a terminal how it ends."""
+    now = table.bold(f"{os.uname().nodename}  {moment(time.time())}")
+    hint = click.style(f"  every {period:g} s, q ends it", dim=True)
+    return now + hint if sys.stdout.isatty() else now
+
+
+def attempted(session: Session, only_free: bool, idle: float | None) -> list[str]:
+    """Return a frame; a node that is broken now may be well in the next one."""
+    try:
+        view = observe(session)
+        rows = view.rows()
+        shown = chosen(view, rows, only_free, idle)
+        return lines(view, rows, shown, table.terminal_width(), idle)
+    except Refusal as refusal:
+        return [refusal.sentence("status")]
+    except (Refused, OSError) as fault:
+        return [f"gpulock: status: {fault}"]
 
 
 def observe(session: Session) -> View:

@@ -58,7 +58,8 @@ class Call:
         self.gpus = environ.get("SLURM_JOB_GPUS")
         self.comment = environ.get("SLURM_JOB_COMMENT", "")
         self.conf = environ.get("SLURM_CONF", "")
-        self.batch = "SLURM_JOB_STDIN" in environ
+        # every component of a heterogeneous batch job has STDIN, its leader alone has the script
+        self.batch = "SLURM_JOB_STDIN" in environ and self.leader in ("", self.job)
 
     def positions(self) -> list[str]:
         """Return the entries of SLURM_JOB_GPUS, none where it is not set; raise Refusal."""

@@ -54,14 +54,15 @@ def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -
     """Requeue or cancel a job that its TaskProlog alone cannot give back; return what was done.
 
     By the name of the array task: for the task whose id is the array's, a bare id would mean
-    every other task as well (reference slurm 4).
+    every other task as well (reference slurm 4). Components of a heterogeneous job: their leader.
     """
     if call.batch and call.nodes == 1:
         return ""
     control = Control(settings, call.conf)
     notify(call, control, sentence)
+    job = call.leader or call.job
     try:
-        found = control.job(call.job)
+        found = control.job(job)
     except Refusal as silent:
         return f"it stays as it is: {silent.why}"
     if not is_this_run(found, call):
@@ -73,7 +74,7 @@ def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -
         if control.do("scontrol", "requeue", name):
             return "it is requeued"
         try:
-            found = Control(settings, call.conf).job(call.job)
+            found = Control(settings, call.conf).job(job)
         except Refusal as silent:
             return f"it stays as it is: {silent.why}"
         if not is_this_run(found, call):

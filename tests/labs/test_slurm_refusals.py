@@ -228,7 +228,8 @@ def test_a_component_that_is_refused_takes_its_whole_job_along(
     slurm = slurm_gpus.slurm
     parts = ("--gres=gpu:2", "-w", NODE, ":", "--gres=gpu:2", "-w", OTHER)
     with occupied(slurm_gpus, refused, 1, 2, 3):
-        leader = slurm.submit("slalice", *parts, script="srun --het-group=0,1 echo ran\nsleep 5\n")
+        tell = "srun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'\nsleep 60\n"
+        leader = slurm.submit("slalice", *parts, script=tell)
         jobs = (leader, JobId(leader + 1))
         until(
             lambda: any(
@@ -240,7 +241,7 @@ def test_a_component_that_is_refused_takes_its_whole_job_along(
         )
         states = {slurm.wait_state(job, "CANCELLED", "PENDING", "COMPLETED") for job in jobs}
         assert states <= {"CANCELLED", "PENDING"}
-        assert "ran" not in slurm.said(leader)
+        assert f"ran on {refused}" not in slurm.said(leader)
         until(  # an Epilog may still be at work when its job's state is told
             lambda: not any(name for job in jobs for name in slurm_gpus.held_by(job).values()),
             what="their locks to go",

@@ -34,7 +34,7 @@ from gpulock_exporter.webconfig_reload import Reloader
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
 LIST_PERIOD = 10.0  # seconds between two readings of the driver's own list of cards
-LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD after which the driver is taken to hang
+LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
 NOBODY, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
 
 
@@ -103,7 +103,9 @@ def serve_alone(settings: Settings, exporter: Exporter) -> int:
     stopped = threading.Event()
     if settings.web_config:
         exporter.reloader = Reloader(settings.web_config, say)
-    limits = Limits(frame=LATE_FRAME + settings.sample_period)
+    # the next worker shall be heard before the values of the last one are too old to be told
+    late = min(LATE_FRAME, settings.max_sample_age / 2)
+    limits = Limits(frame=settings.sample_period + late)
     supervisor = Supervisor(worker(settings), lambda: SystemClock().now().boottime, limits)
     web = exporter.reloader.settings if exporter.reloader else None
     server = Server(exporter.handler(), sockets(settings.exporter_listen), say, web)

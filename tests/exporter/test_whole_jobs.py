@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole exporter on the double: what it tells of jobs and cards, and what it never tells."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gpulock import owner, sample
+from gpulock.locks import Store
+from tests.exporter.whole import Scrape, Whole
+from tests.nvml.double import ERROR_NOT_SUPPORTED, Double, Process
+from tests.unit.trees import record
+
+SECRET = "hunter2-correct-horse"
+USER = 'o"h\\ {}=,#€\u2028'
+
+
+def test_the_last_second_of_a_claim_that_goes_is_in_its_file(tmp_path: Path) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
+        Whole(tmp_path, nvml) as exporter,
+    ):
+        nvml.load(0, 100)
+        exporter.up(2)
+        claimed = boottime()
+        token = exporter.claim(0)
+        exporter.until(lambda s: s.all("gpulock_gpu_locked", gpu="0") == [1])
+        time.sleep(2.5)  # so that there is a last second that is not the first
+        exporter.release()
+        released = boottime()
+        left = exporter.folder / "finished" / token
+        exporter.until(lambda _: left.exists())
+        found = sample.read_finished(str(exporter.folder), token)
+        assert found is not None
+        (account,) = found.tokens[token].values()
+        assert account.since is not None and account.until is not None
+        assert claimed - 1 <= account.since <= released
+        assert account.until >= released - 1.0, "up to the look before the release at least"
+        assert account.busy is not None and account.observed is not None
+        lived = account.until - account.since
+        assert lived - 2 <= account.observed <= lived + 1
+        assert account.busy >= 0.9 * account.observed
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: Path) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
+        Whole(tmp_path, nvml) as exporter,
+    ):
+        nvml.load(0, 100)
+        exporter.up(2)
+        nvml.event(1, 79)
+        exporter.claim(0)
+        before = exporter.until(
+            lambda s: (
+                s.all("gpulock_gpu_xid_errors_total") == [1]
+                and max(s.all("gpulock_gpu_busy_seconds_total")) > 1
+                and s.all("gpulock_gpu_lock_info")
+            )
+        )
+        counted = before.totals()
+        assert len(counted) > 30
+        exporter.process.kill()
+        exporter.process.wait()
+        exporter.start()
+        after = exporter.up(2)
+        for key, value in counted.items():
+            assert after.values[key] >= value, key
+        assert after.one("gpulock_gpu_xid_errors_total", xid="79") == 1
+        more = [after.totals()[key] - value for key, value in counted.items() if "busy" in key[0]]
+        assert max(more) < 20, "time that nobody observed is in no counter"
+
+
+def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle(tmp_path: Path) -> None:
+    settings = {"IDLE_AFTER": "1", "GPUS": "0"}
+    with (
+        Double(tmp_path / "nvml", preset="a100-mig", gpus=2) as nvml,
+        Whole(tmp_path, nvml, settings=settings) as exporter,
+    ):
+        nvml.fail("nvmlGpm*", ERROR_NOT_SUPPORTED)
+        found = exporter.until(lambda s: s.all("gpulock_mig_memory_total_bytes"))
+        assert len(found.all("gpulock_mig_info")) == 6
+        exporter.gpulock("claim", "-n", "6", "--pid", str(os.getpid()))
+        time.sleep(3)
+        found = exporter.until(lambda s: sum(s.all("gpulock_mig_locked")) == 6)
+        for name in ("busy_seconds_total", "observed_seconds_total", "utilization_ratio"):
+            assert found.all(f"gpulock_mig_{name}") == []
+        assert found.all("gpulock_mig_power_watts") == [], "a board's"
+        assert found.one("gpulock_gpus", state="held_idle") == 0
+        assert found.one("gpulock_gpus", state="held") == 6
+        exporter.release()
+
+
+def test_mig_that_is_set_up_anew_shows_at_once_and_takes_nothing_from_the_counters(
+    tmp_path: Path,
+) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
+        Whole(tmp_path, nvml) as exporter,
+    ):
+        before = exporter.up(2)
+        nvml.split(0, ["3g.71gb", "1g.18gb", "1g.18gb"])
+        found = exporter.until(lambda s: len(s.all("gpulock_mig_info")) == 3)
+        assert found.all("gpulock_gpu_busy_seconds_total", gpu="1")
+        assert found.all("gpulock_gpu_utilization_ratio", gpu="0") == []
+        nvml.split(0, ["7g.141gb"])
+        exporter.until(lambda s: len(s.all("gpulock_mig_info")) == 1)
+        nvml.split(0, [])
+        after = exporter.until(
+            lambda s: (
+                not s.all("gpulock_mig_info") and s.all("gpulock_gpu_utilization_ratio", gpu="0")
+            )
+        )
+        for key, value in before.totals().items():
+            assert after.values[key] >= value, key
+
+
+def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) -> None:
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)", f"--password={SECRET}"],
+        env={"TOKEN": SECRET},
+    )
+    with (
+        stranger,
+        Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
+        Whole(tmp_path, nvml) as exporter,
+    ):
+        try:
+            nvml.processes(1, [Process(stranger.pid, "512M")])
+            nvml.set("gpu0.name", 'Tesla "V100" \\ {x="y"}')
+            exporter.up(2)
+            store = Store(str(nvml.node / "run/gpulock"))
+            exporter.claim(1)  # the first one makes the folders
+            exporter.release()
+            bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[0]
+            written = record(user=USER, queue='all"q\\n', comment=SECRET, spool_dir=f"/x/{SECRET}")
+            store.make(bus, written)
+            assert SECRET in owner.encode(written)
+            found = exporter.until(lambda s: s.all("gpulock_gpu_lock_info", gpu="0") and foreign(s))
+            assert found.one("gpulock_gpu_lock_info", gpu="0", user=USER, queue='all"q\\n') == 1
+            assert found.all("gpulock_gpu_info", gpu="0", name='Tesla "V100" \\ {x="y"}') == [1]
+            for path in ("/metrics", "/", "/-/healthy", "/nothing", "/metrics?name[]=x"):
+                answer = exporter.get(path)
+                assert SECRET not in answer.text and "time.sleep" not in answer.text
+            open_metrics = exporter.get(
+                headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+            )
+            assert SECRET not in open_metrics.text
+            for file in exporter.folder.rglob("*"):
+                assert not file.is_file() or SECRET not in file.read_text()
+        finally:
+            stranger.kill()
+
+
+def foreign(found: Scrape) -> float:
+    return sum(found.all("gpulock_gpu_foreign_processes", gpu="1"))

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole exporter as a server: web-config.yml, TLS, users, formats, systemd's socket, floods."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import http.client
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+from prometheus_client import Metric as Parsed
+from prometheus_client.parser import text_string_to_metric_families as text_of
+
+from tests.exporter.certificates import make_authority, make_certificate, trusting
+from tests.exporter.child import until
+from tests.exporter.test_server_process import PROMETHEUS
+from tests.exporter.whole import Answer, Whole
+from tests.exporter.wire import SOUND, dial
+from tests.nvml.double import Double
+
+Report = Callable[[str, object], None]
+MEMORY_MIB = 64.0
+FASTEST = 4  # RFC 1952, XFL: the compressor used its fastest algorithm
+RELOADED = "gpulock_config_last_reload_successful"
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
+    """Eight H200, at work."""
+    with Double(tmp_path_factory.mktemp("double"), preset="dgx-h200") as found:
+        found.load(0, 60)
+        yield found
+
+
+def openmetrics_of(text: str) -> Iterable[Parsed]:
+    """Return the families of a text in the other format; its parser has no types."""
+    parser: Any = import_module("prometheus_client.openmetrics.parser")
+    families: Iterable[Parsed] = parser.text_string_to_metric_families(text)
+    return families
+
+
+def tls(authority: Path, more: str = "", name: str = "server") -> str:
+    certificate = authority.with_name(f"{name}.pem")
+    key = certificate.with_suffix(".key")
+    return f"tls_server_config:\n  cert_file: {certificate}\n  key_file: {key}\n{more}"
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
+
+
+def test_what_prometheus_asks_for_it_gets_over_tls_with_a_certificate_and_a_password(
+    authority: Path, tmp_path: Path, nvml: Double
+) -> None:
+    make_certificate(authority.parent, "prometheus", authority, "DNS:prometheus.example.org")
+    make_certificate(authority.parent, "other", authority, "DNS:other.example.org")
+    stranger = make_authority(tmp_path, "stranger")
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+    config = tmp_path / "web-config.yml"
+    config.write_text(
+        tls(
+            authority,
+            "  client_auth_type: RequireAndVerifyClientCert\n"
+            f"  client_ca_file: {authority}\n"
+            "  client_allowed_sans: [prometheus.example.org]\n"
+            f"basic_auth_users:\n  prometheus: {hashed}\n",
+        )
+    )
+    client = trusting(authority, authority.with_name("prometheus.pem"))
+    with Whole(tmp_path, nvml, "--web-config", str(config), client=client) as exporter:
+        right = basic("prometheus", "right")
+        answer = first(exporter, right | PROMETHEUS)
+        assert answer.status == 200
+        assert answer.headers["content-encoding"] == "gzip"
+        assert answer.headers["content-type"].startswith("application/openmetrics-text")
+        assert answer.body[8] == FASTEST
+        names = {family.name for family in openmetrics_of(gzip.decompress(answer.body).decode())}
+        assert {"gpulock_nvml_up", "gpulock_gpu_energy_joules"} <= names
+        assert exporter.get(headers=basic("prometheus", "wrong")).status == 401
+        assert exporter.get().status == 401
+        exporter.client = trusting(authority, authority.with_name("other.pem"))
+        assert exporter.get(headers=right).status == 403
+        for context in (trusting(authority), trusting(authority, signed_by(stranger))):
+            exporter.client = context
+            with pytest.raises(OSError):
+                exporter.get(headers=right)
+
+
+def signed_by(authority: Path) -> Path:
+    return make_certificate(authority.parent, "impostor", authority, "DNS:prometheus.example.org")
+
+
+def first(exporter: Whole, headers: dict[str, str]) -> Answer:
+    """Return the first answer that has values of the driver."""
+    found: list[Answer] = []
+
+    def answered() -> bool:
+        try:
+            found[:] = [exporter.get(headers=headers)]
+        except OSError:
+            return False
+        body = found[0].body
+        zipped = found[0].headers.get("content-encoding") == "gzip"
+        return b"gpulock_gpu_energy" in (gzip.decompress(body) if zipped else body)
+
+    assert until(answered, 20), exporter.errors.read_text()
+    return found[0]
+
+
+def test_plain_text_is_for_who_asks_for_nothing_and_names_are_for_who_asks(
+    tmp_path: Path, nvml: Double
+) -> None:
+    with Whole(tmp_path, nvml) as exporter:
+        exporter.up(8)
+        plain = exporter.get()
+        assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert "content-encoding" not in plain.headers
+        assert len(list(text_of(plain.text))) > 30
+        some = exporter.get("/metrics?name[]=gpulock_nvml_up&name[]=gpulock_gpus")
+        assert {family.name for family in text_of(some.text)} == {"gpulock_nvml_up", "gpulock_gpus"}
+        page = exporter.get("/")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert page.text.count("<article") == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "word"),
+    [
+        ("tls_server_config:\n  cert_file: none.pem\n  key_file: none.key\n", 2, "none.pem"),
+        ("basic_auth_users:\n  alice: plain\n", 2, "bcrypt"),
+        ("http_server_config:\n  headers:\n    X-Own: 1\n", 3, "X-Own"),
+        ("tls_config: {}\n", 1, "tls_config"),
+    ],
+)
+def test_a_wrong_web_config_is_refused_at_the_start_with_file_and_line(
+    tmp_path: Path, nvml: Double, content: str, line: int, word: str
+) -> None:
+    config = tmp_path / "web-config.yml"
+    config.write_text(content)
+    with Whole(tmp_path, nvml, "--web-config", str(config)) as exporter:
+        exporter.ends = (3,)
+        assert exporter.process.wait(20) == 3
+        said = exporter.errors.read_text()
+        assert f"{config}:{line}: " in said and word in said
+        with pytest.raises(ConnectionRefusedError):
+            exporter.get()
+
+
+def test_a_bad_change_keeps_the_old_one_and_a_metric_says_so(
+    authority: Path, tmp_path: Path, nvml: Double
+) -> None:
+    config = tmp_path / "web-config.yml"
+    config.write_text(tls(authority))
+    client = trusting(authority)
+    with Whole(tmp_path, nvml, "--web-config", str(config), client=client) as exporter:
+        assert exporter.up(8).one(RELOADED) == 1
+        config.write_text("tls_server_config: {}\n")
+        exporter.until(lambda s: s.all(RELOADED) == [0])  # still over TLS
+        assert f"{config}:1: " in exporter.errors.read_text()
+        config.write_text(
+            tls(authority, "http_server_config:\n  headers:\n    X-Frame-Options: deny\n")
+        )
+        exporter.until(lambda s: s.all(RELOADED) == [1])
+        assert exporter.get().headers["x-frame-options"] == "deny"
+
+
+def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml: Double) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    starter = ("systemd-socket-activate", f"--listen=127.0.0.1:{port}", *passed(nvml))
+    with Whole(tmp_path, nvml, starter=starter) as exporter:
+        exporter.port = port  # of systemd's: --listen is not obeyed then
+        assert until(lambda: listens(port))
+        time.sleep(0.3)
+        assert "systemd-socket-activate" in command(exporter), "nobody has asked yet"
+        waiting = dial(port)
+        waiting.sendall(SOUND)
+        assert waiting.recv(12) in (b"HTTP/1.1 503", b"HTTP/1.1 200")
+        waiting.close()
+        assert "gpulock_exporter" in command(exporter)
+        exporter.up(8)
+
+
+def passed(nvml: Double) -> list[str]:
+    """Return what makes systemd-socket-activate hand on the environment."""
+    return [f"--setenv={name}" for name in (*nvml.env, "PYTHONPATH")]
+
+
+def listens(port: int) -> bool:
+    """Tell whether a port is listened on, without connecting."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(
+        line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in lines
+    )
+
+
+def command(exporter: Whole) -> str:
+    return Path(f"/proc/{exporter.process.pid}/cmdline").read_text()
+
+
+def test_floods_do_not_keep_prometheus_from_the_exporter_itself(
+    authority: Path, tmp_path: Path, nvml: Double, record_property: Report
+) -> None:
+    config = tmp_path / "web-config.yml"
+    config.write_text(tls(authority))
+    client = trusting(authority)
+    with Whole(tmp_path, nvml, "--web-config", str(config), client=client) as exporter:
+        exporter.up(8)
+        at_rest = exporter.pss_mib()
+        attackers: list[socket.socket] = []
+        slowest = 0.0
+        try:
+            for _ in range(200):
+                attackers.append(dial(exporter.port))
+            slowest = max(slowest, exporter.get(headers=PROMETHEUS).seconds)
+            for word in (SOUND[:-4], b"GET / HTTP/1.1\r\nX: " + b"a" * 10_000):
+                for _ in range(100):
+                    attackers.append(dial(exporter.port, client))
+                    send(attackers[-1], word)
+                slowest = max(slowest, exporter.get(headers=PROMETHEUS).seconds)
+            for _ in range(300):
+                attackers.append(dial(exporter.port, client))
+                send(attackers[-1], SOUND)
+            slowest = max(slowest, *(exporter.get(headers=PROMETHEUS).seconds for _ in range(3)))
+            pss = exporter.pss_mib()
+        finally:
+            for one in attackers:
+                one.close()
+        record_property("slowest_scrape_ms", round(slowest * 1000, 1))
+        record_property("pss_at_rest_mib", round(at_rest, 1))
+        record_property("pss_mib", round(pss, 1))
+        assert slowest < 1.0
+        assert pss < MEMORY_MIB
+
+
+def send(one: socket.socket, word: bytes) -> None:
+    try:
+        one.sendall(word)
+    except OSError:
+        pass  # it has made room for a later one
+
+
+def test_scrapes_are_in_time_while_nvml_hangs(
+    tmp_path: Path, nvml: Double, record_property: Report
+) -> None:
+    with Whole(tmp_path, nvml) as exporter:
+        exporter.up(8)
+        nvml.hang("nvmlDeviceGet*", "deaf")
+        took: list[float] = []
+        kept = http.client.HTTPConnection("127.0.0.1", exporter.port, timeout=5)
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            began = time.perf_counter()
+            kept.request("GET", "/metrics", headers=PROMETHEUS)
+            kept.getresponse().read()
+            took.append(time.perf_counter() - began)
+            time.sleep(0.01)
+        kept.close()
+        took.sort()
+        record_property("p50_ms", round(took[len(took) // 2] * 1000, 2))
+        record_property("p99_ms", round(took[len(took) * 99 // 100] * 1000, 2))
+        assert took[-1] < 0.5, "a request that says 10 s has 9.5 s"

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpulock-exporter as an administrator starts it, with the real pynvml on the NVML double."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.nvml.double import Double
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = [sys.executable, "-c", "from gpulock_exporter.app import main; raise SystemExit(main())"]
+GPULOCK = [sys.executable, "-c", "from gpulock.cli import main; raise SystemExit(main())"]
+PATIENCE = 25.0  # seconds for what comes by itself, on a machine that is busy
+SLOWEST = 1.0  # seconds in which whoever asks is answered, whatever the driver does
+
+Labels = frozenset[tuple[str, str]]
+
+
+class Answer(NamedTuple):
+    """What came back, and how many seconds it took."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """Return the body as text."""
+        return self.body.decode()
+
+
+class Scrape:
+    """The values of one scrape, as Prometheus's own parser reads them."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.values: dict[tuple[str, Labels], float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                key = (sample.name, frozenset(sample.labels.items()))
+                assert key not in self.values, f"{key} twice"
+                self.values[key] = sample.value
+
+    def all(self, name: str, /, **labels: str) -> list[float]:
+        """Return the values of a metric whose labels have these among them."""
+        wanted = labels.items()
+        return [v for (n, own), v in self.values.items() if n == name and wanted <= own]
+
+    def one(self, name: str, /, **labels: str) -> float:
+        """Return the only one of them."""
+        found = self.all(name, **labels)
+        assert len(found) == 1, f"{name}{labels}: {found}"
+        return found[0]
+
+    def names(self) -> set[str]:
+        """Return the names of all metrics that have a value."""
+        return {name for name, _ in self.values}
+
+    def totals(self) -> dict[tuple[str, Labels], float]:
+        """Return all counters."""
+        return {key: value for key, value in self.values.items() if key[0].endswith("_total")}
+
+
+class Whole:
+    """An exporter on a double; `settings` are lines of gpulock.conf, `words` its options.
+
+    A scrape that takes longer than SLOWEST fails the test that asked for it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        nvml: Double,
+        *words: str,
+        settings: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        starter: Sequence[str] = (),
+        client: ssl.SSLContext | None = None,
+    ) -> None:
+        self.root, self.nvml, self.client = root, nvml, client
+        self.ends: tuple[int, ...] = ()  # exit codes that a test expects beside 0
+        self.folder = root / "exporter"
+        self.config = root / "gpulock.conf"
+        self.errors = root / "stderr"
+        self._words, self._starter = words, list(starter)
+        self._env = dict(env) if env is not None else nvml.env
+        lines = (nvml.node / "gpulock.conf").read_text().splitlines()
+        own = settings or {}
+        kept = [one for one in lines if one.partition("=")[0] not in {"SIMULATION", *own}]
+        self.config.write_text("\n".join([*kept, *(f"{k}={v}" for k, v in own.items())]) + "\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the exporter, as a rule once."""
+        self.process = self.spawn("--listen", f"127.0.0.1:{self.port}", *self._words)
+        return self.process
+
+    def spawn(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start the program with these words."""
+        own = ["--config", str(self.config), "--folder", str(self.folder)]
+        with self.errors.open("ab") as errors:
+            return subprocess.Popen(
+                [*self._starter, *PROGRAM, *own, *words], env=self.environment(), stderr=errors
+            )
+
+    def environment(self) -> dict[str, str]:
+        """Return what the program finds: the double, and no home of anybody."""
+        return {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}",
+            **self._env,
+        }
+
+    def __enter__(self) -> Whole:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.nvml.reset()
+        code = self.process.poll()
+        if code is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                code = self.process.wait(15)
+            finally:
+                self.process.kill()
+                self.process.wait()
+        said = self.errors.read_text()
+        if kind is None:
+            assert code in (0, -signal.SIGKILL, *self.ends), said
+            assert "Traceback" not in said, said
+
+    def get(self, path: str = "/metrics", headers: Mapping[str, str] | None = None) -> Answer:
+        """Ask on a connection of its own; raise OSError where nothing listens."""
+        began = time.monotonic()
+        if self.client is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        else:
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", self.port, timeout=5, context=self.client
+            )
+        try:
+            connection.request("GET", path, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            body = answer.read()
+        finally:
+            connection.close()
+        own = {name.lower(): value for name, value in answer.getheaders()}
+        return Answer(answer.status, own, body, time.monotonic() - began)
+
+    def scrape(self) -> Scrape:
+        """Return what a scrape says; it is in time, whatever the driver does."""
+        answer = self.get()
+        assert answer.seconds < SLOWEST, f"{answer.seconds:.2f} s"
+        return Scrape(answer.text if answer.status == 200 else "")
+
+    def until(self, holds: Callable[[Scrape], object], seconds: float = PATIENCE) -> Scrape:
+        """Scrape until something is so."""
+        end = time.monotonic() + seconds
+        found = Scrape("")
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.errors.read_text()
+            try:
+                found = self.scrape()
+            except OSError:
+                found = Scrape("")  # it has only begun
+            if holds(found):
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"{self.errors.read_text()}\n{found.text[-3000:]}")
+
+    def up(self, devices: int = 1) -> Scrape:
+        """Scrape until the driver is heard, of so many devices at least."""
+        return self.until(
+            lambda s: (
+                s.all("gpulock_nvml_up") == [1]
+                and len(s.all("gpulock_gpu_observed_seconds_total")) >= devices
+                and min(s.all("gpulock_gpu_observed_seconds_total")) > 0
+            )
+        )
+
+    def page_says(self, words: str) -> str:
+        """Return the page once it says so."""
+        end = time.monotonic() + PATIENCE
+        text = ""
+        while time.monotonic() < end:
+            text = self.get("/").text
+            if words in text:
+                return text
+            time.sleep(0.05)
+        raise AssertionError(f"{words!r} is not in {text[-2000:]}")
+
+    def workers(self) -> list[psutil.Process]:
+        """Return its workers, those that nobody can reap included."""
+        return psutil.Process(self.process.pid).children()
+
+    def pss_mib(self) -> float:
+        """Return the proportional set size of the exporter and its worker."""
+        return sum(pss_mib(pid) for pid in (self.process.pid, *(w.pid for w in self.workers())))
+
+    def gpulock(self, *words: str) -> str:
+        """Run gpulock on this node; return what it printed."""
+        done = subprocess.run(
+            [*GPULOCK, "--config", str(self.config), *words],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def claim(self, device: int) -> str:
+        """Let this test hold a device; return the token of its claim."""
+        self.gpulock("claim", "--devices", str(device), "--pid", str(os.getpid()))
+        bus = sorted(os.listdir(self.nvml.node / "proc/driver/nvidia/gpus"))[device]
+        owner = (self.nvml.node / "run/gpulock/locks" / bus / "owner").read_text()
+        return dict(line.split("=", 1) for line in owner.splitlines()[1:])["token"]
+
+    def release(self) -> None:
+        """Give back what this test holds."""
+        self.gpulock("release", "--pid", str(os.getpid()))
+
+
+def pss_mib(pid: int) -> float:
+    """Return the proportional set size of a process: what it costs the node."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(next(x for x in rollup.splitlines() if x.startswith("Pss:")).split()[1]) / 1024

@@ -67,7 +67,15 @@ class Daemon:
             if not self._signals.ending:
                 self._server.turn(boottime())
         self._notify.stopping()
+        self._close()
+
+    def _close(self) -> None:
+        """Let go of all that the kernel gave us."""
         self._server.close()
+        self._owners.close()
+        self.loop.forget(self._watch.fd)
+        self._watch.close()
+        self.rounds.single.let_go()
 
     def _until(self) -> float:
         """Return when the loop must go round again."""

@@ -86,7 +86,9 @@ class Rounds:
         for line in news.events(report):
             self._journal.say(NOTICE, line)
         expected = self.node.settings.gpus
-        self._journal.stands("node", news.standing(report, expected, sightless(self.node)))
+        self._journal.stands(
+            "node", news.standing(report, expected, sightless(self.node, os.geteuid()))
+        )
         self.summary = news.summary(report, expected)
 
     def _do_chores(self, report: Report, now: float) -> None:
@@ -110,9 +112,9 @@ def unforeseen(what: str, fault: Exception) -> str:
     return f"{what} failed: {type(fault).__name__}: {fault}{place}"
 
 
-def sightless(node: Node) -> str:
-    """Return why this process cannot see the files of others, or nothing (capabilities(7))."""
-    if os.geteuid() != 0 or node.settings.simulation:
+def sightless(node: Node, uid: int) -> str:
+    """Return why this process of `uid` cannot see others' files, or nothing (capabilities(7))."""
+    if uid != 0 or node.settings.simulation:
         return ""
     try:
         status = node.proc.read(os.getpid(), "status")

@@ -23,13 +23,13 @@ class Signals:
     """What came since it was asked last; `fd` is readable once something did."""
 
     def __init__(self) -> None:
-        self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.ending = False
         self.reload = False
 
     def install(self) -> None:
         """Take the signals over."""
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, self._end)
         signal.signal(signal.SIGHUP, self._hang_up)

@@ -52,6 +52,7 @@ class Watch:
         self.fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self.fault = "" if self.fd >= 0 else os.strerror(ctypes.get_errno())
         self._watches: dict[str, int] = {}
+        self._lost = False  # a folder that was watched is gone, or another one by now
 
     def follow(self, store: Store, *folders: str) -> None:
         """Watch the folders that now have these names: LOCK_DIR, its locks, and `folders`."""
@@ -73,6 +74,7 @@ class Watch:
         elif ctypes.get_errno() != errno.ENOENT:
             self.fault = f"{path}: {os.strerror(ctypes.get_errno())}"
         if known not in (-1, watch):
+            self._lost = True
             self._libc.inotify_rm_watch(self.fd, known)
 
     def events(self) -> list[Event]:
@@ -91,11 +93,13 @@ class Watch:
 
         `gone` and `made` are the locks that this process has freed and made since.
         """
-        return any(
+        lost, self._lost = self._lost, False
+        seen = self.events()
+        return lost or any(
             not name.startswith(".")
             and not (mask & GONE and name in gone)
             and not (mask & (CREATE | MOVED_TO) and name in made)
-            for _, mask, name in self.events()
+            for _, mask, name in seen
         )
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import click
 
@@ -48,32 +50,75 @@ def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | 
     metavar="[SECONDS]",
     help="Show it again and again, every 2 seconds; q or Ctrl-C ends it.",
 )
+@click.option("--cluster", is_flag=True, help="All nodes, by a Prometheus (PROMETHEUS_URL).")
 @click.pass_context
 def status(
-    ctx: click.Context, as_json: bool, only_free: bool, idle: float | None, period: float | None
+    ctx: click.Context,
+    as_json: bool,
+    only_free: bool,
+    idle: float | None,
+    period: float | None,
+    cluster: bool,
 ) -> None:
     """Show every GPU, its state, who holds it and what it does."""
     session: Session = ctx.obj
-    if only_free and idle is not None:
-        raise click.UsageError("--free and --idle: a free device is not held; give one of them")
+    for wrong, why in (
+        (only_free and idle is not None, "--free and --idle: a free device is not held"),
+        (cluster and idle is not None, "--cluster and --idle: Prometheus tells no such time"),
+        (as_json and period is not None, "--json and --watch: call it again for each document"),
+    ):
+        if wrong:
+            raise click.UsageError(why)
+    take = of_cluster if cluster else of_node
     if period is not None:
-        if as_json:
-            raise click.UsageError("--watch and --json: call it again for each document")
         from gpulock.cli.watch import watch
 
-        watch(lambda: [heading(period), "", *attempted(session, only_free, idle)], period)
+        watch(lambda: [heading(period), "", *attempted(take, session, only_free, idle)], period)
         return
-    view = observe(session)
+    picture = take(session, only_free, idle)
+    if as_json:
+        click.echo(picture.json())
+    else:
+        click.echo("\n".join(picture.lines(table.terminal_width())))
+    if picture.empty and (only_free or idle is not None):
+        ctx.exit(1)
+
+
+class Picture(NamedTuple):
+    """What there is to show: as lines of some width, as JSON; `empty`: nothing was chosen."""
+
+    lines: Callable[[int], list[str]]
+    json: Callable[[], str]
+    empty: bool
+
+
+def of_node(session: Session, only_free: bool, idle: float | None) -> Picture:
+    """Look at this node; raise Refusal, or Refused where nobody knows what is idle."""
+    node = session.node()
+    view = look(node, judging=owns(node))
     rows = view.rows()
     shown = chosen(view, rows, only_free, idle)
-    if as_json:
+
+    def as_json() -> str:
         from gpulock.cli.status_json import text
 
-        click.echo(text(view, rows, shown))
-    else:
-        click.echo("\n".join(lines(view, rows, shown, table.terminal_width(), idle)))
-    if (only_free or idle is not None) and not shown:
-        ctx.exit(1)
+        return text(view, rows, shown)
+
+    return Picture(lambda width: lines(view, rows, shown, width, idle), as_json, not shown)
+
+
+def of_cluster(session: Session, only_free: bool, _: float | None) -> Picture:
+    """Ask Prometheus for all nodes; raise Refused."""
+    from gpulock.cli import cluster_show
+
+    url = session.settings().prometheus_url
+    nodes = cluster_show.observe(url)
+    shown = cluster_show.having_free(nodes) if only_free else nodes
+    return Picture(
+        lambda width: cluster_show.lines(nodes, shown, width),
+        lambda: cluster_show.text(url, nodes, shown),
+        not shown,
+    )
 
 
 def heading(period: float) -> str:
@@ -83,23 +128,19 @@ def heading(period: float) -> str:
     return now + hint if sys.stdout.isatty() else now
 
 
-def attempted(session: Session, only_free: bool, idle: float | None) -> list[str]:
-    """Return a frame; a node that is broken now may be well in the next one."""
+def attempted(
+    take: Callable[[Session, bool, float | None], Picture],
+    session: Session,
+    only_free: bool,
+    idle: float | None,
+) -> list[str]:
+    """Return a frame; what is broken now may be well in the next one."""
     try:
-        view = observe(session)
-        rows = view.rows()
-        shown = chosen(view, rows, only_free, idle)
-        return lines(view, rows, shown, table.terminal_width(), idle)
+        return take(session, only_free, idle).lines(table.terminal_width())
     except Refusal as refusal:
         return [refusal.sentence("status")]
     except (Refused, OSError) as fault:
         return [f"gpulock: status: {fault}"]
-
-
-def observe(session: Session) -> View:
-    """Look at the node of a session."""
-    node = session.node()
-    return look(node, judging=owns(node))
 
 
 def chosen(view: View, rows: list[Row], only_free: bool, idle: float | None) -> list[Row]:
@@ -123,7 +164,7 @@ def lines(
 ) -> list[str]:
     """Return the table of `shown`, the totals of `rows` and what needs attention."""
     result = status_table.render(view, shown, width) if shown else []
-    result.append(status_table.totals(rows))
+    result += status_table.totals(rows, width)
     if idle is not None:
         return result + unobserved(view, rows, width)
     if len(shown) == len(rows):

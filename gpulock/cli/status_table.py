@@ -107,7 +107,7 @@ def ago(seconds: float) -> str:
     return f"{seconds:.0f}s ago"
 
 
-def totals(rows: list[Row]) -> str:
+def totals(rows: list[Row], width: int) -> list[str]:
     """Return `8 GPUs: 3 free, 4 held, 1 quarantined`; instances make it `devices`."""
     found = state.counts(rows)
     split = any(row.device is not None and row.device.parent for row in rows)
@@ -116,4 +116,4 @@ def totals(rows: list[Row]) -> str:
         for name in reversed(state.STATES)
         if found[name] or name == state.FREE
     ]
-    return f"{counted(len(rows), 'device' if split else 'GPU')}: {', '.join(words)}"
+    return table.flow(counted(len(rows), "device" if split else "GPU"), words, width)

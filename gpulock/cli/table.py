@@ -147,6 +147,17 @@ def bold(text: str) -> str:
     return click.style(text, bold=True)
 
 
+def flow(head: str, words: Sequence[str], width: int) -> list[str]:
+    """Return `head: word, word` as lines no longer than `width`; words may be painted."""
+    lines = [f"{head}:"]
+    for number, word in enumerate(words):
+        text = f" {word}{',' if number < len(words) - 1 else ''}"
+        if len(click.unstyle(lines[-1] + text)) > width:
+            lines.append(" ")
+        lines[-1] += text
+    return lines
+
+
 def facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
     """Return indented lines of label and text, long texts wrapped below their beginning."""
     lines: list[str] = []

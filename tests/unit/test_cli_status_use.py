@@ -216,7 +216,10 @@ def test_what_is_idle_is_not_guessed_without_samples(site: Site, sampled: Sample
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("--idle", "soon"), "is no duration"), (("--idle", "1h", "--free"), "give one of them")],
+    [
+        (("--idle", "soon"), "is no duration"),
+        (("--idle", "1h", "--free"), "a free device is not held"),
+    ],
 )
 def test_what_makes_no_sense_is_a_usage_error(
     site: Site, words: tuple[str, ...], said: str

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tests.bench import hooks, inprocess, status, table  # noqa: E402 (the checkout is put on the path first)
+from tests.bench import daemon, hooks, inprocess, status, table  # noqa: E402 (the checkout is put on the path first)
 from tests.bench.scene import Scene, folder  # noqa: E402
 
 
@@ -53,6 +53,7 @@ def measure(root: Path, options: argparse.Namespace) -> None:
             table.print_inside(title, rows)
     over = status.over_interpreter(scene, options.rounds)
     targets = [*table.hook_targets(samples), *table.claim_targets(claims)]
+    targets += daemon.measure(root, options.crowd)
     table.print_targets([*targets, ("gpulock status - interpreter, ms", over, 60.0)])
 
 

@@ -89,6 +89,8 @@ class Supervisor:
         self._limits = limits or Limits()
         self._env = env
         self._seen = Situation()
+        self._paused_until = 0.0  # a signal handler sets these two, at any moment
+        self._hurry = False
         self._child: subprocess.Popen[bytes] | None = None
         self._buffer = self._words = b""
         self._backoff = FIRST_BACKOFF
@@ -101,20 +103,25 @@ class Supervisor:
 
     def is_paused(self) -> bool:
         """Return whether the driver is let go on purpose."""
-        return self._clock() < self._seen.paused_until
+        return self._clock() < self._paused_until
 
     def pause(self, seconds: float) -> None:
-        """Let go of the driver, so that a GPU can be reset; ends by itself."""
-        self._seen = replace(self._seen, paused_until=self._clock() + seconds)
+        """Let go of the driver, so that a GPU can be reset; ends by itself. For signal handlers."""
+        self._paused_until = self._clock() + seconds
 
     def resume(self) -> None:
-        """Take up work again."""
-        self._seen = replace(self._seen, paused_until=0.0, not_before=0.0)
+        """Take up work again. For signal handlers."""
+        self._paused_until = 0.0
+        self._hurry = True
 
     def step(self, seconds: float) -> list[Frame]:
         """Do what is due, wait at most `seconds` for frames; return those that came."""
         self._reap()
-        act = decide(self._clock(), self._seen, self._limits)
+        if self._hurry:
+            self._hurry = False
+            self._seen = replace(self._seen, not_before=0.0)
+        seen = replace(self._seen, paused_until=self._paused_until)
+        act = decide(self._clock(), seen, self._limits)
         if act is Act.START:
             self._start()
         elif act is Act.KILL:
@@ -158,7 +165,7 @@ class Supervisor:
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
                 self._selector.register(pipe, selectors.EVENT_READ)
-        self._seen = Situation(running=True, since=now, paused_until=self._seen.paused_until)
+        self._seen = Situation(running=True, since=now)
 
     def _kill(self) -> None:
         if self._child is None:
@@ -188,7 +195,7 @@ class Supervisor:
         self._close_pipes()
         heard = self._seen.heard
         self._child = None
-        self._seen = Situation(paused_until=self._seen.paused_until)
+        self._seen = Situation()
         if heard:
             self._backoff = FIRST_BACKOFF
         self._later(self._clock())

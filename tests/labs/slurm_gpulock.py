@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpulock import owner
 from gpulock.daemon import process
 from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.deadline import Deadline
@@ -21,6 +20,7 @@ from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.settings import parse
 from gpulock.simulate.node import write_node
+from tests.labs.lock_folder import owners
 from tests.labs.sge_wait import LabError, until
 from tests.labs.slurm_config import Setup
 from tests.labs.slurm_journal import Journal
@@ -70,9 +70,7 @@ class Gpulock:
 
     def locks(self, node: str) -> dict[str, Owner]:
         """Return the owner of every lock of a node."""
-        folder = self.slurm.path_in(node, "/run/gpulock/locks")
-        names = sorted(folder.iterdir()) if folder.is_dir() else []
-        return {place.name: owner.parse((place / "owner").read_text()) for place in names}
+        return owners(self.slurm.path_in(node, "/run/gpulock/locks"))
 
     def held_by(self, job: JobId) -> dict[str, list[str]]:
         """Return the devices a job holds, by node."""

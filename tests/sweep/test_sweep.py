@@ -17,14 +17,19 @@ from pathlib import Path
 import pytest
 
 from tests.bench.scene import folder
-from tests.sweep import sge, slurm_other_cases, slurm_prolog_cases
+from tests.sweep import daemon_cases, sge, slurm_other_cases, slurm_prolog_cases
 from tests.sweep.play import Case, Play
 from tests.sweep.stage import Stage, walk
 from tests.sweep.tally import TALLY
 from tests.sweep.trace import KINDS, STRACE, Point, failing, points_of, struck, watching
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(7200)]
-CASES = (*sge.CASES, *slurm_prolog_cases.CASES, *slurm_other_cases.CASES)
+CASES = (
+    *sge.CASES,
+    *daemon_cases.CASES,
+    *slurm_prolog_cases.CASES,
+    *slurm_other_cases.CASES,
+)
 RANDOM = re.compile(r"[0-9a-f]{12,}")
 MISSED_SHARE = 0.05  # of the points of a kind may not be reached
 

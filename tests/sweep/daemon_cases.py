@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A round of gpulockd is stopped: nothing is lost, and nothing freed that a living job holds.
+
+It starts where a job lives, one died, a claim was cut short, the exporter has something to
+publish and a killed process left files half written. Then another gpulockd comes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from gpulock.devices import INVENTORY_LINE, read_inventory
+from tests.sweep.play import Case
+from tests.sweep.sge import Reap
+from tests.sweep.stage import CHECKOUT
+
+ROUND = Path(__file__).with_name("round.py")
+
+
+class Round(Reap):
+    """A round of gpulockd; `lost`: LOCK_DIR was removed, so that it has to adopt."""
+
+    def __init__(self, root: Path, *, gone: int = 2, lost: bool = False) -> None:
+        super().__init__(root, gone=gone)
+        self.lost = lost
+
+    def prepare(self) -> None:
+        """Leave something to publish, and something to sweep; or lose LOCK_DIR."""
+        super().prepare()
+        node = self.stage.node
+        folder = Path(node.settings.exporter_dir)
+        folder.mkdir(exist_ok=True)
+        bus = node.devices()[0].bus
+        text = f"{INVENTORY_LINE}\nboot_id={node.boot_id}\ngpu.{bus}.memory_mib=4242\n"
+        (folder / "inventory").write_text(text)
+        Path(node.store.path, ".verdicts.0123456789ab").touch()
+        if self.lost:
+            for name in ("boot_id", "totals", "verdicts"):
+                Path(node.store.path, name).unlink(missing_ok=True)
+
+    def command(self) -> list[str]:
+        """Return the command of one round."""
+        scene = self.stage.scene
+        return [scene.interpreter, "-IS", str(ROUND), str(CHECKOUT), str(scene.config)]
+
+    def run(self, head: Sequence[str] = ()) -> int:
+        """Go round once."""
+        return self.node.run(self.node.other, [*head, *self.command()])
+
+    def proper(self) -> None:
+        """Expect that it does all that there is to do."""
+        super().proper()
+        self.whole("undisturbed")
+
+    def course(self, code: int) -> None:
+        """Let the next gpulockd come: it finishes what was begun."""
+        self.unharmed("the round")
+        ended = self.run()
+        self.expect(ended == 0, f"the next gpulockd exits {ended}")
+        self.whole("after the next gpulockd")
+        super().course(code)
+
+    def whole(self, when: str) -> None:
+        """Expect a published inventory and no file half written."""
+        node = self.stage.node
+        told = read_inventory(node.store.path, node.boot_id)
+        self.expect("4242" in told.values(), f"{when}, the inventory is not published")
+        left = [name for name in os.listdir(node.store.path) if name.startswith(".")]
+        self.expect(not left, f"{when}, there is still {left}")
+
+
+CASES = (
+    Case("gpulockd", Round),
+    Case("gpulockd, locks lost", partial(Round, lost=True), 2),
+)

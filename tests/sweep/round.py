@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One round of gpulockd as a process: reconcile, and all the chores that it has.
+
+Usage: python -IS round.py LIBRARY CONFIG. The sweep stops it at every system call.
+"""
+
+import os
+import sys
+
+sys.path[:0] = [sys.argv[1]]
+
+from gpulock.daemon.app import chores  # noqa: E402 (the library is put on the path first)
+from gpulock.daemon.driver import DaemonNode  # noqa: E402
+from gpulock.daemon.journal import Journal  # noqa: E402
+from gpulock.daemon.rounds import Rounds, RunsAlreadyError  # noqa: E402
+from gpulock.deadline import boottime  # noqa: E402
+from gpulock.refusal import Refusal  # noqa: E402
+from gpulock.settings import load  # noqa: E402
+
+DONE, REFUSED, NODE_BROKEN = 0, 1, 3
+
+
+def main(config: str) -> int:
+    """Go round once; return the exit code of `gpulock reap` in the same case."""
+    journal = Journal(quiet=True)
+    try:
+        rounds = Rounds(DaemonNode(load(config)), journal, chores(journal))
+        return DONE if rounds.once(boottime()) is not None else NODE_BROKEN
+    except RunsAlreadyError:
+        return REFUSED
+    except Refusal as refusal:
+        os.write(2, refusal.sentence("gpulockd").encode())
+        return NODE_BROKEN
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2]))

@@ -85,6 +85,7 @@ def fill_board(record: Device, model: Model, state: State, load: float) -> None:
     if model.ecc is NEW_ECC:
         record.remapped = {"correctable": 0, "uncorrectable": 0}
         record.remap_pending = record.remap_failure = False
+        record.recovery_action = 0
     if model.gpm:
         record.pcie_transmit = int(state.worked * 1400) * MIB
         record.pcie_receive = int(state.worked * 2300) * MIB

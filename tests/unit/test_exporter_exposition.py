@@ -24,6 +24,7 @@ from prometheus_client import Metric as Parsed
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from gpulock.liveness import ALIVE, DEAD, Verdict
+from tests.unit.exporter_contract import CONTRACT
 from tests.unit.exporter_nodes import (
     EPOCH,
     Node,
@@ -40,26 +41,6 @@ from tests.unit.trees import FEW, FakeProc
 DATA = Path(__file__).parent / "data" / "exporter"
 HOSTILE = 'o"h\nno\\ {}=,\x00\x1b\udcff€'
 A, B, C = "a" * 16, "b" * 16, "c" * 16
-
-# design.md, section 12: GPU means that there is a twin for MIG instances
-BOTH = """utilization_ratio busy_seconds_total observed_seconds_total memory_used_bytes
-    memory_total_bytes memory_utilization_ratio sm_active_ratio sm_occupancy_ratio
-    tensor_active_ratio dram_active_ratio locked lock_acquired_timestamp_seconds lock_stale
-    last_busy_timestamp_seconds foreign_processes quarantined missing lock_info info"""
-BOARD = """power_watts energy_joules_total temperature_celsius sm_clock_hertz memory_clock_hertz
-    clock_event_active clock_event_seconds_total xid_errors_total xid_last_timestamp_seconds
-    ecc_errors_total remapped_rows remapped_rows_pending remapped_rows_failure recovery_action
-    pcie_transmit_bytes_total pcie_receive_bytes_total nvlink_transmit_bytes_total
-    nvlink_receive_bytes_total"""
-NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total
-    gate_wait_seconds_total nvml_up nvml_workers_abandoned sample_timestamp_seconds
-    collector_success collector_duration_seconds config_last_reload_successful
-    exporter_build_info"""
-CONTRACT = {
-    *(f"gpulock_{kind}_{name}" for name in BOTH.split() for kind in ("gpu", "mig")),
-    *(f"gpulock_gpu_{name}" for name in BOARD.split()),
-    *(f"gpulock_{name}" for name in NODE.split()),
-}
 
 
 @pytest.fixture

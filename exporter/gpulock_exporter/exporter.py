@@ -33,6 +33,8 @@ from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.totals_tokens import Accounts
 from gpulock_exporter.webconfig_reload import Reloader
 
+STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack says where"
+
 
 class Exporter:
     """One node; `tick` is called by one thread, the handlers by many."""
@@ -95,6 +97,8 @@ class Exporter:
         snapshot, rendered = self._snapshot, self._rendered
         if snapshot is None or rendered is None:
             return refusal(503, "the first second is not over yet", ("Retry-After", "1"))
+        if self._is_stuck(snapshot):
+            return refusal(503, STUCK)
         names = frozenset(request.values("name[]"))
         if names:
             rendered = Rendered(lambda form: self.text(form, snapshot, names))
@@ -105,6 +109,8 @@ class Exporter:
         snapshot = self._snapshot
         if snapshot is None:
             return refusal(503, "the first second is not over yet", ("Refresh", "1"))
+        if self._is_stuck(snapshot):
+            return refusal(503, STUCK, ("Refresh", "5"))
         limit = self.limits.oldest
         shown = page_of(
             snapshot, self._history, self._node.name, limit, self._fault, self._label_user
@@ -112,8 +118,18 @@ class Exporter:
         return Response(200, page_html(shown).encode(), "text/html; charset=utf-8", PAGE_HEADERS)
 
     def healthy(self, _: Request) -> Response:
-        """Answer a watchdog: this process serves, whatever the driver does."""
+        """Answer a watchdog: this process is at work, whatever the driver does."""
+        snapshot = self._snapshot
+        if snapshot is not None and self._is_stuck(snapshot):
+            return refusal(503, STUCK)
         return Response(200, b"gpulock-exporter is healthy\n")
+
+    def _is_stuck(self, snapshot: Snapshot) -> bool:
+        """Return whether the last tick is so long ago that what it told may not be true any more.
+
+        What it reads of processes in /proc can take a lock that one which hangs in the driver has.
+        """
+        return self._clock.now().boottime - snapshot.at.boottime > self.limits.oldest
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
         """Write what the rest of gpulock reads; raise OSError."""

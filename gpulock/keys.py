@@ -86,6 +86,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("PROMETHEUS_URL", TEXT, "", "Prometheus server that gpulock status --cluster asks"),
     ("SERVE", FLAG, "no", "gpulockd serves gpulock run to users; no scheduler owns the node"),
     ("REPORT_AT_END", FLAG, "no", "print the report of a job's GPUs at its end"),
+    ("REPORT_COMMAND", PATH, "/usr/local/bin/gpulock", "the gpulock that an epilog has print it"),
     ("REPORT_DIR", TEXT, "", "folder shared by the nodes that collects a job's reports"),
     ("IDLE_WARN", LIMIT, "0", "observed idleness of a claim after which IDLE_COMMAND is run"),
     ("IDLE_COMMAND", TEXT, "", "program that gpulockd runs, once, for a claim that idles"),

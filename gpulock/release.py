@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 
 class Released:
-    """What a release did: ids `freed`, and (id, why) of what is `kept` until it is quiet."""
+    """What a release did: ids `freed`, and (id, why) of what is `kept` until it is quiet.
 
-    __slots__ = ("freed", "kept")
+    `claims` has the uid of each claim, by token, that was released.
+    """
+
+    __slots__ = ("claims", "freed", "kept")
 
     def __init__(self) -> None:
         self.freed: list[str] = []
         self.kept: list[tuple[str, str]] = []
+        self.claims: dict[str, int] = {}
 
 
 def release(
@@ -87,6 +91,7 @@ def release_one(
         else:
             node.retire(lock, how)
             released.freed.append(lock.id)
+            released.claims[record.token] = record.uid
     except FileNotFoundError:
         return  # freed meanwhile
     except OSError as fault:

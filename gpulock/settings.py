@@ -69,6 +69,7 @@ class Settings:
     prometheus_url: str
     serve: bool
     report_at_end: bool
+    report_command: str
     report_dir: str
     idle_warn: float
     idle_command: str

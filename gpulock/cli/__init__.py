@@ -29,6 +29,8 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         (
             ("status", "status:status", "Show every GPU and who holds it."),
             ("why", "why:why", "Explain why a job or device is in the state it is in."),
+            ("report", "report:report", "Show what a job's GPUs did."),
+            ("history", "history:history", "Show finished claims and their GPU hours."),
             ("inventory", "inventory:inventory", "Show the devices, their places and links."),
             ("config", "config:config", "Show every setting, or check a settings file."),
         ),

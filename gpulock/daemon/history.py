@@ -141,19 +141,22 @@ def released(store: Store, faults: set[str]) -> Claims:
 def part_of(store: Store, name: str, faults: set[str]) -> Part | None:
     """Return one released lock, None for one that is no more, or cannot be read."""
     folder = f"{store.released_dir}/{name}"
-    token, _, device = name.partition(".")
     try:
-        record = owner.parse(atomic.read_text(f"{folder}/owner"))
+        return read_part(store, name)
     except FileNotFoundError:
         remove(folder, faults)
-        return None
     except (OSError, kv.MalformedError) as fault:
         faults.add(f"{folder} cannot be read: {fault}; remove it")
-        return None
+    return None
+
+
+def read_part(store: Store, name: str) -> Part:
+    """Return one released lock; raise OSError, or kv.MalformedError where it makes no sense."""
+    token, _, device = name.partition(".")
+    record = owner.parse(atomic.read_text(f"{store.released_dir}/{name}/owner"))
     if record.token != token or not is_token(token):
-        faults.add(f"{folder} has the record of claim {record.token[:40]!r}; remove it")
-        return None
-    return Part(device, record, *note_of(folder))
+        raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
+    return Part(device, record, *note_of(f"{store.released_dir}/{name}"))
 
 
 def note_of(folder: str) -> tuple[float, float | None, str]:

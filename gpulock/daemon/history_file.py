@@ -145,18 +145,49 @@ def reading(path: str) -> Iterator[IO[bytes] | gzip.GzipFile]:
 
 
 def lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
-    """Yield whole lines without their end; one that is longer than any record is left out.
+    """Yield whole lines without their end, as `spans_of` finds them."""
+    for data, begin, end in spans_of(file):
+        yield data[begin:end]
 
-    So is a last line that has no end: it is being written, or was cut short.
+
+def spans_of(
+    file: IO[bytes] | gzip.GzipFile, needle: bytes = b""
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield where whole lines are in the data, with a `needle` those that have it in them.
+
+    A line that is longer than any record is left out. So is a last one that has no end: it is
+    being written, or was cut short.
     """
     rest = b""
     skipping = False
     while chunk := file.read(CHUNK):
-        pieces = (rest + chunk).split(b"\n") if not skipping else chunk.split(b"\n")
-        rest = pieces.pop()
-        if skipping and pieces:
-            pieces[0] = b""
-            skipping = False
-        yield from [piece for piece in pieces if piece]
+        data = chunk if skipping else rest + chunk
+        end = data.rfind(b"\n") + 1
+        begin = data.find(b"\n") + 1 if skipping and end else 0
+        skipping = skipping and not end
+        if end:
+            yield from with_needle(data, begin, end, needle) if needle else all_in(data, begin, end)
+            rest = data[end:]
+        elif not skipping:
+            rest = data
         if len(rest) > LINE_LIMIT:
             rest, skipping = b"", True
+
+
+def all_in(data: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the lines between two places."""
+    find = data.find
+    while begin < end:
+        stop = find(b"\n", begin)
+        if stop > begin:
+            yield data, begin, stop
+        begin = stop + 1
+
+
+def with_needle(
+    data: bytes, begin: int, end: int, needle: bytes
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the lines between two places that have the needle in them."""
+    while (hit := data.find(needle, begin, end)) >= 0:
+        begin = data.find(b"\n", hit) + 1
+        yield data, data.rfind(b"\n", 0, hit) + 1, begin - 1

@@ -18,6 +18,7 @@ from gpulock.daemon.samples import UNSEEN, Advice, Usage, usage_of
 from gpulock.devices import Device
 from gpulock.owner import Owner
 from gpulock.refusal import one_line
+from gpulock.sample import MILLI
 
 VERSION: Final = 1
 MINOR_DIGITS: Final = 6
@@ -105,11 +106,17 @@ def record_of(
             for part, usage, memory in found
         ],
         "shapes": {
-            part.device: {"width": usage.width, "used": usage.used, "covered": usage.covered}
+            part.device: {"width": usage.width, "use": use_of(usage)}
             for part, usage, _ in found
             if usage.width is not None
         },
     }
+
+
+def use_of(usage: Usage) -> list[int | None]:
+    """Return the use in each bucket, in thousandths of what was observed; None: nothing was."""
+    both = zip(usage.used, usage.covered, strict=True)
+    return [round(MILLI * used / covered) if covered else None for used, covered in both]
 
 
 def device_of(

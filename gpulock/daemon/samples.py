@@ -125,22 +125,26 @@ class Advice:
         return found.tokens.get(record.token, {})
 
     def may_come(self, record: Owner, released_at: float, now: float) -> bool:
-        """Return whether the exporter, alive, has yet to write what is left of a claim.
+        """Return whether the exporter, alive, has yet to write what is left of a claim."""
+        return self.may_come_to(record.token, record.boot_id, released_at, now)
 
-        `released_at` and `now` are epoch seconds. It closes an account within a second or two of
+    def may_come_to(self, token: str, boot_id: str, released_at: float, now: float) -> bool:
+        """Return the same for a claim's token and boot; `released_at`, `now`: epoch seconds.
+
+        It closes an account within a second or two of
         the release, or five where the driver does not answer; nobody waits for longer than
         LONGEST_WAIT.
         """
         if not 0 <= now - released_at <= LONGEST_WAIT:
             return False
         found = self.last()
-        if found is None or found.boot_id != record.boot_id or found.wall is None:
+        if found is None or found.boot_id != boot_id or found.wall is None:
             return False
         if now - found.wall > sample.FRESH:
             return False
-        if sample.read_finished(self.folder, record.token) is not None:
+        if sample.read_finished(self.folder, token) is not None:
             return False
-        return record.token in found.tokens or found.wall < released_at + SLACK
+        return token in found.tokens or found.wall < released_at + SLACK
 
     def memory(self, device: str) -> int | None:
         """Return the memory of a device in bytes, None where it is not told."""

@@ -36,7 +36,19 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     else:
         for line, error in lines(call, released, boottime() - begun):
             tell(settings, line, error)
+        if settings.report_at_end or settings.report_dir:
+            report(settings, released)
     return hook.DONE
+
+
+def report(settings: Settings, released: Released) -> None:
+    """Have the report printed: our standard output is the job's output file (reference sge 1)."""
+    from gpulock import reporter
+
+    try:
+        reporter.report(settings, released.claims, wait=True)
+    except OSError as fault:
+        tell(settings, f"no report: {fault}", error=False)
 
 
 def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:

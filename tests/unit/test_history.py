@@ -45,7 +45,7 @@ def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
     assert (first["id"], first["uuid"], first["minor"], first["index"]) == (bus(0), "GPU-0", 0, 0)
     assert (first["utilization"], second["utilization"], second["last_busy"]) == (0.5, 0.0, None)
     assert first["memory_bytes"] == 80 * GIB
-    assert found["shapes"][bus(0)] == {"width": 2.0, "used": [1000] * 40, "covered": [2000] * 40}
+    assert found["shapes"][bus(0)] == {"width": 2.0, "use": [500] * 40}
     assert site.waiting() == []
 
 
@@ -179,10 +179,8 @@ def test_buckets_that_make_no_sense_are_cut_down(site: Ended, fields: dict[str, 
     site.finish(own, site.account(own, 0, **fields))
     site.write()
     for shape in site.records()[0]["shapes"].values():
-        assert len(shape["used"]) == len(shape["covered"]) <= 64
-        assert all(
-            0 <= u <= c <= 2000 for u, c in zip(shape["used"], shape["covered"], strict=True)
-        )
+        assert len(shape["use"]) <= 64
+        assert all(0 <= use <= 1000 for use in shape["use"])
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "foreign", "binary", "boot"])

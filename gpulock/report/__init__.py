@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of GPUs that were held: reports of a job, sums of the history. Cold."""

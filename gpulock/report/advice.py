@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One plain sentence of advice for a job's owner, where what was seen leaves no doubt; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpulock.report.bars import gib, percent
+from gpulock.report.claims import Card, Claim
+
+OBSERVED: Final = 0.9  # share of each device's time that must have been observed
+LEAST: Final = 600.0  # seconds: a shorter job is over before it is clear what it does
+BLIP: Final = 0.001  # share: a device that was only ever opened works for a moment
+LITTLE: Final = 0.1  # share of the time at work
+SLICE: Final = 8  # a card's memory has so many MIG slices (A100, H100 and later)
+SLICES: Final = 7  # and its processors so many
+WITH_MIG: Final = ("A100", "A30", "H100", "H200", "H800", "GH200", "B100", "B200", "B300", "GB200")
+NUMBERS: Final = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
+def advice(claims: Sequence[Claim]) -> str:
+    """Return what the owner of a job might do better, or nothing; `claims` are one run's."""
+    cards = [(claim, card) for claim in claims for card in claim.cards]
+    if not cards or not all(is_clear(card) for _, card in cards):
+        return ""
+    used = [(claim, card) for claim, card in cards if (card.utilization or 0.0) > BLIP]
+    never = [(claim, card) for claim, card in cards if (card.utilization or 0.0) <= BLIP]
+    if not used:
+        who = "The GPU was never" if len(cards) == 1 else "None of the GPUs was ever"
+        it = "it" if len(cards) == 1 else "them"
+        return f"{who} used: ask for none, or look why the program does not find {it}."
+    if never:
+        was = "was" if len(never) == 1 else "were"
+        return f"{names(never, len(claims) > 1)} {was} never used: ask for {number(len(used))}."
+    return small(cards) or slow(cards)
+
+
+def is_clear(card: Card) -> bool:
+    """Return whether nearly all of a device's time was observed, and it was not over at once."""
+    return card.held >= LEAST and card.busy is not None and card.observed >= OBSERVED * card.held
+
+
+def small(cards: Sequence[tuple[Claim, Card]]) -> str:
+    """Return the advice to take a slice: its memory and its processors would have done."""
+    if len(cards) != 1:
+        return ""
+    card = cards[0][1]
+    if card.memory is None or card.memory_peak is None or ".gi" in card.id:
+        return ""
+    can = any(name in card.model.replace("-", " ").split() for name in WITH_MIG)
+    if not can or card.memory_peak > card.memory / SLICE:
+        return ""
+    if (card.utilization or 0.0) > 1 / SLICES:
+        return ""
+    return f"Memory peak {gib(card.memory_peak)} of {gib(card.memory)} GiB: a MIG slice would do."
+
+
+def slow(cards: Sequence[tuple[Claim, Card]]) -> str:
+    """Return the advice to look what the GPUs wait for."""
+    observed = sum(card.observed for _, card in cards)
+    share = sum(card.busy or 0.0 for _, card in cards) / observed
+    if share > LITTLE:
+        return ""
+    who = "The GPU" if len(cards) == 1 else "The GPUs"
+    return f"{who} worked {percent(share)} of the time: look what the program waits for."
+
+
+def names(cards: Sequence[tuple[Claim, Card]], several: bool) -> str:
+    """Return `GPU 3`, `GPUs 1-3`, or `GPUs 1-3 of node1 and GPU 0 of node2`."""
+    nodes: dict[str, list[Card]] = {}
+    for claim, card in cards:
+        nodes.setdefault(claim.node, []).append(card)
+    parts: list[str] = []
+    for node, found in nodes.items():
+        plural = "s" if len(found) > 1 else ""
+        parts.append(f"GPU{plural} {ranges(found)}" + (f" of {node}" if several else ""))
+    return " and ".join(parts)
+
+
+def ranges(cards: Sequence[Card]) -> str:
+    """Return `1-3, 5` for devices of one node."""
+    indexes = sorted({card.index for card in cards if card.index is not None})
+    if len(indexes) != len(cards):
+        return ", ".join(card.name for card in cards)
+    runs: list[list[int]] = []
+    for index in indexes:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def number(value: int) -> str:
+    """Return a small number as a word."""
+    return NUMBERS[value] if value < len(NUMBERS) else str(value)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bars and lines of a terminal, and how shares, bytes and joules are said; pure.
+
+In UTF-8 or in ASCII: a job's output file is read by whatever its owner likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from gpulock.report.claims import Shape
+
+GIB: Final = 1 << 30
+WATT_HOUR, KILOWATT_HOUR = 3600.0, 3_600_000.0  # joules
+PERCENT: Final = 100
+HALF: Final = 0.5  # percent: what is below is not 0
+COLUMNS: Final = 60  # of a line of use over time: with its label it fits into 80
+
+
+class Charset(NamedTuple):
+    """What bars are drawn with: full, empty, and the levels of a line from 0 to 1."""
+
+    full: str
+    empty: str
+    levels: str
+
+
+UTF8: Final = Charset("█", "░", "▁▂▃▄▅▆▇█")
+ASCII: Final = Charset("#", ".", "_.-=+*%#")
+
+
+def charset(environ: Mapping[str, str], encoding: str) -> Charset:
+    """Return what a terminal of this locale can show (locale(7): the first that is set counts)."""
+    named = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or "C"
+    both = [word.lower().replace("-", "") for word in (named, encoding)]
+    return UTF8 if all("utf8" in word for word in both) else ASCII
+
+
+def bar(share: float | None, width: int, chars: Charset) -> str:
+    """Return a bar; what is not nothing shows."""
+    if share is None:
+        return " " * width
+    share = min(1.0, max(0.0, share))
+    full = round(share * width)
+    if share > 0:
+        full = max(1, full)
+    if share < 1:
+        full = min(width - 1, full)
+    return chars.full * full + chars.empty * (width - full)
+
+
+def spark(values: Sequence[float | None], chars: Charset) -> str:
+    """Return one character a value, a blank for what is not known; what is not 0 shows."""
+    top = len(chars.levels) - 1
+    found: list[str] = []
+    for value in values:
+        if value is None:
+            found.append(" ")
+            continue
+        level = round(min(1.0, max(0.0, value)) * top)
+        found.append(chars.levels[max(1, level) if value > 0 else 0])
+    return "".join(found)
+
+
+def over_time(
+    shape: Shape | None, held: float, columns: int = COLUMNS
+) -> tuple[list[float | None], float]:
+    """Return the mean use in each column up to the end, and the seconds that a column stands for.
+
+    A claim goes on where its buckets end: that time was not observed.
+    """
+    if shape is None:
+        return [], 0.0
+    use, width = list(shape.use), shape.width
+    while held > columns * width or len(use) > columns:
+        use, width = pairs(use), width * 2
+    return use + [None] * (round(held / width) - len(use)), width
+
+
+def pairs(values: Sequence[float | None]) -> list[float | None]:
+    """Return the mean of each two neighbours, as far as they are known; the last may be alone."""
+    found: list[float | None] = []
+    for place in range(0, len(values), 2):
+        both = [value for value in values[place : place + 2] if value is not None]
+        found.append(sum(both) / len(both) if both else None)
+    return found
+
+
+def percent(share: float | None) -> str:
+    """Return `61 %`; `<1 %` is not nothing, `99 %` not everything, `-` not known."""
+    if share is None:
+        return "-"
+    value = share * PERCENT
+    if 0 < value < HALF:
+        return "<1 %"
+    if PERCENT - HALF <= value < PERCENT - 1e-9:
+        return "99 %"
+    return f"{value:.0f} %"
+
+
+def memory(peak: int | None, total: int | None) -> str:
+    """Return `12.1 of 80 GiB`, or what of it is known."""
+    if peak is None:
+        return "-"
+    said = f"{gib(peak)}" + (f" of {gib(total)}" if total else "")
+    return f"{said} GiB"
+
+
+def gib(size: int) -> str:
+    """Return bytes in GiB: three digits say enough."""
+    value = size / GIB
+    digits = 2 if value < 1 else 1 if value < 10 else 0  # noqa: PLR2004 (of a number's length)
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits and value else text
+
+
+def energy(joules: float | None) -> str:
+    """Return `512 J`, `12.3 Wh` or `1.23 kWh`."""
+    if joules is None:
+        return "-"
+    if joules < WATT_HOUR:
+        return f"{joules:.0f} J"
+    if joules < KILOWATT_HOUR:
+        return f"{joules / WATT_HOUR:.1f} Wh"
+    return f"{joules / KILOWATT_HOUR:.2f} kWh"

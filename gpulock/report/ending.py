@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report at a job's end, made as the job's user: printed, added to its output, filed.
+
+The epilog has released the claim a moment ago: the exporter may have yet to close its account,
+and the history may have taken it already. So we look for a while, and say what is known then.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from gpulock.daemon.samples import Advice
+from gpulock.deadline import Deadline
+from gpulock.node import Node
+from gpulock.report import folder
+from gpulock.report.claims import Claim, claim_of
+from gpulock.report.scan import Faults, Query, claims
+from gpulock.report.sources import history_of, records_at_hand
+
+SECONDS: Final = 6.0  # the exporter closes an account within two, or five
+POLL_SECONDS: Final = 0.1
+RECENT: Final = 600.0  # seconds since which the history may have taken it
+
+
+def gathered(
+    node: Node, tokens: Sequence[str], deadline: Deadline, pause: Callable[[float], None]
+) -> list[Claim]:
+    """Return the claims once the exporter has had its last word, or at the deadline."""
+    while True:
+        records = records_at_hand(node, lambda owner: owner.token in tokens)
+        advice = Advice(node.settings.exporter_dir)
+        if deadline.left() <= 0 or not any(is_early(node, advice, record) for record in records):
+            break
+        pause(POLL_SECONDS)
+    found = {str(record["token"]): claim_of(record) for record in records}
+    for token in tokens:
+        if token not in found:
+            query = Query(since=time.time() - RECENT, token=token)
+            found |= {claim.token: claim for claim in claims(history_of(node), query, Faults())}
+    return sorted(found.values(), key=lambda claim: claim.begun)
+
+
+def is_early(node: Node, advice: Advice, record: dict[str, Any]) -> bool:
+    """Return whether the exporter has yet to close the account of a released claim."""
+    released = record["released_at"]
+    return released is not None and advice.may_come_to(
+        str(record["token"]), node.boot_id, float(released), time.time()
+    )
+
+
+def file_all(path: str, found: Sequence[Claim]) -> None:
+    """Put the records into REPORT_DIR; raise OSError."""
+    for claim in found:
+        folder.write(path, claim.record)
+
+
+def append(path: str, text: str) -> None:
+    """Add to the job's output file as its user; raise OSError for all but a file of his own."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags)
+    try:
+        info = os.fstat(fd)
+        if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
+            os.write(fd, text.encode("utf-8", "replace"))
+    finally:
+        os.close(fd)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REPORT_DIR: a folder that the nodes share, with a file for each claim of a job.
+
+Everybody may write there (it is like /tmp: sticky, mode 1777 or 1733), so nobody is believed but
+about himself: a file counts only for the user it belongs to. Names end in what nobody can guess,
+so nobody can take a name before its owner does; links and FIFOs are never followed or waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from gpulock import atomic
+from gpulock.daemon.history_file import LINE_LIMIT
+from gpulock.daemon.history_record import encode
+from gpulock.report.claims import Claim, claim_of
+from gpulock.report.scan import Faults, Query
+
+SUFFIX: Final = ".json"
+MOST: Final = 10_000  # files of one job that are looked at
+UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def write(path: str, record: Mapping[str, Any]) -> str:
+    """Write a record as whoever we are; return the file's name. Raises OSError."""
+    words = [str(record.get(key) or "0") for key in ("job_id", "task_id", "node")]
+    parts = [UNSAFE.sub("_", word)[:64] for word in words]
+    name = f"{'.'.join(parts)}.{os.urandom(8).hex()}{SUFFIX}"
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        atomic.replace_file(name, encode(record), 0o644, fd)
+    finally:
+        os.close(fd)
+    return name
+
+
+def read(path: str, query: Query, faults: Faults) -> list[Claim]:
+    """Return the claims of a job that its owner's processes wrote there."""
+    beginning = f"{UNSAFE.sub('_', query.job)}."
+    try:
+        names = [n for n in os.listdir(path) if n.startswith(beginning) and n.endswith(SUFFIX)]
+    except OSError as fault:
+        faults.files.append(f"REPORT_DIR {path}: {fault.strerror}")
+        return []
+    found: list[Claim] = []
+    for name in sorted(names)[:MOST]:
+        try:
+            claim = read_one(f"{path}/{name}")
+        except (OSError, ValueError, RecursionError):
+            faults.lines += 1
+            continue
+        if query.fits(claim):
+            found.append(claim)
+    return found
+
+
+def read_one(path: str) -> Claim:
+    """Return the claim in a file; raise OSError, or ValueError where it is another user's."""
+    fd = os.open(path, atomic.OPEN_READ)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > LINE_LIMIT:
+            raise ValueError("no report")
+        claim = claim_of(json.loads(atomic.read_all(fd, LINE_LIMIT, path, info.st_size)))
+    finally:
+        os.close(fd)
+    if info.st_uid not in (0, claim.uid):
+        raise ValueError(f"a report of uid {claim.uid} that uid {info.st_uid} wrote")
+    return replace(claim, user=user_name(claim.uid, claim.user))
+
+
+def user_name(uid: int, told: str) -> str:
+    """Return a user's name, which the file may not choose; where none is known its number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return told if not told or told.isdigit() else f"uid {uid}"

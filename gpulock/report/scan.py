@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the history: filters on bytes, sums without JSON, and JSON only for what is shown.
+
+A line begins with what a filter and a sum ask for (gpulock.daemon.history_record), so most lines
+are read no further than that. A line that is no record costs itself, and is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from gpulock.daemon.history_file import DAMAGED, DAY, files, reading, spans_of
+from gpulock.report.claims import Claim, claim_of
+
+_REAL: Final = rb"[0-9.]+"
+_TEXT: Final = rb'("[^"\\]*(?:\\.[^"\\]*)*")'
+
+
+def _numbers(*keys: str) -> bytes:
+    """Return the pattern of a run of keys with numbers, each a group."""
+    return b",".join([b'"%s":(%s|null)' % (key.encode(), _REAL) for key in keys])
+
+
+HEAD: Final = re.compile(
+    rb'\{"version":1,"released_at":(' + _REAL + rb'),"claimed_at":(?:' + _REAL + rb"|null),"
+    rb'"user":' + _TEXT + rb',"gpus":[0-9]+,'
+    + _numbers("gpu_seconds", "busy_seconds", "observed_seconds")
+    + rb","
+)  # fmt: skip
+DEVICE: Final = re.compile(
+    rb'\{"id":"([^"\\]+)",' + _numbers("held_seconds", "busy_seconds", "observed_seconds") + rb","
+)
+QUEUE: Final = re.compile(rb',"queue":' + _TEXT)
+AT, USER, GPU_SECONDS, BUSY, OBSERVED = 1, 2, 3, 4, 5  # groups of HEAD
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which claims: those that ended `since` and before `until` (epoch), and all of the rest."""
+
+    since: float = 0.0
+    until: float = float("inf")
+    user: str = ""
+    job: str = ""
+    task: str = ""
+    scheduler: str = ""
+    device: str = ""
+    token: str = ""
+
+    def needles(self) -> list[bytes]:
+        """Return what the line of every claim that fits has in it, the rarest first.
+
+        In a JSON string each quote has a backslash before it, so none of these is in a text.
+        """
+        pairs = (
+            ('"token":', self.token),
+            ('"job_id":', self.job),
+            ('"user":', self.user),
+            ("", self.device),
+            ('"task_id":', self.task),
+            ('"scheduler":', self.scheduler),
+        )
+        return [f"{key}{json.dumps(value)}".encode() for key, value in pairs if value]
+
+    def of_scheduler(self, scheduler: str) -> bool:
+        """Return whether claims of a scheduler are asked for: a job's number is no process's."""
+        if self.scheduler or not self.job:
+            return self.scheduler in ("", scheduler)
+        return scheduler not in ("process", "admin")
+
+    def fits(self, claim: Claim) -> bool:
+        """Return whether a claim is asked for."""
+        ended = claim.ended or 0.0
+        named = {card.id for card in claim.cards} | {card.uuid for card in claim.cards}
+        return (
+            self.since <= ended < self.until
+            and self.user in ("", claim.user)
+            and self.job in ("", claim.job_id)
+            and self.task in ("", claim.task_id or "1")
+            and self.token in ("", claim.token)
+            and self.of_scheduler(claim.scheduler)
+            and (not self.device or self.device in named)
+        )
+
+
+@dataclass
+class Sum:
+    """GPU seconds held, at work and observed of some claims."""
+
+    claims: int = 0
+    held: float = 0.0
+    busy: float = 0.0
+    observed: float = 0.0
+
+    def add(self, held: float, busy: float, observed: float) -> None:
+        """Add a claim, or a device of one."""
+        self.claims += 1
+        self.held += held
+        self.busy += busy
+        self.observed += observed
+
+    @property
+    def idle(self) -> float:
+        """Return the observed GPU seconds in which nothing was done."""
+        return max(0.0, self.observed - self.busy)
+
+    @property
+    def unobserved(self) -> float:
+        """Return the GPU seconds of which nothing is known."""
+        return max(0.0, self.held - self.observed)
+
+
+@dataclass
+class Faults:
+    """What could not be read: lines that are no records, and files with their reason."""
+
+    lines: int = 0
+    files: list[str] = field(default_factory=list[str])
+
+    def told(self) -> list[str]:
+        """Return it as sentences."""
+        lines = [f"{self.lines} lines of the history cannot be read"] if self.lines else []
+        return [*lines, *self.files]
+
+
+class Found(NamedTuple):
+    """A claim that may be asked for: where its line is, and its head."""
+
+    data: bytes
+    begin: int
+    end: int
+    head: re.Match[bytes]
+
+    def line(self) -> bytes:
+        """Return the line."""
+        return self.data[self.begin : self.end]
+
+
+def matching(folder: str, query: Query, faults: Faults) -> Iterator[Found]:
+    """Yield each claim that may be asked for, the oldest first.
+
+    A needle may stand in another key than meant: who shows a claim asks `Query.fits`.
+    """
+    first, *needles = query.needles() or [b""]
+    since, until = query.since, query.until
+    timed = since > 0 or until < float("inf")
+    head = HEAD.match
+    for data, begin, end in spans(folder, since, faults, first):
+        if needles and not all([data.find(needle, begin, end) >= 0 for needle in needles]):
+            continue
+        found = head(data, begin, end)
+        if found is None:
+            faults.lines += 1
+            continue
+        try:
+            if not timed or since <= float(found[AT]) < until:
+                yield Found(data, begin, end, found)
+        except ValueError:
+            faults.lines += 1
+
+
+def spans(
+    folder: str, since: float, faults: Faults, needle: bytes
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield where lines with the needle are, in the files that may have something since then."""
+    try:
+        paths = files(folder)
+    except OSError as fault:
+        faults.files.append(f"{folder}: {fault.strerror}")
+        return
+    for path, changed in paths:
+        if changed < since - DAY:
+            continue
+        try:
+            with reading(path) as file:
+                yield from spans_of(file, needle)
+        except FileNotFoundError:
+            continue
+        except (OSError, *DAMAGED) as fault:
+            faults.files.append(f"{path}: {fault}")
+
+
+def claims(folder: str, query: Query, faults: Faults) -> Iterator[Claim]:
+    """Yield the claims that are asked for, the oldest first."""
+    for found in matching(folder, query, faults):
+        claim = parsed(found.line(), faults)
+        if claim is not None and query.fits(claim):
+            yield claim
+
+
+def parsed(line: bytes, faults: Faults) -> Claim | None:
+    """Return the claim of a line; count what is none."""
+    try:
+        return claim_of(json.loads(line))
+    except (ValueError, RecursionError):
+        faults.lines += 1
+        return None
+
+
+def value(text: bytes) -> float:
+    """Return a number of a line, 0 for what is not known."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+class Sums:
+    """Sums by user, queue or device, or of everything under an empty name.
+
+    Of a `device` that was asked for, only its own time counts, not its neighbours'.
+    """
+
+    def __init__(self, by: str = "", device: str = "") -> None:
+        self._by = by
+        self._device = device.encode()
+        self._found: dict[bytes, Sum] = {}
+
+    def add(self, found: Found) -> None:
+        """Add a claim."""
+        if self._by != "device" and not self._device:
+            held, busy, observed = found.head.group(GPU_SECONDS, BUSY, OBSERVED)
+            self._of(self._key(found)).add(value(held), value(busy), value(observed))
+            return
+        end = found.data.find(b',"shapes":', found.begin, found.end)
+        end = end if end > 0 else found.end
+        for name, held, busy, observed in DEVICE.findall(found.data, found.head.end(), end):
+            if self._device in (b"", name):
+                key = name if self._by == "device" else self._key(found)
+                self._of(key).add(value(held), value(busy), value(observed))
+
+    def named(self) -> dict[str, Sum]:
+        """Return the sums by name."""
+        return {
+            json.loads(key) if key.startswith(b'"') else key.decode(): one
+            for key, one in self._found.items()
+        }
+
+    def _key(self, found: Found) -> bytes:
+        if self._by == "user":
+            return found.head[USER]
+        if self._by == "queue":
+            queue = QUEUE.search(found.data, found.head.end(), found.end)
+            return queue[1] if queue else b""
+        return b""
+
+    def _of(self, key: bytes) -> Sum:
+        known = self._found.get(key)
+        if known is None:
+            known = self._found[key] = Sum()
+        return known

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have the report of a job made at its end, as its user: REPORT_AT_END and REPORT_DIR.
+
+Hot, loaded by an epilog only where one of them is set, after the release. The work is done by
+REPORT_COMMAND, in a process that has nothing of root's: a shared file system may not know root,
+and may not answer. An alarm that outlives exec ends it; what it does, or fails to do, decides
+nothing.
+"""
+
+import os
+import time
+from _signal import SIGKILL, alarm  # the C module: its Python face costs 4 ms
+
+from gpulock.deadline import Deadline
+from gpulock.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SECONDS = 10  # for the report: the exporter closes an account within two, or five
+POLL_SECONDS = 0.02
+NOBODY = 65534  # a group that may do nothing: whoever writes here does so by his uid
+NOT_STARTED = 127
+DESCRIPTORS = 1024  # that a hook may have been given
+
+
+def report(
+    settings: Settings,
+    claims: "Mapping[str, int]",
+    wait: bool,
+    gid: int = NOBODY,
+    output: str = "",
+) -> None:
+    """Start the report of the claims (token: uid) that a job held; raise OSError.
+
+    With `wait`, standard output is the job's, and is not closed before the report is in it.
+    Without, nothing of ours is held open, and the report goes to `output`, a path of the job's.
+    """
+    uids = set(claims.values())
+    if len(uids) != 1:
+        return  # nothing was held; a job has one owner
+    command = [settings.report_command, "--config", settings.path, "report"]
+    command += ["--tokens", ",".join(sorted(claims))]
+    if output:
+        command += ["--append", output]
+    pid = os.fork()
+    if pid == 0:
+        start(command, uids.pop(), gid, wait, bool(settings.simulation))
+    if wait:
+        end(pid, Deadline(SECONDS + 1))
+
+
+def start(command: "list[str]", uid: int, gid: int, wait: bool, simulated: bool) -> None:
+    """Become the report; never return."""
+    try:
+        os.setsid()  # slurmd kills the process group of an Epilog that is over
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in (0, 2) if wait else (0, 1, 2):
+            os.dup2(null, fd)
+        os.closerange(3, DESCRIPTORS)  # a pipe of slurmd's that stays open holds up the node
+        if os.geteuid() == 0 and not simulated:
+            os.setgroups([])
+            os.setgid(gid)
+            os.setuid(uid)
+        os.chdir("/")
+        alarm(SECONDS)
+        os.execve(command[0], command, {"PATH": "/usr/bin:/bin"})
+    finally:
+        os._exit(NOT_STARTED)
+
+
+def end(pid: int, deadline: Deadline) -> None:
+    """Wait for the report, and end it at the deadline: it may hang where no alarm is heard."""
+    while deadline.left() > 0:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return
+        time.sleep(POLL_SECONDS)
+    os.kill(pid, SIGKILL)

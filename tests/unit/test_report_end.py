@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report at a job's end: made as the job's user, after the release, for a bounded time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpulock import reporter
+from gpulock.cli import commands
+from gpulock.deadline import Deadline
+from gpulock.report import ending
+from gpulock.settings import Settings
+from gpulock.sge import epilog, prolog
+from tests.unit.history_site import Ended
+from tests.unit.jobs import Site, child_of, gpus
+
+NOBODY = 65534
+ROOT = os.geteuid() == 0
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Ended:
+    return Ended(tmp_path, REPORT_AT_END="yes")
+
+
+def at_end(site: Ended, *words: str) -> str:
+    """Return what the hidden command prints."""
+    done = CliRunner().invoke(
+        commands, ["--config", site.config(), "report", "--tokens", "feed", *words]
+    )
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def never(_: float) -> None:
+    """Wait, where nothing is to be waited for."""
+    pytest.fail("it waited")
+
+
+def test_it_is_printed_in_ascii(site: Ended) -> None:
+    own = site.hold(0)
+    site.finish(own, site.account(own, 0))
+    site.end(0)
+    said = at_end(site)
+    assert said.startswith("\ngpulock report\nJob 12 of alice on node1")
+    assert said.isascii() and "50 %" in said
+
+
+def test_it_is_printed_from_the_history_where_the_daemon_was_faster(site: Ended) -> None:
+    own = site.hold(0)
+    site.finish(own, site.account(own, 0))
+    site.end(0)
+    site.write()
+    assert "Job 12 of alice" in at_end(site)
+
+
+def test_of_a_claim_that_nobody_knows_nothing_is_printed(site: Ended) -> None:
+    assert at_end(site) == ""
+
+
+def test_it_waits_for_the_exporters_last_word(site: Ended) -> None:
+    own = site.hold(0)
+    site.sample(site.account(own, 0, busy=1.0))
+    site.end(0)
+    waits: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            site.finish(own, site.account(own, 0, busy=80.0))
+
+    (found,) = ending.gathered(site.node(), ["feed"], Deadline(60), pause)
+    assert (len(waits), found.cards[0].utilization) == (3, 1.0)
+
+
+def test_it_does_not_wait_for_ever(site: Ended) -> None:
+    own = site.hold(0)
+    site.sample(site.account(own, 0, busy=8.0))
+    site.end(0)
+    (found,) = ending.gathered(site.node(), ["feed"], Deadline(0), never)
+    assert found.cards[0].utilization == pytest.approx(0.1)
+
+
+def test_it_does_not_wait_where_no_exporter_lives(site: Ended) -> None:
+    site.claim(0)
+    (found,) = ending.gathered(site.node(), ["feed"], Deadline(60), never)
+    assert found.cards[0].utilization is None
+
+
+def test_a_claim_that_is_kept_for_now_is_told_as_it_stands(site: Ended) -> None:
+    site.hold(0)
+    (found,) = ending.gathered(site.node(), ["feed"], Deadline(60), never)
+    assert found.ended is None
+
+
+def test_it_is_filed_where_the_nodes_share_a_folder_and_printed_only_where_wanted(
+    site: Ended,
+) -> None:
+    shared = site.root / "shared"
+    shared.mkdir()
+    site.settings |= {"REPORT_DIR": str(shared), "REPORT_AT_END": "no"}
+    site.claim(0)
+    assert at_end(site) == ""
+    (path,) = shared.iterdir()
+    assert path.name.startswith("12.1.node1.") and '"token":"feed"' in path.read_text()
+
+
+def test_it_is_added_to_a_file_of_the_users_own(site: Ended) -> None:
+    site.claim(0)
+    output = site.root / "slurm-12.out"
+    output.write_text("the job's words\n")
+    assert at_end(site, "--append", str(output)) == ""
+    said = output.read_text()
+    assert said.startswith("the job's words\n\ngpulock report\n") and "\x1b" not in said
+
+
+@pytest.mark.parametrize("kind", ["missing", "link", "fifo", "folder", "other"])
+def test_it_is_added_to_nothing_else(tmp_path: Path, kind: str) -> None:
+    path, real = tmp_path / "out", tmp_path / "real"
+    real.touch()
+    if kind == "link":
+        path.symlink_to(real)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "other":
+        path = Path("/dev/null")
+    try:
+        ending.append(str(path), "text")
+    except OSError:
+        pass
+    else:
+        assert kind in ("fifo", "other")
+    assert real.read_text() == "" and (kind != "missing" or not path.exists())
+
+
+# --- the epilog's half --------------------------------------------------------------------------
+
+
+def script(path: Path, body: str) -> str:
+    """Write a program that stands for gpulock."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def settings(tmp_path: Path, body: str, **keys: str) -> Settings:
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == os.geteuid() and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    return Settings({"REPORT_COMMAND": script(tmp_path / "gpulock", body), **keys}, "/etc/x.conf")
+
+
+def spawn(tmp_path: Path, body: str, claims: dict[str, int], **about: Any) -> None:
+    reporter.report(settings(tmp_path, body), claims, **{"wait": True, **about})
+
+
+@pytest.mark.skipif(not ROOT, reason="only root becomes another user")
+def test_the_report_has_nothing_of_roots(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    spawn(tmp_path, f"(id; env; pwd; cat /proc/self/status) > {out}", {"feed": NOBODY}, gid=NOBODY)
+    said = out.read_text()
+    assert said.startswith(f"uid={NOBODY}") and f"gid={NOBODY}" in said
+    assert "CapEff:\t0000000000000000" in said and "Groups:\t \n" in said
+    assert "PATH=/usr/bin:/bin\n" in said and "HOME=" not in said and "\n/\n" in said
+
+
+def test_the_report_is_told_which_claims_and_whose_settings(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.touch()
+    spawn(tmp_path, f'echo "$@" > {out}', {"b": os.getuid(), "a": os.getuid()}, output="/x y")
+    assert out.read_text() == "--config /etc/x.conf report --tokens a,b --append /x y\n"
+
+
+def test_a_job_that_held_nothing_has_no_report(tmp_path: Path) -> None:
+    spawn(tmp_path, f"touch {tmp_path}/out", {})
+    spawn(tmp_path, f"touch {tmp_path}/out", {"a": 1, "b": 2})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "SECONDS", 0)  # no alarm
+    real = reporter.end
+    monkeypatch.setattr(reporter, "end", lambda pid, _: real(pid, Deadline(0.0)))
+    spawn(tmp_path, "exec sleep 1000", {"a": os.getuid()})
+    assert os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) == -9
+
+
+def test_an_alarm_that_outlives_exec_ends_it_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "SECONDS", 1)
+    spawn(tmp_path, "exec sleep 1000", {"a": os.getuid()}, wait=False)
+    assert os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) == -14
+
+
+def test_a_program_that_is_not_there_harms_nobody(tmp_path: Path) -> None:
+    set_up = settings(tmp_path, "")
+    (tmp_path / "gpulock").unlink()
+    reporter.report(set_up, {"a": os.getuid()}, wait=True)
+
+
+def test_without_waiting_nothing_of_ours_is_held_open(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.touch()
+    out.chmod(0o666)
+    spawn(tmp_path, f"ls -l /proc/self/fd > {out}", {"a": os.getuid()}, wait=False)
+    os.waitpid(-1, 0)
+    assert "pipe:" not in out.read_text() and "/dev/null" in out.read_text()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_an_epilog_has_the_report_printed_after_the_release_where_that_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: bool
+) -> None:
+    site = Site(tmp_path)
+    child_of(monkeypatch, site)
+    body = f'ls {site.lock}/locks | wc -l > {tmp_path}/out; echo "$@" >> {tmp_path}/out'
+    site.settings |= {
+        "REPORT_COMMAND": script(tmp_path / "gpulock", body),
+        "REPORT_AT_END": "yes" if on else "no",
+    }
+    job = site.run(gpus(2))
+    assert prolog.main(["sge", str(site.pid)], site.environ(job), site.config()) == 0
+    token = site.node().store.all()
+    first = next(iter(token.values())).owner
+    assert first is not None
+    assert epilog.main(["sge", str(site.pid)], site.environ(job), site.config()) == 0
+    assert (tmp_path / "out").exists() is on
+    if on:
+        held, words = (tmp_path / "out").read_text().splitlines()
+        assert held == "0" and f"--tokens {first.token}" in words
+
+
+def test_off_an_epilog_does_not_even_load_the_reporter() -> None:
+    program = "import gpulock.sge.epilog, gpulock.slurm.epilog, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "gpulock.release" in done.stdout and "gpulock.reporter" not in done.stdout

@@ -43,7 +43,7 @@ test: $(DEV)  ## check, every lab in its short form, the sweep sampled
 	@tests/consent.sh "make test"
 	@$(MAKE) check
 	@$(STEP) "wheel" $(PYTEST) -m install --timeout 600 tests/install tests/unit/test_nvml_double_faithful.py
-	@$(STEP) "exporter under load" $(PYTEST) --timeout 120 tests/exporter
+	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter
 	@$(STEP) "labs" $(PYTEST) -m lab --timeout 600 tests/labs
 	@$(MAKE) sweep
 

@@ -26,6 +26,7 @@ PROGRAM = [sys.executable, "-c", "from gpulock_exporter.app import main; raise S
 GPULOCK = [sys.executable, "-c", "from gpulock.cli import main; raise SystemExit(main())"]
 PATIENCE = 25.0  # seconds for what comes by itself, on a machine that is busy
 SLOWEST = 1.0  # seconds in which whoever asks is answered, whatever the driver does
+UTILISATION = "gpulock_gpu_utilization_ratio"
 
 Labels = frozenset[tuple[str, str]]
 

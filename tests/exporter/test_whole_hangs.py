@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole exporter beside a driver that hangs, or is let go of for a while.
+
+Whoever asks is answered in time all along (`Whole.scrape` sees to that), old values are dropped,
+locks are told, and it recovers by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.exporter.whole import UTILISATION, Scrape, Whole
+from tests.nvml.double import Double
+
+AGE = {"MAX_SAMPLE_AGE": "2"}
+
+
+def is_dark(found: Scrape) -> bool:
+    """Tell whether no value of the driver is told any more, and the locks still are."""
+    board = [name for name in found.names() if name.startswith("gpulock_gpu_") and "_busy" in name]
+    return (
+        found.all("gpulock_nvml_up") == [0]
+        and UTILISATION not in found.names()
+        and "gpulock_gpu_observed_seconds_total" not in found.names()
+        and set(board) <= {"gpulock_gpu_last_busy_timestamp_seconds"}
+        and sum(found.all("gpulock_gpu_locked")) == 1
+    )
+
+
+def test_a_call_that_hangs_for_ever_costs_its_values_and_nothing_else(tmp_path: Path) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
+        Whole(tmp_path, nvml, settings=AGE) as exporter,
+    ):
+        before = exporter.up(2)
+        exporter.claim(0)
+        nvml.load(0, 100)
+        nvml.hang("nvmlDeviceGetTemperature", "deaf", gpu=1)
+        exporter.until(is_dark)
+        assert "the driver has not answered for" in exporter.page_says("role=alert")
+        assert exporter.get("/-/healthy").status == 200
+        nvml.reset()
+        after = exporter.up(2)
+        for key, value in before.totals().items():
+            assert after.values[key] >= value, key
+
+
+def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_it(
+    tmp_path: Path,
+) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
+        Whole(tmp_path, nvml, settings=AGE) as exporter,
+    ):
+        assert exporter.up(2).one("gpulock_nvml_workers_abandoned") == 0
+        exporter.claim(1)
+        (worker,) = exporter.workers()
+        nvml.hang("nvmlDeviceGetMemoryInfo*", "undead")
+        found = exporter.until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [1])
+        exporter.until(is_dark)
+        for _ in range(10):
+            assert [one.pid for one in exporter.workers()] == [worker.pid]
+            time.sleep(0.05)
+        assert found.all("gpulock_gpu_locked", gpu="1") == [1]
+        nvml.reset()  # the driver lets go at last
+        exporter.up(2)
+        exporter.until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [0])
+        assert worker.pid not in [one.pid for one in exporter.workers()]
+
+
+def test_a_pause_lets_go_of_the_driver_for_a_reset_and_ends_by_itself(tmp_path: Path) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
+        Whole(tmp_path, nvml, settings={"MAX_SAMPLE_AGE": "2", "PAUSE_MAX": "4"}) as exporter,
+    ):
+        exporter.up(2)
+        exporter.claim(0)
+        assert nvml.held(), "nvidia-smi --gpu-reset would refuse"
+        assert exporter.spawn("pause").wait(10) == 0
+        exporter.page_says("paused")
+        assert not nvml.held()
+        assert exporter.workers() == []
+        exporter.until(is_dark)
+        exporter.up(2)  # nobody has told it to
+        assert nvml.held()
+        exporter.process.send_signal(signal.SIGUSR1)
+        exporter.page_says("paused")
+        assert exporter.spawn("resume").wait(10) == 0
+        exporter.up(2)
+
+
+@pytest.mark.parametrize("state", ["R", "D"])
+def test_a_frame_more_than_late_does_not_stop_the_end(tmp_path: Path, state: str) -> None:
+    """systemd waits for the exporter: neither a driver that hangs nor one that works delays it."""
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
+        Whole(tmp_path, nvml) as exporter,
+    ):
+        exporter.up()
+        if state == "D":
+            nvml.hang("*", "undead")
+            time.sleep(1.2)
+        began = time.monotonic()
+        os.kill(exporter.process.pid, signal.SIGTERM)
+        assert exporter.process.wait(10) == 0
+        assert time.monotonic() - began < 6

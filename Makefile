@@ -55,6 +55,14 @@ lab-slurm: $(DEV)  ## the lab with a real Slurm (root)
 	@tests/consent.sh "make lab-slurm"
 	@$(STEP) "lab-slurm" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_slurm*.py)
 
+lab-containers: $(DEV)  ## the lab with real Apptainer, podman, bubblewrap, Charliecloud (root)
+	@tests/consent.sh "make lab-containers"
+	@$(STEP) "lab-containers" $(PYTEST) -m lab --timeout 300 tests/labs/test_containers.py
+
+lab-prometheus: $(DEV)  ## the lab with a real Prometheus: rules, alerts and dashboards (root)
+	@tests/consent.sh "make lab-prometheus"
+	@$(STEP) "lab-prometheus" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_prometheus*.py)
+
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep
 
@@ -77,6 +85,9 @@ gpu-check: $(RUNTIME)  ## compare what gpulock relies on with a real driver (nee
 	@$(BIN)/python tests/gpu/check_devices.py
 
 ##@ Housekeeping
+dashboards: $(DEV)  ## write the Grafana dashboards anew from their code
+	@PYTHONPATH=exporter $(BIN)/python -m dashboards.make
+
 clean:  ## remove .venv, caches and build output
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -85,7 +96,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-slurm sweep soak bench bench-sge bench-slurm gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-slurm lab-prometheus dashboards lab-containers sweep soak bench bench-sge bench-slurm gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

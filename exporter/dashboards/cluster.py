@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The view of all nodes: what is free, who has what, and what is held for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboards import boards
+from dashboards.node import IDLE_AFTER, LONG
+from dashboards.panels import RED, YELLOW, Column, Query, bars, lines, number, rows, stacked
+
+HERE = '{cluster=~"$cluster"}'
+WORST = 20
+
+
+def cluster() -> dict[str, Any]:
+    """Return the dashboard."""
+    return boards.board(
+        "gpulock-cluster",
+        "gpulock: all nodes",
+        "What is free, who has what, what is held for nothing, and what is broken.",
+        [
+            boards.choice(
+                "cluster", "cluster", "label_values(gpulock_gpus, cluster)", everything=True
+            )
+        ],
+        [("At a glance", GLANCE), ("Held and idle", IDLE), ("Over time", TIME)],
+    )
+
+
+def state(name: str) -> str:
+    """Return how many devices are in one of the states that a pattern names."""
+    return f'sum(gpulock:cluster:gpus:sum{{cluster=~"$cluster",state=~"{name}"}})'
+
+
+GLANCE = [
+    number("Nodes", "none", Query(f"count(gpulock_exporter_build_info{HERE})")),
+    number("GPUs", "none", Query(state(".+"))),
+    number("Free", "none", Query(state("free"))),
+    number("Held", "none", Query(state("held|held_idle"))),
+    number("Held idle", "none", Query(state("held_idle")), steps=[(1, YELLOW)]),
+    number(
+        "Out of order",
+        "none",
+        Query(state("missing|quarantined|stale|unknown|foreign")),
+        steps=[(1, RED)],
+    ),
+    rows(
+        "Models",
+        ("name",),
+        [
+            Column(f"gpulock:model:gpus:count{HERE}", "GPUs"),
+            Column(f"gpulock:model:gpus_held:count{HERE}", "held"),
+            Column(f"gpulock:model:gpus_idle:count{HERE}", "held idle"),
+        ],
+        height=6,
+    ),
+]
+
+IDLE = [
+    bars(
+        "Held and idle for, the longest",
+        "s",
+        Query(
+            f"topk({WORST}, gpulock:gpu_hold:idle_seconds{HERE} >= {IDLE_AFTER})",
+            "{{instance}} GPU {{gpu}}: {{user}} {{job_id}}",
+        ),
+        steps=[(IDLE_AFTER, YELLOW), (LONG, RED)],
+    ),
+    lines("Held idle, by user", "none", Query(f"gpulock:user:gpus_idle:count{HERE}", "{{user}}")),
+    rows(
+        "Users",
+        ("user",),
+        [
+            Column(f"gpulock:user:gpus:count{HERE}", "GPUs"),
+            Column(f"gpulock:user:gpus_idle:count{HERE}", "held idle"),
+            Column(f"gpulock:user:mig_instances:count{HERE}", "MIG instances"),
+            Column(f"gpulock:user:power_watts:sum{HERE}", "power", "watt"),
+        ],
+    ),
+    rows(
+        "Alerts",
+        ("instance", "gpu", "alertname", "severity", "job_id", "user"),
+        [Column('ALERTS{alertname=~"Gpulock.*",alertstate="firing"}')],
+    ),
+]
+
+TIME = [
+    stacked("States", "none", Query(f"gpulock:cluster:gpus:sum{HERE} > 0", "{{state}}")),
+    stacked("GPUs by user", "none", Query(f"gpulock:user:gpus:count{HERE}", "{{user}}")),
+    lines("Power by user", "watt", Query(f"gpulock:user:power_watts:sum{HERE}", "{{user}}")),
+    lines(
+        "Utilisation of what is held",
+        "percentunit",
+        Query(f"avg by (user) (gpulock:gpu_hold:utilization_ratio{HERE})", "{{user}}"),
+        top=1,
+    ),
+]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The view of a job: all its GPUs on all its nodes, how well it uses them, what they took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboards import boards
+from dashboards.node import IDLE_AFTER, LONG
+from dashboards.panels import RED, YELLOW, Column, Query, bars, lines, number, rows
+
+JOB = '{scheduler=~"$scheduler",job_id="$job_id",task_id=~"$task_id"}'
+GPU = "{{instance}} GPU {{gpu}}"
+LOCKS = '{__name__=~"gpulock_(gpu|mig)_lock_info"%s}'
+
+
+def job() -> dict[str, Any]:
+    """Return the dashboard."""
+    chosen = ',scheduler=~"$scheduler"'
+    of_user = f'{chosen},user=~"$user"'
+    of_job = f'{chosen},job_id="$job_id"'
+    return boards.board(
+        "gpulock-job",
+        "gpulock: job",
+        "All GPUs of a job on all its nodes: how well it uses them, and what they took.",
+        [
+            boards.choice("scheduler", "scheduler", values("scheduler", ""), everything=True),
+            boards.choice("user", "user", values("user", chosen), everything=True),
+            boards.choice("job_id", "job", values("job_id", of_user)),
+            boards.choice("task_id", "task", values("task_id", of_job), everything=True),
+        ],
+        [
+            ("At a glance", GLANCE),
+            ("Over time", TIME),
+            ("Inside (Hopper and later)", INSIDE),
+            ("MIG instances", MIG),
+        ],
+    )
+
+
+def values(label: str, chosen: str) -> str:
+    """Return how Grafana is asked for the values of a label of locks."""
+    return f"label_values({LOCKS % chosen}, {label})"
+
+
+def while_held(series: str) -> str:
+    """Return what a GPU does, as long as the job holds it."""
+    held = f"gpulock:gpu_hold:info{JOB}"
+    return f"{series} * on (instance, uuid) group_left (job_id, task_id) {held}"
+
+
+def mean_use(window: str) -> str:
+    """Return which part of the observed time the job's GPUs were at work."""
+    busy, observed = (
+        f"sum(increase(gpulock:gpu_hold:{name}_seconds_total{JOB}[{window}]))"
+        for name in ("busy", "observed")
+    )
+    return f"{busy} / {observed}"
+
+
+GLANCE = [
+    number("GPUs now", "none", Query(f"sum(gpulock:job:gpus:count{JOB})")),
+    number(
+        "Idle now",
+        "none",
+        Query(f"count(gpulock:gpu_hold:idle_seconds{JOB} >= {IDLE_AFTER})"),
+        steps=[(1, YELLOW)],
+    ),
+    number(
+        "At work",
+        "percentunit",
+        Query(mean_use("$__range")),
+        about="Of all time in which it was observed, in the time that is shown.",
+    ),
+    number(
+        "GPU hours",
+        "none",
+        Query(f"sum(count_over_time(gpulock:gpu_hold:info{JOB}[$__range:1m])) / 60"),
+        about="In the time that is shown.",
+    ),
+    number(
+        "Energy",
+        "joule",
+        Query(f"sum(increase(gpulock:gpu_hold:energy_joules_total{JOB}[$__range]))"),
+        about="What its boards took while it held them, in the time that is shown. Not known of "
+        "MIG instances and of cards without a counter.",
+    ),
+    number(
+        "Foreign processes",
+        "none",
+        Query(f"sum({while_held('gpulock_gpu_foreign_processes')})"),
+        steps=[(1, RED)],
+    ),
+    rows(
+        "GPUs",
+        ("instance", "gpu", "uuid"),
+        [
+            Column(f"gpulock:gpu_hold:info{JOB}", labels=("job_id", "task_id", "user", "queue")),
+            Column(f"gpulock:gpu_hold:utilization_ratio{JOB}", "use", "percentunit"),
+            Column(f"gpulock:gpu_hold:memory_used_bytes{JOB}", "memory", "bytes"),
+            Column(f"gpulock:gpu_hold:idle_seconds{JOB}", "idle for", "s"),
+            Column(f"gpulock:gpu_hold:power_watts{JOB}", "power", "watt"),
+        ],
+    ),
+]
+
+TIME = [
+    lines(
+        "Utilisation", "percentunit", Query(f"gpulock:gpu_hold:utilization_ratio{JOB}", GPU), top=1
+    ),
+    bars(
+        "Held and idle for",
+        "s",
+        Query(f"gpulock:gpu_hold:idle_seconds{JOB}", GPU),
+        steps=[(IDLE_AFTER, YELLOW), (LONG, RED)],
+        about="How long each GPU has done nothing for its job. Time in which it was not observed "
+        "does not count.",
+    ),
+    lines("Memory used", "bytes", Query(f"gpulock:gpu_hold:memory_used_bytes{JOB}", GPU)),
+    lines("Power", "watt", Query(f"gpulock:gpu_hold:power_watts{JOB}", GPU)),
+    lines(
+        "At work, of observed time",
+        "percentunit",
+        Query(
+            f"rate(gpulock:gpu_hold:busy_seconds_total{JOB}[$__rate_interval])"
+            f" / rate(gpulock:gpu_hold:observed_seconds_total{JOB}[$__rate_interval])",
+            GPU,
+        ),
+        about="From counters: nothing between two scrapes is missed.",
+        top=1,
+    ),
+    lines(
+        "Clocks kept down by",
+        "percentunit",
+        Query(
+            while_held(
+                'rate(gpulock_gpu_clock_event_seconds_total{reason!="gpu_idle"}[$__rate_interval])'
+            ),
+            GPU + ": {{reason}}",
+        ),
+        top=1,
+    ),
+]
+
+INSIDE = [
+    lines(title, "percentunit", Query(while_held(f"gpulock_gpu_{name}_ratio"), GPU), top=1)
+    for title, name in (("Multiprocessors at work", "sm_active"), ("Tensor cores", "tensor_active"))
+]
+
+MIG = [
+    lines(
+        "Utilisation", "percentunit", Query(f"gpulock:mig_hold:utilization_ratio{JOB}", GPU), top=1
+    ),
+    lines("Memory used", "bytes", Query(f"gpulock:mig_hold:memory_used_bytes{JOB}", GPU)),
+]

@@ -107,3 +107,22 @@ def test_rules_and_dashboards_are_in_the_wheel() -> None:
     for board in boards:
         place = f"exporter/dashboards/{board.name}"
         assert included[place] == f"gpulock/share/dashboards/{board.name}"
+
+
+def test_the_documentation_has_every_metric_and_alert_and_no_others() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    assert set(re.findall(r"`(gpulock_[a-z_]+[a-z])`", text)) == families()
+    assert set(re.findall(r"^\| `(Gpulock\w+)`", text, re.MULTILINE)) == set(named("alert"))
+
+
+def test_the_examples_of_the_documentation_speak_of_what_there_is() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    spoken = {*NAME.findall(text), *re.findall(r"\bgpulock:\w+:\w[\w:]*", text)}
+    whole = {name for name in spoken if not name.endswith("_")}
+    assert whole - families() - set(named("record")) == set()
+
+
+def test_the_severity_in_the_documentation_is_the_alerts() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    told = dict(re.findall(r"^\| `(Gpulock\w+)` \| .* \| (\w+) \|$", text, re.MULTILINE))
+    assert told == {name: rule["labels"]["severity"] for name, rule in named("alert").items()}

@@ -227,14 +227,31 @@ def is_system(status: Status) -> bool:
 def program_names(proc: Proc, pid: int) -> frozenset[str]:
     """Return the names a process's program goes by, none where they cannot be seen.
 
-    The executable's, also when it was replaced by an upgrade; of a Python script the script's.
+    The executable's, also when it was replaced by an upgrade; of a Python what it runs.
     """
     try:
         name = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
-        if not name.startswith("python"):
-            return frozenset((name,))
-        words = proc.read(pid, "cmdline").split(b"\0")[1:]
+        if name.startswith("python"):
+            name = python_program(proc.read(pid, "cmdline").split(b"\0")[1:])
     except OSError:
         return frozenset()
-    scripts = [word for word in words if word and not word.startswith(b"-")][:1]
-    return frozenset([os.path.basename(word.decode("utf-8", "replace")) for word in scripts])
+    return frozenset((name,)) if name else frozenset()
+
+
+def python_program(words: list[bytes]) -> str:
+    """Return what a Python with these arguments runs: a script, or the program of a package.
+
+    `-m gpulock_exporter.worker` is a part of gpulock-exporter.
+    """
+    rest = iter(words)
+    for word in rest:
+        if word == b"-m":
+            package = next(rest, b"").partition(b".")[0]
+            return package.decode("utf-8", "replace").replace("_", "-")
+        if word == b"-c":
+            return ""
+        if word in (b"-X", b"-W"):
+            next(rest, b"")
+        elif word and not word.startswith(b"-"):
+            return os.path.basename(word.decode("utf-8", "replace"))
+    return ""

@@ -131,6 +131,26 @@ def test_a_service_whose_package_was_upgraded_is_still_that_service(stage: Stage
     assert stage.left() == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("python3 -m gpulock_exporter.worker 1.0 10.0 nvml", False),  # as the exporter starts it
+        ("python3 -I -X faulthandler -m gpulock_exporter.app", False),
+        ("python3 /opt/gpulock/bin/gpulock-exporter", False),
+        ("python3 -m gpulock.daemon.app gpulock-exporter", True),
+        ("python3 -X gpulock-exporter train.py", True),
+        ("python3 -c pass gpulock-exporter", True),
+        ("python3", True),
+    ],
+)
+def test_a_service_in_python_is_told_by_what_it_runs(stage: Stage, line: str, left: bool) -> None:
+    stage.fake.add(700, uids=(110,) * 4, exe="/usr/bin/python3.11", fds={9: stage.node})
+    words = line.encode().replace(b" ", b"\0") + b"\0"
+    (stage.fake.root / "700/cmdline").write_bytes(words)
+
+    assert stage.who() == ([700] if left else [])
+
+
 def test_another_jobs_process_does_not_keep_this_jobs_lock(stage: Stage) -> None:
     stage.fake.add(700, groups=[65499], fds={9: stage.node})
     assert stage.left(add_grp_id=65499) == ""

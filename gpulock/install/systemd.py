@@ -26,6 +26,7 @@ from gpulock.install.systemd_manager import ON, Made, Service, Start, Systemctl,
 from gpulock.install.systemd_units import (
     DAEMON,
     EXPORTER,
+    LOGROTATE,
     SOCKET,
     UNITS,
     USER,
@@ -66,6 +67,8 @@ def services(ctl: Systemctl = systemd_manager.systemctl) -> list[Service]:
 
 def unit_file(etc: Path, name: str) -> Path:
     """Return where one of the rendered files goes."""
+    if name == LOGROTATE:
+        return etc / "logrotate.d/gpulock"
     return etc / (f"systemd/system/{name}" if name in UNITS else name)
 
 

@@ -24,8 +24,10 @@ SOCKET: Final = "gpulock-exporter.socket"
 UNITS: Final = (DAEMON, EXPORTER, SOCKET)
 TMPFILES: Final = "tmpfiles.d/gpulock.conf"
 SYSUSERS: Final = "sysusers.d/gpulock.conf"
+LOGROTATE: Final = "gpulock.logrotate"
 USER: Final = "gpulock-exporter"
 _RUN: Final = "/run/"
+_STATE_DIR: Final = "/var/lib/gpulock"  # as the example for logrotate has it
 _TEMPORARY: Final = ("/tmp/", "/var/tmp/")  # what PrivateTmp= hides
 _CONTROL: Final = 255  # minor number of /dev/nvidiactl (nv.h, NV_CONTROL_DEVICE_MINOR)
 _HIGHEST_PORT: Final = 65535
@@ -80,7 +82,7 @@ def templates() -> dict[str, str]:
     """Return the text of every file by its path below systemd/; raise InstallError."""
     root = share() / "systemd"
     try:
-        return {name: (root / name).read_text() for name in (*UNITS, TMPFILES, SYSUSERS)}
+        return {name: (root / name).read_text() for name in (*UNITS, TMPFILES, SYSUSERS, LOGROTATE)}
     except OSError as fault:
         raise InstallError(f"{fault}; install gpulock again") from fault
 
@@ -89,6 +91,7 @@ def rendered(installation: Installation) -> dict[str, str]:
     """Return every file as it is installed; raise InstallError."""
     values = installation.values()
     files = {name: fill(text, values) for name, text in templates().items()}
+    files[LOGROTATE] = files[LOGROTATE].replace(_STATE_DIR, values["STATE_DIR"])
     folder = installation.settings.exporter_dir
     if not folder.startswith(_RUN):
         files[TMPFILES] += f"d {plain('EXPORTER_DIR', folder)} 0755 {USER} {USER} -\n"

@@ -50,6 +50,7 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
         "systemd/system/gpulock-exporter.socket",
         "tmpfiles.d/gpulock.conf",
         "sysusers.d/gpulock.conf",
+        "logrotate.d/gpulock",
     }
     assert restarts(node) == STARTED
     assert [service.read() for service in services(node.ctl)] == [ON, ON]
@@ -70,6 +71,7 @@ def test_every_change_is_planned_before_one_is_made(node: SystemdNode) -> None:
     assert [change.what for change in plan.changes] == [
         f"folder {node.root}/run/gpulock",
         f"folder {node.root}/state",
+        f"file {node.etc}/logrotate.d/gpulock",
         f"file {node.etc}/sysusers.d/gpulock.conf",
         f"file {node.etc}/tmpfiles.d/gpulock.conf",
         f"file {node.etc}/systemd/system/gpulock-exporter.service",

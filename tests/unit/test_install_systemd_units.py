@@ -14,6 +14,7 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.systemd_units import (
     DAEMON,
     EXPORTER,
+    LOGROTATE,
     SOCKET,
     SYSUSERS,
     TMPFILES,
@@ -138,6 +139,11 @@ def test_tmpfiles_makes_both_folders_and_never_ages_them() -> None:
     lines = [line for line in units()[TMPFILES].splitlines() if not line.startswith("#")]
 
     assert lines == ["d /run/gpulock 0755 root root -", "d /var/lib/gpulock 0755 root root -"]
+
+
+def test_logrotate_is_told_where_this_nodes_history_is() -> None:
+    assert "\n/var/lib/gpulock/history/history.jsonl {" in units()[LOGROTATE]
+    assert "\n/srv/state/history/history.jsonl {" in units(STATE_DIR="/srv/state")[LOGROTATE]
 
 
 def test_the_exporters_user_may_not_log_in() -> None:

@@ -54,6 +54,8 @@ def report(settings: Settings, released: Released) -> None:
 def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
     """Release the locks of this run; raise Refusal."""
     found = hook.find_spool(node, call)
+    if node.settings.clean != "off":
+        tidy(node, call, found, deadline)
     if node.settings.isolation == "off":
         return release(node, ours(node, found), looker(node), deadline, "epilog")
     from gpulock.isolation import job
@@ -64,6 +66,15 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
     if left:
         released.kept.append(("its isolation", left))
     return released
+
+
+def tidy(node: Node, call: hook.Call, found: Spool, deadline: Deadline) -> None:
+    """Report or end what the job left behind; raise Refusal."""
+    from gpulock.clean import clean
+    from gpulock.sge.remains import remains
+
+    for line in clean(node, ours(node, found), lambda: looker(node), remains, deadline):
+        tell(node.settings, f"{call.who}: {line}", error=False)
 
 
 class ours:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes are what a Slurm job left behind: those in its cgroup.
+
+Hot, loaded by an Epilog where CLEAN is not off. Where Slurm keeps no cgroup (proctrack/linuxproc,
+pgid) they are told by the environment that slurmstepd gave them, and then must be the user's own.
+"""
+
+from gpulock.liveness import Scan
+from gpulock.locks import Lock
+from gpulock.slurm.steps import Steps
+
+
+class Remains:
+    """Find them by what `Steps` knows."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __call__(self, lock: Lock, scan: Scan) -> dict[int, str]:
+        """Return pid -> why."""
+        record = lock.owner
+        assert record is not None
+        if self._steps.has_cgroup(record):
+            pids = [pid for pid in self._steps.members(record, scan) if pid > 0]
+            return dict.fromkeys(pids, "in the job's cgroup")
+        return dict.fromkeys(self._steps.marked(record, scan), "started as the job's")

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CLEAN: what a job left behind is told or ended, and nobody else is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock import clean
+from gpulock.claim import claim
+from gpulock.deadline import Deadline
+from gpulock.liveness import Judge, Scan
+from gpulock.locks import Lock
+from gpulock.owner import Owner
+from gpulock.procfs import Proc
+from gpulock.sge.remains import remains as sge_remains
+from tests.unit.trees import Box, bus, judge_of, judging, record, soon
+
+GID = 65400
+STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
+
+
+class Real:
+    """Processes of this machine on a simulated node; the job is the caller's."""
+
+    def __init__(self, root: Path, **keys: str) -> None:
+        self.box = Box(root, 4, PROC_ROOT="/proc", **keys)
+        self.node = self.box.node()
+        self.job = record(token="", devices=(), uid=os.geteuid(), add_grp_id=0)
+        claim(self.node, self.job, 1, judging(self.node), soon())
+        self.left: dict[int, str] = {}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, code: str) -> subprocess.Popen[str]:
+        """Start a process that has said it is ready."""
+        words = [sys.executable, "-c", f"{code}\nimport time\ntime.sleep(600)"]
+        found = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        self.started.append(found)
+        assert found.stdout is not None
+        assert found.stdout.readline() == "\n"
+        return found
+
+    def leave(self, code: str = "print(flush=True)") -> subprocess.Popen[str]:
+        """Let the job leave a process behind."""
+        found = self.start(code)
+        self.left[found.pid] = "of the job"
+        return found
+
+    def clean(self, ours: str = "12") -> list[str]:
+        """Clean as the epilog of a job does."""
+        return clean.clean(
+            self.node,
+            lambda owner: owner.job_id == ours,
+            lambda: judge_of(self.node, scan=Scan(self.node.proc)),
+            lambda lock, scan: self.remains(scan),
+            Deadline(30),
+        )
+
+    def remains(self, scan: Scan) -> dict[int, str]:
+        """Return what is left of the job."""
+        return {pid: why for pid, why in self.left.items() if pid in scan.statuses()}
+
+    def end(self) -> None:
+        """End what is left."""
+        for one in self.started:
+            one.kill()
+            one.communicate()
+
+
+@pytest.fixture
+def real(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Real]:
+    keys: dict[str, str] = getattr(request, "param", {"CLEAN": "kill", "CLEAN_TIMEOUT": "3"})
+    made = Real(tmp_path, **keys)
+    yield made
+    made.end()
+
+
+def test_a_process_that_heeds_term_is_ended_by_it_and_told(real: Real) -> None:
+    one = real.leave()
+    lines = real.clean()
+    assert one.wait(5) == -signal.SIGTERM
+    assert lines == [f"left behind, ended: process {one.pid} (python, of the job)"]
+
+
+def test_one_that_ignores_term_is_killed(real: Real) -> None:
+    one, other = real.leave(STUBBORN), real.leave()
+    real.clean()
+    assert (one.wait(5), other.wait(5)) == (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def test_a_stopped_one_ends_as_well(real: Real) -> None:
+    one = real.leave()
+    one.send_signal(signal.SIGSTOP)
+    real.clean()
+    assert one.wait(5) < 0
+
+
+def test_nobody_else_is_touched(real: Real) -> None:
+    one, other = real.leave(), real.start("print(flush=True)")
+    real.clean()
+    assert one.wait(5) < 0
+    assert other.poll() is None
+
+
+def test_what_another_job_left_is_not_looked_for(real: Real) -> None:
+    one = real.leave()
+    assert real.clean("13") == []
+    assert one.poll() is None
+
+
+@pytest.mark.parametrize("real", [{"CLEAN": "report"}], indirect=True)
+def test_report_tells_and_ends_nothing(real: Real) -> None:
+    one = real.leave()
+    assert real.clean() == [f"left behind: process {one.pid} (python, of the job)"]
+    assert one.poll() is None
+
+
+@pytest.mark.parametrize("real", [{"CLEAN": "kill", "CLEAN_TIMEOUT": "0.2"}], indirect=True)
+def test_what_does_not_end_is_told_when_the_time_is_up(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process in D state does: signals change nothing."""
+    one = real.leave()
+
+    def ignored(_: int, __: int) -> None:
+        return
+
+    monkeypatch.setattr(clean, "pidfd_send_signal", ignored)
+    assert real.clean()[-1] == (
+        f"left behind, and does not end: process {one.pid} (python, of the job)"
+    )
+    assert one.poll() is None
+
+
+def test_where_the_kernel_has_no_pidfd_nothing_is_killed(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(_: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    real.node.settings.clean_timeout = 0.2
+    one = real.leave()
+    monkeypatch.setattr(os, "pidfd_open", absent)
+    assert any("cannot be ended safely" in line for line in real.clean())
+    assert one.poll() is None
+
+
+def test_a_pid_that_is_anothers_by_now_gets_no_signal(real: Real) -> None:
+    one = real.start("print(flush=True)")
+    start = real.node.proc.start(one.pid)
+    clean.send(real.node, [clean.Left(one.pid, start + 1, "python", "")], signal.SIGKILL)
+    assert one.poll() is None
+    clean.send(real.node, [clean.Left(one.pid, start, "python", "")], signal.SIGKILL)
+    assert one.wait(5) == -signal.SIGKILL
+
+
+def test_an_epilog_and_what_is_above_it_are_spared(real: Real) -> None:
+    real.left = {pid: "of the job" for pid in (os.getpid(), os.getppid(), 1)}
+    assert real.clean() == []
+
+
+# --- whose a process is ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    made.proc.shepherd(500, tmp_path)
+    return made
+
+
+def hold(box: Box, **changes: object) -> Owner:
+    node = box.node()
+    return claim(node, record(token="", devices=(), **changes), 1, judging(node), soon()).owner
+
+
+def left(box: Box, one: Owner, *pids: int) -> list[int]:
+    """Return which of these processes would be ended for a job."""
+    node = box.node()
+    judge = Judge(node.boot_id, node.name, Scan(node.proc), {})
+    found = clean.left_of(
+        node, lambda o: o.token == one.token, judge, lambda lock, scan: dict.fromkeys(pids, "left")
+    )
+    return [one.pid for one in found]
+
+
+def test_a_process_of_another_claim_is_that_ones(box: Box) -> None:
+    one = hold(box)
+    hold(box, job_id="13", pid=501, add_grp_id=65401)
+    box.proc.add(700, groups=[65401])
+    box.proc.add(701, groups=[GID])
+    assert left(box, one, 700, 701) == [701]
+
+
+@pytest.mark.parametrize("uids", [(0, 0, 0, 0), (1000, 0, 0, 0), (0, 1000, 1000, 1000)])
+def test_what_root_runs_is_no_users_job(box: Box, uids: tuple[int, ...]) -> None:
+    one = hold(box, uid=1000)
+    box.proc.add(700, uids=uids)
+    assert left(box, one, 700) == []
+
+
+def test_it_is_where_the_job_is_roots(box: Box) -> None:
+    one = hold(box, uid=0)
+    box.proc.add(700, uids=(0, 0, 0, 0))
+    assert left(box, one, 700) == [700]
+
+
+@pytest.mark.parametrize("name", ["sge_shepherd", "sge_execd", "slurmstepd", "slurmd"])
+def test_a_schedulers_daemon_is_nobodys(box: Box, name: str) -> None:
+    one = hold(box)
+    box.proc.add(700, name)
+    assert left(box, one, 700) == []
+
+
+def test_one_that_is_gone_is_not_left(box: Box) -> None:
+    assert left(box, hold(box), 700) == []
+
+
+def carriers(box: Box, **changes: object) -> dict[int, str]:
+    """Return what Grid Engine's part says is left of a job."""
+    node = box.node()
+    lock = Lock(bus(0), record(pid=500, add_grp_id=GID, **changes), "")
+    lock.anchors = [(600, 1000, GID + 1)]
+    return sge_remains(lock, Scan(Proc(node.settings.proc_root)))
+
+
+def test_carriers_of_the_jobs_groups_are_its_own(box: Box) -> None:
+    box.proc.add(700, groups=[GID])
+    box.proc.add(701, groups=[GID + 1])
+    box.proc.add(702, groups=[GID + 2])
+    assert carriers(box) == {
+        700: f"of the job's group {GID}",
+        701: f"of the job's group {GID + 1}",
+    }
+
+
+def test_a_group_that_another_living_shepherd_owns_proves_nothing(box: Box, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config").write_text(f"add_grp_id={GID}\n")
+    box.proc.shepherd(501, other)
+    box.proc.add(700, groups=[GID])
+    assert carriers(box) == {}
+    box.proc.remove(501)
+    assert list(carriers(box)) == [700]

@@ -28,7 +28,7 @@ from tests.labs.slurm_jobs import (
     waiting_for,
 )
 from tests.labs.slurm_journal import doubles
-from tests.labs.slurm_lab import JobId
+from tests.labs.slurm_lab import ENDED, JobId
 from tests.labs.slurm_modes import (
     NODE,
     SLURM_CONF,
@@ -407,19 +407,37 @@ def test_an_epilog_run_again_frees_neither_a_later_job_nor_a_later_run_nor_anoth
     wait_said(slurm_gpus, second, "mask=0,1.")
 
 
+def second_run(gpus: Gpulock, hooks: Stops) -> JobId | None:
+    """Return a job that was refused in a second run for which slurmd ran no Prolog.
+
+    The trap is open for a part of a second only: None where slurmd refused the run itself
+    ("credential revoked"), which ends the job.
+    """
+    slurm = gpus.slurm
+    text = f"{SHOW_MASK}echo ran$SLURM_RESTART_COUNT\nsleep 600\n"
+    job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
+    wait_said(gpus, job, "mask=0,1.")
+    assert reap(gpus, NODE).acts() == [("held", "alive")] * 2  # its steps were seen
+    slurm.requeue(job)
+    wait_requeued(gpus, job)
+    (hooks.folder / f"Prolog.{NODE}.environ.{job}").unlink()
+    slurm.begin(job, at_once=True)
+    until(
+        lambda: slurm.state(job) in ENDED or slurm.job(job).get("Restarts") == "2",
+        what="the second run to be refused",
+        why=slurm.logs,
+    )
+    if slurm.state(job) in ENDED:
+        return None
+    wait_requeued(gpus, job, times=2)
+    return job
+
+
 def test_a_run_without_a_prolog_does_not_run_with_the_mask_of_the_one_before(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
     slurm = slurm_gpus.slurm
-    text = f"{SHOW_MASK}echo ran$SLURM_RESTART_COUNT\nsleep 600\n"
-    job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
-    wait_said(slurm_gpus, job, "mask=0,1.")
-    assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 2  # its steps were seen
-    slurm.requeue(job)
-    wait_requeued(slurm_gpus, job)
-    (hooks.folder / f"Prolog.{NODE}.environ.{job}").unlink()
-    slurm.begin(job, at_once=True)
-    wait_requeued(slurm_gpus, job, times=2)
+    job = until(lambda: second_run(slurm_gpus, hooks), what="the trap to be set", seconds=60)
     assert not hooks.has_run("Prolog", NODE, job), "the trap is not set: slurmd ran a Prolog"
     assert "this node has no claim of the job" in slurm.said(job)
     assert "ran1" not in slurm.said(job)

@@ -99,12 +99,15 @@ def of_node(session: Session, only_free: bool, idle: float | None) -> Picture:
     rows = view.rows()
     shown = chosen(view, rows, only_free, idle)
 
+    def as_lines(width: int) -> list[str]:
+        return lines(view, rows, shown, width, idle)
+
     def as_json() -> str:
         from gpulock.cli.status_json import text
 
         return text(view, rows, shown)
 
-    return Picture(lambda width: lines(view, rows, shown, width, idle), as_json, not shown)
+    return Picture(as_lines, as_json, not shown)
 
 
 def of_cluster(session: Session, only_free: bool, _: float | None) -> Picture:
@@ -114,11 +117,14 @@ def of_cluster(session: Session, only_free: bool, _: float | None) -> Picture:
     url = session.settings().prometheus_url
     nodes = cluster_show.observe(url)
     shown = cluster_show.having_free(nodes) if only_free else nodes
-    return Picture(
-        lambda width: cluster_show.lines(nodes, shown, width),
-        lambda: cluster_show.text(url, nodes, shown),
-        not shown,
-    )
+
+    def as_lines(width: int) -> list[str]:
+        return cluster_show.lines(nodes, shown, width)
+
+    def as_json() -> str:
+        return cluster_show.text(url, nodes, shown)
+
+    return Picture(as_lines, as_json, not shown)
 
 
 def heading(period: float) -> str:

@@ -11,6 +11,11 @@ RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 STEP := tests/step.sh
 PYTEST := $(BIN)/pytest -q
+# What a lab does to its host is looked at while it is alone; Slurm's and the others then run at the same time.
+LABS := $(wildcard tests/labs/test_*.py)
+ITSELF := $(filter %_itself.py,$(LABS))
+SLURM := $(filter-out $(ITSELF),$(wildcard tests/labs/test_*slurm*.py))
+OTHERS := $(filter-out $(ITSELF) $(SLURM),$(LABS))
 # A folder at a time: to mypy a script is a module of its bare name, so prolog/sge and epilog/sge would clash.
 hooks = $(shell grep -l '^\#!.*python' $(1)/*)
 
@@ -44,7 +49,8 @@ test: $(DEV)  ## check, every lab in its short form, the sweep sampled
 	@$(MAKE) check
 	@$(STEP) "wheel" $(PYTEST) -m install --timeout 600 tests/install tests/unit/test_nvml_double_faithful.py
 	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter
-	@$(STEP) "labs" $(PYTEST) -m lab --timeout 600 tests/labs
+	@$(STEP) "labs themselves" $(PYTEST) -m lab --timeout 600 $(ITSELF)
+	@$(STEP) "labs" tests/together.sh $(foreach lab,SLURM OTHERS,"$(PYTEST) -m lab --timeout 600 $($(lab))")
 	@$(MAKE) sweep
 
 lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)
@@ -62,6 +68,10 @@ lab-containers: $(DEV)  ## the lab with real Apptainer, podman, bubblewrap, Char
 lab-prometheus: $(DEV)  ## the lab with a real Prometheus: rules, alerts and dashboards (root)
 	@tests/consent.sh "make lab-prometheus"
 	@$(STEP) "lab-prometheus" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_prometheus*.py)
+
+lab-systemd: $(DEV)  ## both services under a real systemd, in namespaces (root)
+	@tests/consent.sh "make lab-systemd"
+	@$(STEP) "lab-systemd" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_systemd*.py)
 
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep
@@ -96,7 +106,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-slurm lab-prometheus dashboards lab-containers sweep soak bench bench-sge bench-slurm gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-sge bench-slurm gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

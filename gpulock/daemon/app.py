@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from gpulock import __version__
 from gpulock.daemon.cdi import CdiSpec
 from gpulock.daemon.daemon import Daemon
-from gpulock.daemon.journal import ERROR, Journal
+from gpulock.daemon.history import History
+from gpulock.daemon.idle import Idle
+from gpulock.daemon.journal import ERROR, WARNING, Journal
 from gpulock.daemon.notify import from_environ, in_journal
 from gpulock.daemon.publish import Publisher
 from gpulock.daemon.rounds import Chore, RunsAlreadyError
@@ -34,7 +36,11 @@ Free what dead owners hold, publish the verdicts, write the history: see gpulock
 
 def chores(journal: Journal) -> list[Chore]:
     """Return what is done after each reconcile, in this order."""
-    return [Publisher(journal), CdiSpec(journal)]
+
+    def say(text: str) -> None:
+        journal.say(WARNING, text)
+
+    return [Publisher(journal), CdiSpec(journal), History(say), Idle(say)]
 
 
 def config_of(argv: Sequence[str]) -> str:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpulock.daemon.samples import UNSEEN, Advice, Usage, usage_of
 from gpulock.devices import Device
@@ -33,8 +32,7 @@ HOWS: Final = (  # how a lock says it was released, and the word for it
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One device of a claim: its owner record, when it was released and how.
 
     `at` is epoch seconds, `boottime` the same moment (None: not noted), `how` as the lock says.

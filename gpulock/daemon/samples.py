@@ -8,8 +8,7 @@ observed. What cannot be true is not known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpulock import sample
 from gpulock.owner import Owner
@@ -22,8 +21,7 @@ FIRST_WIDTH, LONGEST_WIDTH = 1.0, 1e8  # seconds of a bucket
 LONGEST_WAIT: Final = 60.0  # seconds that the history waits for the exporter
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What one device did for one claim; None is not known.
 
     `busy` and `observed` are seconds, `last_busy` the epoch, `idle` the observed seconds since

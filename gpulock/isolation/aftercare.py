@@ -72,9 +72,10 @@ def ours(top: str) -> list[str]:
 
 
 def children(folder: str) -> list[str]:
-    """Return the cgroups below one that are root's, none of one that is gone; raise OSError."""
+    """Return the cgroups below one that are our own user's, root's; raise OSError."""
+    own = os.geteuid()
     try:
         with os.scandir(folder) as entries:
-            return [e.path for e in entries if e.is_dir() and e.stat().st_uid == 0]
+            return [e.path for e in entries if e.is_dir() and e.stat().st_uid == own]
     except FileNotFoundError:
         return []

@@ -70,10 +70,9 @@ def shut(one: Tree, folder: str, rules: "Rules", dev_root: str) -> None:
     except FileExistsError:
         again = True
     if one.version == V1:
-        for line in denials(rules, present(dev_root)):
-            tree.write(f"{folder}/devices.deny", line)
-        for line in permissions(rules) if again else ():
-            tree.write(f"{folder}/devices.allow", line)
+        tree.write(f"{folder}/devices.deny", *denials(rules, present(dev_root)))
+        if again:
+            tree.write(f"{folder}/devices.allow", *permissions(rules))
         return
     from gpulock.isolation import bpf
 
@@ -122,8 +121,23 @@ def free(node: Node, label: str, pid: int, start: int) -> None:
             continue
         for member in chain(node, pid):
             leave(member, os.path.dirname(folder))
-        if not tree.remove(folder):
-            shut(one, folder, {MAJOR: frozenset(policy.CONTROL)}, node.settings.dev_root)
+        remove(one, folder, node.settings.dev_root)
+
+
+def free_steps(node: Node, prefix: str) -> None:
+    """Take away the cgroups beside us of that name whose process is gone; raise as `free` does."""
+    for one in tree.trees(node.settings.sys_root):
+        outer = tree.folder_of(one, node.proc, os.getpid())
+        for name in os.listdir(outer):
+            process = tree.process_of(name) if name.startswith(prefix) else None
+            if process and not node.proc.running(*process):
+                remove(one, f"{outer}/{name}", node.settings.dev_root)
+
+
+def remove(one: Tree, folder: str, dev_root: str) -> None:
+    """Remove a cgroup of a job that is over; who still lives there opens no GPU any more."""
+    if not tree.remove(folder):
+        shut(one, folder, {MAJOR: frozenset(policy.CONTROL)}, dev_root)
 
 
 def leave(pid: int, outer: str) -> None:

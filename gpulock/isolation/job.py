@@ -13,6 +13,7 @@ from gpulock.gate import Gate
 from gpulock.isolation import confine, group, policy, sessions, tree
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, Refusal
+from gpulock.settings import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +39,16 @@ class Who:
         self.pid = pid
         self.start = start
         self.gid = gid
+
+
+def check_without_group(settings: Settings) -> None:
+    """Refuse, before anything is claimed, what this node cannot do for Slurm; its steps come later.
+
+    Raises Refusal.
+    """
+    if settings.isolation == GROUP:
+        group.check([], 0)
+    tree.trees(settings.sys_root)
 
 
 def begin(
@@ -70,6 +81,21 @@ def end(node: Node, who: Who) -> str:
     try:
         if node.settings.isolation == CGROUP:
             confine.free(node, who.label, who.pid, who.start)
+    except (OSError, ValueError) as fault:
+        return str(fault)
+    except Refusal as refusal:
+        return refusal.why
+    return ""
+
+
+def end_steps(node: Node, number: str) -> str:
+    """Take away what the steps of a Slurm job left of theirs; return what went wrong.
+
+    Called from the cgroup of the daemon that starts the job's steps.
+    """
+    try:
+        if node.settings.isolation == CGROUP:
+            confine.free_steps(node, f"{tree.PREFIX}{number}.")
     except (OSError, ValueError) as fault:
         return str(fault)
     except Refusal as refusal:

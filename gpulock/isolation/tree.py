@@ -113,10 +113,11 @@ def remove(folder: str) -> bool:
     return True
 
 
-def write(path: str, text: str) -> None:
+def write(path: str, *texts: str) -> None:
     """Write to a file of the kernel's, which takes one value a write(2); raise OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.write(fd, text.encode())
+        for text in texts:
+            os.write(fd, text.encode())
     finally:
         os.close(fd)

@@ -7,6 +7,7 @@ ENXIO: it may, and there is no driver. EPERM: its cgroup may not. EACCES: the no
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from gpulock.devices import MAJOR
@@ -26,6 +27,7 @@ for name in sorted(os.listdir(sys.argv[1])):
         said = errno.errorcode[fault.errno]
     print(f"{name}={said}")
 """
+FREED_WITHIN = 5.0  # seconds
 NEXT_ID = 11  # BPF_PROG_GET_NEXT_ID of linux/bpf.h
 
 
@@ -67,15 +69,26 @@ def programs() -> list[int]:
             found.append(number)
 
 
-class Service:
-    """Cgroups as systemd gives a service, of both versions, with one daemon in them."""
+def programs_beyond(count: int) -> int:
+    """Return how many programs more than `count` there are.
 
-    def __init__(self, name: str, pid: int) -> None:
+    The kernel frees a program a while after its cgroup: it is waited for.
+    """
+    deadline = time.monotonic() + FREED_WITHIN
+    while len(programs()) > count and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return len(programs()) - count
+
+
+class Service:
+    """Cgroups as systemd gives a service, of both versions, with its daemons in them."""
+
+    def __init__(self, name: str, *pids: int) -> None:
         self.folders = [Path(one.top) / name for one in TREES]
-        self._pid = pid
         for folder in self.folders:
             folder.mkdir()
-            tree.move(pid, str(folder))
+            for pid in pids:
+                tree.move(pid, str(folder))
 
     def jobs(self) -> list[str]:
         """Return the names of the jobs' cgroups."""

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.labs import sge_jobs
-from tests.labs.device_nodes import PROBE, Service, make_nodes, modes, opened, programs
+from tests.labs.device_nodes import (
+    PROBE,
+    Service,
+    make_nodes,
+    modes,
+    opened,
+    programs,
+    programs_beyond,
+)
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import gate_file, held, on, reap, said, wait_said, waiting_for
@@ -21,6 +29,7 @@ from tests.labs.sge_wait import until
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ALL = {f"nvidia{n}" for n in range(GPUS)}
+CLOSED = 0o020660  # a character device that is root's alone
 MANY = 500 if sge_jobs.SOAK else 20
 
 
@@ -31,6 +40,7 @@ class Site:
         self.gpus = gpus
         self.service = service
         self.dev = dev
+        self.programs = len(programs())
         self.probe = f"/usr/bin/python3 -IS {sge_jobs.script(gpus, 'probe.py', PROBE)} {dev}\n"
 
     def configure(self, isolation: str = "cgroup", **changes: str) -> None:
@@ -52,7 +62,8 @@ class Site:
 
     def left(self) -> list[str]:
         """Return what isolation has left behind."""
-        return self.service.jobs() + [f"program {number}" for number in programs()]
+        more = programs_beyond(self.programs)
+        return self.service.jobs() + ([f"{more} programs"] if more else [])
 
 
 @pytest.fixture
@@ -62,11 +73,12 @@ def site(gpus: Gpulock) -> Iterator[Site]:
     service = Service("gpulock-lab-execd.service", gpus.sge.execd_pid(NODE))
     made = Site(gpus, service, dev)
     made.configure()
-    assert made.left() == []
-    yield made
-    gpus.sge.clear_jobs()
-    service.close()
-    shutil.rmtree(dev)
+    try:
+        yield made
+        gpus.sge.clear_jobs()
+    finally:
+        service.close()
+        shutil.rmtree(dev)
 
 
 def test_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
@@ -151,3 +163,73 @@ def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
         site.gpus.sge.wait_done(job)
     assert site.left() == []
     assert modes(site.dev) == before
+
+
+def closed(site: Site) -> set[tuple[int, int, int]]:
+    """Return owner, group and mode of the GPUs' nodes, once each."""
+    return {info for name, info in modes(site.dev).items() if name in ALL}
+
+
+@pytest.fixture
+def grouped(site: Site) -> Iterator[Site]:
+    """Give a node whose driver leaves its nodes alone, with ISOLATION=group."""
+    params = site.gpus.drivers / NODE / "proc/driver/nvidia/params"
+    before = params.read_text()
+    params.write_text(before.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"))
+    site.configure("group")
+    yield site
+    params.write_text(before)
+
+
+def test_by_group_a_job_opens_its_own_gpus_and_no_other_job_of_its_user_does(
+    grouped: Site,
+) -> None:
+    go, both = gate_file(grouped.gpus, "go"), gate_file(grouped.gpus, "both")
+    script = waiting_for(both) + grouped.probe + "echo over\n" + waiting_for(go)
+    jobs = [grouped.submit("-l", "gpu=2", script=script) for _ in range(2)]
+    jobs.append(grouped.submit(script=script))
+    for job in jobs:
+        grouped.gpus.sge.wait_running(job)
+    both.touch()
+    for job in jobs:
+        own = grouped.own(job)
+        seen = opened(wait_said(grouped.gpus, job, "over"))
+        assert seen == {"ENXIO": own | {"nvidiactl"}, "EACCES": ALL - own}
+    assert len({name for job in jobs for name in grouped.own(job)}) == 4
+    go.touch()
+    for job in jobs:
+        grouped.gpus.sge.wait_done(job)
+    assert closed(grouped) == {(0, 0, CLOSED)}
+    assert grouped.left() == []
+
+
+def test_by_group_many_jobs_in_a_row_leave_every_node_closed(grouped: Site) -> None:
+    for _ in range(MANY // 4):
+        grouped.gpus.sge.wait_done(grouped.submit("-l", "gpu=1", script="true\n"))
+        assert closed(grouped) == {(0, 0, CLOSED)}
+
+
+def test_a_driver_that_opens_its_nodes_again_starts_no_job_by_group(site: Site) -> None:
+    site.configure("group")
+    job = site.submit("-l", "gpu=1", script="echo ran\n")
+    sge_jobs.wait_refused(site.gpus, NODE, job)
+    site.gpus.sge.clear_queue_errors()
+    assert "NVreg_ModifyDeviceFiles=0" in said(site.gpus, job)
+    assert "ran" not in said(site.gpus, job).split()
+
+
+def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Site) -> None:
+    gpus = grouped.gpus
+    go = gate_file(gpus, "go")
+    older = grouped.submit("-l", "gpu=1", script=waiting_for(go))
+    gpus.sge.wait_running(older)
+    device = grouped.dev / grouped.own(older).pop()
+    gid = sge_jobs.group_of(gpus, NODE, older)
+    assert device.stat().st_gid == gid
+    os.kill(gpus.sge.shepherd_pid(older), 9)  # the job lives on, and keeps its lock
+    next_one = grouped.submit(script="true\n")
+    gpus.sge.wait_done(next_one)
+    assert device.stat().st_gid == 0
+    assert len(gpus.locks(NODE)) == 1
+    go.touch()
+    until(lambda: reap(gpus, NODE) and not gpus.locks(NODE), what="the older job to be over")

@@ -72,8 +72,10 @@ class SgePlay(Play):
     `first`: nothing was claimed in this boot yet, so there is no other job either.
     """
 
+    sets: type[SgeStage] = SgeStage  # the stage it plays on
+
     def __init__(self, root: Path, *, gone: int = 0, first: bool = False) -> None:
-        self.node = SgeStage(root)
+        self.node = self.sets(root)
         super().__init__(self.node, () if first else (OTHER,))
         self.gone = gone
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grid Engine's hooks with ISOLATION=cgroup are stopped: on this machine's own cgroups (root).
+
+The simulated node has real device nodes without a driver behind them, and its shepherds live in
+cgroups of a service of their own. A job that starts must be confined; once it is over and one
+reconcile came by, no cgroup and no program of ours is left.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpulock.isolation import confine, tree
+from gpulock.procfs import Proc
+from tests.labs.device_nodes import PROBE, Service, make_nodes, opened, programs, programs_beyond
+from tests.sweep.play import Case
+from tests.sweep.sge import Epilog, Prolog, SgePlay, SgeStage
+from tests.sweep.stage import MINE
+
+GPUS = 8
+ALL = {f"nvidia{n}" for n in range(GPUS)}
+
+
+class ConfinedStage(SgeStage):
+    """The stage of Grid Engine, on which every job is confined."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.dev = root / "dev"
+        make_nodes(self.dev, GPUS)
+        self.probe = root / "probe.py"
+        self.probe.write_text(PROBE)
+        (self.proc / "devices").write_text(Path("/proc/devices").read_text())
+        with self.scene.config.open("a") as file:
+            file.write("ISOLATION=cgroup\n")
+        text = self.scene.config.read_text()
+        for key, value in (("SYS_ROOT", "/sys"), ("DEV_ROOT", str(self.dev))):
+            lines = [line for line in text.splitlines() if not line.startswith(f"{key}=")]
+            text = "\n".join([*lines, f"{key}={value}"]) + "\n"
+        self.scene.config.write_text(text)
+        self.node = self.scene.node()
+        name = f"gpulock-sweep-{os.getpid()}.service"
+        self.service = Service(name, self.mine.pid, self.other.pid)
+        self.confined = False  # whether the job whose hook is stopped had its prolog already
+
+    def close(self) -> None:
+        """Remove the cgroups, and end the shepherds."""
+        try:
+            self.end_job()
+            self.service.close()
+        finally:
+            super().close()
+
+    def end_job(self) -> None:
+        """Let the cgroups of the job that is stopped be empty, as at the shepherd's end."""
+        for folder in self.service.folders:
+            tree.move(self.mine.pid, str(folder))
+
+    def reset(self) -> None:
+        """Bring back the files, and the cgroups as they were after the prolog or before it."""
+        super().reset()
+        self.end_job()
+        for path in self.cgroups():
+            path.rmdir()
+        if self.confined:
+            found = self.node.devices()
+            granted = [d for d in found if d.id in self.locks(MINE)]
+            confine.confine(self.node, f"{MINE}.1", self.mine.pid, self.start(), granted)
+
+    def start(self) -> int:
+        """Return the start time of the shepherd whose hook is stopped."""
+        return Proc().start(self.mine.pid)
+
+    def cgroups(self) -> list[Path]:
+        """Return the cgroups of the job whose hook is stopped."""
+        name = tree.name_of(f"{MINE}.1", self.mine.pid, self.start())
+        return [folder / name for folder in self.service.folders if (folder / name).exists()]
+
+    def job_opens(self) -> dict[str, set[str]]:
+        """Return what a process of the job may open, by error."""
+        program = ["/usr/bin/python3", "-IS", str(self.probe), str(self.dev)]
+        self.must(
+            self.mine.run(program, {}, stderr=str(self.stderr), proc=str(self.proc)).status, 0
+        )
+        return opened(self.stderr.read_text())
+
+
+class Confined(SgePlay):
+    """What every case expects beside the locks."""
+
+    sets = ConfinedStage
+    node: ConfinedStage
+
+    def set_out(self) -> None:
+        """Note what the other job has."""
+        super().set_out()
+        self.node.confined = self.node.cgroups() != []
+        self._programs = len(programs()) - (1 if self.node.confined else 0)
+
+    def granted(self) -> None:
+        """Expect whole locks of two devices, a mask that names them, and no other to open."""
+        indexes = self.holds_whole(2)
+        mask = self.node.mask(self.node.mine.job)
+        own = [device for device in self.node.node.devices() if str(device.index) in indexes]
+        self.expect(mask == [",".join([d.uuid for d in own])], f"mask {mask}, not {indexes}")
+        names = {f"nvidia{device.minor}" for device in own}
+        seen = self.node.job_opens()
+        right = {"ENXIO": names | {"nvidiactl"}, "EPERM": ALL - names}
+        self.expect(seen == right, f"it holds {sorted(names)} and may open {seen}")
+
+    def settled(self) -> None:
+        """Let the shepherd end; expect nothing of its job after the reconcile."""
+        self.node.end_job()
+        super().settled()
+        left = [str(path) for path in self.node.cgroups()]
+        self.expect(not left, f"after a reconcile there is still {left}")
+        more = programs_beyond(self._programs)
+        self.expect(more == 0, f"{more} programs are left")
+
+
+class ConfinedProlog(Confined, Prolog):
+    """The prolog is stopped."""
+
+
+class ConfinedEpilog(Confined, Epilog):
+    """The epilog is stopped."""
+
+
+CASES = (
+    Case("confined prolog", ConfinedProlog),
+    Case("confined epilog", ConfinedEpilog),
+)

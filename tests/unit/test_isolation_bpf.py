@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device program, run by an interpreter of its few instructions: what opens, and for whom."""
+
+import struct
+
+import pytest
+
+from gpulock.isolation import bpf
+
+CHARACTER, BLOCK = 2, 1
+READ_WRITE = 6
+CAPS = 508  # a major the kernel hands out at run time
+RULES = {195: frozenset({0, 3, 254, 255}), CAPS: frozenset({4, 5})}
+WORD = 0xFFFFFFFF
+
+
+def run(code: bytes, kind: int, major: int, minor: int, uid: int = 1000) -> int:
+    """Run a program on one open(2); return r0, which allows unless it is 0."""
+    context = struct.pack("<III", READ_WRITE << 16 | kind, major, minor)
+    steps = [struct.unpack_from("<BBhi", code, at) for at in range(0, len(code), 8)]
+    registers, at = [0] * 10, 0
+    while True:
+        opcode, both, off, imm = steps[at]
+        dst, src = both & 15, both >> 4
+        at += 1
+        if opcode == 0x61:  # load a word of the context
+            registers[dst] = struct.unpack_from("<I", context, off)[0]
+        elif opcode == 0x57:
+            registers[dst] &= imm
+        elif opcode == 0xB7:
+            registers[dst] = imm
+        elif opcode == 0xBC:  # of 32 bits: the upper half becomes 0
+            registers[dst] = registers[src] & WORD
+        elif opcode == 0x05 or (opcode, registers[dst] == imm) in ((0x15, True), (0x55, False)):
+            at += off
+        elif (opcode, imm) == (0x85, 15):  # bpf_get_current_uid_gid: gid << 32 | uid
+            registers = [(100 << 32) | uid, *[0xDEAD] * 5, *registers[6:]]
+        elif opcode == 0x95:
+            return registers[0]
+        else:
+            assert opcode in (0x15, 0x55), f"opcode {opcode:#x}"
+
+
+@pytest.mark.parametrize(
+    ("major", "minor"), [(195, 0), (195, 3), (195, 254), (195, 255), (CAPS, 4), (CAPS, 5)]
+)
+def test_what_the_rules_leave_open_opens(major: int, minor: int) -> None:
+    assert run(bpf.assemble(RULES), CHARACTER, major, minor) == 1
+
+
+@pytest.mark.parametrize(
+    ("major", "minor"), [(195, 1), (195, 2), (195, 4), (195, 253), (CAPS, 0), (CAPS, 3), (CAPS, 6)]
+)
+def test_every_other_number_of_a_closed_major_is_closed(major: int, minor: int) -> None:
+    assert run(bpf.assemble(RULES), CHARACTER, major, minor) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "major", "minor"), [(CHARACTER, 1, 3), (CHARACTER, 509, 0), (BLOCK, 195, 1)]
+)
+def test_the_rest_of_the_machine_is_left_as_it_is(kind: int, major: int, minor: int) -> None:
+    assert run(bpf.assemble(RULES), kind, major, minor) == 1
+
+
+def test_a_major_of_which_nothing_is_open_is_closed() -> None:
+    code = bpf.assemble({CAPS: frozenset(), 195: frozenset({255})})
+
+    assert [run(code, CHARACTER, *n) for n in ((CAPS, 0), (195, 0), (195, 255))] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("uid", "allowed"), [(0, 1), (1, 0), (1000, 0)])
+def test_a_program_that_spares_root_closes_to_everybody_else(uid: int, allowed: int) -> None:
+    code = bpf.assemble(RULES, spare_root=True)
+
+    assert run(code, CHARACTER, 195, 1, uid) == allowed
+    assert run(code, CHARACTER, 195, 3, uid) == 1
+
+
+def test_a_program_that_does_not_spare_root_closes_to_root() -> None:
+    assert run(bpf.assemble(RULES), CHARACTER, 195, 1, uid=0) == 0
+
+
+def test_a_machine_whose_bpf_has_no_known_number_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bpf, "SYSCALL", dict[str, int]())
+
+    with pytest.raises(OSError, match="no known number"):
+        bpf.bpf(bpf.QUERY, b"")

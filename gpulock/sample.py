@@ -28,6 +28,7 @@ AHEAD = 1.0  # seconds that a sample may seem to be of the future: read while it
 BUCKETS = 64  # of a claim; when they are full, two become one
 MILLI = 1000
 DEVICE_WORDS, TOKEN_WORDS = 2, 3  # of a line, before its pairs
+COUNT_DIGITS = 18  # of a whole number: no counter of a device has more
 TOKEN_LENGTH = 64  # characters at most
 TEXT, COUNT, REAL, LIST = "text", "count", "real", "list"
 
@@ -233,7 +234,7 @@ def convert(kind: str, text: str) -> object:
 
 def count(text: str) -> int:
     """Return a whole number from 0; raise ValueError."""
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit()) or len(text) > COUNT_DIGITS:
         raise ValueError("no whole number")
     return int(text)
 

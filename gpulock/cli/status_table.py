@@ -20,7 +20,7 @@ COLUMNS = (
     Column("STATE"),
     Column("JOB", least=12),
     Column("USER", least=8),
-    Column("QUEUE", least=8, drop=2),
+    Column("QUEUE", least=8, drop=2, spare=True),
     Column("HELD FOR", right=True),
     Column("UTIL", right=True, spare=True),
     Column("MEAN", right=True, spare=True, drop=table.EARLY),
@@ -78,7 +78,7 @@ def use_cells(use: Use, row: Row) -> list[Cell]:
 
 def percent(ratio: float | None) -> Cell:
     """Return `87%`."""
-    return UNKNOWN if ratio is None else Cell(f"{ratio:.0%}")
+    return UNKNOWN if ratio is None else Cell(f"{min(ratio, 1.0):.0%}")
 
 
 def memory(used: int | None, total: int | None) -> Cell:

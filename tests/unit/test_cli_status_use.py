@@ -186,6 +186,26 @@ def test_foreign_processes_are_counted_and_named(site: Site, sampled: Sampled) -
     assert use[0]["foreign_pids"] == [41, 42]
 
 
+def test_numbers_that_cannot_be_neither_break_the_table_nor_the_command(
+    site: Site, sampled: Sampled
+) -> None:
+    site.hold(0)
+    huge = "9" * 4000
+    sampled.device(
+        site.id(0), utilization=1e300, memory_used=huge, foreign=huge, last_busy=1e300, power=1e308
+    )
+    sampled.device(site.id(1), memory_used="9" * 18, memory_total=1, foreign="9" * 18, unseen=huge)
+    sampled.claim("t", site.id(0), idle=1e308, busy=1e308, observed=1e-308, last_busy=1e300)
+    sampled.write()
+    text = site.call("status").stdout
+    assert max(len(line) for line in text.splitlines()) <= 140
+    assert (row(text, 0)["UTIL"], row(text, 0)["MEM GIB"], row(text, 0)["LAST BUSY"]) == (
+        *("100%", "-", "now"),
+    )
+    assert site.json()["gpus"][0]["use"]["memory_used_bytes"] is None
+    assert site.call("status", "--idle", "1h").exit_code == 0
+
+
 def test_idle_lists_those_that_are_held_and_do_nothing(site: Site, sampled: Sampled) -> None:
     for number, idle in enumerate((2000.0, 20.0, 1800.0)):
         site.hold(number, token=f"t{number}")

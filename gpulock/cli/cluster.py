@@ -28,6 +28,8 @@ QUERIES = (
     SEEN,
     f"up and on(job) group by(job) ({SEEN})",
 )
+MOST = 1e6  # devices of a node: a server may say anything
+DIGITS = 18  # of a number in a name
 DAY = "the last day"  # what SEEN looks back
 
 
@@ -96,7 +98,7 @@ def take(nodes: dict[str, Node], one: Series) -> None:
     if what == "gpus":
         node.states = node.states or dict.fromkeys(state.STATES, 0)
         if one.labels.get("state") in node.states:
-            node.states[one.labels["state"]] = int(max(0.0, one.value))
+            node.states[one.labels["state"]] = int(min(max(0.0, one.value), MOST))
         return
     if what == "nvml_up":
         node.driver = one.value == 1
@@ -217,4 +219,4 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 def key_of(word: str) -> tuple[int, int, str]:
     """Return a number before a word."""
-    return (0, int(word), "") if word.isdecimal() else (1, 0, word)
+    return (0, int(word), "") if word.isdecimal() and len(word) <= DIGITS else (1, 0, word)

@@ -103,7 +103,8 @@ def summed(name: str, devices: Sequence[Device]) -> Sum:
             keys = ("scheduler", "job_id", "task_id")
             local = one.node if one.holder.get("scheduler") in ("process", "admin") else ""
             jobs.add((local, *(one.holder.get(key, "") for key in keys)))
-    used = [one.facts["utilization_ratio"] for one in devices if "utilization_ratio" in one.facts]
+    told = [one.facts.get("utilization_ratio", -1.0) for one in devices]
+    used = [ratio for ratio in told if 0 <= ratio <= 1]
     result.utilization = sum(used) / len(used) if used else None
     result.jobs, result.nodes = len(jobs), len({one.node for one in devices})
     return result

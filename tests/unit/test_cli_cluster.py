@@ -286,6 +286,22 @@ def test_no_label_reaches_the_terminal_as_it_is(call: Any, prometheus: Prometheu
     assert "\x1b" not in text and "o?[31mhno?" in text
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300])
+def test_numbers_that_cannot_be_break_nothing(
+    call: Any, prometheus: Prometheus, value: float
+) -> None:
+    own = {"instance": "9" * 5000, "uuid": "u", "gpu": "0"}
+    names = ("gpus", "gpu_locked", "gpu_utilization_ratio", "gpu_last_busy_timestamp_seconds")
+    prometheus.samples[QUERIES[0]] += [
+        ({"__name__": f"gpulock_{name}", "state": "free", **own}, value) for name in names
+    ]
+    result = call()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert max(len(line) for line in result.stdout.splitlines()) <= 140
+    found = json.loads(call("--json").stdout)
+    assert found["nodes"][0]["utilization"] is None
+
+
 def test_nothing_of_gpulock_is_said_as_such(call: Any) -> None:
     result = call()
     assert (result.exit_code, result.stdout) == (1, "")

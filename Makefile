@@ -57,6 +57,10 @@ lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)
 	@tests/consent.sh "make lab-sge"
 	@$(STEP) "lab-sge" $(PYTEST) -m lab --timeout 600 $(or $(wildcard tests/labs/sge tests/labs/test_sge*.py),tests/labs/sge)
 
+lab-isolation: $(DEV)  ## jobs kept to their devices by this machine's kernel (root)
+	@tests/consent.sh "make lab-isolation"
+	@$(STEP) "lab-isolation" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_isolation*.py)
+
 lab-slurm: $(DEV)  ## the lab with a real Slurm (root)
 	@tests/consent.sh "make lab-slurm"
 	@$(STEP) "lab-slurm" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_slurm*.py)
@@ -83,6 +87,10 @@ soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 bench: $(RUNTIME)  ## how long a claim and a hook take
 	@$(BIN)/python tests/bench/run.py
 
+bench-isolation: $(DEV)  ## what ISOLATION=cgroup adds to the hooks (root)
+	@tests/consent.sh "make bench-isolation"
+	@$(BIN)/python tests/bench/isolation.py
+
 bench-sge: $(DEV)  ## 200 short jobs on a real Grid Engine against /bin/true hooks (root)
 	@tests/consent.sh "make bench-sge"
 	@$(BIN)/python tests/bench/lab_sge.py
@@ -106,7 +114,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-sge bench-slurm gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-isolation bench-sge bench-slurm gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

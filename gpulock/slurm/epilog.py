@@ -46,7 +46,24 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     else:
         for line in lines(call, released, boottime() - begun):
             tell(settings, line, error=False)
+        if settings.report_at_end or settings.report_dir:
+            report(settings, call, released, environ)
     return 0
+
+
+def report(
+    settings: Settings, call: Call, released: Released, environ: "Mapping[str, str]"
+) -> None:
+    """Have the report made beside us: a slow Epilog stops the whole node (reference slurm 9)."""
+    from gpulock import reporter
+
+    gid = environ.get("SLURM_JOB_GID", "")
+    output = environ.get("SLURM_JOB_STDOUT", "") if call.batch and call.nodes == 1 else ""
+    group = int(gid) if gid.isascii() and gid.isdigit() else reporter.NOBODY
+    try:
+        reporter.report(settings, released.claims, False, group, output)
+    except (OSError, OverflowError) as fault:
+        tell(settings, f"no report: {fault}", error=False)
 
 
 def serve(node: Node, call: Call, deadline: Deadline, begun: float) -> Released:
@@ -54,10 +71,31 @@ def serve(node: Node, call: Call, deadline: Deadline, begun: float) -> Released:
     if not node.settings.simulation:
         begun = launched(node.proc, os.getpid(), os.getpgrp(), begun)
     ours = Ours(node, call, begun)
+    if node.settings.clean != "off":
+        tidy(node, call, ours, deadline)
+    left = ""
+    if node.settings.isolation != "off":
+        from gpulock.isolation import job
+
+        left = job.end_steps(node, call.job)
     try:
-        return release(node, ours, judge(node), deadline, "epilog")
+        released = release(node, ours, judge(node), deadline, "epilog")
+        if left:
+            released.kept.append(("its isolation", left))
+        return released
     finally:
         note.remove(node.store, call.slurmd, call.job, call.uid, call.restart, ours.tokens)
+
+
+def tidy(node: Node, call: Call, ours: "Ours", deadline: Deadline) -> None:
+    """Report or end what the job left behind; raise Refusal."""
+    from gpulock.clean import clean
+    from gpulock.slurm.remains import Remains
+    from gpulock.slurm.steps import Steps
+
+    remains = Remains(Steps(node.settings))
+    for line in clean(node, ours, lambda: judge(node), remains, deadline):
+        tell(node.settings, f"{call.who}: {line}", error=False)
 
 
 def judge(node: Node) -> "Judge":

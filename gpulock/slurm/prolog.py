@@ -66,6 +66,10 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
         except Refusal as fault:  # no node is drained for a job without GPUs
             tell(settings, fault.sentence(call.who), error=False)
         return None
+    if settings.isolation != "off":
+        from gpulock.isolation import job
+
+        job.check_without_group(settings)
     own.binds = environment.driver_binds(settings)
     own.positions = call.positions() if request.is_counted_by_position(settings) else []
     grant = insist(node, call, own, count, deadline)

@@ -12,7 +12,7 @@ import os
 from gpulock import atomic, environment
 from gpulock.devices import Device
 from gpulock.procfs import Proc
-from gpulock.refusal import UNKNOWN, Refusal, one_line
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal, one_line
 from gpulock.settings import Settings, load
 from gpulock.slurm import note, share
 from gpulock.slurm.call import is_name, is_number
@@ -58,6 +58,8 @@ def serve(settings: Settings, environ: "Mapping[str, str]", proc: Proc) -> list[
     slurmd = environ.get("SLURMD_NODENAME", "")
     if not (is_number(job) and is_name(slurmd)):
         raise Refusal(UNKNOWN, "not called as a TaskProlog", "see docs/slurm.md")
+    if settings.isolation == "cgroup":
+        check_confined(proc, job)
     found = note.find(settings.lock_dir, slurmd, job)
     task = Task(environ, step)
     if found is None or found.uid != os.getuid():
@@ -73,6 +75,14 @@ def serve(settings: Settings, environ: "Mapping[str, str]", proc: Proc) -> list[
         own = environment.own_binds(environ)
         pairs += [bind(name, old, found.binds) for name, old in own]
     return pairs
+
+
+def check_confined(proc: Proc, job: str) -> None:
+    """Raise Refusal in a step that no PAM session has confined: Slurm was not told to open one."""
+    if f"/gpulock-{job}." not in proc.read(os.getpid(), "cgroup").decode("utf-8", "replace"):
+        raise Refusal(
+            BROKEN, "the step is not kept to its devices", "set UsePAM=1, see docs/isolation.md"
+        )
 
 
 def title(proc: Proc, environ: "Mapping[str, str]") -> tuple[str, str]:

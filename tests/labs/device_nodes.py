@@ -6,8 +6,11 @@ ENXIO: it may, and there is no driver. EPERM: its cgroup may not. EACCES: the no
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 from gpulock.devices import MAJOR
@@ -27,6 +30,7 @@ for name in sorted(os.listdir(sys.argv[1])):
         said = errno.errorcode[fault.errno]
     print(f"{name}={said}")
 """
+LOCK = Path("/tmp/gpulock-isolation-tests.lock")
 FREED_WITHIN = 5.0  # seconds
 NEXT_ID = 11  # BPF_PROG_GET_NEXT_ID of linux/bpf.h
 
@@ -80,11 +84,21 @@ def programs_beyond(count: int) -> int:
     return len(programs()) - count
 
 
+@contextlib.contextmanager
+def alone() -> Generator[None]:
+    """Let one test at a time count programs: the kernel has one list of them, labs run together."""
+    with LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 class Service:
     """Cgroups as systemd gives a service, of both versions, with its daemons in them."""
 
     def __init__(self, name: str, *pids: int) -> None:
         self.folders = [Path(one.top) / name for one in TREES]
+        self._alone = contextlib.ExitStack()
+        self._alone.enter_context(alone())
         for folder in self.folders:
             folder.mkdir()
             for pid in pids:
@@ -102,10 +116,11 @@ class Service:
         return [Path(one.top + places[one.version]) for one in TREES]
 
     def close(self) -> None:
-        """Move the daemon out, and all that lives there; remove the cgroups."""
-        for one, folder in zip(TREES, self.folders, strict=True):
-            inner = [path for path in folder.glob("*/") if path.is_dir()]
-            for place in (*inner, folder):
-                for pid in tree.members(str(place)):
-                    tree.move(pid, one.top)
-                place.rmdir()
+        """Move the daemons out, and all that lives there; remove the cgroups."""
+        with self._alone:
+            for one, folder in zip(TREES, self.folders, strict=True):
+                inner = [path for path in folder.glob("*/") if path.is_dir()]
+                for place in (*inner, folder):
+                    for pid in tree.members(str(place)):
+                        tree.move(pid, one.top)
+                    place.rmdir()

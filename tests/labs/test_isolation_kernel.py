@@ -16,7 +16,15 @@ from gpulock.isolation.job import NOTHING
 from gpulock.isolation.tree import V1, V2, Tree
 from gpulock.node import Node
 from gpulock.settings import Settings
-from tests.labs.device_nodes import PROBE, TREES, make_nodes, opened, programs, programs_beyond
+from tests.labs.device_nodes import (
+    PROBE,
+    TREES,
+    alone,
+    make_nodes,
+    opened,
+    programs,
+    programs_beyond,
+)
 
 pytestmark = pytest.mark.lab
 NOBODY = 65534
@@ -26,6 +34,13 @@ PYTHON = "/usr/bin/python3"  # one that every user may start
 RULES = {MAJOR: frozenset({1, 254, 255})}
 ONE_CARD = {"ENXIO": {"nvidia1", "nvidiactl"}, "EPERM": ALL - {"nvidia1"}}
 BOTH = pytest.mark.parametrize("one", TREES, ids=lambda one: f"version {one.version}")
+
+
+@pytest.fixture(autouse=True)
+def undisturbed() -> Iterator[None]:
+    """Let no other test make programs meanwhile."""
+    with alone():
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PAM session of a Slurm step: with ISOLATION=cgroup it keeps the step to its job's devices.
+
+Hot. With UsePAM=1 a step daemon opens a session of the service `slurm` before it starts a task,
+and closes it when all are over; pam_exec runs this program then, as root and as the step daemon's
+child. No other place of Slurm's is as late as the step daemon and earlier than the user: a Prolog
+comes before there is a step, a TaskProlog is the user's. What fails here fails the step.
+"""
+
+import os
+
+from gpulock import kv
+from gpulock.deadline import Deadline
+from gpulock.devices import Device
+from gpulock.hook import looker, settings_for, tell, unexpected
+from gpulock.isolation import job
+from gpulock.node import Node
+from gpulock.refusal import UNKNOWN, Refusal
+from gpulock.settings import Settings
+from gpulock.slurm import note
+from gpulock.slurm.call import DEADLINE
+from gpulock.slurm.steps import STEPD, parse_title
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GO_ON, FAILED = 0, 1
+BATCH = "batch"  # the step that is the job's script
+CLOSE = "close_session"  # PAM_TYPE of pam_exec(8)
+
+
+def main(environ: "Mapping[str, str]", config: str) -> int:
+    """Confine the step above, or free it; return the exit code, which pam_exec obeys."""
+    settings: Settings | None = None
+    label = ""
+    try:
+        settings = settings_for(config)
+        if settings.isolation != job.CGROUP:
+            return GO_ON
+        node = Node(settings)
+        who = step_above(node, os.getppid())
+        label = who.label
+        if environ.get("PAM_TYPE") == CLOSE:
+            left = job.end(node, who)
+            if left:
+                tell(settings, f"gpulock: step {who.label}: its isolation is kept: {left}", True)
+            return GO_ON
+        devices = granted(node, who.label.partition(".")[0], environ.get("PAM_USER", ""))
+        job.begin(node, who, devices, lambda: looker(node), Deadline(DEADLINE))
+    except Refusal as refusal:
+        told = refusal
+    except Exception as fault:  # the one broad handler: whatever it is, the step does not start
+        told = unexpected(fault)
+    else:
+        return GO_ON
+    sentence = told.sentence(f"step {label or '?'}")
+    tell(settings, sentence, error=True)
+    if settings is not None and label:
+        put_back(settings, label, sentence)
+    return FAILED
+
+
+def put_back(settings: Settings, label: str, sentence: str) -> None:
+    """Drain the node, and requeue a batch job: slurmctld takes a script that never ran for done."""
+    from gpulock.slurm.refuse import quoted
+    from gpulock.slurm.scontrol import Control, array_task
+
+    number, _, step = label.partition(".")
+    control = Control(settings)
+    try:
+        own = note_of(Node(settings), number)
+        if own and settings.on_broken == "stop":
+            name, reason = f"NodeName={own.slurmd}", f"Reason={quoted(sentence)}"
+            control.do("scontrol", "update", name, "State=DRAIN", reason)
+        found = control.job(number) if step == BATCH else None
+    except Refusal:
+        return  # Slurm drains it for its own reason
+    if found:
+        control.do("scontrol", "requeue", array_task(found))
+
+
+def step_above(node: Node, pid: int) -> job.Who:
+    """Return the step whose daemon started us; raise Refusal."""
+    try:
+        status = node.proc.status(pid)
+        number, step = parse_title(node.proc.read(pid, "cmdline"))
+        start = node.proc.start(pid)
+    except (OSError, ValueError) as fault:
+        raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "see syslog") from fault
+    if status.name != STEPD or any(status.uids[:3]) or not number:
+        raise Refusal(
+            UNKNOWN, f"the parent {pid} is {status.name!r}, no step daemon", "see docs/isolation.md"
+        )
+    return job.Who(f"{number}.{step}", pid, start)
+
+
+def granted(node: Node, number: str, user: str) -> list[Device]:
+    """Return the devices of a job by its note and its locks, none where it has none.
+
+    Raises Refusal where they do not agree.
+    """
+    own = note_of(node, number)
+    found: list[Device] = []
+    for device in own.devices if own else []:
+        record = node.store.read(device.id).owner
+        if record is None or own is None or record.token != own.token:
+            raise Refusal(UNKNOWN, f"the lock of {device.id} is lost", f"gpulock why {device.id}")
+        if record.user not in (user, str(record.uid)):
+            return []  # of an earlier job of this id
+        device.minor = int(record.minor) if record.minor.isdecimal() else -1
+        found.append(device)
+    return found
+
+
+def note_of(node: Node, number: str) -> note.Note | None:
+    """Return what this node granted to a job, None where it was not asked; raise Refusal."""
+    folder = f"{node.store.path}/{note.FOLDER}"
+    try:
+        names = [n for n in os.listdir(folder) if n.rpartition(".")[2] == number and n[0] != "."]
+        if len(names) > 1:
+            raise Refusal(
+                UNKNOWN, f"several nodes on this machine run job {number}", "run one slurmd"
+            )
+        return note.find(node.store.path, names[0].rpartition(".")[0], number) if names else None
+    except FileNotFoundError:
+        return None
+    except (OSError, kv.MalformedError) as fault:
+        raise Refusal(UNKNOWN, f"the note of job {number}: {fault}", "look at LOCK_DIR") from fault

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel keeps a job of a real Slurm without ConstrainDevices to its own GPUs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import HookPaths
+from tests.labs.device_nodes import PROBE, Service, make_nodes, opened, programs, programs_beyond
+from tests.labs.sge_wait import until
+from tests.labs.slurm_gpulock import Gpulock
+from tests.labs.slurm_jobs import gate_file, kill_steps, reap, script, waiting_for
+from tests.labs.slurm_lab import JobId
+from tests.labs.slurm_modes import NODE, SLURM_CONF, by_gpulock, settings, wait_said
+
+pytestmark = pytest.mark.lab
+COUNT = 4
+ALL = {f"nvidia{n}" for n in range(COUNT)}
+MANY = 500 if os.environ.get("GPULOCK_SOAK") == "1" else 20
+PAM = "account required pam_permit.so\nsession required pam_exec.so {hook}\n"
+WITH_PAM = {**SLURM_CONF, "UsePAM": "1"}
+
+
+class Site:
+    """A node that confines its jobs, with device nodes that have no driver."""
+
+    def __init__(self, gpus: Gpulock, dev: Path) -> None:
+        self.gpus = gpus
+        self.slurm = gpus.slurm
+        self.dev = dev
+        self.probe = f"/usr/bin/python3 -IS {script(gpus, 'probe.py', PROBE)} {dev}"
+        self.service = Service("gpulock-lab-slurmd.service", self.slurm.slurmd_pid(NODE))
+        self.programs = len(programs())
+
+    def configure(self, **changes: str) -> None:
+        """Write the node's settings."""
+        keys = {"ISOLATION": "cgroup", "SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
+        self.gpus.configure(NODE, **settings(self.gpus, SLURM_CHOOSER="gpulock", **keys))
+
+    def submit(self, *asked: str, text: str) -> JobId:
+        """Submit a job of slalice to the node."""
+        return self.slurm.submit("slalice", "-w", NODE, *asked, script=text)
+
+    def own(self, job: JobId) -> set[str]:
+        """Return the names of the nodes of a job's devices."""
+        locks = self.gpus.locks(NODE).values()
+        return {f"nvidia{record.minor}" for record in locks if record.job_id == str(job)}
+
+    def left(self) -> list[str]:
+        """Return what isolation has left behind."""
+        more = programs_beyond(self.programs)
+        return self.service.jobs() + ([f"{more} programs"] if more else [])
+
+
+@pytest.fixture
+def site(slurm_gpus: Gpulock) -> Iterator[Site]:
+    by_gpulock(slurm_gpus, extra=WITH_PAM)
+    hooks = HookPaths(slurm_gpus.slurm.lab / "hooks")
+    stack = slurm_gpus.slurm.path_in(NODE, "/etc/pam.d/slurm")
+    stack.write_text(PAM.format(hook=hooks.folder / "prolog/slurm-session"))
+    dev = slurm_gpus.slurm.lab / "nodes"
+    make_nodes(dev, COUNT)
+    made = Site(slurm_gpus, dev)
+    made.configure()
+    try:
+        yield made
+        slurm_gpus.slurm.clear_jobs()
+    finally:
+        made.service.close()
+        stack.unlink()
+        shutil.rmtree(dev)
+
+
+def test_every_step_of_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    child = f"(setsid sh -c '(sleep 0.3; echo child; {site.probe}; echo over) &' &)\n"
+    text = f"{site.probe}\necho srun\nsrun {site.probe}\n{child}{waiting_for(go)}"
+    job = site.submit("--gres=gpu:2", text=text)
+    said = wait_said(site.gpus, job, "over")
+    own = site.own(job)
+    assert len(own) == 2
+    first, _, rest = said.partition("srun\n")
+    for part in (first, *rest.split("child\n")):
+        assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    go.touch()
+    assert site.slurm.wait_done(job) == "COMPLETED"
+    assert site.left() == []
+
+
+def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
+    go, both = gate_file(site.gpus, "go"), gate_file(site.gpus, "both")
+    text = f"echo begun\n{waiting_for(both)}{site.probe}\necho over\n{waiting_for(go)}"
+    jobs = [site.submit("--gres=gpu:1", text=text) for _ in range(2)]
+    for job in jobs:
+        wait_said(site.gpus, job, "begun")
+    both.touch()
+    owns = [site.own(job) for job in jobs]
+    for job, own in zip(jobs, owns, strict=True):
+        seen = opened(wait_said(site.gpus, job, "over"))
+        assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert len(owns[0] | owns[1]) == 2
+    go.touch()
+
+
+def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
+    job = site.submit(text=site.probe)
+    site.slurm.wait_done(job)
+    assert opened(site.slurm.said(job)) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+    assert site.left() == []
+
+
+def test_a_step_for_which_no_session_is_opened_does_not_start(site: Site) -> None:
+    site.slurm.path_in(NODE, "/etc/pam.d/slurm").write_text(
+        "account required pam_permit.so\nsession required pam_permit.so\n"
+    )
+    job = site.submit("--gres=gpu:1", text="echo ran\n")
+    said = wait_said(site.gpus, job, "UsePAM=1")
+    assert "ran" not in said.split()
+    site.slurm.wait_state(job, "PENDING")  # by RequeueExit
+    site.slurm.scancel(job)
+
+
+@pytest.mark.parametrize("change", [{"ISOLATION": "group"}, {"SYS_ROOT": "/nonexistent"}])
+def test_a_node_that_cannot_confine_is_drained_and_says_why(
+    site: Site, change: dict[str, str]
+) -> None:
+    site.configure(**change)
+    job = site.submit("--gres=gpu:1", text="echo ran\n")
+    site.slurm.wait_state(job, "PENDING")
+    until(lambda: site.slurm.is_out(NODE), what="the node to be drained")
+    shown = site.slurm.scontrol("show", "node", NODE)
+    assert "gpulock" in shown and "set ISOLATION=" in shown
+    never_ran(site, job)
+
+
+def test_a_step_that_cannot_be_confined_does_not_start(site: Site) -> None:
+    site.configure(DEV_ROOT="/dev/null")  # where the Prolog does not look
+    job = site.submit("--gres=gpu:1", text="echo ran\n")
+    until(lambda: site.slurm.is_out(NODE), what="the node to be drained")
+    never_ran(site, job)
+
+
+def never_ran(site: Site, job: JobId) -> None:
+    """Expect that nothing is left of a job that was put back into the queue."""
+    site.slurm.wait_state(job, "PENDING")
+    site.slurm.scancel(job)
+    assert "ran" not in site.slurm.said(job).split()
+    assert site.left() == []
+    site.gpus.wait_free()
+
+
+def test_what_a_killed_step_daemon_leaves_stays_confined_until_it_ends(site: Site) -> None:
+    go, late = gate_file(site.gpus, "go"), gate_file(site.gpus, "late")
+    text = f"echo begun\n{waiting_for(late)}{site.probe}\necho over\n{waiting_for(go)}"
+    job = site.submit("--gres=gpu:1", text=text)
+    wait_said(site.gpus, job, "begun")
+    own = site.own(job)
+    kill_steps(site.gpus, job, NODE)
+    reap(site.gpus, NODE)
+    assert len(site.service.jobs()) == 2
+    late.touch()
+    assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == ALL - own
+    site.slurm.scancel(job)
+    go.touch()
+    until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
+
+
+def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
+    for number in range(MANY):
+        job = site.submit(*(["--gres=gpu:1"] if number % 2 else []), text="srun true\n")
+        assert site.slurm.wait_done(job) == "COMPLETED"
+    assert site.left() == []

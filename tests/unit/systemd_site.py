@@ -97,6 +97,11 @@ class SystemdNode:
         return plan
 
 
+def nothing(*_: str) -> str:
+    """Do nothing, in place of one of systemd's programs or a self-test."""
+    return ""
+
+
 @functools.cache
 def driver(top: Path) -> Path:
     """Return the tree of a driver with eight cards, made once and never changed."""
@@ -117,8 +122,8 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     }
     config.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
     patch.setattr(systemd_manager, "RUNNING", folder)
-    patch.setattr(systemd_manager, "run", lambda *_: "")
-    patch.setattr(systemd, "check_python", lambda _: None)
+    patch.setattr(systemd_manager, "run", nothing)
+    patch.setattr(systemd, "check_python", nothing)
     for module in (systemd, systemd_undo):
         patch.setattr(module, "user_exists", lambda: True)
     return SystemdNode(folder, config, FakeSystemctl(folder / "etc/systemd/system"))

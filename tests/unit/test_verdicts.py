@@ -71,7 +71,7 @@ def test_verdicts_of_another_boot_are_not_known(tmp_path: Path) -> None:
 def test_the_time_of_verdicts_is_told_beside_them_and_when_they_are_old(tmp_path: Path) -> None:
     assert verdicts.published(str(tmp_path), 1.0, BOOT) == (None, None)
     verdicts.write(str(tmp_path), FOUND, BOOT)
-    now = boottime()
+    now = boottime() + 2 * verdicts.ROUNDING
     found, at = verdicts.published(str(tmp_path), now, BOOT)
     assert found is not None and found.keys() == FOUND.keys()
     assert at is not None and now - 5 < at <= now

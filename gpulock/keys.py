@@ -93,6 +93,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("IDLE_KILL", LIMIT, "0", "observed idleness of a claim after which its job is killed"),
     ("ISOLATION", CHOICE, "off|group|cgroup", "how a job is kept from other jobs' devices"),
     ("CLEAN", CHOICE, "off|report|kill", "what an epilog does about a job's left-over processes"),
+    ("CLEAN_MEMORY", COUNT, "256", "MiB that may stay in use on a device that is given back"),
     ("CLEAN_TIMEOUT", SECONDS, "10", "longest time an epilog spends on them"),
     ("QUARANTINE_ON", WORDS, "", "what puts a device out of service: xid ecc missing memory"),
     ("RESTORE_AFTER", COUNT, "3", "clean checks in a row after which such a device comes back"),

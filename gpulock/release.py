@@ -6,7 +6,7 @@ marked `settling`, and the next claim or reconcile frees it once the processes a
 """
 
 from gpulock import guard, settle
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, boottime
 from gpulock.devices import Device
 from gpulock.gate import Gate
 from gpulock.liveness import Judge
@@ -57,9 +57,21 @@ def release(
     holders = settle.make_holders(node, places(node, mine), judge)
     if holders.anybody():
         judge.attach(held)
+    quiet = boottime()  # what the guard saw was not later
+    handover = None
+    if node.settings.clean != "off":
+        from gpulock.handover import wait
+
+        handover = wait(node, mine, quiet, deadline)
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         for lock in mine.values():
-            release_one(node, lock, judge, holders, held, how, released)
+            node.store.read_details(lock)
+            left = guard.group_left(lock, judge)
+            if not left and lock.owner:
+                left = guard.open_left(lock.id, lock.owner, holders, held)
+            if handover:
+                left = left or handover.keeps(lock, quiet)
+            release_one(node, lock, left, handover.how(lock, how) if handover else how, released)
     return released
 
 
@@ -68,21 +80,10 @@ def ours_of(held: dict[str, Lock], ours: "Callable[[Owner], bool]") -> dict[str,
     return {name: lock for name, lock in held.items() if lock.owner and ours(lock.owner)}
 
 
-def release_one(
-    node: Node,
-    lock: Lock,
-    judge: Judge,
-    holders: guard.Holders,
-    held: dict[str, Lock],
-    how: str,
-    released: Released,
-) -> None:
-    """Free one lock, or mark it as settling."""
+def release_one(node: Node, lock: Lock, left: str, how: str, released: Released) -> None:
+    """Free one lock, or mark it as settling because of what is `left` of its job."""
     record = lock.owner
     assert record is not None
-    node.store.read_details(lock)
-    left = guard.group_left(lock, judge)
-    left = left or guard.open_left(lock.id, record, holders, held)
     try:
         if left:
             if not record.settling and node.store.still(lock.id, record.token):

@@ -76,6 +76,7 @@ class Settings:
     idle_kill: float
     isolation: str
     clean: str
+    clean_memory: int
     clean_timeout: float
     quarantine_on: tuple[str, ...]
     restore_after: int

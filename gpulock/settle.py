@@ -59,9 +59,18 @@ def settle_one(
     outcome = decide(lock, judge, holders, held)
     if dry_run or outcome.act == HELD:
         return outcome
+    how = f"reap: {outcome.reason}"
+    if outcome.act == FREED and node.settings.clean != "off":
+        from gpulock.handover import Handover
+
+        handover = Handover(node)
+        kept = handover.keeps(lock)
+        if kept:
+            return Outcome(lock, HELD, outcome.verdict, f"settling: {kept}")
+        how = handover.how(lock, how)
     try:
         if outcome.act == FREED:
-            node.retire(lock, f"reap: {outcome.reason}")
+            node.retire(lock, how)
         elif lock.orphans != outcome.reason:
             node.store.mark_orphans(lock.id, outcome.reason)
     except Refusal as changed:

@@ -152,12 +152,36 @@ def of_nothing(view: View, sight: Sight, meant: Subject, width: int) -> tuple[li
             found.append(("held", f"{devices} from {moment(locks[0].owner.claimed_at)}"))
             found.append(("released", ended(locks[0])))
         return [head, *table.facts(found, width)], True
+    earlier = in_history(view, meant)
+    if earlier:
+        return [head, *table.facts(earlier, width)], True
     found = [*refused(view, meant), *runs_here(sight, meant)]
     oldest = f" since {moment(every[-1].at)}" if every else ""
     found.append(("released", f"no trace of it among {len(every)} released locks{oldest}"))
     if not view.node.store.exists():
         found.append(("node", "nothing was claimed here in this boot"))
     return [head, *table.facts(found, width)], False
+
+
+def in_history(view: View, meant: Subject) -> Facts:
+    """Return what the history has of a job or process: the last thing that it held."""
+    from dataclasses import replace
+
+    from gpulock.report.scan import Faults, Query, claims
+    from gpulock.report.sources import history_of
+
+    query = Query(job=str(meant.pid), scheduler="process") if meant.pid else Query(job=meant.job)
+    found = list(claims(history_of(view.node), replace(query, task=meant.task), Faults()))
+    if not found:
+        return []
+    last = found[-1]
+    how = f"{last.how}{': ' if last.proof else ''}{last.proof}"
+    devices = listing([card.id for card in last.cards], view.devices)
+    return [
+        ("held", f"{devices} from {moment(last.begun)}"),
+        ("released", f"{last.job} of {last.user} until {moment(last.ended or 0.0)}: {how}"),
+        ("next", f"gpulock report {last.job}"),
+    ]
 
 
 def refused(view: View, meant: Subject) -> Facts:

@@ -33,13 +33,13 @@ class Ended(Box):
 
     def hold(self, *numbers: int, token: str = "feed", ago: float = 100.0, **about: Any) -> Owner:
         """Let a claim stand that was made `ago` seconds ago."""
-        own = record(
-            token=token,
-            devices=tuple(bus(number) for number in numbers),
-            claimed_at=time.time() - ago,
-            claimed_boottime=boottime() - ago,
-            **about,
-        )
+        fields: dict[str, Any] = {
+            "token": token,
+            "devices": tuple(bus(number) for number in numbers),
+            "claimed_at": time.time() - ago,
+            "claimed_boottime": boottime() - ago,
+        }
+        own = record(**fields | about)
         for number in numbers:
             self.node().store.make(bus(number), own.copy(minor=str(number), uuid=f"GPU-{number}"))
         return own

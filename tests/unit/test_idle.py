@@ -105,6 +105,7 @@ def test_it_is_once_over_a_restart_of_the_daemon_too(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR)
     lab.sample(lab.idles(own, 0))
     lab.round()
+    lab.idle.close()
     lab.idle = Idle(lab.said.append)
     lab.round()
     assert lab.calls() == 1

@@ -44,6 +44,7 @@ class Desk(Ended):
 
     def past(self, number: int, *, ago: float = 0.0, **about: Any) -> None:
         """Let a claim of a job have ended some seconds ago, seen to work for half of its time."""
+        about.setdefault("claimed_at", time.time() - ago - 100)
         own = self.hold(number, token=f"t{number}{int(ago)}", **about)
         self.finish(own, self.account(own, number))
         self.end(number)
@@ -402,3 +403,11 @@ def test_the_exporters_word_is_not_waited_for_by_a_report(desk: Desk) -> None:
     desk.end(0)
     assert Advice(str(desk.exporter)).may_come(held, time.time(), time.time())
     assert "50 %" in desk.text("report", "12")
+
+
+def test_why_still_knows_a_job_that_is_in_the_history(desk: Desk) -> None:
+    desk.past(0)
+    assert desk.waiting() == []
+    said = desk.text("why", "job", "12")
+    assert "holds nothing" in said and "GPU 0 from" in said and "gpulock report 12" in said
+    assert desk.call("why", "job", "13").exit_code == 1

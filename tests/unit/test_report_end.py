@@ -160,6 +160,26 @@ def settings(tmp_path: Path, body: str, **keys: str) -> Settings:
     return Settings({"REPORT_COMMAND": script(tmp_path / "gpulock", body), **keys}, "/etc/x.conf")
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Give the processes that were forked."""
+    found: list[int] = []
+    real = os.fork
+
+    def fork() -> int:
+        pid = real()
+        found.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork)
+    return found
+
+
+def code_of(pid: int) -> int:
+    """Wait for a process; return how it ended."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def spawn(tmp_path: Path, body: str, claims: dict[str, int], **about: Any) -> None:
     reporter.report(settings(tmp_path, body), claims, **{"wait": True, **about})
 
@@ -188,21 +208,21 @@ def test_a_job_that_held_nothing_has_no_report(tmp_path: Path) -> None:
 
 
 def test_a_report_that_does_not_end_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: list[int]
 ) -> None:
     monkeypatch.setattr(reporter, "SECONDS", 0)  # no alarm
     real = reporter.end
     monkeypatch.setattr(reporter, "end", lambda pid, _: real(pid, Deadline(0.0)))
     spawn(tmp_path, "exec sleep 1000", {"a": os.getuid()})
-    assert os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) == -9
+    assert code_of(forked[0]) == -9
 
 
 def test_an_alarm_that_outlives_exec_ends_it_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: list[int]
 ) -> None:
     monkeypatch.setattr(reporter, "SECONDS", 1)
     spawn(tmp_path, "exec sleep 1000", {"a": os.getuid()}, wait=False)
-    assert os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) == -14
+    assert code_of(forked[0]) == -14
 
 
 def test_a_program_that_is_not_there_harms_nobody(tmp_path: Path) -> None:
@@ -211,12 +231,12 @@ def test_a_program_that_is_not_there_harms_nobody(tmp_path: Path) -> None:
     reporter.report(set_up, {"a": os.getuid()}, wait=True)
 
 
-def test_without_waiting_nothing_of_ours_is_held_open(tmp_path: Path) -> None:
+def test_without_waiting_nothing_of_ours_is_held_open(tmp_path: Path, forked: list[int]) -> None:
     out = tmp_path / "out"
     out.touch()
     out.chmod(0o666)
     spawn(tmp_path, f"ls -l /proc/self/fd > {out}", {"a": os.getuid()}, wait=False)
-    os.waitpid(-1, 0)
+    assert code_of(forked[0]) == 0
     assert "pipe:" not in out.read_text() and "/dev/null" in out.read_text()
 
 

@@ -3,24 +3,29 @@
 
 Usage: python -m gpulock_exporter.worker PERIOD PROCESS_PERIOD SOURCE, SOURCE being `nvml` or
 `simulated:DIR`. A call into a driver that hangs cannot be interrupted from within, so everything
-that could hang is here. It ends when its standard input does: then nobody reads any more.
+that could hang is here. It ends when its standard input does: then nobody reads any more; and
+where it hangs at that time, the kernel kills it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
 
 from gpulock_exporter.telemetry import Source, encode
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CANNOT_OPEN = 3  # exit code: no driver, or one that does not answer as it should
 
 
 def main(argv: list[str]) -> int:
     """Look until standard input ends; return the exit code."""
+    die_with_parent()
     period, process_period, name = float(argv[1]), float(argv[2]), argv[3]
     source = make_source(name)
     try:
@@ -36,6 +41,15 @@ def main(argv: list[str]) -> int:
     finally:
         source.close()
     return 0
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the exporter's main thread is over, prctl(2).
+
+    A driver that hangs would else keep it, beside the worker of the next exporter.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)  # without it, all else still holds
 
 
 def make_source(name: str) -> Source:

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
+from tests.exporter.child import until
 from tests.exporter.whole import UTILISATION, Whole
 from tests.nvml.double import Double
 
@@ -84,13 +86,17 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
         assert [one.pid for one in exporter.workers()] != [worker.pid]
 
 
-def test_the_worker_ends_with_the_exporter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_worker_ends_with_the_exporter(tmp_path: Path, hangs: bool) -> None:
     with (
         Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
-        Whole(tmp_path, nvml) as exporter,
+        Whole(tmp_path, nvml, settings={"MAX_SAMPLE_AGE": "60"}) as exporter,
     ):
         exporter.up()
         (worker,) = exporter.workers()
+        if hangs:
+            nvml.hang("nvmlDeviceGetUtilizationRates", "deaf")
+            assert until(lambda: worker.status() == psutil.STATUS_DISK_SLEEP)
         exporter.process.kill()
         exporter.process.wait()
         psutil.wait_procs([worker], 10)

@@ -33,7 +33,6 @@ from gpulock_exporter.webconfig_files import WebConfigError
 from gpulock_exporter.webconfig_reload import Reloader
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
-LIST_PERIOD = 10.0  # seconds between two readings of the driver's own list of cards
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
 NOBODY, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
 
@@ -110,7 +109,7 @@ def serve_alone(settings: Settings, exporter: Exporter) -> int:
     web = exporter.reloader.settings if exporter.reloader else None
     server = Server(exporter.handler(), sockets(settings.exporter_listen), say, web)
     signals(supervisor, settings.pause_max, stopped)
-    threading.Thread(target=watch, args=(exporter, stopped), daemon=True).start()
+    exporter.listed.start()
     server.start()
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
@@ -119,6 +118,7 @@ def serve_alone(settings: Settings, exporter: Exporter) -> int:
     finally:
         server.stop()
         supervisor.close()
+        exporter.listed.stop()
         if exporter.reloader:
             exporter.reloader.stop()
     return 0
@@ -132,14 +132,6 @@ def run(exporter: Exporter, supervisor: Supervisor, stopped: threading.Event) ->
         if frames or time.monotonic() >= due:
             exporter.tick(frames, supervisor)
             due = time.monotonic() + TICK * (1.5 if frames else 1.0)  # the next frame is due
-
-
-def watch(exporter: Exporter, stopped: threading.Event) -> None:
-    """Read the driver's list of cards now and then: it may never answer."""
-    while True:
-        exporter.list_devices()
-        if stopped.wait(LIST_PERIOD):
-            return
 
 
 def worker(settings: Settings) -> list[str]:

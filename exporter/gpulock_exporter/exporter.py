@@ -18,7 +18,7 @@ from gpulock_exporter.collectors.labels import LabelUser
 from gpulock_exporter.foreign import Kin
 from gpulock_exporter.history import History, page_of
 from gpulock_exporter.join_book import Book
-from gpulock_exporter.join_devices import DeviceList
+from gpulock_exporter.join_devices import DeviceList, inventory_version
 from gpulock_exporter.join_facts import gather
 from gpulock_exporter.join_snapshot import Health, Limits, Snapshot
 from gpulock_exporter.page import PAGE_HEADERS
@@ -47,7 +47,7 @@ class Exporter:
         self._folder = Folder(settings.exporter_dir)
         self._history = History()
         self._fault = "no sample yet"
-        self._listed = DeviceList(node.devices)
+        self.listed = DeviceList(node.devices, lambda: inventory_version(node.store.path))
         self._snapshot: Snapshot | None = None
         self._rendered: Rendered | None = None
         self.reloader: Reloader | None = None
@@ -61,8 +61,8 @@ class Exporter:
         self._book.memory = memory_of(self._folder.last(), self._node.boot_id, now)
 
     def list_devices(self) -> None:
-        """Read the driver's own list of cards; it may block, so it has a thread of its own."""
-        self._listed.read()
+        """Read the driver's own list of cards now; it may block."""
+        self.listed.read()
 
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
@@ -76,7 +76,7 @@ class Exporter:
             abandoned=supervisor.abandoned,
             reloaded=self.reloader.last_reload_successful if self.reloader else None,
         )
-        snapshot = self._book.snapshot(self._listed.devices, facts, now, health)
+        snapshot = self._book.snapshot(self.listed.devices, facts, now, health)
         self._history.add(
             {d.id: d.values.utilization if d.values else None for d in snapshot.devices}
         )

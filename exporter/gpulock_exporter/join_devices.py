@@ -8,6 +8,7 @@ a thread of its own does, and everybody else takes what it read last.
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,16 +16,29 @@ from gpulock.devices import Device
 from gpulock.refusal import Refusal
 from gpulock_exporter import telemetry
 
-PERIOD = 5.0  # seconds between two readings of the driver's list
+PERIOD = 10.0  # seconds between two readings of the driver's list
+GLANCE = 1.0  # seconds between two looks whether root has published another inventory
 NOT_LISTED = "the driver lists it, NVML does not"
 
 
 class DeviceList:
-    """What the driver listed last: None as long as it never did; `fault` says why it does not."""
+    """What the driver listed last: None as long as it never did; `fault` says why it does not.
 
-    def __init__(self, read: Callable[[], list[Device]], period: float = PERIOD) -> None:
+    `version` tells whether the list has changed in what does not come from the driver; it must
+    not block.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], list[Device]],
+        version: Callable[[], object] = lambda: None,
+        period: float = PERIOD,
+        glance: float = GLANCE,
+    ) -> None:
         self._read = read
+        self._version = version
         self._period = period
+        self._glance = min(glance, period)
         self._ended = threading.Event()
         self._found: tuple[list[Device] | None, str] = (None, "not listed yet")
 
@@ -44,6 +58,8 @@ class DeviceList:
             self._found = (self._read(), "")
         except Refusal as fault:
             self._found = ([], fault.why)
+        except OSError as fault:
+            self._found = (None, str(fault))
 
     def start(self) -> None:
         """Read again and again, in a thread that nobody waits for."""
@@ -55,8 +71,21 @@ class DeviceList:
 
     def _run(self) -> None:
         while not self._ended.is_set():
+            before, waited = self._version(), 0.0
             self.read()
-            self._ended.wait(self._period)
+            while waited < self._period and self._version() == before:
+                if self._ended.wait(self._glance):
+                    return
+                waited += self._glance
+
+
+def inventory_version(lock_dir: str) -> tuple[int, int, int]:
+    """Return what tells one published inventory from another, zeros for none."""
+    try:
+        info = os.stat(f"{lock_dir}/inventory")
+    except OSError:
+        return (0, 0, 0)
+    return (info.st_ino, info.st_mtime_ns, info.st_size)
 
 
 def merged(

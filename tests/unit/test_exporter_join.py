@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.collectors import collect
 from gpulock_exporter.foreign import Kin
 from gpulock_exporter.join_book import Book
-from gpulock_exporter.join_devices import NOT_LISTED, DeviceList
+from gpulock_exporter.join_devices import NOT_LISTED, DeviceList, inventory_version
 from gpulock_exporter.join_snapshot import Health, Limits, Seen, Snapshot
 from gpulock_exporter.telemetry import Process, Xid
 
+from gpulock import atomic
 from gpulock.devices import Device
 from gpulock.liveness import ALIVE, DEAD, UNKNOWN, Verdict
 from gpulock.locks import Lock
@@ -403,9 +405,32 @@ def test_the_drivers_list_is_what_was_read_last() -> None:
     assert (found.devices, found.fault) == ([], "no NVIDIA driver")
 
 
-def test_a_driver_that_hangs_hangs_only_who_reads_its_list() -> None:
-    import threading
+def test_another_inventory_is_seen_before_the_list_is_due() -> None:
+    versions, read = iter([1, 1, 1, 2, 2, 2]), [0]
+    again = threading.Event()
 
+    def count() -> list[Device]:
+        read[0] += 1
+        if read[0] == 2:
+            again.set()
+        return []
+
+    found = DeviceList(count, lambda: next(versions, 2), period=3600, glance=0.001)
+    found.start()
+    assert again.wait(10)
+    found.stop()
+
+
+def test_an_inventory_that_is_replaced_is_another_one(tmp_path: Path) -> None:
+    assert inventory_version(str(tmp_path)) == (0, 0, 0)
+    versions: list[tuple[int, int, int]] = []
+    for text in ("a", "ab"):
+        atomic.replace_file(f"{tmp_path}/inventory", text.encode())
+        versions.append(inventory_version(str(tmp_path)))
+    assert len({(0, 0, 0), *versions}) == 3
+
+
+def test_a_driver_that_hangs_hangs_only_who_reads_its_list() -> None:
     hanging, go_on = threading.Event(), threading.Event()
 
     def read() -> list[Device]:

@@ -87,6 +87,9 @@ soak: $(DEV)  ## every "must hold" at its full count: hours (root)
 bench: $(RUNTIME)  ## how long a claim and a hook take
 	@$(BIN)/python tests/bench/run.py
 
+bench-history: $(RUNTIME)  ## a million finished claims, filtered and summed (3 GB of scratch)
+	@$(BIN)/python tests/bench/history.py
+
 bench-isolation: $(DEV)  ## what ISOLATION=cgroup adds to the hooks (root)
 	@tests/consent.sh "make bench-isolation"
 	@$(BIN)/python tests/bench/isolation.py
@@ -114,7 +117,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-isolation bench-sge bench-slurm gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

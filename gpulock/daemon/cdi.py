@@ -90,7 +90,8 @@ def spec(settings: Settings, found: Iterable[Device]) -> Spec:
     for device in found:
         nodes = [] if device.fault else nodes_of(settings, device)
         if nodes:
-            named += [{"name": n, "containerEdits": {"deviceNodes": nodes}} for n in names(device)]
+            edits: Edits = {"deviceNodes": nodes}
+            named += [Named(name=name, containerEdits=edits) for name in names(device)]
     return {
         "cdiVersion": VERSION,
         "kind": CDI_KIND,

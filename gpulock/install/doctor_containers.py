@@ -179,7 +179,8 @@ def pyxis(root: Path) -> Iterator[Check]:
         for file in files:
             if file.is_file() and "spank_pyxis" in active(file):
                 what = f"{file}: pyxis starts TaskProlog inside the container, where ours is not"
-                yield warning("pyxis", what, "see docs/containers.md, section pyxis")
+                do = "use srun enroot start in place of --container-image: docs/containers.md"
+                yield warning("pyxis", what, do)
                 return
 
 

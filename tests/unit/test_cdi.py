@@ -313,7 +313,8 @@ def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
 ) -> None:
     site = Site(tmp_path)
     configured(site, CDI_DIR=str(tmp_path / "cdi"))
-    answered, asked = threading.Event(), []
+    answered = threading.Event()
+    asked: list[int] = []
 
     def hangs(_: Settings) -> str:
         asked.append(1)

@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import IO, Final
 
@@ -132,7 +132,7 @@ def files(folder: str) -> list[tuple[str, float]]:
 
 
 @contextmanager
-def reading(path: str) -> Iterator[IO[bytes] | gzip.GzipFile]:
+def reading(path: str) -> Generator[IO[bytes] | gzip.GzipFile]:
     """Open a file of the history, compressed or not; raise OSError for all but a regular file."""
     with os.fdopen(os.open(path, atomic.OPEN_READ), "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -46,7 +46,7 @@ class Idle:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said: set[str] = set()
-        self._command: Command | None = None
+        self.command: Command | None = None
         self._queue: list[tuple[str, dict[str, str]]] = []
 
     def run(self, node: Node, report: Report, now: float) -> None:
@@ -65,17 +65,17 @@ class Idle:
 
     def close(self) -> None:
         """End the command that runs: its deadline ends with us."""
-        if self._command is not None:
-            self._command.kill()
-            self._command = None
+        if self.command is not None:
+            self.command.kill()
+            self.command = None
 
     def work(self, settings: Settings, now: float) -> None:
         """Look after the command that runs, and start the next one: one at a time."""
-        if self._command is not None:
-            fault = self._command.poll(now)
+        if self.command is not None:
+            fault = self.command.poll(now)
             if fault is None:
                 return
-            self._command = None
+            self.command = None
             if fault:
                 self._say(fault)
         if not self._queue:
@@ -84,7 +84,7 @@ class Idle:
         fault = untrusted(path)
         if not fault:
             try:
-                self._command = Command(path, environ, now)
+                self.command = Command(path, environ, now)
                 return
             except OSError as failed:
                 fault = f"{failed.strerror}"

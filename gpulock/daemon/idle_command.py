@@ -31,7 +31,7 @@ class Command:
         self._end = now + SECONDS
         self._who = f"about {environ['GPULOCK_JOB']}"
         null = os.devnull
-        self._pid = os.posix_spawn(
+        self.pid = os.posix_spawn(
             path,
             [path, environ["GPULOCK_EVENT"]],
             environ,
@@ -48,7 +48,7 @@ class Command:
     def poll(self, now: float) -> str | None:
         """Return None while it runs, then why it failed, or nothing; end it at its deadline."""
         try:
-            done, status = os.waitpid(self._pid, os.WNOHANG)
+            done, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
             return ""  # somebody else in this process has asked
         if done:
@@ -62,8 +62,8 @@ class Command:
     def kill(self) -> None:
         """End it and all that it started in its session's group."""
         try:
-            os.killpg(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            os.killpg(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
         except (ProcessLookupError, ChildProcessError, PermissionError):
             return
 

@@ -63,9 +63,9 @@ class Lab(Ended):
 
     def finish_command(self) -> None:
         """Wait for the command, as later rounds would."""
-        command = self.idle._command
+        command = self.idle.command
         if command is not None:
-            os.waitid(os.P_PID, command._pid, os.WEXITED | os.WNOWAIT)
+            os.waitid(os.P_PID, command.pid, os.WEXITED | os.WNOWAIT)
 
     def facts(self) -> dict[str, str]:
         """Return the last facts that the command was told."""
@@ -186,11 +186,11 @@ def test_a_command_that_does_not_end_is_ended_with_all_it_started(lab: Lab) -> N
     lab.sample(lab.idles(own, 0))
     lab.script("sleep 1000 & sleep 1000")
     lab.idle.run(lab.node(), lab.report(), boottime())
-    command = lab.idle._command
+    command = lab.idle.command
     assert command is not None
     lab.idle.work(lab.node().settings, boottime() + idle_command.SECONDS + 1)
     assert "was ended after 30 s" in lab.said[-1]
-    assert lab.idle._command is None
+    assert lab.idle.command is None
 
 
 @pytest.mark.parametrize("act", ["group", "folder", "missing", "relative", "plain", "link"])
@@ -246,7 +246,11 @@ def test_nothing_is_done_that_could_not_be_noted_before(lab: Lab) -> None:
 def test_nobody_is_killed_unless_that_is_set(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     own = lab.hold(0, ago=HOUR)
     lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
-    monkeypatch.setattr(idle, "kill", lambda *_: pytest.fail("nobody asked for that"))
+
+    def kill(_: object, __: Owner) -> str:
+        pytest.fail("nobody asked for that")
+
+    monkeypatch.setattr(idle, "kill", kill)
     lab.round()
     lab.round()
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -180,8 +179,15 @@ def code_of(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def spawn(tmp_path: Path, body: str, claims: dict[str, int], **about: Any) -> None:
-    reporter.report(settings(tmp_path, body), claims, **{"wait": True, **about})
+def spawn(
+    tmp_path: Path,
+    body: str,
+    claims: dict[str, int],
+    wait: bool = True,
+    gid: int = NOBODY,
+    output: str = "",
+) -> None:
+    reporter.report(settings(tmp_path, body), claims, wait, gid, output)
 
 
 @pytest.mark.skipif(not ROOT, reason="only root becomes another user")
@@ -212,7 +218,11 @@ def test_a_report_that_does_not_end_is_ended(
 ) -> None:
     monkeypatch.setattr(reporter, "SECONDS", 0)  # no alarm
     real = reporter.end
-    monkeypatch.setattr(reporter, "end", lambda pid, _: real(pid, Deadline(0.0)))
+
+    def end(pid: int, _: Deadline) -> None:
+        real(pid, Deadline(0.0))
+
+    monkeypatch.setattr(reporter, "end", end)
     spawn(tmp_path, "exec sleep 1000", {"a": os.getuid()})
     assert code_of(forked[0]) == -9
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping
 
@@ -60,7 +61,7 @@ def page_of(
         version=snapshot.health.version,
         tiles=[
             tile_of(seen, history, snapshot.at.boottime, label_user)
-            for seen in snapshot.devices
+            for seen in sorted(snapshot.devices, key=place)
             if seen.state is not None
         ],
         old=max(0.0, snapshot.at.wall - sampled) if sampled is not None else None,
@@ -68,6 +69,12 @@ def page_of(
         fault=fault,
         driver=snapshot.driver,
     )
+
+
+def place(seen: Seen) -> tuple[bool, int, list[int]]:
+    """Return what devices are shown in order of: gi10 comes after gi2."""
+    numbers = [int(part) for part in re.findall(r"\d+", seen.instance)]
+    return seen.card is None, seen.card or 0, numbers
 
 
 def tile_of(seen: Seen, history: History, now: float, label_user: LabelUser) -> Tile:

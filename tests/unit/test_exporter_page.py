@@ -9,8 +9,12 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from gpulock_exporter.history import LENGTH, SHOWN, History, duration
+from gpulock_exporter.collectors.labels import LabelUser
+from gpulock_exporter.foreign import Present
+from gpulock_exporter.history import LENGTH, SHOWN, History, duration, note_of, page_of
 from gpulock_exporter.page import GIB, Page, Tile, render, spark
+
+from tests.unit.exporter_nodes import Node, card, instance
 
 HELD = Tile("0", "A100", "held", "0000:07:00.0", "job 4711.3", "alice", "4h 12m", utilization=0.97)
 
@@ -81,6 +85,30 @@ def test_what_is_not_known_is_said_to_be_so_and_not_a_zero() -> None:
     tile = text[text.index("<article") :]
     assert "use not observed" in tile
     assert "0%" not in tile and "0.0 of" not in tile and "<svg" not in tile
+
+
+def test_instances_are_shown_in_order_of_their_numbers() -> None:
+    node = Node()
+    parts = [instance(1, gi) for gi in (10, 2, 1)]
+    node.tick(card(1, mig=True, name="A100"), card(0), *parts)
+    page = page_of(node.snapshot(), History(), "n", 10.0, "", LabelUser.NAME)
+    assert [tile.name for tile in page.tiles] == ["0", "gi1.ci0", "gi2.ci0", "gi10.ci0"]
+    assert {tile.model for tile in page.tiles[1:]} == {"1g.10gb"}
+
+
+@pytest.mark.parametrize(
+    ("idle", "seen", "note"),
+    [(700.0, (), "observed to do nothing for 11m"), (None, (7, 8), "2 foreign processes")],
+)
+def test_a_note_says_since_when_and_how_many(
+    idle: float | None, seen: tuple[int, ...], note: str
+) -> None:
+    node = Node()
+    node.tick(card(0))
+    (device,) = node.snapshot().devices
+    changes: dict[str, Any] = {"state": "held_idle" if idle else "foreign", "idle": idle}
+    present = Present(len(seen), seen)
+    assert note_of(replace(device, present=present, **changes)) == note
 
 
 def test_memory_never_draws_beyond_its_bar() -> None:

@@ -54,7 +54,8 @@ class History:
         try:
             found = released(node.store, faults)
             if found:
-                lines = self._write(node, found, {device.id: device for device in devices})
+                known = {device.id: device for device in devices}
+                lines = self._write(node, found, known, faults)
         except (OSError, Refusal) as failed:
             why = failed.why if isinstance(failed, Refusal) else str(failed)
             faults.add(f"the history of finished claims waits in {node.store.released_dir}: {why}")
@@ -63,7 +64,9 @@ class History:
         self._said = faults
         return lines
 
-    def _write(self, node: Node, found: Claims, devices: Mapping[str, Device]) -> int:
+    def _write(
+        self, node: Node, found: Claims, devices: Mapping[str, Device], faults: set[str]
+    ) -> int:
         advice = Advice(node.settings.exporter_dir)
         ready = {
             token: parts
@@ -79,15 +82,22 @@ class History:
             done = self._done(folder, path, ready)
             drop(node.store, {token: ready[token] for token in done})
             new = sorted(set(ready) - done, key=lambda token: (end_of(ready[token]), token))
+            count = 0
             for begin in range(0, len(new), BATCH):
-                tokens = new[begin : begin + BATCH]
-                records = [record_of(list(ready[t].values()), advice, devices) for t in tokens]
-                history_file.append(path, b"".join([encode(record) for record in records]))
-                self._left |= set(tokens)
+                lines: dict[str, bytes] = {}
+                for token in new[begin : begin + BATCH]:
+                    try:
+                        parts = list(ready[token].values())
+                        lines[token] = encode(record_of(parts, advice, devices))
+                    except (ValueError, OverflowError) as fault:
+                        faults.add(f"claim {token} has no line: {fault}; remove it from released")
+                history_file.append(path, b"".join(lines.values()))
+                self._left |= set(lines)
                 self._file = identity(path)
-                drop(node.store, {token: ready[token] for token in tokens})
+                drop(node.store, {token: ready[token] for token in lines})
+                count += len(lines)
             self._left &= set(ready)
-        return len(new)
+        return count
 
     def _done(self, folder: str, path: str, ready: Claims) -> set[str]:
         """Return the claims whose line is there already."""

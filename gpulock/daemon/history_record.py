@@ -97,7 +97,7 @@ def record_of(
         "utilization": utilization(usages),
         "energy_joules": total([usage.energy for usage in usages]),
         "memory_peak_bytes": max([u.memory_peak for u in usages if u.memory_peak], default=None),
-        "last_busy": max([u.last_busy for u in usages if u.last_busy], default=None),
+        "last_busy": rounded(max([u.last_busy for u in usages if u.last_busy], default=None)),
         "foreign_seconds": total([usage.foreign for usage in usages]),
         "devices": [
             device_of(part, usage, devices.get(part.device), memory)

@@ -351,3 +351,29 @@ def test_a_reader_of_files_sees_the_oldest_first(site: Ended) -> None:
     assert [path for path, _ in history_file.files(str(folder))] == [
         f"{folder}/{name}" for name in ("history.jsonl.2.gz", "history.jsonl.1", "history.jsonl")
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"claimed_at=nan",
+        b"claimed_at=inf",
+        b"claimed_boottime=-inf",
+        b"claimed_boottime=nan",
+        b"uid=" + b"9" * 4299,
+        b"minor=" + b"7" * 5000,
+        b"restart=" + b"-1" * 1,
+    ],
+)
+def test_a_record_with_numbers_that_are_none_costs_itself_at_most(site: Ended, line: bytes) -> None:
+    own = site.claim(0)
+    site.claim(1, token="beef")
+    site.finish(own, site.account(own, 0))
+    path = site.lock / "released" / f"feed.{bus(0)}" / "owner"
+    key = line.partition(b"=")[0]
+    kept = [one for one in path.read_bytes().splitlines() if not one.startswith(key + b"=")]
+    path.write_bytes(b"\n".join([*kept, line]) + b"\n")
+    site.write()
+    site.write()
+    assert "beef" in site.tokens()
+    assert len(site.told) <= 1

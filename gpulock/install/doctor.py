@@ -13,6 +13,7 @@ from typing import Final
 
 from gpulock.install.doctor_check import BROKEN, FAULT, OK, WARNING, Check, examine
 from gpulock.install.doctor_containers import container_checks
+from gpulock.install.doctor_isolation import isolation_checks
 from gpulock.install.doctor_node import node_checks, settings_check
 from gpulock.install.doctor_sge import sge_checks
 from gpulock.install.doctor_slurm import slurm_checks
@@ -52,6 +53,7 @@ def doctor(where: Where) -> list[Check]:
             checks += sge_checks(settings, where.config, prefix, where.profile)
         checks += slurm_checks(settings, where.config, prefix)
         checks += systemd_checks(settings, where.config)
+        checks += isolation_checks(settings)
     return checks
 
 

@@ -194,8 +194,10 @@ class Cluster:
         """Look at shepherd_cmd, which alone reaches slave tasks of parallel jobs."""
         name, found = "slave tasks", self.lines.get("shepherd_cmd", "none")
         mine = found.startswith(f"{self.current}/")
-        if self.settings.sge_slave_tasks and not mine:
-            what = f"SGE_SLAVE_TASKS=yes, but shepherd_cmd is {found}"
+        isolated = self.settings.isolation == "cgroup"  # nothing else confines a slave task
+        if (self.settings.sge_slave_tasks or isolated) and not mine:
+            key = "ISOLATION=cgroup" if isolated else "SGE_SLAVE_TASKS=yes"
+            what = f"{key}, but shepherd_cmd is {found}"
             yield fault(name, what, f"set shepherd_cmd to the launcher below {self.current}")
         elif mine and not Path(found.split()[0]).is_file():
             yield fault(name, f"shepherd_cmd {found} is not there: no job starts", _AGAIN)

@@ -53,6 +53,7 @@ class InForceChecks:
             "JobSubmitPlugins": self.submission,
             "LaunchParameters": self.interactive,
             "SchedulerParameters": self.held,
+            "UsePAM": self.sessions,
             "node": self.node,
         }
         return [check for name, look_at in looks.items() for check in examine(name, look_at)]
@@ -187,6 +188,17 @@ class InForceChecks:
             yield warning(key, what, self.line(key))
         else:
             yield good(key, self.conf.get(key))
+
+    def sessions(self) -> Iterator[Check]:
+        """Look whether step daemons open the sessions by which ISOLATION=cgroup confines them."""
+        key = "UsePAM"
+        if self.settings.isolation != "cgroup":
+            return
+        if self.conf.get(key).lower() in ("1", "yes", "true", "y"):
+            yield good(key, self.conf.get(key))
+        else:
+            what = f"{self.conf.get(key) or 'not set'}: no task starts under ISOLATION=cgroup"
+            yield fault(key, what, f"UsePAM=1 in slurm.conf, {RECONFIGURE}; see docs/isolation.md")
 
     def held(self) -> Iterator[Check]:
         """Say what becomes of jobs that meet a broken node."""

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doctor says what a node can do about isolation, and whether what is set holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.install import doctor_isolation
+from gpulock.install.doctor_check import FAULT, OK, WARNING, Check
+from gpulock.isolation import bpf
+from tests.unit.trees import Box
+
+LINE = "session required pam_exec.so quiet /opt/gpulock/current/prolog/slurm-session\n"
+
+
+class Cell(Box):
+    """A Box with cgroups of both versions, and a driver that leaves its nodes alone."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.cgroup = root / "sys/fs/cgroup"
+        self.pam = root / "pam.d-slurm"
+        for name in ("devices/devices.deny", "unified/cgroup.procs", "unified/cgroup.controllers"):
+            (self.cgroup / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.cgroup / name).touch()
+        self.params("0")
+
+    def params(self, value: str) -> None:
+        """Let the driver say whether it opens its nodes again."""
+        (self.driver / "params").write_text(f"ModifyDeviceFiles: {value}\n")
+
+    def daemon(self, pid: int, name: str, path: str) -> None:
+        """Let a scheduler's daemon run in a cgroup."""
+        self.proc.add(pid, name, uids=(0, 0, 0, 0))
+        text = f"5:devices:{path}\n0::{path}\n"
+        (self.proc.root / str(pid) / "cgroup").write_text(text)
+
+    def checks(self, isolation: str) -> list[Check]:
+        """Return what doctor says."""
+        self.settings["ISOLATION"] = isolation
+        return doctor_isolation.isolation_checks(self.node().settings, self.pam)
+
+    def worst(self, isolation: str) -> Check:
+        """Return the worst that doctor says."""
+        rank = {OK: 0, WARNING: 1, FAULT: 2}
+        return max(self.checks(isolation), key=lambda check: rank[check.state])
+
+
+@pytest.fixture
+def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
+    def load(_: bytes) -> int:
+        return os.open("/dev/null", os.O_RDONLY)
+
+    monkeypatch.setattr(bpf, "load", load)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    made = Cell(tmp_path)
+    (made.cgroup / "unified/user.slice").mkdir()
+    return made
+
+
+def test_a_node_that_isolates_nothing_says_what_it_could(cell: Cell) -> None:
+    (only,) = cell.checks("off")
+    assert only.state == OK
+    assert "cgroup (version 1 and version 2), group" in only.what
+
+    cell.params("1")
+    assert "NVreg_ModifyDeviceFiles=0 first" in cell.checks("off")[0].what
+
+
+def test_a_node_that_can_do_nothing_says_so(cell: Cell) -> None:
+    (cell.driver / "params").unlink()
+    for path in sorted(cell.cgroup.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+    assert cell.checks("off")[0].what == "off; this node can do none"
+    assert cell.worst("cgroup").state == FAULT
+
+
+def test_a_well_set_node_is_well(cell: Cell) -> None:
+    cell.daemon(700, "sge_execd", "/system.slice/sgeexecd.service")
+    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
+    cell.pam.write_text(LINE)
+
+    assert {check.state for check in cell.checks("cgroup")} == {OK}
+    assert {check.state for check in cell.checks("group")} == {OK, FAULT}  # Slurm has no group
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [("", FAULT), (f"#{LINE}", FAULT), (LINE.replace("required", "optional"), FAULT), (LINE, OK)],
+)
+def test_a_stack_of_pam_that_starts_no_session_of_ours_is_a_fault(
+    cell: Cell, text: str, state: str
+) -> None:
+    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
+    cell.pam.write_text(text)
+
+    assert cell.worst("cgroup").state == state
+
+
+def test_a_missing_stack_is_a_fault(cell: Cell) -> None:
+    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
+
+    assert cell.worst("cgroup").state == FAULT
+
+
+@pytest.mark.parametrize(
+    ("path", "state"),
+    [("/user.slice/user-0.slice/session-1.scope", FAULT), ("/", WARNING), ("/init.scope/x", OK)],
+)
+def test_where_a_daemon_runs_matters(cell: Cell, path: str, state: str) -> None:
+    cell.daemon(700, "sge_execd", path)
+
+    assert cell.worst("cgroup").state == state
+
+
+def test_a_kernel_that_takes_no_program_is_a_fault(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: bytes) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(bpf, "load", refuse)
+
+    worst = cell.worst("cgroup")
+    assert worst.state == FAULT and "Operation not permitted" in worst.what
+
+
+def test_who_is_not_root_is_told_so(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    worst = cell.worst("cgroup")
+    assert worst.state == WARNING and worst.do == "run it as root"
+
+
+def test_ways_round_that_cannot_be_closed_are_named(cell: Cell) -> None:
+    (cell.cgroup / "unified/user.slice").rmdir()
+    assert "no user.slice" in cell.worst("cgroup").what
+
+    for name in ("cgroup.procs", "cgroup.controllers"):
+        (cell.cgroup / "unified" / name).unlink()
+    assert "takes version 2" in cell.worst("cgroup").what
+
+
+def test_a_driver_that_opens_its_nodes_again_is_a_fault(cell: Cell) -> None:
+    cell.params("1")
+
+    worst = cell.worst("group")
+    assert worst.state == FAULT and "NVreg_ModifyDeviceFiles=0" in worst.do

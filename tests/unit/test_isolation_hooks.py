@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the hooks of Grid Engine confine and free a job, and what becomes of one that cannot be."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpulock.isolation import job
+from gpulock.node import Node
+from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+from gpulock.settings import Settings
+from gpulock.sge import epilog, prolog, slave
+from gpulock.simulate.execd import SpooledJob
+from tests.unit.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.unit.trees import bus
+
+RUN, QUEUE_ERROR, REQUEUE = 0, 1, 99
+CGROUP = {"ISOLATION": "cgroup"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    child_of(monkeypatch, made)
+    return made
+
+
+class Kernel:
+    """What the hooks asked for: (label, pid, minors) of each job, in order."""
+
+    def __init__(self, site: Site, patch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[str, int, list[int]]] = []
+        self.refusal: Refusal | None = None
+        self.ends: list[tuple[str, list[str]]] = []
+        self.says = ""
+        self._site = site
+        patch.setattr(job, "begin", self.begin)
+        patch.setattr(job, "end", self.end)
+
+    def begin(self, node: Node, who: job.Who, granted: list[object], *_: object) -> None:
+        del node
+        self.asked.append((who.label, who.pid, [getattr(d, "minor", -1) for d in granted]))
+        if self.refusal:
+            raise self.refusal
+
+    def end(self, node: Node, who: job.Who) -> str:
+        del node
+        self.ends.append((who.label, self._site.locks()))
+        return self.says
+
+
+@pytest.fixture
+def kernel(site: Site, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return Kernel(site, monkeypatch)
+
+
+def start(site: Site, spooled: SpooledJob, **keys: str) -> int:
+    argv = ["sge", str(site.pid)]
+    return prolog.main(argv, site.environ(spooled), site.config(**keys))
+
+
+def stop(site: Site, spooled: SpooledJob, **keys: str) -> int:
+    argv = ["sge", str(site.pid)]
+    return epilog.main(argv, site.environ(spooled), site.config(**keys))
+
+
+def test_without_isolation_nothing_of_it_is_loaded(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("gpulock.isolation")]:
+        monkeypatch.delitem(sys.modules, name)
+    spooled = site.run(gpus(1))
+
+    assert start(site, spooled) == stop(site, spooled) == RUN
+
+    assert [name for name in sys.modules if name.startswith("gpulock.isolation")] == []
+
+
+def test_a_job_is_confined_to_its_grant(site: Site, kernel: Kernel) -> None:
+    assert start(site, site.run(gpus(2)), **CGROUP) == RUN
+    assert kernel.asked == [("12.1", SHEPHERD, [0, 1])]
+
+
+def test_a_job_that_asked_for_none_is_confined_to_none(site: Site, kernel: Kernel) -> None:
+    spooled = site.run()
+    for hide in ("yes", "no"):
+        assert start(site, spooled, **CGROUP, HIDE_UNREQUESTED=hide) == RUN
+    assert kernel.asked == [("12.1", SHEPHERD, [])] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(BROKEN, QUEUE_ERROR), (UNKNOWN, REQUEUE)], ids=["broken", "unknown"]
+)
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_job_that_cannot_be_confined_does_not_start_and_keeps_nothing(
+    site: Site, kernel: Kernel, kind: str, code: int, count: int
+) -> None:
+    kernel.refusal = Refusal(kind, "no cgroups", "mount them")
+    spooled = site.run(gpus(count))
+    before = variables(spooled.folder)
+
+    assert start(site, spooled, **CGROUP) == code
+
+    assert site.locks() == []
+    assert variables(spooled.folder) == before
+
+
+def test_a_node_without_cgroups_starts_no_job(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is played here: the Box has neither version."""
+    (Path(site.proc.root) / "devices").write_text("Character devices:\n")
+
+    assert start(site, site.run(gpus(1)), **CGROUP) == QUEUE_ERROR
+    assert "neither the devices controller nor cgroup version 2" in capfd.readouterr().err
+    assert site.locks() == []
+
+
+def test_the_epilog_frees_a_job_while_its_devices_are_still_locked(
+    site: Site, kernel: Kernel
+) -> None:
+    spooled = site.run(gpus(1))
+    start(site, spooled, **CGROUP)
+
+    assert stop(site, spooled, **CGROUP) == RUN
+
+    assert kernel.ends == [("12.1", [bus(0)])]
+    assert site.locks() == []
+
+
+def test_an_epilog_that_cannot_free_the_job_gives_its_devices_back_all_the_same(
+    site: Site, kernel: Kernel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spooled = site.run(gpus(1))
+    start(site, spooled, **CGROUP)
+    kernel.says = "its cgroup: busy"
+    capfd.readouterr()
+
+    assert stop(site, spooled, **CGROUP) == RUN
+    assert site.locks() == []
+
+
+@pytest.mark.parametrize("isolation", ["group", "cgroup"])
+def test_under_isolation_a_mask_holds_uuids(isolation: str) -> None:
+    asked = {"ISOLATION": isolation, "VISIBLE_DEVICES": "index"}
+
+    assert Settings(asked).visible_devices == "uuid"
+    assert Settings({"VISIBLE_DEVICES": "index"}).visible_devices == "index"
+
+
+FIRST, SECOND = 600, 601
+HOSTS = (("node", 2), ("other", 2))
+
+
+@pytest.fixture
+def tasks(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Let a slave task's hook become root, as execd lets it."""
+    monkeypatch.setattr(os, "setresuid", lambda *_: None)  # pyright: ignore
+    return site
+
+
+def start_task(site: Site, pid: int, **keys: str) -> int:
+    return slave.main(["slave", str(pid)], {}, site.config(**CGROUP, **keys))
+
+
+def test_each_slave_task_is_confined_to_what_its_job_holds_here(
+    tasks: Site, kernel: Kernel
+) -> None:
+    spooled = tasks.spool(gpus(1), pe="mpi", hosts=HOSTS)
+    tasks.task(spooled, FIRST)
+    tasks.task(spooled, SECOND, "2.node")
+
+    codes = [start_task(tasks, pid, SGE_SLAVE_TASKS="yes") for pid in (FIRST, SECOND)]
+
+    assert codes == [0, 0]
+    assert kernel.asked == [("12.1", FIRST, [0, 1]), ("12.1", SECOND, [0, 1])]
+
+
+def test_where_slave_tasks_get_no_gpus_each_is_confined_to_none(
+    tasks: Site, kernel: Kernel
+) -> None:
+    spooled = tasks.spool(gpus(1), pe="mpi", hosts=HOSTS)
+    tasks.task(spooled, FIRST)
+
+    assert start_task(tasks, FIRST) == 0
+    assert kernel.asked == [("12.1", FIRST, [])]
+
+
+def test_a_slave_task_that_is_refused_its_gpus_is_confined_to_none(
+    tasks: Site, kernel: Kernel
+) -> None:
+    spooled = tasks.spool(gpus(9), pe="mpi", hosts=HOSTS)
+    folder = tasks.task(spooled, FIRST)
+
+    assert start_task(tasks, FIRST, SGE_SLAVE_TASKS="yes") == 0
+    assert kernel.asked == [("12.1", FIRST, [])]
+    assert slave.REFUSED in variables(folder)
+
+
+def test_a_slave_task_that_cannot_be_confined_does_not_start(tasks: Site, kernel: Kernel) -> None:
+    kernel.refusal = Refusal(BROKEN, "no cgroups", "mount them")
+    spooled = tasks.spool(gpus(1), pe="mpi", hosts=HOSTS)
+    tasks.task(spooled, FIRST)
+
+    assert start_task(tasks, FIRST, SGE_SLAVE_TASKS="yes") == 1
+    assert tasks.locks() == []
+
+
+def test_a_node_is_marked_once_for_the_reconcile(site: Site) -> None:
+    assert not (site.lock / job.MARK).exists()
+    job.mark(site.node())
+    job.mark(site.node())
+
+    assert (site.lock / job.MARK).exists()

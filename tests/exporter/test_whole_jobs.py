@@ -16,6 +16,7 @@ from tests.nvml.double import ERROR_NOT_SUPPORTED, Double, Process
 from tests.unit.trees import record
 
 SECRET = "hunter2-correct-horse"
+SUCCESS = "gpulock_collector_success"
 LOOKED = "gpulock_sample_timestamp_seconds"
 USER = 'o"h\\ {}=,#€\u2028'
 
@@ -164,3 +165,26 @@ def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) ->
 
 def foreign(found: Scrape) -> float:
     return sum(found.all("gpulock_gpu_foreign_processes", gpu="1"))
+
+
+def test_a_folder_that_cannot_be_written_costs_no_answer_and_no_claim_its_file(
+    tmp_path: Path,
+) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
+        Whole(tmp_path, nvml) as exporter,
+    ):
+        exporter.up()
+        token = exporter.claim(0)
+        exporter.until(lambda s: s.all("gpulock_gpu_locked") == [1])
+        finished, away = exporter.folder / "finished", exporter.folder / "away"
+        finished.rename(away)
+        finished.write_text("in the way")
+        exporter.release()
+        found = exporter.until(lambda s: s.all(SUCCESS, collector="files") == [0])
+        assert found.one("gpulock_nvml_up") == 1
+        assert found.one("gpulock_gpu_locked") == 0
+        finished.unlink()
+        away.rename(finished)
+        exporter.until(lambda s: s.all(SUCCESS, collector="files") == [1])
+        assert (finished / token).exists(), "written once it could be"

@@ -75,7 +75,7 @@ GLANCE = [
     number(
         "GPU hours",
         "none",
-        Query(f"sum(count_over_time(gpulock:gpu_hold:info{JOB}[$__range:1m])) / 60"),
+        Query(f"sum(count_over_time(gpulock:gpu_hold:info{JOB}[$__range:15s])) / 240"),
         about="In the time that is shown.",
     ),
     number(

@@ -138,7 +138,8 @@ def rows(
         for column, (_, ref) in zip(columns, queries, strict=True)
         if not column.heading
     ]
-    tidy = {"excludeByName": dict.fromkeys(("Time", *hidden), True), "renameByName": {}}
+    hide = dict.fromkeys(("Time", *hidden), True)
+    tidy = {"excludeByName": hide, "indexByName": {}, "renameByName": {}}
     panel = (
         table.Panel()
         .title(title)

@@ -37,6 +37,7 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter
 SHORTER = (
     (re.compile(r"(?m)^(\s+for: )\d+[mh]$"), r"\g<1>2s"),
     (re.compile(r"\[1[05]m\]"), "[8s]"),
+    (re.compile(r":15s\]"), ":1s]"),
     (re.compile(r">= 600\b"), ">= 6"),
     (re.compile(r"< 900\b"), "< 10"),
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TWINS = ("APPTAINERENV_", "SINGULARITYENV_")
 BIND_LISTS = ("APPTAINER_BINDPATH", "SINGULARITY_BINDPATH")
 CDI_KIND = "gpulock.io/gpu"
-CDI_DEVICES = "GPULOCK_CDI_DEVICES"  # for who starts a container: it needs no twins
+CDI_FLAGS = "GPULOCK_CDI"  # flags for who starts a container: they need no twins
 NAMES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -54,16 +54,15 @@ def variables(
         pairs.append(("GPU_DEVICE_ORDINAL", mask))
     pairs += [(name, mask) for name in also]
     twins = [(twin + name, value) for twin in TWINS for name, value in pairs]
-    if settings.cdi_dir:
-        names = ",".join([f"{CDI_KIND}={d.id}" for d in granted])  # known whatever the driver tells
-        pairs.append((CDI_DEVICES, names))
+    if settings.cdi_dir:  # a flag each: podman 5 and Docker split no list
+        pairs.append((CDI_FLAGS, " ".join([f"--device={CDI_KIND}={d.id}" for d in granted])))
     return [*pairs, *twins]
 
 
 def drop_names(also: tuple[str, ...] = ()) -> frozenset[str]:
     """Return every name that `variables` may set: none of the user's may survive."""
     names = (*NAMES, *also)
-    return frozenset([*names, CDI_DEVICES, *[twin + name for twin in TWINS for name in names]])
+    return frozenset([*names, CDI_FLAGS, *[twin + name for twin in TWINS for name in names]])
 
 
 def driver_binds(settings: Settings) -> str:

@@ -15,7 +15,7 @@ from gpulock.daemon.cdi import keep, path_of, spec, text_of
 def cdi(session: Session, write: bool) -> None:
     """Print the CDI spec of this node, by which podman and Docker know its devices.
 
-    In a job: podman run --device "$GPULOCK_CDI_DEVICES" IMAGE (where CDI_DIR is set).
+    In a job, where CDI_DIR is set: podman run $GPULOCK_CDI IMAGE
     """
     node = session.node()
     text = text_of(spec(node.settings, node.devices()))

@@ -25,7 +25,7 @@ _APT: Final = ("apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300")
 _APPLETS: Final = ("cat", "env", "id", "ls", "mknod", "sh", "true")
 # Apptainer mounts images with the first, the stage starts programs with the second.
 _WITH_APPTAINER: Final = ("fuse2fs", "fuse3", "squashfuse", "squashfs-tools")
-_WITH_STAGE: Final = ("coreutils", "dash", "util-linux")
+_WITH_STAGE: Final = ("coreutils", "dash", "mount", "util-linux")
 _FOLDERS: Final = ("home", "proc", "root", "run", "sys", "tmp", "var/tmp")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.environment import BIND_LISTS, TWINS, variables
+from gpulock.settings import load
 from tests.labs.container_lab import CGROUPS, Containers, Node
 
 pytestmark = pytest.mark.lab
@@ -182,8 +183,7 @@ def test_podman_gives_a_job_its_own_cards_by_the_names_it_was_told(node: Node) -
     (first, second), other = minors_of(node, job)
     look = opens(f"/dev/nvidia{first}", f"/dev/nvidia{second}", f"/dev/nvidia{other}", "/tmp/made")
     script = f"{SHOW}; mknod /tmp/made c 195 {other}; {look}"
-    device = ("--device", job["GPULOCK_CDI_DEVICES"], "--cap-add", "MKNOD")
-    done = node.podman(script, job, *device)
+    done = node.podman(script, job, *job["GPULOCK_CDI"].split(), "--cap-add", "MKNOD")
 
     shown = [line for line in done.stdout.splitlines() if line.startswith("nvidia")]
     own = {f"nvidia{first}", f"nvidia{second}"}
@@ -204,7 +204,8 @@ def test_podman_knows_a_card_by_each_of_its_names_and_no_other(node: Node) -> No
 
 
 def test_podman_gives_nothing_to_a_job_without_gpus(node: Node) -> None:
-    done = node.podman("ls /dev", {}, "--device", "")
+    job = dict(variables([], load(node.site.config)))
+    done = node.podman("ls /dev", job, *job["GPULOCK_CDI"].split())
     assert (done.returncode, "nvidia" in done.stdout) == (0, False)
 
 

@@ -108,8 +108,8 @@ def test_every_name_is_one_and_what_a_job_is_told_is_among_them(
     found = site.node().devices()
     spec = told(site)
 
-    given = dict(environment.variables(found, settings))[environment.CDI_DEVICES].split(",")
-    known = {f"{spec['kind']}={name}" for name in nodes(spec)}
+    given = dict(environment.variables(found, settings))[environment.CDI_FLAGS].split(" ")
+    known = {f"--device={spec['kind']}={name}" for name in nodes(spec)}
     assert len(given) == len(found)
     assert set(given) <= known
     assert [name for name in nodes(spec) if not NAME.match(name)] == []

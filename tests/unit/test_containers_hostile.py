@@ -80,7 +80,7 @@ def test_a_grid_engine_job_gets_the_same_gpus_and_variables_whatever_it_binds(
     ours = environment.drop_names(prolog.ALSO)
     for name in (*ours, *BIND_LISTS):
         found = [line for line in lines_of(job) if line.startswith(name.encode() + b"=")]
-        assert len(found) == (name != environment.CDI_DEVICES), name
+        assert len(found) == (name != environment.CDI_FLAGS), name
         if name in BIND_LISTS:
             assert found[0].endswith(binds.encode())
         elif name.endswith(MASK):

@@ -92,11 +92,11 @@ def test_every_name_that_may_be_set_is_dropped_first() -> None:
 
 def test_podman_is_told_the_names_of_the_cdi_spec_where_one_is_kept() -> None:
     granted = [card(0, "MIG-a", "gi1.ci0"), card(0, "MIG-b", "gi2.ci0")]
-    assert variables(granted, CDI_DIR="/run/cdi")["GPULOCK_CDI_DEVICES"] == (
-        "gpulock.io/gpu=0000:01:00.0.gi1.ci0,gpulock.io/gpu=0000:01:00.0.gi2.ci0"
+    assert variables(granted, CDI_DIR="/run/cdi")["GPULOCK_CDI"] == (
+        "--device=gpulock.io/gpu=0000:01:00.0.gi1.ci0 --device=gpulock.io/gpu=0000:01:00.0.gi2.ci0"
     )
-    assert variables([], CDI_DIR="/run/cdi")["GPULOCK_CDI_DEVICES"] == ""
-    assert "GPULOCK_CDI_DEVICES" not in variables([card(2, "GPU-b")])
+    assert variables([], CDI_DIR="/run/cdi")["GPULOCK_CDI"] == ""
+    assert "GPULOCK_CDI" not in variables([card(2, "GPU-b")])
 
 
 def driver(root: Path, *parts: str, text: str = "") -> dict[str, str]:

@@ -38,7 +38,7 @@ def test_the_lines_where_gpulock_chooses(site: TaskSite) -> None:
     }
     assert told.exported == {f"{twin}{name}": own[name] for twin in ("", *TWINS) for name in own}
     assert (told.code, told.printed) == (RUN, [])
-    assert told.unset == {"GPULOCK_CDI_DEVICES"}  # no CDI_DIR is set
+    assert told.unset == {"GPULOCK_CDI"}  # no CDI_DIR is set
 
 
 def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
@@ -53,7 +53,7 @@ def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
     }
     assert told.exported == {f"{twin}{name}": own[name] for twin in ("", *TWINS) for name in own}
     ordinals = {f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS}
-    assert told.unset == ordinals | {"GPULOCK_CDI_DEVICES"}  # no CDI_DIR is set
+    assert told.unset == ordinals | {"GPULOCK_CDI"}  # no CDI_DIR is set
     assert (told.code, told.printed) == (RUN, [])
 
 

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history's chore as a process: the sweep stops it at every system call.
+
+Usage: python -IS history.py LIBRARY CONFIG. Exits 0 whatever it could not do.
+"""
+
+import os
+import sys
+
+sys.path[:0] = [sys.argv[1]]
+
+from gpulock.daemon.history import History  # noqa: E402 (the library is put on the path first)
+from gpulock.node import Node  # noqa: E402
+from gpulock.settings import load  # noqa: E402
+
+
+def say(text: str) -> None:
+    """Write a line where the test reads it."""
+    os.write(2, text.encode() + b"\n")
+
+
+def main(config: str) -> int:
+    """Write what is over."""
+    History(say).once(Node(load(config), "node1"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2]))

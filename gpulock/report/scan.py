@@ -96,12 +96,15 @@ class Sum:
     busy: float = 0.0
     observed: float = 0.0
 
-    def add(self, held: float, busy: float, observed: float) -> None:
-        """Add a claim, or a device of one."""
+    def read(self, held: bytes, busy: bytes, observed: bytes) -> None:
+        """Add what stands in a line; what is not known adds nothing."""
+        try:
+            self.held += float(held)
+            self.observed += float(observed)
+            self.busy += float(busy)
+        except ValueError:
+            pass  # null: nothing is known of the rest
         self.claims += 1
-        self.held += held
-        self.busy += busy
-        self.observed += observed
 
     @property
     def idle(self) -> float:
@@ -201,14 +204,6 @@ def parsed(line: bytes, faults: Faults) -> Claim | None:
         return None
 
 
-def value(text: bytes) -> float:
-    """Return a number of a line, 0 for what is not known."""
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
 class Sums:
     """Sums by user, queue or device, or of everything under an empty name.
 
@@ -224,14 +219,14 @@ class Sums:
         """Add a claim."""
         if self._by != "device" and not self._device:
             held, busy, observed = found.head.group(GPU_SECONDS, BUSY, OBSERVED)
-            self._of(self._key(found)).add(value(held), value(busy), value(observed))
+            self._of(self._key(found)).read(held, busy, observed)
             return
         end = found.data.find(b',"shapes":', found.begin, found.end)
         end = end if end > 0 else found.end
         for name, held, busy, observed in DEVICE.findall(found.data, found.head.end(), end):
             if self._device in (b"", name):
                 key = name if self._by == "device" else self._key(found)
-                self._of(key).add(value(held), value(busy), value(observed))
+                self._of(key).read(held, busy, observed)
 
     def named(self) -> dict[str, Sum]:
         """Return the sums by name."""

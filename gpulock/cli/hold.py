@@ -40,15 +40,19 @@ def claim(
     record = owner_of(node, pid or calling_shell(node.proc))
     if os.geteuid() not in (0, record.uid):
         raise Refused(f"process {record.pid} is {record.user}'s", "claim for one of your own")
+    binds = environment.driver_binds(node.settings) if export else ""
     grant = obtain(node, record, number, wanted, wait)
-    click.echo("\n".join(exports(grant, node.settings) if export else shown(grant)))
+    click.echo("\n".join(exports(grant, node.settings, binds) if export else shown(grant)))
     hint = f"gpulock: held by pid {record.pid} until it ends; give back: gpulock release"
     click.echo(hint if pid is None else f"{hint} --pid {pid}", err=True)
 
 
-def exports(grant: Grant, settings: Settings) -> list[str]:
+def exports(grant: Grant, settings: Settings, binds: str) -> list[str]:
     """Return the lines that a shell evaluates."""
     pairs = environment.variables(grant.devices, settings)
+    if binds:
+        own = environment.own_binds(os.environ)
+        pairs += [(name, environment.appended(old, binds)) for name, old in own]
     return [f"export {name}={shlex.quote(value)}" for name, value in pairs]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from gpulock.cli.session import user_name
 from gpulock.deadline import boottime
+from gpulock.environment import BIND_LISTS, driver_version
 from gpulock.settings import Settings
 from tests.unit.cli_site import NOBODY, ROOT, Site, dead_process
 
@@ -90,6 +91,25 @@ def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:
         check=True,
     )
     assert done.stdout == "3,5\n"
+
+
+def test_a_shells_containers_get_this_nodes_driver_besides_its_own_binds(site: Site) -> None:
+    config = Path(site.config)
+    sets = config.parent / "sets"
+    config.write_text(config.read_text() + f"DRIVER_DIR={sets}\n")
+    refused = site.run("claim", "-n", "1", "--export")
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert "no driver set for this node's driver" in refused.stderr
+    assert site.states() == ["free"] * 8
+
+    folder = sets / driver_version(str(config.parent / "proc/driver/nvidia"))
+    for part in ("bin", "lib"):
+        (folder / part).mkdir(parents=True)
+    environ = {**os.environ, "SINGULARITY_BINDPATH": "/my own"}
+    done = site.run("claim", "-n", "1", "--export", env=environ)
+    binds = f"/my own,{folder}/bin:/nvbin,{folder}/lib:/nvlib"
+    for name in BIND_LISTS:
+        assert f"export {name}='{binds}'\n" in done.stdout
 
 
 def test_asking_again_gets_the_same_and_asking_for_other_is_refused(

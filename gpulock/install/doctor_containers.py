@@ -46,7 +46,7 @@ def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
     return [
         *checks,
         *examine("enroot", lambda: enroot(settings, root)),
-        *examine("pyxis", lambda: pyxis(root)),
+        *examine("pyxis", lambda: pyxis(settings, root)),
     ]
 
 
@@ -172,9 +172,10 @@ def enroot(settings: Settings, root: Path) -> Iterator[Check]:
         yield good("enroot", "the mask holds UUIDs, which are the same in a container")
 
 
-def pyxis(root: Path) -> Iterator[Check]:
+def pyxis(settings: Settings, root: Path) -> Iterator[Check]:
     """Look whether pyxis takes tasks into containers, where no TaskProlog of ours is."""
-    for path in (root / name for name in PLUGSTACKS):
+    own = [Path(settings.slurm_conf).with_name("plugstack.conf")] if settings.slurm_conf else []
+    for path in (*own, *(root / name for name in PLUGSTACKS)):
         files = [path, *sorted(path.with_name("plugstack.conf.d").glob("*.conf"))]
         for file in files:
             if file.is_file() and "spank_pyxis" in active(file):

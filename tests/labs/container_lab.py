@@ -6,15 +6,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from gpulock.environment import BIND_LISTS, driver_version, drop_names
+from gpulock.isolation import confine, policy, tree
 from gpulock.settings import load
 from tests.labs.container_install import install, make_image, make_sid
 from tests.labs.container_stage import CAPS_MAJOR, MAJOR, Stage
-from tests.labs.sge_wait import LabError
+from tests.labs.sge_wait import LabError, until
 from tests.unit.cli_site import Site
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -43,7 +45,7 @@ class Containers:
     def __init__(self, folder: Path) -> None:
         install()
         self.folder = folder
-        self.parent = f"gpulock-lab-{os.getpid()}"
+        self.parent = f"gpulock-containers-{os.urandom(4).hex()}"
         self.image = make_image(folder / "image")
         folder.chmod(0o755)  # alice's containers are started from here
         self._sid: Path | None = None
@@ -141,18 +143,32 @@ class Node:
         return stage.run(start, env)
 
     def on_sid(
-        self, command: Sequence[str], env: Mapping[str, str]
+        self, command: Sequence[str], env: Mapping[str, str], groups: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as alice where Apptainer is."""
         stage = Stage(self.lab.sid, self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
-        return stage.run(command, env)
+        return stage.run(command, env, groups=groups)
 
     def here(
-        self, command: Sequence[str], env: Mapping[str, str]
+        self, command: Sequence[str], env: Mapping[str, str], groups: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as alice where this machine's own programs are."""
         stage = Stage(Path("/"), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
-        return stage.run(command, env)
+        return stage.run(command, env, groups=groups)
+
+    @contextmanager
+    def confined(self, job: Mapping[str, str]) -> Generator[list[str]]:
+        """Give cgroups that are closed as ISOLATION=cgroup closes a job's."""
+        uuids = job["GPULOCK_DEVICES"].split(",")
+        granted = [device for device in self.site.node().devices() if device.uuid in uuids]
+        rules = policy.rules(granted, policy.caps_major("/proc"), self.settings.driver_root)
+        folders = [f"{one.top}/{self.lab.parent}-confined" for one in tree.trees("/sys")]
+        try:
+            for one, folder in zip(tree.trees("/sys"), folders, strict=True):
+                confine.shut(one, folder, rules, "/dev")
+            yield folders
+        finally:
+            until(lambda: all(map(tree.remove, folders)), what="the job's cgroups are empty")
 
     def podman(
         self, script: str, env: Mapping[str, str], *flags: str

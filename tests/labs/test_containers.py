@@ -13,6 +13,7 @@ import pytest
 from gpulock.environment import BIND_LISTS, TWINS, variables
 from gpulock.settings import load
 from tests.labs.container_lab import CGROUPS, Containers, Node
+from tests.labs.device_nodes import alone
 
 pytestmark = pytest.mark.lab
 SHOW = "env; echo; ls /dev /dev/nvidia-caps 2>/dev/null; cat /nvbin/nvidia-smi /nvlib/libcuda.so.1"
@@ -243,3 +244,26 @@ def test_charliecloud_has_the_mask_and_the_driver_that_it_is_given(node: Node) -
 
     assert done.stdout.splitlines()[-1] == node.version, done.stderr
     assert told(done.stdout).items() >= job.items()
+
+
+@pytest.mark.parametrize("program", ["apptainer", "apptainer --nv", "bwrap", "ch-run", "unshare"])
+def test_a_confined_job_opens_its_own_card_and_no_other_from_a_container(
+    node: Node, program: str
+) -> None:
+    job = node.job(1)
+    (own,), other = minors_of(node, job)
+    shell = ("sh", "-c", opens(f"/dev/nvidia{own}", f"/dev/nvidia{other}", "/dev/nvidiactl"))
+    image = str(node.lab.image)
+    with alone(), node.confined(job) as groups:
+        if program.startswith("apptainer"):
+            start = ["apptainer", "--quiet", "exec", *program.split()[1:], image, *shell]
+            done = node.on_sid(start, job, groups)
+        else:
+            start = {
+                "bwrap": ["bwrap", "--dev-bind", "/", "/", *shell],
+                "ch-run": ["ch-run", image, "--", *shell],
+                "unshare": ["unshare", "--map-root-user", "--mount", *shell],
+            }[program]
+            done = node.here(start, job, groups)
+
+    assert answers(done.stdout) == [ALLOWED, REFUSED, ALLOWED], done.stderr

@@ -264,6 +264,13 @@ def test_pyxis_is_told_to_start_no_taskprolog_of_ours(node: Node, name: str) -> 
     assert [c for c in node.checks() if c.name == "pyxis"] == []
 
 
+def test_pyxis_is_looked_for_beside_the_slurm_conf_in_force(node: Node) -> None:
+    node.write("opt/slurm/plugstack.conf", "optional /opt/lib/spank_pyxis.so\n")
+    assert [c for c in node.checks() if c.name == "pyxis"] == []
+    node.keys["SLURM_CONF"] = str(node.root / "opt/slurm/slurm.conf")
+    assert node.of("pyxis").state == WARNING
+
+
 def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path: Path) -> None:
     files = write_node(tmp_path / "node", "dgx1")
     config = Path(files.config)

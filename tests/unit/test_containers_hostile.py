@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's own bind lists: whatever stands in them, root decides the same and writes the same."""
+"""A job's own bind lists: they stay its own, and whatever is in them, root decides the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from gpulock.environment import BIND_LISTS
 from gpulock.sge import envfile, prolog
 from gpulock.simulate.execd import SpooledJob
 from tests.unit import slurm_site
-from tests.unit.jobs import Site, child_of, gpus
+from tests.unit.jobs import Site, child_of, gpus, variables
+from tests.unit.slurm_tasks import TaskSite
 from tests.unit.trees import bus
 
 RUN, QUEUE_ERROR = 0, 1
@@ -117,3 +118,26 @@ def test_a_slurm_prolog_notes_the_nodes_own_binds_whatever_its_environment_says(
 
     assert site.note().binds == binds
     assert len(site.granted()) == 2
+
+
+def test_a_grid_engine_user_of_singularitys_name_keeps_his_binds_in_apptainer(site: Site) -> None:
+    keys, binds = sets(site.root, site.driver)
+    job = site.run(gpus(1), variables=((BIND_LISTS[1], "/scratch"),))
+
+    assert prolog.main(["sge", str(site.pid)], site.environ(job), site.config(**keys)) == RUN
+
+    found = variables(job.folder)
+    assert [found[name] for name in BIND_LISTS] == [f"/scratch,{binds}"] * 2
+
+
+def test_a_slurm_user_of_singularitys_name_keeps_his_binds_in_apptainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site = TaskSite(tmp_path, monkeypatch, capfd)
+    keys, binds = sets(site.root, site.driver)
+    site.set(**keys)
+    site.prolog(12, "0,1")
+
+    told = site.run(**{"CUDA_VISIBLE_DEVICES": "0,1", BIND_LISTS[1]: "/scratch"})
+
+    assert [told.exported[name] for name in BIND_LISTS] == [f"/scratch,{binds}"] * 2

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from gpulock import __version__
 from gpulock.daemon.cdi import CdiSpec
 from gpulock.daemon.daemon import Daemon
+from gpulock.daemon.drift import Drift
 from gpulock.daemon.history import History
 from gpulock.daemon.idle import Idle
 from gpulock.daemon.journal import ERROR, WARNING, Journal
@@ -40,7 +41,7 @@ def chores(journal: Journal) -> list[Chore]:
     def say(text: str) -> None:
         journal.say(WARNING, text)
 
-    return [Publisher(journal), CdiSpec(journal), History(say), Idle(say)]
+    return [Publisher(journal), CdiSpec(journal), History(say), Idle(say), Drift(journal)]
 
 
 def config_of(argv: Sequence[str]) -> str:

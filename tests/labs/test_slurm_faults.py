@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.freezer import frozen
 from tests.labs.sge_wait import LabError, until
 from tests.labs.slurm_gpulock import CONFIG, Gpulock
 from tests.labs.slurm_hooks import Stops, stops
@@ -378,25 +379,6 @@ def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
         assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
     assert len(slurm_gpus.locks(NODE)) == 2
     assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
-
-
-@contextlib.contextmanager
-def frozen(name: str, pids: list[int]) -> Generator[None]:
-    """Let processes be such as no signal ends, not even SIGKILL."""
-    group = Path("/sys/fs/cgroup/freezer") / name
-    try:
-        group.mkdir(exist_ok=True)
-    except OSError as fault:
-        pytest.skip(f"no freezer: {fault}")
-    for pid in pids:
-        (group / "cgroup.procs").write_text(str(pid))
-    (group / "freezer.state").write_text("FROZEN")
-    try:
-        yield
-    finally:
-        (group / "freezer.state").write_text("THAWED")
-        until(lambda: (group / "cgroup.procs").read_text() == "", what="the frozen to end")
-        group.rmdir()
 
 
 def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(

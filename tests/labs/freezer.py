@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that nothing ends, as in state D: a frozen cgroup of version 1 takes no signal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+
+from tests.labs.sge_wait import until
+
+
+@contextlib.contextmanager
+def frozen(name: str, pids: list[int]) -> Generator[None]:
+    """Let processes be such as no signal ends, not even SIGKILL."""
+    group = Path("/sys/fs/cgroup/freezer") / name
+    group.mkdir(exist_ok=True)
+    for pid in pids:
+        (group / "cgroup.procs").write_text(str(pid))
+    (group / "freezer.state").write_text("FROZEN")
+    try:
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        until(lambda: (group / "cgroup.procs").read_text() == "", what="the frozen to end")
+        group.rmdir()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CLEAN on a real Grid Engine: what a job left behind is ended by its epilog, and nobody else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.labs.freezer import frozen
+from tests.labs.sge_cluster import NODES
+from tests.labs.sge_gpulock import Gpulock
+from tests.labs.sge_jobs import (
+    carriers,
+    end,
+    forget_conf,
+    gate_file,
+    group_of,
+    held,
+    on,
+    reap,
+    restart_execd,
+    waiting_for,
+)
+from tests.labs.sge_lab import JobId
+from tests.labs.sge_wait import until
+
+pytestmark = pytest.mark.lab
+NODE = NODES[1]
+DEAF = "trap '' TERM HUP INT"
+LIMIT = "4"  # seconds, CLEAN_TIMEOUT
+# each child lives for 20 ms and is replaced by two; it ends by itself when nobody ends it
+FORKS = """\
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    if os.fork():
+        time.sleep(0.02)
+        os._exit(0)
+    if os.fork():
+        os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.01)
+        os._exit(0)
+"""
+
+
+@pytest.fixture
+def sparing(gpus: Gpulock) -> Iterator[Gpulock]:
+    """Let execd leave daemonised children of a job alone: otherwise it ends them itself."""
+    restart_execd(gpus, NODE, execd_params="ENABLE_ADDGRP_KILL=false")
+    yield gpus
+    gpus.sge.clear_jobs()
+    forget_conf(gpus, NODE, "execd_params")
+
+
+def left(gpus: Gpulock, child: str, count: int = 1) -> tuple[JobId, int]:
+    """Let a job leave daemonised children behind that are deaf to TERM; return it, and its group.
+
+    The job ends when the gate file `go` is touched.
+    """
+    go = gate_file(gpus, "go")
+    text = f"(setsid sh -c '(setsid sh -c \"{child}\" >/dev/null 2>&1 &)' &)\n" * count
+    words = on(NODE, "-l", "gpu=1")
+    job = gpus.sge.submit("glalice", *words, stdin=f"{text}{waiting_for(go)}")
+    gpus.sge.wait_running(job)
+    gid = group_of(gpus, NODE, job)
+    until(lambda: len(carriers(gid)) > count, what="its children")
+    return job, gid
+
+
+def leave(gpus: Gpulock, job: JobId) -> None:
+    """Let the job end, its epilog included."""
+    (gpus.sge.users["glalice"].home / "go").touch()
+    gpus.sge.wait_done(job)
+
+
+def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
+    sparing: Gpulock,
+) -> None:
+    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT=LIMIT)
+    words = on(NODE, "-l", "gpu=1")
+    neighbour = sparing.sge.submit("glalice", *words, stdin="exec sleep 600\n")
+    sparing.sge.wait_running(neighbour)
+    others = carriers(group_of(sparing, NODE, neighbour))
+    job, gid = left(sparing, f"{DEAF}; while :; do sleep 1; done", count=3)
+    leave(sparing, job)
+    assert carriers(gid) == []
+    assert held(sparing, NODE, job) == []
+    assert carriers(group_of(sparing, NODE, neighbour)) == others
+    assert len(held(sparing, NODE, neighbour)) == 1
+
+
+def test_report_ends_nothing_and_the_lock_settles(sparing: Gpulock) -> None:
+    sparing.configure(NODE, CLEAN="report")
+    job, gid = left(sparing, "exec sleep 600")
+    leave(sparing, job)
+    assert len(carriers(gid)) == 1
+    assert len(held(sparing, NODE, job)) == 1
+    end(carriers(gid))
+    assert reap(sparing, NODE).acts() == [("freed", "dead")]
+
+
+def test_one_that_nothing_ends_keeps_its_device_and_the_epilog_ends_in_time(
+    sparing: Gpulock,
+) -> None:
+    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT="1")
+    job, gid = left(sparing, "exec sleep 600")
+    child = min(carriers(gid), key=lambda pid: "sleep" not in name_of(pid))
+    with frozen("gpulock-lab-frozen-sge", [child]):
+        leave(sparing, job)
+        assert child in carriers(gid)
+        assert len(held(sparing, NODE, job)) == 1
+        assert reap(sparing, NODE).acts() == [("held", "alive")]
+    until(lambda: carriers(gid) == [], what="the signal that waited to end it")
+    assert reap(sparing, NODE).acts() == [("freed", "dead")]
+
+
+def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
+    sparing: Gpulock,
+) -> None:
+    """Whether they are ended in time is chance; that a device with them on it is free is not."""
+    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT="2")
+    script = sparing.sge.users["glalice"].home / "forks.py"
+    script.write_text(FORKS)
+    job, gid = left(sparing, f"exec /usr/bin/python3 {script}")
+    leave(sparing, job)
+    if held(sparing, NODE, job) == []:
+        assert carriers(gid) == []
+    until(lambda: carriers(gid) == [], what="the forks to end", seconds=60)
+    reap(sparing, NODE)
+    assert sparing.locks(NODE) == {}
+
+
+def name_of(pid: int) -> str:
+    """Return a process's name, empty for one that is gone."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return re.sub(r"\s", "", file.read())
+    except OSError:
+        return ""

@@ -6,6 +6,8 @@ session keeps the claim; of a command started from a terminal, whose session is 
 only itself and whoever has its devices open.
 """
 
+from __future__ import annotations
+
 import os
 
 from gpulock import boot, liveness, runs
@@ -23,12 +25,12 @@ from gpulock.slurm.scontrol import Control
 from gpulock.slurm.steps import Steps
 
 
-def judge(node: Node) -> Judge:
-    """Return a judge of every kind of lock this version knows."""
+def judge(node: Node, control: Control | None = None) -> Judge:
+    """Return a judge of every kind of lock this version knows; `control` asks slurmctld."""
     steps = Steps(node.settings)
     rules: dict[str, liveness.Rule] = {
         "sge": Rule(bool(node.settings.simulation)),
-        "slurm": verdict.Rule(steps, Control(node.settings)),
+        "slurm": verdict.Rule(steps, control or Control(node.settings)),
         "process": liveness.process_verdict,
     }
     members = {"slurm": steps.left}

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gpulock import boot
 from gpulock.daemon import news
+from gpulock.daemon.control import Silence, SparingControl
 from gpulock.daemon.driver import DaemonNode
 from gpulock.daemon.journal import ERROR, NOTICE, Journal
 from gpulock.daemon.process import judge
@@ -48,6 +49,7 @@ class Rounds:
         self.summary = "starting"
         self._journal = journal
         self._chores = chores
+        self._silence = Silence()
 
     def once(self, now: float) -> Report | None:
         """Do one round; return its report, None where it failed. Raises RunsAlreadyError."""
@@ -78,7 +80,8 @@ class Rounds:
             if refusal.kind == BUSY:
                 raise RunsAlreadyError(refusal.kind, refusal.why, refusal.do) from refusal
             raise
-        report = reconcile(self.node, judge(self.node), Deadline(ROUND_SECONDS))
+        control = SparingControl(self.node.settings, self._silence)
+        report = reconcile(self.node, judge(self.node, control), Deadline(ROUND_SECONDS))
         report.cards = self.node.cards
         return report
 

@@ -7,6 +7,7 @@ locks are told, and it recovers by itself.
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -74,16 +75,23 @@ def test_a_card_off_the_bus_is_missing_and_comes_back(tmp_path: Path) -> None:
         exporter.until(lambda s: s.all("gpulock_gpus", state="missing") == [0])
 
 
-def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_worker_that_is_killed_or_brought_down_by_the_driver_is_replaced(
+    tmp_path: Path, crashes: bool
+) -> None:
     with (
         Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
         Whole(tmp_path, nvml) as exporter,
     ):
         before = exporter.up().one("gpulock_sample_timestamp_seconds")
         (worker,) = exporter.workers()
-        worker.kill()
+        if crashes:
+            nvml.crash("nvmlDeviceGetTemperature", signal.SIGSEGV)
+        else:
+            worker.kill()
+        assert until(lambda: worker.pid not in [one.pid for one in exporter.workers()])
+        nvml.reset()
         exporter.until(lambda s: s.one("gpulock_sample_timestamp_seconds") > before + 1.5)
-        assert [one.pid for one in exporter.workers()] != [worker.pid]
 
 
 @pytest.mark.parametrize("hangs", [False, True])

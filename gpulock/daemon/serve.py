@@ -2,8 +2,7 @@
 """Serve `gpulock run`, `claim` and `release` to ordinary users, on LOCK_DIR/socket.
 
 For a shared workstation (SERVE=yes), never where a scheduler owns the node. Whoever connects can
-ask for no more than a place in line: the same line, `tickets/`, in which direct callers stand. The
-first in line is served, nobody overtakes him.
+ask for no more than a place in line (gpulock.daemon.line).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from gpulock.daemon import attempt
 from gpulock.daemon.client import Client
 from gpulock.daemon.giving import give_back
 from gpulock.daemon.journal import ERROR, INFO, Journal
+from gpulock.daemon.line import GATE_SECONDS, Line
 from gpulock.daemon.loop import Loop
 from gpulock.daemon.peer import check_holder, peer_of
 from gpulock.daemon.wire import (
@@ -26,19 +26,16 @@ from gpulock.daemon.wire import (
     REFUSED,
     RELEASED,
     SOCKET,
-    WAITING,
     Reply,
     new_socket,
     parse_request,
 )
 from gpulock.deadline import Deadline, boottime
 from gpulock.node import Node
-from gpulock.refusal import BROKEN, BUSY, SENSELESS, GateShutError, Refusal
+from gpulock.refusal import BROKEN, BUSY, SENSELESS, Refusal
 
 MOST, MOST_OF_USER = 200, 16  # connections
 SILENCE = 10.0  # seconds until the request must be there
-PAUSE = 1.0  # seconds between two attempts of the first in line, where nothing changed
-GATE_SECONDS = 2.0
 BACKLOG = 64
 GONE = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
@@ -54,8 +51,7 @@ class Server:
         self._socket: socket.socket | None = None
         self._file = (0, 0)
         self._clients: dict[int, Client] = {}
-        self._line: list[Client] = []
-        self._next = 0.0
+        self._line = Line(self.attempts, node, self._end)
 
     def open(self) -> None:
         """Listen, or go on listening where the socket is still there; raise OSError."""
@@ -98,52 +94,19 @@ class Server:
 
     def stir(self) -> None:
         """Try again at once: a lock came or went."""
-        self.attempts.forget()
-        self._next = 0.0
+        self._line.stir()
 
     def due(self) -> float:
         """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
         silent = [c.since + SILENCE for c in self._clients.values() if c.request is None]
-        return min([*silent, self._next if self._line else float("inf")])
+        return min([*silent, self._line.due()])
 
     def turn(self, now: float) -> None:
-        """Serve the first in line, as long as he can be; tell the others how long it is."""
+        """Serve the first in line, if he can be; send those away who say nothing."""
         for client in list(self._clients.values()):
             if client.request is None and now >= client.since + SILENCE:
                 self._refuse(client, SENSELESS, "no request came", "use gpulock run")
-        if not self._line or now < self._next:
-            return
-        self._next = now + PAUSE
-        first = self._line[0]
-        if first.ticket:
-            self._tell_others(first, self._serve_first(first, now), now)
-            return
-        try:
-            self._stand(first)
-        except Refusal as refusal:
-            self._refuse(first, refusal.kind, refusal.why, refusal.do)
-
-    def _serve_first(self, first: Client, now: float) -> int:
-        """Serve the first of our line; return how many direct callers are before him."""
-        reply = self.attempts.serve(self._node(), first, Deadline(GATE_SECONDS))
-        if reply.state == WAITING and now < first.until:
-            first.tell(reply, now)
-        elif reply.state == WAITING:
-            self._end(first, Reply(REFUSED, kind=BUSY, why=reply.why, do=reply.do))
-        else:
-            self._end(first, reply)
-        return reply.before
-
-    def _tell_others(self, first: Client, before: int, now: float) -> None:
-        """Tell those behind the first of our line how many are before them."""
-        if self._line and self._line[0] is not first:
-            self._next = now  # the next one at once; the loop goes round between two
-        for place, client in list(enumerate(self._line))[1:]:
-            why = f"others are before this one in line: {before + place}"
-            if now >= client.until:
-                self._refuse(client, BUSY, why, "use --wait")
-            else:
-                client.tell(Reply(WAITING, before=before + place, why=why), now)
+        self._line.turn(now)
 
     def _accept(self, _: int) -> None:
         """Let one more in, unless there are too many."""
@@ -206,27 +169,12 @@ class Server:
         if request.act == CLAIM:
             check_holder(client.peer, node.proc, request.pid, request.start)
             client.until = boottime() + request.wait
-            self._stand(client)
+            self._line.stand(client)
             return
         freed = give_back(node, client.peer, request, Deadline(GATE_SECONDS))
         self._journal.say(INFO, f"uid {client.peer.uid} gave back {' '.join(freed)}")
         self._end(client, Reply(RELEASED, devices=freed))
         self.stir()
-
-    def _stand(self, client: Client) -> None:
-        """Put a client in line; raise Refusal where no ticket can be drawn and he does not wait.
-
-        While the gate is shut who waits stands at the end without a ticket.
-        """
-        try:
-            attempt.draw(self._node(), client, Deadline(GATE_SECONDS))
-        except GateShutError:
-            if boottime() >= client.until:
-                raise
-        if client not in self._line:
-            self._line.append(client)
-        self._line.sort(key=Client.number)
-        self._next = 0.0 if client.ticket else boottime() + PAUSE
 
     def _refuse(self, client: Client, kind: str, why: str, do: str) -> None:
         self._end(client, Reply(REFUSED, kind=kind, why=why, do=do))
@@ -244,9 +192,7 @@ class Server:
             return
         self._loop.forget(client.connection.fileno())
         self._loop.forget(client.peer.fd)
-        if client in self._line:
-            self._line.remove(client)
-            self._next = 0.0
+        self._line.leave(client)
         if not keep_ticket:
             attempt.give_back(self._node(), client)
         client.close()

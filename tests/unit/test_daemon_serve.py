@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock import tickets
-from gpulock.daemon import serve
+from gpulock.daemon import line as line_module
 from gpulock.daemon.journal import Journal
 from gpulock.daemon.loop import Loop
 from gpulock.daemon.serve import MOST_OF_USER, SILENCE, Server
@@ -307,7 +307,7 @@ def test_an_impossible_wish_is_refused_and_the_next_is_served(desk: Desk) -> Non
 
 
 def test_who_waits_also_waits_for_the_gate(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "GATE_SECONDS", 0.01)
+    monkeypatch.setattr(line_module, "GATE_SECONDS", 0.01)
     with Gate(str(desk.box.lock), soon()):
         caller = desk.ask(Request(CLAIM, ME, MINE, 1, wait=FOR_EVER))
         assert answers(caller) == []
@@ -318,9 +318,23 @@ def test_who_waits_also_waits_for_the_gate(desk: Desk, monkeypatch: pytest.Monke
 def test_who_does_not_wait_does_not_wait_for_the_gate(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "GATE_SECONDS", 0.01)
+    monkeypatch.setattr(line_module, "GATE_SECONDS", 0.01)
     with Gate(str(desk.box.lock), soon()):
         assert desk.claim(1).kind == UNKNOWN
+
+
+def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Reply:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(desk.server.attempts, "serve", fail)
+    reply = desk.claim(1)
+    assert (reply.state, reply.kind) == (REFUSED, BROKEN)
+    assert "KeyError: 'surprise'" in reply.why
+    monkeypatch.undo()
+    assert desk.claim(1).state == GRANTED
 
 
 def test_what_is_ours_is_given_back(desk: Desk) -> None:

@@ -65,6 +65,8 @@ def begin(
             sessions.close(tree.trees(node.settings.sys_root), NOTHING)
             confine.confine(node, who.label, who.pid, who.start, granted)
             return
+        if not granted and not os.path.isdir(node.settings.driver_root):
+            return  # no driver, no device to close
         group.check_driver(node.settings.driver_root)
         group.check(granted, who.gid)
         if granted:

@@ -11,7 +11,8 @@ from gpulock import atomic
 from gpulock.install.doctor_check import Check, examine, fault, good, warning
 from gpulock.isolation import bpf, group, sessions, tree
 from gpulock.isolation.group import SWITCH
-from gpulock.isolation.job import CGROUP, GROUP, NOTHING
+from gpulock.isolation.job import CGROUP, GROUP
+from gpulock.isolation.policy import NOTHING
 from gpulock.isolation.tree import V2, Tree
 from gpulock.procfs import Proc
 from gpulock.refusal import Refusal

@@ -12,7 +12,8 @@ from gpulock import atomic
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
 from gpulock.isolation import sessions, tree
-from gpulock.isolation.job import CGROUP, GROUP, MARK, NOTHING, follow
+from gpulock.isolation.job import CGROUP, GROUP, MARK, follow
+from gpulock.isolation.policy import NOTHING
 from gpulock.node import Node
 from gpulock.refusal import Refusal
 

@@ -8,7 +8,7 @@ there is no record to lose. In doubt nothing is opened: what fails here refuses 
 
 import os
 
-from gpulock.devices import MAJOR, Device
+from gpulock.devices import Device
 from gpulock.isolation import policy, tree
 from gpulock.isolation.tree import V1, Tree
 from gpulock.node import Node
@@ -137,7 +137,7 @@ def free_steps(node: Node, prefix: str) -> None:
 def remove(one: Tree, folder: str, dev_root: str) -> None:
     """Remove a cgroup of a job that is over; who still lives there opens no GPU any more."""
     if not tree.remove(folder):
-        shut(one, folder, {MAJOR: frozenset(policy.CONTROL)}, dev_root)
+        shut(one, folder, policy.NOTHING, dev_root)
 
 
 def leave(pid: int, outer: str) -> None:

@@ -8,9 +8,10 @@ import os
 
 from gpulock import boot
 from gpulock.deadline import Deadline
-from gpulock.devices import MAJOR, Device
+from gpulock.devices import Device
 from gpulock.gate import Gate
-from gpulock.isolation import confine, group, policy, sessions, tree
+from gpulock.isolation import confine, group, sessions, tree
+from gpulock.isolation.policy import NOTHING
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, Refusal
 from gpulock.settings import Settings
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 CGROUP, GROUP = "cgroup", "group"
 MARK = "isolation"  # in LOCK_DIR: there is, or was, something of ours to look after
-NOTHING = {MAJOR: frozenset(policy.CONTROL)}
 
 
 class Who:

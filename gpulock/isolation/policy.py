@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     Rules = dict[int, frozenset[int]]  # closed major -> minors that are open all the same
 
-CONTROL = (254, 255)  # nvidia-modeset and nvidiactl: every CUDA program opens the latter
+CONTROL: tuple[int, ...] = (254, 255)  # nvidia-modeset and nvidiactl: every CUDA program opens the latter
+# Of no card: no instance can be used without the node of its card, so its own may stay open.
+NOTHING: "Rules" = {MAJOR: frozenset(CONTROL)}
 CAPS = "nvidia-caps"  # in /proc/devices: the access nodes of MIG instances
 CAP_NODE = "nvidia-caps/nvidia-cap"
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpulock.devices import MAJOR, Device
 from gpulock.isolation import bpf, confine, sessions, tree
-from gpulock.isolation.job import NOTHING
+from gpulock.isolation.policy import NOTHING
 from gpulock.isolation.tree import V1, V2, Tree
 from gpulock.node import Node
 from gpulock.settings import Settings

@@ -30,23 +30,23 @@ class Drift:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._next = 0.0
-        self._asking: Asking[str] | None = None
+        self.asking: Asking[str] | None = None
         self._sge: dict[str, str] = {}
 
     def run(self, node: Node, report: Report, now: float) -> None:
         """Compare, where that is due; an answer of qmaster's is taken when it is there."""
         if not report.devices:
             return
-        if self._asking is not None and self._asking.wait(0.0):
-            self._sge = of_answer(self._asking, node.settings, len(report.devices))
-            self._asking = None
+        if self.asking is not None and self.asking.wait(0.0):
+            self._sge = of_answer(self.asking, node.settings, len(report.devices))
+            self.asking = None
         elif now < self._next:
             return
         if now >= self._next:
             self._next = now + EVERY
-            if node.settings.sge_root and self._asking is None:
+            if node.settings.sge_root and self.asking is None:
                 settings, name = node.settings, node.name
-                self._asking = Asking(lambda: exec_host(settings, name))
+                self.asking = Asking(lambda: exec_host(settings, name))
         found = {**self._sge, **of_slurm(node.settings, report.devices)}
         self._journal.stands("drift", found)
 

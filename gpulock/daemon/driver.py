@@ -21,12 +21,12 @@ SECONDS = 5.0  # a healthy driver answers in 30 us a card
 class DaemonNode(Node):
     """The node as gpulockd sees it, which must go on whatever the driver does."""
 
-    __slots__ = ("_asking", "_patience", "cards")
+    __slots__ = ("asking", "cards", "patience")
 
     def __init__(self, settings: Settings, name: str = "", patience: float = SECONDS) -> None:
         super().__init__(settings, name)
-        self._asking: Asking[list[Device]] | None = None
-        self._patience = patience
+        self.asking: Asking[list[Device]] | None = None
+        self.patience = patience
         self.cards: dict[str, Card] = {}  # by bus id, as the driver showed them last
 
     def ask_driver(self) -> list[Device]:
@@ -37,12 +37,12 @@ class DaemonNode(Node):
     def devices(self) -> list[Device]:
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
         self.cards = {}
-        late = self._asking is not None  # who waited once in vain is not waited for again
-        asking = self._asking or Asking(self.ask_driver)
-        if not asking.wait(0.0 if late else self._patience):
-            self._asking = asking
+        late = self.asking is not None  # who waited once in vain is not waited for again
+        asking = self.asking or Asking(self.ask_driver)
+        if not asking.wait(0.0 if late else self.patience):
+            self.asking = asking
             raise Refusal(UNKNOWN, "the NVIDIA driver does not answer", "look at dmesg")
-        self._asking = None
+        self.asking = None
         if late:  # that answer is as old as the question
             return self.devices()
         found = asking.answer()

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.labs.daemon_site import LONGEST, TICK, Site, await_, said
+from tests.labs.daemon_site import LONGEST, TICK, Process, Site, await_, said
 
 FIRST_UID = 31000
 USERS = 20
@@ -30,14 +30,15 @@ def crowd(site: Site, rounds: int) -> None:
     for number in range(rounds):
         users = list(range(FIRST_UID, FIRST_UID + USERS))
         chance.shuffle(users)
-        clients = {}
+        clients: dict[int, Process] = {}
         for uid in users:
             count = chance.choice((1, 1, 2, 4, 8))
             holds = chance.random() * 0.2
             clients[uid] = site.run(uid, "-n", str(count), "--wait", "10m", seconds=holds)
         begun = time.monotonic()
         dying = {uid: begun + chance.random() * LATEST for uid in users if chance.random() < KILLED}
-        killed, restarts = set(), number % 2
+        killed: set[int] = set()
+        restarts = number % 2
         while any(client.poll() is None for client in clients.values()):
             assert time.monotonic() < begun + 3 * LONGEST, f"they wait: {site.tickets()}"
             if restarts and len(site.tickets()) > SOME:
@@ -67,7 +68,7 @@ def order(site: Site, _: int) -> None:
     """Who came first is served first, the large as well as the small, over a restart."""
     holder = site.run(FIRST_UID, "-n", "8", seconds=LONGEST)
     await_(lambda: len(site.locks()) == 8, "all devices are held")
-    clients = []
+    clients: list[Process] = []
     for place, count in enumerate((4, 8, 1, 2, 8, 1)):
         uid = FIRST_UID + 1 + place
         clients.append(site.run(uid, "-n", str(count), "--wait", "10m", seconds=0.05))

@@ -46,7 +46,7 @@ class Site:
 
     def answered(self) -> None:
         """Wait for qmaster's answer, and take it."""
-        asking = self.chore._asking
+        asking = self.chore.asking
         assert asking is not None
         assert asking.wait(20.0)
         self.go(1.0)
@@ -88,7 +88,7 @@ def test_between_two_questions_nobody_is_asked(site: Site) -> None:
     site.go(0.0)
     site.answered()
     site.go(EVERY - 1)
-    assert site.chore._asking is None
+    assert site.chore.asking is None
 
 
 def test_a_qmaster_that_does_not_answer_holds_up_nobody(site: Site) -> None:

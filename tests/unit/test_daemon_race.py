@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ class Rivals:
         self.node = Node(load(self.config))
         reap(self.node)
         self.ends: list[Connection] = []
-        self.processes = []
+        self.processes: list[BaseProcess] = []
         for act in (reap, take):
             ours, theirs = FORK.Pipe()
             process = FORK.Process(target=work, args=(self.config, act, theirs))

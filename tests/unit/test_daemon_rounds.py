@@ -53,9 +53,8 @@ class Round:
         return Rounds(node, self.journal, chores)
 
     def go(self, times: int = 1) -> Report | None:
-        for _ in range(times):
-            found = self.rounds.once(boottime())
-        return found
+        reports = [self.rounds.once(boottime()) for _ in range(times)]
+        return reports[-1]
 
     def said(self) -> list[str]:
         try:

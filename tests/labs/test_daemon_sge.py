@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpulockd on a Grid Engine node: what a job without an epilog leaves, and what only looks dead."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+
+import pytest
+
+from tests.labs.daemon_lab import SIGHTLESS, Daemon, gpulockd
+from tests.labs.sge_cluster import NODES
+from tests.labs.sge_gpulock import Gpulock
+from tests.labs.sge_jobs import carriers, end, held, shut_gate
+from tests.labs.sge_lab import JobId
+from tests.labs.test_sge_ends import kill_shepherd, started
+
+pytestmark = pytest.mark.lab
+NODE, _, THIRD = NODES
+DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
+SOON = 5.0  # seconds: far less than a period
+
+
+@contextlib.contextmanager
+def daemon_on(gpus: Gpulock, node: str, *around: str) -> Generator[Daemon]:
+    lock_dir = gpus.sge.path_in(node, "/run/gpulock")
+    enter = gpus.sge.machines[node].enter()
+    with gpulockd(enter, lock_dir, gpus.sge.lab / "gpulockd.log", *around) as daemon:
+        yield daemon
+
+
+def locked(gpus: Gpulock, node: str, job: JobId) -> bool:
+    return bool(held(gpus, node, job))
+
+
+def test_a_killed_shepherds_lock_is_freed_when_its_processes_are_gone_and_not_before(
+    gpus: Gpulock,
+) -> None:
+    with daemon_on(gpus, NODE) as daemon:
+        job = started(gpus, NODE, 2, DAEMONISES)
+        gid = kill_shepherd(gpus, NODE, job)
+        living = carriers(gid)
+        assert len(living) >= 2
+        daemon.goes_round()
+        assert len(held(gpus, NODE, job)) == 2
+        end(living[:-1])
+        daemon.goes_round()
+        assert len(held(gpus, NODE, job)) == 2
+        end(carriers(gid))
+        daemon.frees(lambda: locked(gpus, NODE, job))
+        assert f"nobody carries its group {gid}" in daemon.said()
+
+
+def test_a_shepherd_that_dies_last_is_seen_at_once(gpus: Gpulock) -> None:
+    with daemon_on(gpus, NODE) as daemon:
+        job = started(gpus, NODE, 2)
+        daemon.goes_round()
+        pid = gpus.sge.shepherd_pid(job)
+        end([pid, *carriers(next(iter(gpus.locks(NODE).values())).add_grp_id)])
+        assert daemon.frees(lambda: locked(gpus, NODE, job)) < SOON
+
+
+def test_what_only_looks_dead_keeps_its_devices(gpus: Gpulock) -> None:
+    """An execd that restarts, a qmaster that is down, a gate that is held too long."""
+    with daemon_on(gpus, THIRD) as daemon:
+        job = started(gpus, THIRD, 3)
+        before = held(gpus, THIRD, job)
+        gpus.sge.stop_execd(THIRD, kill=True)
+        daemon.goes_round()
+        gpus.sge.start_execd(THIRD)
+        daemon.goes_round()
+        gpus.sge.stop_qmaster()
+        try:
+            daemon.goes_round()
+            assert held(gpus, THIRD, job) == before
+        finally:
+            gpus.sge.start_qmaster()
+        with shut_gate(gpus, THIRD):
+            daemon.process.send_signal(1)
+        daemon.goes_round()
+        assert held(gpus, THIRD, job) == before
+        assert "freed" not in daemon.said()
+        # execd looks after what it did not start once a minute only: do not wait for it
+        gpus.sge.qdel("-f", str(job))
+
+
+def test_without_qmaster_the_dead_are_freed_all_the_same(gpus: Gpulock) -> None:
+    with daemon_on(gpus, NODE) as daemon:
+        job = started(gpus, NODE, 2)
+        gpus.sge.stop_qmaster()
+        try:
+            end(carriers(kill_shepherd(gpus, NODE, job)))
+            daemon.frees(lambda: locked(gpus, NODE, job))
+        finally:
+            gpus.sge.start_qmaster()
+        gpus.sge.qdel("-f", str(job))
+
+
+def test_a_gpulockd_that_lost_its_sight_holds_and_says_so_once(gpus: Gpulock) -> None:
+    with daemon_on(gpus, NODE, *SIGHTLESS) as daemon:
+        job = started(gpus, NODE, 2)
+        end(carriers(kill_shepherd(gpus, NODE, job)))
+        for _ in range(3):
+            daemon.goes_round()
+        assert len(held(gpus, NODE, job)) == 2
+        told = [line for line in daemon.said().splitlines() if "read again" not in line]
+        assert len(told) == 3, told  # what it lost, and each device
+        assert "without CAP_SYS_PTRACE" in told[0]
+    with daemon_on(gpus, NODE) as daemon:
+        daemon.frees(lambda: locked(gpus, NODE, job))

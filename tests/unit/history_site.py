@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,14 @@ from gpulock.sample import FINISHED_LINE, SAMPLE_LINE
 from tests.unit.trees import BOOT, Box, bus, record
 
 GIB = 1 << 30
+
+
+@contextmanager
+def public_place(mode: int = 0o755) -> Generator[Path]:
+    """Give a folder that others may enter: pytest keeps its own to its user."""
+    with tempfile.TemporaryDirectory(prefix="gpulock-test-") as name:
+        Path(name).chmod(mode)
+        yield Path(name)
 
 
 class Ended(Box):

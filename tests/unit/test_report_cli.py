@@ -24,7 +24,7 @@ from gpulock.report import folder, js1
 from gpulock.report.claims import claim_of
 from gpulock.report.scan import Faults, Query
 from tests.unit.cli_site import PROGRAM, ROOT
-from tests.unit.history_site import GIB, Ended
+from tests.unit.history_site import GIB, Ended, public_place
 from tests.unit.test_report import card, record
 from tests.unit.trees import bus
 
@@ -416,26 +416,31 @@ def test_why_still_knows_a_job_that_is_in_the_history(desk: Desk) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_an_ordinary_user_sees_reports_as_far_as_the_folders_mode_lets_him(desk: Desk) -> None:
+def test_an_ordinary_user_sees_reports_as_far_as_the_folders_mode_lets_him() -> None:
     os.umask(0o022)
-    for folder_ in (desk.root, *desk.root.parents):
-        if str(folder_).startswith("/tmp/"):
-            folder_.chmod(0o755)
-    desk.past(0)
-    desk.hold(1, token="beef", job_id="13")
-    config = desk.root / "real.conf"
-    config.write_text("".join(f"{key}={value}\n" for key, value in desk.settings.items()))
+    with public_place() as place:
+        desk = Desk(place)
+        desk.past(0)
+        desk.hold(1, token="beef", job_id="13")
+        config = desk.root / "real.conf"
+        config.write_text("".join(f"{key}={value}\n" for key, value in desk.settings.items()))
 
-    def asked(*words: str) -> subprocess.CompletedProcess[str]:
-        line = [*PROGRAM, "--config", str(config), *words]
-        return subprocess.run(
-            line, user=NOBODY, group=NOBODY, cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        def asked(*words: str) -> subprocess.CompletedProcess[str]:
+            line = [*PROGRAM, "--config", str(config), *words]
+            return subprocess.run(
+                line,
+                user=NOBODY,
+                group=NOBODY,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
 
-    assert "Job 12 of alice" in asked("report", "12").stdout
-    assert "1 claim" in asked("history").stdout
-    desk.path.parent.chmod(0o750)
-    closed = asked("report", "12")
-    assert closed.returncode == 1 and "Permission denied" in closed.stderr
-    assert "Job 13 of alice" in asked("report", "13").stdout
-    assert "Permission denied" in asked("history").stderr
+        assert "Job 12 of alice" in asked("report", "12").stdout
+        assert "1 claim" in asked("history").stdout
+        desk.path.parent.chmod(0o750)
+        closed = asked("report", "12")
+        assert closed.returncode == 1 and "Permission denied" in closed.stderr
+        assert "Job 13 of alice" in asked("report", "13").stdout
+        assert "Permission denied" in asked("history").stderr

@@ -17,7 +17,7 @@ from gpulock.deadline import Deadline
 from gpulock.report import ending
 from gpulock.settings import Settings
 from gpulock.sge import epilog, prolog
-from tests.unit.history_site import Ended
+from tests.unit.history_site import Ended, public_place
 from tests.unit.jobs import Site, child_of, gpus
 
 NOBODY = 65534
@@ -152,10 +152,6 @@ def script(path: Path, body: str) -> str:
 
 
 def settings(tmp_path: Path, body: str, **keys: str) -> Settings:
-    tmp_path.chmod(0o777)
-    for folder in tmp_path.parents:
-        if folder.stat().st_uid == os.geteuid() and str(folder).startswith("/tmp/"):
-            folder.chmod(0o755)
     return Settings({"REPORT_COMMAND": script(tmp_path / "gpulock", body), **keys}, "/etc/x.conf")
 
 
@@ -191,10 +187,11 @@ def spawn(
 
 
 @pytest.mark.skipif(not ROOT, reason="only root becomes another user")
-def test_the_report_has_nothing_of_roots(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    spawn(tmp_path, f"(id; env; pwd; cat /proc/self/status) > {out}", {"feed": NOBODY}, gid=NOBODY)
-    said = out.read_text()
+def test_the_report_has_nothing_of_roots() -> None:
+    with public_place(0o777) as place:
+        out = place / "out"
+        spawn(place, f"(id; env; pwd; cat /proc/self/status) > {out}", {"feed": NOBODY})
+        said = out.read_text()
     assert said.startswith(f"uid={NOBODY}") and f"gid={NOBODY}" in said
     assert "CapEff:\t0000000000000000" in said and "Groups:\t \n" in said
     assert "PATH=/usr/bin:/bin\n" in said and "HOME=" not in said and "\n/\n" in said

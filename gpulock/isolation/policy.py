@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Rules = dict[int, frozenset[int]]  # closed major -> minors that are open all the same
 
-CONTROL: tuple[int, ...] = (254, 255)  # nvidia-modeset and nvidiactl: every CUDA program opens the latter
+CONTROL: tuple[int, ...] = (254, 255)  # nvidia-modeset, nvidiactl: every CUDA program's
 # Of no card: no instance can be used without the node of its card, so its own may stay open.
 NOTHING: "Rules" = {MAJOR: frozenset(CONTROL)}
 CAPS = "nvidia-caps"  # in /proc/devices: the access nodes of MIG instances

@@ -15,7 +15,7 @@ from gpulock.isolation import confine, tree
 from gpulock.procfs import Proc
 from tests.labs.device_nodes import PROBE, Service, make_nodes, opened, programs, programs_beyond
 from tests.sweep.play import Case
-from tests.sweep.sge import Epilog, Prolog, SgePlay, SgeStage
+from tests.sweep.sge import Epilog, Prolog, Reap, SgePlay, SgeStage
 from tests.sweep.stage import MINE
 
 GPUS = 8
@@ -43,6 +43,7 @@ class ConfinedStage(SgeStage):
         name = f"gpulock-sweep-{os.getpid()}.service"
         self.service = Service(name, self.mine.pid, self.other.pid)
         self.confined = False  # whether the job whose hook is stopped had its prolog already
+        self.orphaned = False  # and whether its shepherd is gone
 
     def close(self) -> None:
         """Remove the cgroups, and end the shepherds."""
@@ -65,8 +66,13 @@ class ConfinedStage(SgeStage):
             path.rmdir()
         if self.confined:
             found = self.node.devices()
+            if self.orphaned:
+                self.link(self.mine.pid)
             granted = [d for d in found if d.id in self.locks(MINE)]
             confine.confine(self.node, f"{MINE}.1", self.mine.pid, self.start(), granted)
+        if self.orphaned:
+            self.end_job()
+            self.unlink(self.mine.pid)
 
     def start(self) -> int:
         """Return the start time of the shepherd whose hook is stopped."""
@@ -127,7 +133,30 @@ class ConfinedEpilog(Confined, Epilog):
     """The epilog is stopped."""
 
 
+class ConfinedReap(Confined, Reap):
+    """The reconcile is stopped that removes what a killed shepherd has left."""
+
+    def prepare(self) -> None:
+        """Let the job claim, and its shepherd be killed."""
+        super().prepare()
+        self.stage.must(self.node.hook(self.node.mine, "prolog"), 0)
+        self.node.end_job()
+        self.node.unlink(self.node.mine.pid)
+        self.node.orphaned = True
+
+    def proper(self) -> None:
+        """Expect that it frees and removes what the dead hold."""
+        super().proper()
+        self.expect(not self.node.cgroups(), "undisturbed, it does not remove")
+
+    def course(self, code: int) -> None:
+        """Let the next reconcile come."""
+        del code
+        self.settled()
+
+
 CASES = (
     Case("confined prolog", ConfinedProlog),
     Case("confined epilog", ConfinedEpilog),
+    Case("confined reap", ConfinedReap),
 )

@@ -102,6 +102,9 @@ bench-slurm: $(DEV)  ## srun on a real Slurm against /bin/true hooks, and the Ep
 	@tests/consent.sh "make bench-slurm"
 	@$(BIN)/python tests/bench/lab_slurm.py
 
+bench-exporter: $(DEV)  ## the exporter on the NVML double, beside nvitop-exporter
+	@$(BIN)/python tests/bench/exporter.py
+
 gpu-check: $(RUNTIME)  ## compare what gpulock relies on with a real driver (needs a GPU)
 	@$(BIN)/python tests/gpu/check_devices.py
 
@@ -117,7 +120,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

@@ -133,7 +133,9 @@ class Daemon:
         self._signals.reload = False
         self._notify.reloading()
         try:
-            self.rounds.node = DaemonNode(load(self.rounds.node.settings.path))
+            fresh = DaemonNode(load(self.rounds.node.settings.path))
+            fresh.asking = self.rounds.node.asking  # a driver that hangs is asked once
+            self.rounds.node = fresh
             self._serving.ask_again()
             self._journal.say(INFO, "the settings were read again")
         except Refusal as refusal:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from gpulock.daemon import attempt
 from gpulock.daemon.attempt import Attempts
 from gpulock.daemon.client import Client
-from gpulock.daemon.wire import REFUSED, WAITING, Reply
+from gpulock.daemon.wire import GRANTED, REFUSED, WAITING, Reply
 from gpulock.deadline import Deadline, boottime
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, BUSY, GateShutError, Refusal
 
 PAUSE = 1.0  # seconds between two attempts of the first, where nothing changed
+BREATH = 0.05  # seconds after an attempt that failed: each may look at all processes
 GATE_SECONDS = 2.0
 
 
@@ -70,15 +71,18 @@ class Line:
         self._next = now + PAUSE
         first = self._line[0]
         if first.ticket:
-            self._tell_others(first, self._serve(first, now), now)
+            reply = self._serve(first, now)
+            if first not in self._line:
+                self._next = now if reply.state == GRANTED else now + BREATH
+            self._tell_others(reply.before, now)
             return
         try:
             self.stand(first)
         except Refusal as refusal:
             self._end(first, refused(refusal))
 
-    def _serve(self, first: Client, now: float) -> int:
-        """Serve the first of our line; return how many direct callers are before him."""
+    def _serve(self, first: Client, now: float) -> Reply:
+        """Serve the first of our line; return what came of it."""
         try:
             reply = self._attempts.serve(self._node(), first, Deadline(GATE_SECONDS))
         except Exception as fault:  # his request must not end gpulockd for all the others
@@ -90,12 +94,13 @@ class Line:
             self._end(first, Reply(REFUSED, kind=BUSY, why=reply.why, do=reply.do))
         else:
             first.tell(reply, now)
-        return reply.before
+        return reply
 
-    def _tell_others(self, first: Client, before: int, now: float) -> None:
-        """Tell those behind the first of our line how many are before them."""
-        if self._line and self._line[0] is not first:
-            self._next = now  # the next one at once; the loop goes round between two
+    def _tell_others(self, before: int, now: float) -> None:
+        """Tell those behind the first of our line how many are before them.
+
+        `before`: how many direct callers are before all of us.
+        """
         for place, client in list(enumerate(self._line))[1:]:
             why = f"others are before this one in line: {before + place}"
             if now >= client.until:

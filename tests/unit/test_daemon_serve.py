@@ -301,6 +301,20 @@ def test_a_second_request_of_one_who_waits_is_refused(desk: Desk) -> None:
     assert last(caller).kind == SENSELESS
 
 
+def test_after_a_wish_that_cannot_be_granted_the_line_takes_a_breath(desk: Desk) -> None:
+    """Each attempt may look at all processes: nobody keeps gpulockd at that."""
+    desk.process(900)
+    for number in range(4):
+        desk.hold(number, 900, start=9)
+    first, second = desk.come(), desk.come()
+    first.send(encode_request(Request(CLAIM, ME, MINE, 1)))
+    second.send(encode_request(Request(CLAIM, ME, MINE, 1, wait=FOR_EVER)))
+    now = boottime() + 1
+    desk.go(now, rounds=1)
+    assert last(first).kind == BUSY
+    assert desk.server.due() == now + line_module.BREATH
+
+
 def test_an_impossible_wish_is_refused_and_the_next_is_served(desk: Desk) -> None:
     assert desk.claim(5).kind == SENSELESS
     assert desk.claim(4).state == GRANTED

@@ -208,9 +208,11 @@ def may_be_node(link: str, dev_root: str) -> bool:
     /dev shows from outside. A node that was bound to a path elsewhere is not found; the job's
     supplementary group still is.
     """
-    if link.startswith("/dev/"):
-        return not link.startswith(COMMON)
-    return link.startswith(f"{dev_root}/") or (link.startswith("/nvidia") and "/" not in link[1:])
+    if link.startswith("/dev/") and not link.startswith(COMMON):
+        return True
+    if dev_root != "/dev" and link.startswith(f"{dev_root}/"):
+        return True  # a simulated node, perhaps below /dev/shm
+    return link.startswith("/nvidia") and "/" not in link[1:]
 
 
 def group_left(lock: Lock, judge: Judge) -> str:

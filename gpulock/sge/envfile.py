@@ -27,7 +27,7 @@ def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds:
     be what follows a newline in a variable's name, which execd does not escape.
     """
     kept: list[str] = []
-    bound = dict.fromkeys(BIND_LISTS, "") if binds else {}
+    bound: dict[str, str] = dict.fromkeys(BIND_LISTS, "") if binds else {}
     for line in text.split("\n"):
         name, equals, value = line.partition("=")
         if not name or name in drop:  # the shepherd's strtok takes `=NAME=x` for NAME

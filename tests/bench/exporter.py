@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -109,7 +109,7 @@ def spent(pids: list[int], seconds: float = REST) -> float:
 
 
 @contextmanager
-def peer(root: Path, env: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+def peer(root: Path, env: Mapping[str, str]) -> Generator[tuple[int, int]]:
     """Start nvitop-exporter on the double; give its port and pid."""
     place = root / "peer"
     venv.create(place, with_pip=False)

@@ -38,7 +38,12 @@ def settle(node: Node, devices: list[Device], deadline: Deadline) -> str:
 
 def remove_cgroups(node: Node) -> None:
     """Remove the cgroups of jobs that are over; raise Refusal or OSError."""
-    trees = tree.trees(node.settings.sys_root)
+    try:
+        trees = tree.trees(node.settings.sys_root)
+    except Refusal:
+        if node.settings.isolation == CGROUP:
+            raise
+        trees = []
     left = [folder for one in trees for folder in ours(one.top) if not go(folder, node)]
     if node.settings.isolation == CGROUP:
         sessions.close(trees, NOTHING)

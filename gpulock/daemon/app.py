@@ -20,6 +20,7 @@ from gpulock.daemon.idle import Idle
 from gpulock.daemon.journal import ERROR, WARNING, Journal
 from gpulock.daemon.notify import from_environ, in_journal
 from gpulock.daemon.publish import Publisher
+from gpulock.daemon.refusals import Refusals
 from gpulock.daemon.rounds import Chore, RunsAlreadyError
 from gpulock.daemon.signals import EndedError, Signals
 from gpulock.refusal import BROKEN, Refusal
@@ -41,7 +42,14 @@ def chores(journal: Journal) -> list[Chore]:
     def say(text: str) -> None:
         journal.say(WARNING, text)
 
-    return [Publisher(journal), CdiSpec(journal), History(say), Idle(say), Drift(journal)]
+    return [
+        Publisher(journal),
+        CdiSpec(journal),
+        History(say),
+        Idle(say),
+        Drift(journal),
+        Refusals(journal),
+    ]
 
 
 def config_of(argv: Sequence[str]) -> str:

@@ -43,6 +43,10 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     if call.limited:
         told = hook.for_limits(told)
     tell(settings, told.sentence(call.who), error=True)
+    if settings is not None:
+        from gpulock import refused
+
+        refused.keep(settings.lock_dir, call.job, told.sentence(call.who))
     return hook.exit_code(told, settings)
 
 

@@ -130,7 +130,16 @@ def next_facts(view: View, row: Row) -> Facts:
 def last(view: View, device: str) -> Facts:
     """Return who had a free device last."""
     before = [one for one in past(view.node.store.released_dir) if one.device == device][:1]
-    return [("last", ended(one)) for one in before]
+    if before:
+        return [("last", ended(before[0]))]
+    from gpulock.report.scan import Query, latest
+    from gpulock.report.sources import history_of
+
+    found = latest(history_of(view.node), Query(device=device))
+    if found is None:
+        return []
+    until = moment(found.ended or 0.0)
+    return [("last", f"{found.job} of {found.user} until {until}: {found.how}")]
 
 
 def ended(one: Past) -> str:

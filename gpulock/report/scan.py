@@ -8,14 +8,16 @@ are read no further than that. A line that is no record costs itself, and is cou
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gpulock.daemon.history_file import DAMAGED, DAY, files, reading, spans_of
+from gpulock.daemon.history_file import DAMAGED, DAY, NAME, files, reading, spans_of
 from gpulock.report.claims import Claim, claim_of
 
+TAIL: Final = 1 << 18  # bytes of the history: 100 claims and more
 _REAL: Final = rb"[0-9.]+"
 _TEXT: Final = rb'("[^"\\]*(?:\\.[^"\\]*)*")'
 
@@ -193,6 +195,23 @@ def claims(folder: str, query: Query, faults: Faults) -> Iterator[Claim]:
         claim = parsed(found.line(), faults)
         if claim is not None and query.fits(claim):
             yield claim
+
+
+def latest(folder: str, query: Query) -> Claim | None:
+    """Return the last claim that is asked for among the last ones written, None for none there."""
+    needles = query.needles()
+    try:
+        with reading(f"{folder}/{NAME}") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read(TAIL).split(b"\n")[:-1]
+    except OSError:
+        return None
+    for line in reversed(lines):
+        if all([needle in line for needle in needles]):
+            claim = parsed(line, Faults())
+            if claim is not None and query.fits(claim):
+                return claim
+    return None
 
 
 def parsed(line: bytes, faults: Faults) -> Claim | None:

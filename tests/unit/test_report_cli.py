@@ -415,6 +415,14 @@ def test_why_still_knows_a_job_that_is_in_the_history(desk: Desk) -> None:
     assert desk.call("why", "job", "13").exit_code == 1
 
 
+def test_why_still_knows_who_had_a_free_device_last(desk: Desk) -> None:
+    desk.past(0, user="bob", job_id="11", ago=50)
+    desk.past(0)
+    desk.past(1, job_id="13")
+    assert "12 of alice until" in desk.text("why", "gpu", "0")
+    assert "until" not in desk.text("why", "gpu", "2")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_an_ordinary_user_sees_reports_as_far_as_the_folders_mode_lets_him() -> None:
     os.umask(0o022)

@@ -148,10 +148,10 @@ class Node:
         done = self.machine.run(f"{OPT}/bin/gpulock", *words, check=check)
         return done.stdout + done.stderr
 
-    def claim(self, count: int, name: str = "job") -> dict[str, Owner]:
-        """Let a job hold devices until its unit `name` is stopped; return the locks."""
+    def claim(self, count: int, name: str = "job", uid: int = 0) -> dict[str, Owner]:
+        """Let a job hold devices until its unit `name` is stopped; return its locks."""
         line = [f"{OPT}/bin/gpulock", "run", "-n", str(count), "--", "sleep", "infinity"]
-        self.machine.run("systemd-run", "--quiet", f"--unit={name}", *line)
+        self.machine.run("systemd-run", "--quiet", f"--unit={name}", f"--uid={uid}", *line)
         return until(
             lambda: found if len(found := self.held_by(name)) == count else None,
             what="the job's locks",

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.lab
 
 DAEMON, EXPORTER = "gpulockd.service", "gpulock-exporter.service"
 SOCKET = "gpulock-exporter.socket"
+NOBODY = 65534
 # Opens device nodes for reading and writing, as the user and in the sandbox that it runs in.
 PROBE = """
 import errno, os, sys
@@ -156,6 +157,12 @@ def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) ->
     line = next(line for line in reversed(lines) if "freed" in line)
     assert f"gpulockd[{node.main_pid(DAEMON)}]: freed" in line  # no <5> left of the priority
     assert "is gone" in line
+    history = node.machine.path("/var/lib/gpulock/history/history.jsonl")
+    until(
+        lambda: history.exists() and next(iter(held.values())).token in history.read_text(),
+        what="its line in the history",
+        why=lambda: journal(node, DAEMON),
+    )
 
 
 def test_a_daemon_that_hangs_is_killed_and_started_again_and_says_where_it_hung(
@@ -220,6 +227,32 @@ def test_a_reload_reads_the_settings_and_bad_ones_change_nothing(node: Node) -> 
     assert (node.main_pid(DAEMON), show(node, DAEMON, "ActiveState")) == (first, "active")
 
 
+def test_users_of_a_workstation_are_served_from_within_the_units_sandbox(node: Node) -> None:
+    node.configure(SERVE="yes")
+    node.machine.run("systemctl", "reload", DAEMON)
+
+    held = node.claim(2, uid=NOBODY)
+
+    assert {record.uid for record in held.values()} == {NOBODY}
+    node.machine.run("systemctl", "stop", "job")
+    until(
+        lambda: not node.locks(), what="the devices to be free", why=lambda: journal(node, DAEMON)
+    )
+
+
+def test_a_sites_idle_command_is_given_what_sending_mail_takes(node: Node) -> None:
+    node.configure(IDLE_COMMAND="/bin/true")
+    node.gpulock("install", "systemd")
+
+    status = node.machine.run("cat", f"/proc/{node.main_pid(DAEMON)}/status").stdout
+    node.configure()
+    node.gpulock("install", "systemd")
+
+    assert "NoNewPrivs:\t0" in status
+    bounds = int(status.partition("CapBnd:")[2].split()[0], 16)
+    assert [bit for bit in range(64) if bounds >> bit & 1] == [1, 2, 5, 6, 7, 19]
+
+
 def test_only_one_gpulockd_runs(node: Node) -> None:
     done = node.machine.run(f"{OPT}/bin/gpulockd", check=False)
 
@@ -247,19 +280,36 @@ def test_without_sight_the_daemon_says_so_and_frees_nothing_and_doctor_finds_the
     assert f"look at /etc/systemd/system/{DAEMON}.d/test.conf" in seen
 
 
-def test_isolation_by_cgroup_is_looked_after_from_within_the_units_sandbox(node: Node) -> None:
+def opened_from_a_session(node: Node) -> str:
+    """Return what becomes of opening a card from below user.slice, where logins are."""
+    line = ["systemd-run", "--quiet", "--pipe", "--wait", "--slice=user.slice", "--uid=65534"]
+    done = node.machine.run(*line, f"{OPT}/bin/python3", "-c", PROBE, "/dev/nvidia0")
+    return done.stdout.split()[1]
+
+
+def test_isolation_is_looked_after_and_cleared_away_from_within_the_units_sandbox(
+    node: Node,
+) -> None:
+    node.machine.run("systemctl", "start", "user.slice")
+    assert opened_from_a_session(node) == "ENXIO"  # allowed: there is no driver behind it
+    node.machine.run("touch", "/run/gpulock/isolation")  # a job was confined in this boot
+
     node.configure(ISOLATION="cgroup", SYS_ROOT="/sys")
     node.gpulock("install", "systemd")
-    node.machine.run("touch", "/run/gpulock/isolation")  # a job was confined in this boot
-    assert show(node, DAEMON, "ProtectControlGroups") == "no"
-
+    assert opened_from_a_session(node) == "EPERM"
+    node.configure(SYS_ROOT="/sys")
+    node.gpulock("install", "systemd")
     node.machine.run("systemctl", "restart", DAEMON)
-    seen = journal(node, DAEMON)
-    node.machine.run("rm", "/run/gpulock/isolation")
+
+    assert opened_from_a_session(node) == "ENXIO"
+    until(
+        lambda: not node.machine.path("/run/gpulock/isolation").exists(),
+        what="the mark to go",
+        why=lambda: journal(node, DAEMON),
+    )
+    assert "isolation:" not in journal(node, DAEMON)
     node.configure()
     node.gpulock("install", "systemd")
-
-    assert "isolation:" not in seen
     assert show(node, DAEMON, "ProtectControlGroups") == "yes"
 
 

@@ -36,6 +36,7 @@ def test_down_ends_a_machine_that_another_process_left() -> None:
     Machine().down()
 
     assert first.left_behind() == []
+    first.down()  # what is not there any more does not matter to it
 
 
 def test_what_is_written_on_the_machine_is_gone_with_it() -> None:

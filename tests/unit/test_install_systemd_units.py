@@ -195,8 +195,14 @@ def test_what_the_exporter_writes_outlives_it() -> None:
 
 
 def test_private_tmp_hides_nothing_that_the_exporter_reads() -> None:
-    assert values(units()[EXPORTER], "PrivateTmp") == ["yes"]
-    assert values(units(STATE_DIR="/var/tmp/state")[EXPORTER], "PrivateTmp") == ["no"]
+    def private(python: str, **keys: str) -> list[str]:
+        config = Path("/etc/gpulock/gpulock.conf")
+        what = Installation(python, config, settings(**keys), (0, 1))
+        return values(rendered(what)[EXPORTER], "PrivateTmp")
+
+    assert private("/usr/bin/python3") == ["yes"]
+    assert private("/tmp/venv/bin/python3") == ["no"]
+    assert private("/usr/bin/python3", STATE_DIR="/var/tmp/state") == ["no"]
 
 
 def test_both_see_all_processes() -> None:

@@ -16,7 +16,7 @@ from gpulock.install.slurm_conf import Conf
 from gpulock.install.slurm_force import EPILOG, PATHS, PROLOG, TASK, InForce, look, misplaced
 from gpulock.install.slurm_hooks import why_private
 from gpulock.install.slurm_site import Site, SlurmError
-from gpulock.install.slurm_texts import Want, hook_seconds, wants
+from gpulock.install.slurm_texts import Want, hook_seconds, opens_sessions, wants
 from gpulock.settings import Settings
 
 RECONFIGURE: Final = "then scontrol reconfigure"
@@ -194,7 +194,7 @@ class InForceChecks:
         key = "UsePAM"
         if self.settings.isolation != "cgroup":
             return
-        if self.conf.get(key).lower() in ("1", "yes", "true", "y"):
+        if opens_sessions(self.conf):
             yield good(key, self.conf.get(key))
         else:
             what = f"{self.conf.get(key) or 'not set'}: no task starts under ISOLATION=cgroup"

@@ -73,6 +73,9 @@ def wants(conf: Conf, settings: Settings) -> list[Want]:
         value = merged(conf.words("RequeueExit"), str(code))
         why = "REQUEUE_EXIT: a job that finds no GPU waits again"
         found.append(Want("RequeueExit", value, conf.get("RequeueExit"), why))
+    if settings.isolation == "cgroup" and not opens_sessions(conf):
+        why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
+        found.append(Want("UsePAM", "1", conf.get("UsePAM"), why))
     seconds, enough = conf.seconds("PrologEpilogTimeout"), hook_seconds(settings)
     timeout = str(max(SUGGESTED_TIMEOUT, enough))
     if seconds is None:
@@ -91,6 +94,11 @@ def wants(conf: Conf, settings: Settings) -> list[Want]:
         now = conf.get("SchedulerParameters")
         found.append(Want("SchedulerParameters", value, now, why, False))
     return found
+
+
+def opens_sessions(conf: Conf) -> bool:
+    """Return whether step daemons open PAM sessions."""
+    return conf.get("UsePAM").lower() in ("1", "yes", "true", "y")
 
 
 def slurm_conf_page(

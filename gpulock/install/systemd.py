@@ -34,7 +34,7 @@ from gpulock.install.systemd_units import (
     minors_of,
     rendered,
 )
-from gpulock.isolation.job import MARK
+from gpulock.isolation.marks import MARK
 from gpulock.refusal import Refusal
 from gpulock.settings import DEFAULT_PATH, Settings
 

@@ -8,16 +8,13 @@ kills: a job whose shepherd was killed lives on, and stays confined.
 
 import os
 
-from gpulock import atomic
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
-from gpulock.isolation import sessions, tree
-from gpulock.isolation.job import CGROUP, GROUP, MARK, follow
+from gpulock.isolation import marks, sessions, tree
+from gpulock.isolation.job import CGROUP, GROUP, follow
 from gpulock.isolation.policy import NOTHING
 from gpulock.node import Node
 from gpulock.refusal import Refusal
-
-DEPTH = 12  # of cgroups that are looked into
 
 
 def settle(node: Node, devices: list[Device], deadline: Deadline) -> str:
@@ -44,13 +41,13 @@ def remove_cgroups(node: Node) -> None:
         if node.settings.isolation == CGROUP:
             raise
         trees = []
-    left = [folder for one in trees for folder in ours(one.top) if not go(folder, node)]
+    left = [folder for folder in ours(node) if not go(folder, node)]
     if node.settings.isolation == CGROUP:
         sessions.close(trees, NOTHING)
         return
     sessions.open_again(trees)
     if node.settings.isolation != GROUP and not left:
-        atomic.remove_quietly(f"{node.store.path}/{MARK}")
+        marks.forget(node.store)
 
 
 def go(folder: str, node: Node) -> bool:
@@ -59,29 +56,13 @@ def go(folder: str, node: Node) -> bool:
     return process is not None and not node.proc.running(*process) and tree.remove(folder)
 
 
-def ours(top: str) -> list[str]:
-    """Return the cgroups of ours; raise OSError.
-
-    Only below folders that are root's: in what is delegated to a user, he makes as many as he
-    likes.
-    """
+def ours(node: Node) -> list[str]:
+    """Return the jobs' cgroups; raise OSError."""
     found: list[str] = []
-    level = [top]
-    for _ in range(DEPTH):
-        inner: list[str] = []
-        for folder in level:
-            for path in children(folder):
-                mine = tree.process_of(os.path.basename(path)) is not None
-                (found if mine else inner).append(path)
-        level = inner
+    for folder in marks.noted(node.store):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            continue  # of a service that was stopped: its cgroups went with it
+        found += [f"{folder}/{name}" for name in names if tree.process_of(name)]
     return found
-
-
-def children(folder: str) -> list[str]:
-    """Return the cgroups below one that are our own user's, root's; raise OSError."""
-    own = os.geteuid()
-    try:
-        with os.scandir(folder) as entries:
-            return [e.path for e in entries if e.is_dir() and e.stat().st_uid == own]
-    except FileNotFoundError:
-        return []

@@ -3,13 +3,13 @@
 
 Hot. Below the service's own cgroup, so that to stop the service still stops the job. The name
 tells the process that stands for the job (shepherd, step daemon), and the kernel keeps the rest:
-there is no record to lose. In doubt nothing is opened: what fails here refuses the job.
+there is no record of a job to lose. In doubt nothing is opened: what fails here refuses the job.
 """
 
 import os
 
 from gpulock.devices import Device
-from gpulock.isolation import policy, tree
+from gpulock.isolation import marks, policy, tree
 from gpulock.isolation.tree import V1, Tree
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, UNKNOWN, Refusal
@@ -35,8 +35,9 @@ def confine(node: Node, label: str, pid: int, start: int, granted: "Iterable[Dev
     rules = policy.rules(granted, major, settings.driver_root)
     name = tree.name_of(label, pid, start)
     try:
-        for one in tree.trees(settings.sys_root):
-            folder = inside(one, node, pid, name)
+        places = [(one, inside(one, node, pid, name)) for one in tree.trees(settings.sys_root)]
+        marks.note(node.store, [os.path.dirname(folder) for _, folder in places])
+        for one, folder in places:
             shut(one, folder, rules, settings.dev_root)
             tree.move(pid, folder)
         if node.proc.running(pid, start):

@@ -6,11 +6,10 @@ Hot; the only door to this package for hooks, which load it where ISOLATION is n
 
 import os
 
-from gpulock import boot
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
 from gpulock.gate import Gate
-from gpulock.isolation import confine, group, sessions, tree
+from gpulock.isolation import confine, group, marks, sessions, tree
 from gpulock.isolation.policy import NOTHING
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, Refusal
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from gpulock.liveness import Judge
 
 CGROUP, GROUP = "cgroup", "group"
-MARK = "isolation"  # in LOCK_DIR: there is, or was, something of ours to look after
 
 
 class Who:
@@ -60,7 +58,7 @@ def begin(
 ) -> None:
     """Keep a job to what it was granted; raise Refusal, and then it must not start."""
     try:
-        mark(node)
+        marks.note(node.store, [])
         if node.settings.isolation == CGROUP:
             sessions.close(tree.trees(node.settings.sys_root), NOTHING)
             confine.confine(node, who.label, who.pid, who.start, granted)
@@ -121,12 +119,3 @@ def follow(node: Node, devices: list[Device], deadline: Deadline) -> dict[int, i
     """Let the nodes' groups follow the locks; return minor -> group. Raises Refusal or OSError."""
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         return group.apply(node, devices)
-
-
-def mark(node: Node) -> None:
-    """Let a reconcile know that there is something to look after; raise Refusal or OSError."""
-    path = f"{node.store.path}/{MARK}"
-    if os.path.lexists(path):
-        return
-    boot.ensure(node.store)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))

@@ -175,7 +175,7 @@ def test_sessions_are_closed_to_users_and_open_to_root(dev: Path) -> None:
 
 
 def test_what_a_job_leaves_behind_opens_nothing_any_more(dev: Path, tmp_path: Path) -> None:
-    node = Node(Settings({"DEV_ROOT": str(dev)}))
+    node = Node(Settings({"DEV_ROOT": str(dev), "LOCK_DIR": str(tmp_path / "run")}))
     device = Device("0000:02:00.0", 1)
     device.minor = 1
     before = len(programs())

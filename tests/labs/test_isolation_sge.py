@@ -25,6 +25,7 @@ from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import gate_file, held, on, reap, said, wait_said, waiting_for
 from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
+from tests.labs.test_sge_parallel import MPI, until_wrapped
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -233,3 +234,46 @@ def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Si
     assert len(gpus.locks(NODE)) == 1
     go.touch()
     until(lambda: reap(gpus, NODE) and not gpus.locks(NODE), what="the older job to be over")
+
+
+@pytest.fixture
+def parallel(site: Site) -> Iterator[Site]:
+    """Let slave tasks of parallel jobs be confined on the node, and have GPUs on every one."""
+    gpus = site.gpus
+    for node in NODES[1:]:
+        gpus.configure(node, SGE_SLAVE_TASKS="yes")
+    site.configure(SGE_SLAVE_TASKS="yes")
+    for node in NODES:
+        shepherd = gpus.hooks.folder / "prolog/sge_shepherd"
+        gpus.sge.set_conf("shepherd_cmd", str(shepherd), host=node)
+    until_wrapped(gpus)
+    yield site
+    gpus.sge.clear_jobs()
+    for node in NODES:
+        gpus.sge.set_conf("shepherd_cmd", "none", host=node)
+
+
+def test_a_slave_task_opens_what_its_job_holds_on_its_own_host(parallel: Site) -> None:
+    go = gate_file(parallel.gpus, "go")
+    ask = f"qrsh -inherit {NODE} '{parallel.probe.strip()}'\necho over\n"
+    job = parallel.gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=ask + waiting_for(go))
+    seen = opened(wait_said(parallel.gpus, job, "over"))
+    own = parallel.own(job)
+    assert len(own) == 2
+    assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    go.touch()
+    parallel.gpus.sge.wait_done(job)
+
+    def nothing_left() -> bool:
+        reap(parallel.gpus, NODE)
+        return not parallel.left()
+
+    until(nothing_left, what="the reaper to remove what tasks have left")
+
+
+def test_a_slave_task_of_a_job_without_gpus_opens_none(parallel: Site) -> None:
+    ask = f"qrsh -inherit {NODE} '{parallel.probe.strip()}'\necho over\n"
+    words = ("-q", "gpu.q", "-pe", "mpi", "6")
+    job = parallel.gpus.sge.submit("glalice", "-j", "y", *words, stdin=ask)
+    seen = opened(wait_said(parallel.gpus, job, "over"))
+    assert seen == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}

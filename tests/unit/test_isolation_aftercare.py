@@ -9,7 +9,7 @@ import pytest
 
 from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.isolation import sessions
-from gpulock.isolation.job import MARK
+from gpulock.isolation.marks import MARK
 from gpulock.isolation.tree import Tree, name_of
 from tests.unit.claims import ask
 from tests.unit.trees import Box, judge_of, soon
@@ -23,12 +23,13 @@ class Cell(Box):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.devices = root / "sys/fs/cgroup/devices"
-        for name in (JOB, OTHER):
-            (self.devices / "system.slice/sgeexecd.service" / name).mkdir(parents=True)
+        service = self.devices / "system.slice/sgeexecd.service"
+        for name in (JOB, OTHER, "other", "gpulock-x"):
+            (service / name).mkdir(parents=True)
         (self.devices / "devices.deny").touch()
         self.proc.add(500, "sge_shepherd", start=1000)
         ask(self, 1)
-        self.mark.touch()
+        self.mark.write_text(f"\n{service}\n\n{service}.of-yesterday\n")
 
     @property
     def mark(self) -> Path:
@@ -43,7 +44,7 @@ class Cell(Box):
 
     def jobs(self) -> set[str]:
         """Return the names of the jobs' cgroups."""
-        return {path.name for path in self.devices.rglob("gpulock-*")}
+        return {path.name for path in self.devices.rglob("gpulock-*-*")}
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which cgroups a node has, which are ours, and what version 1 is told."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from gpulock.isolation import aftercare, confine, tree
+from gpulock.isolation import confine, tree
 from gpulock.isolation.tree import V1, V2, Tree
 from gpulock.procfs import Proc
 from gpulock.refusal import BROKEN, Refusal
@@ -107,25 +106,3 @@ def test_the_nodes_that_are_there_are_told_by_their_numbers(tmp_path: Path) -> N
 
     assert confine.present(str(tmp_path))[1] == {3, 5}  # devices(4) of the kernel
     assert confine.present(str(tmp_path / "missing")) == {}
-
-
-def test_cgroups_of_ours_are_found_below_services_and_not_inside_each_other(
-    tmp_path: Path,
-) -> None:
-    ours = tree.name_of("1.1", 5, 6)
-    for path in (f"a/b/{ours}/{ours}", ours, f"c/{ours}x"):
-        (tmp_path / path).mkdir(parents=True)
-
-    found = aftercare.ours(str(tmp_path))
-
-    assert set(found) == {f"{tmp_path}/{ours}", f"{tmp_path}/a/b/{ours}"}
-
-
-def test_what_is_another_users_is_not_looked_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / tree.name_of("1.1", 5, 6)).mkdir()
-    other = os.geteuid() + 1
-    monkeypatch.setattr(os, "geteuid", lambda: other)
-
-    assert aftercare.ours(str(tmp_path)) == []

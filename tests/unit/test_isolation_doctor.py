@@ -10,7 +10,10 @@ import pytest
 
 from gpulock.install import doctor_isolation
 from gpulock.install.doctor_check import FAULT, OK, WARNING, Check
+from gpulock.install.slurm_conf import parse_shown
+from gpulock.install.slurm_texts import wants
 from gpulock.isolation import bpf
+from gpulock.settings import Settings
 from tests.unit.trees import Box
 
 LINE = "session required pam_exec.so quiet /opt/gpulock/current/prolog/slurm-session\n"
@@ -150,3 +153,18 @@ def test_a_driver_that_opens_its_nodes_again_is_a_fault(cell: Cell) -> None:
 
     worst = cell.worst("group")
     assert worst.state == FAULT and "NVreg_ModifyDeviceFiles=0" in worst.do
+
+
+@pytest.mark.parametrize(
+    ("isolation", "shown", "asked"),
+    [("cgroup", "No", True), ("cgroup", "Yes", False), ("off", "No", False), ("cgroup", "", True)],
+)
+def test_the_installer_asks_for_sessions_where_steps_are_confined_by_them(
+    isolation: str, shown: str, asked: bool
+) -> None:
+    line = f"UsePAM                  = {shown}\n" if shown else ""
+    conf = parse_shown(f"{line}SLURM_VERSION           = 22.05.8\n")
+
+    keys = [want.key for want in wants(conf, Settings({"ISOLATION": isolation}))]
+
+    assert ("UsePAM" in keys) is asked

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.isolation import job
+from gpulock.isolation import job, marks
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, UNKNOWN, Refusal
 from gpulock.settings import Settings
@@ -210,9 +210,23 @@ def test_a_slave_task_that_cannot_be_confined_does_not_start(tasks: Site, kernel
     assert tasks.locks() == []
 
 
-def test_a_node_is_marked_once_for_the_reconcile(site: Site) -> None:
-    assert not (site.lock / job.MARK).exists()
-    job.mark(site.node())
-    job.mark(site.node())
+def test_where_a_reconcile_has_to_look_is_noted_once(site: Site) -> None:
+    store = site.node().store
+    assert marks.noted(store) == []
 
-    assert (site.lock / job.MARK).exists()
+    marks.note(store, [])
+    assert (site.lock / marks.MARK).exists()
+    for _ in range(2):
+        marks.note(store, ["/a/b", "/c"])
+    assert marks.noted(store) == ["/a/b", "/c"]
+    assert (site.lock / marks.MARK).read_text().count("/a/b") == 1
+
+
+def test_a_line_that_somebody_was_killed_in_spoils_none_of_ours(site: Site) -> None:
+    store = site.node().store
+    marks.note(store, [])
+    (site.lock / marks.MARK).write_text("\n/a/")
+
+    marks.note(store, ["/a/b"])
+
+    assert marks.noted(store) == ["/a/", "/a/b"]

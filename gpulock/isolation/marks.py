@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LOCK_DIR/isolation: below which cgroups jobs were confined in this boot, one a line.
+
+Hot. It is there as soon as isolation was ever on, and says where a reconcile has to look: a node
+may have thousands of cgroups, and the schedulers' daemons are in two. It is written before a job's
+cgroup is made, and is no record of jobs.
+"""
+
+import os
+
+from gpulock import atomic, boot
+from gpulock.locks import Store
+
+MARK = "isolation"
+
+
+def note(store: Store, folders: list[str]) -> None:
+    """Note folders that are not noted yet; raise Refusal or OSError."""
+    known = noted(store)
+    missing = [folder for folder in folders if folder not in known]
+    if not missing and os.path.lexists(f"{store.path}/{MARK}"):
+        return
+    boot.ensure(store)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    fd = os.open(f"{store.path}/{MARK}", flags, 0o644)
+    try:
+        # a line that somebody was killed in must not be the beginning of ours
+        atomic.write_all(fd, "".join([f"\n{folder}\n" for folder in missing]).encode())
+    finally:
+        os.close(fd)
+
+
+def noted(store: Store) -> list[str]:
+    """Return the folders below which there may be cgroups of jobs; raise OSError."""
+    try:
+        text = atomic.read_text(f"{store.path}/{MARK}")
+    except FileNotFoundError:
+        return []
+    return [line for line in dict.fromkeys(text.splitlines()) if line.startswith("/")]
+
+
+def forget(store: Store) -> None:
+    """Take the file away: nothing is confined here any more."""
+    atomic.remove_quietly(f"{store.path}/{MARK}")

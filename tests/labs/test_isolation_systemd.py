@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's cgroup below a service of a real systemd, with cgroups of both versions and of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs.device_nodes import PROBE, alone, make_nodes, opened, programs, programs_beyond
+from tests.labs.sge_wait import until
+from tests.labs.systemd_machine import Machine
+
+pytestmark = pytest.mark.lab
+REPOSITORY = Path(__file__).resolve().parents[2]
+INSIDE, DEV, SEEN = "/opt/checkout", "/opt/dev", "/run/seen"
+PYTHON = "/usr/bin/python3"
+ALL = {f"nvidia{n}" for n in range(4)}
+OWN = {"ENXIO": {"nvidia1", "nvidiactl"}, "EPERM": ALL - {"nvidia1"}}
+NONE = {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+EVERY = {"ENXIO": ALL | {"nvidiactl"}}
+UNIT = "sgeexecd.service"
+USER = "glalice"
+# The daemon is what a shepherd is: the job descends from it.
+SERVICE = f"""[Service]
+ExecStart=/bin/sh -c 'setsid sh -c "while :; do {PYTHON} -IS /opt/dev.py {DEV} >{SEEN}.new; \
+mv {SEEN}.new {SEEN}; done" & wait'
+Delegate=yes
+"""
+CONFINE = f"""
+import sys
+sys.path[:0] = ["{INSIDE}"]
+from gpulock.devices import Device
+from gpulock.isolation import confine, sessions, tree
+from gpulock.isolation.policy import NOTHING
+from gpulock.node import Node
+from gpulock.settings import Settings
+node = Node(Settings({{"DEV_ROOT": "{DEV}"}}))
+device = Device("0000:02:00.0", 1)
+device.minor = 1
+pid = int(sys.argv[1])
+sessions.close(tree.trees("/sys"), NOTHING)
+confine.confine(node, "7.1", pid, node.proc.start(pid), [device])
+for one in tree.trees("/sys"):
+    print(tree.folder_of(one, node.proc, pid))
+    for child in open(f"/proc/{{pid}}/task/{{pid}}/children").read().split():
+        tree.move(int(child), tree.folder_of(one, node.proc, pid))
+"""
+
+
+@pytest.fixture(params=["hybrid", "unified"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
+    """Boot a machine with device nodes, and a daemon below which a job runs."""
+    made = Machine(request.param, binds={REPOSITORY: INSIDE})
+    with alone():
+        made.up()
+        try:
+            make_nodes(made.path(DEV), 4)
+            made.write("/opt/dev.py", PROBE)
+            made.write(f"/run/systemd/system/{UNIT}", SERVICE)
+            made.run("systemctl", "daemon-reload")
+            made.run("systemctl", "start", UNIT)
+            yield made
+        finally:
+            made.down()
+
+
+def job_opens(machine: Machine) -> dict[str, set[str]]:
+    """Return what the job may open from now on, by error."""
+    place = machine.path(SEEN)
+    machine.run("rm", "-f", SEEN)
+    until(place.exists, what="the job to look")
+    machine.run("rm", "-f", SEEN)  # of a look that may have begun before
+    until(place.exists, what="the job to look again")
+    return opened(place.read_text())
+
+
+def confined(machine: Machine) -> list[str]:
+    """Confine the job to nvidia1; return its cgroups."""
+    pid = machine.show(UNIT, "MainPID")
+    return machine.run(PYTHON, "-IS", "-c", CONFINE, pid).stdout.split()
+
+
+def test_a_reload_opens_nothing_and_to_stop_the_service_stops_the_job(machine: Machine) -> None:
+    before = len(programs())
+    assert job_opens(machine) == EVERY
+    folders = confined(machine)
+    assert all(f"/{UNIT}/gpulock-7.1-" in folder for folder in folders if "unified" in folder)
+    assert job_opens(machine) == OWN
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "set-property", "--runtime", UNIT, "CPUWeight=200")
+    machine.run("systemctl", "set-property", "--runtime", UNIT, "DeviceAllow=/dev/null rw")
+    assert job_opens(machine)["EPERM"] >= ALL - {"nvidia1"}
+
+    machine.run("systemctl", "stop", UNIT)
+
+    assert machine.run("pgrep", "-f", "/opt/dev.py", check=False).stdout == ""
+    left = [f for f in folders if machine.run("test", "-d", f, check=False).returncode == 0]
+    for folder in left:  # systemd removes the groups of the tree it keeps; the reaper the others
+        machine.run("rmdir", folder)
+    machine.run("systemctl", "stop", "user.slice", check=False)
+    assert programs_beyond(before) <= 1  # user.slice's own
+
+
+def test_a_users_own_manager_is_no_way_round(machine: Machine) -> None:
+    machine.run("useradd", "-m", USER)
+    machine.run("systemctl", "start", "dbus", "systemd-logind")
+    machine.run("loginctl", "enable-linger", USER)
+    uid = machine.run("id", "-u", USER).stdout.strip()
+    manager = f"user@{uid}.service"
+    until(
+        lambda: machine.show(manager, "ActiveState") == "active",
+        what="the user's manager to run",
+        why=lambda: "\n".join(machine.journal(manager)),
+    )
+    confined(machine)
+    enter = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env", "-C", "/"]
+    line = [*enter, f"XDG_RUNTIME_DIR=/run/user/{uid}", "systemd-run", "--user", "--pipe"]
+    done = machine.run(*line, "--wait", "--quiet", PYTHON, "-IS", "/opt/dev.py", DEV)
+
+    assert opened(done.stdout) == NONE
+    root = ["systemd-run", "--pipe", "--wait", "--quiet", "--slice=user.slice"]
+    assert opened(machine.run(*root, PYTHON, "-IS", "/opt/dev.py", DEV).stdout) == EVERY

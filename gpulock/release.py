@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Released:
     """What a release did: ids `freed`, and (id, why) of what is `kept` until it is quiet.
 
-    `claims` has the uid of each claim, by token, that was released.
+    `claims` has the uid of each claim, by token, whatever became of it.
     """
 
     __slots__ = ("claims", "freed", "kept")
@@ -84,6 +84,7 @@ def release_one(node: Node, lock: Lock, left: str, how: str, released: Released)
     """Free one lock, or mark it as settling because of what is `left` of its job."""
     record = lock.owner
     assert record is not None
+    released.claims[record.token] = record.uid
     try:
         if left:
             if not record.settling and node.store.still(lock.id, record.token):
@@ -92,7 +93,6 @@ def release_one(node: Node, lock: Lock, left: str, how: str, released: Released)
         else:
             node.retire(lock, how)
             released.freed.append(lock.id)
-            released.claims[record.token] = record.uid
     except FileNotFoundError:
         return  # freed meanwhile
     except OSError as fault:

@@ -58,12 +58,24 @@ def report(
     from gpulock import reporter
 
     gid = environ.get("SLURM_JOB_GID", "")
-    output = environ.get("SLURM_JOB_STDOUT", "") if call.batch and call.nodes == 1 else ""
+    output = output_of(call, environ) if call.batch and call.nodes == 1 else ""
     group = int(gid) if gid.isascii() and gid.isdigit() else reporter.NOBODY
     try:
         reporter.report(settings, released.claims, False, group, output)
     except (OSError, OverflowError) as fault:
         tell(settings, f"no report: {fault}", error=False)
+
+
+def output_of(call: Call, environ: "Mapping[str, str]") -> str:
+    """Return the job's output file, nothing where its name has more in it than we know.
+
+    slurmd tells it as sbatch was told (22.05): relative to the job's folder, with %j for its id.
+    """
+    path = environ.get("SLURM_JOB_STDOUT", "").replace("%j", call.job).replace("%u", call.user)
+    if not path or "%" in path:
+        return ""
+    folder = environ.get("SLURM_JOB_WORK_DIR", "")
+    return path if path.startswith("/") else f"{folder}/{path}" if folder else ""
 
 
 def serve(node: Node, call: Call, deadline: Deadline, begun: float) -> Released:

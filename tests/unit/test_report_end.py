@@ -17,6 +17,8 @@ from gpulock.deadline import Deadline
 from gpulock.report import ending
 from gpulock.settings import Settings
 from gpulock.sge import epilog, prolog
+from gpulock.slurm.call import Call
+from gpulock.slurm.epilog import output_of
 from tests.unit.history_site import Ended, public_place
 from tests.unit.jobs import Site, child_of, gpus
 
@@ -276,3 +278,28 @@ def test_off_an_epilog_does_not_even_load_the_reporter() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert "gpulock.release" in done.stdout and "gpulock.reporter" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("told", "folder", "output"),
+    [
+        ("/home/a/out.%j", "", "/home/a/out.12"),
+        ("out.%j-%u", "/home/a", "/home/a/out.12-alice"),
+        ("out", "", ""),
+        ("/home/a/%x.out", "/home/a", ""),
+        ("", "/home/a", ""),
+    ],
+)
+def test_slurms_name_of_an_output_file_is_understood_or_left_alone(
+    told: str, folder: str, output: str
+) -> None:
+    environ = {
+        "SLURM_JOB_ID": "12",
+        "SLURM_JOB_UID": "1000",
+        "SLURM_JOB_USER": "alice",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_CLUSTER_NAME": "lab",
+        "SLURM_JOB_STDOUT": told,
+        "SLURM_JOB_WORK_DIR": folder,
+    }
+    assert output_of(Call(environ), environ) == output

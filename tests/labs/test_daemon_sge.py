@@ -10,9 +10,10 @@ import pytest
 
 from tests.labs.daemon_lab import SIGHTLESS, Daemon, gpulockd
 from tests.labs.sge_cluster import NODES
-from tests.labs.sge_gpulock import Gpulock
-from tests.labs.sge_jobs import carriers, end, held, shut_gate
+from tests.labs.sge_gpulock import GPUS, Gpulock
+from tests.labs.sge_jobs import carriers, end, held, on, shut_gate
 from tests.labs.sge_lab import JobId
+from tests.labs.sge_wait import until
 from tests.labs.test_sge_ends import kill_shepherd, started
 
 pytestmark = pytest.mark.lab
@@ -108,3 +109,22 @@ def test_a_gpulockd_that_lost_its_sight_holds_and_says_so_once(gpus: Gpulock) ->
         assert "without CAP_SYS_PTRACE" in told[0]
     with daemon_on(gpus, NODE) as daemon:
         daemon.frees(lambda: locked(gpus, NODE, job))
+
+
+def test_a_refused_job_says_why_where_its_user_looks(gpus: Gpulock) -> None:
+    with daemon_on(gpus, NODE) as daemon:
+        holder = started(gpus, NODE, 8)
+        gpus.sge.set_exechost(NODE, "gpu=99,gpuj=99,slots=99")
+        try:
+            job = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin="true\n")
+            gpus.sge.wait_state(job, "Rq", seconds=60)
+            daemon.goes_round()
+            until(
+                lambda: "gpulock=gpulock: " in gpus.sge.qstat("-j", str(job)),
+                what="its context to say why",
+                why=lambda: daemon.said() + gpus.sge.qstat("-j", str(job)),
+            )
+            assert "0 of 8 free" in gpus.sge.qstat("-j", str(job))
+            gpus.sge.qdel(str(job), str(holder))
+        finally:
+            gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")

@@ -59,6 +59,8 @@ def test_a_job_whose_step_daemons_were_killed_is_held_as_long_as_it_lives(
         living = kill_steps(slurm_gpus, job, NODE)
         assert living
         daemon.goes_round()
+        slurm_gpus.slurm.scancel(job)
+        slurm_gpus.slurm.wait_done(job)  # the Epilog ran, and left it to gpulockd
         daemon.goes_round()
         assert len(held(slurm_gpus, job, NODE)) == 2
         end(living)

@@ -24,7 +24,8 @@ demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
 	@$(BIN)/gpulock demo
 
 ##@ Check
-check: format-check lint mypy pyright unit  ## format, lint, types, layers, unit tests (the default)
+check: $(DEV)  ## format, lint, types, layers, quick unit tests, two at a time (the default)
+	@$(MAKE) -j 2 -O unit pyright mypy lint format-check
 
 format-check: $(DEV)
 	@$(STEP) "ruff format" $(BIN)/ruff format --check
@@ -36,8 +37,10 @@ mypy: $(DEV)
 	@$(STEP) "mypy epilog/" $(BIN)/mypy $(call hooks,epilog)
 pyright: $(DEV)
 	@$(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
-unit: $(DEV)  ## the unit tests alone (the layers are one of them)
-	@$(STEP) "unit tests" $(PYTEST) -n auto tests/unit
+unit: $(DEV)  ## the quick unit tests alone (the layers are one of them)
+	@$(STEP) "unit tests" $(PYTEST) -n auto -m "not slow and not install and not soak" tests/unit
+slow: $(DEV)  ## the slow unit tests: many processes, installations
+	@$(STEP) "slow tests" $(PYTEST) -n auto -m slow tests/unit
 
 format: $(DEV)  ## rewrite the code as `check` wants it
 	@$(BIN)/ruff format
@@ -46,7 +49,7 @@ format: $(DEV)  ## rewrite the code as `check` wants it
 ##@ Test on this machine
 test: $(DEV)  ## check, every lab in its short form, the sweep sampled
 	@tests/consent.sh "make test"
-	@$(MAKE) check
+	@$(MAKE) check slow
 	@$(STEP) "wheel" $(PYTEST) -m install --timeout 600 tests/install tests/unit/test_nvml_double_faithful.py
 	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter
 	@$(STEP) "labs themselves" $(PYTEST) -m lab --timeout 600 $(ITSELF)
@@ -120,7 +123,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit slow format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

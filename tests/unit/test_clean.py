@@ -22,6 +22,8 @@ from gpulock.procfs import Proc
 from gpulock.sge.remains import remains as sge_remains
 from tests.unit.trees import Box, bus, judge_of, judging, record, soon
 
+pytestmark = pytest.mark.slow
+
 GID = 65400
 STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
 

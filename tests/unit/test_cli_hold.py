@@ -17,6 +17,8 @@ from gpulock.environment import BIND_LISTS, driver_version
 from gpulock.settings import Settings
 from tests.unit.cli_site import NOBODY, ROOT, Site, dead_process
 
+pytestmark = pytest.mark.slow
+
 Process = subprocess.Popen[bytes]
 
 

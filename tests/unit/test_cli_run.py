@@ -18,6 +18,8 @@ from gpulock.deadline import Deadline
 from gpulock.gate import Gate
 from tests.unit.cli_site import ROOT, Site, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:

@@ -38,6 +38,8 @@ from gpulock.simulate.node import write_node
 from gpulock.totals import Totals
 from tests.bench.scene import folder, linked_proc
 
+pytestmark = pytest.mark.slow
+
 GPUS, MOST = 8, 4
 BOLD = 0.02  # how often a worker asks although it sees that too few are free
 SOAK = pytest.mark.soak

@@ -17,6 +17,8 @@ from gpulock.procfs import Proc
 from gpulock.settings import load
 from tests.unit.install_site import Site, make_site, untested
 
+pytestmark = pytest.mark.slow
+
 
 def ignore(_: str) -> None:
     """Take a line that nobody reads."""

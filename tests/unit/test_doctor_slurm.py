@@ -18,6 +18,8 @@ from gpulock.settings import load
 from gpulock.slurm.steps import Steps
 from tests.unit.slurm_node import SlurmNode, make_slurm_node
 
+pytestmark = pytest.mark.slow
+
 Plant = Callable[[SlurmNode], None]
 
 

@@ -26,6 +26,8 @@ from gpulock.refusal import Refusal
 from gpulock.settings import Settings, load, parse
 from gpulock.simulate.node import Node, write_node
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
 SHORT: dict[str, object] = {"SAMPLE_PERIOD": "0.2", "MAX_SAMPLE_AGE": "1"}

@@ -17,6 +17,8 @@ from tests.nvml.double import (
 )
 from tests.unit.exporter_nvml import Eye, device
 
+pytestmark = pytest.mark.slow
+
 FIRST, SECOND, THIRD = "0000:06:00.0", "0000:07:00.0", "0000:0a:00.0"
 VERSION_MISMATCH = 18
 INITIALISED = "nvmlInitWithFlags"

@@ -23,6 +23,8 @@ from tests.exporter.child import until
 from tests.exporter.inprocess import Running, running
 from tests.exporter.wire import SOUND, dial, exchange, is_gone, left_open
 
+pytestmark = pytest.mark.slow
+
 SHORT = Limits(handle_seconds=0.5)
 
 

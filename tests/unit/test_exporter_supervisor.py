@@ -13,6 +13,8 @@ import pytest
 from gpulock_exporter.supervisor import REAP, Act, Limits, Situation, Supervisor, decide
 from gpulock_exporter.telemetry import Device, Frame, encode
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(first=30, frame=5)
 GOOD = encode(Frame(1, 2.0, 3.0, devices=[Device("0000:3b:00.0", "GPU-1", 0)])).decode()
 

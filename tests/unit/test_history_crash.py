@@ -20,6 +20,8 @@ from gpulock.daemon.history import History
 from tests.unit.history_site import Ended
 from tests.unit.trees import bus
 
+pytestmark = pytest.mark.slow
+
 # every face of a system call that the chore uses
 CALLS = (
     *("open", "close", "read", "write", "pread", "fsync", "fstat", "stat", "lstat", "listdir"),

@@ -26,6 +26,8 @@ from gpulock.install.hooks import (
 from gpulock.install.versions import Hooks, in_force, self_test
 from gpulock.simulate.node import write_node
 
+pytestmark = pytest.mark.slow
+
 
 def untested(_: HookPaths) -> None:
     """Take hooks for good without starting them."""

@@ -13,6 +13,8 @@ from gpulock.install.sge_texts import complex_fault, config_text, profile_text
 from gpulock.install.sge_undo import uninstall_sge
 from tests.unit.install_site import Site, make_site
 
+pytestmark = pytest.mark.slow
+
 OBJECTS = ("sq", "sc", "se", "sconf", "sconf-node1")
 
 

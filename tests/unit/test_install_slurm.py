@@ -12,6 +12,8 @@ from gpulock.install.slurm_snippets import settings_text
 from gpulock.settings import parse
 from tests.unit.slurm_node import SlurmNode, ignore, make_slurm_node, told, tree
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:

@@ -14,6 +14,8 @@ from gpulock.install.change import Record
 from gpulock.install.slurm_site import started_at
 from tests.unit.slurm_node import SlurmNode, make_slurm_node
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:

@@ -14,6 +14,8 @@ from gpulock.install.slurm_undo import hand_over, keep_for_slurm, uninstall_slur
 from gpulock.owner import Owner
 from tests.unit.slurm_node import SlurmNode, ignore, make_slurm_node, tree
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:

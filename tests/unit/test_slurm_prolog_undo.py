@@ -16,6 +16,8 @@ from gpulock.slurm import note, prolog
 from tests.unit.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Failing, Site
 from tests.unit.trees import bus
 
+pytestmark = pytest.mark.slow
+
 OURS = {"SLURM_CHOOSER": "gpulock"}
 CALLS = ("mkdir", "rename", "write", "open")
 MOST = 90  # system calls of one kind in one Prolog

@@ -41,7 +41,7 @@ def trees(sys_root: str) -> list[Tree]:
         raise Refusal(
             BROKEN,
             f"{top} has neither the devices controller nor cgroup version 2",
-            "mount one, or set ISOLATION=group",
+            "mount one, see docs/isolation.md",
         )
     return found
 

@@ -13,7 +13,7 @@ from gpulock.isolation.tree import name_of
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, Refusal
 from gpulock.slurm import session
-from tests.unit.slurm_site import RUN, STEPD, UID, Site, row
+from tests.unit.slurm_site import NODE_BROKEN, RUN, STEPD, UID, Site, row
 from tests.unit.trees import bus
 
 OPEN = {"PAM_TYPE": "open_session", "PAM_USER": "alice", "PAM_SERVICE": "slurm"}
@@ -194,3 +194,25 @@ def test_a_task_of_a_step_without_a_session_does_not_start(
         (own / "cgroup").write_text(f"0::{path}\n")
         assert site.task() == code
     assert "UsePAM=1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("isolation", "said"), [("group", "set ISOLATION=cgroup"), ("cgroup", "docs/isolation.md")]
+)
+def test_a_prolog_refuses_what_this_node_cannot_do_for_its_steps(
+    tmp_path: Path, isolation: str, said: str
+) -> None:
+    site = Site(tmp_path)
+    site.set(ISOLATION=isolation)
+
+    assert site.prolog() == NODE_BROKEN
+    assert site.locks() == []
+    assert said in site.drained()[0]
+
+
+def test_a_job_without_gpus_drains_no_node_that_cannot_confine(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.set(ISOLATION="cgroup")
+
+    assert site.prolog(12, None) == RUN
+    assert site.drained() == []

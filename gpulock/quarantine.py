@@ -12,6 +12,7 @@ from gpulock import atomic, kv
 from gpulock.refusal import BROKEN, Refusal
 
 QUARANTINE, RESERVES = "quarantine", "reserves"
+POLICY = "gpulock"  # by whom, where no administrator did it; the cause stands before a colon
 
 
 def listed(state_dir: str, folder: str) -> list[str]:
@@ -32,9 +33,19 @@ def read(state_dir: str, folder: str, device: str) -> dict[str, str]:
         return {"because": f"unreadable note: {fault}"}
 
 
-def put(state_dir: str, folder: str, device: str, by: str, because: str) -> None:
-    """Note a device, durably; raise OSError or kv.MalformedError."""
-    pairs = [("by", by), ("because", because), ("at", f"{time.time():.0f}")]
+def put(
+    state_dir: str,
+    folder: str,
+    device: str,
+    by: str,
+    because: str,
+    more: "tuple[tuple[str, str], ...]" = (),
+) -> None:
+    """Note a device, durably, with `more` of what the policy must know later.
+
+    Raises OSError or kv.MalformedError.
+    """
+    pairs = [("by", by), ("because", because), ("at", f"{time.time():.0f}"), *more]
     atomic.replace_file(f"{state_dir}/{folder}/{device}", kv.encode(pairs).encode())
     sync(f"{state_dir}/{folder}")
 

@@ -56,6 +56,9 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("device", "foreign", COUNT, "of these, neither the owner's nor a service"),
     ("device", "unseen", COUNT, "of these, hidden: not known whose"),
     ("device", "foreign_pids", LIST, "the first of the foreign ones"),
+    ("device", "recovery_action", COUNT, "what the driver asks for, by nvml.h; 0: nothing"),
+    ("device", "remap_failure", COUNT, "1: a row of its memory could not be remapped"),
+    ("device", "remap_pending", COUNT, "1: a row is remapped at the next reset"),
     ("token", "since", REAL, "the claim; its buckets begin here"),
     ("token", "until", REAL, "the last look that counts for it"),
     ("token", "busy", REAL, "seconds at work"),
@@ -92,6 +95,9 @@ class Seen:
     foreign: int | None
     unseen: int | None
     foreign_pids: tuple[int, ...]
+    recovery_action: int | None
+    remap_failure: int | None
+    remap_pending: int | None
 
     def __init__(self, values: dict[str, object], own: dict[str, str]) -> None:
         self.__dict__ = {**BLANK["device"], **values}

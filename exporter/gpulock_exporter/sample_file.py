@@ -102,6 +102,9 @@ def device_pairs(
             ("memory_total", device.memory_total),
             ("power", device.power),
             ("temperature", device.temperature),
+            ("recovery_action", device.recovery_action),
+            ("remap_failure", flag(device.remap_failure)),
+            ("remap_pending", flag(device.remap_pending)),
         ]
     if totals.observable:
         pairs += [("busy", totals.busy), ("observed", totals.observed), ("credit", totals.credit)]
@@ -120,6 +123,11 @@ def device_pairs(
     pairs += [(f"c.{kind}", counter_text(counter)) for kind, counter in totals.counters.items()]
     pairs += [(f"x.{xid}", f"{one.count},{one.at!r}") for xid, one in totals.xids.items()]
     return pairs
+
+
+def flag(value: bool | None) -> int | None:
+    """Return a yes or no as it stands in the file."""
+    return None if value is None else int(value)
 
 
 def token_lines(token: str, accounts: Accounts) -> list[str]:

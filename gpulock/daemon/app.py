@@ -15,6 +15,7 @@ from gpulock import __version__
 from gpulock.daemon.cdi import CdiSpec
 from gpulock.daemon.daemon import Daemon
 from gpulock.daemon.drift import Drift
+from gpulock.daemon.health import Health
 from gpulock.daemon.history import History
 from gpulock.daemon.idle import Idle
 from gpulock.daemon.journal import ERROR, WARNING, Journal
@@ -44,6 +45,7 @@ def chores(journal: Journal) -> list[Chore]:
 
     return [
         Publisher(journal),
+        Health(journal),
         CdiSpec(journal),
         History(say),
         Idle(say),

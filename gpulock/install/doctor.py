@@ -13,6 +13,7 @@ from typing import Final
 
 from gpulock.install.doctor_check import BROKEN, FAULT, OK, WARNING, Check, examine
 from gpulock.install.doctor_containers import container_checks
+from gpulock.install.doctor_handover import handover_checks
 from gpulock.install.doctor_isolation import isolation_checks
 from gpulock.install.doctor_node import node_checks, settings_check
 from gpulock.install.doctor_sge import sge_checks
@@ -54,6 +55,7 @@ def doctor(where: Where) -> list[Check]:
         checks += slurm_checks(settings, where.config, prefix)
         checks += systemd_checks(settings, where.config)
         checks += isolation_checks(settings)
+        checks += handover_checks(settings)
     return checks
 
 

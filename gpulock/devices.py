@@ -129,23 +129,35 @@ def sorted_buses(names: list[str]) -> list[str]:
 
 def parse_information(text: str, device: Device) -> None:
     """Fill in what the driver's `information` file says; raise ValueError where it is garbage."""
-    # partition, not split: a colon stands in values too; the first of a name counts
-    lines = [line.partition(":") for line in reversed(text.split("\n"))]
-    fields = {name: value.strip() for name, _, value in lines}
-    minor, place = fields.get("Device Minor", ""), fields.get("Bus Location", "")
+    text = f"\n{text}"
+    minor, place = value_of(text, "Device Minor"), value_of(text, "Bus Location")
     if not (minor.isascii() and minor.isdigit()):
         raise ValueError(f"Device Minor is {minor[:20]!r}")
     if place.lower() != device.bus:
         raise ValueError(f"Bus Location is {place[:20]!r}")
-    uuid = fields.get("GPU UUID", "")
+    uuid = value_of(text, "GPU UUID")
     if not kv.clean(uuid) or "," in uuid:
         raise ValueError("GPU UUID is no UUID")
     device.minor = int(minor)
     device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
-    model = fields.get("Model", "")
+    model = value_of(text, "Model")
     device.model = model if model.isprintable() else one_line(model)
-    if "Yes" in (fields.get("GPU Excluded"), fields.get("Blacklisted")):
+    if "Yes" in (value_of(text, "GPU Excluded"), value_of(text, "Blacklisted")):
         device.fault = EXCLUDED
+
+
+def value_of(text: str, name: str) -> str:
+    """Return what stands behind the first line's `name:`, empty where there is none.
+
+    `text` begins with a newline. Looked up, not split into all its lines: every claim reads every
+    card.
+    """
+    begin = text.find(f"\n{name}:")
+    if begin < 0:
+        return ""
+    begin += len(name) + 2
+    end = text.find("\n", begin)
+    return (text[begin:] if end < 0 else text[begin:end]).strip()
 
 
 def read_place(sys_root: str, device: Device) -> None:

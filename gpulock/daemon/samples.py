@@ -133,7 +133,7 @@ class Advice:
         the release, or five where the driver does not answer; nobody waits for longer than
         LONGEST_WAIT.
         """
-        if not 0 <= now - released_at <= LONGEST_WAIT:
+        if not -sample.AHEAD <= now - released_at <= LONGEST_WAIT:  # written to the millisecond
             return False
         found = self.last()
         if found is None or found.boot_id != boot_id or found.wall is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from gpulock.daemon import history, history_file
 from gpulock.daemon.history import History
 from gpulock.daemon.history_record import said
+from gpulock.daemon.samples import Advice
 from gpulock.deadline import Deadline
 from gpulock.gate import Gate
 from tests.unit.history_site import GIB, Ended
@@ -377,3 +379,13 @@ def test_a_record_with_numbers_that_are_none_costs_itself_at_most(site: Ended, l
     site.write()
     assert "beef" in site.tokens()
     assert len(site.told) <= 1
+
+
+def test_a_release_that_seems_to_be_of_the_next_millisecond_is_waited_for_as_well(
+    site: Ended,
+) -> None:
+    own = site.hold(0)
+    site.sample(site.account(own, 0))
+    now = time.time()
+    assert Advice(str(site.exporter)).may_come(own, now + 0.0005, now)
+    assert not Advice(str(site.exporter)).may_come(own, now + 3600, now)

@@ -165,7 +165,9 @@ def idleness(
     least = held
     for device in devices:
         usage = usage_of(accounts.get(device), record, held, None)
-        if usage.idle is None or usage.seen is None or not 0 <= now - usage.seen <= SEEN:
+        if usage.idle is None or usage.seen is None:
+            return None
+        if not -sample.AHEAD <= now - usage.seen <= SEEN:
             return None
         least = min(least, usage.idle)
     return max(0.0, least)

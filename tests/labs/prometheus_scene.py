@@ -97,6 +97,16 @@ class Scene:
         play.start()
         return play
 
+    def clear(self) -> None:
+        """End every job, and let nothing be otherwise than the driver shows it."""
+        for play in self.plays:
+            play.close()
+        for process in self.started:
+            process.kill()
+            process.wait()
+        self.script("")
+        self.reap()
+
     def restart_exporter(self) -> None:
         """Kill the exporter and start it anew on the same folder."""
         self.exporter.end(kill=True)

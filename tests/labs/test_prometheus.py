@@ -22,11 +22,19 @@ GPUS = 8
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Scene]:
+def scraped() -> Iterator[Scene]:
     """Give a DGX H200, scraped."""
     with scene("dgx-h200") as found:
         found.server.wait("gpulock_gpu_busy_seconds_total", series=GPUS)
         yield found
+
+
+@pytest.fixture
+def node(scraped: Scene) -> Iterator[Scene]:
+    """Give it to a test without jobs; none of that test's is left for the next one."""
+    yield scraped
+    scraped.clear()
+    scraped.server.wait("gpulock:gpu_hold:info", series=0)
 
 
 def test_promtool_has_no_complaint_about_the_metrics(node: Scene) -> None:
@@ -42,8 +50,8 @@ def test_a_gpu_goes_from_one_users_job_to_anothers_and_each_is_told_its_own(node
     first = node.run(2)
     held = server.wait("gpulock:gpu_hold:energy_joules_total", series=2)
     assert {one.labels["job_id"] for one in held} == {str(first.pid)}
-    assert server.value("gpulock:job:gpus:count") == 2
-    assert server.value('gpulock:cluster:gpus:sum{state="free"}') == GPUS - 2
+    server.wait("gpulock:job:gpus:count == 2", series=1)
+    server.wait(f'gpulock:cluster:gpus:sum{{state="free"}} == {GPUS - 2}', series=1)
     uuid = min(held, key=lambda one: one.labels["gpu"]).labels["uuid"]
 
     twice = "changes(gpulock:gpu_hold:energy_joules_total[1m]) >= 2"
@@ -80,7 +88,7 @@ def test_a_job_that_does_nothing_is_held_idle_and_one_that_works_is_not(node: Sc
     (alert,) = node.server.wait_firing("GpulockHeldIdle")
     assert alert["labels"]["gpu"] == "0" and alert["labels"]["job_id"] == str(job.pid)
     assert f"job {job.pid}" in alert["annotations"]["summary"]
-    assert node.server.value("gpulock:job:gpus_idle:count") == 1
+    node.server.wait("gpulock:job:gpus_idle:count == 1", series=1)
     node.script("")
     node.server.wait_quiet("GpulockHeldIdle")
     node.end(job)

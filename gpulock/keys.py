@@ -97,6 +97,8 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("CLEAN_TIMEOUT", SECONDS, "10", "longest time an epilog spends on them"),
     ("QUARANTINE_ON", WORDS, "", "what puts a device out of service: xid ecc missing memory"),
     ("RESTORE_AFTER", COUNT, "3", "clean checks in a row after which such a device comes back"),
+    ("SGE_COUNT_HOSTS", WORDS, "", "hosts whose counts gpulockd here lowers at qmaster meanwhile"),
+    ("SLURM_ON_BAD", CHOICE, "tell|drain", "what Slurm is made to do while a device is out"),
     ("CDI_DIR", TEXT, "", "folder of the CDI spec that gpulockd keeps, such as /var/run/cdi"),
 )
 

@@ -80,6 +80,8 @@ class Settings:
     clean_timeout: float
     quarantine_on: tuple[str, ...]
     restore_after: int
+    sge_count_hosts: tuple[str, ...]
+    slurm_on_bad: str
     cdi_dir: str
     path: str
 

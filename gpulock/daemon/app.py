@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from gpulock import __version__
 from gpulock.daemon.cdi import CdiSpec
+from gpulock.daemon.count_sge import SgeCount
+from gpulock.daemon.count_slurm import SlurmCount
 from gpulock.daemon.daemon import Daemon
 from gpulock.daemon.drift import Drift
 from gpulock.daemon.health import Health
@@ -51,6 +53,8 @@ def chores(journal: Journal) -> list[Chore]:
         Idle(say),
         Drift(journal),
         Refusals(journal),
+        SgeCount(journal),
+        SlurmCount(journal),
     ]
 
 

@@ -11,11 +11,12 @@ RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 STEP := tests/step.sh
 PYTEST := $(BIN)/pytest -q
-# What a lab does to its host is looked at while it is alone; Slurm's and the others then run at the same time.
+# What a lab does to its host is looked at while it is alone; Slurm's, Grid Engine's and the others then run at the same time.
 LABS := $(wildcard tests/labs/test_*.py)
 ITSELF := $(filter %_itself.py,$(LABS))
 SLURM := $(filter-out $(ITSELF),$(wildcard tests/labs/test_*slurm*.py))
-OTHERS := $(filter-out $(ITSELF) $(SLURM),$(LABS))
+SGE := $(filter-out $(ITSELF),$(wildcard tests/labs/test_*sge*.py))
+OTHERS := $(filter-out $(ITSELF) $(SLURM) $(SGE),$(LABS))
 # A folder at a time: to mypy a script is a module of its bare name, so prolog/sge and epilog/sge would clash.
 hooks = $(shell grep -l '^\#!.*python' $(1)/*)
 
@@ -53,7 +54,7 @@ test: $(DEV)  ## check, every lab in its short form, the sweep sampled
 	@$(STEP) "wheel" $(PYTEST) -m install --timeout 600 tests/install tests/unit/test_nvml_double_faithful.py
 	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter
 	@$(STEP) "labs themselves" $(PYTEST) -m lab --timeout 600 $(ITSELF)
-	@$(STEP) "labs" tests/together.sh $(foreach lab,SLURM OTHERS,"$(PYTEST) -m lab --timeout 600 $($(lab))")
+	@$(STEP) "labs" tests/together.sh $(foreach lab,SLURM SGE OTHERS,"$(PYTEST) -m lab --timeout 600 $($(lab))")
 	@$(MAKE) sweep
 
 lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from gpulock import state
 from gpulock.cli.words import device_name
+from gpulock.daemon.health_back import comes_back
 from gpulock.owner import Owner
+from gpulock.quarantine import POLICY
 from gpulock.state import Row
 
 FORCE = 'gpulock release {} --force --because "TEXT"'
@@ -26,7 +28,7 @@ def advice(row: Row, proof: str = "") -> tuple[str, str]:
     if row.lock and row.lock.orphans:
         return "a reap, once nobody has it open", "gpulock reap"
     if row.state == state.QUARANTINED:
-        return "an administrator", f"gpulock restore {name}"
+        return of_quarantine(row.reason), f"gpulock restore {name}"
     if row.state in SIMPLE:
         return SIMPLE[row.state]
     if record is None:
@@ -34,6 +36,12 @@ def advice(row: Row, proof: str = "") -> tuple[str, str]:
     if row.state == state.NOT_KNOWN:
         return "a reap that can prove its end", f"gpulock reap, or {FORCE.format(name)}"
     return held(record, name, proof)
+
+
+def of_quarantine(reason: str) -> str:
+    """Return what brings a device back; the reason ends with who took it out."""
+    why, _, who = reason.rpartition(" (")
+    return comes_back(why) if who == f"{POLICY})" else "an administrator"
 
 
 def missing(row: Row, name: str) -> tuple[str, str]:

@@ -112,12 +112,12 @@ def one(cause: str, note: Mapping[str, str], sight: Sight) -> bool | None:
     return True if sight.seen is not None and began_anew(note, sight.now) else None
 
 
-def comes_back(because: str, checks: int) -> str:
+def comes_back(because: str) -> str:
     """Return what brings a device back that the policy took out for this reason."""
     found: Collection[str] = causes({"because": because})
     if KEPT in because or not found:
         return "an administrator"
-    clean = f"{checks} clean checks in a row"
+    clean = "RESTORE_AFTER clean checks of gpulockd's in a row"
     if XID in found or ECC in found:
         return f"a reboot or a reload of the driver, then {clean}; or an administrator"
-    return f"{clean} by gpulockd, or an administrator"
+    return f"{clean}, or an administrator"

@@ -14,6 +14,7 @@ from typing import Final
 from gpulock.install.doctor_check import BROKEN, FAULT, OK, WARNING, Check, examine
 from gpulock.install.doctor_containers import container_checks
 from gpulock.install.doctor_handover import handover_checks
+from gpulock.install.doctor_health import health_checks
 from gpulock.install.doctor_isolation import isolation_checks
 from gpulock.install.doctor_node import node_checks, settings_check
 from gpulock.install.doctor_sge import sge_checks
@@ -48,6 +49,7 @@ def doctor(where: Where) -> list[Check]:
     if settings is None:
         return [first]
     checks = [first, *node_checks(settings), *container_checks(settings)]
+    checks += health_checks(settings)
     if not settings.simulation:
         prefix = where.prefix or installed_prefix(settings)
         if not is_for_slurm_alone(settings, where.config):

@@ -13,6 +13,7 @@ from gpulock import atomic, kv, quarantine, sample
 from gpulock.deadline import Deadline, boottime
 from gpulock.locks import Lock
 from gpulock.node import Node
+from gpulock.refusal import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,9 +110,10 @@ class Handover:
         used = (self._found.devices[lock.id].memory_used or 0) // MIB
         because = f"{CAUSE}: {used} MiB stay in use after job {lock.owner.job()}"
         try:
-            state_dir = self._node.settings.state_dir
-            quarantine.put(state_dir, quarantine.QUARANTINE, lock.id, BY, because)
-        except (OSError, kv.MalformedError) as fault:
+            state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
+            if lock.id not in quarantine.listed(state_dir, folder):  # that note stands
+                quarantine.put(state_dir, folder, lock.id, BY, because)
+        except (OSError, kv.MalformedError, Refusal) as fault:
             return f"{because}, and it cannot be quarantined: {fault}"
         return ""
 

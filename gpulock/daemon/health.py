@@ -93,12 +93,12 @@ class Health:
     def _put_out(self, look: Look, book: Book, fresh: list[Finding], out: Notes) -> dict[str, str]:
         """Act on what is new; return what could not be done, by a key."""
         theirs = [name for name, note in out.items() if told_by(note)]
-        advice = [one for one in fresh if one.cause in TOLD]
+        advice = [one for one in fresh if one.cause in TOLD and one.device not in out]
         allowed = health_find.within(advice, theirs, look.cards())
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in fresh}):
             reasons = [one for one in fresh if one.device == name]
-            if advised(reasons) and health_find.card(name) not in allowed:
+            if advised(reasons) and not {name, health_find.card(name)} & {*allowed, *out}:
                 failed[f"cap {name}"] = beyond(name, reasons)
                 continue
             try:

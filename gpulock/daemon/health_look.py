@@ -42,9 +42,8 @@ class Look:
         """Return what speaks against devices; `known` learns which cards are here."""
         devices = self._report.devices
         found: list[Finding] = []
-        if self._sample is not None:
-            told = health_find.of_sample(self._sample, devices, wanted)
-            found += [one for one in told if self._fresh(one.device) is not None]
+        if self._sample is not None:  # also of a card that answers no more: XID 79 is of such
+            found += health_find.of_sample(self._sample, devices, wanted)
         known |= {device.bus for device in devices if not device.fault}
         known |= {
             health_find.card(outcome.lock.id)

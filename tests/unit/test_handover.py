@@ -111,6 +111,15 @@ def test_memory_that_is_not_given_back_puts_the_device_out_of_service(box: Box) 
     assert [device.id for device in found.devices] == [bus(1)]
 
 
+def test_a_note_that_an_administrator_made_meanwhile_stands(box: Box) -> None:
+    one = hold(box)
+    quarantine.put(str(box.state), quarantine.QUARANTINE, bus(0), "root", "its fan died")
+    tell(box, 300 * MIB, boottime() + LATER)
+    assert let_go(box, one).freed == [bus(0)]
+    note = quarantine.read(str(box.state), quarantine.QUARANTINE, bus(0))
+    assert (note["by"], note["because"]) == ("root", "its fan died")
+
+
 def test_until_the_exporter_has_looked_again_the_lock_settles(box: Box) -> None:
     one = hold(box)
     tell(box, 300 * MIB, boottime())

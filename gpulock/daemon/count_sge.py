@@ -26,7 +26,7 @@ from gpulock.refusal import UNKNOWN, Refusal, one_line
 from gpulock.settings import Settings
 from gpulock.sge import qstat
 
-EVERY: Final = 30.0  # seconds between two rounds
+EVERY: Final = 15.0  # seconds between two rounds
 HINT: Final = "is qmaster up?"
 OUT: Final = "gpu.quarantined"  # what a load sensor reports: quarantined or missing
 _HOST: Final = re.compile(r"<host name='([^']*)'>(.*?)</host>", re.DOTALL)

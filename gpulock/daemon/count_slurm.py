@@ -25,7 +25,7 @@ from gpulock.slurm import gres_map
 from gpulock.slurm.refuse import quoted
 from gpulock.slurm.scontrol import HINT, Control
 
-EVERY: Final = 30.0  # seconds between two rounds
+EVERY: Final = 15.0  # seconds between two rounds
 PREFIX: Final = "gpulock quarantine: "  # of our reason
 NAME: Final = "slurm-drain"  # in STATE_DIR: for which devices the node was drained
 LENGTH: Final = 180  # characters of a reason

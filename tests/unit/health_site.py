@@ -55,8 +55,7 @@ class Ward(Box):
         at = self.now - ago
         head = [SAMPLE_LINE, f"boot_id={self.boot}", f"boottime={at}", f"looked={at}"]
         cards = [
-            f"device {bus(number)} looked={at} memory_used=0 processes=0 {facts}"
-            for number, facts in self.facts.items()
+            " ".join([f"device {bus(n)}", *told(at, facts)]) for n, facts in self.facts.items()
         ]
         (self.exporter / "sample").write_text("\n".join([*head, *cards, *lines]) + "\n")
 
@@ -113,3 +112,10 @@ class Ward(Box):
             return os.read(self.ends[0], 1 << 16).decode().splitlines()
         except BlockingIOError:
             return []
+
+
+def told(at: float, facts: str) -> list[str]:
+    """Return what is told of a device: that nothing is on it, unless `facts` say otherwise."""
+    pairs = {"looked": str(at), "memory_used": "0", "processes": "0"}
+    pairs.update({key: value for key, _, value in (word.partition("=") for word in facts.split())})
+    return [f"{key}={value}" for key, value in pairs.items()]

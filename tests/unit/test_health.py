@@ -167,7 +167,7 @@ def test_memory_in_use_with_nobody_there_puts_a_free_device_out_until_it_is_clea
     assert ward.out() == []
 
 
-@pytest.mark.parametrize("facts", ["processes=1", "memory_used=1000"])
+@pytest.mark.parametrize("facts", ["processes=1", "memory_used=1000", "processes=unknown"])
 def test_memory_of_a_process_or_of_the_driver_itself_is_left_alone(ward: Ward, facts: str) -> None:
     ward.tell(0, f"memory_used={300 * MIB}", facts)
     ward.round(3)
@@ -208,7 +208,13 @@ def test_what_the_hand_over_put_away_comes_back_without_any_policy(tmp_path: Pat
     quiet.round(4)
     assert quiet.because(0) == because
     quiet.tell(0)
-    quiet.round(3)
+    quiet.round(2)
+    quiet.tell(0, f"memory_used={300 * MIB}")
+    quiet.round()
+    quiet.tell(0)
+    quiet.round(2)
+    assert quiet.out() == [bus(0)]
+    quiet.round()
     assert quiet.out() == []
     quiet.close()
 
@@ -315,6 +321,79 @@ def test_one_more_cause_is_noted_beside_the_first_and_both_must_be_over(ward: Wa
     ward.reload()
     ward.round(3)
     assert ward.out() == []
+
+
+def test_an_event_after_the_driver_was_loaded_wants_it_loaded_once_more(ward: Ward) -> None:
+    ward.tell(0, "x.48=1,100.0")
+    ward.round()
+    ward.reload()
+    ward.round(2)
+    ward.tell(0, "x.48=2,200.0")
+    ward.round(9)
+    assert ward.out() == [bus(0)]
+    ward.reload()
+    ward.round(2)
+    assert ward.out() == [bus(0)]  # its checks began anew
+    ward.round()
+    assert ward.out() == []
+
+
+def test_memory_left_in_use_after_the_driver_was_loaded_does_not_want_that_again(
+    ward: Ward,
+) -> None:
+    ward.tell(0, "x.48=1,100.0")
+    ward.round()
+    ward.reload()
+    ward.tell(0, "x.48=1,100.0", f"memory_used={300 * MIB}")
+    ward.round()
+    assert "memory: 300 MiB" in ward.because(0)
+    ward.tell(0, "x.48=1,100.0")
+    ward.round(3)
+    assert ward.out() == []
+
+
+def test_a_note_does_not_grow_for_ever(ward: Ward) -> None:
+    because = "memory: 300 MiB stay in use after job 12"
+    quarantine.put(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", because)
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round()
+    assert ward.because(0) == because
+    for number in (46, 48, 62, 64, 74, 79, 95):
+        ward.tell(0, f"x.{number}=1,100.0")
+        ward.round()
+    assert len(ward.because(0).split("; ")) == 4
+
+
+def test_an_administrator_who_takes_a_device_over_keeps_it(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """His quarantine comes between our last check and the gate."""
+
+    class Late(Gate):
+        def __enter__(self) -> Gate:
+            ward.by_hand(1)
+            return super().__enter__()
+
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.reload()
+    ward.round(2)
+    monkeypatch.setattr("gpulock.daemon.health.Gate", Late)
+    ward.round()
+    monkeypatch.undo()
+    ward.round(9)
+    assert (ward.out(), ward.because(1)) == ([bus(1)], "its fan died")
+
+
+def test_a_card_that_is_not_there_does_not_come_back(tmp_path: Path) -> None:
+    quiet = Ward(tmp_path, QUARANTINE_ON="")
+    quiet.round()
+    quarantine.put(
+        str(quiet.state), quarantine.QUARANTINE, "0000:99:00.0", "gpulock", "missing: gone"
+    )
+    quiet.round(9)
+    assert quiet.out() == ["0000:99:00.0"]
+    quiet.close()
 
 
 def test_a_card_that_flaps_stays_out_until_an_administrator_brings_it_back(ward: Ward) -> None:

@@ -7,7 +7,7 @@ import os
 import random
 from collections import Counter
 
-EVERY = 24  # of the points, in the sampled form: 40 s on two idle cores
+EVERY = 48  # of the points, in the sampled form: a minute on two idle cores
 NEARER = 12  # so much oftener are calls on what a hook may change
 
 

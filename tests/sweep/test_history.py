@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3000)]
 PROGRAM = Path(__file__).with_name("history.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
 WHOLE = bool(os.environ.get("GPULOCK_SOAK") or os.environ.get("FULL"))
-SAMPLE = 40  # points of a kind
+SAMPLE = 20  # points of a kind
 
 
 def made(root: Path) -> Ended:

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from gpulock import atomic, quarantine
+from gpulock.daemon.health_find import card
 from gpulock.daemon.journal import NOTICE, Journal
 from gpulock.daemon.patience import Asking
 from gpulock.daemon.reconcile import Report
-from gpulock.devices import overlaps
 from gpulock.node import Node
 from gpulock.refusal import UNKNOWN, Refusal, one_line
 from gpulock.settings import Settings
@@ -81,6 +81,8 @@ class SlurmCount:
     def run(self, node: Node, report: Report, now: float) -> None:
         """Take the answer of the last round where it is there, and begin one where it is due."""
         settings = node.settings
+        if not report.devices:
+            return  # a driver that is away says nothing of any card
         bad = out_here(node, report)
         asking = self._asking
         if asking is not None:
@@ -125,12 +127,11 @@ def out_here(node: Node, report: Report) -> dict[str, str]:
     state_dir, folder = node.settings.state_dir, quarantine.QUARANTINE
     found: dict[str, str] = {}
     for name in quarantine.listed(state_dir, folder):
-        if any(overlaps(name, device.id) for device in report.devices):
-            note = quarantine.read(state_dir, folder, name)
-            found[name] = note.get("because", "no reason noted")
-    shown = len({device.bus for device in report.devices})
-    if shown and shown < node.settings.gpus:
-        gone = node.settings.gpus - shown
+        note = quarantine.read(state_dir, folder, name)
+        found[name] = note.get("because", "no reason noted")
+    buses = {device.bus for device in report.devices} | {card(name) for name in found}
+    if len(buses) < node.settings.gpus:
+        gone = node.settings.gpus - len(buses)
         found["missing"] = f"{gone} of {node.settings.gpus} GPUs are not there"
     return found
 

@@ -201,10 +201,23 @@ def test_a_card_that_is_not_there_counts(site: Site) -> None:
     assert site.shown() == ("IDLE+DRAIN", f"{PREFIX}missing: 1 of 5 GPUs are not there")
 
 
-def test_a_note_of_a_card_of_another_machine_counts_nothing(site: Site) -> None:
-    site.out(9)
+def test_a_card_that_is_out_and_fell_off_the_bus_counts_once(site: Site) -> None:
+    site.box.settings["GPUS"] = "5"
+    site.out(4)
     site.round()
-    assert site.shown() == ("IDLE", "")
+    assert site.shown() == ("IDLE+DRAIN", f"{PREFIX}{bus(4)}: xid: XID 79")
+
+
+def test_while_the_driver_is_away_nothing_is_taken_back(site: Site) -> None:
+    site.out(1)
+    site.round()
+    site.back(1)
+    before = site.chore._asking
+    for _ in range(3):
+        site.now += count_slurm.EVERY
+        site.chore.run(site.box.node(), Report([], []), site.now)
+    assert site.chore._asking is before
+    assert site.shown()[0] == "IDLE+DRAIN"
 
 
 @pytest.mark.parametrize(

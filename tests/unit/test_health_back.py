@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpulock_exporter.sample_file import device_pairs
+from gpulock_exporter.telemetry import Device as Card
+from gpulock_exporter.totals import DeviceTotals
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpulock import sample
+from gpulock import kv, sample
 from gpulock.daemon import health_book
 from gpulock.daemon.health_back import Facts, Sight, began_anew, check, facts
 from gpulock.daemon.health_book import Book
-from gpulock.daemon.health_find import Finding, news, over, within
+from gpulock.daemon.health_find import CAUSES, Finding, news, of_sample, over, within
+from gpulock.devices import Device
 from gpulock.handover import CLEAN, DIRTY, UNTOLD
-from tests.unit.trees import BOOT, OTHER_BOOT, Box, bus
+from tests.unit.trees import BOOT, FEW, OTHER_BOOT, Box, bus
 
 NOW = Facts(BOOT, "7", "9")
 NOTE = {"by": "gpulock", "because": "xid: XID 79", "boot": BOOT, "driver": "5", "place": "9"}
@@ -144,3 +150,39 @@ def test_comebacks_are_remembered_for_a_day(tmp_path: Path) -> None:
     health_book.note_comeback(node, bus(1), 90_000.0)
     assert health_book.comebacks(node, 90_000.0) == {bus(0): [50_000.0], bus(1): [90_000.0]}
     assert health_book.comebacks(node, 1e6) == {bus(0): [], bus(1): []}
+
+
+@FEW
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["device", "gone", "token", "x.79=1", ""]),
+            st.sampled_from([bus(0), bus(3), f"{bus(1)}.gi1.ci0", bus(9), "..", "a/b", ""]),
+            st.lists(
+                st.text("x.c79ecunortd=,0123456789-+e\x1b ;:/", max_size=24)
+                | st.sampled_from(["x.79=3,1", "recovery_action=4", "remap_failure=1"]),
+                max_size=4,
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_whatever_a_sample_says_it_speaks_of_devices_of_this_node_alone(
+    lines: list[tuple[str, str, list[str]]],
+) -> None:
+    text = "\n".join([sample.SAMPLE_LINE, *(" ".join([a, b, *c]) for a, b, c in lines)])
+    devices = [Device(bus(number), number) for number in range(4)]
+    said = list(of_sample(sample.parse(text, sample.SAMPLE_LINE), devices, CAUSES))
+    assert {one.device for one in said} <= {bus(0), bus(3)}
+    assert all(one.mark > 0 and kv.clean(one.words) and ";" not in one.words for one in said)
+    assert len(within(said, [], 4)) <= 2
+
+
+def test_the_exporter_tells_of_repairs_that_are_due() -> None:
+    totals = DeviceTotals("GPU-1", bus(0), 0, 1.0)
+    told = dict(device_pairs(totals, Card(bus(0), "GPU-1", 0, remap_failure=True)))
+    assert told["remap_failure"] == 1
+    told = dict(device_pairs(totals, Card(bus(0), "GPU-1", 0, recovery_action=2)))
+    assert (told["recovery_action"], told["remap_failure"]) == (2, None)
+    told = dict(device_pairs(totals, Card(bus(0), "GPU-1", 0, remap_pending=False)))
+    assert told["remap_pending"] == 0

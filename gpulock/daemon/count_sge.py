@@ -46,23 +46,23 @@ class SgeCount:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._asking: Asking[Told] | None = None
+        self.asking: Asking[Told] | None = None
         self._next = 0.0
 
     def run(self, node: Node, report: Report, now: float) -> None:
         """Take the answer of the last round where it is there, and begin one where it is due."""
-        asking = self._asking
+        asking = self.asking
         if asking is not None:
             if not asking.wait(0.0):
                 return
-            self._asking = None
+            self.asking = None
             self._tell(asking)
         settings = node.settings
         if now < self._next or not settings.sge_root:
             return
         self._next = now + EVERY
         if settings.sge_count_hosts or known(settings):
-            self._asking = Asking(lambda: whole_round(settings))
+            self.asking = Asking(lambda: whole_round(settings))
 
     def _tell(self, asking: Asking[Told]) -> None:
         try:

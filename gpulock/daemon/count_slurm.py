@@ -74,7 +74,7 @@ class SlurmCount:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._asking: Asking[Act] | None = None
+        self.asking: Asking[Act] | None = None
         self._next = 0.0
         self._first = True  # one that was killed may have drained without a note
 
@@ -84,11 +84,11 @@ class SlurmCount:
         if not report.devices:
             return  # a driver that is away says nothing of any card
         bad = out_here(node, report)
-        asking = self._asking
+        asking = self.asking
         if asking is not None:
             if not asking.wait(0.0):
                 return
-            self._asking = None
+            self.asking = None
             self._tell(asking)
         noted = read(settings)
         drains = settings.slurm_on_bad == DRAIN
@@ -98,7 +98,7 @@ class SlurmCount:
             return
         self._next, self._first = now + EVERY, False
         name, wanted = node.name, bad if drains else {}
-        self._asking = Asking(lambda: whole_round(settings, name, wanted))
+        self.asking = Asking(lambda: whole_round(settings, name, wanted))
 
     def _tell(self, asking: Asking[Act]) -> None:
         wrong: dict[str, str] = {}

@@ -17,6 +17,7 @@ from gpulock.daemon.count_sge import SgeCount, held, sensed
 from gpulock.daemon.journal import Journal
 from gpulock.daemon.reconcile import Report
 from gpulock.refusal import Refusal
+from gpulock.settings import Settings
 from tests.unit.trees import FEW, Box
 
 QCONF = """\
@@ -87,7 +88,7 @@ class Site:
         for _ in range(2):
             self.now += count_sge.EVERY
             self.chore.run(self.box.node(), Report([], []), self.now)
-            asking = self.chore._asking
+            asking = self.chore.asking
             assert asking is None or asking.wait(20.0)
         self.chore.run(self.box.node(), Report([], []), self.now)
 
@@ -205,7 +206,11 @@ class Mortal:
         self.settings = box.node().settings
         self.count, self.bad, self.left = 4, 1, 1000
         self.save = count_book.save
-        patch.setattr(count_sge.Master, "ask", lambda _, *words: self.ask(*words))
+
+        def master(_: Settings) -> Mortal:
+            return self
+
+        patch.setattr(count_sge, "Master", master)
         patch.setattr(count_book, "save", self.note)
 
     def ask(self, *words: str) -> str:

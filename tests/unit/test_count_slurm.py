@@ -86,7 +86,7 @@ class Site:
             report = Report([], [])
             report.devices = node.devices()
             self.chore.run(node, report, self.now)
-            asking = self.chore._asking
+            asking = self.chore.asking
             assert asking is None or asking.wait(20.0)
 
     def said(self) -> list[str]:
@@ -212,11 +212,11 @@ def test_while_the_driver_is_away_nothing_is_taken_back(site: Site) -> None:
     site.out(1)
     site.round()
     site.back(1)
-    before = site.chore._asking
+    before = site.chore.asking
     for _ in range(3):
         site.now += count_slurm.EVERY
         site.chore.run(site.box.node(), Report([], []), site.now)
-    assert site.chore._asking is before
+    assert site.chore.asking is before
     assert site.shown()[0] == "IDLE+DRAIN"
 
 

@@ -44,6 +44,9 @@ def choose(
     """Return `count` of `free` (in their order), or nothing when there are too few."""
     if count <= 0 or count > len(free):
         return []
+    whole = [device for device in free if not device.parent]
+    if 1 < count <= len(whole):
+        free = whole  # CUDA shows a process one MIG instance only
     if count == len(free):
         return list(free)
     scores = matrix(free, links or {})

@@ -88,7 +88,7 @@ def short(found: list[Device], held: dict[str, Lock], out: list[str], want: Want
     if want.wanted:
         return taken(found, held, out, want)
     count = want.count
-    holders = [f"{d.index}: {lock_holder(held, d.id, out)}" for d in found]
+    holders = [f"{name_of(d)}: {lock_holder(held, d.id, out)}" for d in found]
     free = len([h for h in holders if h.endswith(": free")])
     return Refusal(
         BUSY,
@@ -101,12 +101,19 @@ def taken(found: list[Device], held: dict[str, Lock], out: list[str], want: Want
     """Return the refusal of a job that may have certain devices alone."""
     who = [(d, lock_holder(held, d.id, out)) for d in found if d.id in want.wanted]
     gone = [(d, holder) for d, holder in who if holder != "free"]
-    names = "; ".join([f"{d.index}: {holder}" for d, holder in gone])
+    names = "; ".join([f"{name_of(d)}: {holder}" for d, holder in gone])
     return Refusal(
         BUSY,
-        f"the job was given GPU {','.join([str(d.index) for d, _ in who])}, not free is {names}",
-        f"see gpulock why {gone[0][0].index if gone else 'JOB'}",
+        f"the job has to have GPU {','.join([name_of(d) for d, _ in who])}, not free is {names}",
+        f"see gpulock why {name_of(gone[0][0]) if gone else 'JOB'}",
     )
+
+
+def name_of(device: Device) -> str:
+    """Return what names a device among its neighbours: `0`, or `0:gi1.ci0`."""
+    if not device.parent:
+        return str(device.index)
+    return f"{device.index}:{device.id[len(device.bus) + 1 :]}"
 
 
 def lock_holder(held: dict[str, Lock], device: str, out: list[str]) -> str:

@@ -16,7 +16,7 @@ import click
 from gpulock import boot, settle
 from gpulock import quarantine as notes
 from gpulock.cli.release import device_id
-from gpulock.cli.select import SelectError
+from gpulock.cli.select import SelectError, match
 from gpulock.cli.session import Refused, Session, caller, log
 from gpulock.cli.words import holder, label_of
 from gpulock.daemon.process import judge, prepare
@@ -98,7 +98,7 @@ def unreserve(session: Session, device: str) -> None:
 @click.pass_obj
 def quarantine(session: Session, device: str, because: str) -> None:
     """Take DEVICE out of service until `restore`, over reboots."""
-    node, found, name = at(session, device)
+    node, found, name = at(session, device, card=True)
     reason = one_line(because)
     with gate(node):
         notes.put(node.settings.state_dir, notes.QUARANTINE, name, caller(), reason)
@@ -114,10 +114,14 @@ def quarantine(session: Session, device: str, because: str) -> None:
 @click.pass_obj
 def restore(session: Session, device: str) -> None:
     """Put DEVICE back into service."""
-    node, found, name = at(session, device)
+    node, found, name = at(session, device, card=True)
     label = label_of(name, found)
     with gate(node):
-        if name not in notes.listed(node.settings.state_dir, notes.QUARANTINE):
+        listed = notes.listed(node.settings.state_dir, notes.QUARANTINE)
+        card = name.partition(".gi")[0]
+        if name not in listed and card in listed:
+            raise Refused(f"{label} is quarantined with its card", f"gpulock restore {card}")
+        if name not in listed:
             lock = node.store.all().get(name)
             if lock is not None:
                 node.store.read_details(lock)
@@ -131,14 +135,20 @@ def restore(session: Session, device: str) -> None:
     done(node, f"{label} is back in service")
 
 
-def at(session: Session, device: str) -> tuple[Node, list[Device], str]:
-    """Return the node made ready, its devices, and the id of the one that is meant."""
+def at(session: Session, device: str, card: bool = False) -> tuple[Node, list[Device], str]:
+    """Return the node made ready, its devices, and the id of the one that is meant.
+
+    With `card` a name that all instances of one card share means that card, and so all of them.
+    """
     node = session.own_node()
     found = present(node)
     try:
         name = device_id(device, found)
     except SelectError as fault:
-        raise Refused(str(fault), "see gpulock status") from fault
+        cards = {one.bus for one in match(device, found)}
+        if not card or len(cards) != 1:
+            raise Refused(str(fault), "see gpulock status") from fault
+        name = cards.pop()
     prepare(node)
     return node, found, name
 

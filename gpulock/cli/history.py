@@ -57,7 +57,14 @@ FIELDS = (
 @click.option(
     "--by", type=click.Choice(["user", "device", "queue"]), help="Sums instead of claims."
 )
-@click.option("--last", "limit", default=LAST, show_default=True, help="Rows of a table; 0: all.")
+@click.option(
+    "--last",
+    "limit",
+    type=click.IntRange(min=0),
+    default=LAST,
+    show_default=True,
+    help="Rows of a table; 0: all.",
+)
 @click.option("--csv", "form", flag_value="csv", help="Print CSV; times in seconds.")
 @click.option("--json", "form", flag_value="json", help="Print JSON (docs/reports.md).")
 @click.option("--table", "form", flag_value="table", default=True, hidden=True)

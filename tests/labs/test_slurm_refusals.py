@@ -72,7 +72,7 @@ def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
             f"gpulock: job {job}: busy: 1 GPU asked for, 0 of 4 free "
             f"(0: job {other}; 1: pid {pid}; 2: pid {pid}; 3: reserve); "
             if mode is by_gpulock
-            else f"gpulock: job {job}: busy: the job was given GPU 1, not free is 1: pid {pid}; "
+            else f"gpulock: job {job}: busy: the job has to have GPU 1, not free is 1: pid {pid}; "
         )
         assert slurm.state(other) == "RUNNING"
         assert held(slurm_gpus, other, NODE) == ["0"]

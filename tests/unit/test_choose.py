@@ -186,3 +186,14 @@ def test_every_preset_can_be_chosen_from() -> None:
     for preset in PRESETS:
         found, links = machine(preset)
         assert len(choose.choose(found, 2, links)) == 2
+
+
+def test_several_devices_are_whole_cards_where_there_are_enough_of_them() -> None:
+    """CUDA shows a process one MIG instance, however many it was granted."""
+    slices = [Device("0000:1b:00.0", 0) for _ in range(2)]
+    for number, device in enumerate(slices):
+        device.id = f"0000:1b:00.0.gi{number}.ci0"
+    cards = [Device(f"0000:4{number}:00.0", number + 1) for number in range(2)]
+    assert choose.choose([*slices, *cards], 2) == cards
+    assert len(choose.choose([*slices, *cards], 3)) == 3
+    assert len(choose.choose([*slices, *cards], 4)) == 4

@@ -182,3 +182,14 @@ def test_the_verdicts_of_a_reap_are_public(site: Site) -> None:
     node = site.node()
     reconcile(node, judge(node), Deadline(20))
     assert (site.files.lock_dir / "verdicts").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Path) -> None:
+    site = Site(tmp_path, "a100-mig")
+    assert site.call("quarantine", "0", "--because", "XID 79").exit_code == 0
+    states = [row["state"] for row in site.json()["gpus"]]
+    assert states == ["quarantined"] * 4 + ["free"] * 8
+    refused = site.call("restore", "0:gi2.ci0")
+    assert (refused.exit_code, "gpulock restore 0000:07:00.0" in refused.stderr) == (1, True)
+    assert site.call("restore", "0").exit_code == 0
+    assert noted(site, "quarantine") == []

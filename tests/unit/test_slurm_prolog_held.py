@@ -123,7 +123,7 @@ def test_the_refusal_says_which_of_the_jobs_devices_is_held_and_by_whom(
     site.prolog(7, "0")
     site.prolog(8, "2")
     site.prolog(12, "0,1")
-    assert "given GPU 0,1, not free is 0: job 7;" in site.refused(12)
+    assert "has to have GPU 0,1, not free is 0: job 7;" in site.refused(12)
     site.process(900, "python", fds={9: site.dev / "nvidia0"})
     site.epilog(7)
     site.prolog(12, "0-2")

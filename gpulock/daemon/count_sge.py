@@ -29,6 +29,8 @@ from gpulock.sge import qstat
 EVERY: Final = 15.0  # seconds between two rounds
 HINT: Final = "is qmaster up?"
 OUT: Final = "gpu.quarantined"  # what a load sensor reports: quarantined or missing
+ALL: Final = 1_000_000  # more than any host has
+DIGITS: Final = 6
 _HOST: Final = re.compile(r"<host name='([^']*)'>(.*?)</host>", re.DOTALL)
 _VALUE: Final = re.compile(r"<resourcevalue name='([^']*)' dominance='hl'>([^<]*)<")
 _REQUEST: Final = re.compile(r'<hard_request name="([^"]*)"[^>]*>([^<]*)<')
@@ -93,10 +95,12 @@ def whole_round(settings: Settings) -> Told:
     for host in hosts:
         bad = out.get(host) if host in settings.sge_count_hosts else 0
         values = complex_values(master.ask("qconf", "-se", host))
-        for name in settings.sge_complexes:
-            if name in values:
-                booked = held(running, host, name)
-                one(settings, master, (host, name), int(values[name]), bad, booked, told)
+        for name in [name for name in settings.sge_complexes if name in values]:
+            if not values[name].isdecimal():
+                told.wrong[f"{host} {name}"] = f"{name}={values[name]} of {host} is no count"
+                continue
+            booked = held(running, host, name)
+            one(settings, master, (host, name), int(values[name]), bad, booked, told)
     return told
 
 
@@ -167,7 +171,7 @@ def sensed(xml: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for host, inner in _HOST.findall(xml):
         for name, value in _VALUE.findall(inner):
-            if name == OUT:
+            if name == OUT and value.replace(".", "").isdecimal():
                 found[host] = int(float(value))
     return found
 
@@ -178,11 +182,20 @@ def held(xml: str, host: str, name: str) -> int:
     Each line of `qstat -g t` is a slot, or the master of a parallel job beside them.
     """
     return sum(
-        int(float(amount))
+        number(amount)
         for block in jobs(xml, host)
         for wanted, amount in _REQUEST.findall(block)
         if wanted == name
     )
+
+
+def number(text: str) -> int:
+    """Return how much a job asks for, at the most; what is not plain is all there is.
+
+    Users write it: `1K`, `0x10` and fractions are accepted at submission.
+    """
+    plain = text.strip()
+    return int(plain) if plain.isascii() and plain.isdigit() and len(plain) < DIGITS else ALL
 
 
 def jobs(xml: str, host: str) -> Iterable[str]:

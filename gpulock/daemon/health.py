@@ -108,7 +108,6 @@ class Health:
                 failed[f"put {name}"] = f"{name} cannot be put out of service: {fault}; {held}"
                 continue
             health_hold.let_go(look.node, name, GATE_SECONDS)
-            book.clean.pop(name, None)
             book.done.update({(one.device, one.key): one.mark for one in reasons})
         return failed
 

@@ -311,10 +311,20 @@ def test_what_a_host_holds_is_read_from_qstat() -> None:
     ) * 3
 
 
+@pytest.mark.parametrize("amount", ["1K", "1.5", "inf", "nan", "-3", "", "9" * 400, "\u0663"])
+def test_what_a_user_may_write_for_a_number_keeps_the_count_up(site: Site, amount: str) -> None:
+    job = JOB.format(number=1, host="node1", slots=1, amount=amount)
+    (site.root / "qstat.xml").write_text(f"<job_info>{job}</job_info>\n")
+    site.bad(node1=1, node2=1)
+    site.round()
+    assert (site.count("node1"), site.count("node2")) == (4, 7)
+
+
 def test_what_a_sensor_reports_is_read_from_qhost() -> None:
     text = HOST.format(host="node1", bad=3) + "<host name='node2'><hostvalue/></host>"
     assert sensed(text) == {"node1": 3}
     assert sensed("") == {}
+    assert sensed(text.replace("3.000000", "many")) == {}
 
 
 @pytest.mark.parametrize("text", ["a b=1 2 3\n", "a b=1 2 3 maybe\n", "a b=x 2 3 done\n", "ab\n"])

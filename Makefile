@@ -52,7 +52,7 @@ test: $(DEV)  ## check, every lab in its short form, the sweep sampled
 	@tests/consent.sh "make test"
 	@$(MAKE) check slow
 	@$(STEP) "wheel" $(PYTEST) -m install --timeout 600 tests/install tests/unit/test_nvml_double_faithful.py
-	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter
+	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter tests/gpu
 	@$(STEP) "labs themselves" $(PYTEST) -m lab --timeout 600 $(ITSELF)
 	@$(STEP) "labs" tests/together.sh $(foreach lab,SLURM SGE OTHERS,"$(PYTEST) -m lab --timeout 600 $($(lab))")
 	@$(MAKE) sweep
@@ -109,8 +109,12 @@ bench-slurm: $(DEV)  ## srun on a real Slurm against /bin/true hooks, and the Ep
 bench-exporter: $(DEV)  ## the exporter on the NVML double, beside nvitop-exporter
 	@$(BIN)/python tests/bench/exporter.py
 
-gpu-check: $(RUNTIME)  ## compare what gpulock relies on with a real driver (needs a GPU)
-	@$(BIN)/python tests/gpu/check_devices.py
+bench-fleet: $(DEV)  ## 1,000 simulated nodes into a real Prometheus, on two cores (root; 5 minutes)
+	@tests/consent.sh "make bench-fleet"
+	@$(BIN)/python tests/bench/fleet.py
+
+gpu-check: $(RUNTIME)  ## every metric beside nvidia-smi, on a real GPU under a load; writes docs/hardware/
+	@$(BIN)/python tests/gpu/check.py
 
 ##@ Housekeeping
 dashboards: $(DEV)  ## write the Grafana dashboards anew from their code
@@ -124,7 +128,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit slow format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit slow format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a real card answers to NVML, written down for tests/nvml/cards.py.
+
+Every getter of the library that needs nothing but the card, each field value by its number, and
+what the driver's buffer of samples looks like: the last tells of which clock its time stamps are.
+A process of its own asks, for a call that hangs: `raw.py` prints JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pynvml
+
+FIELDS = 300  # nvml.h 13.3 has numbers up to 274
+MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
+GETTER = "nvmlDeviceGet"
+PRIVATE = ("UUID", "Serial", "Pdi", "Hostname", "Platform", "BoardPartNumber", "BoardId")
+
+
+def plain(value: Any) -> Any:
+    """Return an answer as JSON has it: structures by their fields, bytes as text."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, (ctypes.Structure, ctypes.Union)):
+        names = [str(field[0]) for field in getattr(value, "_fields_", ())]
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, (list, tuple, ctypes.Array)):
+        return [plain(one) for one in value][:64]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, (int, float, str, type(None))):
+        return value
+    return {name: plain(inner) for name, inner in vars(value).items()}
+
+
+def getters() -> Iterator[str]:
+    """Yield the functions that need nothing but a card, without those that tell which one it is."""
+    for name in sorted(dir(pynvml)):
+        if not name.startswith(GETTER) or any(word in name for word in PRIVATE):
+            continue
+        try:
+            parameters = list(inspect.signature(getattr(pynvml, name)).parameters.values())
+        except (TypeError, ValueError):
+            continue
+        needed = [one for one in parameters if one.default is inspect.Parameter.empty]
+        if len(needed) == 1 and "handle" in needed[0].name.lower():
+            yield name
+
+
+def answers(handle: Any) -> dict[str, Any]:
+    """Return what each getter answers, or `error N`."""
+    found: dict[str, Any] = {}
+    for name in getters():
+        try:
+            found[name] = plain(getattr(pynvml, name)(handle))
+        except pynvml.NVMLError as fault:
+            found[name] = f"error {fault.value}"
+        except Exception as fault:  # the fault of the binding with this driver
+            found[name] = f"binding: {fault}"
+    return found
+
+
+def fields(handle: Any) -> dict[str, Any]:
+    """Return each field value that there is as [type, number], each other one as its error."""
+    found: dict[str, Any] = {}
+    for number in range(1, FIELDS + 1):
+        try:
+            value = pynvml.nvmlDeviceGetFieldValues(handle, [(number, 0)])[0]
+        except pynvml.NVMLError as fault:
+            found[str(number)] = f"error {fault.value}"
+            continue
+        kind = value.valueType
+        if value.nvmlReturn or kind >= len(MEMBERS):
+            found[str(number)] = f"error {value.nvmlReturn}"
+        else:
+            found[str(number)] = [kind, plain(getattr(value.value, MEMBERS[kind]))]
+    return found
+
+
+def samples(handle: Any) -> dict[str, Any]:
+    """Return the shape of the buffer of utilisation samples, beside the clocks of this machine."""
+    try:
+        kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
+        value_type, found = pynvml.nvmlDeviceGetSamples(handle, kind, 0)
+    except pynvml.NVMLError as fault:
+        return {"error": fault.value}
+    times = [one.timeStamp for one in found]
+    steps = [later - sooner for sooner, later in pairwise(times)]
+    return {
+        "type": value_type,
+        "count": len(times),
+        "shortest_us": min(steps, default=None),
+        "longest_us": max(steps, default=None),
+        "youngest_us": max(times, default=None),
+        "epoch_us": time.time_ns() // 1000,
+        "boottime_us": time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000,
+        "monotonic_us": time.monotonic_ns() // 1000,
+    }
+
+
+def main() -> int:
+    """Print it all."""
+    pynvml.nvmlInit()
+    try:
+        cards = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            parts = {"answers": answers(handle), "fields": fields(handle)}
+            cards.append({**parts, "samples": samples(handle)})
+        told = {"driver": plain(pynvml.nvmlSystemGetDriverVersion()), "cards": cards}
+    finally:
+        pynvml.nvmlShutdown()
+    print(json.dumps(told, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

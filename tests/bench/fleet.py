@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -135,7 +135,7 @@ class Fleet:
 
 
 @contextmanager
-def two_cores() -> Iterator[int]:
+def two_cores() -> Generator[int]:
     """Keep this process and all that it starts on two cores; give how many there are."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:CORES])

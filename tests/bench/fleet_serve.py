@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
@@ -68,7 +69,11 @@ def serve(nodes: int, port: int, say: Callable[[str], None]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, FILES * nodes + 100), hard))
     stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+
+    def stop(_: int, __: FrameType | None) -> None:
+        stopped.set()
+
+    signal.signal(signal.SIGTERM, stop)
     machine, numbers, now = boot(), itertools.count(1_000_000), SystemClock().now().boottime
     with tempfile.TemporaryDirectory() as folder:
         here = hardware(Path(folder) / "node")

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -112,7 +112,7 @@ class Exporter:
 
 
 @contextmanager
-def loaded(command: str, cards: int, phase: Phase, seconds: float) -> Iterator[str]:
+def loaded(command: str, cards: int, phase: Phase, seconds: float) -> Generator[str]:
     """Load every card for a phase; give why it cannot be, empty where it can."""
     if not phase.share:
         yield ""

@@ -30,7 +30,7 @@ def field(number: int, divisor: float = 1.0) -> Ask:
         if value.nvmlReturn:
             raise pynvml.NVMLError(value.nvmlReturn)
         members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-        found = getattr(value.value, members[value.valueType])
+        found: float = getattr(value.value, members[int(value.valueType)])
         return int(found) if divisor == 1 else f"{found / divisor:.2f}"
 
     return ask
@@ -47,7 +47,7 @@ def remapped(place: int, words: tuple[str, str] | None = None) -> Ask:
     """Return what asks for remapped rows."""
 
     def ask(handle: Any) -> object:
-        found = pynvml.nvmlDeviceGetRemappedRows(handle)[place]
+        found: int = pynvml.nvmlDeviceGetRemappedRows(handle)[place]
         return words[found] if words else found
 
     return ask

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pynvml
 
@@ -36,7 +36,8 @@ def plain(value: Any) -> Any:
         return [plain(one) for one in value][:64]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, (int, float, str, type(None))):
         return value
-    return {name: plain(inner) for name, inner in vars(value).items()}
+    inside: dict[str, Any] = vars(cast("object", value))
+    return {name: plain(inner) for name, inner in inside.items()}
 
 
 def getters() -> Iterator[str]:
@@ -108,7 +109,7 @@ def main() -> int:
     """Print it all."""
     pynvml.nvmlInit()
     try:
-        cards = []
+        cards: list[dict[str, Any]] = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             parts = {"answers": answers(handle), "fields": fields(handle)}

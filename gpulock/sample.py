@@ -40,6 +40,12 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("", "wall", REAL, "the same moment, epoch seconds"),
     ("", "looked", REAL, "when the driver last answered"),
     ("", "driver", TEXT, "version of the driver"),
+    (
+        "",
+        "fault",
+        TEXT,
+        "why the driver is not looked at; `paused` where an administrator wants it",
+    ),
     ("device", "uuid", TEXT, "as NVML names it"),
     ("device", "index", COUNT, "NVML index of the card"),
     ("device", "looked", REAL, "when the driver last told of this device; its values are so old"),
@@ -139,6 +145,7 @@ class Sample:
     wall: float | None
     looked: float | None
     driver: str
+    fault: str
 
     def __init__(self, values: dict[str, object]) -> None:
         self.__dict__ = {**BLANK[""], **values}

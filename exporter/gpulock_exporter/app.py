@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+import gpulock
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, Refusal
 from gpulock.settings import DEFAULT_PATH, Settings, load
@@ -56,9 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the options."""
     found = argparse.ArgumentParser(
-        prog="gpulock-exporter", description=(__doc__ or "").partition("\n")[0]
+        prog="gpulock-exporter",
+        description="Tell Prometheus what each GPU does and which job holds it; a page for people.",
     )
-    found.add_argument("act", nargs="?", choices=("run", "pause", "resume"), default="run")
+    found.add_argument(
+        "act",
+        nargs="?",
+        choices=("run", "pause", "resume"),
+        default="run",
+        help="run it (the default); or let the one that runs go of the driver, or take it up again",
+    )
+    found.add_argument("--version", action="version", version=f"gpulock {gpulock.__version__}")
     found.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
     found.add_argument(
         "--listen", action="append", metavar="HOST:PORT", help="in place of EXPORTER_LISTEN"
@@ -111,6 +120,7 @@ def serve_alone(settings: Settings, exporter: Exporter) -> int:
     signals(supervisor, settings.pause_max, stopped)
     exporter.listed.start()
     server.start()
+    say(f"gpulock-exporter {gpulock.__version__} answers on {named(settings)}")
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
     try:
@@ -150,6 +160,12 @@ def sockets(addresses: Sequence[str]) -> list[socket.socket]:
     return handed or listen([parse_address(one) for one in addresses])
 
 
+def named(settings: Settings) -> str:
+    """Return where it answers, for a log line."""
+    handed = os.environ.get("LISTEN_FDS") and "systemd's sockets"
+    return handed or " ".join(settings.exporter_listen)
+
+
 def signals(supervisor: Supervisor, longest_pause: float, stopped: threading.Event) -> None:
     """Let signals pause, resume and stop."""
 
@@ -175,6 +191,8 @@ def ask(folder: str, act: str) -> int:
     except PermissionError:
         say(f"gpulock-exporter: {act}: the one that writes {folder} is another user's; be root")
         return NOBODY
+    done = "is told to let go of the driver" if act == "pause" else "is told to take it up again"
+    say(f"gpulock-exporter: the one that writes {folder} {done}")
     return 0
 
 

@@ -69,8 +69,8 @@ class Exporter:
         now = self._clock.now()
         facts = gather(self._node, now.boottime)
         over = self._book.tick(frames, facts, now)
-        facts.read("files", lambda: self._write(over, now), None)
         self._fault = supervisor.fault
+        facts.read("files", lambda: self._write(over, now), None)
         health = Health(
             version=gpulock.__version__,
             abandoned=supervisor.abandoned,
@@ -133,6 +133,6 @@ class Exporter:
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
         """Write what the rest of gpulock reads; raise OSError."""
-        self._folder.write_sample(self._book.text(now))
+        self._folder.write_sample(self._book.text(now, self._fault))
         self._folder.write_finished(over, self._book.boot_id, now)
         self._folder.write_inventory(self._book.devices, self._book.boot_id)

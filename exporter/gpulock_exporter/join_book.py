@@ -80,9 +80,9 @@ class Book:
         """Return who is on each device, as far as that is known."""
         return {name: one.who for name, one in self.listed.items() if one.who is not None}
 
-    def text(self, now: Moment) -> str:
-        """Return the sample as it is to be written."""
-        return sample_text(self.memory, self.boot_id, now, self.devices, self.present())
+    def text(self, now: Moment, fault: str = "") -> str:
+        """Return the sample as it is to be written; `fault` says why there is no newer look."""
+        return sample_text(self.memory, self.boot_id, now, self.devices, self.present(), fault)
 
     def snapshot(
         self, listed: Sequence[Device] | None, facts: Facts, now: Moment, health: Health

@@ -57,8 +57,12 @@ def sample_text(
     now: Moment,
     devices: Mapping[str, Device],
     present: Mapping[str, Present],
+    fault: str = "",
 ) -> str:
-    """Return the sample; `devices` are those of the last look, `present` who is on them."""
+    """Return the sample; `devices` are those of the last look, `present` who is on them.
+
+    `fault` says why there is no newer look.
+    """
     head: Pairs = [
         ("boot_id", boot_id),
         ("sequence", memory.sequence),
@@ -66,6 +70,7 @@ def sample_text(
         ("wall", now.wall),
         ("looked", memory.totals.at),
         ("driver", one_line(memory.totals.driver) or None),
+        ("fault", one_line(fault) or None),
     ]
     lines = [SAMPLE_LINE, *words(head)]
     here = memory.totals.places

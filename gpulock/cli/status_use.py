@@ -12,9 +12,12 @@ import os
 from gpulock import sample
 from gpulock.cli.words import duration
 from gpulock.locks import Lock
+from gpulock.refusal import one_line
 from gpulock.sample import Account, Sample, Seen
 
 NONE_RUNS = "no gpulock-exporter runs that writes"
+PAUSED = "paused"  # what the exporter says of itself then
+LONGEST_FAULT = 60  # characters that are shown of what it says
 NOT_SHOWN = "utilisation and memory are not shown"
 
 
@@ -115,6 +118,10 @@ def judge(found: Sample, now: float, boot_id: str, oldest: float, folder: str) -
     looked = found.looked
     if looked is None or now - looked > oldest:
         since = "yet" if looked is None else f"for {duration(now - looked)}"
-        why = f"gpulock-exporter has had no answer of the driver {since}: {NOT_SHOWN}"
-        return Use(None, now, oldest, why, age)
+        why = f"gpulock-exporter has had no answer of the driver {since}"
+        if found.fault == PAUSED:
+            why = "gpulock-exporter is paused (gpulock-exporter resume ends it)"
+        elif found.fault:
+            why += f" ({one_line(found.fault)[:LONGEST_FAULT]})"
+        return Use(None, now, oldest, f"{why}: {NOT_SHOWN}", age)
     return Use(found, now, oldest, "", age)

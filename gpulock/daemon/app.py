@@ -32,7 +32,7 @@ from gpulock.settings import DEFAULT_PATH, load
 DONE, REFUSED, USAGE, NODE_BROKEN = 0, 1, 2, 3
 HELP = """usage: gpulockd [--config FILE]
 
-Free what dead owners hold, publish the verdicts, write the history: see gpulock(1).
+Free what dead owners hold, publish the verdicts, write the history: see docs/gpulockd.md.
 
   --config FILE  settings of the node  [default: /etc/gpulock/gpulock.conf]
   --version      show the version

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.cli import status_use
 from gpulock.liveness import Verdict
+from gpulock.sample import Sample
 from tests.unit.cli_site import ROOT, Site
 from tests.unit.samples import GIB, Sampled
 
@@ -286,3 +288,20 @@ def test_the_table_fits_and_what_counts_most_is_in_it(
     head = text.splitlines()[0]
     assert all(title in head for title in ("GPU", "STATE", "USER", "UTIL", "MEM GIB", "LAST BUSY"))
     assert ("BUS ID" in head, "FOREIGN" in head) == (width >= 120, width >= 160)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("paused", "gpulock-exporter is paused (gpulock-exporter resume ends it)"),
+        ("driver/library version mismatch", "for 1m (driver/library version mismatch)"),
+        ("", "gpulock-exporter has had no answer of the driver for 1m"),
+    ],
+)
+def test_why_the_driver_is_not_heard_is_told_as_the_exporter_knows_it(
+    fault: str, told: str
+) -> None:
+    found = Sample({"boot_id": "b", "boottime": 100.0, "looked": 40.0, "fault": fault})
+    use = status_use.judge(found, 100.0, "b", 10.0, "/run/gpulock-exporter")
+    assert told in use.why
+    assert use.why.endswith("are not shown")

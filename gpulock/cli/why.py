@@ -17,7 +17,7 @@ from gpulock.cli.session import Refused, Session, owns
 from gpulock.cli.words import device_name, holder, listing, moment, short_model
 from gpulock.locks import Lock
 from gpulock.node import Node
-from gpulock.state import Row
+from gpulock.state import QUARANTINED, Row
 
 
 @click.command()
@@ -124,6 +124,8 @@ def next_facts(view: View, row: Row) -> Facts:
     record = row.lock.owner if row.lock else None
     known = (view.verdicts or {}).get(record.token) if record else None
     freed, command = advice(row, known.proof if known else "")
+    if row.state == QUARANTINED and not (row.lock and row.lock.orphans):
+        return [("back by", freed), ("next", command)]
     return [("freed by", freed), ("next", command)] if row.lock else [("next", command)]
 
 

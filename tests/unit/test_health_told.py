@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.cli.advice import of_quarantine
+from gpulock.cli.why import explain
 from gpulock.daemon import count_book
 from gpulock.daemon.count_book import DONE, THEIRS, Lowered
 from gpulock.daemon.health_back import KEPT, causes, comes_back, is_ours
@@ -94,6 +95,19 @@ def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
 )
 def test_why_says_what_brings_a_device_back(reason: str, back: str) -> None:
     assert of_quarantine(reason).startswith(back)
+
+
+def test_why_tells_the_cause_of_a_device_and_what_brings_it_back(tmp_path: Path) -> None:
+    ward = Ward(tmp_path)
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.by_hand(2)
+    policy = " ".join(" ".join(explain(ward.node(), "1", 200)[0]).split())
+    assert "reason xid: XID 79 (GPU has fallen off the bus) (gpulock)" in policy
+    assert f"back by {AFTER}" in policy and "next gpulock restore 1" in policy
+    hand = " ".join(" ".join(explain(ward.node(), "2", 200)[0]).split())
+    assert "reason its fan died (root)" in hand and "back by an administrator" in hand
+    ward.close()
 
 
 def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:

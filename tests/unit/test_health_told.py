@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
 from gpulock.cli.advice import of_quarantine
@@ -26,6 +27,11 @@ def told(ward: Ward) -> list[tuple[str, str]]:
     """Return state and words of each check."""
     checks = health_checks(Settings(dict(ward.settings)))
     return [(check.state, f"{check.name}: {check.what}; {check.do}") for check in checks]
+
+
+def plain(lines: list[str]) -> str:
+    """Return lines as one, without colours."""
+    return " ".join(click.unstyle(" ".join(lines)).split())
 
 
 def test_without_a_policy_doctor_says_that_it_is_by_hand(tmp_path: Path) -> None:
@@ -102,10 +108,10 @@ def test_why_tells_the_cause_of_a_device_and_what_brings_it_back(tmp_path: Path)
     ward.tell(1, "x.79=1,100.0")
     ward.round()
     ward.by_hand(2)
-    policy = " ".join(" ".join(explain(ward.node(), "1", 200)[0]).split())
+    policy = plain(explain(ward.node(), "1", 200)[0])
     assert "reason xid: XID 79 (GPU has fallen off the bus) (gpulock)" in policy
     assert f"back by {AFTER}" in policy and "next gpulock restore 1" in policy
-    hand = " ".join(" ".join(explain(ward.node(), "2", 200)[0]).split())
+    hand = plain(explain(ward.node(), "2", 200)[0])
     assert "reason its fan died (root)" in hand and "back by an administrator" in hand
     ward.close()
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
-from tests.gpu import check_devices, record  # noqa: E402 (the checkout is put on the path first)
+from tests.gpu import check_devices, control, record  # noqa: E402 (the checkout is put on the path first)
 from tests.gpu.compare import Finding, Line, Round, judge  # noqa: E402
 from tests.gpu.rules import EVERY  # noqa: E402
 from tests.gpu.scraped import Card, parse_cards, single  # noqa: E402
@@ -266,6 +266,7 @@ def check(options: argparse.Namespace, folder: Path) -> int:
         print(f"DIFFERS  {word}")
     report(lines, uuids)
     raw = {**result.raw, "nvml.json": raw_nvml()}
+    raw["double.control"] = control.lines(raw["nvml.json"])
     names = (os.uname().nodename,)
     raw = {name: record.masked(text, uuids, names) for name, text in raw.items()}
     print(f"written: {record.write(options.out, about(result, options, wrong), lines, uuids, raw)}")

@@ -19,9 +19,25 @@ from typing import Any, cast
 
 import pynvml
 
-FIELDS = 300  # nvml.h 13.3 has numbers up to 274
+FIELDS = 310  # nvml.h 13.3 has numbers up to 302
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
 GETTER = "nvmlDeviceGet"
+ALONE = frozenset({"handle", "device"})  # what the binding calls the card
+TWO, FOUR = ((0,), (1,)), ((0,), (1,), (2,), (3,))  # enumerations of nvml.h
+ARGUMENTS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "nvmlDeviceGetTemperature": ((0,),),
+    "nvmlDeviceGetTemperatureThreshold": (*FOUR, (4,), (5,), (6,), (7,)),
+    "nvmlDeviceGetClockInfo": FOUR,
+    "nvmlDeviceGetMaxClockInfo": FOUR,
+    "nvmlDeviceGetMemoryInfo": ((pynvml.nvmlMemory_v2,),),
+    "nvmlDeviceGetPcieThroughput": TWO,
+    "nvmlDeviceGetMemoryErrorCounter": tuple(
+        (kind, counter, place) for kind in (0, 1) for counter in (0, 1) for place in range(8)
+    ),
+    "nvmlDeviceGetNvLinkState": tuple((link,) for link in range(18)),
+    "nvmlDeviceGetNvLinkVersion": ((0,),),
+    "nvmlDeviceGetNvLinkRemoteDeviceType": tuple((link,) for link in range(18)),
+}
 PRIVATE = ("UUID", "Serial", "Pdi", "Hostname", "Platform", "BoardPartNumber", "BoardId")
 
 
@@ -40,8 +56,8 @@ def plain(value: Any) -> Any:
     return {name: plain(inner) for name, inner in inside.items()}
 
 
-def getters() -> Iterator[str]:
-    """Yield the functions that need nothing but a card, without those that tell which one it is."""
+def getters() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield functions and what they need beside a card; none that tells which card it is."""
     for name in sorted(dir(pynvml)):
         if not name.startswith(GETTER) or any(word in name for word in PRIVATE):
             continue
@@ -50,20 +66,23 @@ def getters() -> Iterator[str]:
         except (TypeError, ValueError):
             continue
         needed = [one for one in parameters if one.default is inspect.Parameter.empty]
-        if len(needed) == 1 and "handle" in needed[0].name.lower():
-            yield name
+        if len(needed) == 1 and needed[0].name in ALONE:
+            yield name, ()
+        for arguments in ARGUMENTS.get(name, ()):
+            yield name, arguments
 
 
 def answers(handle: Any) -> dict[str, Any]:
-    """Return what each getter answers, or `error N`."""
+    """Return what each getter answers, or `error N`; `nvmlDeviceGetClockInfo(1)`."""
     found: dict[str, Any] = {}
-    for name in getters():
+    for name, arguments in getters():
+        called = f"{name}({','.join(str(one) for one in arguments)})" if arguments else name
         try:
-            found[name] = plain(getattr(pynvml, name)(handle))
+            found[called] = plain(getattr(pynvml, name)(handle, *arguments))
         except pynvml.NVMLError as fault:
-            found[name] = f"error {fault.value}"
+            found[called] = f"error {fault.value}"
         except Exception as fault:  # the fault of the binding with this driver
-            found[name] = f"binding: {fault}"
+            found[called] = f"binding: {fault}"
     return found
 
 

@@ -133,10 +133,8 @@ def piece(value: Any, part: int | str) -> Any:
     """Return a part of an answer, None of one that is an error."""
     if isinstance(part, str):
         return cast("dict[str, Any]", value)[part] if isinstance(value, dict) else None
-    if isinstance(value, list):
-        items: list[Any] = value
-        return items[part]
-    return None
+    items: Any = value
+    return items[part] if isinstance(value, list) else None
 
 
 def put(found: dict[str, str], key: str, value: Any) -> None:

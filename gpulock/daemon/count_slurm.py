@@ -153,9 +153,7 @@ def whole_round(settings: Settings, host: str, bad: Mapping[str, str]) -> Act:
     Drained first and noted then: whoever is killed in between finds a drain that is ours.
     """
     control = Control(settings)
-    name = ask(control, "show", "aliases", host).strip()
-    if len(name.split()) != 1:
-        raise Refusal(UNKNOWN, f"{host} is {name or 'no node'} to Slurm", "one is expected")
+    name = name_of(control, host)
     state, reason = state_of(ask(control, "show", "node", "-o", name))
     due = act(state, reason, bad, read(settings))
     if due.words:
@@ -163,6 +161,17 @@ def whole_round(settings: Settings, host: str, bad: Mapping[str, str]) -> Act:
     if due.noted != read(settings):
         atomic.replace_file(f"{settings.state_dir}/{NAME}", f"{due.noted}\n".encode())
     return due
+
+
+def name_of(control: Control, host: str) -> str:
+    """Return the one node that Slurm takes this machine for; raise Refusal."""
+    found: list[str] = []
+    for one in dict.fromkeys((host, host.partition(".")[0])):
+        found = ask(control, "show", "aliases", one).split()
+        if len(found) == 1:
+            return found[0]
+    known = " ".join(found) or "no node"
+    raise Refusal(UNKNOWN, f"{host} is {known} to Slurm", "one is expected")
 
 
 def ask(control: Control, *words: str) -> str:

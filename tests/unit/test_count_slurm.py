@@ -14,6 +14,7 @@ from gpulock.daemon import count_slurm
 from gpulock.daemon.count_slurm import PREFIX, Act, SlurmCount, act, reason_of, state_of
 from gpulock.daemon.journal import Journal
 from gpulock.daemon.reconcile import Report
+from gpulock.slurm.scontrol import Control
 from tests.unit.trees import NAME, Box, bus
 
 SCONTROL = """\
@@ -21,7 +22,7 @@ SCONTROL = """\
 cd {root}
 test -e down && exit 1
 case "$1 $2" in
-"show aliases") cat aliases ;;
+"show aliases") test "$3" = "`cat host`" && cat aliases; true ;;
 "show node") printf 'NodeName=%s State=%s Reason=%s [root@2026-11-21T19:00:00] Comment=x\\n' \\
     "$4" "`cat state`" "`cat reason`" ;;
 "update NodeName=n1")
@@ -52,6 +53,7 @@ class Site:
         self.now = 0.0
         self.start()
         self.put("aliases", "n1")
+        self.put("host", NAME)
         self.node("IDLE")
 
     def start(self) -> None:
@@ -183,6 +185,11 @@ def test_a_slurmctld_that_is_down_is_told_once_and_asked_again(site: Site) -> No
     (site.root / "down").unlink()
     site.round()
     assert site.shown()[0] == "IDLE+DRAIN"
+
+
+def test_slurm_may_know_the_machine_by_its_short_name(site: Site) -> None:
+    control = Control(site.box.node().settings)
+    assert count_slurm.name_of(control, f"{NAME}.cluster.example") == "n1"
 
 
 @pytest.mark.parametrize("names", ["", "n1 n2"])

@@ -117,22 +117,30 @@ def claim_gated(
             return again
         give_up_earlier(node, mine, template, found, judge())
         held = node.store.all()
-    out = [
-        device
-        for folder in (quarantine.QUARANTINE, quarantine.RESERVES)
-        for device in quarantine.listed(node.settings.state_dir, folder)
-    ]
-    if boot.was_lost(node.store):
-        out = [*out, *in_use(node, found, judge())]
+    out = out_of_service(node, found, judge)
     chosen = pick(node, found, held, out, want)
     if not chosen:
         settle_held(node, found, held, judge(), totals)
         held = node.store.all()
+        out = out_of_service(node, found, judge)  # what was freed may have gone to quarantine
         chosen = pick(node, found, held, out, want)
     if not chosen:
         raise short(found, held, out, want)
     want.check(chosen)
     return lock_all(node, chosen, template)
+
+
+def out_of_service(node: Node, found: list[Device], judge: "Callable[[], Judge]") -> list[str]:
+    """Return the ids that nobody is granted: quarantined, reserved, and once locks were lost open.
+
+    Raises Refusal.
+    """
+    out = [
+        device
+        for folder in (quarantine.QUARANTINE, quarantine.RESERVES)
+        for device in quarantine.listed(node.settings.state_dir, folder)
+    ]
+    return [*out, *in_use(node, found, judge())] if boot.was_lost(node.store) else out
 
 
 def check_later_run(held: dict[str, Lock], template: Owner) -> None:

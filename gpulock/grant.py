@@ -135,6 +135,10 @@ def give_up_earlier(
         if own and record.boot_id == template.boot_id:
             left = guard.group_left(lock, judge)
             left = left or guard.open_left(lock.id, record, holders, held)
+            if not left and node.settings.clean != "off":
+                from gpulock.handover import Handover
+
+                left = Handover(node).keeps(lock)
             if not left:
                 retire(node, lock, "claim: this run's claim was cut short")
                 continue

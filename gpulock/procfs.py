@@ -9,6 +9,7 @@ import errno
 import os
 
 CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
+MOST = 128  # chunks: 65,536 groups, the most there can be, fit in
 STAT_FIELDS = 20  # after the name, up to the start time
 KTHREADD = 2  # the parent of all kernel threads
 
@@ -97,15 +98,22 @@ class Proc:
         self._kthreadd: bool | None = None
 
     def read(self, pid: int, name: str) -> bytes:
-        """Return the bytes of /proc/PID/NAME; raise ProcessLookupError when the process is gone."""
+        """Return the bytes of /proc/PID/NAME; raise ProcessLookupError when the process is gone.
+
+        The first MiB of them: a process may make its own environment and command line as large as
+        its memory (PR_SET_MM_MAP), and hooks read them with the gate held.
+        """
         try:
             fd = os.open(f"{self.root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                data = more = os.read(fd, CHUNK)
-                while len(more) == CHUNK:
-                    more = os.read(fd, CHUNK)
-                    data += more
-                return data
+                data = os.read(fd, CHUNK)
+                if len(data) < CHUNK:
+                    return data
+                parts = [data]
+                while len(data) == CHUNK and len(parts) < MOST:
+                    data = os.read(fd, CHUNK)
+                    parts.append(data)
+                return b"".join(parts)
             finally:
                 os.close(fd)
         except FileNotFoundError as gone:

@@ -187,3 +187,27 @@ def test_a_reboot_has_emptied_every_memory(box: Box) -> None:
     except Refusal as refusal:
         pytest.fail(f"an old boot's lock is in the way: {refusal}")
     assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
+
+
+def test_what_an_administrator_wrote_stands(box: Box) -> None:
+    one = hold(box)
+    quarantine.put(str(box.state), quarantine.QUARANTINE, bus(0), "root", "loose cable")
+    tell(box, 300 * MIB, boottime() + LATER)
+    assert let_go(box, one).freed == [bus(0)]
+    note = quarantine.read(str(box.state), quarantine.QUARANTINE, bus(0))
+    assert (note["by"], note["because"]) == ("root", "loose cable")
+
+
+def test_a_claim_that_settles_does_not_get_what_it_has_put_out_of_service(box: Box) -> None:
+    """Both devices are held by dead jobs; the first one's memory is not given back."""
+    node = box.node()
+    claim(node, record(token="", devices=()), 2, judging(node), soon())
+    box.proc.remove(500)
+    for name in (bus(0), bus(1)):
+        (box.lock / "locks" / name / "quiet").write_text("1.0\n")
+    tell(box, 300 * MIB, boottime())
+    other = record(token="", devices=(), job_id="13", pid=501)
+    with pytest.raises(Refusal, match="1 of 2 free"):
+        claim(box.node(), other, 2, judging(box.node()), soon())
+    found = claim(box.node(), other, 1, judging(box.node()), soon())
+    assert [device.id for device in found.devices] == [bus(1)]

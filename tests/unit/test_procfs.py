@@ -135,3 +135,9 @@ def test_a_thread_of_the_kernel_is_told_from_a_helper_it_started() -> None:
     thread = helper.replace(b"VmSize:\t    1000 kB\n", b"")
     assert parse_status(thread).kernel
     assert not parse_status(helper).kernel
+
+
+def test_of_a_file_that_is_larger_than_any_should_be_the_beginning_is_read(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "environ").write_bytes(b"x" * (3 << 20))
+    assert len(Proc(str(tmp_path)).read(7, "environ")) == 1 << 20

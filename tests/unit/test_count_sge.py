@@ -24,12 +24,12 @@ QCONF = """\
 #!/bin/sh
 cd {root}
 case "$1" in
--se) printf 'hostname %s\\ncomplex_values slots=16,gpu=%s\\n' "$2" "`cat $2`" ;;
+-se) read count < "$2"; echo "hostname $2"; echo "complex_values slots=16,gpu=$count" ;;
 -mattr) test -e deaf && exit 1; echo "${{4#gpu=}}" > "$5" ;;
 esac
 """
-QHOST = "#!/bin/sh\ntest -e {root}/down && exit 1\ncat {root}/qhost.xml\n"
-QSTAT = "#!/bin/sh\ncat {root}/qstat.xml\n"
+QHOST = "#!/bin/sh\ntest -e {root}/down && exit 1\nexec cat {root}/qhost.xml\n"
+QSTAT = "#!/bin/sh\nexec cat {root}/qstat.xml\n"
 HOST = """\
  <host name='{host}'>
    <hostvalue name='num_proc'>2</hostvalue>

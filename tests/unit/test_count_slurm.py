@@ -21,15 +21,15 @@ SCONTROL = """\
 #!/bin/sh
 cd {root}
 test -e down && exit 1
+read host < host; read names < aliases; read state < state; read reason < reason
 case "$1 $2" in
-"show aliases") test "$3" = "`cat host`" && cat aliases; true ;;
-"show node") printf 'NodeName=%s State=%s Reason=%s [root@2026-11-21T19:00:00] Comment=x\\n' \\
-    "$4" "`cat state`" "`cat reason`" ;;
+"show aliases") test "$3" = "$host" && echo "$names"; true ;;
+"show node") echo "NodeName=$4 State=$state Reason=$reason [root@2026-11-21T19:00:00] Comment=x" ;;
 "update NodeName=n1")
     shift 2
     for word; do case "$word" in
     State=DRAIN) echo IDLE+DRAIN > state ;;
-    State=UNDRAIN) echo IDLE > state; : > reason ;;
+    State=UNDRAIN) echo IDLE > state; echo > reason ;;
     Reason=*) echo "${{word#Reason=}}" > reason ;;
     esac; done ;;
 *) exit 1 ;;

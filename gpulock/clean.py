@@ -17,6 +17,7 @@ from gpulock.liveness import Judge, Scan
 from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.owner import Owner
+from gpulock.refusal import one_line
 from gpulock.release import ours_of, places
 from gpulock.settle import make_holders
 
@@ -136,13 +137,13 @@ def look_at(
         start = holders.scan.proc.start(pid)
     except (OSError, ValueError):
         return None
-    if status.kernel or status.name in DAEMONS:
+    if status.kernel or (status.name in DAEMONS and status.uids[0] == 0):
         return None
     if 0 in status.uids[:3] and record.uid != 0:
         return None
     if any([belongs(pid, other, record, holders) for other in held.values()]):
         return None
-    return Left(pid, start, status.name, why)
+    return Left(pid, start, one_line(status.name), why)
 
 
 def send(node: Node, found: list[Left], number: int) -> list[str]:

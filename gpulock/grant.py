@@ -127,6 +127,7 @@ def give_up_earlier(
     holders = settle.make_holders(node, found, judge)
     held = node.store.all()
     judge.attach(held)
+    handover = settle.look_at_memory(node)
     for lock in mine:
         record = lock.owner
         assert record is not None
@@ -135,15 +136,13 @@ def give_up_earlier(
         if own and record.boot_id == template.boot_id:
             left = guard.group_left(lock, judge)
             left = left or guard.open_left(lock.id, record, holders, held)
-            if not left and node.settings.clean != "off":
-                from gpulock.handover import Handover
-
-                left = Handover(node).keeps(lock)
+            if not left and handover:
+                left = handover.keeps(lock)
             if not left:
                 retire(node, lock, "claim: this run's claim was cut short")
                 continue
         else:
-            outcome = settle.settle_one(node, lock, judge, holders, held, False)
+            outcome = settle.settle_one(node, lock, judge, holders, held, False, handover)
             if outcome.act == settle.FREED:
                 continue
             left = outcome.reason

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 INIT = 1  # was there before any job, and may hide its files even from root
+LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
+OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
 COMMON = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/urandom", "/dev/shm/", "/dev/zero")
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
@@ -71,6 +73,7 @@ class Holders:
         "_dev_root",
         "_keys",
         "_kthreadd",
+        "_late",
         "_mounts",
         "_open",
         "_services",
@@ -98,6 +101,7 @@ class Holders:
         self._open: dict[str, list[int]] | None = None
         self._statuses: dict[int, Status] = {}
         self._kthreadd = False
+        self._late = 0.0
         self.blind = ""
 
     def of(self, device: str) -> list[int]:
@@ -117,6 +121,7 @@ class Holders:
         One that may not be seen is tried again: a fork is hidden by its parent until its exec.
         """
         found: dict[str, list[int]] = {}
+        self._late = time.monotonic() + LONGEST
         seen = set(self.scan.proc.kernel_threads())
         self._kthreadd = self.scan.proc.has_kthreadd()
         denied: list[int] = []
@@ -129,6 +134,9 @@ class Holders:
                 try:
                     for device in self._held_by(pid):
                         found.setdefault(device, []).append(pid)
+                except TimeoutError:
+                    self.blind = f"process {pid} has more files open than can be looked at in time"
+                    return found
                 except (FileNotFoundError, ProcessLookupError):
                     vanished = True
                 except (OSError, ValueError):
@@ -181,7 +189,9 @@ class Holders:
 
     def _add_open(self, pid: int, folder: str, held: set[str]) -> None:
         """Add the devices open in one table of files."""
-        for fd in os.listdir(folder):
+        for number, fd in enumerate(os.listdir(folder)):
+            if number % OFTEN == 0 and time.monotonic() > self._late:
+                raise TimeoutError(folder)
             path = f"{folder}/{fd}"
             try:
                 if not may_be_node(os.readlink(path), self._dev_root):

@@ -47,11 +47,12 @@ def unexpected(fault: BaseException) -> Refusal:
 
 def tell(settings: Settings | None, sentence: str, error: bool) -> None:
     """Write one line to syslog and, for an error, to stderr; neither decides anything."""
+    line = sentence.encode("utf-8", "backslashreplace")  # names of processes may be any bytes
     if error:
         try:
-            os.write(2, sentence.encode("utf-8", "backslashreplace") + b"\n")
+            os.write(2, line + b"\n")
         except OSError:
             pass
     if settings is None or not settings.simulation:
         syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
-        syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_INFO, sentence)
+        syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_INFO, line.decode())

@@ -13,6 +13,10 @@ from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.refusal import Refusal
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.handover import Handover
+
 FREED, HELD, ORPHANS = "freed", "held", "orphans"
 
 
@@ -41,7 +45,19 @@ def settle(
     for lock in held.values():
         node.store.read_details(lock)
     judge.attach(held)
-    return [settle_one(node, lock, judge, holders, held, dry_run) for lock in held.values()]
+    handover = look_at_memory(node)
+    return [
+        settle_one(node, lock, judge, holders, held, dry_run, handover) for lock in held.values()
+    ]
+
+
+def look_at_memory(node: Node) -> "Handover | None":
+    """Return what the exporter tells of the devices' memory, None where CLEAN is off."""
+    if node.settings.clean == "off":
+        return None
+    from gpulock.handover import Handover
+
+    return Handover(node)
 
 
 def settle_one(
@@ -51,6 +67,7 @@ def settle_one(
     holders: Holders,
     held: dict[str, Lock],
     dry_run: bool,
+    handover: "Handover | None",
 ) -> Outcome:
     """Judge one lock (its details read), and free it where that is proven to be right.
 
@@ -60,10 +77,7 @@ def settle_one(
     if dry_run or outcome.act == HELD:
         return outcome
     how = f"reap: {outcome.reason}"
-    if outcome.act == FREED and node.settings.clean != "off":
-        from gpulock.handover import Handover
-
-        handover = Handover(node)
+    if outcome.act == FREED and handover:
         kept = handover.keeps(lock)
         if kept:
             return Outcome(lock, HELD, outcome.verdict, f"settling: {kept}")

@@ -85,8 +85,9 @@ def ahead(node: Node, name: str) -> int:
     One that was stopped (SIGSTOP, Ctrl-Z) keeps its ticket, but nobody waits for it.
     """
     before = 0
+    place = parse(name)
     for other in names(f"{node.store.path}/{FOLDER}"):
-        if other == name:
+        if parse(other) >= place:  # also where our own is lost
             return before
         _, pid, start = parse(other)
         try:

@@ -193,6 +193,8 @@ class Server:
         self._loop.forget(client.connection.fileno())
         self._loop.forget(client.peer.fd)
         self._line.leave(client)
+        # a process that connects twice has one ticket
+        keep_ticket |= any(other.ticket == client.ticket for other in self._clients.values())
         if not keep_ticket:
             attempt.give_back(self._node(), client)
         client.close()

@@ -25,4 +25,6 @@ class Remains:
         if self._steps.has_cgroup(record):
             pids = [pid for pid in self._steps.members(record, scan) if pid > 0]
             return dict.fromkeys(pids, "in the job's cgroup")
-        return dict.fromkeys(self._steps.marked(record, scan), "started as the job's")
+        # not by the leader's id: its own processes bear it as well as its components' do
+        own = record.copy(het_leader="")
+        return dict.fromkeys(self._steps.marked(own, scan), "started as the job's")

@@ -216,9 +216,24 @@ def test_it_is_where_the_job_is_roots(box: Box) -> None:
 
 @pytest.mark.parametrize("name", ["sge_shepherd", "sge_execd", "slurmstepd", "slurmd"])
 def test_a_schedulers_daemon_is_nobodys(box: Box, name: str) -> None:
-    one = hold(box)
-    box.proc.add(700, name)
+    one = hold(box, uid=0)
+    box.proc.add(700, name, uids=(0, 0, 0, 0))
     assert left(box, one, 700) == []
+
+
+def test_a_users_process_that_bears_a_daemons_name_is_his(box: Box) -> None:
+    one = hold(box, uid=1000)
+    box.proc.add(700, "slurmd", uids=(1000,) * 4)
+    assert left(box, one, 700) == [700]
+
+
+def test_a_name_of_any_bytes_can_be_told(box: Box) -> None:
+    one = hold(box)
+    box.proc.add(700, os.fsdecode(b"\xff\xfe"))
+    node = box.node()
+    judge = Judge(node.boot_id, node.name, Scan(node.proc), {})
+    found = clean.left_of(node, lambda o: o.token == one.token, judge, lambda lock, scan: {700: ""})
+    assert clean.named(found).encode("utf-8") != b""
 
 
 def test_one_that_is_gone_is_not_left(box: Box) -> None:

@@ -237,6 +237,31 @@ def test_a_caller_who_goes_leaves_the_line(desk: Desk) -> None:
     assert len(desk.line()) == before - 1
 
 
+def test_one_of_two_calls_of_a_process_that_ends_leaves_the_other_its_place(desk: Desk) -> None:
+    desk.process(900)
+    for number in range(4):
+        desk.hold(number, 900, start=9)
+    first, second = (desk.ask(Request(CLAIM, ME, MINE, 1, wait=FOR_EVER)) for _ in range(2))
+    drawn = tickets.names(f"{desk.box.lock}/tickets")
+    assert len(drawn) == 1
+    first.close()
+    desk.go()
+    assert tickets.names(f"{desk.box.lock}/tickets") == drawn
+    second.close()
+    desk.go()
+    assert tickets.names(f"{desk.box.lock}/tickets") == []
+
+
+def test_who_lost_his_ticket_keeps_nobody_up(desk: Desk) -> None:
+    """Somebody removed it: whoever came later is not before him, and he is before them."""
+    other = desk.process(601)
+    folder = desk.box.lock / "tickets"
+    mine = tickets.draw(desk.node, soon(), ME)
+    (folder / mine).unlink()
+    (folder / f"{tickets.parse(mine)[0] + 1:08}.{other}.{desk.node.proc.start(other)}").touch()
+    assert tickets.ahead(desk.node, mine) == 0
+
+
 def test_what_is_granted_to_one_who_has_gone_is_taken_back(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

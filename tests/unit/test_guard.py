@@ -245,3 +245,12 @@ def test_nobody_is_looked_at_where_there_is_no_device(
     monkeypatch.setattr(Scan, "statuses", never)
     holders = Holders(Scan(Proc(str(stage.fake.root))), [], str(stage.dev), SERVICES)
     assert holders.of("0000:3b:00.0") == []
+
+
+def test_a_look_that_takes_too_long_is_given_up_and_every_lock_is_kept(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user may open so many files that to look at them all would hold the gate for minutes."""
+    stage.fake.add(700, fds={9: stage.dev / "null"})
+    monkeypatch.setattr(guard, "LONGEST", -1.0)
+    assert "more files open than can be looked at in time" in stage.left()

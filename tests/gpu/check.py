@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
-from tests.gpu import check_devices, control, record  # noqa: E402 (the checkout is put on the path first)
+from tests.gpu import check_devices, control, instances, record  # noqa: E402 (the checkout is put on the path first)
 from tests.gpu.compare import Finding, Line, Round, judge  # noqa: E402
 from tests.gpu.rules import EVERY  # noqa: E402
 from tests.gpu.scraped import Card, parse_cards, single  # noqa: E402
@@ -260,6 +260,7 @@ def check(options: argparse.Namespace, folder: Path) -> int:
     finally:
         exporter.end()
     lines = judge(result.rounds, fields)
+    lines += instances.compare(result.raw["idle.xml"], result.raw["idle.metrics"])
     uuids = list(result.rounds[-1].told.fields)
     wrong = check_devices.compare(Path(options.driver_root), smi)
     for word in wrong:

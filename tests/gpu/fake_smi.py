@@ -2,7 +2,8 @@
 """A nvidia-smi that asks whatever NVML there is: for tests of `make gpu-check` on the double.
 
 It knows the questions that the check asks. FAKE_SMI_PLANT plants a difference, `FIELD=VALUE` with
-commas between: `temperature.gpu=+9` adds, `name=Other` replaces. FAKE_SMI_LACKS hides fields.
+commas between: `temperature.gpu=+9` adds, `name=Other` replaces. FAKE_SMI_LACKS hides fields,
+FAKE_SMI_MIG_MIB is added to what each MIG instance uses.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pynvml as typed
 pynvml: Any = typed  # the stubs know what the exporter needs, which is less
 ABSENT = "[N/A]"
 MIB = 1 << 20
+MOST_INSTANCES = 7
 ENABLED = {0: "Disabled", 1: "Enabled"}
 ACTIONS = ("None", "Reset", "Reboot", "Drain P2P", "Drain and Reset")
 Ask = Callable[[Any], object]
@@ -122,6 +124,27 @@ def handles() -> list[Any]:
     return [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
 
 
+def card_xml(handle: Any) -> str:
+    """Return what the XML says of a card, as far as the check reads it."""
+    parts: list[str] = []
+    for place in range(MOST_INSTANCES):
+        try:
+            one = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except pynvml.NVMLError:
+            continue
+        used = int(answer("memory.used", one)) + int(os.environ.get("FAKE_SMI_MIG_MIB", "0"))
+        parts.append(
+            f"<mig_device><gpu_instance_id>{pynvml.nvmlDeviceGetGpuInstanceId(one)}"
+            "</gpu_instance_id><compute_instance_id>"
+            f"{pynvml.nvmlDeviceGetComputeInstanceId(one)}</compute_instance_id>"
+            f"<fb_memory_usage><total>{answer('memory.total', one)} MiB</total>"
+            f"<used>{used} MiB</used></fb_memory_usage></mig_device>"
+        )
+    uuid = pynvml.nvmlDeviceGetUUID(handle)
+    inside = f"<serial>1562</serial><uuid>{uuid}</uuid>"
+    return f"<gpu>{inside}<mig_devices>{''.join(parts)}</mig_devices></gpu>"
+
+
 def names() -> list[str]:
     """Return the fields that this nvidia-smi knows."""
     lacks = os.environ.get("FAKE_SMI_LACKS", "").split(",")
@@ -153,9 +176,7 @@ def reply(words: list[str]) -> str:
             for n, handle in enumerate(handles())
         )
     if question == "-q":
-        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles()]
-        parts = [f"<gpu><serial>1562</serial><uuid>{uuid}</uuid></gpu>" for uuid in uuids]
-        return f"<nvidia_smi_log>{''.join(parts)}</nvidia_smi_log>\n"
+        return f"<nvidia_smi_log>{''.join(map(card_xml, handles()))}</nvidia_smi_log>\n"
     raise KeyError(question)
 
 

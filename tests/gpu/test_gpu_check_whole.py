@@ -134,6 +134,20 @@ def test_a_counter_that_runs_too_slowly_is_found(bench: Bench) -> None:
     assert "  busy_seconds_total: " in done.said
 
 
+def test_the_instances_of_a_split_card_are_compared_too(bench: Bench) -> None:
+    """By their places and their memory; nobody can tell how busy the card itself is."""
+    bench.nvml.split(1, ["3g.71gb", "1g.18gb"])
+    bench.nvml.set("gpu1.mig0.memory.used", "500M")
+    done = bench.check("--no-load")
+    assert done.code == 2, done.said
+    text = next(done.out.glob("*.md")).read_text()
+    assert "`mig gi1 ci0 memory_used_bytes` | 524288000, nvidia-smi 524288000" in text
+    assert "`mig gi2 ci0 memory_total_bytes`" in text
+    done = bench.check("--no-load", FAKE_SMI_MIG_MIB="64")
+    assert done.code == 1, done.said
+    assert "  mig gi1 ci0 memory_used_bytes: " in done.said
+
+
 def test_a_field_that_this_nvidia_smi_lacks_is_not_asked_for(bench: Bench) -> None:
     """It would refuse the whole question; the older name is taken."""
     done = bench.check("--no-load", FAKE_SMI_LACKS="power.draw.instant,gpu_recovery_action")

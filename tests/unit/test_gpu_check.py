@@ -9,6 +9,7 @@ import pytest
 from gpulock_exporter.collectors import devices, locks
 from gpulock_exporter.collectors.labels import Pair
 
+from tests.gpu import instances
 from tests.gpu.check_devices import Device, differences, normal_bus_id, parse_information
 from tests.gpu.compare import Finding, Line, Round, integral, judge, kernel_bus
 from tests.gpu.record import About, masked, page, stem
@@ -220,3 +221,39 @@ def test_a_record_says_first_what_differed() -> None:
     assert text.startswith("# NVIDIA H200, driver 580.1: differs\n")
     assert "| 0 | `power_watts` | 1 \\| 2 | the sensor |" in text
     assert stem(about) == "2026-11-21-nvidia-h200-580.1"
+
+
+SPLIT = f"""<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log><gpu id="00000000:1B:00.0"><uuid>{UUID}</uuid><mig_devices>
+<mig_device><index>0</index><gpu_instance_id>2</gpu_instance_id>
+<compute_instance_id>0</compute_instance_id><fb_memory_usage><total>71424 MiB</total>
+<reserved>0 MiB</reserved><used>17 MiB</used></fb_memory_usage></mig_device>
+<mig_device><index>1</index><gpu_instance_id>9</gpu_instance_id>
+<compute_instance_id>0</compute_instance_id><fb_memory_usage><total>N/A</total>
+<used>N/A</used></fb_memory_usage></mig_device></mig_devices></gpu>
+<gpu id="00000000:43:00.0"><uuid>GPU-other</uuid><mig_devices>None</mig_devices></gpu>
+</nvidia_smi_log>"""
+INSTANCES = f"""gpulock_mig_info{{gpu="0:gi2.ci0",uuid="MIG-a",parent_uuid="{UUID}",gi="2",ci="0"}} 1
+gpulock_mig_info{{gpu="0:gi9.ci0",uuid="MIG-b",parent_uuid="{UUID}",gi="9",ci="0"}} 1
+gpulock_mig_memory_used_bytes{{gpu="0:gi2.ci0",uuid="MIG-a"}} 17825792
+gpulock_mig_memory_total_bytes{{gpu="0:gi2.ci0",uuid="MIG-a"}} 74893492224
+"""
+
+
+def test_instances_are_found_by_their_place_on_the_card() -> None:
+    """nvidia-smi tells no UUID of them there, and no size of one that is not to be asked."""
+    lines = instances.compare(SPLIT, INSTANCES)
+    assert [(line.metric, line.finding) for line in lines] == [
+        ("mig gi2 ci0 memory_total_bytes", Finding.AGREED),
+        ("mig gi2 ci0 memory_used_bytes", Finding.AGREED),
+        ("mig gi9 ci0 memory_total_bytes", Finding.NEITHER),
+        ("mig gi9 ci0 memory_used_bytes", Finding.NEITHER),
+    ]
+
+
+def test_an_instance_that_one_side_does_not_list_differs() -> None:
+    """Both ways round."""
+    for answer, scrape in ((SPLIT, ""), ("<nvidia_smi_log/>", INSTANCES)):
+        found = {line.finding for line in instances.compare(answer, scrape)}
+        assert found == {Finding.DIFFERED}

@@ -99,7 +99,7 @@ class Handover:
         """Note in a lock since when its device is quiet; where that fails it is the next time."""
         path = f"{self._node.store.locks_dir}/{device}/quiet"
         try:
-            atomic.replace_file(path, f"{quiet:.3f}\n".encode())
+            atomic.replace_file(path, f"{quiet!r}\n".encode())
         except OSError:
             return
 

@@ -89,19 +89,31 @@ def whole_round(settings: Settings) -> Told:
     notes = count_book.load(settings.state_dir)
     hosts = sorted({*settings.sge_count_hosts, *(host for host, _ in notes)})
     master = Master(settings)
-    out = sensed(master.ask("qhost", "-F", OUT, "-xml", "-h", ",".join(hosts)))
+    out = sensed(master.ask("qhost", "-F", OUT, "-xml"))  # with -h one unknown host fails for all
     running = master.ask("qstat", "-s", "r", "-u", "*", "-r", "-g", "t", "-xml")
     told = Told([], {})
     for host in hosts:
         bad = out.get(host) if host in settings.sge_count_hosts else 0
-        values = complex_values(master.ask("qconf", "-se", host))
-        for name in [name for name in settings.sge_complexes if name in values]:
-            if not values[name].isdecimal():
-                told.wrong[f"{host} {name}"] = f"{name}={values[name]} of {host} is no count"
-                continue
-            booked = held(running, host, name)
-            one(settings, master, (host, name), int(values[name]), bad, booked, told)
+        try:
+            of_host(settings, master, host, bad, running, told)
+        except Refusal as fault:
+            told.wrong[host] = f"the count of {host} is not kept: {fault.why}"
     return told
+
+
+def of_host(
+    settings: Settings, master: Master, host: str, bad: int | None, running: str, told: Told
+) -> None:
+    """Bring every count of one host in step; raise Refusal or OSError."""
+    values = complex_values(master.ask("qconf", "-se", host))
+    if bad is None:
+        told.wrong[host] = f"no load sensor tells how many devices of {host} are out ({OUT})"
+    for name in [name for name in settings.sge_complexes if name in values]:
+        if not values[name].isdecimal():
+            told.wrong[f"{host} {name}"] = f"{name}={values[name]} of {host} is no count"
+            continue
+        booked = held(running, host, name)
+        one(settings, master, (host, name), int(values[name]), bad, booked, told)
 
 
 def one(

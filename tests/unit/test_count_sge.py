@@ -16,7 +16,6 @@ from gpulock.daemon.count_book import DONE, THEIRS, WANTED, Lowered, step
 from gpulock.daemon.count_sge import SgeCount, held, sensed
 from gpulock.daemon.journal import Journal
 from gpulock.daemon.reconcile import Report
-from gpulock.refusal import Refusal
 from gpulock.settings import Settings
 from tests.unit.trees import FEW, Box
 
@@ -24,7 +23,10 @@ QCONF = """\
 #!/bin/sh
 cd {root}
 case "$1" in
--se) read count < "$2"; echo "hostname $2"; echo "complex_values slots=16,gpu=$count" ;;
+-se)
+    test -e "$2" || exit 1
+    read count < "$2"
+    echo "hostname $2"; echo "complex_values slots=16,gpu=$count" ;;
 -mattr) test -e deaf && exit 1; echo "${{4#gpu=}}" > "$5" ;;
 esac
 """
@@ -140,15 +142,19 @@ def test_it_never_falls_below_what_jobs_hold(site: Site) -> None:
 
 
 def test_a_host_whose_sensor_does_not_tell_is_left_as_it_is(site: Site) -> None:
-    site.bad(node1=1)
+    site.bad(node1=1, node2=0)
     site.round()
+    site.said()
     site.bad(node2=0)
     site.round()
+    site.round()
     assert (site.count("node1"), site.count("node2")) == (3, 8)
+    (line,) = site.said()
+    assert "no load sensor tells how many devices of node1 are out" in line
 
 
 def test_a_value_that_an_administrator_set_stands_and_is_told_once(site: Site) -> None:
-    site.bad(node1=1)
+    site.bad(node1=1, node2=0)
     site.round()
     site.said()
     site.count("node1", 2)
@@ -171,7 +177,7 @@ def test_a_host_that_is_no_longer_ours_to_keep_gets_back_what_it_had(site: Site)
 
 
 def test_a_qmaster_that_is_down_is_told_once_and_asked_again(site: Site) -> None:
-    site.bad(node1=1)
+    site.bad(node1=1, node2=0)
     (site.root / "down").touch()
     site.round()
     site.round()
@@ -181,12 +187,21 @@ def test_a_qmaster_that_is_down_is_told_once_and_asked_again(site: Site) -> None
     assert site.count("node1") == 3
 
 
-def test_a_host_that_may_not_change_counts_says_so_and_nothing_is_lost(site: Site) -> None:
-    (site.root / "deaf").touch()
+def test_a_host_that_qmaster_does_not_know_keeps_no_other_from_its_count(site: Site) -> None:
+    site.box.settings["SGE_COUNT_HOSTS"] = "alias node1"
     site.bad(node1=1)
     site.round()
+    site.round()
+    assert site.count("node1") == 3
+    assert len([line for line in site.said() if "the count of alias is not kept" in line]) == 1
+
+
+def test_a_host_that_may_not_change_counts_says_so_and_nothing_is_lost(site: Site) -> None:
+    (site.root / "deaf").touch()
+    site.bad(node1=1, node2=0)
+    site.round()
     assert (site.count("node1"), site.notes()["node1", "gpu"].stage) == (4, WANTED)
-    assert "qconf -mattr failed" in site.said()[0]
+    assert "the count of node1 is not kept: qconf -mattr failed" in site.said()[0]
     site.bad(node1=0)
     site.round()
     assert (site.count("node1"), site.notes()) == (4, {})
@@ -197,6 +212,10 @@ def test_notes_that_cannot_be_read_change_nothing(site: Site) -> None:
     site.bad(node1=1)
     site.round()
     assert site.count("node1") == 4
+
+
+class KilledError(Exception):
+    """What a killed process does next: nothing."""
 
 
 class Mortal:
@@ -228,13 +247,13 @@ class Mortal:
     def lives(self) -> None:
         self.left -= 1
         if self.left < 0:
-            raise Refusal("unknown", "killed", "")
+            raise KilledError
 
     def round(self, left: int = 1000) -> None:
         self.left = left
         try:
             count_sge.whole_round(self.settings)
-        except Refusal:
+        except KilledError:
             assert left < 1000
 
 

@@ -234,7 +234,8 @@ SPLIT = f"""<?xml version="1.0" ?>
 <used>N/A</used></fb_memory_usage></mig_device></mig_devices></gpu>
 <gpu id="00000000:43:00.0"><uuid>GPU-other</uuid><mig_devices>None</mig_devices></gpu>
 </nvidia_smi_log>"""
-INSTANCES = f"""gpulock_mig_info{{gpu="0:gi2.ci0",uuid="MIG-a",parent_uuid="{UUID}",gi="2",ci="0"}} 1
+INSTANCES = f"""# TYPE gpulock_mig_info gauge
+gpulock_mig_info{{gpu="0:gi2.ci0",uuid="MIG-a",parent_uuid="{UUID}",gi="2",ci="0"}} 1
 gpulock_mig_info{{gpu="0:gi9.ci0",uuid="MIG-b",parent_uuid="{UUID}",gi="9",ci="0"}} 1
 gpulock_mig_memory_used_bytes{{gpu="0:gi2.ci0",uuid="MIG-a"}} 17825792
 gpulock_mig_memory_total_bytes{{gpu="0:gi2.ci0",uuid="MIG-a"}} 74893492224

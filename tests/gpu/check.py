@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
 from tests.gpu import check_devices, control, instances, record  # noqa: E402 (the checkout is put on the path first)
-from tests.gpu.compare import Finding, Line, Round, judge  # noqa: E402
+from tests.gpu.compare import QUIET, Finding, Line, Round, judge  # noqa: E402
 from tests.gpu.rules import EVERY  # noqa: E402
 from tests.gpu.scraped import Card, parse_cards, single  # noqa: E402
 from tests.gpu.smi import Smi, SmiError  # noqa: E402
@@ -39,7 +39,7 @@ PATIENCE = 60.0  # seconds: a first initialisation of eight cards, or a compiler
 UNSETTLED = 3.0  # seconds after a change of the load that are not judged
 PERIOD = 1.0
 ENDING = 15.0  # seconds for a load to end: a kernel is waited for
-PHASES = (("idle", 0.0), ("full load", 1.0), ("half load", 0.5))
+PHASES = ((QUIET, 0.0), ("full load", 1.0), ("half load", 0.5))
 
 
 class Phase(NamedTuple):

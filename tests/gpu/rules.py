@@ -189,7 +189,14 @@ COUNTERS: tuple[Grown, ...] = (
         share=0.05,
         slack=0.05,
     ),
-    Grown("observed_seconds_total", (), "the buffer comes late by up to a second", 1.0, 0.10, 0.0),
+    Grown(
+        "observed_seconds_total",
+        (),
+        "the buffer comes late by up to a second; an idle card may have none",
+        1.0,
+        0.10,
+        0.0,
+    ),
     Grown(
         "energy_joules_total",
         ("power.draw", "power.draw.instant"),

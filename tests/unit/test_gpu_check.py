@@ -176,6 +176,20 @@ def test_a_counter_is_compared_with_the_area_below_a_gauge() -> None:
     assert finding(lines, "energy_joules_total") is Finding.DIFFERED
 
 
+def test_time_that_is_not_observed_is_a_fault_under_a_load_alone() -> None:
+    """An idle card may write no samples; more than the time that passed is always wrong."""
+    told = {"utilization.gpu": "50"}
+    for phase, seconds, wanted in (
+        ("full load", 9.0, Finding.AGREED),
+        ("full load", 2.0, Finding.DIFFERED),
+        ("idle", 2.0, Finding.UNASKED),
+        ("idle", 20.0, Finding.DIFFERED),
+    ):
+        run = rounds({"observed_seconds_total": 0}, told, 10, observed_seconds_total=seconds)
+        lines = judge([one._replace(phase=phase) for one in run], EVERY)
+        assert finding(lines, "observed_seconds_total") is wanted, (phase, seconds)
+
+
 def test_a_card_that_one_side_does_not_list_differs() -> None:
     """It is named by its UUID."""
     alone = [one._replace(before={}, after={}) for one in rounds({}, {})]

@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from gpulock.devices import MAJOR
@@ -73,15 +73,16 @@ def programs() -> list[int]:
             found.append(number)
 
 
-def programs_beyond(count: int) -> int:
-    """Return how many programs more than `count` there are.
+def programs_beyond(before: Sequence[int]) -> int:
+    """Return how many programs there are that were not there before.
 
-    The kernel frees a program a while after its cgroup: it is waited for.
+    By their ids, which are never used again. The kernel frees a program a while after its cgroup:
+    it is waited for, and one of before may go meanwhile.
     """
     deadline = time.monotonic() + FREED_WITHIN
-    while len(programs()) > count and time.monotonic() < deadline:
+    while (new := set(programs()) - set(before)) and time.monotonic() < deadline:
         time.sleep(0.005)
-    return len(programs()) - count
+    return len(new)
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def dev(tmp_path: Path) -> Path:
 @pytest.fixture
 def group(one: Tree) -> Iterator[str]:
     """Give a cgroup that is gone after the test, with its programs."""
-    before = len(programs())
+    before = programs()
     folder = f"{one.top}/gpulock-kernel-test"
     os.mkdir(folder)
     yield folder
@@ -151,7 +151,7 @@ def attach_other(folder: str, rules: dict[int, frozenset[int]]) -> int:
 
 
 def test_sessions_are_closed_to_users_and_open_to_root(dev: Path) -> None:
-    before = len(programs())
+    before = programs()
     top = next(one.top for one in TREES if one.version == V2)
     folder = f"{top}/user.slice"
     there = os.path.isdir(folder)
@@ -178,7 +178,7 @@ def test_what_a_job_leaves_behind_opens_nothing_any_more(dev: Path, tmp_path: Pa
     node = Node(Settings({"DEV_ROOT": str(dev), "LOCK_DIR": str(tmp_path / "run")}))
     device = Device("0000:02:00.0", 1)
     device.minor = 1
-    before = len(programs())
+    before = programs()
     go = tmp_path / "go"
     os.mkfifo(go)
     script = f"read line < {go}; exec {PYTHON} -IS -c '{PROBE}' {dev}"

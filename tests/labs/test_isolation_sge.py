@@ -41,7 +41,7 @@ class Site:
         self.gpus = gpus
         self.service = service
         self.dev = dev
-        self.programs = len(programs())
+        self.programs = programs()
         self.probe = f"/usr/bin/python3 -IS {sge_jobs.script(gpus, 'probe.py', PROBE)} {dev}\n"
 
     def configure(self, isolation: str = "cgroup", **changes: str) -> None:

@@ -35,7 +35,7 @@ class Site:
         self.dev = dev
         self.probe = f"/usr/bin/python3 -IS {script(gpus, 'probe.py', PROBE)} {dev}"
         self.service = Service("gpulock-lab-slurmd.service", self.slurm.slurmd_pid(NODE))
-        self.programs = len(programs())
+        self.programs = programs()
 
     def configure(self, **changes: str) -> None:
         """Write the node's settings."""

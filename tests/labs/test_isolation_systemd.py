@@ -83,7 +83,7 @@ def confined(machine: Machine) -> list[str]:
 
 
 def test_a_reload_opens_nothing_and_to_stop_the_service_stops_the_job(machine: Machine) -> None:
-    before = len(programs())
+    before = programs()
     assert job_opens(machine) == EVERY
     folders = confined(machine)
     assert all(f"/{UNIT}/gpulock-7.1-" in folder for folder in folders if "unified" in folder)

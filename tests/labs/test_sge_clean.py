@@ -129,8 +129,8 @@ def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
     if held(sparing, NODE, job) == []:
         assert carriers(gid) == []
     until(lambda: carriers(gid) == [], what="the forks to end", seconds=60)
-    reap(sparing, NODE)
-    assert sparing.locks(NODE) == {}
+    # a look that others' processes outrun is no look: the next one frees
+    until(lambda: reap(sparing, NODE) and sparing.locks(NODE) == {}, what="the lock to go")
 
 
 def name_of(pid: int) -> str:

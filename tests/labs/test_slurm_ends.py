@@ -423,11 +423,19 @@ def second_run(gpus: Gpulock, hooks: Stops) -> JobId | None:
     (hooks.folder / f"Prolog.{NODE}.environ.{job}").unlink()
     slurm.begin(job, at_once=True)
     until(
-        lambda: slurm.state(job) in ENDED or slurm.job(job).get("Restarts") == "2",
+        lambda: (
+            slurm.state(job) in ENDED
+            or slurm.job(job).get("Restarts") == "2"
+            or hooks.has_run("Prolog", NODE, job)
+        ),
         what="the second run to be refused",
         why=slurm.logs,
     )
     if slurm.state(job) in ENDED:
+        return None
+    if hooks.has_run("Prolog", NODE, job):  # too late: slurmd has forgotten the first run
+        slurm.scancel(job)
+        slurm.wait_done(job)
         return None
     wait_requeued(gpus, job, times=2)
     return job

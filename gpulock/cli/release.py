@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import click
 
-from gpulock import guard, settle
+from gpulock import guard, handover, settle
 from gpulock.cli import client
 from gpulock.cli.select import SelectError, Subject, subject
 from gpulock.cli.session import Refused, Session, caller, calling_shell, log
 from gpulock.cli.words import holder, label_of
 from gpulock.daemon.process import judge
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, boottime
 from gpulock.devices import Device, overlaps
 from gpulock.gate import Gate
 from gpulock.grant import retire
@@ -121,6 +121,8 @@ def let_go(
     judge_now = judge(node)
     holders = settle.make_holders(node, found, judge_now)
     holders.of("")
+    quiet = boottime()  # what the guard saw was not later
+    memory = None if force else wait_for_memory(node, ours, quiet)
     with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
         held = node.store.all()
         for lock in held.values():
@@ -132,12 +134,26 @@ def let_go(
         for one in let:
             if not force:
                 refuse_foreign(one, node.proc)
+        kept = [(one, memory.keeps(one.lock, quiet)) for one in let] if memory else []
+        for one, left in kept:
+            if left:
+                raise Refused(f"{one.lock.id}: {left}", "release it again in a few seconds")
         for one in let:
             how = (
                 f"release --force by {caller()}: {because}" if force else f"released by {caller()}"
             )
             free(node, one, one_line(how))
     return let
+
+
+def wait_for_memory(
+    node: Node, ours: Callable[[Lock], bool], quiet: float
+) -> handover.Handover | None:
+    """Return what the exporter tells once it has looked again, None where CLEAN is off."""
+    if node.settings.clean == "off":
+        return None
+    names = [lock.id for lock in node.store.all().values() if ours(lock)]
+    return handover.wait(node, names, quiet, Deadline(node.settings.gate_timeout))
 
 
 def left_open(lock: Lock, holders: guard.Holders, held: dict[str, Lock]) -> str:

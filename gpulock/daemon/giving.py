@@ -42,9 +42,24 @@ def give_back(node: Node, peer: Peer, request: Request, deadline: Deadline) -> t
             left = guard.open_left(lock.id, lock.owner, holders, held)
             if left:
                 raise Refusal(BUSY, left, "end it first")
+        refuse_unclean(node, locks)
         for lock in locks:
             retire(node, lock, f"released by uid {peer.uid}")
     return tuple(lock.id for lock in locks)
+
+
+def refuse_unclean(node: Node, locks: list[Lock]) -> None:
+    """Raise Refusal where CLEAN keeps a device for now; a daemon does not wait for the next look.
+
+    What is known not to be clean goes to quarantine, and is given back.
+    """
+    handover = settle.look_at_memory(node)
+    if handover is None:
+        return
+    kept = [(lock.id, left) for lock in locks if (left := handover.keeps(lock))]
+    if kept:
+        name, left = kept[0]
+        raise Refusal(BUSY, f"{name}: {left}", "release it again in a few seconds")
 
 
 def is_meant(lock: Lock, request: Request) -> bool:

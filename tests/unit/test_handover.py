@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gpulock import handover, quarantine, sample
 from gpulock.claim import claim
+from gpulock.cli import release as cli_release
+from gpulock.cli.session import Refused
+from gpulock.daemon.giving import give_back
+from gpulock.daemon.peer import Peer
 from gpulock.daemon.reconcile import reconcile
+from gpulock.daemon.wire import RELEASE, Request
 from gpulock.deadline import Deadline, boottime
 from gpulock.handover import CLEAN, DIRTY, MIB, UNTOLD, WAIT
 from gpulock.owner import Owner
@@ -211,3 +217,68 @@ def test_a_claim_that_settles_does_not_get_what_it_has_put_out_of_service(box: B
         claim(box.node(), other, 2, judging(box.node()), soon())
     found = claim(box.node(), other, 1, judging(box.node()), soon())
     assert [device.id for device in found.devices] == [bus(1)]
+
+
+# --- given back by who holds it -------------------------------------------------------------------
+
+UID = os.geteuid()
+
+
+def hold_as_process(box: Box) -> Request:
+    """Hold GPU 0 by a process of ours that is gone by now; return what gives it back."""
+    fields = {"scheduler": "process", "pid": 600, "start": 7, "job_id": "600", "add_grp_id": 0}
+    node = box.node()
+    claim(node, record(token="", devices=(), uid=UID, **fields), 1, judging(node), soon())
+    return Request(RELEASE, 600, 7)
+
+
+def give(box: Box, request: Request) -> tuple[str, ...]:
+    """Let gpulockd give it back for us."""
+    return give_back(box.node(), Peer(os.getpid(), UID, -1, True), request, Deadline(5))
+
+
+def take_back(box: Box, force: bool = False) -> list[str]:
+    """Let `gpulock release` free GPU 0."""
+    node = box.node()
+    let = cli_release.let_go(node, node.devices(), lambda lock: lock.id == bus(0), force, "x")
+    return [one.lock.id for one in let]
+
+
+def test_gpulockd_gives_nothing_back_before_the_exporter_has_looked_again(box: Box) -> None:
+    request = hold_as_process(box)
+    tell(box, 300 * MIB, boottime())
+    with pytest.raises(Refusal, match="its memory is looked at first"):
+        give(box, request)
+    assert box.locks() == [bus(0)]
+    tell(box, 0, boottime())
+    assert give(box, request) == (bus(0),)
+    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
+
+
+def test_what_gpulockd_gives_back_with_memory_in_use_goes_to_quarantine(box: Box) -> None:
+    request = hold_as_process(box)
+    tell(box, 300 * MIB, boottime() + LATER)
+    assert give(box, request) == (bus(0),)
+    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == [bus(0)]
+
+
+def test_a_release_waits_for_that_look_and_keeps_the_device_without_it(box: Box) -> None:
+    hold_as_process(box)
+    tell(box, 0, boottime())
+    with pytest.raises(Refused, match="its memory is looked at first"):
+        take_back(box)
+    assert box.locks() == [bus(0)]
+
+
+def test_what_is_released_with_memory_in_use_goes_to_quarantine(box: Box) -> None:
+    hold_as_process(box)
+    tell(box, 300 * MIB, boottime() + LATER)
+    assert take_back(box) == [bus(0)]
+    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == [bus(0)]
+
+
+def test_force_asks_nobody(box: Box) -> None:
+    hold_as_process(box)
+    tell(box, 300 * MIB, boottime() + LATER)
+    assert take_back(box, force=True) == [bus(0)]
+    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []

@@ -46,8 +46,7 @@ def put(
     Raises OSError or kv.MalformedError.
     """
     pairs = [("by", by), ("because", because), ("at", f"{time.time():.0f}"), *more]
-    atomic.replace_file(f"{state_dir}/{folder}/{device}", kv.encode(pairs).encode())
-    sync(f"{state_dir}/{folder}")
+    durably(f"{state_dir}/{folder}/{device}", kv.encode(pairs).encode())
 
 
 def lift(state_dir: str, folder: str, device: str) -> None:
@@ -56,9 +55,19 @@ def lift(state_dir: str, folder: str, device: str) -> None:
     sync(f"{state_dir}/{folder}")
 
 
-def sync(folder: str) -> None:
-    """Make a change in `folder` survive a power cut."""
-    fd = os.open(folder, atomic.OPEN_DIRECTORY)
+def durably(path: str, data: bytes) -> None:
+    """Put `data` in the place of `path` so that it outlives a power cut; raise OSError.
+
+    A rename alone may outlive one as an empty file: ext4 allocates late.
+    """
+    atomic.replace_file(path, data)
+    sync(path)
+    sync(f"{path.rpartition('/')[0]}/.")  # STATE_DIR may be a link
+
+
+def sync(path: str) -> None:
+    """Make a file, or what a folder lists, survive a power cut."""
+    fd = os.open(path, atomic.OPEN_READ)
     try:
         os.fsync(fd)
     finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from gpulock import atomic, kv
+from gpulock import atomic, kv, quarantine
 
 NAME: Final = "sge-count"  # in STATE_DIR
 LIMIT: Final = 1 << 20  # bytes
@@ -95,5 +95,5 @@ def load(state_dir: str) -> dict[Key, Lowered]:
 
 
 def save(state_dir: str, found: Mapping[Key, Lowered]) -> None:
-    """Write the notes; raise OSError."""
-    atomic.replace_file(f"{state_dir}/{NAME}", text_of(found).encode())
+    """Write the notes, to outlive a power cut: they know what was there; raise OSError."""
+    quarantine.durably(f"{state_dir}/{NAME}", text_of(found).encode())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpulock import atomic, kv
+from gpulock import atomic, kv, quarantine
 from gpulock.devices import bus_key
 from gpulock.node import Node
 
@@ -97,5 +97,4 @@ def note_comeback(node: Node, device: str, now: float) -> None:
     known = comebacks(node, now)
     known.setdefault(device, []).append(now)
     pairs = [(name, " ".join([f"{at:.0f}" for at in at_])) for name, at_ in known.items() if at_]
-    path = f"{node.settings.state_dir}/{COMEBACKS}"
-    atomic.replace_file(path, kv.encode(pairs).encode())
+    quarantine.durably(f"{node.settings.state_dir}/{COMEBACKS}", kv.encode(pairs).encode())

@@ -66,3 +66,18 @@ def test_a_reason_of_two_lines_is_refused_and_nothing_is_noted(state: str) -> No
     with pytest.raises(kv.MalformedError):
         quarantine.put(state, QUARANTINE, bus(0), "root", "a\nat=0")
     assert quarantine.listed(state, QUARANTINE) == []
+
+
+def test_a_note_and_its_name_are_on_the_disk_when_it_is_put(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    quarantine.put(state, QUARANTINE, bus(0), "root", "fan")
+    assert synced == [f"{state}/{QUARANTINE}/{bus(0)}", f"{state}/{QUARANTINE}"]

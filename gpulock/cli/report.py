@@ -30,6 +30,7 @@ VERSION = 1
 @click.option("--last", "only_last", is_flag=True, help="Of a job that ran again: the last run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/reports.md).")
 @click.option("--js1", "as_js1", is_flag=True, help="Print the AdminComment of jobstats.")
+@click.option("--uid", type=click.IntRange(min=0), help="Only if it is this user's job.")
 @click.option("--tokens", default="", hidden=True, help="At a job's end: its claims.")
 @click.option("--append", "output", default="", hidden=True, help="At a job's end: its output.")
 @click.pass_obj
@@ -39,6 +40,7 @@ def report(
     only_last: bool,
     as_json: bool,
     as_js1: bool,
+    uid: int | None,
     tokens: str,
     output: str,
 ) -> None:
@@ -54,7 +56,7 @@ def report(
         raise click.UsageError("name a job: 12, 12.3 or pid 4711")
     faults = Faults()
     query = query_of(" ".join(job))
-    found = claims_of(node, query, faults)
+    found = claims_of(node, query, faults, uid)
     for fault in faults.told():
         click.echo(f"gpulock: report: {fault}", err=True)
     if only_last or as_js1:

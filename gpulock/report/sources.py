@@ -21,7 +21,7 @@ from gpulock.deadline import boottime
 from gpulock.devices import Device
 from gpulock.node import Node
 from gpulock.owner import Owner
-from gpulock.refusal import Refusal
+from gpulock.refusal import SENSELESS, Refusal
 from gpulock.report import folder
 from gpulock.report.claims import Claim, claim_of
 from gpulock.report.scan import Faults, Query
@@ -30,26 +30,43 @@ from gpulock.report.scan import claims as scan_claims
 MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another job's
 
 
-def claims_of(node: Node, query: Query, faults: Faults) -> list[Claim]:
-    """Return the claims of the last job of that name, from the first to the last."""
+def claims_of(node: Node, query: Query, faults: Faults, uid: int | None = None) -> list[Claim]:
+    """Return the claims of the last job of that name, from the first to the last.
+
+    With `uid` only those of its owner. Raises Refusal where it is not told who that is.
+    """
     found = {claim.token: claim for claim in scan_claims(history_of(node), query, faults)}
     here = {claim.token: claim for claim in at_hand(node, lambda owner: asked(owner, query))}
     found = here | found  # what is in the history has its last word
+    if uid is not None:
+        found = {token: claim for token, claim in found.items() if claim.uid == uid}
     if node.settings.report_dir:
         shared = folder.read(node.settings.report_dir, query, faults)
-        for claim in believed(shared, found.values()):
+        for claim in believed(shared, found.values(), uid, os.getuid()):
             found.setdefault(claim.token, claim)
     return of_last(list(found.values()))
 
 
-def believed(shared: Sequence[Claim], known: Collection[Claim]) -> list[Claim]:
+def believed(
+    shared: Sequence[Claim], known: Collection[Claim], uid: int | None, asking: int
+) -> list[Claim]:
     """Return what of REPORT_DIR is of the job's owner: anybody may file a job of that number.
 
-    The owner is whom this node's own records name, else whoever asks, where he has any.
+    The owner is `uid`, else whom this node's own records name, else whoever asks, where he has
+    any. Where several others claim the job, nobody is believed: raises Refusal.
     """
-    uids = {claim.uid for claim in known} or {os.getuid()}
+    if uid is not None:
+        return [claim for claim in shared if claim.uid == uid]
+    uids = {claim.uid for claim in known} or {asking}
     own = [claim for claim in shared if claim.uid in uids]
-    return own if own or known else list(shared)
+    if own or known:
+        return own
+    owners = sorted({claim.uid for claim in shared})
+    if len(owners) > 1:
+        names = ", ".join([str(owner) for owner in owners[:5]])
+        why = f"REPORT_DIR has reports of that job by uids {names}"
+        raise Refusal(SENSELESS, why, "say whose job is meant: --uid UID")
+    return list(shared)
 
 
 def history_of(node: Node) -> str:

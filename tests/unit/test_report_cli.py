@@ -20,9 +20,11 @@ from click.testing import CliRunner, Result
 from gpulock.cli import commands
 from gpulock.cli.history import parse_time
 from gpulock.daemon.samples import Advice
+from gpulock.refusal import Refusal
 from gpulock.report import folder, js1
-from gpulock.report.claims import claim_of
+from gpulock.report.claims import Claim, claim_of
 from gpulock.report.scan import Faults, Query
+from gpulock.report.sources import believed
 from tests.unit.cli_site import PROGRAM, ROOT
 from tests.unit.history_site import GIB, Ended, public_place
 from tests.unit.test_report import card, record
@@ -173,6 +175,29 @@ def test_what_others_file_under_a_jobs_number_is_not_his(desk: Desk, shared: Pat
     folder.write(str(shared), own(token="forged", claimed_at=time.time()))
     claims = json.loads(desk.text("report", "12", "--json"))["claims"]
     assert [one["uid"] for one in claims] == [1000]
+
+
+def filed(*uids: int) -> list[Claim]:
+    """Return reports of a job that these users filed."""
+    return [claim_of(record(card(0), uid=uid, token=f"t{uid}")) for uid in uids]
+
+
+def test_of_a_job_that_several_users_claim_the_owner_is_believed_who_is_named() -> None:
+    assert [one.uid for one in believed(filed(1000, 1001), (), 1001, asking=64030)] == [1001]
+    assert believed(filed(1001), (), 1000, asking=64030) == []
+    assert [one.uid for one in believed(filed(1000, 1001), (), None, asking=1000)] == [1000]
+
+
+def test_of_a_job_that_several_others_claim_nobody_is_believed() -> None:
+    with pytest.raises(Refusal, match="by uids 1000, 1001") as told:
+        believed(filed(1001, 1000), (), None, asking=64030)
+    assert "--uid" in told.value.do
+
+
+def test_a_comment_is_not_made_of_another_users_report(desk: Desk, shared: Path) -> None:
+    folder.write(str(shared), own())
+    assert desk.text("report", "12", "--js1", "--uid", str(os.getuid())).startswith("JS1:H4s")
+    assert desk.text("report", "12", "--js1", "--uid", "4242") == "JS1:None\n"
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "garbage", "nested", "uid"])

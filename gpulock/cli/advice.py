@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from gpulock import state
 from gpulock.cli.words import device_name
 from gpulock.daemon.health_back import comes_back
@@ -11,31 +14,57 @@ from gpulock.quarantine import POLICY
 from gpulock.state import Row
 
 FORCE = 'gpulock release {} --force --because "TEXT"'
+ALIVE = re.compile(r"\bprocess ([0-9]+)\b")  # in the proof of a verdict: the one that runs
 
 SIMPLE = {
     state.STALE: ("the next claim that needs it, or a reap", "gpulock reap"),
-    state.FOREIGN: ("the end of whoever has it open", "end that process, or quarantine the device"),
     state.FREE: ("nobody: it is free", "gpulock run -n 1 -- COMMAND"),
 }
 
 
-def advice(row: Row, proof: str = "") -> tuple[str, str]:
-    """Return (what frees it, next command); `proof` is the verdict's, where there is one."""
+def advice(row: Row, proof: str = "", stray: str = "", pids: Sequence[int] = ()) -> tuple[str, str]:
+    """Return (what frees it, next command); `proof` is the verdict's, where there is one.
+
+    `stray` is the path of what stands in the place of a lock's folder, `pids` are processes that
+    have a device open and ought not to.
+    """
     name = device_name(row.device) if row.device else row.id
     record = row.lock.owner if row.lock else None
     if row.state == state.MISSING:
         return missing(row, name)
-    if row.lock and row.lock.orphans:
-        return "a reap, once nobody has it open", "gpulock reap"
+    if stray:
+        return "its removal: it is no folder, and so no lock", f"rm {stray}"
+    if row.state == state.FOREIGN or (row.lock and row.lock.orphans):
+        return in_use(row, name, pids)
     if row.state == state.QUARANTINED:
         return of_quarantine(row.reason), f"gpulock restore {name}"
     if row.state in SIMPLE:
         return SIMPLE[row.state]
-    if record is None:
-        return "a reap, where no claim is at work", "gpulock reap"
+    if record is None or (row.lock and row.lock.fault):
+        return unread(row, name)
     if row.state == state.NOT_KNOWN:
         return "a reap that can prove its end", f"gpulock reap, or {FORCE.format(name)}"
     return held(record, name, proof)
+
+
+def in_use(row: Row, name: str, pids: Sequence[int]) -> tuple[str, str]:
+    """Return the advice for a device that somebody has open who ought not to."""
+    if row.lock is not None:
+        return "a reap, once nobody has it open", f"{ending(pids)}, then gpulock reap"
+    out = f'gpulock quarantine {name} --because "TEXT"'
+    return "the end of whoever has it open", f"{ending(pids)}, or {out}"
+
+
+def unread(row: Row, name: str) -> tuple[str, str]:
+    """Return the advice for a lock without an owner that can be read."""
+    if row.lock and row.lock.fault:
+        return "an administrator: no reap frees what it cannot read", FORCE.format(name)
+    return "a reap, where no claim is at work", "gpulock reap"
+
+
+def ending(pids: Sequence[int]) -> str:
+    """Return how to end whoever has a device open: the first of them by name."""
+    return f"end process {pids[0]} (ps -fp {pids[0]} shows it)" if pids else "end that process"
 
 
 def of_quarantine(reason: str) -> str:
@@ -58,7 +87,9 @@ def held(record: Owner, name: str, proof: str) -> tuple[str, str]:
     if record.scheduler == "admin":
         return "an administrator", f"gpulock unreserve {name}"
     if record.scheduler == "process":
-        return "the end of that process", f"look at it: ps -fp {record.pid}"
+        found = ALIVE.search(proof)
+        pid = found[1] if found else record.pid
+        return "the end of that process", f"look at it: ps -fp {pid}"
     if record.settling or "without a shepherd" in proof:
         return "the next claim or reap after its last process has ended", "gpulock reap"
     if record.scheduler == "slurm":

@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from gpulock.cli.advice import ALIVE
 from gpulock.cli.look import Sight, View
+from gpulock.cli.status_attention import strangers
 from gpulock.cli.words import counted, duration, held_seconds, listing, moment
 from gpulock.liveness import session
 from gpulock.locks import Lock
 from gpulock.owner import Owner
 from gpulock.procfs import Proc
+from gpulock.state import FOREIGN, HELD_IDLE, Row
 
 Facts = list[tuple[str, str]]
 SHOWN = 4  # processes named before `and 7 more`
@@ -101,6 +104,31 @@ def opened(view: View, sight: Sight, device: str) -> str:
     who = named(sight.scan.proc, sight.holders.of(device)) or "nobody"
     limit = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
     return f"{listing([device], view.devices)}: {who}{limit}"
+
+
+def observed(view: View, row: Row) -> Facts:
+    """Return what the exporter saw of a device that its state does not tell."""
+    found: Facts = []
+    who = strangers(view, row)
+    if who:
+        found.append(("foreign", f"{who}, as gpulock-exporter saw it"))
+    idle = view.use.idle(row.id, row.lock) if row.state == HELD_IDLE else None
+    if idle is not None:
+        found.append(("idle", f"did nothing for {duration(idle)}, as gpulock-exporter saw it"))
+    return found
+
+
+def intruders(view: View, sight: Sight, row: Row) -> list[int]:
+    """Return the processes that keep a device: of no claim, or left by its dead owner."""
+    if row.lock and row.lock.orphans:
+        told = ALIVE.search(row.lock.orphans)
+        there = sight.holders.of(row.id)
+        pid = int(told[1]) if told else 0
+        return [pid] if pid in there or not there else there
+    if row.state != FOREIGN:
+        return []
+    seen = view.use.seen(row.id)
+    return sight.strangers(row.id) or list(seen.foreign_pids if seen else ())
 
 
 def named(proc: Proc, pids: Sequence[int]) -> str:

@@ -149,6 +149,17 @@ def read_locks(node: Node) -> dict[str, Lock]:
     return held
 
 
+def stray(node: Node, lock: Lock | None) -> str:
+    """Return the path of what stands in the place of a lock's folder, or nothing."""
+    path = f"{node.store.locks_dir}/{lock.id}" if lock and lock.fault else ""
+    return path if path and os.path.lexists(path) and not is_folder(path) else ""
+
+
+def is_folder(path: str) -> bool:
+    """Return whether a path is a folder itself, not a link to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
 def read_notes(node: Node) -> dict[str, dict[str, str]]:
     """Return what is quarantined, with the notes; nothing where STATE_DIR was never used."""
     folder = quarantine.QUARANTINE

@@ -7,14 +7,16 @@ from collections.abc import Iterable
 
 import click
 
+from gpulock.cli.advice import FORCE
 from gpulock.cli.session import Session
 from gpulock.cli.table import paint
-from gpulock.cli.words import counted, holder, listing
+from gpulock.cli.words import counted, holder, label_of, listing
 from gpulock.daemon.history import History
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
+from gpulock.locks import Lock
 from gpulock.refusal import BROKEN, Refusal
 from gpulock.release import present
 from gpulock.settle import FREED, HELD, ORPHANS
@@ -50,15 +52,18 @@ def complain(line: str) -> None:
 def lines(report: Report, devices: list[Device], dry_run: bool = False) -> list[str]:
     """Return a line for each adopted claim, and for each that was judged; then the sum."""
     result = [
-        told("adopted", "yellow", record.devices, devices, f"{holder(record)} is alive")
+        told("adopted", "yellow", record.devices, devices, f"{holder(record)}, whose lock was lost")
         for record in report.adopted
     ]
     groups: dict[tuple[str, str], list[str]] = {}
     for outcome in report.outcomes:
         record = outcome.lock.owner
         whose = f"{holder(record)}: " if record else ""
+        reason = outcome.reason
+        if outcome.act == HELD and outcome.lock.fault:
+            reason += f"; no reap frees it, but {helps(outcome.lock, devices)}"
         # the locks of one claim have one fate, but for a device that is still open
-        groups.setdefault((outcome.act, whose + outcome.reason), []).append(outcome.lock.id)
+        groups.setdefault((outcome.act, whose + reason), []).append(outcome.lock.id)
     for (act, why), ids in groups.items():
         result.append(
             told(WOULD.get(act, act) if dry_run else act, COLOURS[act], ids, devices, why)
@@ -66,6 +71,12 @@ def lines(report: Report, devices: list[Device], dry_run: bool = False) -> list[
     freed = len([outcome for outcome in report.outcomes if outcome.act == FREED])
     verb = "would be freed" if dry_run else "freed"
     return [*result, f"{counted(len(report.outcomes), 'lock')}: {freed} {verb}"]
+
+
+def helps(lock: Lock, devices: list[Device]) -> str:
+    """Return the command that frees a lock which cannot be read, or the one that says what does."""
+    name = label_of(lock.id, devices).removeprefix("GPU ")
+    return f"see gpulock why {name}" if lock.fault.startswith("its folder") else FORCE.format(name)
 
 
 def told(act: str, colour: str, ids: Iterable[str], devices: list[Device], why: str) -> str:

@@ -15,6 +15,7 @@ import click
 
 from gpulock import guard, handover, settle
 from gpulock.cli import client
+from gpulock.cli.look import stray
 from gpulock.cli.select import SelectError, Subject, subject
 from gpulock.cli.session import Refused, Session, caller, calling_shell, log
 from gpulock.cli.words import holder, label_of
@@ -168,7 +169,7 @@ def refuse_foreign(one: Let, proc: Proc) -> None:
     """Raise Refused for a lock that its caller may not free, or not now."""
     record = one.lock.owner
     force = 'use --force --because "TEXT" if you must'
-    if record is None:
+    if record is None or one.lock.fault:
         raise Refused(f"{one.lock.id}: {one.lock.fault or 'a claim cut short'}", force)
     if record.scheduler == "admin":
         raise Refused(f"{one.lock.id} is {holder(record)}", f"gpulock unreserve {one.lock.id}")
@@ -203,10 +204,12 @@ def runs_elsewhere(record: Owner, proc: Proc) -> bool:
 def free(node: Node, one: Let, how: str) -> None:
     """Free one lock under the gate, and log a forced one; raise Refusal."""
     lock = one.lock
-    if lock.owner is None and lock.fault:
+    if lock.fault:
         # retire leaves alone what it cannot read, and so does everybody but this command
         from gpulock import atomic
 
+        if path := stray(node, lock):
+            raise Refused(f"{path} is no folder, and so no lock", f"rm {path}")
         atomic.remove_folder(f"{node.store.locks_dir}/{lock.id}")
     else:
         retire(node, lock, how)

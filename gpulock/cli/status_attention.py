@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from gpulock import state
 from gpulock.cli import table
-from gpulock.cli.look import View
+from gpulock.cli.advice import FORCE
+from gpulock.cli.look import View, stray
 from gpulock.cli.status_use import foreign
 from gpulock.cli.words import counted, device_name, holder
 from gpulock.state import Row
@@ -50,6 +51,8 @@ def sentence(view: View, row: Row) -> str:
     """Return state, reason and the next command."""
     who = strangers(view, row) if row.state == state.FOREIGN else ""
     reason = f"free, but in use by {who}" if who else row.reason
+    if stray(view.node, row.lock):
+        return f"{row.state}: {reason}; gpulock why {label([row]).removeprefix('GPU ')}"
     return f"{row.state}: {reason}; {next_command(row)}"
 
 
@@ -84,6 +87,8 @@ def next_command(row: Row) -> str:
         return "the next claim or gpulock reap frees it"
     if row.state == state.MISSING:
         return f"gpulock why {name}" if row.lock else "look at dmesg for the card"
+    if row.state == state.NOT_KNOWN and row.lock and row.lock.fault:
+        return f"no reap frees it, but {FORCE.format(name)}"
     if row.state == state.QUARANTINED and not (row.lock and row.lock.orphans):
         return f"gpulock restore {name} ends it"
     return f"gpulock why {name}"

@@ -9,8 +9,8 @@ import click
 
 from gpulock.cli import table
 from gpulock.cli.advice import advice
-from gpulock.cli.evidence import Facts, of_lock, opened
-from gpulock.cli.look import Sight, View, judge_in_place, look
+from gpulock.cli.evidence import Facts, intruders, observed, of_lock, opened
+from gpulock.cli.look import Sight, View, judge_in_place, look, stray
 from gpulock.cli.released import Past, of_subject, past
 from gpulock.cli.select import JOB, SelectError, Subject, same_place, subject
 from gpulock.cli.session import Refused, Session, owns
@@ -90,8 +90,10 @@ def of_row(view: View, sight: Sight, row: Row, width: int) -> list[str]:
         found += of_lock(view, sight, row.lock, ids)
     elif row.device is not None:
         found.append(("open", opened(view, sight, row.id)))
+    found += observed(view, row)
+    if row.lock is None and row.device is not None:
         found += last(view, row.id)
-    found += next_facts(view, row)
+    found += next_facts(view, sight, row)
     name = f"GPU {device_name(row.device)}" if row.device else row.id
     place = f"  {row.device.bus}  {short_model(row.device.model)}" if row.device else ""
     head = f"{table.bold(name)}{place}  {table.paint(word.text, word.colour)}"
@@ -108,7 +110,7 @@ def of_job(view: View, sight: Sight, rows: list[Row], held: list[Lock], width: i
         head = f"{table.bold(whole_holder(locks[0]))} holds {listing(ids, view.devices)}"
         found = of_lock(view, sight, locks[0], ids)
         found = [(label, text) for label, text in found if label != "grant"]
-        result += [head, *table.facts([*found, *next_facts(view, row)], width)]
+        result += [head, *table.facts([*found, *next_facts(view, sight, row)], width)]
     return result
 
 
@@ -119,11 +121,13 @@ def whole_holder(lock: Lock) -> str:
     return holder(record) + (f" in {record.queue}" if record.queue else "")
 
 
-def next_facts(view: View, row: Row) -> Facts:
+def next_facts(view: View, sight: Sight, row: Row) -> Facts:
     """Return what would free it, and the next command."""
+    pids = intruders(view, sight, row)
     record = row.lock.owner if row.lock else None
     known = (view.verdicts or {}).get(record.token) if record else None
-    freed, command = advice(row, known.proof if known else "")
+    proof = known.proof if known else ""
+    freed, command = advice(row, proof, stray(view.node, row.lock), pids)
     if row.state == QUARANTINED and not (row.lock and row.lock.orphans):
         return [("back by", freed), ("next", command)]
     return [("freed by", freed), ("next", command)] if row.lock else [("next", command)]

@@ -60,12 +60,24 @@ def lock_dir(settings: Settings) -> Iterator[Check]:
         yield fault(name, f"{path} cannot be written: {why}", "make room, or mount it read-write")
         return
     yield good(name, f"{path} on {kind}")
+    yield from locks(Store(path))
     gate = Path(path, "gate")
     if gate.exists() and stat.S_IMODE(gate.stat().st_mode) != _GATE_MODE:
         mode = stat.S_IMODE(gate.stat().st_mode)
         yield fault(
             "gate", f"{gate} has mode {mode:04o}: any user can block it", f"chmod 600 {gate}"
         )
+
+
+def locks(store: Store) -> Iterator[Check]:
+    """Name each lock that nobody can read: no reap frees it."""
+    found = store.all() if store.exists() else {}
+    for name, lock in found.items():
+        path = f"{store.locks_dir}/{name}"
+        if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
+            yield fault("locks", f"{path} is no folder: its device goes to nobody", f"rm {path}")
+        elif lock.fault:
+            yield fault("locks", f"{name}: {lock.fault}", f"run gpulock why {name}")
 
 
 def unwritable(path: str) -> str:

@@ -172,7 +172,7 @@ def test_reap_puts_back_what_living_runs_hold_when_the_locks_were_lost(site: Sit
         assert site.run("run", "-n", "1", "--", "/bin/true").returncode == 1
         text = site.call("reap").stdout
         whose = f"pid {process.pid} of {user_name(os.getuid())}"
-        assert text.splitlines()[0] == f"adopted     GPUs 0, 3: {whose} is alive"
+        assert text.splitlines()[0] == f"adopted     GPUs 0, 3: {whose}, whose lock was lost"
         assert site.states()[:4] == ["held", "free", "free", "held"]
         process.communicate()
 

@@ -13,6 +13,7 @@ import pytest
 
 from gpulock.boot import reserve_owner
 from tests.unit.cli_site import Site, dead_process
+from tests.unit.samples import Sampled
 
 Process = subprocess.Popen[bytes]
 
@@ -86,7 +87,10 @@ def test_who_keeps_the_device_of_a_dead_job_open_is_named(site: Site) -> None:
         site.hold(5, pid=pid, start=start, sid=pid)
         text = site.call("why", "5").stdout
         assert "quarantined" in text.splitlines()[0]
-        assert facts(text)["open"] == f"GPU 5: {user.pid} (sh)"
+        found = facts(text)
+        assert found["open"] == f"GPU 5: {user.pid} (sh)"
+        end = f"end process {user.pid} (ps -fp {user.pid} shows it)"
+        assert found["next"] == f"{end}, then gpulock reap"
 
 
 def test_job_12_is_not_123_and_task_1_is_not_11(site: Site) -> None:
@@ -168,3 +172,72 @@ def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site) -> None:
     assert result.exit_code == 0
     assert "missing" in result.stdout.splitlines()[0]
     assert os.path.isdir(f"{node.store.locks_dir}/0000:ff:00.0")
+
+
+def test_a_record_that_no_reap_can_read_is_freed_by_force_alone(site: Site) -> None:
+    site.hold(0)
+    (site.files.lock_dir / "locks" / site.id(0) / "owner").write_text("garbage\n")
+    force = 'gpulock release 0 --force --because "TEXT"'
+    found = facts(site.call("why", "0").stdout)
+    assert found["freed by"] == "an administrator: no reap frees what it cannot read"
+    assert found["next"] == force
+    assert force in " ".join(site.call("status").stdout.split())
+    assert force in site.call("reap").stdout
+    assert site.call("release", "0", "--force", "--because", "x").stdout == "freed GPU 0\n"
+    assert site.states()[0] == "free"
+
+
+def test_anchors_that_cannot_be_read_do_not_keep_a_device_from_a_forced_release(
+    site: Site,
+) -> None:
+    site.hold(0)
+    (site.files.lock_dir / "locks" / site.id(0) / "anchors").write_text("")
+    result = site.call("release", "0", "--force", "--because", "x")
+    assert result.stdout == "freed GPU 0 (was job 12 of alice)\n"
+    assert site.states()[0] == "free"
+
+
+def test_what_stands_in_the_place_of_a_lock_is_named(site: Site) -> None:
+    site.node()
+    path = site.files.lock_dir / "locks" / site.id(1)
+    path.write_text("x")
+    assert f"next rm {path}" in " ".join(site.call("why", "1").stdout.split())
+    refused = site.call("release", "1", "--force", "--because", "x")
+    assert refused.exit_code == 1
+    assert refused.stderr == (f"gpulock: release: {path} is no folder, and so no lock; rm {path}\n")
+    assert "see gpulock why 1" in site.call("reap").stdout
+    assert f"{path} is no folder" in site.call("doctor").stdout
+    path.unlink()
+    assert site.states()[1] == "free"
+
+
+def test_the_process_that_lives_is_named_where_the_one_that_claimed_is_gone(
+    site: Site, process: Process
+) -> None:
+    pid, start = dead_process()
+    site.hold(0, scheduler="process", job_id=str(pid), pid=pid, start=start, sid=process.pid)
+    found = facts(site.call("why", "0").stdout)
+    assert found["verdict"] == f"alive: process {process.pid} of its session runs"
+    assert found["next"] == f"look at it: ps -fp {process.pid}"
+
+
+def test_a_foreign_process_that_only_the_exporter_saw_is_named(site: Site) -> None:
+    sampled = Sampled(site.files.exporter_dir)
+    sampled.device(site.id(4), foreign=1, foreign_pids="4711")
+    sampled.write()
+    found = facts(site.call("why", "4").stdout)
+    assert found["foreign"] == "process 4711, as gpulock-exporter saw it"
+    assert found["next"].startswith(
+        "end process 4711 (ps -fp 4711 shows it), or gpulock quarantine"
+    )
+
+
+def test_an_idle_claim_tells_for_how_long_it_did_nothing(site: Site) -> None:
+    sampled = Sampled(site.files.exporter_dir)
+    site.hold(4)
+    sampled.device(site.id(4))
+    sampled.claim("t", site.id(4), idle=7200.0)
+    sampled.write()
+    text = site.call("why", "4").stdout
+    assert text.splitlines()[0].endswith("held (idle)")
+    assert facts(text)["idle"] == "did nothing for 02:00, as gpulock-exporter saw it"

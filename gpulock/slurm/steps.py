@@ -151,9 +151,38 @@ class Steps:
             if status.kernel or status.uids[0] != self._uid or pid == INIT:
                 continue
             words = self._environ(pid, scan)
-            if wanted in words and node in words and is_hook(words):
+            ours = wanted in words and node in words and is_hook(words)
+            if ours and not self._of_user(pid, scan):
                 return pid
         return 0
+
+    def _of_user(self, pid: int, scan: Scan) -> bool:
+        """Return whether an ordinary user is above a process, below the slurmd that it is of.
+
+        A user's sudo or su is root's, with an environment of his choice. One whose parents have
+        all ended is init's child like any hook that slurmd left, and passes for one: it keeps a
+        dead job's lock, and frees none.
+        """
+        statuses = scan.statuses()
+        for _ in range(len(statuses)):
+            status = statuses.get(pid)
+            if status is None or pid == INIT:
+                return False
+            if status.uids[0] not in (0, self._uid):
+                return True
+            if set(status.uids) == {self._uid} and is_slurmd(scan.proc, pid):
+                return False  # an administrator may have started it by his sudo
+            pid = status.ppid
+        return False
+
+
+def is_slurmd(proc: Proc, pid: int) -> bool:
+    """Return whether a process runs a program `slurmd`: a name alone can be given to any."""
+    try:
+        program = proc.link(pid, "exe")
+    except OSError:
+        return False
+    return program.removesuffix(" (deleted)").rpartition("/")[2] == SLURMD
 
 
 def is_hook(words: list[bytes]) -> bool:

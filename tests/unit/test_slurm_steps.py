@@ -248,6 +248,28 @@ def test_what_a_user_starts_like_a_hook_is_none(site: Site) -> None:
     assert at_work(site) == 0
 
 
+def under_user(site: Site, exe: str) -> None:
+    """Let a hook of the job be below root's process 800, which a user's shell started."""
+    root = (ROOT,) * 4
+    site.proc.add(700, "bash", uids=(UID,) * 4)
+    site.proc.add(800, "slurmd", ppid=700, uids=root, exe=exe)
+    site.proc.add(900, "slurm", ppid=800, uids=root)
+    site.started_with(900, **site.environ(SLURM_SCRIPT_CONTEXT="epilog_slurmd"))
+
+
+def test_what_a_user_starts_by_sudo_is_no_hook_whatever_its_name(site: Site) -> None:
+    under_user(site, "/usr/bin/sudo")
+    assert at_work(site) == 0
+
+
+@pytest.mark.parametrize("exe", ["/usr/sbin/slurmd", "/usr/sbin/slurmd (deleted)"])
+def test_a_hook_of_a_slurmd_that_an_administrator_started_by_sudo_is_at_work(
+    site: Site, exe: str
+) -> None:
+    under_user(site, exe)
+    assert at_work(site) == 900
+
+
 def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

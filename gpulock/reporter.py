@@ -22,6 +22,9 @@ SECONDS = 10  # for the report: the exporter closes an account within two, or fi
 POLL_SECONDS = 0.02
 NOBODY = 65534  # a group that may do nothing: whoever writes here does so by his uid
 NOT_STARTED = 127
+LABEL = "report"  # of its cgroup
+# HOME is not needed to find a user's site-packages, and code that he put there is not ours
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
 DESCRIPTORS = 1024  # that a hook may have been given
 
 
@@ -46,28 +49,41 @@ def report(
         command += ["--append", output]
     pid = os.fork()
     if pid == 0:
-        start(command, uids.pop(), gid, wait, bool(settings.simulation))
+        start(settings, command, uids.pop(), gid, wait)
     if wait:
         end(pid, Deadline(SECONDS + 1))
 
 
-def start(command: "list[str]", uid: int, gid: int, wait: bool, simulated: bool) -> None:
-    """Become the report; never return."""
+def start(settings: Settings, command: "list[str]", uid: int, gid: int, wait: bool) -> None:
+    """Become the report; never return. Where it cannot be kept from the GPUs there is none."""
     try:
         os.setsid()  # slurmd kills the process group of an Epilog that is over
         null = os.open("/dev/null", os.O_RDWR)
         for fd in (0, 2) if wait else (0, 1, 2):
             os.dup2(null, fd)
         os.closerange(3, DESCRIPTORS)  # a pipe of slurmd's that stays open holds up the node
-        if os.geteuid() == 0 and not simulated:
+        if settings.isolation == "cgroup":
+            close_devices(settings)
+        if os.geteuid() == 0 and not settings.simulation:
             os.setgroups([])
             os.setgid(gid)
             os.setuid(uid)
         os.chdir("/")
         alarm(SECONDS)
-        os.execve(command[0], command, {"PATH": "/usr/bin:/bin"})
+        os.execve(command[0], command, ENVIRONMENT)
     finally:
         os._exit(NOT_STARTED)
+
+
+def close_devices(settings: Settings) -> None:
+    """Leave the epilog's cgroup, where every GPU opens: our user may take this process over.
+
+    He may trace any process of his own. Raises Refusal; a reconcile removes what is left.
+    """
+    from gpulock.isolation import job
+    from gpulock.node import Node
+
+    job.shut_out(Node(settings), LABEL)
 
 
 def end(pid: int, deadline: Deadline) -> None:

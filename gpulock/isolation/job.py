@@ -76,6 +76,12 @@ def begin(
         ) from fault
 
 
+def shut_out(node: Node, label: str) -> None:
+    """Move this process into a cgroup of its own that opens no GPU; raise Refusal."""
+    pid = os.getpid()
+    confine.confine(node, label, pid, node.proc.start(pid), [])
+
+
 def end(node: Node, who: Who) -> str:
     """Take a job's cgroup away, before its devices are released; return what went wrong."""
     try:

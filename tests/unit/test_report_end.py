@@ -14,6 +14,10 @@ from click.testing import CliRunner
 from gpulock import reporter
 from gpulock.cli import commands
 from gpulock.deadline import Deadline
+from gpulock.devices import Device
+from gpulock.isolation import tree
+from gpulock.node import Node
+from gpulock.refusal import BROKEN, Refusal
 from gpulock.report import ending
 from gpulock.settings import Settings
 from gpulock.sge import epilog, prolog
@@ -238,6 +242,45 @@ def test_a_program_that_is_not_there_harms_nobody(tmp_path: Path) -> None:
     set_up = settings(tmp_path, "")
     (tmp_path / "gpulock").unlink()
     reporter.report(set_up, {"a": os.getuid()}, wait=True)
+
+
+def isolated(tmp_path: Path, patch: pytest.MonkeyPatch, refused: bool = False) -> str:
+    """Run a report under ISOLATION=cgroup; return the cgroup's name that it had before it began."""
+    out = tmp_path / "out"
+
+    def confine(_: Node, label: str, pid: int, start: int, granted: list[Device]) -> None:
+        assert (pid, granted) == (os.getpid(), [])
+        if refused:
+            raise Refusal(BROKEN, "no cgroup", "mount one")
+        out.write_text(tree.name_of(label, pid, start))
+
+    patch.setattr("gpulock.isolation.confine.confine", confine)
+    body = f"cat {out}; echo; echo $$"
+    keys = settings(tmp_path, f"({body}) > {tmp_path}/said", ISOLATION="cgroup")
+    reporter.report(keys, {"a": os.getuid()}, wait=True)
+    said = tmp_path / "said"
+    return said.read_text() if said.exists() else ""
+
+
+def test_under_isolation_the_report_is_closed_in_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, pid = isolated(tmp_path, monkeypatch).split()
+    found = tree.process_of(name)  # by which a reconcile knows it for one of ours
+    assert found is not None and str(found[0]) == pid
+
+
+def test_a_report_that_cannot_be_closed_in_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isolated(tmp_path, monkeypatch, refused=True) == ""
+
+
+def test_the_report_loads_nothing_that_its_user_put_into_his_home(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flag = "import sys; print(sys.flags.no_user_site)"
+    spawn(tmp_path, f"{sys.executable} -c '{flag}' > {out}", {"a": os.getuid()})
+    assert out.read_text() == "1\n"
 
 
 def test_without_waiting_nothing_of_ours_is_held_open(tmp_path: Path, forked: list[int]) -> None:

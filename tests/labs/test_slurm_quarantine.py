@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
+
 import pytest
 
 from gpulock import quarantine
 from gpulock.daemon.count_slurm import PREFIX
-from tests.labs.daemon_lab import Daemon
+from tests.labs.daemon_lab import Daemon, gpulockd
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_jobs import held, reap, started, wait_requeued
 from tests.labs.slurm_modes import NODE, by_gpulock
-from tests.labs.test_daemon_slurm import daemon_on
 from tests.labs.told import PLACE, exporter
 
 pytestmark = pytest.mark.lab
@@ -23,6 +25,15 @@ KEYS = {
     "EXPORTER_DIR": PLACE,
 }
 USED = f"memory_used={3 << 30}"
+
+
+@contextlib.contextmanager
+def daemon_on(gpus: Gpulock) -> Generator[Daemon]:
+    """Run a gpulockd on the node."""
+    lock_dir = gpus.slurm.path_in(NODE, "/run/gpulock")
+    enter = gpus.slurm.machines[NODE].enter()
+    with gpulockd(enter, lock_dir, gpus.slurm.lab / "gpulockd.log") as daemon:
+        yield daemon
 
 
 def out(gpus: Gpulock) -> list[str]:

@@ -6,6 +6,7 @@ device's node, told by its number (rdev). What a killed or daemonised
 job leaves behind is found here although it is in no session and under no parent.
 """
 
+import errno
 import os
 import time
 
@@ -25,6 +26,7 @@ INIT = 1  # was there before any job, and may hide its files even from root
 LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
+LONG_PATH = "/dev/..."  # what is told of one that is too long to be told: it may be a node
 COMMON = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/urandom", "/dev/shm/", "/dev/zero")
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
 
@@ -194,7 +196,7 @@ class Holders:
                 raise TimeoutError(folder)
             path = f"{folder}/{fd}"
             try:
-                if not may_be_node(os.readlink(path), self._dev_root):
+                if not may_be_node(link_of(path), self._dev_root):
                     continue
                 key = self._mounts.key(pid, folder, fd)
             except FileNotFoundError:
@@ -209,6 +211,20 @@ class Holders:
             return False
         daemons = frozenset([p for p, s in scan.statuses().items() if s.name in DAEMONS])
         return not scan.descends(pid, daemons)
+
+
+def link_of(path: str) -> str:
+    """Return where a descriptor points, as far as the kernel tells; raise OSError.
+
+    A path of more than a page is told by no call (d_path(9)): anybody can have such a file open,
+    and it says nothing of what the file is.
+    """
+    try:
+        return os.readlink(path)
+    except OSError as fault:
+        if fault.errno != errno.ENAMETOOLONG:
+            raise
+        return LONG_PATH
 
 
 def may_be_node(link: str, dev_root: str) -> bool:

@@ -40,7 +40,12 @@ class Mounts:
             return key_of(os.stat(f"{folder}/{fd}"))
         if kind and kind != STACKED:
             return None  # of a network, or of a user: no device is opened through it
-        return cached_key(f"{folder}/{fd}")
+        try:
+            return cached_key(f"{folder}/{fd}")
+        except PermissionError:
+            if os.geteuid() != 0:
+                raise
+            return None  # to root only FUSE says so, through which no device is opened
 
     def _kind(self, pid: int, folder: str, fd: str) -> str:
         """Return the type of the file system, empty where no mount table has it."""

@@ -214,7 +214,7 @@ def test_instances_stand_by_gpu_and_instance(slurm_gpus: Gpulock) -> None:
     slurm_gpus.configure(NODE, **settings(slurm_gpus, SLURM_CHOOSER="gpulock", **KEYS, **roots))
     inventory = slurm_gpus.slurm.path_in(NODE, "/run/gpulock/inventory")
     shutil.copy(tree / "run/gpulock/inventory", inventory)
-    job = started(slurm_gpus, NODE, "--gres=gpu:2")
+    job = started(slurm_gpus, NODE, "--gres=gpu:1")
     names = sorted(slurm_gpus.held_by(job)[NODE])
     rows = {row["id"]: row for row in slurm_gpus.status(NODE)["gpus"]}
     wanted = {f"{rows[n]['index']}.{n.rpartition('.gi')[2].partition('.')[0]}" for n in names}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -254,3 +255,22 @@ def test_a_look_that_takes_too_long_is_given_up_and_every_lock_is_kept(
     stage.fake.add(700, fds={9: stage.dev / "null"})
     monkeypatch.setattr(guard, "LONGEST", -1.0)
     assert "more files open than can be looked at in time" in stage.left()
+
+
+def test_a_path_too_long_to_be_told_hides_nothing_and_hinders_nobody(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.readlink
+
+    def readlink(path: str) -> str:
+        if path.endswith("/700/fd/9"):
+            raise OSError(errno.ENAMETOOLONG, "File name too long", path)
+        return real(path)
+
+    plain = tmp_path / "plain"
+    plain.touch()
+    stage.fake.add(700, fds={9: plain})
+    monkeypatch.setattr(os, "readlink", readlink)
+    assert stage.left() == ""
+    stage.fake.add(700, fds={9: stage.node})
+    assert "process 700 has" in stage.left()

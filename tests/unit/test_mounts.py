@@ -100,3 +100,22 @@ def test_a_file_that_was_closed_meanwhile_is_not_there(fake: Fake) -> None:
     (fake.folder / fake.fd).unlink()
     with pytest.raises(FileNotFoundError):
         fake.key()
+
+
+@pytest.mark.parametrize(("uid", "told"), [(0, True), (1000, False)])
+def test_what_fuse_keeps_from_root_is_no_device(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, uid: int, told: bool
+) -> None:
+    """A mount of a user's that stands in no table: to anybody else it may be anything."""
+
+    def denied(path: str) -> tuple[int, int, int]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(mounts, "cached_key", denied)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    seen = Mounts(str(fake.root))
+    if told:
+        assert seen.key(900, str(fake.folder), fake.fd) is None
+    else:
+        with pytest.raises(PermissionError):
+            seen.key(900, str(fake.folder), fake.fd)

@@ -7,13 +7,12 @@ import re
 from collections.abc import Sequence
 
 from gpulock import state
-from gpulock.cli.words import device_name
+from gpulock.cli.words import FORCE, device_name
 from gpulock.daemon.health_back import comes_back
 from gpulock.owner import Owner
 from gpulock.quarantine import POLICY
 from gpulock.state import Row
 
-FORCE = 'gpulock release {} --force --because "TEXT"'
 ALIVE = re.compile(r"\bprocess ([0-9]+)\b")  # in the proof of a verdict: the one that runs
 
 SIMPLE = {

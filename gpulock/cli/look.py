@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look at a node without changing it: what `status` and `why` show.
 
-Everybody reads the verdicts of the last reconcile. Where there are none that are fresh, the owner
-of LOCK_DIR judges in place, outside the gate: nothing is freed and nothing written.
+Everybody reads the verdicts of the last reconcile. The owner of LOCK_DIR, who sees everything,
+judges in place as well, outside the gate: nothing is freed and nothing written.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ class Sight:
             return 0
 
     def outcomes(self) -> list[Outcome]:
-        """Judge every lock, changing nothing."""
+        """Judge every lock, changing nothing; of Slurm's jobs only those without a fresh verdict.
+
+        Those may need slurmctld's word, and nobody who looks waits for it twice.
+        """
         if not self.view.held:
             return []  # the judge's modules cost a third of what status does
         from gpulock import settle
@@ -104,15 +107,23 @@ class Sight:
 
         judge_now = judge(self.view.node)
         self.scan = self.holders.scan = judge_now.scan
-        return settle.settle(self.view.node, self.view.held, judge_now, self.holders, dry_run=True)
+        held, known = self.view.held, self.view.verdicts or {}
+        for lock in held.values():
+            self.view.node.store.read_details(lock)
+        judge_now.attach(held)
+        return [
+            settle.decide(lock, judge_now, self.holders, held)
+            for lock in held.values()
+            if not (lock.owner and lock.owner.scheduler == "slurm" and lock.owner.token in known)
+        ]
 
 
 def look(node: Node, judging: bool) -> View:
-    """Return what can be seen; with `judging`, judge in place where no fresh verdicts are."""
+    """Return what can be seen; with `judging`, by a look in place as well."""
     view = View(node)
     if node.store.boot_id() == node.boot_id:
         view.verdicts = verdicts.read(node.store.path, view.boottime, node.boot_id)
-    if view.verdicts is None and judging:
+    if judging:
         judge_in_place(view)
     return view
 
@@ -120,8 +131,9 @@ def look(node: Node, judging: bool) -> View:
 def judge_in_place(view: View) -> Sight:
     """Fill in verdicts, orphans and foreign processes from one look at all processes."""
     sight = Sight(view)
-    view.verdicts = {}
-    for outcome in sight.outcomes():
+    found = sight.outcomes()
+    view.verdicts = dict(view.verdicts or {})
+    for outcome in found:
         lock = outcome.lock
         lock.orphans = outcome.reason if outcome.act == ORPHANS else ""
         if lock.owner:

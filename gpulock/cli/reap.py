@@ -7,10 +7,9 @@ from collections.abc import Iterable
 
 import click
 
-from gpulock.cli.advice import FORCE
 from gpulock.cli.session import Session
 from gpulock.cli.table import paint
-from gpulock.cli.words import counted, holder, label_of, listing
+from gpulock.cli.words import FORCE, counted, holder, label_of, listing
 from gpulock.daemon.history import History
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import Report, reconcile

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from gpulock import state
 from gpulock.cli import table
-from gpulock.cli.advice import FORCE
 from gpulock.cli.look import View, stray
 from gpulock.cli.status_use import foreign
-from gpulock.cli.words import counted, device_name, holder
+from gpulock.cli.words import FORCE, counted, device_name, holder
 from gpulock.state import Row
 
 ATTENTION = (state.MISSING, state.QUARANTINED, state.STALE, state.NOT_KNOWN, state.FOREIGN)

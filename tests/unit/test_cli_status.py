@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,19 @@ from tests.unit.cli_site import NOBODY, ROOT, Site, dead_process
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
+
+
+@contextmanager
+def opened(site: Site, index: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Have a device open in a process of no claim."""
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia{index}; echo; read -r line"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
 
 
 def line_of(text: str, index: int) -> list[str]:
@@ -82,11 +96,28 @@ def test_looking_changes_nothing(site: Site) -> None:
     assert sorted(str(path) for path in site.files.directory.rglob("*")) == before
 
 
-def test_fresh_verdicts_are_taken_instead_of_judging_again(site: Site) -> None:
+def test_the_owner_of_the_locks_sees_what_came_after_the_verdicts(site: Site) -> None:
     pid, start = dead_process()
     site.hold(2, scheduler="process", job_id=str(pid), pid=pid, start=start)
-    site.publish(t=Verdict("unknown", "nobody could look"))
-    assert site.json()["gpus"][2]["state"] == "unknown"
+    site.publish(t=Verdict("alive", f"process {pid} runs"))
+    assert site.json()["gpus"][2]["state"] == "stale"
+    assert site.call("why", "2").stdout.splitlines()[0].endswith("stale")
+
+
+def test_a_process_that_came_after_the_verdicts_is_foreign_at_once(site: Site) -> None:
+    site.node()
+    site.publish()
+    with opened(site, 5):
+        assert site.states()[5] == "foreign"
+        assert site.call("why", "5").stdout.splitlines()[0].endswith("foreign")
+
+
+def test_slurmctld_is_not_asked_again_while_a_verdict_is_fresh(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(2, scheduler="slurm", pid=pid, start=start)
+    assert site.states()[2] == "unknown"
+    site.publish(t=Verdict("dead", "slurmctld says that it is over"))
+    assert site.states()[2] == "stale"
 
 
 def test_a_quarantined_device_shows_why_and_by_whom(site: Site) -> None:
@@ -120,13 +151,7 @@ def test_an_unreadable_record_is_unknown_not_free(site: Site) -> None:
 
 def test_a_device_open_in_a_process_of_no_claim_is_foreign(site: Site) -> None:
     site.node()
-    with subprocess.Popen(
-        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia5; echo; read -r line"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with opened(site, 5) as process:
         assert site.states()[5] == "foreign"
         pid, start = process.pid, site.node().proc.start(process.pid)
         site.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start)

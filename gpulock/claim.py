@@ -18,7 +18,7 @@ from gpulock.locks import Lock
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, BUSY, UNKNOWN, GateShutError, Refusal
-from gpulock.supply import check_possible, in_use, pick, settle_held, short
+from gpulock.supply import check_possible, foreign, in_use, pick, settle_held, short
 from gpulock.totals import Totals, note_timeout
 
 TYPE_CHECKING = False
@@ -47,6 +47,8 @@ def claim(
     judge = once(judge)
     found = node.devices()
     check_possible(found, want, node.settings.gpus)
+    if template.scheduler == "process" and not wanted:
+        want.last = foreign(node, found, count, template.pid)
     boot.ensure(node.store)
     try:
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:

@@ -21,9 +21,10 @@ class Want:
     """What is asked for: `count` devices, of `wanted` ids alone where there are some.
 
     `join`: a task may share what its job holds here already. `check` refuses what was chosen.
+    `last` are ids that are taken only where there are not enough others.
     """
 
-    __slots__ = ("check", "count", "join", "wanted")
+    __slots__ = ("check", "count", "join", "last", "wanted")
 
     def __init__(
         self,
@@ -31,8 +32,10 @@ class Want:
         wanted: tuple[str, ...],
         join: bool,
         check: "Callable[[list[Device]], object]",
+        last: "frozenset[str]" = frozenset(),
     ) -> None:
         self.check = check
+        self.last = last
         self.count = count
         self.wanted = wanted
         self.join = join

@@ -4,6 +4,8 @@
 Hot. The gate is held, but for `check_possible`.
 """
 
+import os
+
 from gpulock import devices
 from gpulock.choose import choose
 from gpulock.devices import Device
@@ -61,6 +63,32 @@ def in_use(node: Node, found: list[Device], judge: "Judge") -> list[str]:
     return [d.id for d in found if holders.of(d.id) or holders.blind]
 
 
+def foreign(node: Node, found: list[Device], count: int, pid: int) -> frozenset[str]:
+    """Return the devices that a process, no service nor `pid`, has open; before the gate.
+
+    On a workstation somebody may work without asking. A scheduler's nodes are not looked at: a
+    look costs a pass over all open files. Without a choice there is none either. The judge's own
+    look at processes must not be as old as this one.
+    """
+    try:
+        taken = os.listdir(node.store.locks_dir)
+    except OSError:
+        taken = []
+    free = [d for d in found if not d.fault and not any([devices.overlaps(d.id, t) for t in taken])]
+    if not 0 < count < len(free):
+        return frozenset()
+    from gpulock.guard import Holders
+    from gpulock.liveness import Scan
+
+    settings = node.settings
+    services, driver_root = settings.services, settings.driver_root
+    try:
+        holders = Holders(Scan(node.proc), free, settings.dev_root, services, driver_root)
+        return frozenset([d.id for d in free if set(holders.of(d.id)) - {pid}])
+    except OSError:
+        return frozenset()  # it is a preference, and refuses nobody
+
+
 def count_reaps(totals: Totals, outcomes: "list[Outcome]") -> None:
     """Count what was freed, by the kind of proof."""
     for outcome in outcomes:
@@ -80,7 +108,18 @@ def pick(
     free = [d for d in found if not d.fault and not any([devices.overlaps(d.id, t) for t in taken])]
     if want.wanted:
         free = [d for d in free if d.id in want.wanted]
-    return choose(free, want.count, node.links())
+    return choose(quiet(free, want), want.count, node.links())
+
+
+def quiet(free: list[Device], want: Want) -> list[Device]:
+    """Return the free devices without those that are taken last, all where too few are left.
+
+    Several are whole cards where there are enough: a busy card is better than an instance too many.
+    """
+    left = [d for d in free if d.id not in want.last]
+    cards, others = [len([d for d in some if not d.parent]) for some in (left, free)]
+    whole = want.count == 1 or cards >= want.count or others < want.count
+    return left if len(left) >= want.count and whole else free
 
 
 def short(found: list[Device], held: dict[str, Lock], out: list[str], want: Want) -> Refusal:

@@ -163,3 +163,37 @@ def test_a_job_whose_number_begins_like_another_is_another_job(box: Box) -> None
 def test_the_node_in_a_record_is_this_one(box: Box) -> None:
     assert ask(box).owner.node == NAME
     assert os.path.isdir(box.lock / "locks" / bus(0))
+
+
+PROCESS = {"scheduler": "process", "job_id": "600", "pid": 600, "add_grp_id": 0}
+
+
+@pytest.mark.parametrize(("count", "granted"), [(1, [2]), (2, [2, 3]), (3, [0, 1, 2])])
+def test_a_process_is_granted_what_nobody_has_open_where_that_is_enough(
+    box: Box, count: int, granted: list[int]
+) -> None:
+    box.proc.add(700, fds={9: box.dev / "nvidia0", 10: box.dev / "nvidia1"})
+    assert ids(ask(box, count, **PROCESS)) == [bus(number) for number in granted]
+
+
+def test_what_a_process_itself_has_open_is_no_reason_to_give_it_another(box: Box) -> None:
+    box.proc.add(600, fds={9: box.dev / "nvidia0"})
+    assert ids(ask(box, 1, **PROCESS)) == [bus(0)]
+
+
+def test_a_device_that_is_named_is_granted_whoever_has_it_open(box: Box) -> None:
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    node = box.node()
+    one = record(token="", devices=(), **PROCESS)
+    assert ids(claim(node, one, 1, never, soon(), (bus(0),))) == [bus(0)]
+
+
+def test_a_schedulers_job_is_granted_what_it_always_was_and_nobody_is_looked_at(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object) -> None:
+        pytest.fail("a hook looked at processes")
+
+    monkeypatch.setattr("gpulock.claim.foreign", look)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    assert ids(ask(box, 1)) == [bus(0)]

@@ -99,6 +99,8 @@ class LazyGroup(click.Group):
         except BrokenPipeError:
             raise  # click ends quietly when whoever read our output has gone
         except OSError as fault:
+            if of_output(fault):
+                raise  # not the node is broken, but where our output goes: `main` says so
             stop(ctx, Refusal(BROKEN, str(fault), "run gpulock doctor"), NODE_BROKEN)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
@@ -138,8 +140,23 @@ def open_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
+def of_output(fault: OSError) -> bool:
+    """Return whether it was our own output that could not be written: all of it goes by echo."""
+    step = fault.__traceback__
+    while step is not None and step.tb_frame.f_code is not click.echo.__code__:
+        step = step.tb_next
+    return step is not None
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     open_streams()
-    commands.main(args=argv, prog_name="gpulock")
+    try:
+        commands.main(args=argv, prog_name="gpulock")
+    except OSError as fault:
+        if not of_output(fault):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's end fails once more
+        click.echo(f"gpulock: cannot write the output: {fault.strerror}", err=True)
+        sys.exit(REFUSED)
     raise AssertionError("click returned")

@@ -96,6 +96,26 @@ def test_a_reader_that_goes_away_is_no_error_of_the_node(site: Site) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("args", [["status"], ["--help"], ["status", "--help"], ["--version"]])
+def test_output_that_cannot_be_written_is_one_line_and_no_broken_node(
+    site: Site, args: list[str], unbuffered: str
+) -> None:
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            site.command(*args),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+            env=environ,
+        )
+    said = "gpulock: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_a_settings_file_that_is_not_there_is_a_broken_node(tmp_path: Path) -> None:
     code, _, error = call("--config", str(tmp_path / "none"), "status")
     assert (code, "no settings file" in error) == (3, True)

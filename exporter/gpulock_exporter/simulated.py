@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node of `gpulock simulate` as a source of frames: what NVML would tell of it.
 
-The devices are those of its driver's files. One that is locked is at work, in a pattern of its
-own, as long as the lock lasts; a free one is idle. The file `telemetry` in the node's folder, if
-there is one, says what is otherwise; it is read at each look, and its lists have commas:
+The devices are those of its driver's files; the file `nvml` in the node's folder has what these do
+not say, as `gpulock simulate` wrote it. One that is locked is at work, in a pattern of its own, as
+long as the lock lasts; a free one is idle. The file `telemetry` in the node's folder, if there is
+one, says what is otherwise; it is read at each look, and its lists have commas:
 
     idle=0000:06:00.0               held, and doing nothing
     foreign=0000:0a:00.0:4711       a process on a device, by its lock id
@@ -15,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gpulock import atomic, devices, settings
+from gpulock import atomic, devices, kv, settings
 from gpulock.locks import Lock, Store
 from gpulock.refusal import Refusal
 from gpulock_exporter.simulated_card import State
@@ -82,8 +83,7 @@ class Simulated:
     def _cards(self) -> tuple[list[devices.Device], dict[str, str]]:
         """Return the cards that NVML would count, and what only NVML tells of them."""
         here = self._settings
-        boot_id = atomic.read_text(f"{here.proc_root}/sys/kernel/random/boot_id").strip()
-        inventory = devices.read_inventory(here.lock_dir, boot_id)
+        inventory = read_nvml(f"{self._folder}/nvml")
         cards = devices.read_devices(here.driver_root, here.sys_root, None, self._places)
         return [card for card in cards if card.index >= 0 and not card.fault], inventory
 
@@ -101,6 +101,14 @@ class Simulated:
             (bus, text.partition("#")[0]) for bus, text in script.xids if (bus, text) not in old
         ]
         return [Xid(uuids[bus], int(xid)) for bus, xid in fresh if bus in uuids and xid.isdigit()]
+
+
+def read_nvml(path: str) -> dict[str, str]:
+    """Return what NVML would tell, of whatever boot; raise OSError where there is none."""
+    try:
+        return kv.decode_versioned(atomic.read_text(path), devices.INVENTORY_LINE)
+    except kv.MalformedError as fault:
+        raise OSError(f"{path}: {fault}") from fault
 
 
 def driver_version(path: str) -> str:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only NVML can tell of a simulated machine, as gpulockd publishes it in LOCK_DIR."""
+"""What only NVML can tell of a simulated machine, as gpulockd publishes it in LOCK_DIR.
+
+The node has it twice: LOCK_DIR's is gpulockd's to write, from what an exporter tells, and the
+exporter reads the other, `nvml`. To read what it has itself told would let it forget for good.
+"""
 
 from __future__ import annotations
 

@@ -18,11 +18,12 @@ from gpulock.simulate.tree import FOLDER_MODE, Folder, Tree, merge, write_file, 
 
 MARKER = "simulation"
 MARKER_LINE = "gpulock-simulation 1"
+NVML = "nvml"  # what NVML would tell: the exporter's; gpulockd writes an `inventory` of its own
 LISTEN = "127.0.0.1:9465"  # a simulation is nobody else's
 MARKER_LIMIT = 4096  # bytes read of a file that may be anybody's
 
 # All that a simulation may hold; on rewriting these go, and nothing else is touched.
-PARTS = ("proc", "sys", "dev", "run", "state", "sge", "telemetry", "gpulock.conf")
+PARTS = ("proc", "sys", "dev", "run", "state", "sge", "telemetry", NVML, "gpulock.conf")
 
 
 class SimulationError(RuntimeError):
@@ -89,8 +90,10 @@ def write_node(
     if device_nodes and os.geteuid() != 0:
         raise SimulationError("device nodes can be made by root only: leave them out")
     node = Node(_prepare(directory), machine)
+    told = inventory(machine, _boot_id()).encode()
     own: Tree = {
-        "run/gpulock/inventory": inventory(machine, _boot_id()).encode(),
+        "run/gpulock/inventory": told,
+        NVML: told,
         "state": Folder(),
         "gpulock.conf": os.fsencode(configuration(node)),
     }

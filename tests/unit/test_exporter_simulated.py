@@ -69,6 +69,16 @@ def stage(tmp_path: Path) -> Callable[[str], Scene]:
     return lambda preset: Scene(write_node(tmp_path / "node", preset))
 
 
+def test_it_does_not_forget_what_gpulockd_has_not_been_told_yet(
+    stage: Callable[[str], Scene],
+) -> None:
+    scene = stage("a100-mig")
+    before = {device.uuid: device.memory_total for device in scene.look().devices}
+    assert any(uuid.startswith("MIG-") for uuid in before)
+    (scene.node.lock_dir / "inventory").write_text("gpulock-inventory 1\nboot_id=b\n")
+    assert {device.uuid: device.memory_total for device in scene.look().devices} == before
+
+
 def card(frame: Frame, bus: str) -> Device:
     return next(one for one in frame.devices if one.bus == bus and not one.parent)
 

@@ -8,10 +8,10 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.labs.daemon_lab import SIGHTLESS, Daemon, gpulockd
+from tests.labs.daemon_lab import Daemon, gpulockd
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
-from tests.labs.sge_jobs import carriers, end, held, on, shut_gate
+from tests.labs.sge_jobs import carriers, end, held, on
 from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
 from tests.labs.test_sge_ends import kill_shepherd, started
@@ -61,30 +61,6 @@ def test_a_shepherd_that_dies_last_is_seen_at_once(gpus: Gpulock) -> None:
         assert daemon.frees(lambda: locked(gpus, NODE, job)) < SOON
 
 
-def test_what_only_looks_dead_keeps_its_devices(gpus: Gpulock) -> None:
-    """An execd that restarts, a qmaster that is down, a gate that is held too long."""
-    with daemon_on(gpus, THIRD) as daemon:
-        job = started(gpus, THIRD, 3)
-        before = held(gpus, THIRD, job)
-        gpus.sge.stop_execd(THIRD, kill=True)
-        daemon.goes_round()
-        gpus.sge.start_execd(THIRD)
-        daemon.goes_round()
-        gpus.sge.stop_qmaster()
-        try:
-            daemon.goes_round()
-            assert held(gpus, THIRD, job) == before
-        finally:
-            gpus.sge.start_qmaster()
-        with shut_gate(gpus, THIRD):
-            daemon.process.send_signal(1)
-        daemon.goes_round()
-        assert held(gpus, THIRD, job) == before
-        assert "freed" not in daemon.said()
-        # execd looks after what it did not start once a minute only: do not wait for it
-        gpus.sge.qdel("-f", str(job))
-
-
 def test_without_qmaster_the_dead_are_freed_all_the_same(gpus: Gpulock) -> None:
     with daemon_on(gpus, NODE) as daemon:
         job = started(gpus, NODE, 2)
@@ -95,20 +71,6 @@ def test_without_qmaster_the_dead_are_freed_all_the_same(gpus: Gpulock) -> None:
         finally:
             gpus.sge.start_qmaster()
         gpus.sge.qdel("-f", str(job))
-
-
-def test_a_gpulockd_that_lost_its_sight_holds_and_says_so_once(gpus: Gpulock) -> None:
-    with daemon_on(gpus, NODE, *SIGHTLESS) as daemon:
-        job = started(gpus, NODE, 2)
-        end(carriers(kill_shepherd(gpus, NODE, job)))
-        for _ in range(3):
-            daemon.goes_round()
-        assert len(held(gpus, NODE, job)) == 2
-        told = [line for line in daemon.said().splitlines() if "read again" not in line]
-        assert len(told) == 3, told  # what it lost, and each device
-        assert "without CAP_SYS_PTRACE" in told[0]
-    with daemon_on(gpus, NODE) as daemon:
-        daemon.frees(lambda: locked(gpus, NODE, job))
 
 
 def test_a_refused_job_says_why_where_its_user_looks(gpus: Gpulock) -> None:

@@ -80,7 +80,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SAMPLE_PERIOD", SECONDS, "1", "time between two looks at the GPUs"),
     ("PROCESS_PERIOD", SECONDS, "10", "time between two looks at the GPUs' process lists"),
     ("MAX_SAMPLE_AGE", SECONDS, "10", "older values of the GPUs are not told"),
-    ("IDLE_AFTER", SECONDS, "600", "observed idleness that makes a held device held_idle"),
+    ("IDLE_AFTER", SECONDS, "600", "observed idleness that makes a held device held (idle)"),
     ("LABEL_USER", CHOICE, "name|uid|none", "what metrics and page tell of a job's user"),
     ("PAUSE_MAX", SECONDS, "600", "longest pause of the exporter, after which it goes on"),
     ("PROMETHEUS_URL", TEXT, "", "Prometheus server that gpulock status --cluster asks"),

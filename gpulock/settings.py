@@ -138,14 +138,17 @@ def load(path: str, uid: int | None = None) -> Settings:
         info = os.stat(path)
         if info.st_uid not in (0, caller) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ValueError(
-                f"{path}: belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:o}"
+                f"{path}: belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:o}, and must be"
+                " root's or the caller's and writable by nobody else"
             )
         settings = parse(atomic.read_text(os.path.realpath(path)), path)
     except FileNotFoundError:
         if path != DEFAULT_PATH:
             raise Refusal(BROKEN, f"no settings file {path}", "run gpulock doctor") from None
         settings = Settings({}, path)
-    except (OSError, ValueError) as fault:
+    except OSError as fault:
+        raise Refusal(BROKEN, f"settings: {path}: {fault.strerror}", "name a file") from fault
+    except ValueError as fault:
         raise Refusal(BROKEN, f"settings: {fault}", "correct the file") from fault
     check_simulation(settings, caller)
     return settings

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -45,6 +47,12 @@ def demo() -> None:
 def interrupted(number: int, frame: FrameType | None) -> NoReturn:
     """End as Ctrl-C does, so that nothing is left behind."""
     raise KeyboardInterrupt
+
+
+def program() -> str:
+    """Return what to type for gpulock: the path it was called by, where PATH has none."""
+    called = os.path.basename(sys.argv[0]) == "gpulock" and shutil.which("gpulock") is None
+    return sys.argv[0] if called else "gpulock"
 
 
 class Demo:
@@ -145,7 +153,8 @@ class Demo:
         self.status()
         if not self.all_free():
             raise Refused("the demo did not end with every GPU free", "report this as a bug")
-        click.echo("\nTry it: gpulock simulate DIR, then gpulock --config DIR/gpulock.conf status")
+        name = program()
+        click.echo(f"\nTry it: {name} simulate DIR, then {name} --config DIR/gpulock.conf status")
 
     def all_free(self) -> bool:
         """Return whether nothing is held."""

@@ -39,15 +39,15 @@ def inventory(session: Session) -> None:
     """Show the devices as gpulock sees them: index, place, UUID, links."""
     node = session.node()
     found = node.devices()
-    click.echo("\n".join(lines(node, found, table.terminal_width())))
+    click.echo("\n".join(lines(node, found, table.terminal_width(), table.uncut_width())))
 
 
-def lines(node: Node, found: list[Device], width: int) -> list[str]:
+def lines(node: Node, found: list[Device], width: int, table_width: int) -> list[str]:
     """Return driver and devices, faults, and the matrix of links."""
     result = [f"{counted(len(found), 'device')}, driver {version(node)}"]
     if not found:
         return result
-    result += table.render(COLUMNS, [cells(device) for device in found], width)
+    result += table.render(COLUMNS, [cells(device) for device in found], table_width)
     result += table.facts(
         [(f"GPU {device_name(device)}", device.fault) for device in found if device.fault], width
     )
@@ -99,7 +99,7 @@ def matrix(found: list[Device], links: Links) -> list[str]:
         [Cell(name), *(joined(device, other, links) for other in found)]
         for name, device in zip(names, found, strict=True)
     ]
-    return table.render(columns, rows, 1 << 10)
+    return table.render(columns, rows, table.UNCUT)
 
 
 def joined(a: Device, b: Device, links: Links) -> Cell:

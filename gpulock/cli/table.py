@@ -12,6 +12,7 @@ from typing import NamedTuple
 import click
 
 GAP = "  "
+UNCUT = 1 << 10  # columns: of a table that a program reads, not people
 NARROW, WIDE = 80, 100  # columns: what a table fits into at least, and where nobody says
 NOTHING = ("", "-")
 EARLY = 10  # a column's `drop` from which on it is a luxury
@@ -62,6 +63,12 @@ def terminal_width() -> int:
         columns = 0
     told = os.environ.get("COLUMNS", "")
     return max(NARROW, columns or (int(told) if told.isdecimal() else WIDE))
+
+
+def uncut_width() -> int:
+    """Return the columns of the terminal; where there is none and COLUMNS unset, UNCUT."""
+    cut = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return terminal_width() if cut else UNCUT
 
 
 def render(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> list[str]:

@@ -35,7 +35,7 @@ def sge_record(node: Node, pid: int) -> Owner | None:
         path = f"{node.proc.root}/{pid}/cwd/{RECORD}"
         info = os.lstat(path)
         if info.st_uid != os.geteuid():
-            raise PermissionError(f"{path} belongs to uid {info.st_uid}")
+            raise PermissionError(f"{path} belongs to uid {info.st_uid}, not to uid {os.geteuid()}")
         record = owner.parse(atomic.read_text(path))
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from gpulock import __version__
 from gpulock.cli import COMMANDS, commands
+from gpulock.cli.demo import program
 from gpulock.keys import KEYS
 from gpulock.refusal import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
 from gpulock.simulate.presets import PRESETS
@@ -162,6 +163,37 @@ def test_inventory_shows_devices_links_and_bridges(site: Site) -> None:
     assert "GPU 3  00:03.0 08:00.0 09:10.0" in text
 
 
+def test_a_long_model_is_cut_for_a_terminal_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"GPU of {'many ' * 12}words"
+    found = site.node().devices()
+    for device in found:
+        device.model = model
+    monkeypatch.setattr("gpulock.node.Node.devices", lambda _: found)
+    assert model in site.call("inventory").stdout
+    monkeypatch.setenv("COLUMNS", "100")
+    text = site.call("inventory").stdout
+    assert model not in text
+    assert "GPU of man" in text
+
+
+def test_a_folder_in_the_place_of_the_settings_is_said(tmp_path: Path) -> None:
+    code, _, error = call("--config", str(tmp_path), "status")
+    assert (code, error) == (
+        3,
+        f"gpulock: status: broken: settings: {tmp_path}: not a regular file; name a file\n",
+    )
+
+
+def test_settings_that_anybody_can_write_say_what_is_expected(tmp_path: Path) -> None:
+    path = tmp_path / "gpulock.conf"
+    path.write_text("GPUS=8\n")
+    path.chmod(0o666)
+    error = call("--config", str(path), "status")[2]
+    assert "mode 666, and must be root's or the caller's and writable by nobody else" in error
+
+
 def test_inventory_shows_instances_and_what_is_not_known(tmp_path: Path) -> None:
     text = Site(tmp_path / "a", "a100-mig").call("inventory").stdout
     assert "0:gi10.ci0" in text
@@ -246,6 +278,24 @@ def simulated(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.parametrize(
+    ("called", "installed", "name"),
+    [
+        (".venv/bin/gpulock", False, ".venv/bin/gpulock"),
+        ("/usr/bin/gpulock", True, "gpulock"),
+        ("-c", False, "gpulock"),
+    ],
+)
+def test_the_demo_names_a_program_that_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: str, installed: bool, name: str
+) -> None:
+    if installed:
+        (tmp_path / "gpulock").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [called, "demo"])
+    assert program() == name
 
 
 def test_the_demo_ends_with_everything_free_and_nothing_left(tmp_path: Path) -> None:

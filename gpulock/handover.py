@@ -24,6 +24,7 @@ MIB = 1 << 20
 PERIODS = 2  # of the exporter, that an epilog waits for its next look
 PAUSE = 0.05  # seconds
 BY, CAUSE = "gpulock", "memory"  # in the note of the quarantine
+FIRST = "its memory is looked at first"
 NOT_TOLD = " (no exporter told its memory)"
 
 
@@ -79,7 +80,7 @@ class Handover:
         state = self.state(lock.id, quiet)
         if state == WAIT:
             self._note(lock.id, quiet)
-            return "its memory is looked at first"
+            return FIRST
         return self._put_away(lock) if state == DIRTY else ""
 
     def how(self, lock: Lock, how: str) -> str:

@@ -33,6 +33,7 @@ from gpulock.daemon.wire import (
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
 from gpulock.grant import Grant
+from gpulock.handover import FIRST, PERIODS
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, KINDS, Refusal
@@ -145,7 +146,22 @@ def devices_of(node: Node, reply: Reply) -> list[Device]:
 
 
 def release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Have the daemon free what a process holds, or these devices; raise Refused or Refusal."""
+    """Have the daemon free what a process holds, or these devices; raise Refused or Refusal.
+
+    It does not wait for the exporter's next look at their memory; we do, and ask again.
+    """
+    deadline = Deadline((PERIODS + 1) * node.settings.sample_period)
+    while True:
+        try:
+            return release_now(node, pid, devices)
+        except Refusal as refusal:
+            if FIRST not in refusal.why or deadline.left() <= 0:
+                raise
+        time.sleep(PAUSE)
+
+
+def release_now(node: Node, pid: int, devices: tuple[str, ...]) -> tuple[str, ...]:
+    """Ask once; raise Refused or Refusal."""
     start = 0 if devices else node.proc.start(pid)
     request = Request(RELEASE, pid, start, devices=devices)
     try:

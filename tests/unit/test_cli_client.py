@@ -26,6 +26,7 @@ from gpulock.daemon.wire import (
     parse_request,
 )
 from gpulock.grant import Grant
+from gpulock.handover import FIRST
 from gpulock.refusal import BROKEN, BUSY, Refusal
 from tests.unit.trees import Box, bus, record
 
@@ -162,6 +163,21 @@ def test_garbage_is_as_good_as_no_answer(daemon: Daemon) -> None:
 def test_what_was_given_back_is_returned(daemon: Daemon) -> None:
     daemon.answers([encode_reply(Reply(RELEASED, devices=(bus(1),)))])
     assert daemon.release(bus(1)) == (bus(1),)
+
+
+SOON = encode_reply(Reply(REFUSED, kind=BUSY, why=f"{bus(1)}: {FIRST}", do="release it again"))
+
+
+def test_what_is_looked_at_first_is_given_back_a_moment_later(daemon: Daemon) -> None:
+    daemon.answers([SOON], [encode_reply(Reply(RELEASED, devices=(bus(1),)))])
+    assert daemon.release(bus(1)) == (bus(1),)
+    assert len(daemon.asked) == 2
+
+
+def test_a_look_that_does_not_come_is_not_waited_for(daemon: Daemon) -> None:
+    daemon.box.settings["SAMPLE_PERIOD"] = "0.000001"
+    daemon.answers([SOON])
+    assert FIRST in refused(lambda: daemon.release(bus(1))).why
 
 
 def test_where_gpulockd_does_not_run_that_is_said(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def of_node(session: Session, only_free: bool, idle: float | None) -> Picture:
     shown = chosen(view, rows, only_free, idle)
 
     def as_lines(width: int) -> list[str]:
-        return lines(view, rows, shown, width, idle)
+        return lines(view, rows, shown, width, idle, table.uncut_width())
 
     def as_json() -> str:
         from gpulock.cli.status_json import text
@@ -166,10 +166,18 @@ def chosen(view: View, rows: list[Row], only_free: bool, idle: float | None) -> 
 
 
 def lines(
-    view: View, rows: list[Row], shown: list[Row], width: int, idle: float | None = None
+    view: View,
+    rows: list[Row],
+    shown: list[Row],
+    width: int,
+    idle: float | None = None,
+    table_width: int = 0,
 ) -> list[str]:
-    """Return the table of `shown`, the totals of `rows` and what needs attention."""
-    result = status_table.render(view, shown, width) if shown else []
+    """Return the table of `shown`, the totals of `rows` and what needs attention.
+
+    The table may be wider than the text (`table_width`, columns), where a program reads it.
+    """
+    result = status_table.render(view, shown, max(width, table_width)) if shown else []
     result += status_table.totals(rows, width)
     if idle is not None:
         return result + unobserved(view, rows, width)

@@ -18,7 +18,9 @@ from click.testing import CliRunner
 from gpulock import __version__
 from gpulock.cli import COMMANDS, commands
 from gpulock.cli.demo import program
+from gpulock.devices import Device
 from gpulock.keys import KEYS
+from gpulock.node import Node
 from gpulock.refusal import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
 from gpulock.simulate.presets import PRESETS
 from tests.unit.cli_site import ROOT, Site, until
@@ -170,7 +172,11 @@ def test_a_long_model_is_cut_for_a_terminal_alone(
     found = site.node().devices()
     for device in found:
         device.model = model
-    monkeypatch.setattr("gpulock.node.Node.devices", lambda _: found)
+
+    def devices(_: Node) -> list[Device]:
+        return found
+
+    monkeypatch.setattr(Node, "devices", devices)
     assert model in site.call("inventory").stdout
     monkeypatch.setenv("COLUMNS", "100")
     text = site.call("inventory").stdout

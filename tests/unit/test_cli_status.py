@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Site:
 
 
 @contextmanager
-def opened(site: Site, index: int) -> Iterator[subprocess.Popen[bytes]]:
+def opened(site: Site, index: int) -> Generator[subprocess.Popen[bytes]]:
     """Have a device open in a process of no claim."""
     with subprocess.Popen(
         ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia{index}; echo; read -r line"],
@@ -68,11 +68,13 @@ def test_a_held_device_shows_job_user_queue_and_time(site: Site) -> None:
     assert text.splitlines()[-1] == "8 GPUs: 6 free, 2 held"
 
 
-def test_the_table_fits_into_80_columns_with_a_long_user_and_queue(
+def test_the_table_fits_into_80_columns_and_is_cut_for_no_program(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulock.cli.table.WIDE", 80)
     site.hold(0, user="a-very-long-user-name", queue="a-queue-of-many-words.q", job_id="1234567")
+    whole = site.call("status").stdout
+    assert "a-very-long-user-name  a-queue-of-many-words.q" in whole
+    monkeypatch.setenv("COLUMNS", "80")
     text = site.call("status").stdout
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "1234567" in text

@@ -41,7 +41,7 @@ class Health:
         self._clock = clock
         self._free: dict[str, float] = {}  # since when a device is known to have no lock
 
-    def run(self, node: Node, report: Report, _: float) -> None:
+    def run(self, node: Node, report: Report, now: float) -> None:
         """Put out what is bad, and back what is clean; raise Refusal or OSError."""
         out = read_notes(node)
         ours = {name: note for name, note in out.items() if health_back.is_ours(note)}

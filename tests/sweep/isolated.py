@@ -102,7 +102,9 @@ class Confined(SgePlay):
         """Note what the other job has."""
         super().set_out()
         self.node.confined = self.node.cgroups() != []
-        self._programs = len(programs()) - (1 if self.node.confined else 0)
+        self._programs = programs()[
+            : -1 if self.node.confined else None
+        ]  # but the job's, the newest
 
     def granted(self) -> None:
         """Expect whole locks of two devices, a mask that names them, and no other to open."""

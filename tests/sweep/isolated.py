@@ -102,9 +102,8 @@ class Confined(SgePlay):
         """Note what the other job has."""
         super().set_out()
         self.node.confined = self.node.cgroups() != []
-        self._programs = programs()[
-            : -1 if self.node.confined else None
-        ]  # but the job's, the newest
+        there = programs()
+        self._programs = there[:-1] if self.node.confined else there  # the newest is the job's
 
     def granted(self) -> None:
         """Expect whole locks of two devices, a mask that names them, and no other to open."""

@@ -177,6 +177,7 @@ def test_a_long_model_is_cut_for_a_terminal_alone(
         return found
 
     monkeypatch.setattr(Node, "devices", devices)
+    monkeypatch.delenv("COLUMNS", raising=False)  # a test runner may have set it
     assert model in site.call("inventory").stdout
     monkeypatch.setenv("COLUMNS", "100")
     text = site.call("inventory").stdout

@@ -72,6 +72,7 @@ def test_the_table_fits_into_80_columns_and_is_cut_for_no_program(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.hold(0, user="a-very-long-user-name", queue="a-queue-of-many-words.q", job_id="1234567")
+    monkeypatch.delenv("COLUMNS", raising=False)  # a test runner may have set it
     whole = site.call("status").stdout
     assert "a-very-long-user-name  a-queue-of-many-words.q" in whole
     monkeypatch.setenv("COLUMNS", "80")

@@ -197,7 +197,7 @@ def test_a_task_of_a_step_without_a_session_does_not_start(
 
 
 @pytest.mark.parametrize(
-    ("isolation", "said"), [("group", "set ISOLATION=cgroup"), ("cgroup", "docs/isolation.md")]
+    ("isolation", "said"), [("group", "set ISOLATION=cgroup"), ("cgroup", "neither the devices")]
 )
 def test_a_prolog_refuses_what_this_node_cannot_do_for_its_steps(
     tmp_path: Path, isolation: str, said: str

@@ -115,9 +115,9 @@ def test_a_step_that_asked_for_none_gets_an_empty_mask_and_a_batch_script_all(
 def test_an_instance_is_told_by_its_uuid(site: TaskSite) -> None:
     site.set(**OURS)
     site.mig()
-    site.prolog(12, "0")
-    told = site.run(SLURM_STEP_GPUS="0")
-    assert told.mask == told.exported["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"
+    site.prolog(12, "0,1,2,3,4")
+    told = site.run(SLURM_STEP_GPUS="1")
+    assert told.mask == told.exported["NVIDIA_VISIBLE_DEVICES"] == "MIG-2"
     assert "GPU_DEVICE_ORDINAL" in told.unset
 
 

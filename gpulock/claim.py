@@ -37,17 +37,19 @@ def claim(
     wanted: tuple[str, ...] = (),
     join: bool = False,
     check: "Callable[[list[Device]], object]" = list,
+    quiet: bool = False,
 ) -> Grant:
     """Lock `count` devices (or exactly `wanted`) for the owner that `template` describes.
 
     `judge` is called only when something must be settled. With `join`, a task of a job that
-    holds devices here shares them. `check` may still refuse what was chosen. Raises Refusal.
+    holds devices here shares them. `check` may still refuse what was chosen. `quiet`: devices that
+    somebody has open come last, which costs a look at all open files. Raises Refusal.
     """
     want = Want(count, wanted, join, check)
     judge = once(judge)
     found = node.devices()
     check_possible(found, want, node.settings.gpus)
-    if template.scheduler == "process" and not wanted:
+    if quiet and not wanted:
         want.last = foreign(node, found, count, template.pid)
     boot.ensure(node.store)
     try:

@@ -96,7 +96,7 @@ def claim_for(
     node: Node, record: Owner, count: int, wanted: tuple[str, ...], deadline: Deadline
 ) -> Grant:
     """Claim for a process, and note it for a later adoption; raise Refusal."""
-    grant = claim(node, record, count, lambda: judge(node), deadline, wanted)
+    grant = claim(node, record, count, lambda: judge(node), deadline, wanted, quiet=True)
     try:
         runs.keep(node.settings.state_dir, grant.owner)
     except OSError as fault:

@@ -37,20 +37,38 @@ def claim(
     wanted: tuple[str, ...] = (),
     join: bool = False,
     check: "Callable[[list[Device]], object]" = list,
-    quiet: bool = False,
 ) -> Grant:
     """Lock `count` devices (or exactly `wanted`) for the owner that `template` describes.
 
     `judge` is called only when something must be settled. With `join`, a task of a job that
-    holds devices here shares them. `check` may still refuse what was chosen. `quiet`: devices that
-    somebody has open come last, which costs a look at all open files. Raises Refusal.
+    holds devices here shares them. `check` may still refuse what was chosen. Raises Refusal.
     """
-    want = Want(count, wanted, join, check)
+    return claim_want(node, template, Want(count, wanted, join, check), judge, deadline)
+
+
+def claim_quiet(
+    node: Node, template: Owner, count: int, judge: "Callable[[], Judge]", deadline: Deadline
+) -> Grant:
+    """Claim as `claim` does, but devices that somebody has open come last; raise Refusal.
+
+    That costs a look at all open files, which a command may take and a hook may not.
+    """
+    want = Want(count, (), False, list)
+    want.last = foreign(node, node.devices(), count, template.pid)
+    return claim_want(node, template, want, judge, deadline)
+
+
+def claim_want(
+    node: Node,
+    template: Owner,
+    want: Want,
+    judge: "Callable[[], Judge]",
+    deadline: Deadline,
+) -> Grant:
+    """Lock what is wanted; raise Refusal."""
     judge = once(judge)
     found = node.devices()
     check_possible(found, want, node.settings.gpus)
-    if quiet and not wanted:
-        want.last = foreign(node, found, count, template.pid)
     boot.ensure(node.store)
     try:
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:

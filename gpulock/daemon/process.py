@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from gpulock import boot, liveness, runs
-from gpulock.claim import claim
+from gpulock.claim import claim, claim_quiet
 from gpulock.deadline import Deadline
 from gpulock.gate import Gate
 from gpulock.grant import Grant
@@ -96,7 +96,10 @@ def claim_for(
     node: Node, record: Owner, count: int, wanted: tuple[str, ...], deadline: Deadline
 ) -> Grant:
     """Claim for a process, and note it for a later adoption; raise Refusal."""
-    grant = claim(node, record, count, lambda: judge(node), deadline, wanted, quiet=True)
+    if wanted:
+        grant = claim(node, record, count, lambda: judge(node), deadline, wanted)
+    else:
+        grant = claim_quiet(node, record, count, lambda: judge(node), deadline)
     try:
         runs.keep(node.settings.state_dir, grant.owner)
     except OSError as fault:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.claim import claim
+from gpulock.claim import claim, claim_quiet
 from gpulock.refusal import BUSY
 from tests.unit.claims import ask, holder, ids, never, refused, totals
 from tests.unit.trees import NAME, OTHER_BOOT, Box, bus, record, soon
@@ -174,21 +174,21 @@ def test_a_process_is_granted_what_nobody_has_open_where_that_is_enough(
 ) -> None:
     box.proc.add(700, fds={9: box.dev / "nvidia0", 10: box.dev / "nvidia1"})
     node, one = box.node(), record(token="", devices=(), **PROCESS)
-    found = claim(node, one, count, judging(node), soon(), quiet=True)
+    found = claim_quiet(node, one, count, never, soon())
     assert ids(found) == [bus(number) for number in granted]
 
 
 def test_what_a_process_itself_has_open_is_no_reason_to_give_it_another(box: Box) -> None:
     box.proc.add(600, fds={9: box.dev / "nvidia0"})
     node, one = box.node(), record(token="", devices=(), **PROCESS)
-    assert ids(claim(node, one, 1, judging(node), soon(), quiet=True)) == [bus(0)]
+    assert ids(claim_quiet(node, one, 1, never, soon())) == [bus(0)]
 
 
 def test_a_device_that_is_named_is_granted_whoever_has_it_open(box: Box) -> None:
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     node = box.node()
     one = record(token="", devices=(), **PROCESS)
-    assert ids(claim(node, one, 1, never, soon(), (bus(0),), quiet=True)) == [bus(0)]
+    assert ids(claim(node, one, 1, never, soon(), (bus(0),))) == [bus(0)]
 
 
 def test_a_schedulers_job_is_granted_what_it_always_was_and_nobody_is_looked_at(

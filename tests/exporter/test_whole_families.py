@@ -48,7 +48,8 @@ def split(node: Path, bus: str) -> None:
     for number, profile in enumerate(PROFILES, 1):
         key = f"mig.{bus}.gi{number}.ci0"
         lines += [f"{key}.uuid=MIG-{number}", f"{key}.profile={profile}", f"{key}.memory_mib=16384"]
-    path.write_text("\n".join(lines) + "\n")
+    for told in (path, node / "nvml"):  # what gpulockd published, and what NVML would say
+        told.write_text("\n".join(lines) + "\n")
 
 
 def test_every_family_is_told_of_what_nvml_answers(tmp_path: Path) -> None:

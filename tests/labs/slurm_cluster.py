@@ -164,8 +164,8 @@ class Cluster(Machines):
         return self.node_state(node)[1]
 
     def resume_node(self, node: str) -> None:
-        """Put a drained or failed node back to work."""
-        self.scontrol("update", f"nodename={node}", "state=resume")
+        """Put a drained or failed node back to work, unless it has come back by itself."""
+        self.scontrol("update", f"nodename={node}", "state=resume", check=False)
         until(
             lambda: not self.is_out(node),
             what=f"{node} to be back",

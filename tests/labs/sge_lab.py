@@ -121,13 +121,10 @@ class GridEngine(Cluster):
         )[0]
 
     def wait_running(self, job: JobId, *, seconds: float = 30.0) -> None:
-        """Wait until a job runs, which is past its prolog: its own process exists."""
+        """Wait until a job runs, which is past its prolog: its own process has its group."""
         self.wait_state(job, "r", seconds=seconds)
         until(
-            lambda: any(
-                (spool / "job_pid").exists() and (spool / "job_pid").read_text().strip()
-                for spool in self._spools(job)
-            ),
+            lambda: any(map(started, self._spools(job))),
             what=f"job {job} to have a process",
             seconds=seconds,
             why=lambda: self._about(job),
@@ -206,6 +203,23 @@ class GridEngine(Cluster):
     def _spools(self, job: JobId, task: int | None = None) -> list[Path]:
         name = f"{job}.{'*' if task is None else task}"
         return sorted((self.lab / "spool").glob(f"*/active_jobs/{name}"))
+
+
+def started(spool: Path) -> bool:
+    """Return whether the shepherd's child has become the job's: it forks first, and names it.
+
+    One that is over by now has been the job's too.
+    """
+    try:
+        pid = int((spool / "job_pid").read_text())
+        group = (spool / "addgrpid").read_text().strip()
+    except (FileNotFoundError, ValueError):
+        return False
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return group in status.partition("\nGroups:")[2].partition("\n")[0].split()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ set -m
 
 logs=$(mktemp -d)
 pids=()
+# shellcheck disable=SC2317 # by the trap
 interrupted() {
     trap '' INT TERM # impatience must not end a lab half taken down
     for pid in "${pids[@]}"; do

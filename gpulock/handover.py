@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-CLEAN, DIRTY, WAIT, UNTOLD = "clean", "dirty", "wait", "untold"
+CLEAN, DIRTY, WAIT, OTHERS, UNTOLD = "clean", "dirty", "wait", "others", "untold"
 MIB = 1 << 20
 PERIODS = 2  # of the exporter, that an epilog waits for its next look
 PAUSE = 0.05  # seconds
@@ -28,12 +28,20 @@ FIRST = "its memory is looked at first"
 NOT_TOLD = " (no exporter told its memory)"
 
 
-def judge(seen: "sample.Seen | None", quiet: float, now: float, oldest: float, limit: int) -> str:
+def judge(
+    seen: "sample.Seen | None",
+    quiet: float,
+    now: float,
+    oldest: float,
+    limit: int,
+    listing: float,
+) -> str:
     """Return what the exporter's last look at a device says; times are CLOCK_BOOTTIME seconds.
 
     `quiet` is when nobody had it open any more, `oldest` the age at which a look is believed no
-    more, `limit` the bytes that the driver may keep for itself. Memory of a process that NVML
-    still lists is a service's, which may stay, or of one that ended since: untold.
+    more, `limit` the bytes that the driver may keep for itself. Processes are listed seldom, every
+    `listing` seconds: a list from before the device was quiet has the job's own, which are gone.
+    Memory of one that is listed afterwards is a service's, which may stay.
     """
     if seen is None or seen.looked is None or now - seen.looked > oldest:
         return UNTOLD
@@ -43,7 +51,9 @@ def judge(seen: "sample.Seen | None", quiet: float, now: float, oldest: float, l
         return UNTOLD
     if seen.memory_used <= limit:
         return CLEAN
-    return UNTOLD if seen.processes else DIRTY
+    if seen.listed is not None and seen.listed <= quiet:
+        return WAIT if now - seen.listed <= listing + oldest else DIRTY
+    return OTHERS if seen.processes else DIRTY
 
 
 class Handover:
@@ -64,7 +74,8 @@ class Handover:
         settings = self._node.settings
         seen = self._found.devices.get(device) if self._found else None
         limit = settings.clean_memory * MIB
-        return judge(seen, quiet, self._now, settings.max_sample_age, limit)
+        oldest, listing = settings.max_sample_age, settings.process_period
+        return judge(seen, quiet, self._now, oldest, limit, listing)
 
     def keeps(self, lock: Lock, quiet: float | None = None) -> str:
         """Return why a quiet device's lock stays for now, or nothing: then it may be freed.
@@ -85,8 +96,7 @@ class Handover:
 
     def how(self, lock: Lock, how: str) -> str:
         """Return how a lock is said to be freed: where nobody told its memory, also that."""
-        told = self._found is not None and lock.id in self._found.devices
-        return how if told else f"{how}{NOT_TOLD}"
+        return f"{how}{NOT_TOLD}" if self.state(lock.id, 0.0) == UNTOLD else how
 
     def _noted(self, device: str) -> float:
         """Return since when a device is quiet: as noted in its lock, or now."""

@@ -59,6 +59,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("device", "last_busy", REAL, "when it was last seen at work"),
     ("device", "energy", REAL, "joules, in this boot"),
     ("device", "processes", COUNT, "processes that NVML lists"),
+    ("device", "listed", REAL, "when NVML listed them; who of these ended since is not known"),
     ("device", "foreign", COUNT, "of these, neither the owner's nor a service"),
     ("device", "unseen", COUNT, "of these, hidden: not known whose"),
     ("device", "foreign_pids", LIST, "the first of the foreign ones"),
@@ -98,6 +99,7 @@ class Seen:
     last_busy: float | None
     energy: float | None
     processes: int | None
+    listed: float | None
     foreign: int | None
     unseen: int | None
     foreign_pids: tuple[int, ...]

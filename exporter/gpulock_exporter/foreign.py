@@ -37,11 +37,15 @@ class Whose(Enum):
 
 @dataclass(frozen=True)
 class Present:
-    """Who is on one device: how many processes NVML listed, and what they turned out to be."""
+    """Who is on one device: how many processes NVML listed, and what they turned out to be.
+
+    `at` is when it listed them, CLOCK_BOOTTIME seconds.
+    """
 
     listed: int
     foreign: tuple[int, ...] = ()
     unseen: int = 0
+    at: float | None = None
 
 
 class Kin:

@@ -35,6 +35,7 @@ class Listed:
     """The processes on a device as NVML listed them last, and the claims they were judged by."""
 
     processes: list[Process]
+    at: float | None = None  # CLOCK_BOOTTIME seconds
     tokens: frozenset[str] = frozenset()
     who: Present | None = None
 
@@ -117,7 +118,7 @@ class Book:
         """Take the process lists of the last frame; one that has none keeps what was listed."""
         for name, device in self.devices.items():
             if device.processes is not None:
-                self.listed[name] = Listed(device.processes)
+                self.listed[name] = Listed(device.processes, self.memory.totals.at)
         for name in set(self.listed) - set(self.devices):
             del self.listed[name]
 
@@ -132,7 +133,8 @@ class Book:
             tokens = frozenset(lock.owner.token if lock.owner else "" for lock in holders)
             if one.who is None or one.tokens != tokens:
                 kin = kin or self.kin()
-                one.who = present(one.processes, holders, kin, self.services)
+                who = present(one.processes, holders, kin, self.services)
+                one.who = replace(who, at=one.at)
                 one.tokens = tokens
 
     def _collectors(self, facts: Facts, fresh: bool) -> dict[str, tuple[float | None, str]]:

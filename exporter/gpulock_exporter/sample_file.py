@@ -121,6 +121,7 @@ def device_pairs(
     if present is not None:
         pairs += [
             ("processes", present.listed),
+            ("listed", present.at),
             ("foreign", len(present.foreign)),
             ("unseen", present.unseen),
             ("foreign_pids", ",".join(map(str, present.foreign[:SHOWN_PIDS])) or None),

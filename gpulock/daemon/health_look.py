@@ -67,8 +67,9 @@ class Look:
 
     def memory(self, name: str, quiet: float = 0.0) -> str:
         """Return the hand-over's word for a device's memory, by a look later than `quiet`."""
-        limit = self.node.settings.clean_memory * MIB
-        return handover.judge(self._fresh(name), quiet, self.now, self._oldest, limit)
+        settings = self.node.settings
+        limit, listing = settings.clean_memory * MIB, settings.process_period
+        return handover.judge(self._fresh(name), quiet, self.now, self._oldest, limit, listing)
 
     def dirty(self, name: str) -> Finding:
         """Return the finding of a device whose memory was not given back."""

@@ -50,7 +50,8 @@ looked=1003.0
 driver=580.1
 device {bus(0)} uuid={uuid(0)} index=0 looked=1003.0 utilization=0.5 memory_used=10737418240 \
 memory_total=85899345920 busy=1.0 observed=2.0 credit=0.0 last_busy=1003.0 energy=700.0 \
-processes=1 foreign=1 unseen=0 foreign_pids=77 c.energy=700.0,700.0,1003.0,300.0 x.79=1,1003.0
+processes=1 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 \
+c.energy=700.0,700.0,1003.0,300.0 x.79=1,1003.0
 device {bus(1)} uuid={uuid(1)} index=1 looked=1003.0
 token {A} {bus(0)} since=1001.0 until=1003.0 busy=1.0 observed=2.0 seen=1003.0 idle=0.0 \
 last_busy=1003.0 energy=600.0 memory_peak=10737418240 foreign=1.0 width=1.0 used=500,500 \
@@ -82,6 +83,13 @@ def again(node: Node, now: float | None = None, boot: str = BOOT) -> Memory:
 
 def test_the_sample_is_as_the_table_says(tmp_path: Path) -> None:
     assert scene(tmp_path).text() == SAMPLE
+
+
+def test_processes_are_told_as_of_when_they_were_listed(tmp_path: Path) -> None:
+    node = scene(tmp_path)
+    node.tick(card(0), unknown(1))
+    seen = parse(node.text(), SAMPLE_LINE).devices[bus(0)]
+    assert (seen.looked, seen.listed, seen.processes) == (1004.0, 1003.0, 1)
 
 
 def test_every_word_of_it_is_in_the_table_or_the_exporters_own() -> None:

@@ -17,7 +17,7 @@ from gpulock.daemon.peer import Peer
 from gpulock.daemon.reconcile import reconcile
 from gpulock.daemon.wire import RELEASE, Request
 from gpulock.deadline import Deadline, boottime
-from gpulock.handover import CLEAN, DIRTY, MIB, UNTOLD, WAIT
+from gpulock.handover import CLEAN, DIRTY, MIB, OTHERS, UNTOLD, WAIT
 from gpulock.owner import Owner
 from gpulock.refusal import Refusal
 from gpulock.release import Released, release
@@ -38,7 +38,14 @@ def seen(**values: object) -> sample.Seen:
         ({"memory_used": 256 * MIB}, CLEAN),
         ({"memory_used": 256 * MIB + 1}, DIRTY),
         ({"memory_used": 80 << 30, "processes": None}, DIRTY),
-        ({"memory_used": 80 << 30, "processes": 1}, UNTOLD),
+        ({"memory_used": 80 << 30, "processes": 1}, OTHERS),
+        ({"memory_used": 80 << 30, "processes": 1, "listed": 91.0}, OTHERS),
+        ({"memory_used": 80 << 30, "processes": 1, "listed": 90.0}, WAIT),
+        ({"memory_used": 80 << 30, "processes": 1, "listed": 60.0}, WAIT),
+        ({"memory_used": 80 << 30, "processes": 1, "listed": 59.0}, DIRTY),
+        ({"memory_used": 80 << 30, "processes": 0, "listed": 91.0}, DIRTY),
+        ({"memory_used": 80 << 30, "processes": 0, "listed": 90.0}, WAIT),
+        ({"memory_used": 0, "processes": 1, "listed": 60.0}, CLEAN),
         ({"memory_used": None}, UNTOLD),
         ({"looked": None}, UNTOLD),
         ({"looked": 90.0}, WAIT),
@@ -49,11 +56,11 @@ def seen(**values: object) -> sample.Seen:
 def test_only_a_fresh_look_after_the_device_was_quiet_counts(
     values: dict[str, object], state: str
 ) -> None:
-    assert handover.judge(seen(**values), 90.0, 100.0, 10.0, 256 * MIB) == state
+    assert handover.judge(seen(**values), 90.0, 100.0, 10.0, 256 * MIB, 30.0) == state
 
 
 def test_of_a_device_that_no_sample_names_nobody_tells() -> None:
-    assert handover.judge(None, 90.0, 100.0, 10.0, 256 * MIB) == UNTOLD
+    assert handover.judge(None, 90.0, 100.0, 10.0, 256 * MIB, 30.0) == UNTOLD
 
 
 # --- on a node ------------------------------------------------------------------------------------
@@ -68,14 +75,14 @@ def box(tmp_path: Path) -> Box:
     return made
 
 
-def tell(box: Box, used: int, looked: float) -> None:
-    """Let the exporter have looked at GPU 0."""
+def tell(box: Box, used: int, looked: float, others: str = "processes=0") -> None:
+    """Let the exporter have looked at GPU 0, and at who is there."""
     now = boottime()
     lines = [
         sample.SAMPLE_LINE,
         f"boot_id={BOOT}",
         f"boottime={now}",
-        f"device {bus(0)} looked={looked} memory_used={used} processes=0",
+        f"device {bus(0)} looked={looked} memory_used={used} {others}",
     ]
     (box.root / "exporter" / "sample").write_text("\n".join(lines) + "\n")
 
@@ -148,6 +155,29 @@ def test_a_reconcile_frees_it_after_that_look(box: Box) -> None:
     assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
 
 
+def test_a_list_that_still_has_the_jobs_process_hands_nothing_on(box: Box) -> None:
+    """Process lists are made seldom: one that is older than the job's end has what is gone."""
+    one = hold(box)
+    before = boottime()
+    tell(box, 300 * MIB, boottime() + LATER, f"processes=1 listed={before}")
+    assert let_go(box, one).kept == [(bus(0), "its memory is looked at first")]
+    node = box.node()
+    reconcile(node, judge_of(node), soon())
+    assert box.locks() == [bus(0)]
+    tell(box, 300 * MIB, boottime() + LATER, f"processes=0 listed={boottime()}")
+    reconcile(node, judge_of(node), soon())
+    assert box.locks() == []
+    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == [bus(0)]
+
+
+def test_memory_of_a_process_that_is_listed_afterwards_is_a_services(box: Box) -> None:
+    one = hold(box)
+    tell(box, 300 * MIB, boottime() + LATER, f"processes=1 listed={boottime() + LATER}")
+    assert let_go(box, one).freed == [bus(0)]
+    assert freed_as(box) == "epilog"
+    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
+
+
 def test_so_does_it_what_no_epilog_released(box: Box) -> None:
     """The first reconcile that finds the device quiet notes when: an older look proves nothing."""
     hold(box)
@@ -166,6 +196,13 @@ def test_without_an_exporter_the_look_at_open_files_decides_and_the_record_says_
     box: Box,
 ) -> None:
     assert let_go(box, hold(box)).freed == [bus(0)]
+    assert freed_as(box) == "epilog (no exporter told its memory)"
+
+
+def test_the_record_says_so_too_where_the_driver_told_the_exporter_nothing(box: Box) -> None:
+    one = hold(box)
+    tell(box, 0, boottime() - box.node().settings.max_sample_age - 1)
+    assert let_go(box, one).freed == [bus(0)]
     assert freed_as(box) == "epilog (no exporter told its memory)"
 
 
@@ -193,15 +230,6 @@ def test_a_reboot_has_emptied_every_memory(box: Box) -> None:
     except Refusal as refusal:
         pytest.fail(f"an old boot's lock is in the way: {refusal}")
     assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
-
-
-def test_what_an_administrator_wrote_stands(box: Box) -> None:
-    one = hold(box)
-    quarantine.put(str(box.state), quarantine.QUARANTINE, bus(0), "root", "loose cable")
-    tell(box, 300 * MIB, boottime() + LATER)
-    assert let_go(box, one).freed == [bus(0)]
-    note = quarantine.read(str(box.state), quarantine.QUARANTINE, bus(0))
-    assert (note["by"], note["because"]) == ("root", "loose cable")
 
 
 def test_a_claim_that_settles_does_not_get_what_it_has_put_out_of_service(box: Box) -> None:

@@ -23,19 +23,14 @@ def pair_score(a: Device, b: Device, links: dict[tuple[str, str], int]) -> int:
     joined = links.get((a.bus, b.bus), 0)
     if joined:
         return NVLINK * joined
-    if shared_bridges(a.path, b.path) >= SHARED_BRIDGES:
+    if behind_one_switch(a, b):
         return SWITCH
     return NUMA if a.numa == b.numa and a.numa >= 0 else OTHER
 
 
-def shared_bridges(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    """Return how many PCI bridges from the root two devices have in common."""
-    shared = 0
-    for mine, yours in zip(a, b, strict=False):
-        if mine != yours:
-            break
-        shared += 1
-    return shared
+def behind_one_switch(a: Device, b: Device) -> bool:
+    """Return whether the way from one device to the other goes through a PCIe switch alone."""
+    return len(a.path) >= SHARED_BRIDGES and a.path[:SHARED_BRIDGES] == b.path[:SHARED_BRIDGES]
 
 
 def choose(

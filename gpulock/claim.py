@@ -9,7 +9,7 @@ device granted twice, because mkdir is the grant.
 import os
 import time
 
-from gpulock import boot, quarantine
+from gpulock import boot, kv, owner, quarantine
 from gpulock.deadline import Deadline, boottime
 from gpulock.devices import Device
 from gpulock.gate import Gate
@@ -175,6 +175,12 @@ def check_later_run(held: dict[str, Lock], template: Owner) -> None:
             raise Refusal(BUSY, "a later run of the job holds devices here", "nothing to do")
 
 
+def own_lines(device: Device) -> str:
+    """Return what the record in a device's lock says of that device alone."""
+    uuid = [("uuid", device.uuid)] if device.uuid else []
+    return kv.encode([*uuid, ("minor", str(device.minor))])
+
+
 def lock_all(node: Node, chosen: list[Device], template: Owner) -> Grant:
     """Make every lock, or none: what was made is undone newest first, then the error rises."""
     record = template.copy(
@@ -185,10 +191,10 @@ def lock_all(node: Node, chosen: list[Device], template: Owner) -> Grant:
     )
     made: list[str] = []
     try:
+        text = owner.encode(record)
         for device in chosen:
             made.append(device.id)
-            own = record.copy(uuid=device.uuid, minor=str(device.minor))
-            node.store.make(device.id, own)
+            node.store.make_text(device.id, text + own_lines(device))
     except BaseException as fault:
         if isinstance(fault, FileExistsError):
             made.pop()

@@ -13,10 +13,10 @@ from gpulock import atomic, kv
 from gpulock.refusal import BROKEN, Refusal, one_line
 
 MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
-INVENTORY_LINE = "gpulock-inventory 1"
 UNKNOWN_UUID = "?"  # the driver shows GPU-????????-... until the card is first initialised
 EXCLUDED = "the driver excludes it"
 BUS_PARTS = 3  # domain, bus, device.function
+PAGE = 4096  # bytes; the driver writes about 700
 
 
 class Device:
@@ -71,18 +71,13 @@ def bus_key(bus: str) -> tuple[int, int, int, int]:
     return (int(parts[0], 16), int(parts[1], 16), int(slot, 16), int(function, 16))
 
 
-def read_devices(
-    driver_root: str,
-    sys_root: str,
-    inventory: dict[str, str] | None = None,
-    places: dict[str, tuple[tuple[str, ...], int]] | None = None,
-) -> list[Device]:
+def read_devices(driver_root: str, sys_root: str, memory: "Memory | None" = None) -> list[Device]:
     """Return the node's devices by index; raise Refusal(BROKEN) when no driver is loaded.
 
     A directory that vanishes while it is read is a card that is gone. A file that cannot be
-    understood gives a device with a `fault`, which is never granted. `places` remembers where
-    each card sits, which does not change within a boot.
+    understood gives a device with a `fault`, which is never granted.
     """
+    memory = memory or Memory()
     try:
         names = os.listdir(f"{driver_root}/gpus")
     except FileNotFoundError:
@@ -93,27 +88,73 @@ def read_devices(
         raise Refusal(BROKEN, f"{driver_root}/gpus: {fault}", "look at the driver") from fault
     devices: list[Device] = []
     index = 0
-    for bus in sorted_buses(names):
+    for bus in memory.sorted(names):
         device = Device(bus.lower(), index)
         try:
-            text = atomic.read_text(f"{driver_root}/gpus/{bus}/information")
-            parse_information(text, device)
+            data = read_information(f"{driver_root}/gpus/{bus}/information")
+            memory.parse(data, device)
         except (FileNotFoundError, ProcessLookupError):
             continue
         except (OSError, ValueError) as fault:
             device.fault = f"its information cannot be read: {fault}"
-        if places is not None and device.bus in places:
-            device.path, device.numa = places[device.bus]
-        else:
-            read_place(sys_root, device)
-            if places is not None and device.path:
-                places[device.bus] = (device.path, device.numa)
+        memory.place(sys_root, device)
         devices.append(device)
         if device.fault == EXCLUDED:
             device.index = -1  # NVML and CUDA do not count it
         else:
             index += 1
-    return with_inventory(devices, inventory or {})
+    return devices
+
+
+class Memory:
+    """What was found out the last time, so that a process asks and parses only what may change.
+
+    Every file of the driver is read every time; where a card sits does not change in a boot.
+    """
+
+    __slots__ = ("_cards", "_names", "_places", "_sorted")
+
+    def __init__(self) -> None:
+        self._cards: dict[str, tuple[bytes, int, str, str, str]] = {}
+        self._names: list[str] = []
+        self._places: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._sorted: list[str] = []
+
+    def sorted(self, names: list[str]) -> list[str]:
+        """Return the names that are PCI bus ids, in bus order."""
+        if names != self._names:
+            self._names, self._sorted = names, sorted_buses(names)
+        return self._sorted
+
+    def parse(self, data: bytes, device: Device) -> None:
+        """Fill in what a card's file says; raise ValueError where it is garbage."""
+        card = self._cards.get(device.bus)
+        if card is None or card[0] != data:
+            parse_information(data.decode("utf-8", "surrogateescape"), device)
+            card = (data, device.minor, device.uuid, device.model, device.fault)
+            self._cards[device.bus] = card
+        _, device.minor, device.uuid, device.model, device.fault = card
+
+    def place(self, sys_root: str, device: Device) -> None:
+        """Fill in NUMA node and PCI path."""
+        if device.bus not in self._places:
+            read_place(sys_root, device)
+            if not device.path:
+                return
+            self._places[device.bus] = (device.path, device.numa)
+        device.path, device.numa = self._places[device.bus]
+
+
+def read_information(path: str) -> bytes:
+    """Return a card's file, by one read: it is shorter than a page; raise OSError, ValueError."""
+    fd = os.open(path, atomic.OPEN_READ)
+    try:
+        data = os.read(fd, PAGE)
+    finally:
+        os.close(fd)
+    if len(data) == PAGE:
+        raise ValueError(f"longer than {PAGE} bytes")
+    return data
 
 
 def sorted_buses(names: list[str]) -> list[str]:
@@ -170,76 +211,9 @@ def read_place(sys_root: str, device: Device) -> None:
         return
 
 
-def read_inventory(lock_dir: str, boot_id: str) -> dict[str, str]:
-    """Return what root published from NVML in this boot, or nothing.
-
-    It is advice on MIG, memory and NVLink; that it is missing never stops a claim of whole GPUs.
-    """
-    try:
-        pairs = kv.decode_versioned(atomic.read_text(f"{lock_dir}/inventory"), INVENTORY_LINE)
-    except (OSError, kv.MalformedError):
-        return {}
-    return pairs if pairs.get("boot_id") == boot_id else {}
-
-
-def with_inventory(devices: list[Device], inventory: dict[str, str]) -> list[Device]:
-    """Add what only NVML tells: a card in MIG mode gives way to its instances."""
-    if not inventory:
-        return devices
-    result: list[Device] = []
-    for device in devices:
-        of = f"gpu.{device.bus}."
-        device.uuid = device.uuid or inventory.get(f"{of}uuid", "")
-        device.memory_mib = number(inventory.get(f"{of}memory_mib", ""))
-        device.switched = inventory.get(f"{of}nvswitch") == "1"
-        if inventory.get(f"{of}mig") == "1":
-            result.extend(instances(device, inventory))
-        else:
-            result.append(device)
-    return result
-
-
-def instances(parent: Device, inventory: dict[str, str]) -> list[Device]:
-    """Return the MIG instances of a card that have a UUID, in order of their ids."""
-    start = f"mig.{parent.bus}."
-    found: list[Device] = []
-    names = [
-        key[len(start) : -len(".uuid")]
-        for key in inventory
-        if key.startswith(start) and key.endswith(".uuid")
-    ]
-    for name in sorted(names, key=instance_key):
-        device = Device(parent.bus, parent.index)
-        device.id = f"{parent.bus}.{name}"
-        device.uuid = inventory[f"{start}{name}.uuid"]
-        device.profile = inventory.get(f"{start}{name}.profile", "")
-        device.memory_mib = number(inventory.get(f"{start}{name}.memory_mib", ""))
-        device.minor, device.model = parent.minor, parent.model
-        device.numa, device.path, device.fault = parent.numa, parent.path, parent.fault
-        found.append(device)
-    return found
-
-
-def instance_key(name: str) -> tuple[int, ...]:
-    """Return the sort key of `gi10.ci0`: its numbers."""
-    return tuple([number("".join([c for c in part if c.isdigit()])) for part in name.split(".")])
-
-
 def number(text: str) -> int:
     """Return a whole number, 0 for anything else."""
     return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def links(inventory: dict[str, str]) -> dict[tuple[str, str], int]:
-    """Return the number of NVLinks between each pair of bus ids, both ways round."""
-    found: dict[tuple[str, str], int] = {}
-    for key, value in inventory.items():
-        if key.startswith("link."):
-            _, _, pair = key.partition(".")
-            middle = len(pair) // 2  # two bus ids of one length with a dot between
-            found[pair[:middle], pair[middle + 1 :]] = number(value)
-            found[pair[middle + 1 :], pair[:middle]] = number(value)
-    return found
 
 
 def overlaps(a: str, b: str) -> bool:

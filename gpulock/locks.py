@@ -134,9 +134,13 @@ class Store:
 
     def make(self, name: str, record: Owner) -> None:
         """Lock one device: mkdir, then the owner; raise OSError (EEXIST: it is held)."""
+        self.make_text(name, owner.encode(record))
+
+    def make_text(self, name: str, text: str) -> None:
+        """Lock one device for the owner that `text` describes."""
         folder = f"{self.locks_dir}/{name}"
         os.mkdir(folder, 0o755)
-        atomic.replace_file(f"{folder}/owner", owner.encode(record).encode("utf-8"))
+        atomic.replace_file(f"{folder}/owner", text.encode("utf-8"))
 
     def rewrite(self, name: str, record: Owner) -> None:
         """Replace the owner record of a lock that is held."""

@@ -6,8 +6,8 @@ Hot.
 
 import os
 
-from gpulock import devices
-from gpulock.devices import Device
+from gpulock import devices, inventory
+from gpulock.devices import Device, Memory
 from gpulock.locks import Lock, Store
 from gpulock.owner import Owner
 from gpulock.procfs import Proc
@@ -20,7 +20,7 @@ class Node:
 
     __slots__ = (
         "_links",
-        "_places",
+        "_memory",
         "_version",
         "boot_id",
         "inventory",
@@ -42,14 +42,14 @@ class Node:
         self.inventory: dict[str, str] = {}
         self._links: dict[tuple[str, str], int] = {}
         self._version = (0, 0, 0)
-        self._places: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._memory = Memory()
 
     def devices(self) -> list[Device]:
         """Return the node's devices by index; raise Refusal(BROKEN) without a driver."""
         self.read_inventory()
-        return devices.read_devices(
-            self.settings.driver_root, self.settings.sys_root, self.inventory, self._places
-        )
+        settings = self.settings
+        found = devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
+        return inventory.applied(found, self.inventory)
 
     def read_inventory(self) -> None:
         """Read what root published from NVML, where it changed since the last time."""
@@ -59,8 +59,8 @@ class Node:
         except OSError:
             version = (0, 0, 0)
         if version != self._version:
-            self.inventory = devices.read_inventory(self.settings.lock_dir, self.boot_id)
-            self._links = devices.links(self.inventory)
+            self.inventory = inventory.read(self.settings.lock_dir, self.boot_id)
+            self._links = inventory.links(self.inventory)
             self._version = version
 
     def map_jobs(self, record: Owner, granted: list[Device]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpulock import kv
-from gpulock.devices import INVENTORY_LINE
+from gpulock.inventory import LINE as INVENTORY_LINE
 from gpulock_exporter.telemetry import Device
 from gpulock_exporter.totals_limits import bus_id, device_id
 

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 
 from gpulock import atomic, devices, kv, settings
+from gpulock.inventory import LINE
+from gpulock.inventory import links as links_of
 from gpulock.locks import Lock, Store
 from gpulock.refusal import Refusal
 from gpulock_exporter.simulated_card import State
@@ -39,7 +41,7 @@ class Simulated:
         self._sequence = 0
         self._last: float | None = None
         self._states: dict[str, State] = {}
-        self._places: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._memory = devices.Memory()
         self._told: set[tuple[str, str]] | None = None
 
     def open(self) -> None:
@@ -69,7 +71,7 @@ class Simulated:
         except Refusal as fault:
             locks = {}
             frame.failures["devices"] = fault.why
-        links = devices.links(inventory)
+        links = links_of(inventory)
         scene = Scene(before, now, processes, locks, script, inventory, links)
         for card in cards:
             frame.devices += scene.records(card, self._states.setdefault(card.bus, State()))
@@ -84,7 +86,7 @@ class Simulated:
         """Return the cards that NVML would count, and what only NVML tells of them."""
         here = self._settings
         inventory = read_nvml(f"{self._folder}/nvml")
-        cards = devices.read_devices(here.driver_root, here.sys_root, None, self._places)
+        cards = devices.read_devices(here.driver_root, here.sys_root, self._memory)
         return [card for card in cards if card.index >= 0 and not card.fault], inventory
 
     def _locks(self) -> dict[str, Lock]:
@@ -106,7 +108,7 @@ class Simulated:
 def read_nvml(path: str) -> dict[str, str]:
     """Return what NVML would tell, of whatever boot; raise OSError where there is none."""
     try:
-        return kv.decode_versioned(atomic.read_text(path), devices.INVENTORY_LINE)
+        return kv.decode_versioned(atomic.read_text(path), LINE)
     except kv.MalformedError as fault:
         raise OSError(f"{path}: {fault}") from fault
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpulock import atomic, devices, kv
+from gpulock.inventory import instances
 from gpulock.locks import Lock
 from gpulock_exporter.simulated_card import MODELS, OTHER, Model, State, fill_board, fill_work
 from gpulock_exporter.simulated_load import load, mean_load, memory_share
@@ -53,7 +54,7 @@ class Scene(NamedTuple):
         parts: list[Device] = []
         if record.mig:
             mean = 0.0
-            for number, instance in enumerate(devices.instances(card, self.inventory)):
+            for number, instance in enumerate(instances(card, self.inventory)):
                 work = self.work(instance.id, card.index + number)
                 parts.append(self._instance(card, instance, model, work))
                 mean += work.mean * slices(instance.profile) / SLICES

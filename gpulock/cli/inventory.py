@@ -112,6 +112,6 @@ def joined(a: Device, b: Device, links: Links) -> Cell:
         return Cell("NVS", "green")
     if count := links.get((a.bus, b.bus), 0):
         return Cell(f"NV{count}", "green")
-    if choose.shared_bridges(a.path, b.path) >= choose.SHARED_BRIDGES:
+    if choose.behind_one_switch(a, b):
         return Cell("PIX", "cyan")
     return Cell("NODE") if a.numa == b.numa and a.numa >= 0 else Cell("SYS")

@@ -11,6 +11,7 @@ from gpulock import devices
 from gpulock.daemon.patience import Asking
 from gpulock.daemon.reconcile import Card
 from gpulock.devices import Device
+from gpulock.inventory import applied
 from gpulock.node import Node
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings
@@ -32,7 +33,7 @@ class DaemonNode(Node):
     def ask_driver(self) -> list[Device]:
         """Return what the driver shows, which may take for ever; raise Refusal."""
         settings = self.settings
-        return devices.read_devices(settings.driver_root, settings.sys_root, None, self._places)
+        return devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
 
     def devices(self) -> list[Device]:
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
@@ -48,4 +49,4 @@ class DaemonNode(Node):
         found = asking.answer()
         self.cards = {d.bus: Card(d.minor, d.uuid) for d in found if not d.fault}
         self.read_inventory()
-        return devices.with_inventory(found, self.inventory)
+        return applied(found, self.inventory)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gpulock import atomic, kv
 from gpulock.daemon.journal import Journal
 from gpulock.daemon.reconcile import Card, Report
-from gpulock.devices import INVENTORY_LINE
+from gpulock.inventory import LINE as INVENTORY_LINE
 from gpulock.node import Node
 
 NAME = "inventory"

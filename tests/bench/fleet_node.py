@@ -29,7 +29,7 @@ from gpulock_exporter.simulated_scene import Scene, Script
 from gpulock_exporter.telemetry import Frame, Xid
 
 import gpulock
-from gpulock import atomic, devices
+from gpulock import atomic, devices, inventory
 from gpulock.liveness import ALIVE, Verdict
 from gpulock.locks import Lock
 from gpulock.owner import Owner
@@ -77,9 +77,9 @@ def hardware(folder: Path, preset: str = "dgx-h200") -> Hardware:
     """Return the hardware of a simulated node, which is written below `folder`."""
     node = write_node(folder, preset)
     boot_id = boot().boot_id
-    inventory = devices.read_inventory(str(node.lock_dir), boot_id)
+    told = inventory.read(str(node.lock_dir), boot_id)
     cards = devices.read_devices(str(node.driver_root), str(node.sys_root))
-    return Hardware(cards, inventory, devices.links(inventory))
+    return Hardware(cards, told, inventory.links(told))
 
 
 def boot() -> Boot:

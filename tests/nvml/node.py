@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from gpulock import atomic, kv
-from gpulock.devices import INVENTORY_LINE, Device, read_devices
+from gpulock.devices import Device, read_devices
+from gpulock.inventory import LINE as INVENTORY_LINE
 from tests.nvml.cards import CARDS, NEWER_EVENTS, NEWER_KEYS, WITHOUT_COUNTERS
 
 Keys = dict[str, str]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock import choose, devices
+from gpulock import choose, devices, inventory
 from gpulock.choose import EXACT, exact, greedy, inside, matrix
 from gpulock.devices import Device
 from gpulock.simulate.node import write_node
@@ -32,9 +32,9 @@ def machine(preset: str) -> tuple[list[Device], Links]:
     with tempfile.TemporaryDirectory() as folder:
         node = write_node(Path(folder) / "n", preset)
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        inventory = devices.read_inventory(str(node.lock_dir), boot_id)
-        found = devices.read_devices(str(node.driver_root), str(node.sys_root), inventory)
-    return found, devices.links(inventory)
+        told = inventory.read(str(node.lock_dir), boot_id)
+        found = devices.read_devices(str(node.driver_root), str(node.sys_root))
+    return inventory.applied(found, told), inventory.links(told)
 
 
 def best(scores: list[list[int]], count: int) -> list[int]:

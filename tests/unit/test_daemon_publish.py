@@ -12,7 +12,7 @@ from gpulock.daemon.driver import DaemonNode
 from gpulock.daemon.journal import Journal
 from gpulock.daemon.publish import Publisher, checked, instances_of
 from gpulock.daemon.reconcile import Card, Report
-from gpulock.devices import read_inventory
+from gpulock.inventory import read as read_inventory
 from gpulock.settings import Settings
 from tests.unit.trees import BOOT, NAME, OTHER_BOOT, Box, bus
 

@@ -20,8 +20,8 @@ from gpulock_exporter.totals_tokens import Account
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gpulock import devices as driver
-from gpulock import sample
+from gpulock import inventory, sample
+from gpulock.devices import Device as DriverDevice
 from gpulock.sample import SAMPLE_LINE, parse
 from gpulock.simulate.inventory import inventory as simulated
 from gpulock.simulate.machine import Machine
@@ -301,10 +301,10 @@ def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
         f"{bus(2)}.gi2.ci0": instance(2, 2, uuid=""),
     }
     folder.write_inventory(cards, BOOT)
-    pairs = driver.read_inventory(str(tmp_path), BOOT)
-    assert driver.links(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
-    plain = [driver.Device(bus(number), number) for number in range(3)]
-    found = driver.with_inventory(plain, pairs)
+    pairs = inventory.read(str(tmp_path), BOOT)
+    assert inventory.links(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
+    plain = [DriverDevice(bus(number), number) for number in range(3)]
+    found = inventory.applied(plain, pairs)
     assert [one.id for one in found] == [bus(0), bus(1), f"{bus(2)}.gi1.ci0"]
     assert [one.switched for one in found] == [True, False, False]
     assert (found[0].uuid, found[0].memory_mib) == (uuid(0), 81920)

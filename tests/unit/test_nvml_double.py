@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from gpulock.devices import INVENTORY_LINE, read_devices
+from gpulock.devices import read_devices
+from gpulock.inventory import LINE as INVENTORY_LINE
 from gpulock.kv import decode_versioned
 from gpulock.simulate.node import write_node
 from gpulock.simulate.presets import PRESETS

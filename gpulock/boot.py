@@ -71,6 +71,9 @@ def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
     folders(store, state_dir)
     if state_boot_id(state_dir) != boot_id:
         forget(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
+        from gpulock import runs
+
+        runs.limit_owed(state_dir)
     try:
         atomic.replace_file(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
         if store.boot_id():

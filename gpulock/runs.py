@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records kept for adoption after a lost LOCK_DIR: STATE_DIR/runs, one a claim.
+"""Records of claims in STATE_DIR, for when LOCK_DIR is lost: one file a claim.
 
-Hot. Of jobs that have no spool directory to keep theirs in: Slurm's, and `gpulock run`'s.
+Hot. `runs/`: for adoption within a boot, of claims that have no spool directory to keep theirs in
+(Slurm's, and `gpulock run`'s). `owed/`: of every claim, until its line is in the history, so that
+a reboot loses none. Whoever writes the line removes the record.
 """
 
 import os
 
 from gpulock import atomic, kv, owner
+from gpulock.locks import RELEASED_PRUNE
 from gpulock.owner import Owner
+from gpulock.settings import Settings
 
-FOLDER = "runs"
+FOLDER, OWED = "runs", "owed"
+OWED_CAP = 1000  # records that are kept over a boot
 
 
 def keep(state_dir: str, record: Owner) -> None:
@@ -38,3 +43,34 @@ def drop(state_dir: str, record: Owner, device: str) -> None:
     except (OSError, kv.MalformedError):
         pass  # whatever it is, it is no claim to come back to
     atomic.remove_quietly(path)
+
+
+def owe(settings: Settings, record: Owner) -> None:
+    """Note that a claim will be owed a line of the history; what fails here fails no job.
+
+    Where released locks pile up nobody writes a history: the records would pile up as well.
+    """
+    folder = f"{settings.state_dir}/{OWED}"
+    try:
+        if os.stat(f"{settings.lock_dir}/released").st_nlink - 2 >= RELEASED_PRUNE:
+            return
+        data = owner.encode(record).encode("utf-8")
+        try:
+            atomic.new_file(f"{folder}/{record.token}", data)
+        except FileNotFoundError:
+            os.mkdir(folder, 0o755)
+            atomic.new_file(f"{folder}/{record.token}", data)
+    except (OSError, ValueError):
+        return
+
+
+def limit_owed(state_dir: str) -> None:
+    """Drop the oldest records once there are too many, as far as that is possible."""
+    folder = f"{state_dir}/{OWED}"
+    try:
+        names = os.listdir(folder)
+        names.sort(key=lambda name: os.lstat(f"{folder}/{name}").st_mtime)
+    except OSError:
+        return
+    for name in names[: max(0, len(names) - OWED_CAP)]:
+        atomic.remove_quietly(f"{folder}/{name}")

@@ -13,7 +13,7 @@ from gpulock.cli.words import FORCE, counted, holder, label_of, listing
 from gpulock.daemon.history import History
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import Report, reconcile
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, boottime
 from gpulock.devices import Device
 from gpulock.locks import Lock
 from gpulock.refusal import BROKEN, Refusal
@@ -36,7 +36,7 @@ def reap(session: Session, dry_run: bool) -> None:
     report = reconcile(node, judge(node), Deadline(REAP_SECONDS), dry_run)
     click.echo("\n".join(lines(report, present(node), dry_run)))
     if not dry_run:
-        History(complain).once(node, report.devices)
+        History(complain).run(node, report, boottime())
     if report.fault:
         raise Refusal(
             BROKEN, f"the verdicts cannot be published: {report.fault}", "make room there"

@@ -4,18 +4,19 @@
 Warm, and the one author of the history: gpulockd, or `gpulock reap` where it does not run. A line
 is made durable before the released locks go, and a claim that is found there again is looked for
 in the history first. So a crash at any instruction loses no claim and writes none twice; a claim
-that cannot be written waits in `released/`.
+that cannot be written waits in `released/`. One of which LOCK_DIR does not know any more is told
+by its record in STATE_DIR (gpulock.daemon.owed).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final
 
 from gpulock import atomic, kv, owner, sample
-from gpulock.daemon import history_file
+from gpulock.daemon import history_file, owed
 from gpulock.daemon.history_record import Part, encode, record_of
 from gpulock.daemon.reconcile import Report
 from gpulock.daemon.samples import Advice
@@ -26,6 +27,8 @@ from gpulock.locks import Store
 from gpulock.node import Node
 from gpulock.refusal import Refusal
 from gpulock.sample import is_token
+from gpulock.settle import FREED
+from gpulock.verdicts import PERIOD
 
 GATE_SECONDS: Final = 5.0
 BATCH: Final = 64  # claims that are made durable at once
@@ -41,18 +44,31 @@ class History:
         self._say = say
         self._said: set[str] = set()
         self._left: set[str] = set()  # written, and not yet gone from `released/`
+        self._sought: set[str] = set()  # of those without a note, looked for in that history
         self._file = (0, 0)  # the history as this process left it
+        self._saw = -PERIOD  # when it was noted last which claims stand
 
     def run(self, node: Node, report: Report, now: float) -> None:
         """Write what is over; `now` is CLOCK_BOOTTIME in seconds."""
-        self.once(node, report.devices)
+        left = [one.lock.owner for one in report.outcomes if one.act != FREED]
+        standing = {record.token for record in left if record}
+        if now - self._saw >= PERIOD:
+            owed.see(node.settings.state_dir, standing)
+            self._saw = now
+        self.once(node, report.devices, standing)
 
-    def once(self, node: Node, devices: Iterable[Device] = ()) -> int:
-        """Write what is over; return how many lines. `devices` are those the driver shows."""
+    def once(
+        self, node: Node, devices: Iterable[Device] = (), standing: Set[str] = frozenset()
+    ) -> int:
+        """Write what is over; return how many lines.
+
+        `devices` are those the driver shows, `standing` tokens of claims that are not over.
+        """
         faults: set[str] = set()
         lines = 0
         try:
             found = released(node.store, faults)
+            found |= owed.lost(node, found.keys() | standing, faults, time.time())
             if found:
                 known = {device.id: device for device in devices}
                 lines = self._write(node, found, known, faults)
@@ -80,7 +96,7 @@ class History:
         history_file.make_folder(folder)
         with Gate(folder, Deadline(GATE_SECONDS)):
             done = self._done(folder, path, ready)
-            drop(node.store, {token: ready[token] for token in done})
+            drop(node, {token: ready[token] for token in done})
             new = sorted(set(ready) - done, key=lambda token: (end_of(ready[token]), token))
             count = 0
             for begin in range(0, len(new), BATCH):
@@ -94,17 +110,21 @@ class History:
                 history_file.append(path, b"".join(lines.values()))
                 self._left |= set(lines)
                 self._file = identity(path)
-                drop(node.store, {token: ready[token] for token in lines})
+                drop(node, {token: ready[token] for token in lines})
                 count += len(lines)
             self._left &= set(ready)
+            self._sought &= set(ready)
         return count
 
     def _done(self, folder: str, path: str, ready: Claims) -> set[str]:
         """Return the claims whose line is there already."""
-        if self._file != (0, 0) and self._file == identity(path):
+        unnoted = {token for token, parts in ready.items() if not noted(parts)}
+        same = self._file != (0, 0) and self._file == identity(path)
+        if same and unnoted <= self._sought:
             return self._left & set(ready)
-        oldest = min(end_of(parts) for parts in ready.values())
+        oldest = min(earliest(parts) for parts in ready.values())
         self._left = history_file.written(folder, set(ready), oldest)
+        self._sought = unnoted
         self._file = identity(path)
         return set(self._left)
 
@@ -211,16 +231,27 @@ def awaited(advice: Advice, parts: Mapping[str, Part]) -> bool:
     return advice.may_come(last.owner, last.at, time.time())
 
 
+def noted(parts: Mapping[str, Part]) -> bool:
+    """Return whether the end of every device of a claim was noted."""
+    return all(part.boottime is not None for part in parts.values())
+
+
+def earliest(parts: Mapping[str, Part]) -> float:
+    """Return when a claim may have ended at the earliest (epoch)."""
+    return end_of(parts) if noted(parts) else min(p.owner.claimed_at for p in parts.values())
+
+
 def end_of(parts: Mapping[str, Part]) -> float:
     """Return when the last device of a claim was released."""
     return max(part.at for part in parts.values())
 
 
-def drop(store: Store, claims: Mapping[str, Iterable[str]]) -> None:
-    """Remove released locks whose line is written; one that stays is not written again."""
+def drop(node: Node, claims: Mapping[str, Iterable[str]]) -> None:
+    """Remove what is left of claims whose line is written; what stays is not written again."""
     for token, devices in claims.items():
         for device in devices:
-            remove(f"{store.released_dir}/{token}.{device}", set())
+            remove(f"{node.store.released_dir}/{token}.{device}", set())
+        owed.settle(node.settings.state_dir, token)
 
 
 def remove(folder: str, faults: set[str]) -> None:

@@ -108,4 +108,6 @@ def claim_for(
         token = grant.owner.token
         release(node, lambda o: o.token == token, judge(node), deadline, "claim undone")
         raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
+    if grant.fresh:
+        runs.owe(node.settings, grant.owner)
     return grant

@@ -4,7 +4,7 @@
 Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (design, section 8).
 """
 
-from gpulock import atomic, environment, owner
+from gpulock import atomic, environment, owner, runs
 from gpulock.claim import claim, note_unknown
 from gpulock.deadline import Deadline, boottime
 from gpulock.grant import Grant
@@ -81,6 +81,8 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
         still_there(node, found)
         isolate(node, found, grant, deadline)
         keep_record(found, grant.owner)
+        if grant.fresh:
+            runs.owe(node.settings, grant.owner)
         give(found, grant, node.settings, binds)
         node.map_jobs(grant.owner, grant.devices)
     except BaseException:  # whatever it is, the job does not start: it keeps nothing

@@ -10,7 +10,7 @@ have its GPUs gets an empty mask and GPULOCK_REFUSED, which the starter method r
 
 import os
 
-from gpulock import environment
+from gpulock import environment, runs
 from gpulock.claim import claim
 from gpulock.deadline import Deadline, boottime
 from gpulock.grant import Grant
@@ -78,6 +78,8 @@ def serve(node: Node, found: spool.Spool, deadline: Deadline) -> Grant | None:
     try:
         isolate(node, found, grant, deadline)
         keep_record(found, own)
+        if grant.fresh:
+            runs.owe(node.settings, grant.owner)
         give(found, grant, node.settings, binds)
         node.map_jobs(grant.owner, grant.devices)
     except BaseException:  # whatever it is, the task has no GPU: it keeps nothing of its own

@@ -75,6 +75,7 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
     grant = insist(node, call, own, count, deadline)
     try:
         runs.keep(settings.state_dir, grant.owner)
+        runs.owe(settings, grant.owner)
         own.token, own.devices = grant.owner.token, in_order(node, own.positions, grant)
         write(node, own)
         node.map_jobs(grant.owner, grant.devices)

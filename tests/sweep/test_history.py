@@ -14,6 +14,7 @@ import pytest
 
 from tests.sweep.trace import KILL, STRACE, Point, failing, points_of, struck, watching
 from tests.unit.history_site import Ended
+from tests.unit.trees import bus
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3000)]
 PROGRAM = Path(__file__).with_name("history.py")
@@ -23,11 +24,14 @@ SAMPLE = 20  # points of a kind
 
 
 def made(root: Path) -> Ended:
-    """Return a node with one claim in the history and two that wait for it."""
+    """Return a node with one claim in the history and three that wait for it, one of them lost."""
     site = Ended(root)
     site.claim(3, token="first")
     site.write()
-    for own in (site.hold(0, 1), site.hold(2, token="beef")):
+    site.run_job(3, token="gone")
+    site.end(3)
+    shutil.rmtree(site.lock / "released" / f"gone.{bus(3)}")
+    for own in (site.run_job(0, 1), site.run_job(2, token="beef")):
         numbers = (0, 1) if own.token == "feed" else (2,)
         site.finish(own, *(site.account(own, number) for number in numbers))
         site.end(*numbers)
@@ -48,7 +52,7 @@ def points(root: Path) -> list[Point]:
     run(made(root / "before"), [])
     site, log = made(root / "traced"), root / "strace.log"
     done = run(site, watching(log))
-    if done.returncode or done.stderr or site.waiting():
+    if done.returncode or done.stderr or site.waiting() or site.owed():
         raise RuntimeError(f"undisturbed, it exits {done.returncode}: {done.stderr}")
     return points_of(log, site.config())
 
@@ -66,8 +70,8 @@ def test_no_claim_is_lost_and_none_is_written_twice(tmp_path: Path, kind: str) -
         hit += struck(point, log)
         after = run(site, [])
         assert (after.returncode, after.stderr) == (0, ""), point
-        assert sorted(site.tokens()) == ["beef", "feed", "first"], point
-        assert site.waiting() == [], point
+        assert sorted(site.tokens()) == ["beef", "feed", "first", "gone"], point
+        assert (site.waiting(), site.owed()) == ([], []), point
         by_token = {found["token"]: found for found in site.records()}
         assert by_token["feed"]["gpus"] == 2, point
         shutil.rmtree(tmp_path / str(number))

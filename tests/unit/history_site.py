@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Generator
@@ -11,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpulock import boot
+from gpulock import boot, runs
 from gpulock.daemon.history import History
 from gpulock.deadline import boottime
 from gpulock.owner import Owner
 from gpulock.sample import FINISHED_LINE, SAMPLE_LINE
-from tests.unit.trees import BOOT, Box, bus, record
+from tests.unit.trees import BOOT, OTHER_BOOT, Box, bus, record
 
 GIB = 1 << 30
 
@@ -54,6 +55,22 @@ class Ended(Box):
         for number in numbers:
             self.node().store.make(bus(number), own.copy(minor=str(number), uuid=f"GPU-{number}"))
         return own
+
+    def run_job(self, *numbers: int, token: str = "feed", **about: Any) -> Owner:
+        """Let a claim stand whose record is kept, as a prolog keeps it."""
+        own = self.hold(*numbers, token=token, **about)
+        runs.owe(self.node().settings, own)
+        return own
+
+    def reboot(self, wiped: bool = True) -> None:
+        """Let the node come up again, with a /run that is empty."""
+        self.proc.boot(OTHER_BOOT if self.node().boot_id == BOOT else BOOT)
+        if wiped:
+            shutil.rmtree(self.lock)
+        node = self.node()
+        boot.ensure(node.store)
+        boot.make_ready(node.store, str(self.state), node.boot_id, node.name)
+        self.history = History(self.told.append)
 
     def end(self, *numbers: int, how: str = "epilog") -> None:
         """Release devices."""
@@ -120,6 +137,11 @@ class Ended(Box):
     def tokens(self) -> list[str]:
         """Return the tokens in the history."""
         return [str(found["token"]) for found in self.records()]
+
+    def owed(self) -> list[str]:
+        """Return whose line is owed."""
+        folder = self.state / runs.OWED
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def waiting(self) -> list[str]:
         """Return what waits in `released/`."""

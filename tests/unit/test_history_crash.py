@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import resource
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -85,15 +86,18 @@ def test_killed_at_any_call_no_claim_is_lost_and_none_is_written_twice(
         site = Ended(tmp_path / str(number))
         site.claim(3, token="first")
         site.write()
-        site.claim(0, 1)
-        site.claim(2, token="beef")
+        for numbers, token in (((0, 1), "feed"), ((2,), "beef"), ((3,), "gone")):
+            site.run_job(*numbers, token=token)
+            site.end(*numbers)
+        shutil.rmtree(site.lock / "released" / f"gone.{bus(3)}")
         code = in_child(killed_at(number, partial(chore, site), half))
         assert code in (0, KILLED)
         deaths += code == KILLED
         fresh(site)
-        assert sorted(site.tokens()) == ["beef", "feed", "first"], f"killed at call {number}"
+        told = sorted(site.tokens())
+        assert told == ["beef", "feed", "first", "gone"], f"killed at call {number}"
         assert {found["token"]: found["gpus"] for found in site.records()}["feed"] == 2
-        assert site.waiting() == []
+        assert (site.waiting(), site.owed()) == ([], [])
         if code == 0:
             break
     assert deaths > 40

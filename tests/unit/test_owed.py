@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stood when the node went down is in the history as well: once, with what is known."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from gpulock import boot, owner, runs
+from gpulock.daemon import owed
+from gpulock.daemon.history import History
+from gpulock.daemon.process import claim_for, judge, template
+from gpulock.daemon.reconcile import Report, reconcile
+from gpulock.locks import RELEASED_PRUNE
+from gpulock.settle import HELD, Outcome
+from tests.unit.history_site import Ended
+from tests.unit.jobs import Site, child_of, gpus
+from tests.unit.slurm_site import Site as SlurmSite
+from tests.unit.test_sge_prolog import start
+from tests.unit.trees import BOOT, bus, record, soon
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Ended:
+    return Ended(tmp_path)
+
+
+# --- a record is made with each claim -------------------------------------------------------------
+
+
+@pytest.fixture
+def sge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    child_of(monkeypatch, made)
+    return made
+
+
+def test_grid_engines_prolog_keeps_a_record_of_its_claim(sge: Site) -> None:
+    assert start(sge, sge.run(gpus(2))) == 0
+    lock = sge.node().store.read(bus(0)).owner
+    assert lock is not None
+    kept = owner.parse((sge.state / "owed" / lock.token).read_text())
+    assert (kept.key(), kept.devices) == (lock.key(), (bus(0), bus(1)))
+
+
+@pytest.mark.parametrize("spoil", ["a file", "a broken link"])
+def test_a_record_that_cannot_be_kept_stops_no_job(sge: Site, spoil: str) -> None:
+    place = sge.state / "owed"
+    if spoil == "a file":
+        place.touch()
+    else:
+        place.symlink_to("/nonexistent/folder")
+    assert start(sge, sge.run(gpus(1))) == 0
+    assert sge.locks() == [bus(0)]
+
+
+def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
+    slurm = SlurmSite(tmp_path)
+    assert slurm.prolog(12, "0") == 0
+    node = slurm.node()
+    slurm.process(900, "python")
+    grant = claim_for(node, template(node, 900, "alice"), 1, (), soon())
+    kept = [
+        owner.parse((slurm.state / "owed" / name).read_text())
+        for name in os.listdir(slurm.state / "owed")
+    ]
+    assert sorted((one.scheduler, one.devices) for one in kept) == [
+        ("process", grant.owner.devices),
+        ("slurm", (bus(0),)),
+    ]
+
+
+def test_where_nobody_writes_a_history_records_do_not_pile_up(site: Ended) -> None:
+    for number in range(RELEASED_PRUNE - 1):
+        (site.lock / "released" / str(number)).mkdir()
+    runs.owe(site.node().settings, record(token="last"))
+    (site.lock / "released" / "more").mkdir()
+    runs.owe(site.node().settings, record(token="none"))
+    assert site.owed() == ["last"]
+
+
+def test_a_boot_drops_the_oldest_records_beyond_the_cap(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, token in enumerate(("b", "a", "c")):
+        site.run_job(number, token=token)
+        os.utime(site.state / "owed" / token, (number, number))
+    monkeypatch.setattr(runs, "OWED_CAP", 2)
+    site.reboot()
+    assert site.owed() == ["a", "c"]
+
+
+# --- LOCK_DIR tells of the claim ------------------------------------------------------------------
+
+
+def test_a_claim_that_ends_takes_its_record_along(site: Ended) -> None:
+    site.run_job(0, 1)
+    assert (site.write(), site.owed()) == (0, ["feed"])
+    site.end(0)
+    assert (site.write(), site.owed()) == (0, ["feed"])
+    site.end(1)
+    assert (site.write(), site.owed()) == (1, [])
+    assert [found["how"] for found in site.records()] == ["epilog"]
+
+
+def test_a_lock_that_cannot_be_read_still_stands(site: Ended) -> None:
+    site.run_job(0)
+    (site.lock / "locks" / bus(0) / "owner").write_text("gpulock-owner 2\n")
+    assert (site.write(), site.owed()) == (0, ["feed"])
+
+
+def test_a_lock_directory_kept_over_a_reboot_tells_it_itself(site: Ended) -> None:
+    site.run_job(0)
+    site.reboot(wiped=False)
+    node = site.node()
+    report = reconcile(node, judge(node), soon())
+    site.history.run(node, report, 1e6)
+    site.write()
+    (found,) = site.records()
+    assert (found["how"], found["proof"]) == ("reap", "claimed before this boot")
+    assert found["devices"][0]["minor"] == 0
+    assert site.owed() == []
+
+
+def test_while_the_lock_directory_is_lost_nothing_is_over(site: Ended) -> None:
+    site.run_job(0)
+    shutil.rmtree(site.lock)
+    boot.ensure(site.node().store)
+    assert (site.write(), site.owed()) == (0, ["feed"])
+
+
+# --- the record is all that is left ---------------------------------------------------------------
+
+
+def test_a_claim_that_stood_when_the_node_went_down_is_one_line(site: Ended) -> None:
+    own = site.run_job(0, 1, ago=5000.0, queue="gpu.q")
+    seen = own.claimed_at + 4000
+    os.utime(site.state / "owed/feed", (seen, seen))
+    site.reboot()
+    assert (site.write(), site.write()) == (1, 0)
+    (found,) = site.records()
+    assert (found["token"], found["user"], found["queue"], found["gpus"]) == (
+        "feed",
+        "alice",
+        "gpu.q",
+        2,
+    )
+    assert (found["how"], found["proof"]) == (
+        "reap",
+        "claimed before this boot; released_at is when it was last seen",
+    )
+    assert found["released_at"] == pytest.approx(seen, abs=0.01)
+    assert found["held_seconds"] == pytest.approx(4000, abs=0.01)
+    assert found["gpu_seconds"] == pytest.approx(8000, abs=0.01)
+    assert (found["busy_seconds"], found["observed_seconds"], found["shapes"]) == (None, 0, {})
+    assert [one["id"] for one in found["devices"]] == [bus(0), bus(1)]
+    assert (site.owed(), site.told) == ([], [])
+
+
+def test_what_the_exporter_kept_of_it_counts(site: Ended) -> None:
+    own = site.run_job(0)
+    site.finish(own, site.account(own, 0))
+    site.reboot()
+    os.utime(site.state / "owed/feed")
+    site.write()
+    (found,) = site.records()
+    assert (found["busy_seconds"], found["observed_seconds"]) == (40.0, 80.0)
+
+
+def test_gpulockd_notes_which_claims_stand(site: Ended) -> None:
+    path = site.state / "owed/feed"
+    own = site.run_job(0)
+    site.run_job(1, token="gone")
+    for name in ("feed", "gone"):
+        os.utime(site.state / "owed" / name, (1, 1))
+    node = site.node()
+    lock = node.store.read(bus(0))
+    report = Report([], [Outcome(lock, HELD, judge(node).verdict(lock), "")])
+    site.history.run(node, report, 1000.0)
+    assert path.stat().st_mtime > own.claimed_at
+    assert (site.state / "owed/gone").stat().st_mtime == 1
+    os.utime(path, (1, 1))
+    site.history.run(node, report, 1029.0)
+    assert path.stat().st_mtime == 1, "it was noted a moment ago"
+    site.history.run(node, report, 1030.0)
+    assert path.stat().st_mtime > own.claimed_at
+
+
+def test_a_note_for_a_claim_without_a_record_makes_none(site: Ended) -> None:
+    owed.see(str(site.state), ["feed", "../boot_id"])
+    assert site.owed() == []
+    assert (site.state / "boot_id").read_text().strip() == BOOT
+
+
+def test_a_record_from_a_clock_that_was_ahead_ends_now(site: Ended) -> None:
+    site.run_job(0)
+    os.utime(site.state / "owed/feed", (9e9, 9e9))
+    site.reboot()
+    site.write()
+    (found,) = site.records()
+    assert found["released_at"] <= time.time()
+
+
+def test_a_release_whose_line_was_not_written_yet_is_not_lost_with_run(site: Ended) -> None:
+    site.run_job(0)
+    site.end(0)
+    site.reboot()
+    assert (site.write(), site.tokens()) == (1, ["feed"])
+
+
+def test_a_record_that_a_power_cut_brought_back_gives_no_second_line(site: Ended) -> None:
+    site.run_job(0, token="first")
+    data = (site.state / "owed/first").read_bytes()
+    site.end(0)
+    site.write()
+    site.claim(1, token="other")
+    site.write()
+    for _ in range(2):  # found by a gpulockd that wrote it itself, then by one that knows nothing
+        (site.state / "owed/first").write_bytes(data)
+        assert (site.write(), site.owed()) == (0, [])
+        site.reboot()
+    assert site.tokens() == ["first", "other"]
+
+
+def test_after_run_was_wiped_a_claim_that_ended_meanwhile_is_told_without_how(site: Ended) -> None:
+    site.run_job(0)
+    shutil.rmtree(site.lock)
+    node = site.node()
+    reconcile(node, judge(node), soon())
+    assert site.write() == 1
+    assert [(found["how"], found["proof"]) for found in site.records()] == [("unknown", "")]
+
+
+def test_claims_wait_for_a_disk_that_is_full(site: Ended) -> None:
+    site.run_job(0)
+    site.reboot()
+    (site.state / "history").touch()
+    assert (site.write(), site.owed()) == (0, ["feed"])
+    (site.state / "history").unlink()
+    assert (site.write(), site.owed()) == (1, [])
+
+
+@pytest.mark.parametrize("kind", ["garbage", "other", "link", "fifo", "folder", "huge", "bare"])
+def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
+    site: Ended, kind: str
+) -> None:
+    site.run_job(0)
+    place = site.state / "owed/beef"
+    text = owner.encode(record(token="beef", devices=(bus(1),)))
+    if kind == "link":
+        target = site.root / "beef"
+        target.write_text(text)
+        place.symlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        texts = {
+            "garbage": "\x00" * 700,
+            "other": text.replace("token=beef", "token=dead"),
+            "huge": text + "comment=" + "x" * (1 << 17) + "\n",
+            "bare": owner.encode(record(token="beef", devices=())),
+        }
+        place.write_text(texts[kind])
+    site.reboot()
+    assert (site.write(), site.write()) == (1, 0)
+    assert site.tokens() == ["feed"]
+    (told,) = site.told
+    assert told.startswith(f"{place} cannot be read: ")
+
+
+def test_an_empty_record_goes_once_nobody_can_be_writing_it(site: Ended) -> None:
+    site.run_job(0)
+    place = site.state / "owed/beef"
+    place.touch()
+    site.write()
+    assert site.owed() == ["beef", "feed"]
+    os.utime(place, (1, 1))
+    site.write()
+    assert (site.owed(), site.told) == (["feed"], [])
+
+
+def test_a_node_without_records_has_no_folder_for_them(site: Ended) -> None:
+    assert (site.write(), site.owed()) == (0, [])
+    assert not (site.state / "owed").exists()
+    assert History(site.told.append).once(site.node()) == 0

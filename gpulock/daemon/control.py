@@ -1,39 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""slurmctld as gpulockd asks it: one that was silent is left alone for a while.
+"""slurmctld as gpulockd asks it: one that was silent is not asked with the gate held.
 
 A question is asked with the gate held, and a slurmctld that does not answer takes SLURM_TIMEOUT of
-every job's Prolog on this node. Until it is asked again what it would decide is unknown, and held.
+every job's Prolog on this node. So the question that it did not answer is put again before the
+gate is taken, by a thread, and until it is answered what it would decide is unknown, and held.
 """
 
 from __future__ import annotations
 
+from gpulock.daemon.patience import Asking
 from gpulock.deadline import boottime
 from gpulock.refusal import Refusal
 from gpulock.settings import Settings
 from gpulock.slurm.scontrol import Control, SilentError
 
-FIRST, LONGEST = 60.0, 600.0  # seconds; doubled each time that it stays silent
+AGAIN = 60.0  # seconds between two questions to one that is silent
+PATIENCE = 1.0  # seconds that a round waits for the answer: a healthy slurmctld needs 4 ms
+LONGEST = 600.0  # seconds without even a failure of ours: then it is asked at the gate again
 
 
 class Silence:
-    """Until when slurmctld is not asked (CLOCK_BOOTTIME seconds); kept from round to round."""
+    """Until when slurmctld is not asked at the gate (CLOCK_BOOTTIME); kept from round to round."""
 
     def __init__(self) -> None:
         self._until = 0.0
-        self._pause = FIRST
+        self._again = 0.0
+        self._job = ""
+        self._asking: Asking[dict[str, str] | None] | None = None
 
     def lasts(self, now: float) -> bool:
-        """Return whether it is too early to ask again."""
+        """Return whether it is not to be asked at the gate."""
         return now < self._until
 
-    def begins(self, now: float) -> None:
-        """Note that it did not answer."""
-        self._until = now + self._pause
-        self._pause = min(self._pause * 2, LONGEST)
+    def begins(self, now: float, job: str) -> None:
+        """Note that it did not answer a question about a job."""
+        self._until, self._again, self._job = now + LONGEST, now + AGAIN, job
 
     def ends(self) -> None:
         """Note that it answered."""
-        self._until, self._pause = 0.0, FIRST
+        self._until, self._asking = 0.0, None
+
+    def listen(self, settings: Settings, now: float) -> None:
+        """Ask a slurmctld that is silent again, where that is due; the gate is not held."""
+        if not self.lasts(now):
+            return
+        if self._asking is None:
+            if now < self._again:
+                return
+            job = self._job
+            self._asking = Asking(lambda: Control(settings).job(job))
+        if not self._asking.wait(PATIENCE):
+            return
+        asking, self._asking = self._asking, None
+        try:
+            asking.answer()
+        except (Refusal, OSError):
+            self.begins(now, self._job)
+        else:
+            self.ends()
 
 
 class SparingControl(Control):
@@ -52,7 +76,7 @@ class SparingControl(Control):
         try:
             found = super().job(job)
         except Refusal:
-            self._spared.begins(boottime())
+            self._spared.begins(boottime(), job)
             raise
         self._spared.ends()
         return found

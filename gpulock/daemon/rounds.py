@@ -19,7 +19,7 @@ from gpulock.daemon.journal import ERROR, NOTICE, Journal
 from gpulock.daemon.process import judge
 from gpulock.daemon.reconcile import Report, reconcile
 from gpulock.daemon.single import Single
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, boottime
 from gpulock.node import Node
 from gpulock.refusal import BUSY, Refusal
 
@@ -80,6 +80,7 @@ class Rounds:
             if refusal.kind == BUSY:
                 raise RunsAlreadyError(refusal.kind, refusal.why, refusal.do) from refusal
             raise
+        self._silence.listen(self.node.settings, boottime())
         control = SparingControl(self.node.settings, self._silence)
         report = reconcile(self.node, judge(self.node, control), Deadline(ROUND_SECONDS))
         report.cards = self.node.cards

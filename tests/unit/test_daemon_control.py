@@ -3,14 +3,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from gpulock.daemon import control
-from gpulock.daemon.control import FIRST, LONGEST, Silence, SparingControl
+from gpulock.daemon import control, rounds
+from gpulock.daemon.control import AGAIN, LONGEST, Silence, SparingControl
+from gpulock.daemon.driver import DaemonNode
+from gpulock.daemon.journal import Journal
+from gpulock.daemon.patience import Asking
+from gpulock.daemon.rounds import Rounds
+from gpulock.daemon.single import Single
 from gpulock.refusal import UNKNOWN, Refusal
+from gpulock.settings import Settings
+from tests.unit.slurm_site import INVALID, ROOT, SILENT
+from tests.unit.slurm_site import Site as SlurmSite
 from tests.unit.trees import Box
+
+NO_CONTACT = "Unable to contact slurm controller"
 
 
 class Clock:
@@ -26,34 +39,43 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(control, "boottime", made)
+    for module in (control, rounds):
+        monkeypatch.setattr(module, "boottime", made)
+    monkeypatch.setattr(control, "PATIENCE", 20.0)  # a busy machine may need more than a second
     return made
 
 
 class Site:
     """A node with a squeue that counts how often it was started."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self.root = root
+        self.clock = clock
         self.box = Box(root / "node", SLURM_BINARIES=str(root), SLURM_TIMEOUT="20")
         self.calls = root / "calls"
         self.squeue = root / "squeue"
         self.silence = Silence()
 
-    def answer(self, text: str, code: int = 1) -> None:
-        self.squeue.write_text(f"#!/bin/sh\necho >> {self.calls}\necho '{text}'\nexit {code}\n")
+    def answer(self, text: str, after: str = ":") -> None:
+        lines = ["#!/bin/sh", f"echo >> {self.calls}", after, f"echo '{text}'", "exit 1", ""]
+        self.squeue.write_text("\n".join(lines))
         self.squeue.chmod(0o755)
 
     def ask(self) -> dict[str, str] | None:
         """Ask as a round does: with a control of its own."""
         return SparingControl(self.box.node().settings, self.silence).job("12")
 
+    def listen(self) -> None:
+        """Do what a round does before it takes the gate."""
+        self.silence.listen(self.box.node().settings, self.clock())
+
     def asked(self) -> int:
         return self.calls.read_text().count("\n") if self.calls.exists() else 0
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path, clock: Clock) -> Site:
+    return Site(tmp_path, clock)
 
 
 def test_what_it_answers_is_returned_each_time(site: Site, clock: Clock) -> None:
@@ -62,37 +84,117 @@ def test_what_it_answers_is_returned_each_time(site: Site, clock: Clock) -> None
     assert site.asked() == 2
 
 
-def test_after_silence_it_is_left_alone_for_a_while(site: Site, clock: Clock) -> None:
-    site.answer("Unable to contact slurm controller")
+def test_after_silence_it_is_left_alone(site: Site, clock: Clock) -> None:
+    site.answer(NO_CONTACT)
     for _ in range(3):
         with pytest.raises(Refusal) as caught:
             site.ask()
         assert caught.value.kind == UNKNOWN
     assert site.asked() == 1
-    clock.now += FIRST
+
+
+def test_before_the_gate_it_is_asked_again_now_and_then_and_nothing_ends_without_an_answer(
+    site: Site, clock: Clock
+) -> None:
+    site.answer(NO_CONTACT)
+    for minute in range(30):  # three times as long as it is left alone where nobody listens
+        with pytest.raises(Refusal):
+            site.ask()
+        for _ in range(2):
+            site.listen()
+            clock.now += AGAIN / 2
+        assert site.asked() == 1 + minute
+    assert site.silence.lasts(clock.now)
+
+
+def test_an_answer_ends_the_silence_and_work_goes_on_in_the_same_round(
+    site: Site, clock: Clock
+) -> None:
+    site.answer(NO_CONTACT)
     with pytest.raises(Refusal):
         site.ask()
+    site.answer("slurm_load_jobs error: Invalid job id specified")
+    site.listen()
+    with pytest.raises(Refusal):
+        site.ask()
+    clock.now += AGAIN
+    site.listen()
+    assert [site.ask(), site.ask()] == [None, None]
+    assert site.asked() == 4
+
+
+def test_an_answer_that_takes_its_time_is_taken_by_a_later_round(
+    site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.answer(NO_CONTACT)
+    with pytest.raises(Refusal):
+        site.ask()
+    go = site.root / "go"
+    os.mkfifo(go)
+    site.answer("slurm_load_jobs error: Invalid job id specified", after=f"read _ <{go}")
+    monkeypatch.setattr(control, "PATIENCE", 0.0)
+    clock.now += AGAIN
+    for _ in range(3):
+        site.listen()
+        assert site.silence.lasts(clock.now)
+        clock.now += AGAIN
+    go.write_text("go\n")
+    monkeypatch.setattr(control, "PATIENCE", 20.0)
+    site.listen()
+    assert not site.silence.lasts(clock.now)
     assert site.asked() == 2
 
 
-def test_an_answer_ends_the_silence(site: Site, clock: Clock) -> None:
-    site.answer("Unable to contact slurm controller")
+def test_a_question_that_never_comes_back_leaves_the_way_through_the_gate(
+    site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.answer(NO_CONTACT)
     with pytest.raises(Refusal):
         site.ask()
-    clock.now += FIRST
+    monkeypatch.setattr(Asking, "wait", lambda *_: False)
     site.answer("slurm_load_jobs error: Invalid job id specified")
-    assert [site.ask(), site.ask()] == [None, None]
-    assert site.asked() == 3
+    for _ in range(int(LONGEST / AGAIN)):
+        site.listen()
+        assert site.silence.lasts(clock.now)
+        clock.now += AGAIN
+    site.listen()
+    assert site.ask() is None
 
 
-def test_the_longer_it_is_silent_the_longer_it_is_left_alone() -> None:
-    silence = Silence()
-    pauses: list[float] = []
-    now = 0.0
-    for _ in range(6):
-        silence.begins(now)
-        begun = now
-        while silence.lasts(now):
-            now += FIRST
-        pauses.append(now - begun)
-    assert pauses == [60, 120, 240, 480, LONGEST, LONGEST]
+def test_one_that_answers_is_not_asked_beside_the_gate(site: Site, clock: Clock) -> None:
+    site.answer("slurm_load_jobs error: Invalid job id specified")
+    site.ask()
+    clock.now += AGAIN
+    site.listen()
+    assert site.asked() == 1
+
+
+def test_gpulockd_frees_in_the_round_in_which_slurmctld_is_back(
+    tmp_path: Path, clock: Clock
+) -> None:
+    slurm = SlurmSite(tmp_path)
+    slurm.process(60, "slurmd", uid=ROOT)
+    slurm.prolog(12, "0")
+    slurm.fails(SILENT)
+    ends = os.pipe2(os.O_NONBLOCK)
+    made = Rounds(DaemonNode(Settings(dict(slurm.settings))), Journal(ends[1]), ())
+    with closing(made.single, ends):
+        for _ in range(3):
+            made.once(clock.now)
+        assert [call[0] for call in slurm.calls()] == ["squeue"]
+        slurm.fails(INVALID)
+        clock.now += AGAIN
+        report = made.once(clock.now)
+        assert report is not None
+        assert [outcome.act for outcome in report.outcomes] == ["freed"]
+
+
+@contextmanager
+def closing(single: Single, ends: tuple[int, int]) -> Generator[None]:
+    """Let another gpulockd run after the test."""
+    try:
+        yield
+    finally:
+        single.let_go()
+        for fd in ends:
+            os.close(fd)

@@ -182,16 +182,27 @@ class Store:
         if ours is None:
             atomic.remove_folder(f"{self.locks_dir}/{lock.id}")
             return
-        target = f"{self.released_dir}/{ours}.{lock.id}"
-        os.rename(f"{self.locks_dir}/{lock.id}", target)
-        boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
-        times = [("released_at", f"{time.time():.3f}"), ("released_boottime", f"{boottime:.3f}")]
-        text = kv.encode([*times, ("how", how)])
+        self.note_release(lock.id, how)  # first: whoever is killed in between frees nothing
+        os.rename(f"{self.locks_dir}/{lock.id}", f"{self.released_dir}/{ours}.{lock.id}")
         try:
-            atomic.new_file(f"{target}/released", text.encode())
             self.prune()
         except OSError:
-            return  # the device is free; its history line will lack the how
+            return
+
+    def note_release(self, name: str, how: str) -> None:
+        """Note when and how a lock is released; where that fails its history lacks the how."""
+        path = f"{self.locks_dir}/{name}/released"
+        boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
+        times = [("released_at", f"{time.time():.3f}"), ("released_boottime", f"{boottime:.3f}")]
+        try:
+            data = kv.encode([*times, ("how", how)]).encode()
+            try:
+                atomic.new_file(path, data)
+            except FileExistsError:  # of a release that was cut short
+                os.unlink(path)
+                atomic.new_file(path, data)
+        except (OSError, ValueError):
+            return
 
     def still(self, name: str, token: str | None) -> bool:
         """Return whether a lock has this token, or for None no owner; raise OSError."""

@@ -123,6 +123,49 @@ def test_a_release_that_cannot_write_its_note_has_released(
     assert store.all() == {}
 
 
+def test_a_release_that_is_killed_before_its_end_is_still_held_and_the_next_one_says_how(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.make(ONE, record())
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", die)
+        with pytest.raises(KeyboardInterrupt):
+            store.retire(store.read(ONE), "epilog")
+    assert store.read(ONE).owner is not None
+    store.retire(store.read(ONE), "reap: its shepherd is gone")
+    note = Path(store.released_dir, f"{record().token}.{ONE}", "released").read_text()
+    assert note.count("how=") == note.count("how=reap: its shepherd is gone") == 1
+
+
+def test_a_release_that_is_killed_behind_its_rename_has_said_how(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.make(ONE, record())
+    rename = os.rename
+
+    def die(*paths: str) -> None:
+        rename(*paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", die)
+    lock = store.read(ONE)
+    with pytest.raises(KeyboardInterrupt):
+        store.retire(lock, "epilog")
+    assert store.all() == {}
+    note = Path(store.released_dir, f"{record().token}.{ONE}", "released")
+    assert "how=epilog" in note.read_text()
+
+
+def test_a_how_that_cannot_be_written_keeps_no_device(store: Store) -> None:
+    store.make(ONE, record())
+    store.retire(store.read(ONE), "reap: process 1 (a\nb) has it")
+    assert store.all() == {}
+
+
 def test_released_locks_do_not_pile_up_and_the_oldest_go_first(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from io import StringIO
+from itertools import chain
 
 import click
 
@@ -26,6 +27,7 @@ from gpulock.report.scan import Faults, Query, Sum, Sums, claims, matching, pars
 
 VERSION = 1
 HOUR = 3600.0
+CHUNK = 1 << 16  # characters that are written at once
 LAST = 50  # claims that a table lists unless told otherwise
 TIMES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
 COLUMNS = (
@@ -78,8 +80,8 @@ def history(session: Session, /, by: str | None, limit: int, form: str, **which:
     if by:
         tell_sums(sums(folder, query, by, faults), by, form)
     elif form in ("json", "csv"):
-        print_all = print_json if form == "json" else print_csv
-        print_all(claims(folder, query, faults))
+        pieces = json_of if form == "json" else csv_of
+        put(pieces(claims(folder, query, faults)))
     else:
         tell_claims(folder, query, faults, limit)
     for fault in faults.told():
@@ -215,9 +217,7 @@ def tell_sums(found: dict[str, Sum], by: str, form: str) -> None:
         click.echo(json.dumps({"version": VERSION, "by": by, "sums": rows}, indent=2))
     elif form == "csv":
         fields = [by, "claims", "gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds"]
-        writer = csv.DictWriter(sys.stdout, fields, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        put(csv_lines([fields, *([row[key] for key in fields] for row in rows)]))
     else:
         columns = [Column(by.upper(), least=8), *(Column(name, right=True) for name in SUMS)]
         shown = [sum_cells(name or "-", one) for name, one in ordered]
@@ -231,19 +231,42 @@ def sum_cells(name: str, one: Sum) -> list[Cell]:
     return [Cell(name), Cell(f"{one.claims:,}"), *map(Cell, times), Cell(use)]
 
 
-def print_json(found: Iterable[Claim]) -> None:
-    """Print the records, one after another: there may be a million."""
-    click.echo(f'{{"version": {VERSION}, "claims": [', nl=False)
+def json_of(found: Iterable[Claim]) -> Iterator[str]:
+    """Yield the records as text, one after another: there may be a million."""
+    yield f'{{"version": {VERSION}, "claims": ['
     comma = "\n"
     for claim in found:
-        sys.stdout.write(comma + json.dumps(claim.record))
+        yield comma + json.dumps(claim.record)
         comma = ",\n"
-    click.echo("\n]}")
+    yield "\n]}\n"
 
 
-def print_csv(found: Iterable[Claim]) -> None:
-    """Print a line a claim, without its devices."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(FIELDS)
-    for claim in found:
-        writer.writerow([claim.record.get(key) for key in FIELDS])
+def csv_of(found: Iterable[Claim]) -> Iterator[str]:
+    """Yield a line a claim, without its devices."""
+    return csv_lines(
+        chain([FIELDS], ([claim.record.get(key) for key in FIELDS] for claim in found))
+    )
+
+
+def csv_lines(rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """Yield rows as CSV."""
+    line = StringIO()
+    writer = csv.writer(line, lineterminator="\n")
+    for row in rows:
+        writer.writerow(row)
+        yield line.getvalue()
+        line.seek(0)
+        line.truncate()
+
+
+def put(pieces: Iterable[str]) -> None:
+    """Print a text of many pieces; all of it by echo, so that it is known what a fault is of."""
+    some: list[str] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece)
+        if size >= CHUNK:
+            click.echo("".join(some), nl=False)
+            some, size = [], 0
+    click.echo("".join(some), nl=False)

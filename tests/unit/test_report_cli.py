@@ -365,6 +365,30 @@ def test_csv_has_a_line_a_claim(busy: Desk) -> None:
     )
 
 
+@pytest.mark.parametrize("form", ["--json", "--csv", "--table"])
+@pytest.mark.parametrize("sums", [(), ("--by", "user")])
+def test_an_output_that_cannot_be_written_is_one_line_and_no_broken_node(
+    busy: Desk, form: str, sums: tuple[str, ...]
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PROGRAM, "--config", busy.config(), "history", form, *sums],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = "gpulock: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_what_is_written_in_chunks_is_whole(busy: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [busy.text("history", form) for form in ("--json", "--csv")]
+    monkeypatch.setattr("gpulock.cli.history.CHUNK", 1)
+    assert [busy.text("history", form) for form in ("--json", "--csv")] == whole
+
+
 def test_of_a_claim_of_several_devices_only_the_one_asked_for_counts(desk: Desk) -> None:
     both = desk.hold(0, 1)
     desk.finish(both, desk.account(both, 0, busy=10), desk.account(both, 1, busy=70))

@@ -9,7 +9,7 @@ group's next owner must not open what a dead job's lock still holds. Everything 
 
 import os
 
-from gpulock import atomic
+from gpulock import atomic, kv, owner
 from gpulock.devices import Device
 from gpulock.locks import Lock
 from gpulock.node import Node
@@ -18,6 +18,7 @@ from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.liveness import Judge
+    from gpulock.owner import Owner
 
 MODE = 0o660
 PARAMS, SWITCH = "params", "ModifyDeviceFiles"  # of /proc/driver/nvidia
@@ -61,15 +62,26 @@ def parameter(text: str) -> str:
 
 
 def owners(held: dict[str, Lock], node: Node) -> dict[int, int]:
-    """Return minor -> group of every device whose job has a shepherd that runs."""
+    """Return minor -> group of every device whose job has a shepherd that runs; raise OSError."""
     found: dict[int, int] = {}
     for lock in held.values():
-        record = lock.owner
+        record = read_again(lock, node) if lock.fault else lock.owner
         if record is None or record.add_grp_id <= 0 or not record.minor.isdecimal():
             continue
         if record.boot_id == node.boot_id and node.proc.running(record.pid, record.start):
             found[int(record.minor)] = record.add_grp_id
     return found
+
+
+def read_again(lock: Lock, node: Node) -> "Owner | None":
+    """Return a record that could not be read; raise OSError, for its job may live and need it.
+
+    None where it cannot be understood: what nobody can read opens nothing.
+    """
+    try:
+        return owner.parse(atomic.read_text(f"{node.store.locks_dir}/{lock.id}/owner"))
+    except (FileNotFoundError, kv.MalformedError):
+        return None
 
 
 def check_given(granted: list[Device], gid: int, wanted: dict[int, int]) -> None:
@@ -85,10 +97,11 @@ def check_given(granted: list[Device], gid: int, wanted: dict[int, int]) -> None
 def apply(node: Node, devices: list[Device]) -> dict[int, int]:
     """Make the nodes of all devices what the locks say, gate held; raise OSError.
 
-    Returns minor -> group of those that are open.
+    Returns minor -> group of those that are open. What is held is opened by its record, also
+    where the driver does not show it now.
     """
     wanted = owners(node.store.all(), node)
-    for minor in sorted({device.minor for device in devices if device.minor >= 0}):
+    for minor in sorted({device.minor for device in devices if device.minor >= 0} | {*wanted}):
         set_group(f"{node.settings.dev_root}/nvidia{minor}", wanted.get(minor, 0))
     return wanted
 

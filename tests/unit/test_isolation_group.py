@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from gpulock import atomic
 from gpulock.devices import Device
 from gpulock.isolation import group
 from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
@@ -105,6 +107,64 @@ def test_a_node_is_closed_before_it_changes_hands(box: Box, files: Ownership) ->
         "chown",
         "chmod 660",
     ]
+
+
+class Unreadable:
+    """A record of which so many reads fail."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, path: Path, times: int) -> None:
+        self._path, self._left = str(path), times
+        self._read = atomic.read_text
+        patch.setattr(atomic, "read_text", self.read)
+
+    def read(self, path: str, limit: int = 1 << 16) -> str:
+        if path == self._path and self._left:
+            self._left -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self._read(path, limit)
+
+
+def test_a_record_that_fails_to_be_read_once_does_not_close_its_jobs_device(
+    box: Box, files: Ownership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(box, 2)
+    node = box.node()
+    group.apply(node, node.devices())
+    path = box.lock / "locks" / node.devices()[0].id / "owner"
+    Unreadable(monkeypatch, path, 1)
+    assert group.apply(node, node.devices()) == {0: GID, 1: GID}
+    assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID}
+
+
+def test_nodes_stay_as_they_are_where_a_record_cannot_be_read(
+    box: Box, files: Ownership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(box, 2)
+    node = box.node()
+    group.apply(node, node.devices())
+    path = box.lock / "locks" / node.devices()[0].id / "owner"
+    Unreadable(monkeypatch, path, 2)
+    with pytest.raises(OSError, match="Input/output error"):
+        group.apply(node, node.devices())
+    assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID}
+
+
+def test_a_record_that_nobody_understands_opens_nothing(box: Box, files: Ownership) -> None:
+    ask(box, 2)
+    node = box.node()
+    group.apply(node, node.devices())
+    (box.lock / "locks" / node.devices()[0].id / "owner").write_text("gpulock-owner 99\n")
+    assert group.apply(node, node.devices()) == {1: GID}
+    assert files.open_to(box) == {"nvidia1": GID}
+
+
+def test_a_held_device_is_its_jobs_also_where_the_driver_does_not_show_it_now(
+    box: Box, files: Ownership
+) -> None:
+    ask(box, 2)
+    node = box.node()
+    group.apply(node, node.devices()[1:])
+    assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID}
 
 
 @pytest.mark.parametrize("change", ["gone", "another process", "another boot"])

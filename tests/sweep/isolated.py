@@ -22,24 +22,36 @@ GPUS = 8
 ALL = {f"nvidia{n}" for n in range(GPUS)}
 
 
-class ConfinedStage(SgeStage):
-    """The stage of Grid Engine, on which every job is confined."""
+class IsolatedStage(SgeStage):
+    """The stage of Grid Engine with real device nodes, and ISOLATION as `isolation` says."""
+
+    isolation = "off"
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.dev = root / "dev"
         make_nodes(self.dev, GPUS)
+        self.configure(ISOLATION=self.isolation, SYS_ROOT="/sys", DEV_ROOT=str(self.dev))
+
+    def configure(self, **keys: str) -> None:
+        """Change settings of the node."""
+        text = self.scene.config.read_text()
+        kept = [line for line in text.splitlines() if line.partition("=")[0] not in keys]
+        lines = [*kept, *(f"{key}={value}" for key, value in keys.items())]
+        self.scene.config.write_text("\n".join(lines) + "\n")
+        self.node = self.scene.node()
+
+
+class ConfinedStage(IsolatedStage):
+    """On it every job is confined."""
+
+    isolation = "cgroup"
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
         self.probe = root / "probe.py"
         self.probe.write_text(PROBE)
         (self.proc / "devices").write_text(Path("/proc/devices").read_text())
-        with self.scene.config.open("a") as file:
-            file.write("ISOLATION=cgroup\n")
-        text = self.scene.config.read_text()
-        for key, value in (("SYS_ROOT", "/sys"), ("DEV_ROOT", str(self.dev))):
-            lines = [line for line in text.splitlines() if not line.startswith(f"{key}=")]
-            text = "\n".join([*lines, f"{key}={value}"]) + "\n"
-        self.scene.config.write_text(text)
-        self.node = self.scene.node()
         name = f"gpulock-sweep-{os.getpid()}.service"
         self.service = Service(name, self.mine.pid, self.other.pid)
         self.confined = False  # whether the job whose hook is stopped had its prolog already

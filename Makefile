@@ -43,7 +43,7 @@ pyright: $(DEV)
 unit: $(DEV)  ## the quick unit tests alone (the layers are one of them)
 	@$(STEP) "unit tests" $(PYTEST) -n auto -m "not slow and not install and not soak" tests/unit
 slow: $(DEV)  ## the slow unit tests: many processes, installations
-	@$(STEP) "slow tests" $(PYTEST) -n auto -m slow tests/unit
+	@$(STEP) "slow tests" $(PYTEST) -n auto -m "slow and not soak" tests/unit
 
 format: $(DEV)  ## rewrite the code as `check` wants it
 	@$(BIN)/ruff format
@@ -53,12 +53,14 @@ format: $(DEV)  ## rewrite the code as `check` wants it
 test: $(DEV)  ## check, every lab in its short form, the sweep sampled
 	@tests/consent.sh "make test"
 	@$(MAKE) check slow
-	@$(STEP) "wheel" $(PYTEST) -m install --timeout 600 tests/install tests/unit/test_nvml_double_faithful.py
 	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter tests/gpu
 	@$(STEP) "labs themselves" $(PYTEST) -m lab --timeout 600 $(ITSELF)
-	@$(STEP) "labs" tests/together.sh $(foreach lab,SLURM SGE,"$(ALONE) '$(PYTEST) -m lab --timeout 600 $($(lab)); exit \$$?'") \
-	    "$(PYTEST) -m lab --timeout 600 $(OTHERS)"
-	@$(MAKE) sweep
+	@$(STEP) "labs, wheel, sweep" tests/together.sh \
+	    $(foreach lab,SLURM SGE,"$(ALONE) '$(PYTEST) -m lab --timeout 600 $($(lab)); exit \$$?'") "$(MAKE) others"
+others: $(DEV)
+	@$(PYTEST) -m lab --timeout 600 $(OTHERS)
+	@$(PYTEST) -m install --timeout 600 tests/install tests/unit/test_nvml_double_faithful.py
+	@$(ALONE) '$(PYTEST) -m sweep --timeout 3000 tests/sweep; exit $$?'
 
 lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)
 	@tests/consent.sh "make lab-sge"
@@ -131,7 +133,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit slow format test lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
+.PHONY: demo check format-check lint mypy pyright unit slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

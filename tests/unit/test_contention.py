@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock import settings
+from gpulock import owner, settings
 from gpulock.claim import claim
 from gpulock.daemon.process import judge, template
 from gpulock.daemon.reconcile import Report, reconcile
@@ -338,16 +338,16 @@ def test_a_lock_that_appears_before_mkdir_is_never_taken_over(
 ) -> None:
     field.release(field.claim(1).owner.token)
     theirs = template(field.node, os.getpid(), "other").copy(token="theirs", job_id="other")
-    real = Store.make
+    real = Store.make_text
     made: list[str] = []
 
-    def make(store: Store, name: str, record: Owner) -> None:
+    def make(store: Store, name: str, text: str) -> None:
         made.append(name)
         if len(made) == 2:  # the first is locked, the second is taken under our hands
-            real(store, name, theirs)
-        real(store, name, record)
+            real(store, name, owner.encode(theirs))
+        real(store, name, text)
 
-    monkeypatch.setattr(Store, "make", make)
+    monkeypatch.setattr(Store, "make_text", make)
     with pytest.raises(Refusal) as refused:
         field.claim(3)
 

@@ -24,7 +24,7 @@ from gpulock.quarantine import sync
 FOLDER: Final = "history"
 NAME: Final = "history.jsonl"
 LINE_LIMIT: Final = 1 << 20  # bytes; 128 instances with their buckets are 0.1 MB
-CHUNK: Final = 1 << 20
+CHUNK: Final = 1 << 16  # bytes: of larger ones the allocator asks the kernel each time
 DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)  # of a compressed file
 DAY: Final = 86400.0  # seconds that the clock may have been set back by
 TOKEN: Final = re.compile(rb'"token":"([0-9A-Za-z]{1,64})"')

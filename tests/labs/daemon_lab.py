@@ -207,6 +207,17 @@ def assert_over(daemon: Daemon, claim: Claim, proof: str, how: str = "reap") -> 
     return line
 
 
+def assert_over_by_boot(daemon: Daemon, claim: Claim, kept: bool) -> None:
+    """What stood when the node went down is in the history once, with or without its LOCK_DIR."""
+    if kept:
+        assert_over(daemon, claim, "claimed before this boot")
+        return
+    (line,) = [line for line in daemon.history() if line["token"] == claim.token]
+    assert line["how"] == "reap" and line["proof"].startswith("claimed before this boot; "), line
+    assert tuple(one["id"] for one in line["devices"]) == claim.devices
+    assert line["claimed_at"] <= line["released_at"] <= time.time()
+
+
 @contextlib.contextmanager
 def restless(daemon: Daemon) -> Generator[list[int]]:
     """Let it reconcile as fast as it can; yield a list that grows with each of them."""

@@ -27,6 +27,7 @@ from tests.labs.daemon_lab import (
     assert_freed,
     assert_held,
     assert_over,
+    assert_over_by_boot,
     gpulockd,
     restless,
 )
@@ -281,8 +282,7 @@ def test_after_a_reboot_the_first_round_frees_what_was_held_before(
         with other_boot(gpus, NODE):
             daemon.restart()
             assert claim.locked() == ()
-            if kept:
-                assert_over(daemon, claim, "claimed before this boot")
+            assert_over_by_boot(daemon, claim, kept)
             gpus.sge.start_execd(NODE)
             gpus.sge.qdel("-f", str(job))
             later = started(gpus, NODE, GPUS)
@@ -291,7 +291,7 @@ def test_after_a_reboot_the_first_round_frees_what_was_held_before(
             gpus.sge.wait_done(later)
             daemon.goes_round()
             told = [(line["job_id"], line["how"]) for line in daemon.history()]
-            assert told == [*([(str(job), "reap")] if kept else []), (str(later), "epilog")]
+            assert told == [(str(job), "reap"), (str(later), "epilog")]
 
 
 def empty(folder: Path) -> None:
@@ -315,6 +315,8 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     daemon.restart()
     assert claim.locked() == claim.devices
     assert len(gpus.locks(NODE)) == 2
+    told = [(line["job_id"], line["how"]) for line in daemon.history()]
+    assert told == [(str(ended), "unknown")]  # nothing but its record was left
     assert f"put back {' '.join(claim.devices)} of job {job}" in daemon.said()
     with Witness(claim, pids) as witness:
         kill_shepherd(gpus, NODE, job)
@@ -401,8 +403,7 @@ def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothi
         lines = {line["token"]: line for line in daemon.history()}
         assert len(daemon.history()) == len(lines) == 2
         assert lines[claims[deleted].token]["how"] == "epilog"
-        # killed between the rename and its note, it is free, and how is not known
-        assert lines[claims[ends].token]["how"] in ("reap", "unknown")
+        assert lines[claims[ends].token]["how"] == "reap"
         witness.never_free_too_soon(lines[claims[ends].token])
         assert [event for event in other.order if "freed" in event] == []
 

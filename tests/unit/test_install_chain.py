@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environmen
     )
     nobody = pwd.getpwnam("nobody")
     folder = chain.folder
-    while folder != Path("/tmp") and folder != Path("/"):
+    while folder not in (Path(tempfile.gettempdir()), Path("/")):
         folder.chmod(0o755)
         folder = folder.parent
     chain.log.touch()

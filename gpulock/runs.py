@@ -17,14 +17,16 @@ FOLDER, OWED = "runs", "owed"
 OWED_CAP = 1000  # records that are kept over a boot
 
 
-def keep(state_dir: str, record: Owner) -> None:
-    """Note a claim for a later adoption; raise OSError."""
+def keep(state_dir: str, record: Owner) -> str:
+    """Note a claim for a later adoption; return the file's path; raise OSError."""
     data = owner.encode(record).encode("utf-8")
+    path = f"{state_dir}/{FOLDER}/{record.token}"
     try:
-        atomic.replace_file(f"{state_dir}/{FOLDER}/{record.token}", data)
+        atomic.replace_file(path, data)
     except FileNotFoundError:
         os.makedirs(f"{state_dir}/{FOLDER}", 0o755, exist_ok=True)
-        atomic.replace_file(f"{state_dir}/{FOLDER}/{record.token}", data)
+        atomic.replace_file(path, data)
+    return path
 
 
 def drop(state_dir: str, record: Owner, device: str) -> None:
@@ -45,23 +47,34 @@ def drop(state_dir: str, record: Owner, device: str) -> None:
     atomic.remove_quietly(path)
 
 
-def owe(settings: Settings, record: Owner) -> None:
+def owe(settings: Settings, record: Owner, kept: str, dir_fd: int | None = None) -> None:
     """Note that a claim will be owed a line of the history; what fails here fails no job.
 
-    Where released locks pile up nobody writes a history: the records would pile up as well.
+    `kept` is its record for adoption, below `dir_fd` where that is given. Where released locks
+    pile up nobody writes a history: these records would pile up as well.
     """
     folder = f"{settings.state_dir}/{OWED}"
     try:
         if os.stat(f"{settings.lock_dir}/released").st_nlink - 2 >= RELEASED_PRUNE:
             return
-        data = owner.encode(record).encode("utf-8")
         try:
-            atomic.new_file(f"{folder}/{record.token}", data)
+            _owe(folder, record, kept, dir_fd)
         except FileNotFoundError:
             os.mkdir(folder, 0o755)
-            atomic.new_file(f"{folder}/{record.token}", data)
+            _owe(folder, record, kept, dir_fd)
     except (OSError, ValueError):
         return
+
+
+def _owe(folder: str, record: Owner, kept: str, dir_fd: int | None) -> None:
+    """Link the record, which costs a tenth of a new file; or write it, on another file system."""
+    path = f"{folder}/{record.token}"
+    try:
+        os.link(kept, path, src_dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        atomic.new_file(path, owner.encode(record).encode("utf-8"))
 
 
 def limit_owed(state_dir: str) -> None:

@@ -101,7 +101,7 @@ def claim_for(
     else:
         grant = claim_quiet(node, record, count, lambda: judge(node), deadline)
     try:
-        runs.keep(node.settings.state_dir, grant.owner)
+        kept = runs.keep(node.settings.state_dir, grant.owner)
     except OSError as fault:
         from gpulock.release import release
 
@@ -109,5 +109,5 @@ def claim_for(
         release(node, lambda o: o.token == token, judge(node), deadline, "claim undone")
         raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
     if grant.fresh:
-        runs.owe(node.settings, grant.owner)
+        runs.owe(node.settings, grant.owner, kept)
     return grant

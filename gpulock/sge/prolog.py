@@ -82,7 +82,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
         isolate(node, found, grant, deadline)
         keep_record(found, grant.owner)
         if grant.fresh:
-            runs.owe(node.settings, grant.owner)
+            runs.owe(node.settings, grant.owner, RECORD, found.fd)
         give(found, grant, node.settings, binds)
         node.map_jobs(grant.owner, grant.devices)
     except BaseException:  # whatever it is, the job does not start: it keeps nothing

@@ -79,7 +79,7 @@ def serve(node: Node, found: spool.Spool, deadline: Deadline) -> Grant | None:
         isolate(node, found, grant, deadline)
         keep_record(found, own)
         if grant.fresh:
-            runs.owe(node.settings, grant.owner)
+            runs.owe(node.settings, grant.owner, RECORD, found.fd)
         give(found, grant, node.settings, binds)
         node.map_jobs(grant.owner, grant.devices)
     except BaseException:  # whatever it is, the task has no GPU: it keeps nothing of its own

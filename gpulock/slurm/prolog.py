@@ -74,8 +74,7 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
     own.positions = call.positions() if request.is_counted_by_position(settings) else []
     grant = insist(node, call, own, count, deadline)
     try:
-        runs.keep(settings.state_dir, grant.owner)
-        runs.owe(settings, grant.owner)
+        runs.owe(settings, grant.owner, runs.keep(settings.state_dir, grant.owner))
         own.token, own.devices = grant.owner.token, in_order(node, own.positions, grant)
         write(node, own)
         node.map_jobs(grant.owner, grant.devices)

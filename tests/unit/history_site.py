@@ -59,7 +59,8 @@ class Ended(Box):
     def run_job(self, *numbers: int, token: str = "feed", **about: Any) -> Owner:
         """Let a claim stand whose record is kept, as a prolog keeps it."""
         own = self.hold(*numbers, token=token, **about)
-        runs.owe(self.node().settings, own)
+        place = self.root / "spool" if own.scheduler == "sge" else self.state
+        runs.owe(self.node().settings, own, runs.keep(str(place), own))
         return own
 
     def reboot(self, wiped: bool = True) -> None:

@@ -74,12 +74,35 @@ def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("kept", ["a folder", "on another file system"])
+def test_a_record_that_cannot_be_linked_is_written(site: Ended, kept: str) -> None:
+    own = record(devices=(bus(0), bus(1)))
+    runs.owe(site.node().settings, own, str(site.root) if kept == "a folder" else "/proc/version")
+    assert owner.parse((site.state / "owed" / own.token).read_text()).devices == own.devices
+
+
+def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended, tmp_path: Path) -> None:
+    secret, kept = tmp_path / "secret", tmp_path / "kept"
+    secret.write_text("secret")
+    kept.symlink_to(secret)
+    runs.owe(site.node().settings, record(token="feed"), str(kept))
+    assert secret.stat().st_nlink == 1
+    site.write()
+    assert (site.tokens(), len(site.told)) == ([], 1)
+
+
+def test_what_is_freed_of_a_claim_is_in_its_record_all_the_same(site: Ended) -> None:
+    own = site.run_job(0, 1, scheduler="slurm")
+    runs.drop(str(site.state), own, bus(0))
+    assert owner.parse((site.state / "owed/feed").read_text()).devices == (bus(0), bus(1))
+
+
 def test_where_nobody_writes_a_history_records_do_not_pile_up(site: Ended) -> None:
     for number in range(RELEASED_PRUNE - 1):
         (site.lock / "released" / str(number)).mkdir()
-    runs.owe(site.node().settings, record(token="last"))
+    site.run_job(0, token="last")
     (site.lock / "released" / "more").mkdir()
-    runs.owe(site.node().settings, record(token="none"))
+    site.run_job(1, token="none")
     assert site.owed() == ["last"]
 
 

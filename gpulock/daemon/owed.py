@@ -79,6 +79,8 @@ def read(folder: str, name: str) -> tuple[Owner | None, float]:
     """
     path = f"{folder}/{name}"
     info = os.lstat(path)
+    if info.st_uid != os.geteuid():
+        raise PermissionError(f"it belongs to uid {info.st_uid}, not to uid {os.geteuid()}")
     text = atomic.read_text(path)
     if not text:
         return None, info.st_mtime

@@ -297,6 +297,15 @@ def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
     assert told.startswith(f"{place} cannot be read: ")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_record_of_somebody_else_is_not_believed(site: Ended) -> None:
+    site.run_job(0)
+    os.chown(site.state / "owed/feed", 65534, 65534)
+    site.reboot()
+    assert (site.write(), site.tokens()) == (0, [])
+    assert "belongs to uid 65534" in site.told[0]
+
+
 def test_an_empty_record_goes_once_nobody_can_be_writing_it(site: Ended) -> None:
     site.run_job(0)
     place = site.state / "owed/beef"

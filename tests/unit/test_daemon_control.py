@@ -151,7 +151,11 @@ def test_a_question_that_never_comes_back_leaves_the_way_through_the_gate(
     site.answer(NO_CONTACT)
     with pytest.raises(Refusal):
         site.ask()
-    monkeypatch.setattr(Asking, "wait", lambda *_: False)
+
+    def hangs(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(Asking, "wait", hangs)
     site.answer("slurm_load_jobs error: Invalid job id specified")
     for _ in range(int(LONGEST / AGAIN)):
         site.listen()

@@ -97,6 +97,7 @@ class Service:
     """Cgroups as systemd gives a service, of both versions, with its daemons in them."""
 
     def __init__(self, name: str, *pids: int) -> None:
+        self.name = name
         self.folders = [Path(one.top) / name for one in TREES]
         self._alone = contextlib.ExitStack()
         self._alone.enter_context(alone())

@@ -11,7 +11,7 @@ import pytest
 
 from tests.bench.scene import folder
 from tests.labs.device_nodes import programs, programs_beyond
-from tests.sweep import grouped, isolated
+from tests.sweep import grouped, isolated, isolated_slurm
 from tests.sweep.play import Case
 from tests.sweep.test_sweep import (
     play,
@@ -21,9 +21,10 @@ from tests.sweep.test_sweep import (
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(7200)]
 __all__ = ["play", "strace", "test_a_fault_at_any_system_call_loses_nothing"]
+CASES = (*isolated.CASES, *isolated_slurm.CASES, *grouped.CASES)
 
 
-@pytest.fixture(params=(*isolated.CASES, *grouped.CASES), ids=lambda case: case.name)
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found

@@ -9,11 +9,14 @@ reconcile came by, no cgroup and no program of ours is left.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpulock.isolation import confine, tree
 from gpulock.procfs import Proc
+from tests.bench.starter import Shepherd
 from tests.labs.device_nodes import PROBE, Service, make_nodes, opened, programs, programs_beyond
+from tests.sweep.beside import await_end, beside
 from tests.sweep.play import Case
 from tests.sweep.sge import Epilog, Prolog, Reap, SgePlay, SgeStage
 from tests.sweep.stage import MINE
@@ -32,14 +35,6 @@ class IsolatedStage(SgeStage):
         self.dev = root / "dev"
         make_nodes(self.dev, GPUS)
         self.configure(ISOLATION=self.isolation, SYS_ROOT="/sys", DEV_ROOT=str(self.dev))
-
-    def configure(self, **keys: str) -> None:
-        """Change settings of the node."""
-        text = self.scene.config.read_text()
-        kept = [line for line in text.splitlines() if line.partition("=")[0] not in keys]
-        lines = [*kept, *(f"{key}={value}" for key, value in keys.items())]
-        self.scene.config.write_text("\n".join(lines) + "\n")
-        self.node = self.scene.node()
 
 
 class ConfinedStage(IsolatedStage):
@@ -64,6 +59,18 @@ class ConfinedStage(IsolatedStage):
             self.service.close()
         finally:
             super().close()
+
+    def hook(self, shepherd: Shepherd, name: str, head: Sequence[str] = ()) -> int:
+        """Run prolog or epilog of a job, `head` beside it; return the exit code."""
+        inside = self.cgroups() if shepherd is self.mine else []
+        argv = beside(head, self.command(shepherd, name), inside, self.service.folders)
+        status = self.run(shepherd, argv)
+        await_end(head, self.log)
+        return status
+
+    def is_near(self, call: str) -> bool:
+        """Return whether a traced call is on what a hook may change: cgroups are, too."""
+        return super().is_near(call) or self.service.name in call
 
     def end_job(self) -> None:
         """Let the cgroups of the job that is stopped be empty, as at the shepherd's end."""
@@ -144,6 +151,11 @@ class ConfinedProlog(Confined, Prolog):
 
 class ConfinedEpilog(Confined, Epilog):
     """The epilog is stopped."""
+
+    def proper(self) -> None:
+        """Expect that it frees what the job had, and removes its cgroups."""
+        super().proper()
+        self.expect(not self.node.cgroups(), "undisturbed, it does not remove")
 
 
 class ConfinedReap(Confined, Reap):

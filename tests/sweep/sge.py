@@ -43,8 +43,12 @@ class SgeStage(Stage):
 
     def hook(self, shepherd: Shepherd, name: str, head: Sequence[str] = ()) -> int:
         """Run prolog or epilog of a job, behind `head`; return the exit code."""
+        return self.run(shepherd, [*head, *self.command(shepherd, name)])
+
+    def command(self, shepherd: Shepherd, name: str) -> list[str]:
+        """Return the command of a hook, below its shepherd."""
         paths = {"prolog": self.scene.hooks.prolog, "epilog": self.scene.hooks.epilog}
-        return self.run(shepherd, [*head, str(paths[name]), str(shepherd.pid)])
+        return [str(paths[name]), str(shepherd.pid)]
 
     def run(self, shepherd: Shepherd, argv: Sequence[str]) -> int:
         """Run a program as a child of a shepherd; return the exit code."""

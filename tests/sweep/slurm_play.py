@@ -29,6 +29,8 @@ class SlurmPlay(Play):
     job's. `first`: nothing was claimed in this boot yet, so there is no other job either.
     """
 
+    sets: type[SlurmStage] = SlurmStage  # the stage it plays on
+
     def __init__(
         self,
         root: Path,
@@ -41,7 +43,7 @@ class SlurmPlay(Play):
         leader: int = 0,
         batch: bool = True,
     ) -> None:
-        self.node = SlurmStage(root, chooser)
+        self.node = self.sets(root, chooser)
         super().__init__(self.node, () if first else (OTHER,))
         self.mine: SlurmJob = self.node.job(MINE, positions, leader=leader, batch=batch)
         self.other: SlurmJob = self.node.job(OTHER, HELD)

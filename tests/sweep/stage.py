@@ -47,6 +47,14 @@ class Stage:
     def close(self) -> None:
         """End what was started."""
 
+    def configure(self, **keys: str) -> None:
+        """Change settings of the node."""
+        text = self.scene.config.read_text()
+        kept = [line for line in text.splitlines() if line.partition("=")[0] not in keys]
+        lines = [*kept, *(f"{key}={value}" for key, value in keys.items())]
+        self.scene.config.write_text("\n".join(lines) + "\n")
+        self.node = self.scene.node()
+
     def link(self, pid: int) -> None:
         """Let a process be seen."""
         (self.proc / str(pid)).symlink_to(f"/proc/{pid}")

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's hooks with ISOLATION=cgroup are stopped: on this machine's own cgroups (root).
+
+The PAM session of a step is opened and closed below a process that shows the step's title; slurmd
+and the step daemons live in cgroups of a service of their own. A step that starts must be
+confined; once its job is over and one reconcile came by, no cgroup and no program of ours is left.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpulock.isolation import confine, tree
+from gpulock.procfs import Proc
+from tests.bench.slurm_calls import BATCH, SlurmJob
+from tests.bench.starter import Starter
+from tests.labs.device_nodes import PROBE, Service, make_nodes, opened, programs, programs_beyond
+from tests.sweep.beside import await_end, beside
+from tests.sweep.isolated import ALL, GPUS
+from tests.sweep.play import Case
+from tests.sweep.slurm_play import SlurmPlay
+from tests.sweep.slurm_stage import SlurmStage
+from tests.sweep.stage import MINE
+
+STEP = f"{MINE}.{BATCH}"
+OPEN, CLOSE = "open_session", "close_session"  # PAM_TYPE of pam_exec(8)
+
+
+class ConfinedSlurmStage(SlurmStage):
+    """The stage of Slurm, on which every step is confined; of one job the batch step is there."""
+
+    def __init__(self, root: Path, chooser: str) -> None:
+        super().__init__(root, chooser)
+        self.dev = root / "dev"
+        make_nodes(self.dev, GPUS)
+        self.probe = root / "probe.py"
+        self.probe.write_text(PROBE)
+        (self.proc / "devices").write_text(Path("/proc/devices").read_text())
+        self.configure(ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(self.dev))
+        self.step = Starter(root, "slurmstepd", self.job(MINE).title())
+        self.link(self.step.pid)
+        daemons = [int(path.name) for path in self.proc.iterdir() if path.name.isdigit()]
+        daemons.remove(os.getpid())
+        self.service = Service(f"gpulock-sweep-{os.getpid()}.service", *daemons)
+        self._session = self.scene.hooks.folder / "prolog/slurm-session"
+        self._confined = False  # whether the step had its session already, when all was saved
+        self._over = False  # and whether it was over
+
+    def close(self) -> None:
+        """Remove the cgroups, and end all daemons."""
+        try:
+            self.end_step()
+            self.service.close()
+        finally:
+            self.step.end()
+            super().close()
+
+    def is_near(self, call: str) -> bool:
+        """Return whether a traced call is on what a hook may change: cgroups are, too."""
+        return super().is_near(call) or self.service.name in call
+
+    def session(self, act: str, head: Sequence[str] = ()) -> int:
+        """Open or close the session of the step, behind `head`; return the exit code.
+
+        It takes the job from its parent.
+        """
+        self.log.unlink(missing_ok=True)
+        argv = beside(head, [str(self._session)], self.cgroups(), self.service.folders)
+        env = {"PAM_TYPE": act, "PAM_USER": "labslurm", "PAM_SERVICE": "slurm"}
+        run = self.step.run(argv, env, proc=str(self.proc), stderr=str(self.stderr))
+        await_end(head, self.log)
+        return run.status
+
+    def epilog(self, job: SlurmJob, head: Sequence[str] = ()) -> int:
+        """Run the Epilog of a job, `head` beside it; return the exit code."""
+        outside = self.service.folders
+        argv = beside(head, [str(self._epilog)], outside, outside)
+        status = self.by_slurmd(argv, job.epilog(gpus=False))
+        await_end(head, self.log)
+        return status
+
+    def end_step(self) -> None:
+        """Let the step be over: its daemon ends, and its cgroup is empty."""
+        for folder in self.service.folders:
+            tree.move(self.step.pid, str(folder))
+        if self._shows():
+            self.unlink(self.step.pid)
+
+    def save(self) -> None:
+        """Keep whether the step is confined, and whether it is over, too."""
+        super().save()
+        self._confined, self._over = self.cgroups() != [], not self._shows()
+
+    def reset(self) -> None:
+        """Bring back the files, and the step as it was."""
+        super().reset()
+        self.end_step()
+        for path in self.cgroups():
+            path.rmdir()
+        self.link(self.step.pid)
+        if self._confined:
+            granted = [d for d in self.node.devices() if d.id in self.locks(MINE)]
+            confine.confine(self.node, STEP, self.step.pid, self.start(), granted)
+        if self._over:
+            self.end_step()
+
+    def start(self) -> int:
+        """Return the start time of the step's daemon."""
+        return Proc().start(self.step.pid)
+
+    def cgroups(self) -> list[Path]:
+        """Return the cgroups of the step."""
+        name = tree.name_of(STEP, self.step.pid, self.start())
+        return [folder / name for folder in self.service.folders if (folder / name).exists()]
+
+    def step_opens(self) -> dict[str, set[str]]:
+        """Return what a process of the step may open, by error."""
+        program = ["/usr/bin/python3", "-IS", str(self.probe), str(self.dev)]
+        run = self.step.run(program, {}, stderr=str(self.stderr), proc=str(self.proc))
+        self.must(run.status, 0)
+        return opened(self.stderr.read_text())
+
+    def _shows(self) -> bool:
+        return (self.proc / str(self.step.pid)).is_symlink()
+
+
+class Confined(SlurmPlay):
+    """What every case expects beside the locks."""
+
+    sets = ConfinedSlurmStage
+    node: ConfinedSlurmStage
+
+    def set_out(self) -> None:
+        """Note what the other jobs have."""
+        self._programs = programs()
+        super().set_out()
+
+    def prepare(self) -> None:
+        """Let the job claim."""
+        super().prepare()
+        self.stage.must(self.node.prolog(self.mine), 0)
+
+    def confined(self) -> None:
+        """Expect that the step opens what its job holds, and no other."""
+        indexes = self.holds_whole(2)
+        minors = [d.minor for d in self.node.node.devices() if str(d.index) in indexes]
+        names = {f"nvidia{minor}" for minor in minors}
+        seen = self.node.step_opens()
+        right = {"ENXIO": names | {"nvidiactl"}, "EPERM": ALL - names}
+        self.expect(seen == right, f"its job holds {sorted(names)} and it may open {seen}")
+
+    def course(self, code: int) -> None:
+        """Let the step be over, and its job."""
+        del code
+        self.node.end_step()
+        self.ended()
+
+    def settled(self) -> None:
+        """Expect nothing of the step after the reconcile."""
+        super().settled()
+        left = [str(path) for path in self.node.cgroups()]
+        self.expect(not left, f"after a reconcile there is still {left}")
+        more = programs_beyond(self._programs)
+        self.expect(more == 0, f"{more} programs are left")
+
+
+class SessionOpens(Confined):
+    """The session is stopped while it is opened: the step starts confined, or not at all."""
+
+    codes = (0, 1)
+
+    def run(self, head: Sequence[str] = ()) -> int:
+        """Open the session."""
+        return self.node.session(OPEN, head)
+
+    def proper(self) -> None:
+        """Expect that the step is confined."""
+        self.confined()
+
+    def course(self, code: int) -> None:
+        """Look at a step that starts, and close its session; no other has one."""
+        if code == 0:
+            self.confined()
+            self.stage.reconcile()
+            self.confined()
+            self.stage.must(self.node.session(CLOSE), 0)
+        super().course(code)
+
+
+class SessionCloses(Confined):
+    """The session is stopped while it is closed."""
+
+    def prepare(self) -> None:
+        """Let the step start."""
+        super().prepare()
+        self.stage.must(self.node.session(OPEN), 0)
+
+    def run(self, head: Sequence[str] = ()) -> int:
+        """Close the session."""
+        return self.node.session(CLOSE, head)
+
+    def proper(self) -> None:
+        """Expect that nothing of it is left."""
+        self.expect(not self.node.cgroups(), "undisturbed, it does not remove")
+
+
+class EpilogAfterStep(Confined):
+    """The Epilog is stopped, of a job whose step was killed: its session was never closed."""
+
+    def prepare(self) -> None:
+        """Let the step start, and be killed."""
+        super().prepare()
+        self.stage.must(self.node.session(OPEN), 0)
+        self.node.end_step()
+
+    def run(self, head: Sequence[str] = ()) -> int:
+        """Run the Epilog."""
+        return self.node.epilog(self.mine, head)
+
+    def proper(self) -> None:
+        """Expect that nothing is left."""
+        self.expect(not self.stage.locks(MINE), "undisturbed, it does not free")
+        self.expect(not self.node.cgroups(), "undisturbed, it does not remove")
+
+    def course(self, code: int) -> None:
+        """Let slurmctld forget the job, and one reconcile come by."""
+        del code
+        self.told_rightly()
+        self.over(self.mine)
+
+
+CASES = (
+    Case("confined session opens", SessionOpens),
+    Case("confined session closes", SessionCloses),
+    Case("confined Epilog", EpilogAfterStep),
+)

@@ -17,6 +17,8 @@ NVML_ERROR_GPU_IS_LOST: int
 NVML_ERROR_RESET_REQUIRED: int
 NVML_ERROR_LIB_RM_VERSION_MISMATCH: int
 
+nvmlLib: ctypes.CDLL | None  # loaded by nvmlInit
+
 class NVMLError(Exception):
     value: int
     def __init__(self, value: int) -> None: ...

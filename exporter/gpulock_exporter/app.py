@@ -29,7 +29,8 @@ from gpulock_exporter.exporter import Exporter
 from gpulock_exporter.listen import ListenError, listen, parse_address
 from gpulock_exporter.listen_activation import activated_sockets
 from gpulock_exporter.server import Server
-from gpulock_exporter.supervisor import Limits, Supervisor
+from gpulock_exporter.supervisor import Supervisor
+from gpulock_exporter.supervisor_decide import Limits
 from gpulock_exporter.webconfig_files import WebConfigError
 from gpulock_exporter.webconfig_reload import Reloader
 
@@ -135,10 +136,10 @@ def serve_alone(settings: Settings, exporter: Exporter) -> int:
 
 
 def run(exporter: Exporter, supervisor: Supervisor, stopped: threading.Event) -> None:
-    """Tick once a second, at once when a frame comes."""
+    """Tick once a second, at once when a frame comes; sleep in between."""
     due = time.monotonic()
     while not stopped.is_set():
-        frames = supervisor.step(max(0.0, min(0.2, due - time.monotonic())))
+        frames = supervisor.step(max(0.0, due - time.monotonic()))
         if frames or time.monotonic() >= due:
             exporter.tick(frames, supervisor)
             due = time.monotonic() + TICK * (1.5 if frames else 1.0)  # the next frame is due
@@ -175,10 +176,14 @@ def signals(supervisor: Supervisor, longest_pause: float, stopped: threading.Eve
 
         signal.signal(number, handle)
 
+    def stop() -> None:
+        stopped.set()
+        supervisor.wake()
+
     on(signal.SIGUSR1, lambda: supervisor.pause(longest_pause))
     on(signal.SIGUSR2, supervisor.resume)
-    on(signal.SIGTERM, stopped.set)
-    on(signal.SIGINT, stopped.set)
+    on(signal.SIGTERM, stop)
+    on(signal.SIGINT, stop)
 
 
 def ask(folder: str, act: str) -> int:

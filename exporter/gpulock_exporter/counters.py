@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pynvml
 
 from gpulock_exporter.nvml_answers import Answers, Look
+from gpulock_exporter.nvml_lists import NARROW, VALUES, field_list
 
 ALL_LINKS = 0xFFFFFFFF  # nvml.h: the scope that adds up the counters of all NVLinks
 
@@ -66,8 +67,6 @@ NVLINK = (  # KiB
     Field(139, ALL_LINKS, "nvlink", "receive"),
 )
 
-MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
-NARROW = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 WORD = 1 << 32
 NOT_AVAILABLE = frozenset({WORD - 1, (1 << 64) - 1})  # NVML_VALUE_NOT_AVAILABLE
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -80,18 +79,18 @@ def read_fields(device: Answers, look: Look, fields: Iterable[Field]) -> dict[Fi
     if not wanted:
         return {}
     try:
-        values = pynvml.nvmlDeviceGetFieldValues(device.handle, [field[:2] for field in wanted])
+        answers = field_list(tuple([field[:2] for field in wanted])).read(device.handle)
     except pynvml.NVMLError as fault:
         for field in wanted:
             device.refused(look, field.collector, field, fault.value)
         return {}
     found: dict[Field, float] = {}
-    for field, value in zip(wanted, values, strict=True):
-        error = field_error(field, value.nvmlReturn, value.valueType)
-        if error:
-            device.refused(look, field.collector, field, error)
+    for field, (error, value_type, value) in zip(wanted, answers, strict=True):
+        wrong = field_error(field, error, value_type)
+        if wrong:
+            device.refused(look, field.collector, field, wrong)
             continue
-        number = getattr(value.value, MEMBERS[value.valueType])
+        (number,) = VALUES[value_type].unpack(value)
         if 0 <= number < math.inf and number not in NOT_AVAILABLE:
             found[field] = number
     return found
@@ -105,7 +104,7 @@ def field_error(field: Field, error: int, value_type: int) -> int:
     """
     if error:
         return NOT_SUPPORTED if error == UNKNOWN_FIELD else error
-    if value_type >= len(MEMBERS) or (field in PCIE and value_type == NARROW):
+    if value_type >= len(VALUES) or (field in PCIE and value_type == NARROW):
         return NOT_SUPPORTED
     return 0
 

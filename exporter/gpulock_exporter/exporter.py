@@ -67,6 +67,7 @@ class Exporter:
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock.now()
+        self.listed.glance()
         facts = gather(self._node, now.boottime)
         over = self._book.tick(frames, facts, now)
         self._fault = supervisor.fault

@@ -8,15 +8,18 @@ instance (nvml.h, nvmlGpmMigSampleGet).
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import pynvml
 
 from gpulock_exporter.nvml_answers import Answers, Look
 
-SHORTEST = 1.0  # seconds between two samples; the driver refreshes them every 100 ms (nvml.h)
+SHORTEST = 0.95  # seconds between two samples: each look takes one, also one a little early
 LONGEST = 60.0  # seconds after which a window says nothing of now
 
 # nvmlGpmMetricId_t
@@ -29,6 +32,7 @@ TRAFFIC = {
     NVLINK_RECEIVE: "nvlink_receive",
 }
 METRICS = (GRAPHICS, *RATIOS, *TRAFFIC)
+METRIC = struct.Struct("@IId24x")  # nvmlGpmMetric_t: id, error, value, and its names
 MIB = 1 << 20
 WHOLE = 100.0
 ROUNDING = 1.0  # percent that a metric may be above the whole
@@ -114,23 +118,23 @@ def metrics_between(
     first: pynvml.c_nvmlGpmSample_t, second: pynvml.c_nvmlGpmSample_t
 ) -> dict[int, float]:
     """Return the metrics between two samples that the driver could make."""
-    asked = _request()
+    asked, answers = _request()
     asked.sample1, asked.sample2 = first, second
     pynvml.nvmlGpmMetricsGet(asked)
-    answers = [asked.metrics[place] for place in range(len(METRICS))]
-    return {one.metricId: one.value for one in answers if not one.nvmlReturn}
+    return {number: value for number, error, value in METRIC.iter_unpack(answers) if not error}
 
 
-def _request() -> pynvml.c_nvmlGpmMetricsGet_t:
-    """Return the one structure of 20 KiB that all windows use in turn."""
-    if not _REQUESTS:
-        asked = pynvml.c_nvmlGpmMetricsGet_t()
-        asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        asked.numMetrics = len(METRICS)
-        for place, number in enumerate(METRICS):
-            asked.metrics[place].metricId = number
-        _REQUESTS.append(asked)
-    return _REQUESTS[0]
+@cache
+def _request() -> tuple[pynvml.c_nvmlGpmMetricsGet_t, memoryview]:
+    """Return the one structure of 20 KiB that all windows use in turn, and where its answers are.
 
-
-_REQUESTS: list[pynvml.c_nvmlGpmMetricsGet_t] = []
+    An attribute of a structure of pynvml's is a call of Python's: see nvml_lists.
+    """
+    raw = bytearray(ctypes.sizeof(pynvml.c_nvmlGpmMetricsGet_t))
+    asked = pynvml.c_nvmlGpmMetricsGet_t.from_buffer(raw)
+    asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    asked.numMetrics = len(METRICS)
+    for place, number in enumerate(METRICS):
+        asked.metrics[place].metricId = number
+    begin = ctypes.addressof(asked.metrics[0]) - ctypes.addressof(asked)
+    return asked, memoryview(raw)[begin : begin + METRIC.size * len(METRICS)]

@@ -17,15 +17,14 @@ from gpulock.refusal import Refusal
 from gpulock_exporter import telemetry
 
 PERIOD = 10.0  # seconds between two readings of the driver's list
-GLANCE = 1.0  # seconds between two looks whether root has published another inventory
 NOT_LISTED = "the driver lists it, NVML does not"
 
 
 class DeviceList:
     """What the driver listed last: None as long as it never did; `fault` says why it does not.
 
-    `version` tells whether the list has changed in what does not come from the driver; it must
-    not block.
+    `version` tells whether the list has changed in what does not come from the driver: `glance`
+    has it read anew then. It must not block.
     """
 
     def __init__(
@@ -33,13 +32,13 @@ class DeviceList:
         read: Callable[[], list[Device]],
         version: Callable[[], object] = lambda: None,
         period: float = PERIOD,
-        glance: float = GLANCE,
     ) -> None:
         self._read = read
         self._version = version
         self._period = period
-        self._glance = min(glance, period)
-        self._ended = threading.Event()
+        self._known: object = None  # the version that was read last
+        self._due = threading.Event()
+        self._ended = False
         self._found: tuple[list[Device] | None, str] = (None, "not listed yet")
 
     @property
@@ -61,22 +60,27 @@ class DeviceList:
         except OSError as fault:
             self._found = (None, str(fault))
 
+    def glance(self) -> None:
+        """Have the list read before its time where root has published another inventory."""
+        if self._version() != self._known:
+            self._due.set()
+
     def start(self) -> None:
         """Read again and again, in a thread that nobody waits for."""
         threading.Thread(target=self._run, name="devices", daemon=True).start()
 
     def stop(self) -> None:
         """End the thread, once it does not hang."""
-        self._ended.set()
+        self._ended = True
+        self._due.set()
 
     def _run(self) -> None:
-        while not self._ended.is_set():
-            before, waited = self._version(), 0.0
+        while not self._ended:
+            self._due.clear()
+            self._known = self._version()
             self.read()
-            while waited < self._period and self._version() == before:
-                if self._ended.wait(self._glance):
-                    return
-                waited += self._glance
+            if not self._ended:
+                self._due.wait(self._period)
 
 
 def inventory_version(lock_dir: str) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ from gpulock_exporter.gpm import Window
 from gpulock_exporter.mig import Instances
 from gpulock_exporter.nvml_answers import Answers, Look
 from gpulock_exporter.nvml_links import lock_id, read_links
+from gpulock_exporter.nvml_lists import SampleList
 from gpulock_exporter.samples import Samples
 from gpulock_exporter.telemetry import Device
 
@@ -32,6 +33,7 @@ class Card(Answers):
         self.numa = numa_node(sys_root, self.name)
         self.links = read_links(self, look)
         self.instances = Instances()
+        self.buffer = SampleList()
         self.samples = Samples(look.now)
         self.slow = Slow()
         self.has_gpm = False

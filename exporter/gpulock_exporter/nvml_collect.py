@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pynvml
 
-from gpulock_exporter.counters import ENERGY, MEMBERS, NVLINK, POWER, read_fields
+from gpulock_exporter.counters import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.gpm import Window, is_supported
 from gpulock_exporter.mig import Instance, sampler
 from gpulock_exporter.nvml_answers import Answers, Look
@@ -48,15 +48,13 @@ def _sampled(card: Card, look: Look) -> Busy | None:
     since = card.samples.since(look.now)
     kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
     try:
-        value_type, samples = pynvml.nvmlDeviceGetSamples(card.handle, kind, since)
+        samples = card.buffer.read(card.handle, kind, since)
     except pynvml.NVMLError as fault:
         if fault.value == NO_SAMPLES:
             return card.samples.add((), look.now)
         absent = card.refused(look, "utilization", Busy, fault.value)
         return None if absent else NOTHING
-    member = MEMBERS[value_type] if value_type < len(MEMBERS) else MEMBERS[1]
-    pairs = [(one.timeStamp, getattr(one.sampleValue, member)) for one in samples]
-    return card.samples.add(pairs, look.now)
+    return card.samples.add(samples, look.now)
 
 
 def memory(card: Card, look: Look) -> None:

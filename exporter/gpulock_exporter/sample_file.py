@@ -180,7 +180,9 @@ def counter_text(counter: Counter) -> str | None:
     last = counter.last
     if last is None:
         return None
-    return f"{counter.total!r},{last.value!r},{last.since!r},{counter.rate!r}"
+    if counter.text is None:  # most of them stand still from one second to the next
+        counter.text = f"{counter.total!r},{last.value!r},{last.since!r},{counter.rate!r}"
+    return counter.text
 
 
 # --- and back ---------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 
 A frame that is late means a driver that hangs: the worker is killed. One that does not even die
 (uninterruptible, in the driver) is abandoned and counted, and no second one is started beside it:
-it would hang as well. `decide` is pure; `Supervisor.step` does what it says.
+it would hang as well. What is due is decided in supervisor_decide; `Supervisor.step` does it. It
+sleeps until there is something to do: a wakening costs the node as much as a good deal of work.
 """
 
 from __future__ import annotations
@@ -13,63 +14,18 @@ import selectors
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
+from gpulock_exporter.supervisor_decide import POLL, REAP, Act, Limits, Situation, decide, rest
 from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError, decode
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
 WORDS = 400  # bytes of a worker's standard error that are kept
-REAP = 2.0  # seconds in which a killed process is reaped, where its driver lets it
-
-
-class Act(Enum):
-    """What is to be done now."""
-
-    WAIT = "wait"
-    START = "start"
-    KILL = "kill"
-    ABANDON = "abandon"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds: for the first frame after a start (NVML initialises cards), and between two."""
-
-    first: float = 30.0
-    frame: float = 5.0
-
-
-@dataclass(frozen=True)
-class Situation:
-    """What there is: times are CLOCK_BOOTTIME seconds, 0 where there was none.
-
-    `running` is whether a child is there and not reaped yet; `heard` whether it has sent a frame.
-    """
-
-    running: bool = False
-    heard: bool = False
-    since: float = 0.0  # of the start, or of the last frame
-    killed: float = 0.0
-    abandoned: bool = False
-    not_before: float = 0.0  # the next start
-    paused_until: float = 0.0
-
-
-def decide(now: float, seen: Situation, limits: Limits) -> Act:
-    """Return what is to be done."""
-    if seen.running:
-        if seen.abandoned:
-            return Act.WAIT
-        if seen.killed:
-            return Act.ABANDON if now - seen.killed > REAP else Act.WAIT
-        late = now - seen.since > (limits.frame if seen.heard else limits.first)
-        return Act.KILL if late or now < seen.paused_until else Act.WAIT
-    return Act.START if now >= max(seen.not_before, seen.paused_until) else Act.WAIT
+CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)
 
 
 class Supervisor:
-    """One worker; call `step` often, from one thread.
+    """One worker; call `step` again and again, from one thread.
 
     `abandoned` counts the workers that could not be killed and are not reaped yet, `starts` all.
     `fault` says why there is no worker, in the driver's words where it has some.
@@ -94,7 +50,13 @@ class Supervisor:
         self._child: subprocess.Popen[bytes] | None = None
         self._buffer = self._words = b""
         self._backoff = FIRST_BACKOFF
+        self._ending = False  # it has closed a pipe
+        self._rung = False
+        self._bell, self._ringer = os.pipe()
         self._selector = selectors.DefaultSelector()
+        for end in (self._bell, self._ringer):
+            os.set_blocking(end, False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
 
     @property
     def abandoned(self) -> int:
@@ -108,14 +70,28 @@ class Supervisor:
     def pause(self, seconds: float) -> None:
         """Let go of the driver, so that a GPU can be reset; ends by itself. For signal handlers."""
         self._paused_until = self._clock() + seconds
+        self.wake()
 
     def resume(self) -> None:
         """Take up work again. For signal handlers."""
         self._paused_until = 0.0
         self._hurry = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End the sleep of a step. For signal handlers: Python itself would sleep on."""
+        self._rung = True
+        try:
+            os.write(self._ringer, b".")
+        except OSError:
+            pass  # so many rings that nobody is asleep, or closed already
 
     def step(self, seconds: float) -> list[Frame]:
-        """Do what is due, wait at most `seconds` for frames; return those that came."""
+        """Do what is due, wait at most `seconds` for frames; return those that came.
+
+        It comes back sooner where something is due sooner, or where a signal has come.
+        """
+        self._hush()
         self._reap()
         if self._hurry:
             self._hurry = False
@@ -128,7 +104,7 @@ class Supervisor:
             self._kill()
         elif act is Act.ABANDON:
             self._abandon()
-        return self._receive(seconds)
+        return self._receive(min(seconds, self._rest()))
 
     def close(self) -> None:
         """End the worker; one that does not die is left behind."""
@@ -140,11 +116,32 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 pass
         self._selector.close()
+        ends, self._bell, self._ringer = (self._bell, self._ringer), -1, -1
+        for end in ends:
+            if end >= 0:
+                os.close(end)
 
     # --- inner --------------------------------------------------------------------------------
 
+    def _hush(self) -> None:
+        """Forget who rang before this step: it sees what they wanted."""
+        if self._rung:
+            self._rung = False
+            try:
+                os.read(self._bell, CHUNK)
+            except BlockingIOError:
+                pass  # it was heard in the last step already
+
+    def _rest(self) -> float:
+        """Return for how many seconds there is nothing to do unless something comes."""
+        if self._ending:
+            return POLL
+        seen = replace(self._seen, paused_until=self._paused_until)
+        return rest(self._clock(), seen, self._limits)
+
     def _start(self) -> None:
         now = self._clock()
+        self._ending = False
         self._buffer = self._words = b""
         self.starts += 1
         try:
@@ -234,11 +231,14 @@ class Supervisor:
         frames: list[Frame] = []
         for key, _ in self._selector.select(seconds):
             try:
-                data = os.read(key.fd, 1 << 20)
+                data = os.read(key.fd, CHUNK)
             except BlockingIOError:
                 continue
+            if key.fd == self._bell:
+                continue
             if not data:
-                self._selector.unregister(key.fileobj)  # it is ending: _reap says why
+                self._ending = True  # _reap says why
+                self._selector.unregister(key.fileobj)
             elif self._child and key.fileobj is self._child.stderr:
                 self._words = (self._words + data)[-WORDS:]
             else:

@@ -9,9 +9,9 @@ pipe as one line of JSON, and what comes out of the pipe is checked like any oth
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, Protocol, TypeVar, cast, get_type_hints
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_type_hints
 
 VERSION = 1
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
@@ -54,9 +54,10 @@ class Record:
             raise FrameError(f"{cls.__name__} is {type(raw).__name__}")
         hints = _hints(cls.__name__)
         known: dict[str, Any] = {}
-        for one in fields(cls):
-            if one.name in raw:
-                known[one.name] = _checked(raw[one.name], hints[one.name], one.name)
+        for name, value in cast("dict[str, Any]", raw).items():
+            hint = hints.get(name)
+            if hint is not None:
+                known[name] = value if type(value) in hint.plain else _checked(value, hint, name)
         try:
             return cls(**known)
         except TypeError as fault:
@@ -158,15 +159,39 @@ class Source(Protocol):
         """Let go of the driver."""
 
 
+class _Hint(NamedTuple):
+    """An annotation, taken apart once: a frame has hundreds of values.
+
+    A value whose type is in `plain` is taken as it is; `inner` is what a list or a dict holds.
+    """
+
+    kind: type
+    inner: _Hint | None
+    plain: frozenset[type]
+
+
 @cache
-def _hints(name: str) -> dict[str, Any]:
-    """Return the types of a record's fields: evaluated once, not for each of a frame's records."""
-    return get_type_hints(globals()[name])
+def _hints(name: str) -> dict[str, _Hint]:
+    """Return what the fields of a record are to be."""
+    record: type[Record] = globals()[name]
+    hints = get_type_hints(record)
+    return {one.name: _hint(hints[one.name]) for one in fields(record)}
+
+
+def _hint(annotation: Any) -> _Hint:
+    arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
+    if type(None) in arguments:
+        known = _hint(next(one for one in arguments if one is not type(None)))
+        return known._replace(plain=known.plain | {type(None)})
+    kind = getattr(annotation, "__origin__", annotation)
+    inner = _hint(arguments[-1]) if arguments else None
+    plain = frozenset[type]() if inner or issubclass(kind, Record) else frozenset({kind})
+    return _Hint(kind, inner, plain)
 
 
 def encode(frame: Frame) -> bytes:
     """Return a frame as one line."""
-    return json.dumps(_bare(asdict(frame)), separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(frame).encode() + b"\n"
 
 
 def decode(line: bytes) -> Frame:
@@ -180,36 +205,30 @@ def decode(line: bytes) -> Frame:
     return frame
 
 
-def _bare(value: Any) -> Any:
-    """Return `value` without the keys that are absent."""
-    if isinstance(value, dict):
-        known = cast("dict[str, object]", value)
-        return {key: _bare(inner) for key, inner in known.items() if inner is not None}
-    if isinstance(value, list):
-        return [_bare(inner) for inner in cast("list[object]", value)]
-    return value
+def _bare(record: Record) -> dict[str, Any]:
+    """Return what is known of a record: its fields without those that are absent."""
+    return {name: value for name, value in vars(record).items() if value is not None}
 
 
-def _checked(value: Any, hint: Any, name: str) -> Any:
+# a frame is a tree of records, which nothing else in it is
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_bare)
+
+
+def _checked(value: Any, hint: _Hint, name: str) -> Any:
     """Return `value` where it is what the annotation says; raise FrameError."""
-    arguments: tuple[Any, ...] = getattr(hint, "__args__", ())
-    if type(None) in arguments:
-        if value is None:
-            return None
-        hint = next(one for one in arguments if one is not type(None))
-        arguments = getattr(hint, "__args__", ())
-    origin = getattr(hint, "__origin__", hint)
-    if origin is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
+    if type(value) in hint.plain:
+        return value
+    if issubclass(hint.kind, Record):
+        return hint.kind.read(value)
+    if hint.kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint.kind or hint.inner is None:
         raise FrameError(f"{name} is {type(value).__name__}")
-    if origin is list:
-        inner = arguments[0]
-        return [
-            inner.read(one) if issubclass(inner, Record) else _checked(one, inner, name)
-            for one in cast("list[Any]", value)
-        ]
-    if origin is dict:
-        pairs = cast("dict[str, Any]", value)
-        return {str(key): _checked(one, arguments[1], name) for key, one in pairs.items()}
-    return value
+    inner = hint.inner
+    if hint.kind is list:
+        return [_checked(one, inner, name) for one in cast("list[Any]", value)]
+    pairs = cast("dict[str, Any]", value)
+    return {
+        key: one if type(one) in inner.plain else _checked(one, inner, name)
+        for key, one in pairs.items()
+    }

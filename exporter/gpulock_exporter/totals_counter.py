@@ -9,7 +9,8 @@ explain a reading the smaller step is taken, so that an error never adds what wa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 SLACK = 1.0  # seconds: a look takes a while, and its counters are not read at one moment
 REPEATED = 10.0  # seconds for which a worker may hand on a counter that it reads seldom
@@ -42,8 +43,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What a counter showed, when it did so last, and since when (CLOCK_BOOTTIME seconds)."""
 
     value: float
@@ -56,7 +56,8 @@ class Counter:
     """The total, and the last reading that was believed; `rate` is how fast it ran when it moved.
 
     `former` is the reading before a fall, kept for one more: the fall may have been the garbage.
-    `doubt` is a reading that fits to nothing yet.
+    `doubt` is a reading that fits to nothing yet. `text` is for whoever writes it down: how it was
+    written, None once it has moved.
     """
 
     total: float = 0
@@ -64,9 +65,15 @@ class Counter:
     former: Reading | None = None
     doubt: Reading | None = None
     rate: float = 0.0
+    text: str | None = field(default=None, compare=False, repr=False)
 
     def advance(self, value: float, at: float, kind: Kind, restarted: bool = False) -> float:
         """Take a reading; return by how much the total grew. `restarted`: the driver began anew."""
+        if self.last is not None and value == self.last.value:  # no step is smaller than none
+            self.former = self.doubt = None
+            self.last = Reading(value, at, self.last.since)
+            return 0
+        self.text = None
         if not (value >= 0 and math.isfinite(value)):
             return 0
         if self.last is None and value <= kind.fastest * (at + SLACK):  # it can be of this boot

@@ -8,10 +8,11 @@ they are held to an alphabet. Board facts are never an instance's.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from gpulock.refusal import one_line
@@ -23,6 +24,7 @@ LONGEST_TEXT = 128  # characters
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
 MOST_BYTES = 1 << 50  # of memory
 MOST_ID = 1 << 12  # of an index, a minor, an instance
+KEPT = 2048  # texts, cut to LONGEST_TEXT, that are judged once: each second has the same ones
 
 BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
@@ -81,21 +83,18 @@ def physical(device: Device) -> Device | None:
         bus = bus or parent
     if not bus:
         return None
-    clean = replace(
-        device,
-        bus=bus,
-        parent=parent,
-        uuid=device.uuid if UUID.fullmatch(device.uuid) and "?" not in device.uuid else "",
-        name=one_line(device.name)[:LONGEST_TEXT],
-        profile=one_line(device.profile)[:LONGEST_TEXT],
-        clock_reasons=_names(device.clock_reasons),
-        clock_reason_seconds=_named(device.clock_reason_seconds, math.inf),
-        ecc=_named(device.ecc, math.inf),
-        remapped=_named(device.remapped, MOST_BYTES),
-        gpm=_named(device.gpm, 1.0),
-        links=_named(device.links, MOST_ID),
-        processes=_processes(device.processes),
-    )
+    clean = copy.copy(device)
+    clean.bus, clean.parent = bus, parent
+    clean.uuid = device.uuid if _is_uuid(device.uuid[:LONGEST_TEXT]) else ""
+    clean.name = _text(device.name[:LONGEST_TEXT])
+    clean.profile = _text(device.profile[:LONGEST_TEXT])
+    clean.clock_reasons = _names(device.clock_reasons)
+    clean.clock_reason_seconds = _named(device.clock_reason_seconds, math.inf)
+    clean.ecc = _named(device.ecc, math.inf)
+    clean.remapped = _named(device.remapped, MOST_BYTES)
+    clean.gpm = _named(device.gpm, 1.0)
+    clean.links = _named(device.links, MOST_ID)
+    clean.processes = _processes(device.processes)
     for field, (least, most) in MEASURED.items():
         value = getattr(clean, field)
         if value is not None and not least <= value <= most:
@@ -110,22 +109,46 @@ def physical(device: Device) -> Device | None:
 
 def bus_id(text: str) -> str:
     """Return a PCI bus id as the kernel writes it, NVML's 8 digits or not; empty for none."""
+    return _bus_id(text[:LONGEST_TEXT])
+
+
+@lru_cache(KEPT)
+def _bus_id(text: str) -> str:
     match = BUS.fullmatch(text.lower())
     return f"{int(match[1], 16):04x}{match[2]}" if match else ""
+
+
+@lru_cache(KEPT)
+def _is_uuid(text: str) -> bool:
+    return UUID.fullmatch(text) is not None and "?" not in text
+
+
+@lru_cache(KEPT)
+def _is_name(text: str) -> bool:
+    return NAME.fullmatch(text) is not None
+
+
+@lru_cache(KEPT)
+def _text(text: str) -> str:
+    return one_line(text)
 
 
 def _names(names: list[str] | None) -> list[str] | None:
     if names is None:
         return None
-    return [name for name in names[:MOST_NAMES] if NAME.fullmatch(name)]
+    return [name for name in names[:MOST_NAMES] if _is_name(name[:LONGEST_TEXT])]
 
 
 def _named(values: Mapping[str, _V] | None, most: float) -> dict[str, _V] | None:
     """Return what has a usable name and is a number from 0 to `most`."""
     if values is None:
         return None
-    some = list(values.items())[:MOST_NAMES]
-    return {n: v for n, v in some if NAME.fullmatch(n) and 0 <= v <= most and v != math.inf}
+    some = values.items() if len(values) <= MOST_NAMES else list(values.items())[:MOST_NAMES]
+    return {
+        name: value
+        for name, value in some
+        if _is_name(name[:LONGEST_TEXT]) and 0 <= value <= most and value != math.inf
+    }
 
 
 def _processes(found: list[Process] | None) -> list[Process] | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from pathlib import Path
 from typing import Any
@@ -406,18 +407,18 @@ def test_the_drivers_list_is_what_was_read_last() -> None:
 
 
 def test_another_inventory_is_seen_before_the_list_is_due() -> None:
-    versions, read = iter([1, 1, 1, 2, 2, 2]), [0]
-    again = threading.Event()
+    version, reads = [1], queue.Queue[None]()
 
     def count() -> list[Device]:
-        read[0] += 1
-        if read[0] == 2:
-            again.set()
+        reads.put(None)
         return []
 
-    found = DeviceList(count, lambda: next(versions, 2), period=3600, glance=0.001)
+    found = DeviceList(count, lambda: version[0], period=3600)
     found.start()
-    assert again.wait(10)
+    reads.get(timeout=10)
+    version[0] = 2
+    found.glance()
+    reads.get(timeout=10)
     found.stop()
 
 

@@ -17,7 +17,6 @@ EACH = {
     "nvmlDeviceGetUUID": 1,
     "nvmlDeviceGetMigMode": 1,
     "nvmlDeviceGetUtilizationRates": 1,
-    "nvmlDeviceGetSamples": 2,
     "nvmlDeviceGetMemoryInfo_v2": 1,
     "nvmlDeviceGetFieldValues": 1,
     "nvmlDeviceGetTemperature": 1,
@@ -36,7 +35,7 @@ FORBIDDEN = ("RunningProcesses", "PcieThroughput", "HandleByIndex", "NvLink", "I
 
 def test_the_calls_of_a_look_at_eight_cards_are_these(tmp_path: Path) -> None:
     always = Counter(ONCE) + Counter({call: 8 * count for call, count in EACH.items()})
-    assert always.total() == 106
+    assert always.total() == 90
     with Double(tmp_path / "nvml", preset="dgx-h200") as nvml, Eye(nvml) as eye:
         for _ in range(8):
             eye.look()
@@ -45,6 +44,8 @@ def test_the_calls_of_a_look_at_eight_cards_are_these(tmp_path: Path) -> None:
             before = nvml.calls()
             eye.look()
             made = nvml.calls() - before
+            samples = made.pop("nvmlDeviceGetSamples")
+            assert samples in (8, 16), "one more where all of them are read"
             cards = made["nvmlDeviceGetPersistenceMode"]
             assert made == always + Counter({call: cards * count for call, count in RARE.items()})
             assert cards <= 3, "they take turns"

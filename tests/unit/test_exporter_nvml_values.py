@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.counters import (
     ECC,
-    MEMBERS,
     NVLINK,
     PCIE,
     PENDING,
@@ -26,7 +25,7 @@ from gpulock_exporter.telemetry import CLOCK_REASONS, Device, Process
 from hypothesis import given
 from hypothesis import strategies as st
 
-NARROW, WIDE = MEMBERS.index("uiVal"), MEMBERS.index("ullVal")
+NARROW, WIDE = 1, 3  # nvmlValueType_t: unsigned int, unsigned long long
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.simulated import Simulated
 from gpulock_exporter.simulated_load import load, mean_load, memory_share
-from gpulock_exporter.supervisor import Limits, Supervisor
+from gpulock_exporter.supervisor import Supervisor
+from gpulock_exporter.supervisor_decide import Limits
 from gpulock_exporter.telemetry import Device, Frame, decode, encode
 from hypothesis import given
 from hypothesis import strategies as st

@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.supervisor import REAP, Act, Limits, Situation, Supervisor, decide
+from gpulock_exporter.supervisor import Supervisor
+from gpulock_exporter.supervisor_decide import (
+    MOMENT,
+    POLL,
+    REAP,
+    Act,
+    Limits,
+    Situation,
+    decide,
+    rest,
+)
 from gpulock_exporter.telemetry import Device, Frame, encode
 
 pytestmark = pytest.mark.slow
@@ -91,6 +101,23 @@ def settle(supervisor: Supervisor, word: str) -> None:
 )
 def test_what_is_due_follows_from_the_situation_alone(seen: Situation, act: Act) -> None:
     assert decide(100.0, seen, LIMITS) is act
+
+
+@pytest.mark.parametrize(
+    ("seen", "seconds"),
+    [
+        (Situation(not_before=107), 7),
+        (Situation(not_before=103, paused_until=160), 60),
+        (Situation(), MOMENT),
+        (Situation(running=True, since=99), LIMITS.first - 1),
+        (Situation(running=True, heard=True, since=98.5), LIMITS.frame - 1.5),
+        (Situation(running=True, heard=True, since=90), MOMENT),
+        (Situation(running=True, since=10, killed=99), POLL),
+        (Situation(running=True, since=10, killed=50, abandoned=True), POLL),
+    ],
+)
+def test_it_sleeps_until_something_is_due(seen: Situation, seconds: float) -> None:
+    assert rest(100.0, seen, LIMITS) == seconds
 
 
 def test_every_frame_is_handed_on_in_order(nest: Nest) -> None:
@@ -193,6 +220,28 @@ def test_a_pause_lets_go_of_the_driver_and_ends_by_itself(nest: Nest) -> None:
     assert supervisor.starts == 1
     nest.clock.now += 61
     settle_start(nest, supervisor, 2)
+
+
+def test_a_signal_ends_the_sleep_of_a_step(nest: Nest) -> None:
+    supervisor = nest.supervise("exec sleep 60")
+    supervisor.step(0)
+    before = signal.signal(signal.SIGALRM, lambda *_: supervisor.pause(60))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        assert supervisor.step(50) == []  # the test's own deadline would end a longer sleep
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert supervisor.is_paused()
+
+
+def test_rings_that_nobody_hears_are_no_fault(nest: Nest) -> None:
+    supervisor = nest.supervise("exec sleep 60")
+    for _ in range((1 << 16) + 1):  # more than a pipe holds
+        supervisor.wake()
+    supervisor.step(0)
+    supervisor.close()
+    supervisor.wake()
 
 
 def test_a_program_that_is_not_there_is_said(nest: Nest) -> None:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be done about a worker, and for how long nothing is. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+REAP = 2.0  # seconds in which a killed process is reaped, where its driver lets it
+POLL = 0.2  # seconds between two looks whether a process that is ending is over
+MOMENT = 0.01  # seconds that a sleep lasts at least, where nobody wants a shorter one
+
+
+class Act(Enum):
+    """What is to be done now."""
+
+    WAIT = "wait"
+    START = "start"
+    KILL = "kill"
+    ABANDON = "abandon"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds: for the first frame after a start (NVML initialises cards), and between two."""
+
+    first: float = 30.0
+    frame: float = 5.0
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What there is: times are CLOCK_BOOTTIME seconds, 0 where there was none.
+
+    `running` is whether a child is there and not reaped yet; `heard` whether it has sent a frame.
+    """
+
+    running: bool = False
+    heard: bool = False
+    since: float = 0.0  # of the start, or of the last frame
+    killed: float = 0.0
+    abandoned: bool = False
+    not_before: float = 0.0  # the next start
+    paused_until: float = 0.0
+
+
+def decide(now: float, seen: Situation, limits: Limits) -> Act:
+    """Return what is to be done."""
+    if seen.running:
+        if seen.abandoned:
+            return Act.WAIT
+        if seen.killed:
+            return Act.ABANDON if now - seen.killed > REAP else Act.WAIT
+        late = now - seen.since > (limits.frame if seen.heard else limits.first)
+        return Act.KILL if late or now < seen.paused_until else Act.WAIT
+    return Act.START if now >= max(seen.not_before, seen.paused_until) else Act.WAIT
+
+
+def rest(now: float, seen: Situation, limits: Limits) -> float:
+    """Return for how many seconds `decide` says nothing else, as far as anybody can know."""
+    if seen.killed:
+        return POLL
+    due = max(seen.not_before, seen.paused_until)
+    if seen.running:
+        due = seen.since + (limits.frame if seen.heard else limits.first)
+    return max(MOMENT, due - now)

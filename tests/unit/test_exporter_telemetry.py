@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses the pipe from the worker: it comes out as it went in, or not at all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gpulock_exporter.telemetry import Device, Frame, FrameError, Process, Xid, decode, encode
+
+WHOLE = Device(
+    "0000:3b:00.0",
+    "GPU-1",
+    0,
+    minor=3,
+    name="NVIDIA H200",
+    mig=False,
+    persistence=True,
+    utilization=0.5,
+    busy=0.25,
+    observed=1.0,
+    memory_used=1 << 30,
+    energy=1e6,
+    clock_reasons=["gpu_idle"],
+    clock_reason_seconds={"board_limit": 0.5},
+    ecc={"corrected.dram": 1},
+    gpm={"sm_active": 0.75},
+    processes=[Process(7, 1 << 20), Process(8)],
+    links={"switch": 18},
+)
+FRAME = Frame(
+    7, 100.5, 1e9, "580.1", [WHOLE, Device("0000:5e:00.0", "GPU-2", 1)], [Xid("GPU-1", 79)], {}, {}
+)
+
+
+def with_device(**fields: Any) -> bytes:
+    """Return a frame of one device of which some fields are others."""
+    device = {"bus": "0000:3b:00.0", "uuid": "GPU-1", "index": 0, **fields}
+    return json.dumps({"sequence": 1, "boottime": 1.0, "wall": 2.0, "devices": [device]}).encode()
+
+
+def test_a_frame_comes_out_as_it_went_in() -> None:
+    line = encode(FRAME)
+    assert line.endswith(b"}\n") and line.count(b"\n") == 1
+    assert decode(line) == FRAME
+
+
+def test_what_is_absent_takes_no_room() -> None:
+    assert b"null" not in encode(FRAME)
+    assert b"energy" not in encode(Frame(1, 1.0, 2.0, devices=[FRAME.devices[1]]))
+
+
+def test_a_whole_number_will_do_for_a_real_one() -> None:
+    (device,) = decode(with_device(energy=5, gpm={"sm_active": 1}, utilization=None)).devices
+    assert repr((device.energy, device.gpm)) == "(5.0, {'sm_active': 1.0})"
+    assert device.utilization is None
+
+
+def test_what_is_not_known_yet_is_ignored() -> None:
+    assert decode(with_device(colour="green", read=1)) == decode(with_device())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bus": 1},
+        {"bus": None},
+        {"index": True},
+        {"index": 1.0},
+        {"mig": 1},
+        {"utilization": "0.5"},
+        {"utilization": True},
+        {"memory_used": 0.5},
+        {"ecc": []},
+        {"ecc": {"corrected.dram": 0.5}},
+        {"ecc": {"corrected.dram": None}},
+        {"gpm": {"sm_active": "all"}},
+        {"clock_reasons": {"gpu_idle": 1}},
+        {"clock_reasons": [1]},
+        {"processes": [7]},
+        {"processes": [{"memory": 5}]},
+        {"processes": [{"pid": "7"}]},
+        {"energy": 10**400},
+    ],
+)
+def test_a_value_of_another_type_is_no_frame(fields: dict[str, Any]) -> None:
+    with pytest.raises(FrameError):
+        decode(with_device(**fields))
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"{}", b"null", b'{"sequence":1', b"[" * 100_000])
+def test_a_line_that_is_no_frame_is_none(line: bytes) -> None:
+    with pytest.raises(FrameError):
+        decode(line)
+
+
+def test_a_frame_of_another_version_is_none() -> None:
+    other = Frame(1, 1.0, 2.0, version=2)
+    with pytest.raises(FrameError, match="version 2"):
+        decode(encode(other))

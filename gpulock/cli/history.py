@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from io import StringIO
-from itertools import chain
 
 import click
 
 from gpulock.cli import table
+from gpulock.cli.history_forms import VERSION, csv_lines, csv_of, json_of, put
 from gpulock.cli.select import SelectError, same_place, subject
 from gpulock.cli.session import Session
 from gpulock.cli.table import Cell, Column
@@ -25,9 +22,7 @@ from gpulock.report.bars import percent
 from gpulock.report.claims import Claim
 from gpulock.report.scan import Faults, Query, Sum, Sums, claims, matching, parsed
 
-VERSION = 1
 HOUR = 3600.0
-CHUNK = 1 << 16  # characters that are written at once
 LAST = 50  # claims that a table lists unless told otherwise
 TIMES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
 COLUMNS = (
@@ -42,12 +37,6 @@ COLUMNS = (
     Column("HOW"),
 )
 SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
-FIELDS = (
-    *("released_at", "claimed_at", "node", "scheduler", "job_id", "task_id", "user", "uid"),
-    *("queue", "gpus", "held_seconds", "gpu_seconds", "busy_seconds", "observed_seconds"),
-    *("utilization", "energy_joules", "memory_peak_bytes", "last_busy", "foreign_seconds"),
-    *("how", "proof", "token"),
-)
 
 
 @click.command()
@@ -229,44 +218,3 @@ def sum_cells(name: str, one: Sum) -> list[Cell]:
     use = share(one.busy, one.observed)
     times = [hours(value) for value in (one.held, one.busy, one.idle, one.unobserved)]
     return [Cell(name), Cell(f"{one.claims:,}"), *map(Cell, times), Cell(use)]
-
-
-def json_of(found: Iterable[Claim]) -> Iterator[str]:
-    """Yield the records as text, one after another: there may be a million."""
-    yield f'{{"version": {VERSION}, "claims": ['
-    comma = "\n"
-    for claim in found:
-        yield comma + json.dumps(claim.record)
-        comma = ",\n"
-    yield "\n]}\n"
-
-
-def csv_of(found: Iterable[Claim]) -> Iterator[str]:
-    """Yield a line a claim, without its devices."""
-    return csv_lines(
-        chain([FIELDS], ([claim.record.get(key) for key in FIELDS] for claim in found))
-    )
-
-
-def csv_lines(rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """Yield rows as CSV."""
-    line = StringIO()
-    writer = csv.writer(line, lineterminator="\n")
-    for row in rows:
-        writer.writerow(row)
-        yield line.getvalue()
-        line.seek(0)
-        line.truncate()
-
-
-def put(pieces: Iterable[str]) -> None:
-    """Print a text of many pieces; all of it by echo, so that it is known what a fault is of."""
-    some: list[str] = []
-    size = 0
-    for piece in pieces:
-        some.append(piece)
-        size += len(piece)
-        if size >= CHUNK:
-            click.echo("".join(some), nl=False)
-            some, size = [], 0
-    click.echo("".join(some), nl=False)

@@ -21,7 +21,7 @@ from gpulock.runs import OWED
 from gpulock.sample import is_token
 
 EMPTY_SECONDS = 60.0  # whoever makes a record has written it by then
-BOOTED = "reap: claimed before this boot; released_at is when it was last seen"
+BOOTED = "reap: claimed before this boot; it was last seen at the end that is told"
 
 
 def see(state_dir: str, tokens: Iterable[str]) -> None:

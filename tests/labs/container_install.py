@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ _APPLETS: Final = ("cat", "env", "id", "ls", "mknod", "sh", "true")
 _WITH_APPTAINER: Final = ("fuse2fs", "fuse3", "squashfuse", "squashfs-tools")
 _WITH_STAGE: Final = ("coreutils", "dash", "mount", "util-linux")
 _FOLDERS: Final = ("home", "proc", "root", "run", "sys", "tmp", "var/tmp")
+_SID: Final = Path(__file__).resolve().parents[2] / ".venv/.sid"
 
 
 def install() -> None:
@@ -65,8 +67,21 @@ def make_image(folder: Path) -> Path:
     return folder
 
 
-def make_sid(folder: Path) -> Path:
-    """Make a Debian sid with Apptainer below `folder`; no program of it is run meanwhile.
+def sid() -> Path:
+    """Return the root of a Debian sid with Apptainer: made once, for every lab of this checkout."""
+    _SID.parent.mkdir(exist_ok=True)
+    with open(f"{_SID}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # labs run at the same time
+        if not _SID.exists():
+            new = _SID.with_name(".sid.new")
+            shutil.rmtree(new, ignore_errors=True)
+            _make_sid(new)
+            new.rename(_SID)
+    return _SID
+
+
+def _make_sid(folder: Path) -> None:
+    """Make it below `folder`; no program of it is run meanwhile.
 
     Its maintainer scripts are left out: what sid breaks for a day is most often one of those.
     """
@@ -78,7 +93,6 @@ def make_sid(folder: Path) -> Path:
             (folder / name).symlink_to(f"usr/{name}")
     for name in _FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _run(command: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from gpulock.environment import BIND_LISTS, driver_version, drop_names
 from gpulock.isolation import confine, policy, tree
 from gpulock.settings import load
-from tests.labs.container_install import install, make_image, make_sid
+from tests.labs.container_install import install, make_image, sid
 from tests.labs.container_stage import CAPS_MAJOR, MAJOR, Stage
 from tests.labs.sge_wait import LabError, until
 from tests.unit.cli_site import Site
@@ -48,14 +48,6 @@ class Containers:
         self.parent = f"gpulock-containers-{os.urandom(4).hex()}"
         self.image = make_image(folder / "image")
         folder.chmod(0o755)  # alice's containers are started from here
-        self._sid: Path | None = None
-
-    @property
-    def sid(self) -> Path:
-        """A root with Apptainer, made when first asked for."""
-        if self._sid is None:
-            self._sid = make_sid(self.folder / "sid")
-        return self._sid
 
     def node(self, preset: str, **keys: str) -> Node:
         """Return a node of its own."""
@@ -128,11 +120,11 @@ class Node:
         rules: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a shell script in Apptainer as alice; `rules` stand in apptainer.conf instead."""
-        stage = Stage(self.lab.sid, self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
+        stage = Stage(sid(), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
         start = ["apptainer", "--quiet", "exec", *flags, str(self.lab.image), "sh", "-c", script]
         if rules:
             edits = [f"s/^{key} = .*/{key} = {value}/" for key, value in rules.items()]
-            conf = self.lab.sid / "etc/apptainer/apptainer.conf"
+            conf = sid() / "etc/apptainer/apptainer.conf"
             changed = self.lab.folder / "apptainer.conf"
             edit = [part for text in edits for part in ("-e", text)]
             done = subprocess.run(["sed", *edit, str(conf)], capture_output=True, check=True)
@@ -146,7 +138,7 @@ class Node:
         self, command: Sequence[str], env: Mapping[str, str], groups: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as alice where Apptainer is."""
-        stage = Stage(self.lab.sid, self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
+        stage = Stage(sid(), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
         return stage.run(command, env, groups=groups)
 
     def here(

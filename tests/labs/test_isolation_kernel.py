@@ -31,6 +31,7 @@ NOBODY = 65534
 COUNT = 4
 ALL = {f"nvidia{n}" for n in range(COUNT)}
 PYTHON = "/usr/bin/python3"  # one that every user may start
+CAPS = 240  # nvidia-caps has what the kernel gave it: one of those for experiments
 RULES = {MAJOR: frozenset({1, 254, 255})}
 ONE_CARD = {"ENXIO": {"nvidia1", "nvidiactl"}, "EPERM": ALL - {"nvidia1"}}
 BOTH = pytest.mark.parametrize("one", TREES, ids=lambda one: f"version {one.version}")
@@ -127,6 +128,24 @@ def test_what_is_closed_again_opens_what_the_new_rules_say(
     assert inside([group], dev) == ONE_CARD
 
 
+@BOTH
+def test_an_instance_has_its_own_access_nodes_and_no_other(
+    one: Tree, group: str, dev: Path
+) -> None:
+    access = dev / "nvidia-caps"
+    access.mkdir()
+    for minor in range(1, 7):
+        os.mknod(access / f"nvidia-cap{minor}", 0o020666, os.makedev(CAPS, minor))
+        (access / f"nvidia-cap{minor}").chmod(0o666)
+    confine.shut(one, group, {**RULES, CAPS: frozenset({3, 4})}, str(dev))
+
+    own = {"nvidia-cap3", "nvidia-cap4"}
+    others = {f"nvidia-cap{minor}" for minor in (1, 2, 5, 6)}
+    assert inside([group], access) == {"ENXIO": own, "EPERM": others}
+    confine.shut(one, group, {**RULES, CAPS: frozenset[int]()}, str(dev))
+    assert inside([group], access) == {"EPERM": own | others}
+
+
 @pytest.mark.parametrize("one", [one for one in TREES if one.version == V2], ids=["version 2"])
 def test_a_program_of_somebody_elses_stays_and_both_are_asked(group: str, dev: Path) -> None:
     other = attach_other(group, {MAJOR: frozenset({0, 1, 255})})
@@ -150,13 +169,14 @@ def attach_other(folder: str, rules: dict[int, frozenset[int]]) -> int:
     return os.open(folder, os.O_RDONLY)
 
 
-def test_sessions_are_closed_to_users_and_open_to_root(dev: Path) -> None:
+@pytest.mark.parametrize("place", sessions.PLACES)
+def test_sessions_are_closed_to_users_and_open_to_root(dev: Path, place: str) -> None:
     before = programs()
     top = next(one.top for one in TREES if one.version == V2)
-    folder = f"{top}/user.slice"
-    there = os.path.isdir(folder)
-    if not there:
-        os.mkdir(folder)
+    folder = f"{top}/{place}"
+    made = [path for path in (os.path.dirname(folder), folder) if not os.path.isdir(path)]
+    for path in made:
+        os.mkdir(path)
     try:
         sessions.close(TREES, NOTHING)
         count = len(programs())
@@ -169,8 +189,8 @@ def test_sessions_are_closed_to_users_and_open_to_root(dev: Path) -> None:
         sessions.open_again(TREES)
         assert inside([folder], dev) == {"ENXIO": ALL | {"nvidiactl"}}
     finally:
-        if not there:
-            os.rmdir(folder)
+        for path in reversed(made):
+            os.rmdir(path)
     assert programs_beyond(before) == 0
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs import sge_jobs
+from tests.labs import container_job, sge_jobs
+from tests.labs.container_job import CDI, STARTS, WITH_DRIVER, Boxes, Seen
 from tests.labs.device_nodes import (
     PROBE,
     Service,
@@ -31,7 +32,8 @@ pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ALL = {f"nvidia{n}" for n in range(GPUS)}
 CLOSED = 0o020660  # a character device that is root's alone
-MANY = 500 if sge_jobs.SOAK else 20
+ROWS = 25 if sge_jobs.SOAK else 1
+ROW = 20  # jobs, some of them at once
 
 
 class Site:
@@ -116,6 +118,14 @@ def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
     go.touch()
 
 
+def test_a_command_of_qrsh_opens_its_own_gpus_and_no_other(site: Site) -> None:
+    done = site.gpus.sge.qrsh(
+        "glalice", "-pty", "no", "-q", "gpu.q", "-l", f"h={NODE},gpu=3", *site.probe.split()
+    )
+    seen = opened(done.stdout)
+    assert (len(seen["ENXIO"]), len(seen["EPERM"])) == (3 + 1, GPUS - 3), done.stderr
+
+
 def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
     job = site.submit(script=site.probe)
     site.gpus.sge.wait_done(job)
@@ -141,6 +151,50 @@ def test_a_node_that_cannot_confine_starts_no_job(site: Site) -> None:
     assert held(site.gpus, NODE, job) == []
 
 
+@pytest.fixture
+def boxes(site: Site) -> Iterator[Boxes]:
+    """Let jobs on the node start containers."""
+    machine = site.gpus.sge.machines[NODE]
+    with container_job.fitted(machine, site.dev, site.gpus.node(NODE).settings) as fitted:
+        yield fitted
+
+
+def looked_round(site: Site, boxes: Boxes, isolation: str) -> tuple[set[str], dict[str, Seen]]:
+    """Let a job look round in every kind of container; return its devices and what it saw."""
+    site.configure(isolation, CLEAN="kill", **boxes.keys)
+    sge_jobs.command(site.gpus, NODE, "cdi", "--write")
+    go = gate_file(site.gpus, "go")
+    script = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{waiting_for(go)}"
+    job = site.submit("-l", "gpu=2", script=script)
+    text = wait_said(site.gpus, job, "\nout\n")
+    own = site.own(job)
+    go.touch()
+    site.gpus.sge.wait_done(job)
+    boxed = container_job.seen(text)
+    assert {one.mask for one in boxed.values()} == {text.partition("mine=")[2].split()[0]}
+    assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
+    assert site.left() == []  # of podman neither, which leaves a process of its own behind
+    assert site.gpus.locks(NODE) == {}
+    return own, boxed
+
+
+def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site, boxes: Boxes) -> None:
+    own, boxed = looked_round(site, boxes, "cgroup")
+    assert len(own) == 2
+    mine = {"ENXIO": own | {"nvidiactl"}}
+    every = {name: {**mine, "EPERM": ALL - own} for name in STARTS}
+    assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
+
+
+def test_by_group_a_job_opens_its_own_gpus_and_no_other_from_any_container(
+    grouped: Site, boxes: Boxes
+) -> None:
+    own, boxed = looked_round(grouped, boxes, "group")
+    mine = {"ENXIO": own | {"nvidiactl"}}
+    every = {name: {**mine, "EACCES": ALL - own} for name in STARTS}
+    assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
+
+
 def test_what_a_killed_shepherd_leaves_stays_confined_until_it_ends(site: Site) -> None:
     go = gate_file(site.gpus, "go")
     late = gate_file(site.gpus, "late")
@@ -157,13 +211,27 @@ def test_what_a_killed_shepherd_leaves_stays_confined_until_it_ends(site: Site) 
     until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
 
 
+def row(site: Site, *asked: str) -> JobId:
+    """Submit half a row of jobs."""
+    return site.submit("-t", f"1-{ROW // 2}", "-tc", "4", *asked, script="true\n")
+
+
+def wait_row(site: Site, job: JobId) -> None:
+    """Wait until every job of half a row has ended well."""
+    site.gpus.sge.wait_done(job)
+    until(lambda: len(sge_jobs.records(site.gpus, job)) == ROW // 2, what="a row in accounting")
+    ends = {(one["failed"], one["exit_status"]) for one in sge_jobs.records(site.gpus, job)}
+    assert ends == {("0", "0")}
+
+
 def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
     before = modes(site.dev)
-    for number in range(MANY):
-        job = site.submit(*(("-l", "gpu=1") if number % 2 else ()), script="true\n")
-        site.gpus.sge.wait_done(job)
-    assert site.left() == []
-    assert modes(site.dev) == before
+    for _ in range(ROWS):
+        for job in (row(site, "-l", "gpu=1"), row(site)):
+            wait_row(site, job)
+        assert site.left() == []
+        assert modes(site.dev) == before
+        assert site.gpus.locks(NODE) == {}
 
 
 def closed(site: Site) -> set[tuple[int, int, int]]:
@@ -205,8 +273,8 @@ def test_by_group_a_job_opens_its_own_gpus_and_no_other_job_of_its_user_does(
 
 
 def test_by_group_many_jobs_in_a_row_leave_every_node_closed(grouped: Site) -> None:
-    for _ in range(MANY // 4):
-        grouped.gpus.sge.wait_done(grouped.submit("-l", "gpu=1", script="true\n"))
+    for _ in range(ROWS):
+        wait_row(grouped, row(grouped, "-l", "gpu=1"))
         assert closed(grouped) == {(0, 0, CLOSED)}
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +10,28 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import HookPaths
-from tests.labs.device_nodes import PROBE, Service, make_nodes, opened, programs, programs_beyond
+from tests.labs import container_job
+from tests.labs.container_job import CDI, STARTS, WITH_DRIVER
+from tests.labs.device_nodes import (
+    PROBE,
+    Service,
+    make_nodes,
+    modes,
+    opened,
+    programs,
+    programs_beyond,
+)
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
-from tests.labs.slurm_jobs import gate_file, kill_steps, reap, script, waiting_for
+from tests.labs.slurm_jobs import SOAK, gate_file, kill_steps, reap, script, waiting_for
 from tests.labs.slurm_lab import JobId
-from tests.labs.slurm_modes import NODE, SLURM_CONF, by_gpulock, settings, wait_said
+from tests.labs.slurm_modes import NODE, SLURM_CONF, by_gpulock, settings, wait_empty, wait_said
 
 pytestmark = pytest.mark.lab
 COUNT = 4
 ALL = {f"nvidia{n}" for n in range(COUNT)}
-MANY = 500 if os.environ.get("GPULOCK_SOAK") == "1" else 20
+ROWS = 25 if SOAK else 1
+ROW = 20  # jobs, some of them at once
 PAM = "account required pam_permit.so\nsession required pam_exec.so {hook}\n"
 WITH_PAM = {**SLURM_CONF, "UsePAM": "1"}
 
@@ -92,6 +102,27 @@ def test_every_step_of_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None
     assert site.left() == []
 
 
+def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site) -> None:
+    machine, settings = site.slurm.machines[NODE], site.gpus.node(NODE).settings
+    go = gate_file(site.gpus, "go")
+    with container_job.fitted(machine, site.dev, settings) as boxes:
+        site.configure(CLEAN="kill", **boxes.keys)
+        assert site.gpus.command(NODE, "cdi", "--write").returncode == 0
+        text = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{waiting_for(go)}"
+        job = site.submit("--gres=gpu:2", text=text)
+        said = wait_said(site.gpus, job, "\nout\n")
+        own = site.own(job)
+        go.touch()
+        assert site.slurm.wait_done(job) == "COMPLETED"
+        assert site.left() == []  # of podman neither, which leaves a process of its own behind
+    boxed = container_job.seen(said)
+    mine = {"ENXIO": own | {"nvidiactl"}}
+    every = {name: {**mine, "EPERM": ALL - own} for name in STARTS}
+    assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
+    assert {one.mask for one in boxed.values()} == {said.partition("mine=")[2].split()[0]}
+    assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
+
+
 def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
     go, both = gate_file(site.gpus, "go"), gate_file(site.gpus, "both")
     text = f"echo begun\n{waiting_for(both)}{site.probe}\necho over\n{waiting_for(go)}"
@@ -105,6 +136,12 @@ def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
         assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
     assert len(owns[0] | owns[1]) == 2
     go.touch()
+
+
+def test_a_step_without_a_script_opens_its_own_gpus_and_no_other(site: Site) -> None:
+    done = site.slurm.srun("slalice", "-w", NODE, "--gres=gpu:3", *site.probe.split())
+    seen = opened(done.stdout)
+    assert (len(seen["ENXIO"]), len(seen["EPERM"])) == (3 + 1, COUNT - 3), done.stderr
 
 
 def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
@@ -171,7 +208,13 @@ def test_what_a_killed_step_daemon_leaves_stays_confined_until_it_ends(site: Sit
 
 
 def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
-    for number in range(MANY):
-        job = site.submit(*(["--gres=gpu:1"] if number % 2 else []), text="srun true\n")
-        assert site.slurm.wait_done(job) == "COMPLETED"
-    assert site.left() == []
+    before = modes(site.dev)
+    for _ in range(ROWS):
+        array = f"--array=1-{ROW // 2}%4"
+        jobs = [site.submit(array, *asked, text="srun true\n") for asked in (["--gres=gpu:1"], [])]
+        wait_empty(site.gpus)
+        tasks = [task for job in jobs for task in site.slurm.tasks(job).values()]
+        assert [site.slurm.state(task) for task in tasks] == ["COMPLETED"] * ROW
+        assert site.left() == []
+        assert modes(site.dev) == before
+        assert site.gpus.locks(NODE) == {}

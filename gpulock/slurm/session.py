@@ -31,7 +31,10 @@ CLOSE = "close_session"  # PAM_TYPE of pam_exec(8)
 
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
-    """Confine the step above, or free it; return the exit code, which pam_exec obeys."""
+    """Confine the step above, or free it; return the exit code, which pam_exec obeys.
+
+    Of a session that is closed slurmstepd only logs it: the step is over, and nothing is put back.
+    """
     settings: Settings | None = None
     label = ""
     try:
@@ -56,7 +59,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
         return GO_ON
     sentence = told.sentence(f"step {label or '?'}")
     tell(settings, sentence, error=True)
-    if settings is not None and label:
+    if settings is not None and label and environ.get("PAM_TYPE") != CLOSE:
         put_back(settings, label, sentence)
     return FAILED
 

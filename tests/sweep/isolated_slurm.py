@@ -154,6 +154,7 @@ class Confined(SlurmPlay):
     def course(self, code: int) -> None:
         """Let the step be over, and its job."""
         del code
+        self.told_rightly()
         self.node.end_step()
         self.ended()
 
@@ -190,7 +191,9 @@ class SessionOpens(Confined):
 
 
 class SessionCloses(Confined):
-    """The session is stopped while it is closed."""
+    """The session is stopped while it is closed; slurmstepd logs how that ended, and goes on."""
+
+    codes = (0, 1)
 
     def prepare(self) -> None:
         """Let the step start."""
@@ -200,6 +203,12 @@ class SessionCloses(Confined):
     def run(self, head: Sequence[str] = ()) -> int:
         """Close the session."""
         return self.node.session(CLOSE, head)
+
+    def course(self, code: int) -> None:
+        """Expect that slurmctld was told nothing: the job has done what it was to do."""
+        told = self.node.told()
+        self.expect(not told, f"slurmctld was told {told}")
+        super().course(code)
 
     def proper(self) -> None:
         """Expect that nothing of it is left."""

@@ -92,6 +92,20 @@ def test_the_end_of_the_session_frees_the_step(site: Site, kernel: Kernel) -> No
     assert (kernel.confined, kernel.freed) == ([], ["12.0"])
 
 
+def test_a_fault_at_the_end_puts_no_finished_job_back(
+    site: Site, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(job, "end", fault)
+    site.stepd(STEPD, "12.batch")
+    site.answers(row(12))
+    assert run(site, CLOSE) == 1
+    assert (kernel.freed, site.drained()) == ([], [])
+    assert not [call for call in site.calls() if "requeue" in call]
+
+
 @pytest.mark.parametrize("isolation", ["off", "group"])
 def test_with_another_isolation_it_does_nothing(site: Site, kernel: Kernel, isolation: str) -> None:
     site.set(ISOLATION=isolation)

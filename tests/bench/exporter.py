@@ -2,7 +2,8 @@
 """Measure gpulock-exporter on the NVML double beside nvitop-exporter: `make bench-exporter`.
 
 Both stand on the same double of eight H200 in the same run, and are asked as Prometheus asks. The
-first scrape of each second is the one that renders; the others are served from memory.
+first scrape of each second is the one that renders; the others are served from memory. Processor
+time is told whole, and without what the double itself takes: see nvml_free.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
@@ -28,6 +27,7 @@ from gpulock_exporter.collectors import collect  # noqa: E402
 from gpulock_exporter.collectors.labels import LabelUser  # noqa: E402
 from gpulock_exporter.response_rendered import compress  # noqa: E402
 
+from tests.bench.nvml_free import bare, calls_a_second, check_alike, shares  # noqa: E402
 from tests.bench.scene import folder  # noqa: E402
 from tests.bench.table import print_inside, print_targets, quantile  # noqa: E402
 from tests.exporter.certificates import make_authority, make_certificate, trusting  # noqa: E402
@@ -44,10 +44,9 @@ HEADERS = {  # what Prometheus 2.42 sends
     "X-Prometheus-Scrape-Timeout-Seconds": "10",
 }
 SECONDS = 20.0  # of each round
-REST = 30.0  # seconds over which processor time is counted
+REST, RESTS = 12.0, 5  # seconds over which processor time is counted, how often: the median counts
 GAP = 0.004  # seconds between two scrapes
 GPUS = 8
-TIME = "gpulock_sample_timestamp_seconds"
 
 
 class Client:
@@ -96,16 +95,32 @@ def rendering(cards: int, instances: int, rounds: int = 21) -> list[float]:
     return found
 
 
-def spent(pids: list[int], seconds: float = REST) -> float:
-    """Return the share of a core that processes take, in percent."""
+def loaded(nvml: Double) -> Double:
+    """Return a double whose cards are all at work."""
+    for gpu in range(GPUS):
+        nvml.load(gpu, 50 + gpu)
+    return nvml
 
-    def total() -> float:
-        times = [psutil.Process(pid).cpu_times() for pid in pids]
-        return sum(t.user + t.system for t in times)
 
-    before = total()
-    time.sleep(seconds)
-    return 100 * (total() - before) / seconds
+def spend(root: Path, exporter: Whole, nvml: Double) -> tuple[dict[str, float], dict[str, float]]:
+    """Return shares of a core in percent, medians taken in one run; and NVML calls a second.
+
+    `ours` is the exporter, `double` what the double itself takes of that.
+    """
+    with Double(root / "bare", preset="dgx-h200") as other, bare(root, loaded(other)) as pids:
+        calls, woken = pids
+        own = [exporter.process.pid, *(worker.pid for worker in exporter.workers())]
+        groups = {"ours": own, "calls": [calls], "woken": [woken]}
+        found: dict[str, list[float]] = {}
+        theirs: dict[str, float] = {}
+
+        def rest() -> None:
+            found.update(shares(groups, REST, RESTS))
+
+        ours = calls_a_second(nvml, lambda: theirs.update(calls_a_second(other, rest)))
+        check_alike(ours, theirs)
+    middle = {name: quantile(values, 0.5) for name, values in found.items()}
+    return {"ours": middle["ours"], "double": middle["calls"] - middle["woken"]}, ours
 
 
 @contextmanager
@@ -153,18 +168,13 @@ def measure(root: Path) -> None:
     for name in ("plain", "tls"):
         (root / name).mkdir()
     with Double(root / "nvml", preset="dgx-h200") as nvml:
-        for gpu in range(GPUS):
-            nvml.load(gpu, 50 + gpu)
+        loaded(nvml)
         figures: dict[str, float] = {}
         with Whole(root / "plain", nvml) as exporter:
             exporter.up(GPUS)
             fresh, same = scrapes(exporter.port)
             ours = {"scrape, rendered": fresh, "scrape, cached": same}
-            before, sample = nvml.calls(), exporter.scrape()
-            figures["cpu"] = spent([exporter.process.pid, *(w.pid for w in exporter.workers())])
-            after, later = nvml.calls(), exporter.scrape()
-            looks = later.one(TIME) - sample.one(TIME)
-            calls = {k: (after[k] - before[k]) / looks for k in after if after[k] > before[k]}
+            cpu, calls = spend(root, exporter, nvml)
             nvml.hang("nvmlDeviceGetUtilizationRates", "deaf")
             hung = [value for part in scrapes(exporter.port, 30.0) for value in part]
             ours["scrape while NVML hangs"] = hung
@@ -189,16 +199,19 @@ def measure(root: Path) -> None:
             fresh, same = scrapes(port)
             theirs = {"nvitop-exporter": fresh + same}
             figures["peer pss"] = pss_mib(pid)
-            figures["peer cpu"] = spent([pid])
-    mig = rendering(16, 8)
+            figures["peer cpu"] = quantile(shares({"peer": [pid]}, REST, RESTS)["peer"], 0.5)
+    mig, free = rendering(16, 8), cpu["ours"] - cpu["double"]
     print_inside("scrapes on one connection, 8 GPUs", {**ours, **theirs})
     print_inside("rendered within the process", {"8 GPUs": rendering(8, 0), "128 MIG devices": mig})
     print("\nboth processes, 8 GPUs, one look a second           gpulock  nvitop-exporter")
     print(f"  PSS, MiB (ours with TLS)                      {figures['pss']:12.1f}", end="")
     print(f"{figures['peer pss']:17.1f}")
-    print(f"  processor, % of a core                        {figures['cpu']:12.2f}", end="")
+    print(f"  processor, % of a core                        {cpu['ours']:12.2f}", end="")
     print(f"{figures['peer cpu']:17.2f}")
-    print(f"\nNVML calls a look: {sum(calls.values()):.0f}")
+    print(f"    of which the double itself takes            {cpu['double']:12.2f}")
+    print(f"    left with an NVML that costs nothing        {free:12.2f}")
+    print("  The double's part is what a process in C takes beside it, for the same calls alone.")
+    print(f"\nNVML calls a second: {sum(calls.values()):.0f}")
     for name, count in sorted(calls.items(), key=lambda pair: -pair[1]):
         print(f"  {count:8.1f}  {name}")
     middle, rendered = (
@@ -212,7 +225,7 @@ def measure(root: Path) -> None:
             ("scrape, rendered / nvitop-exporter", rendered / middle, 1.0),
             ("scrape while NVML hangs p99, ms", quantile(hung, 0.99), 20.0),
             ("PSS, MiB", figures["pss"], 48.0),
-            ("processor, % of a core", figures["cpu"], 0.5),
+            ("processor with a free NVML, % of a core", free, 0.5),
         ]
     )
 

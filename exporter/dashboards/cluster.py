@@ -38,7 +38,7 @@ GLANCE = [
     number("GPUs", "none", Query(state(".+"))),
     number("Free", "none", Query(state("free"))),
     number("Held", "none", Query(state("held|held_idle"))),
-    number("Held idle", "none", Query(state("held_idle")), steps=[(1, YELLOW)]),
+    number("Held-idle", "none", Query(state("held_idle")), steps=[(1, YELLOW)]),
     number(
         "Out of order",
         "none",
@@ -51,7 +51,7 @@ GLANCE = [
         [
             Column(f"gpulock:model:gpus:count{HERE}", "GPUs"),
             Column(f"gpulock:model:gpus_held:count{HERE}", "held"),
-            Column(f"gpulock:model:gpus_idle:count{HERE}", "held idle"),
+            Column(f"gpulock:model:gpus_idle:count{HERE}", "held-idle"),
         ],
         height=6,
     ),
@@ -67,13 +67,13 @@ IDLE = [
         ),
         steps=[(IDLE_AFTER, YELLOW), (LONG, RED)],
     ),
-    lines("Held idle, by user", "none", Query(f"gpulock:user:gpus_idle:count{HERE}", "{{user}}")),
+    lines("Held-idle, by user", "none", Query(f"gpulock:user:gpus_idle:count{HERE}", "{{user}}")),
     rows(
         "Users",
         ("user",),
         [
             Column(f"gpulock:user:gpus:count{HERE}", "GPUs"),
-            Column(f"gpulock:user:gpus_idle:count{HERE}", "held idle"),
+            Column(f"gpulock:user:gpus_idle:count{HERE}", "held-idle"),
             Column(f"gpulock:user:mig_instances:count{HERE}", "MIG instances"),
             Column(f"gpulock:user:power_watts:sum{HERE}", "power", "watt"),
         ],

@@ -54,7 +54,7 @@ GLANCE = [
         Query('sum(gpulock_gpus{instance="$instance",state=~"held|held_idle"})'),
     ),
     number(
-        "Held idle",
+        "Held-idle",
         "none",
         Query('gpulock_gpus{instance="$instance",state="held_idle"}'),
         steps=[(1, YELLOW)],

@@ -34,7 +34,7 @@ def parse_address(text: str) -> Address:
     if not colon or not port.isascii() or not port.isdigit() or int(port) > _HIGHEST_PORT:
         raise ListenError(f"{text!r} is no address: write host:port, [IPv6]:port or :port")
     if ":" in host and not bracketed:
-        raise ListenError(f"{text!r} is no address: an IPv6 address stands in brackets, [::1]:9445")
+        raise ListenError(f"{text!r} is no address: an IPv6 address stands in brackets, [::1]:9465")
     return Address(host[1:-1] if bracketed else host, int(port))
 
 
@@ -44,7 +44,7 @@ def listen(addresses: Iterable[Address]) -> list[socket.socket]:
     try:
         for address in addresses:
             opened.extend(_listen(address))
-    except BaseException:
+    except BaseException:  # an interrupt too: all of them, or none stays open
         for one in opened:
             one.close()
         raise
@@ -74,7 +74,7 @@ def _listen(address: Address) -> list[socket.socket]:
     try:
         for family, where in sorted(targets, key=str):
             opened.append(_open(family, where, address))
-    except BaseException:
+    except BaseException:  # an interrupt too: all of them, or none stays open
         for one in opened:
             one.close()
         raise
@@ -107,7 +107,7 @@ def _open(
                 opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
             opened.bind(where)
             opened.listen(_BACKLOG)
-        except BaseException:
+        except BaseException:  # an interrupt too: what nobody gets to know of is closed here
             opened.close()
             raise
     except OSError as error:

@@ -14,9 +14,9 @@ from gpulock.install.doctor_check import OK, Check, examine, fault, good, warnin
 from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm_conf import Conf
 from gpulock.install.slurm_force import EPILOG, PATHS, PROLOG, TASK, InForce, look, misplaced
-from gpulock.install.slurm_hooks import why_private
 from gpulock.install.slurm_site import Site, SlurmError
 from gpulock.install.slurm_texts import Want, hook_seconds, opens_sessions, wants
+from gpulock.install.trial import why_private
 from gpulock.settings import Settings
 
 RECONFIGURE: Final = "then scontrol reconfigure"

@@ -7,9 +7,7 @@ again. Locks are none of systemd's: they outlive every start, stop and upgrade o
 
 from __future__ import annotations
 
-import os
 import pwd
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +19,6 @@ from gpulock.install import systemd_manager
 from gpulock.install.change import Change, File, Folder, Record, changed
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge import Plan, current_settings
-from gpulock.install.slurm_hooks import nobody, why_private
 from gpulock.install.systemd_manager import ON, Made, Service, Start, Systemctl, package_files
 from gpulock.install.systemd_units import (
     DAEMON,
@@ -34,6 +31,7 @@ from gpulock.install.systemd_units import (
     minors_of,
     rendered,
 )
+from gpulock.install.trial import try_interpreter, why_private
 from gpulock.isolation.marks import MARK
 from gpulock.refusal import Refusal
 from gpulock.settings import DEFAULT_PATH, Settings
@@ -42,6 +40,7 @@ SERVICES: Final = {"gpulock-exporter": (SOCKET, EXPORTER), "gpulockd": (DAEMON,)
 ETC: Final = Path("/etc")
 _HOMES: Final = ("/root/", "/home/", "/run/user/")  # what ProtectHome=yes hides
 _DO: Final = "install gpulock into a folder such as /opt/gpulock"
+_SECONDS: Final = 60.0  # for an exporter's imports that were never compiled
 _NEEDED: Final = "import gpulock_exporter.app, gpulock_exporter.worker"
 
 
@@ -166,23 +165,6 @@ def check_python(python: str) -> None:
             )
     if why := why_private(Path(python)):
         raise InstallError(f"interpreter {why}; the exporter runs as {USER}; {_DO}")
-    uid, gid = nobody() if os.geteuid() == 0 else (None, None)
-    try:
-        done = subprocess.run(
-            [python, "-I", "-c", _NEEDED],
-            env={},
-            cwd="/",
-            user=uid,
-            group=gid,
-            extra_groups=() if uid is not None else None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=60,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as fault:
-        raise InstallError(f"interpreter {python} cannot be run as nobody: {fault}") from fault
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["?"])[-1]
+    last = try_interpreter(python, ("-I", "-c", _NEEDED), _SECONDS)
+    if last:
         raise InstallError(f"{python} cannot run the exporter as nobody ({last}); {_DO}")

@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,10 +28,10 @@ from gpulock.install.hooks import (
     real_interpreter,
     render_hooks,
 )
+from gpulock.install.trial import try_hook
 
 DEFAULT_PREFIX: Final = Path("/usr/local/libexec/gpulock")
 CURRENT: Final = "current"
-_SECONDS: Final = 5.0  # a hook that needs longer to refuse is not fit for use
 _JOB: Final = {"JOB_ID": "self-test"}
 _REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted
 _IMPORT: Final = """
@@ -186,36 +185,14 @@ def self_test(paths: HookPaths) -> None:
     modules = [name.removesuffix(".py").replace("/", ".") for name in hot_modules()]
     modules = [name.removesuffix(".__init__") for name in modules]
     interpreter = paths.prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
-    _try([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
-    _try([paths.prolog, "1"], _REFUSES, "did not start us")
-    _try([paths.epilog, "1"], (0,), "did not start us")
-    _try([paths.launch, paths.prolog], _REFUSES, "no shepherd")
-    _try([paths.launch, paths.epilog], (0,), "no shepherd")
+    must = partial(try_hook, env=_JOB)
+    must([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
+    must([paths.prolog, "1"], _REFUSES, "did not start us")
+    must([paths.epilog, "1"], (0,), "did not start us")
+    must([paths.launch, paths.prolog], _REFUSES, "no shepherd")
+    must([paths.launch, paths.epilog], (0,), "no shepherd")
     chained = ["self-test", "0", "queue", "root", "root@/bin/true"]
-    _try([paths.chain, "prolog", *chained], _REFUSES, "no shepherd")
-    _try([paths.chain, "epilog", *chained], (0,), "no shepherd")
-    _try([paths.sensor], (0,), stdin="quit\n")
-    _try([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n")
-
-
-def _try(
-    command: Sequence[str | Path], codes: tuple[int, ...], words: str = "", stdin: str = ""
-) -> None:
-    """Run a hook without any environment; raise InstallError unless it does as it must."""
-    name = " ".join(str(word) for word in command[:2])
-    try:
-        done = subprocess.run(
-            command,
-            env=_JOB,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as fault:
-        raise InstallError(f"self-test: {name}: {fault}") from fault
-    said = " ".join((done.stderr + done.stdout).split())
-    if done.returncode not in codes or words not in said:
-        raise InstallError(f"self-test: {name} ended with {done.returncode}: {said[:300]!r}")
+    must([paths.chain, "prolog", *chained], _REFUSES, "no shepherd")
+    must([paths.chain, "epilog", *chained], (0,), "no shepherd")
+    must([paths.sensor], (0,), stdin="quit\n")
+    must([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n")

@@ -14,7 +14,8 @@ import pytest
 
 from gpulock.install import versions
 from gpulock.install.hooks import InstallError, real_interpreter, render_hooks
-from gpulock.install.slurm_hooks import SlurmHooks, check_interpreter, try_hooks, why_private
+from gpulock.install.slurm_hooks import SlurmHooks, check_interpreter, try_hooks
+from gpulock.install.trial import why_private
 from gpulock.install.versions import in_force
 from gpulock.simulate.node import write_node
 from tests.unit.slurm_node import ignore

@@ -165,9 +165,9 @@ class _Hint(NamedTuple):
     A value whose type is in `plain` is taken as it is; `inner` is what a list or a dict holds.
     """
 
-    kind: type
+    kind: type[Any]
     inner: _Hint | None
-    plain: frozenset[type]
+    plain: frozenset[type[Any]]
 
 
 @cache
@@ -185,7 +185,7 @@ def _hint(annotation: Any) -> _Hint:
         return known._replace(plain=known.plain | {type(None)})
     kind = getattr(annotation, "__origin__", annotation)
     inner = _hint(arguments[-1]) if arguments else None
-    plain = frozenset[type]() if inner or issubclass(kind, Record) else frozenset({kind})
+    plain = frozenset[type[Any]]() if inner or issubclass(kind, Record) else frozenset({kind})
     return _Hint(kind, inner, plain)
 
 

@@ -225,14 +225,22 @@ def test_a_pause_lets_go_of_the_driver_and_ends_by_itself(nest: Nest) -> None:
 def test_a_signal_ends_the_sleep_of_a_step(nest: Nest) -> None:
     supervisor = nest.supervise("exec sleep 60")
     supervisor.step(0)
-    before = signal.signal(signal.SIGALRM, lambda *_: supervisor.pause(60))
+
+    alarms: list[int] = []
+
+    def handle(number: int, _: object) -> None:
+        alarms.append(number)
+        supervisor.pause(60)
+
+    before = signal.signal(signal.SIGALRM, handle)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        assert supervisor.step(50) == []  # the test's own deadline would end a longer sleep
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 5.0)  # and again, should it sleep on
+        assert supervisor.step(50) == []
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert supervisor.is_paused()
+    assert len(alarms) == 1
 
 
 def test_rings_that_nobody_hears_are_no_fault(nest: Nest) -> None:

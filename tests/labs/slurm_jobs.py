@@ -22,16 +22,26 @@ from tests.labs.slurm_lab import JobId
 
 SOAK: Final = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
 ALL: Final = (0, 1, 2, 3)
+SLEEP: Final = "exec sleep 600\n"
 SHOW_MASK: Final = "echo mask=${CUDA_VISIBLE_DEVICES-unset}.\n"
 
 
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-def started(gpus: Gpulock, node: str, *words: str, script: str = "sleep 600\n") -> JobId:
-    """Start a batch job of slalice on a node; return it once it runs."""
+def started(gpus: Gpulock, node: str, *words: str, script: str = SLEEP) -> JobId:
+    """Start a batch job of slalice on a node; return it once it runs.
+
+    Unless it is told what to do it has one process by then, and never another.
+    """
     job = gpus.slurm.submit("slalice", "-w", node, *words, script=script)
     gpus.slurm.wait_running(job)
+    if script == SLEEP:
+        until(
+            lambda: any("sleep" in command_of(p) for p in gpus.slurm.job_processes(job, node)),
+            what=f"job {job} to sleep",
+            why=gpus.slurm.logs,
+        )
     return job
 
 

@@ -35,6 +35,7 @@ from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_hooks import Stops, stops
 from tests.labs.slurm_jobs import (
     SHOW_MASK,
+    SLEEP,
     SOAK,
     command_of,
     end,
@@ -99,7 +100,7 @@ def daemon(slurm_gpus: Gpulock) -> Generator[Daemon]:
 
 def begun(gpus: Gpulock, daemon: Daemon, *words: str, script: str = "") -> tuple[JobId, Claim]:
     """Start a job of two GPUs; return it with its claim once gpulockd saw its steps."""
-    job = started(gpus, NODE, TWO, *words, script=script or "sleep 600\n")
+    job = started(gpus, NODE, TWO, *words, script=script or SLEEP)
     until(lambda: len(gpus.slurm.steps(job, NODE)) >= 2 or None, what="its two steps")
     daemon.goes_round()
     return job, daemon.claim(job)

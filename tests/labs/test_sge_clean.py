@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -107,7 +107,10 @@ def test_one_that_nothing_ends_keeps_its_device_and_the_epilog_ends_in_time(
 ) -> None:
     sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT="1")
     job, gid = left(sparing, "exec sleep 600")
-    child = min(carriers(gid), key=lambda pid: "sleep" not in name_of(pid))
+    child = until(  # past the shells that start it, and not what its job waits with
+        lambda: next((pid for pid in carriers(gid) if command_of(pid) == "sleep 600"), None),
+        what="its child",
+    )
     with frozen("gpulock-lab-frozen-sge", [child]):
         leave(sparing, job)
         assert child in carriers(gid)
@@ -133,10 +136,9 @@ def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
     until(lambda: reap(sparing, NODE) and sparing.locks(NODE) == {}, what="the lock to go")
 
 
-def name_of(pid: int) -> str:
-    """Return a process's name, empty for one that is gone."""
+def command_of(pid: int) -> str:
+    """Return a process's command line, empty for one that is gone."""
     try:
-        with open(f"/proc/{pid}/comm") as file:
-            return re.sub(r"\s", "", file.read())
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except OSError:
         return ""

@@ -307,8 +307,8 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     claim, pids = daemon.claim(job), living(gpus, job, 1)
     others = [*living(gpus, ended, 1), gpus.sge.shepherd_pid(ended)]
     empty(daemon.lock_dir)
-    until(lambda: claim.locked() == claim.devices, what="its locks", why=daemon.said)
-    assert len(gpus.locks(NODE)) == 3
+    until(lambda: len(gpus.locks(NODE)) == 3, what="all locks", why=daemon.said)
+    assert claim.locked() == claim.devices
     daemon.crash()
     empty(daemon.lock_dir)
     end(reversed(others))

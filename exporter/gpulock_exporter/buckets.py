@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpulock.sample import BUCKETS, MILLI
 
 FIRST_WIDTH = 1.0  # seconds
 LONGEST = 1e10  # seconds of a claim: beyond, a time is garbage
+
+
+def _blank() -> tuple[list[str], list[str]]:
+    return [], []
 
 
 @dataclass
@@ -24,6 +28,8 @@ class Buckets:
     width: float = FIRST_WIDTH
     used: list[float] = field(default_factory=list[float])
     covered: list[float] = field(default_factory=list[float])
+    _texts: tuple[list[str], list[str]] = field(default_factory=_blank, compare=False, repr=False)
+    _moved: int = field(default=0, compare=False, repr=False)  # the first whose text is not its own
 
     def add(self, at: float, used: float, covered: float) -> None:
         """Add a look that ended `at` a time, spread over the buckets that it covers.
@@ -40,6 +46,7 @@ class Buckets:
             self.used += [0.0] * missing
             self.covered += [0.0] * missing
         first = min(last, int(begin / self.width))
+        self._moved = min(self._moved, first)
         for place in range(first, last + 1):
             share = 1.0
             if first < last:
@@ -48,19 +55,26 @@ class Buckets:
             self.used[place] += used * share
             self.covered[place] += covered * share
 
+    def texts(self) -> tuple[str, str]:
+        """Return `used` and `covered` as a file has them, in milliseconds.
+
+        Every second has them all, of which one or two have changed.
+        """
+        for values, texts in zip((self.used, self.covered), self._texts, strict=True):
+            texts[self._moved :] = [f"{value * MILLI:.0f}" for value in values[self._moved :]]
+        self._moved = len(self.used)
+        used, covered = self._texts
+        return ",".join(used), ",".join(covered)
+
     def _double(self) -> None:
         self.width *= 2
+        self._moved = 0
         self.used, self.covered = pairs(self.used), pairs(self.covered)
 
 
 def pairs(values: Sequence[float]) -> list[float]:
     """Return the sum of each two neighbours; the last one may be alone."""
     return [sum(values[place : place + 2]) for place in range(0, len(values), 2)]
-
-
-def milliseconds(values: Iterable[float]) -> str:
-    """Return seconds as a file has them."""
-    return ",".join([f"{value * MILLI:.0f}" for value in values])
 
 
 def restored(

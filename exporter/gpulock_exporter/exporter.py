@@ -19,7 +19,8 @@ from gpulock_exporter.foreign import Kin
 from gpulock_exporter.history import History, page_of
 from gpulock_exporter.join_book import Book
 from gpulock_exporter.join_devices import DeviceList, inventory_version
-from gpulock_exporter.join_facts import gather
+from gpulock_exporter.join_facts import gather, read_locks
+from gpulock_exporter.join_locks import Remembered
 from gpulock_exporter.join_snapshot import Health, Limits, Snapshot
 from gpulock_exporter.page import PAGE_HEADERS
 from gpulock_exporter.page import render as page_html
@@ -44,6 +45,7 @@ class Exporter:
         self._node = node
         self._clock = clock
         self._label_user = LabelUser(settings.label_user)
+        self._locks = Remembered(read_locks)
         self._folder = Folder(settings.exporter_dir)
         self._history = History()
         self._fault = "no sample yet"
@@ -68,7 +70,7 @@ class Exporter:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock.now()
         self.listed.glance()
-        facts = gather(self._node, now.boottime)
+        facts = gather(self._node, now.boottime, self._locks)
         over = self._book.tick(frames, facts, now)
         self._fault = supervisor.fault
         facts.read("files", lambda: self._write(over, now), None)

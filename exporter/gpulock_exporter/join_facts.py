@@ -18,6 +18,7 @@ from gpulock.liveness import Verdict
 from gpulock.locks import Lock, Store
 from gpulock.node import Node
 from gpulock.refusal import Refusal, one_line
+from gpulock_exporter.join_locks import Remembered
 from gpulock_exporter.totals_tokens import Claim
 
 TRIES, PAUSE = 3, 0.002  # looks at a lock without owner, seconds between: a claim takes 0.2 ms
@@ -54,10 +55,13 @@ class Facts:
             self.durations[source] = time.perf_counter() - begun
 
 
-def gather(node: Node, now: float) -> Facts:
-    """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds."""
-    facts = Facts()
-    facts.locks = facts.read("locks", lambda: read_locks(node.store), None)
+def gather(node: Node, now: float, known: Remembered | None = None) -> Facts:
+    """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds.
+
+    `known` are the locks as they were read before, for whoever reads them each second.
+    """
+    facts, locks = Facts(), known or Remembered(read_locks)
+    facts.locks = facts.read("locks", lambda: locks.locks(node.store), None)
     facts.quarantined = facts.read("quarantine", lambda: read_notes(node.settings.state_dir), None)
     nothing: Judged = (None, None)
     judged = facts.read("verdicts", lambda: read_verdicts(node, now), nothing)

@@ -25,7 +25,7 @@ from gpulock.sample import (
     is_token,
     typed,
 )
-from gpulock_exporter.buckets import milliseconds, restored
+from gpulock_exporter.buckets import restored
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.foreign import Present
 from gpulock_exporter.telemetry import Device
@@ -149,6 +149,7 @@ def token_lines(token: str, accounts: Accounts) -> list[str]:
 
 def account_pairs(bill: Bill) -> Pairs:
     """Return the fields of one account."""
+    used, covered = bill.buckets.texts()
     return [
         ("since", bill.since),
         ("until", bill.until),
@@ -161,8 +162,8 @@ def account_pairs(bill: Bill) -> Pairs:
         ("memory_peak", bill.memory_peak),
         ("foreign", bill.foreign),
         ("width", bill.buckets.width),
-        ("used", milliseconds(bill.buckets.used) or None),
-        ("covered", milliseconds(bill.buckets.covered) or None),
+        ("used", used or None),
+        ("covered", covered or None),
     ]
 
 

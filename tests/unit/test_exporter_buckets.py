@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from gpulock_exporter.buckets import Buckets, milliseconds, restored
+from gpulock_exporter.buckets import Buckets, restored
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,7 +71,7 @@ def test_a_time_that_cannot_be_does_no_harm(at: float) -> None:
 
 def test_what_was_written_is_read_back() -> None:
     buckets = filled(77, 0.123)
-    words = [milliseconds(buckets.used), milliseconds(buckets.covered)]
+    words = buckets.texts()
     lists = [tuple(int(word) for word in text.split(",")) for text in words]
     again = restored(100.0, buckets.width, *lists)
     assert again.used == pytest.approx(buckets.used, abs=0.001)
@@ -100,3 +100,19 @@ def test_nothing_is_lost_in_any_order_of_looks(
     assert sum(buckets.used) == pytest.approx(work)
     assert sum(buckets.covered) == pytest.approx(seen)
     assert len(buckets.used) == len(buckets.covered) <= BUCKETS
+
+
+@FEW
+@given(st.lists(st.tuples(st.floats(0, 200), st.floats(0, 1), st.floats(0, 90), st.booleans())))
+def test_buckets_are_written_as_they_stand_whenever_that_is(
+    looks: list[tuple[float, float, float, bool]],
+) -> None:
+    buckets, at = Buckets(0.0), 0.0
+    for passed, share, covered, written in looks:
+        at += passed
+        buckets.add(at, share * covered, covered)
+        if written:
+            assert buckets.texts() == tuple(
+                ",".join(f"{value * 1000:.0f}" for value in values)
+                for values in (buckets.used, buckets.covered)
+            )

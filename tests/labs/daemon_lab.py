@@ -23,7 +23,7 @@ from tests.labs.daemon_site import GPULOCKD
 from tests.labs.daemon_witness import Claim, claims_of
 from tests.labs.sge_gpulock import CONFIG
 from tests.labs.sge_machines import PATH
-from tests.labs.sge_wait import until
+from tests.labs.sge_wait import PATIENCE, until
 
 PERIOD = 30.0  # seconds between two reconciles
 # the other two show what a process was started with (may_access_mm in kernel/fork.c, Linux 6.18)
@@ -73,7 +73,7 @@ class Daemon:
     def crash(self) -> None:
         """Kill it, as an OOM killer would."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
 
     def restart(self) -> None:
         """Start it again after a crash."""
@@ -84,7 +84,7 @@ class Daemon:
         """End it as its service manager does."""
         if self.process.returncode is None:
             os.kill(self.pid or self.process.pid, signal.SIGTERM)
-            assert self.process.wait(10) == 0, self.said()
+            assert self.process.wait(PATIENCE) == 0, self.said()
 
     def close(self) -> None:
         """Leave nothing of it behind, whatever it did."""
@@ -107,11 +107,13 @@ class Daemon:
         self._await(begun)
         self._await(lambda told: "READY=1" in told)
 
-    def frees(self, locked: Callable[[], object], *, seconds: float = PERIOD + 5) -> float:
-        """Wait until nothing is `locked` any more; return how long that took."""
+    def frees(self, locked: Callable[[], object]) -> float:
+        """Wait until nothing is `locked` any more and that is told; return how long it took."""
         begun = time.monotonic()
-        until(lambda: not locked(), what="gpulockd to free", seconds=seconds, why=self.said)
-        return time.monotonic() - begun
+        until(lambda: not locked(), what="gpulockd to free", seconds=2 * PERIOD, why=self.said)
+        took = time.monotonic() - begun
+        self.goes_round()  # the one that freed says so when the gate is open again
+        return took
 
     # --- what it leaves -----------------------------------------------------------------------
 

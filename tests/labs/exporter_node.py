@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpulock.sample import SAMPLE, SAMPLE_LINE, Sample, load
-from tests.labs.sge_wait import until
+from tests.labs.sge_wait import PATIENCE, until
 from tests.nvml.double import Double
 
 CONFIG = "/etc/gpulock/gpulock.conf"
@@ -33,7 +33,7 @@ class Observer:
     def crash(self) -> None:
         """Kill it, as an OOM killer would."""
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(PATIENCE)
 
 
 @contextmanager
@@ -69,4 +69,4 @@ def exporter(
             yield made
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(PATIENCE)

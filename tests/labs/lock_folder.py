@@ -18,7 +18,7 @@ def owners(folder: Path) -> dict[str, Owner]:
 
 def settled(place: Path) -> list[Owner]:
     """Return the owner of one lock once it has one, nobody where the lock is gone."""
-    return until(lambda: look(place), what=f"an owner in {place}", seconds=5, interval=0.01)
+    return until(lambda: look(place), what=f"an owner in {place}", interval=0.01)
 
 
 def look(place: Path) -> list[Owner] | None:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self
 
 import yaml
 
-from tests.labs.sge_wait import LabError, until
+from tests.labs.sge_wait import PATIENCE, LabError, until
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "exporter" / "rules"
@@ -199,7 +199,7 @@ class Prometheus:
         found = self.query(expression)
         return found[0].value if len(found) == 1 else None
 
-    def wait(self, expression: str, *, series: int | None = None, seconds: float = 30) -> Any:
+    def wait(self, expression: str, *, series: int | None = None, seconds: float = PATIENCE) -> Any:
         """Wait until an expression gives as many series, one at least without a number."""
 
         def probe() -> list[Sample] | None:
@@ -226,7 +226,7 @@ class Prometheus:
             if one["labels"]["alertname"] == alert and one["state"] == "firing"
         ]
 
-    def wait_firing(self, alert: str, *, seconds: float = 40) -> list[dict[str, Any]]:
+    def wait_firing(self, alert: str, *, seconds: float = 2 * PATIENCE) -> list[dict[str, Any]]:
         """Wait until an alert fires."""
         return until(
             lambda: self.firing(alert) or None,
@@ -235,7 +235,7 @@ class Prometheus:
             why=lambda: str(self._get("alerts")),
         )
 
-    def wait_quiet(self, alert: str, *, seconds: float = 40) -> None:
+    def wait_quiet(self, alert: str, *, seconds: float = 2 * PATIENCE) -> None:
         """Wait until an alert fires no more."""
         until(lambda: not self.firing(alert), what=f"an end of {alert}", seconds=seconds)
 

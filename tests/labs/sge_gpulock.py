@@ -18,7 +18,7 @@ from gpulock.simulate.node import write_node
 from tests.labs.lock_folder import owners
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_lab import GridEngine, JobId
-from tests.labs.sge_wait import until
+from tests.labs.sge_wait import PATIENCE, until
 
 CONFIG = "/etc/gpulock/gpulock.conf"
 GPUS = 8
@@ -79,7 +79,7 @@ class Gpulock:
             for node in NODES
         }
 
-    def wait_free(self, *, seconds: float = 20.0) -> None:
+    def wait_free(self, *, seconds: float = PATIENCE) -> None:
         """Wait until no node has a lock."""
         until(
             lambda: not any(self.locks(node) for node in NODES),

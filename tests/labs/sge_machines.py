@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.labs.sge_wait import LabError, until
+from tests.labs.sge_wait import PATIENCE, LabError, until
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # TEST-NET-2 (RFC 5737): an address nobody has; the namespaces have no route out of it anyway.
@@ -149,7 +149,7 @@ class Machine:
         stdout = holder.stdout
         assert stdout is not None
         with stdout:
-            ready, _, _ = select.select([stdout], [], [], 10.0)
+            ready, _, _ = select.select([stdout], [], [], PATIENCE)
             if not ready or stdout.readline() != b"ready\n":
                 reason = (self.folder / "boot.log").read_text()
                 raise LabError(f"machine {self.name} did not boot:\n{reason}")

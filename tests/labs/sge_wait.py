@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 _T = TypeVar("_T")
+
+PATIENCE: Final = 60.0  # seconds: far more than anything takes, on a machine that does much else
 
 
 class LabError(RuntimeError):
@@ -18,7 +20,7 @@ def until(
     probe: Callable[[], _T | None],
     *,
     what: str,
-    seconds: float = 30.0,
+    seconds: float = PATIENCE,
     interval: float = 0.05,
     why: Callable[[], str] = lambda: "",
 ) -> _T:

@@ -21,7 +21,7 @@ from gpulock.owner import Owner
 from gpulock.settings import parse
 from gpulock.simulate.node import write_node
 from tests.labs.lock_folder import owners
-from tests.labs.sge_wait import LabError, until
+from tests.labs.sge_wait import PATIENCE, LabError, until
 from tests.labs.slurm_config import Setup
 from tests.labs.slurm_journal import Journal
 from tests.labs.slurm_lab import JobId, Slurm
@@ -79,7 +79,7 @@ class Gpulock:
             for node in self.slurm.nodes
         }
 
-    def wait_free(self, *, seconds: float = 20.0) -> None:
+    def wait_free(self, *, seconds: float = PATIENCE) -> None:
         """Wait until no node has a lock."""
         until(
             lambda: not any(self.locks(node) for node in self.slurm.nodes),

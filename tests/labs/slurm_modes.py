@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from tests.labs.sge_wait import until
+from tests.labs.sge_wait import PATIENCE, until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_lab import JobId
 
@@ -68,7 +68,7 @@ def variables(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def wait_said(gpus: Gpulock, job: JobId, word: str, *, seconds: float = 30.0) -> str:
+def wait_said(gpus: Gpulock, job: JobId, word: str, *, seconds: float = PATIENCE) -> str:
     """Wait until a batch job has printed a word; return all it has printed."""
     slurm = gpus.slurm
     return until(
@@ -79,7 +79,7 @@ def wait_said(gpus: Gpulock, job: JobId, word: str, *, seconds: float = 30.0) ->
     )
 
 
-def wait_empty(gpus: Gpulock, *, seconds: float = 60.0) -> None:
+def wait_empty(gpus: Gpulock, *, seconds: float = PATIENCE) -> None:
     """Wait until Slurm's queue is empty and every epilog over."""
     slurm = gpus.slurm
     until(

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.labs import slurm_haste
 from tests.labs.sge_machines import connect, end_processes, processes
-from tests.labs.sge_wait import LabError, until
+from tests.labs.sge_wait import PATIENCE, LabError, until
 from tests.labs.slurm_install import install
 from tests.labs.slurm_machines import MARKER, Machines
 from tests.labs.slurm_processes import remove_groups
@@ -101,7 +102,7 @@ class Cluster(Machines):
 
     def start_slurmctld(self, *options: str) -> None:
         """Start slurmctld and wait until it answers; `-c` forgets its state."""
-        self._start(self.master, "slurmctld", *options)
+        self._start(self.master, "slurmctld", *options, env=slurm_haste.environ(self.lab))
         until(
             lambda: "is UP" in self.run_in(self.master, ["scontrol", "ping"]).stdout,
             what="slurmctld to answer",
@@ -153,7 +154,7 @@ class Cluster(Machines):
         """Say whether a node is drained or down."""
         return bool(_OUT & self.node_words(node))
 
-    def wait_node(self, node: str, word: str, *, seconds: float = 30.0) -> str:
+    def wait_node(self, node: str, word: str, *, seconds: float = PATIENCE) -> str:
         """Wait until a node's state has a word, such as DRAIN; return the reason."""
         until(
             lambda: word in self.node_words(node),
@@ -188,8 +189,10 @@ class Cluster(Machines):
             self._start(node, "slurmd")
         self._wait_registered(before)
 
-    def _start(self, machine: str, program: str, *options: str) -> None:
-        done = self.run_in(machine, [program, *options])
+    def _start(
+        self, machine: str, program: str, *options: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        done = self.run_in(machine, [program, *options], env=env)
         if done.returncode != 0:
             raise LabError(f"{program} on {machine} failed: {done.stdout}{done.stderr}")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NewType
 
 from tests.labs import slurm_config, slurm_processes
-from tests.labs.sge_wait import LabError, until
+from tests.labs.sge_wait import PATIENCE, LabError, until
 from tests.labs.slurm_cluster import Cluster, fields
 from tests.labs.slurm_machines import USERS
 from tests.labs.slurm_processes import Step
@@ -122,8 +122,7 @@ class Slurm(Cluster):
 
     def job(self, job: JobId) -> dict[str, str]:
         """Return what scontrol shows of one job; nothing once it is forgotten."""
-        shown = self.scontrol("show", "job", "-o", "-d", str(job), check=False)
-        records = map(fields, shown.splitlines())
+        records = map(fields, until(lambda: self._shown(job), what="slurmctld's answer"))
         return next(
             (record for record in records if record.get("JobId") == str(job)), dict[str, str]()
         )
@@ -138,7 +137,7 @@ class Slurm(Cluster):
         pairs = re.findall(r"JobId=(\d+) ArrayJobId=\d+ ArrayTaskId=(\d+) ", shown)
         return {int(task): JobId(int(job)) for job, task in pairs}
 
-    def wait_state(self, job: JobId, *states: str, seconds: float = 30.0) -> str:
+    def wait_state(self, job: JobId, *states: str, seconds: float = PATIENCE) -> str:
         """Wait until a job is in one of the states; return it."""
         return until(
             lambda: [now for now in [self.state(job)] if now in states] or None,
@@ -147,7 +146,7 @@ class Slurm(Cluster):
             why=lambda: self._about(job),
         )[0]
 
-    def wait_running(self, job: JobId, *, seconds: float = 30.0) -> None:
+    def wait_running(self, job: JobId, *, seconds: float = PATIENCE) -> None:
         """Wait until a batch job or its steps run, which is past Prolog and TaskProlog."""
         until(
             lambda: bool(self.job_processes(job)),
@@ -156,7 +155,7 @@ class Slurm(Cluster):
             why=lambda: self._about(job),
         )
 
-    def wait_done(self, job: JobId, *, seconds: float = 60.0) -> str:
+    def wait_done(self, job: JobId, *, seconds: float = PATIENCE) -> str:
         """Wait until a job and its epilogs are over; return the state it ended in."""
         return self.wait_state(job, *ENDED, "", seconds=seconds)
 
@@ -165,7 +164,7 @@ class Slurm(Cluster):
         machines = [self.machines[name] for name in ([node] if node else self.nodes)]
         return [step for step in slurm_processes.steps(machines) if step.job == job]
 
-    def wait_steps(self, job: JobId, *names: str, seconds: float = 30.0) -> None:
+    def wait_steps(self, job: JobId, *names: str, seconds: float = PATIENCE) -> None:
         """Wait until a job has step daemons of these names."""
         until(
             lambda: set(names) <= {step.name for step in self.steps(job)},
@@ -190,6 +189,7 @@ class Slurm(Cluster):
         until(
             lambda: len(queue().splitlines()) == 1,
             what="all jobs to be gone",
+            seconds=2 * PATIENCE,  # a node that lost its slurmd is given up after a minute
             why=lambda: queue() + self.logs(),
         )
 
@@ -210,6 +210,12 @@ class Slurm(Cluster):
         return slurm_config.device(self.lab, node, minor)
 
     # --- inner --------------------------------------------------------------------------------
+
+    def _shown(self, job: JobId) -> list[str] | None:
+        """Return what scontrol prints of a job, None where slurmctld is too busy to answer."""
+        done = self.run_in(self.master, ["scontrol", "show", "job", "-o", "-d", str(job)])
+        known = done.returncode == 0 or "Invalid job id" in done.stdout + done.stderr
+        return done.stdout.splitlines() if known else None
 
     def _about(self, job: JobId) -> str:
         shown = self.scontrol("show", "job", str(job), check=False)

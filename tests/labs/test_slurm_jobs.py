@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_journal import doubles
 from tests.labs.slurm_lab import JobId
@@ -47,8 +48,8 @@ def test_a_job_gets_two_gpus_and_gives_them_back(slurm_gpus: Gpulock, mode: Mode
     assert (record.queue, record.restart, record.cluster) == ("main", 0, "gpulock")
     slurm.scancel(job)
     slurm.wait_done(job)
-    slurm_gpus.wait_free(seconds=2)
-    assert slurm.node_state(NODE)[0] == "IDLE"
+    slurm_gpus.wait_free()
+    until(lambda: slurm.node_state(NODE)[0] == "IDLE", what="an idle node", why=slurm.logs)
 
 
 @BOTH
@@ -88,7 +89,7 @@ def test_an_array_shares_four_gpus_and_none_is_in_two_jobs(slurm_gpus: Gpulock, 
     assert {len(hold.devices) for hold in holds} == {1}
     assert len({d for hold in holds for d in hold.devices}) == 4, "not all GPUs were used"
     assert doubles(holds) == []
-    slurm_gpus.wait_free(seconds=2)
+    slurm_gpus.wait_free()
     assert "DRAIN" not in slurm.node_state(NODE)[0]
 
 
@@ -133,10 +134,9 @@ def test_each_node_of_a_job_has_its_own_locks(slurm_gpus: Gpulock, mode: Mode) -
     slurm = slurm_gpus.slurm
     other = slurm.submit("slbob", "--gres=gpu:1", "-w", "slnode2", script="sleep 60\n")
     slurm.wait_running(other)
-    script = f"srun {STEP}\nsleep 60\n"
+    script = f"srun {STEP}\necho both\nsleep 60\n"
     job = slurm.submit("slalice", "-N2", "--gres=gpu:2", "-w", "slnode[1-2]", script=script)
-    wait_said(slurm_gpus, job, "slnode2.1=")
-    seen = variables(slurm.said(job))
+    seen = variables(wait_said(slurm_gpus, job, "both\n"))
     for rank, node in enumerate(("slnode1", "slnode2")):
         assert seen[f"{node}.{rank}"].split(",") == held(slurm_gpus, job, node)
     assert held(slurm_gpus, job, "slnode2") != held(slurm_gpus, job, "slnode1")
@@ -162,16 +162,23 @@ def test_a_heterogeneous_job_has_its_components_locks(slurm_gpus: Gpulock, mode:
 @BOTH
 def test_a_step_sees_what_it_asked_for(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus)
+    home = slurm_gpus.slurm.users["slalice"].home
     script = (
+        f"rm -f {home}/a {home}/b\n"
         f"srun -n1 --gres=gpu:1 {STEP}\nsrun -n1 --gres=gpu:none {STEP}\n"
         "srun -n1 --gres=none sh -c 'echo none=$CUDA_VISIBLE_DEVICES.'\n"
-        "(srun -n1 --gres=gpu:1 --exact sh -c 'echo a=$CUDA_VISIBLE_DEVICES; sleep 2' &"
-        " srun -n1 --gres=gpu:1 --exact sh -c 'echo b=$CUDA_VISIBLE_DEVICES; sleep 2'; wait)\n"
+        f"(srun {beside('a', 'b')} & srun {beside('b', 'a')}; wait)\n"
     )
     seen = run(slurm_gpus, "-n2", "--gres=gpu:2", "-w", NODE, script=script)
     assert seen[f"{NODE}.0"] == "0"
     assert seen["none"] == "."
     assert {seen["a"], seen["b"]} == {"0", "1"}
+
+
+def beside(name: str, other: str) -> str:
+    """Return the words of a step of one GPU that ends when there is another one beside it."""
+    wait = f"touch {name}; until [ -e {other} ]; do sleep 0.1; done"
+    return f"-n1 --gres=gpu:1 --exact sh -c 'echo {name}=$CUDA_VISIBLE_DEVICES; {wait}'"
 
 
 @BOTH
@@ -240,8 +247,9 @@ def test_a_device_cgroup_and_the_lock_are_of_the_same_card(
     slurm.wait_running(first)
     opens = " ".join(str(slurm.device(NODE, minor)) for minor in range(4))
     script = f"echo mask=$CUDA_VISIBLE_DEVICES\nfor d in {opens}; do head -c1 $d; done 2>&1\n"
-    job = slurm.submit("slalice", "--gres=gpu:2", "-w", NODE, script=script + "sleep 60\n")
-    wait_said(slurm_gpus, job, "nvidia3")
+    script += "echo opened\nsleep 60\n"
+    job = slurm.submit("slalice", "--gres=gpu:2", "-w", NODE, script=script)
+    wait_said(slurm_gpus, job, "opened")
     mine = sorted(lock.minor for lock in slurm_gpus.locks(NODE).values() if lock.uid == 27011)
     allowed = [
         line.partition("/nvidia")[2][0]

@@ -108,10 +108,9 @@ def test_a_hostile_environment_runs_nothing_as_root_and_forges_no_mask(
     assert len(mask) == 2 and "0" not in mask
     # a step, of whose environment the script decides
     lines = "".join(f"export {name}={value}\n" for name, value in FORGED.items())
-    text = f"#!/bin/bash\n{lines}srun /bin/cat /proc/self/environ\n/bin/sleep 600\n"
+    text = f"#!/bin/bash\n{lines}srun /bin/cat /proc/self/environ\necho shown\n/bin/sleep 600\n"
     second = submit(slurm_gpus, "slalice", words, evil.variables(), text)
-    wait_said(slurm_gpus, second, "BYTES=")
-    assert mask_of(environ(slurm.said(second))) == mask
+    assert mask_of(environ(wait_said(slurm_gpus, second, "shown\n"))) == mask
     records = slurm_gpus.locks(NODE).values()
     assert {r.job_id: (r.uid, r.user, r.slurmd, r.restart) for r in records} == {
         str(other): (27012, "slbob", NODE, 0),
@@ -196,7 +195,7 @@ def test_names_and_comments_that_look_like_slurmctlds_answers_free_nothing(
     text = rows(job, 0, "COMPLETED")
     odd = (f"--job-name={text}", f"--comment={text}", f"--chdir={folder_of_lines(slurm_gpus, job)}")
     words = ["-w", NODE, "--gres=gpu:2", *odd, "--output=evil.out"]
-    assert submit(slurm_gpus, "slalice", words, {}, "#!/bin/bash\nsleep 600\n") == job
+    assert submit(slurm_gpus, "slalice", words, {}, "#!/bin/bash\nexec sleep 600\n") == job
     slurm.wait_running(job)
     assert "COMPLETED" in slurm.scontrol("show", "job", str(job))
     end(kill_steps(slurm_gpus, job, NODE))  # only slurmctld is left to say that it lives
@@ -204,8 +203,8 @@ def test_names_and_comments_that_look_like_slurmctlds_answers_free_nothing(
     assert told.acts() == [("held", "alive")] * 2
     assert "slurmctld says RUNNING" in told.reasons()
     slurm.scancel(job, held_job)
-    slurm_gpus.wait_free(seconds=10)  # the lab itself would take the job's name for its state
-    assert notes(slurm_gpus, NODE) == []
+    slurm_gpus.wait_free()  # the lab itself would take the job's name for its state
+    until(lambda: notes(slurm_gpus, NODE) == [], what="the Epilog's last act")
 
 
 def folder_of_lines(gpus: Gpulock, job: JobId) -> Path:
@@ -256,7 +255,10 @@ def test_a_process_that_pretends_to_be_slurms_neither_keeps_nor_frees_anothers_l
     ]
     try:
         until(
-            lambda: all(b"600" in Path(f"/proc/{f.pid}/cmdline").read_bytes() for f in fakes),
+            lambda: all(  # past nsenter and bash, which have it in a longer word
+                Path(f"/proc/{fake.pid}/cmdline").read_bytes().endswith(b"\x00600\x00")
+                for fake in fakes
+            ),
             what="the pretenders",
         )
         told = reap(slurm_gpus, NODE)
@@ -347,8 +349,9 @@ def test_a_taskprolog_of_the_users_own_changes_what_is_advice_and_no_lock(
     slurm = slurm_gpus.slurm
     opens = " ".join(str(slurm.device(NODE, minor)) for minor in ALL)
     step = f"srun --task-prolog={own} sh -c '{SHOW_MASK.strip()}; head -qc1 {opens}' 2>&1\n"
-    job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=f"{step}sleep 600\n")
-    said = wait_said(slurm_gpus, job, "nvidia3")
+    script_ = f"{step}echo opened\nsleep 600\n"
+    job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=script_)
+    said = wait_said(slurm_gpus, job, "opened")
     assert "mask=0,1,2,3." in said
     assert said.count("No such device or address") == 1  # it may: there is no driver
     assert said.count("Operation not permitted") == 3
@@ -490,7 +493,7 @@ def test_a_task_of_a_refused_job_cannot_be_run_by_a_step_that_hides_its_job(
     slurm_gpus: Gpulock,
 ) -> None:
     """A refused salloc-like allocation is cancelled; a batch job's script never starts an srun."""
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    by_gpulock(slurm_gpus, {**KEYS, "SLURM_WAIT": "2"}, extra=EXTRA)  # time for some tries
     slurm = slurm_gpus.slurm
     told = gate_file(slurm_gpus, "told")
     with occupied(slurm_gpus, NODE, *ALL):

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock import owner, quarantine
+from gpulock import quarantine
 from gpulock.deadline import boottime
 from gpulock.devices import Device
-from gpulock.handover import MIB
+from gpulock.handover import MIB, NOT_TOLD
 from gpulock.sample import Sample, Seen
 from tests.labs.daemon_lab import Daemon
 from tests.labs.exporter_node import Observer, exporter
+from tests.labs.lock_folder import owners
+from tests.labs.processes import running
+from tests.labs.sge_jobs import Reaped
 from tests.labs.sge_wait import until
 from tests.nvml.double import ERROR_UNKNOWN, Process
 
@@ -30,6 +33,24 @@ KEYS: Mapping[str, str] = {
 }
 
 
+class Job:
+    """A job of one GPU that works until its end is called; `over` waits for its epilog too."""
+
+    def __init__(
+        self, number: int, device: str, pid: int, go: Path, over: Callable[[], object]
+    ) -> None:
+        self.number = number
+        self.device = device
+        self.pid = pid
+        self.over = over
+        self._go = go
+
+    def end(self) -> None:
+        """Let its process end."""
+        self._go.touch()
+        until(lambda: not running(self.pid), what="the job's process to end")
+
+
 class Gpus:
     """The GPUs of one node; `root` is its file system, `devices` what its driver shows."""
 
@@ -42,15 +63,18 @@ class Gpus:
 
     # --- what they do -------------------------------------------------------------------------
 
-    def work(self, device: str, pid: int) -> None:
-        """Let a process of a job's use memory, and wait until the exporter has told so."""
-        index = self._index[device]
+    def work(self, job: Job) -> Job:
+        """Let a job's process use memory, and wait until the exporter has told so."""
+        index = self._index[job.device]
         self._nvml.set(f"gpu{index}.memory.used", USED * MIB)
-        self._nvml.processes(index, [Process(pid, f"{USED}M")])
-        until(
-            lambda: (self.seen(device).memory_used, self.seen(device).processes) == (USED * MIB, 1),
-            what=f"the exporter to tell of process {pid} on {device}",
-        )
+        self._nvml.processes(index, [Process(job.pid, f"{USED}M")])
+
+        def told() -> bool:
+            seen = self.seen(job.device)
+            return (seen.memory_used, seen.processes) == (USED * MIB, 1)
+
+        until(told, what=f"the exporter to tell of process {job.pid} on {job.device}")
+        return job
 
     def rest(self, device: str, mib: int) -> None:
         """Let no process be there, and so much memory stay in use."""
@@ -80,9 +104,9 @@ class Gpus:
         written = found.boottime
         until(lambda: boottime() - written > OLDEST, what="the last sample to be old")
 
-    def settling(self, device: str) -> bool:
-        """Return whether a device's lock is one of a job that is over."""
-        return owner.parse((self._lock_dir / "locks" / device / "owner").read_text()).settling == 1
+    def locks(self) -> dict[str, bool]:
+        """Return the devices that are locked, and of each whether its job is over."""
+        return {name: one.settling == 1 for name, one in owners(self._lock_dir / "locks").items()}
 
     def out(self) -> dict[str, str]:
         """Return why each device that is out of service is so."""
@@ -95,6 +119,49 @@ class Gpus:
         (place,) = (self._lock_dir / "released").glob(f"*.{device}")
         lines = (place / "released").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines)["how"]
+
+
+def assert_given_back(gpus: Gpus, job: Job) -> None:
+    """Let a job end whose memory is given back a moment later: its epilog frees the device."""
+    with gpus.unlisted():
+        job.end()
+        gpus.rest(job.device, 0)
+        job.over()
+    assert gpus.locks() == {}
+    assert gpus.freed_as(job.device) == "epilog"
+    assert gpus.out() == {}
+
+
+def assert_waits(gpus: Gpus, job: Job) -> None:
+    """Let a job end whose memory stays in use: its device waits for who may be there."""
+    with gpus.unlisted():
+        job.end()
+        gpus.rest(job.device, LEFT)
+        job.over()
+        assert gpus.locks() == {job.device: True}
+        assert gpus.out() == {}
+
+
+def assert_put_away(gpus: Gpus, job: Job, daemon: Daemon) -> None:
+    """Let gpulockd find nobody there: the device goes out of service, with the reason."""
+    wait_out(gpus, daemon, {job.device: f"memory: {LEFT} MiB stay in use after job {job.number}"})
+    assert gpus.locks() == {}
+
+
+def assert_untold(gpus: Gpus, first: Job, second: Job, reap: Callable[[], Reaped]) -> None:
+    """Let the exporter be killed, and a job end at once and one when its last word is old."""
+    gpus.observer.crash()
+    first.end()
+    first.over()
+    assert gpus.locks() == {first.device: True, second.device: False}, "that look is an older one"
+    gpus.wait_stale()
+    second.end()
+    second.over()
+    assert gpus.freed_as(second.device) == f"epilog{NOT_TOLD}"
+    assert {act for act, _ in reap().acts()} == {"freed"}
+    how = gpus.freed_as(first.device)
+    assert how.startswith("reap: ") and how.endswith(NOT_TOLD)
+    assert gpus.out() == {}
 
 
 def wait_out(gpus: Gpus, daemon: Daemon, because: Mapping[str, str]) -> None:

@@ -64,9 +64,11 @@ class Site:
         }
 
     def left(self) -> list[str]:
-        """Return what isolation has left behind."""
+        """Return what isolation has left behind; programs go with their cgroups."""
+        if jobs := self.service.jobs():
+            return jobs
         more = programs_beyond(self.programs)
-        return self.service.jobs() + ([f"{more} programs"] if more else [])
+        return [f"{more} programs"] if more else []
 
 
 @pytest.fixture
@@ -274,7 +276,8 @@ def test_by_group_a_job_opens_its_own_gpus_and_no_other_job_of_its_user_does(
 
 def test_by_group_many_jobs_in_a_row_leave_every_node_closed(grouped: Site) -> None:
     for _ in range(ROWS):
-        wait_row(grouped, row(grouped, "-l", "gpu=1"))
+        for job in (row(grouped, "-l", "gpu=1"), row(grouped, "-l", "gpu=1")):
+            wait_row(grouped, job)
         assert closed(grouped) == {(0, 0, CLOSED)}
 
 
@@ -323,25 +326,22 @@ def parallel(site: Site) -> Iterator[Site]:
 
 def test_a_slave_task_opens_what_its_job_holds_on_its_own_host(parallel: Site) -> None:
     go = gate_file(parallel.gpus, "go")
-    ask = f"qrsh -inherit {NODE} '{parallel.probe.strip()}'\necho over\n"
-    job = parallel.gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=ask + waiting_for(go))
+    ask = f"qrsh -inherit {NODE} '{parallel.probe.strip()}'\necho over\n{waiting_for(go)}"
+    job = parallel.gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=ask)
+    without = ("-j", "y", "-q", "gpu.q", "-pe", "mpi", "6")
+    other = parallel.gpus.sge.submit("glalice", *without, stdin=ask)
     seen = opened(wait_said(parallel.gpus, job, "over"))
+    none = opened(wait_said(parallel.gpus, other, "over"))
     own = parallel.own(job)
     assert len(own) == 2
     assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert none == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
     go.touch()
-    parallel.gpus.sge.wait_done(job)
+    for ended in (job, other):
+        parallel.gpus.sge.wait_done(ended)
 
     def nothing_left() -> bool:
         reap(parallel.gpus, NODE)
         return not parallel.left()
 
     until(nothing_left, what="the reaper to remove what tasks have left")
-
-
-def test_a_slave_task_of_a_job_without_gpus_opens_none(parallel: Site) -> None:
-    ask = f"qrsh -inherit {NODE} '{parallel.probe.strip()}'\necho over\n"
-    words = ("-q", "gpu.q", "-pe", "mpi", "6")
-    job = parallel.gpus.sge.submit("glalice", "-j", "y", *words, stdin=ask)
-    seen = opened(wait_said(parallel.gpus, job, "over"))
-    assert seen == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import HookPaths
-from tests.labs import container_job
+from tests.labs import container_job, slurm_evil
 from tests.labs.container_job import CDI, STARTS, WITH_DRIVER
 from tests.labs.device_nodes import (
     PROBE,
@@ -25,6 +25,7 @@ from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_jobs import SOAK, gate_file, kill_steps, reap, script, waiting_for
 from tests.labs.slurm_lab import JobId
+from tests.labs.slurm_machines import USERS
 from tests.labs.slurm_modes import NODE, SLURM_CONF, by_gpulock, settings, wait_empty, wait_said
 
 pytestmark = pytest.mark.lab
@@ -62,9 +63,11 @@ class Site:
         return {f"nvidia{record.minor}" for record in locks if record.job_id == str(job)}
 
     def left(self) -> list[str]:
-        """Return what isolation has left behind."""
+        """Return what isolation has left behind; programs go with their cgroups."""
+        if jobs := self.service.jobs():
+            return jobs
         more = programs_beyond(self.programs)
-        return self.service.jobs() + ([f"{more} programs"] if more else [])
+        return [f"{more} programs"] if more else []
 
 
 @pytest.fixture
@@ -121,6 +124,20 @@ def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site) ->
     assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
     assert {one.mask for one in boxed.values()} == {said.partition("mine=")[2].split()[0]}
     assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
+
+
+def test_a_hostile_environment_runs_nothing_as_root_and_opens_no_other_gpu(site: Site) -> None:
+    evil = slurm_evil.kit(site.gpus)
+    preload = f"--export=ALL,LD_PRELOAD={evil.folder}/evil.so"
+    text = f"#!/bin/bash\n{site.probe}\necho over\n/bin/sleep 600\n"
+    words = ("-w", NODE, "--gres=gpu:1", preload)
+    job = slurm_evil.submit(site.gpus, "slalice", words, evil.variables(), text)
+    seen = opened(wait_said(site.gpus, job, "over"))
+    own = site.own(job)
+    site.slurm.scancel(job)
+    site.slurm.wait_done(job)
+    assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert (evil.ran(0), "library" in evil.ran(USERS["slalice"])) == ("", True)
 
 
 def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:

@@ -22,7 +22,7 @@ import gpulock
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, Refusal
 from gpulock.settings import DEFAULT_PATH, Settings, load
-from gpulock_exporter.app_running import NobodyError, Running, tell
+from gpulock_exporter.app_running import NobodyError, Running, let_go, tell
 from gpulock_exporter.clock import SystemClock
 from gpulock_exporter.collectors.labels import LabelUser
 from gpulock_exporter.exporter import Exporter
@@ -36,6 +36,8 @@ from gpulock_exporter.webconfig_reload import Reloader
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
+PAUSES = (signal.SIGUSR1, signal.SIGUSR2)
+LET_GO = 10.0  # seconds in which a worker that can be killed is gone
 NOBODY, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
 
 
@@ -101,8 +103,10 @@ def configured(settings: Settings, options: argparse.Namespace) -> Settings:
 
 def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    exporter = Exporter(Node(settings), SystemClock())
+    exporter = Exporter(Node(settings), SystemClock(), say)
     exporter.open()
+    # whoever sees that we run may tell us to pause: that waits until somebody listens
+    signal.pthread_sigmask(signal.SIG_BLOCK, PAUSES)
     with Running(settings.exporter_dir):
         return serve_alone(settings, exporter)
 
@@ -119,6 +123,7 @@ def serve_alone(settings: Settings, exporter: Exporter) -> int:
     web = exporter.reloader.settings if exporter.reloader else None
     server = Server(exporter.handler(), sockets(settings.exporter_listen), say, web)
     signals(supervisor, settings.pause_max, stopped)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PAUSES)  # before there is a worker to inherit it
     exporter.listed.start()
     server.start()
     say(f"gpulock-exporter {gpulock.__version__} answers on {named(settings)}")
@@ -187,17 +192,27 @@ def signals(supervisor: Supervisor, longest_pause: float, stopped: threading.Eve
 
 
 def ask(folder: str, act: str) -> int:
-    """Tell the exporter that runs to pause or resume; return the exit code; raise OSError."""
+    """Tell the exporter that runs to pause or resume; return the exit code; raise OSError.
+
+    A pause is over with when the driver is let go: a reset of the GPU may be the next command.
+    """
     try:
-        tell(folder, signal.SIGUSR1 if act == "pause" else signal.SIGUSR2)
+        pid = tell(folder, signal.SIGUSR1 if act == "pause" else signal.SIGUSR2)
     except NobodyError:
         say(f"gpulock-exporter: none runs that writes {folder}")
         return NOBODY
     except PermissionError:
         say(f"gpulock-exporter: {act}: the one that writes {folder} is another user's; be root")
         return NOBODY
-    done = "is told to let go of the driver" if act == "pause" else "is told to take it up again"
-    say(f"gpulock-exporter: the one that writes {folder} {done}")
+    name = f"gpulock-exporter: the one that writes {folder}"
+    if act == "resume":
+        say(f"{name} is told to take the driver up again")
+        return 0
+    left = let_go(pid, LET_GO)
+    if left:
+        say(f"{name} is paused, but process {left} has not let go of the driver: it hangs there")
+        return AT_FAULT
+    say(f"{name} has let go of the driver")
     return 0
 
 

@@ -15,6 +15,7 @@ import time
 from types import TracebackType
 
 from gpulock import atomic
+from gpulock.procfs import Proc
 from gpulock.refusal import BROKEN, Refusal
 
 NAME = "pid"
@@ -63,8 +64,11 @@ class Running:
         os.close(self._fd)
 
 
-def tell(folder: str, number: signal.Signals) -> None:
-    """Send a signal to the exporter that writes `folder`; raise NobodyError, or OSError."""
+def tell(folder: str, number: signal.Signals) -> int:
+    """Send a signal to the exporter that writes `folder`, return its pid.
+
+    Raises NobodyError, or OSError.
+    """
     path = f"{folder}/{NAME}"
     try:
         fd = os.open(path, atomic.OPEN_READ)
@@ -76,8 +80,32 @@ def tell(folder: str, number: signal.Signals) -> None:
         if locked(fd, fcntl.LOCK_SH) or not text.isdigit() or int(text) <= INIT:
             raise NobodyError(path)
         signal_one_of(int(text), info.st_uid, number)
+        return int(text)
     finally:
         os.close(fd)
+
+
+def let_go(pid: int, seconds: float) -> int:
+    """Wait until an exporter has no worker; return the pid of one that is still there, or 0."""
+    end = time.monotonic() + seconds
+    while left := worker_of(pid):
+        if time.monotonic() >= end:
+            break
+        time.sleep(PAUSE)
+    return left
+
+
+def worker_of(pid: int) -> int:
+    """Return the child of an exporter that is not over, 0 where there is none."""
+    proc = Proc()
+    for child in proc.pids():
+        try:
+            found = proc.stat(child)
+            if found.ppid == pid and not proc.finished(child, found.state):
+                return child
+        except (OSError, ValueError):
+            continue  # it is gone, or none of ours
+    return 0
 
 
 def signal_one_of(pid: int, uid: int, number: signal.Signals) -> None:

@@ -7,7 +7,7 @@ last moment that is whole; none waits for the driver or for a lock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import gpulock
 from gpulock.node import Node
@@ -22,6 +22,7 @@ from gpulock_exporter.join_devices import DeviceList, inventory_version
 from gpulock_exporter.join_facts import gather, read_locks
 from gpulock_exporter.join_locks import Remembered
 from gpulock_exporter.join_snapshot import Health, Limits, Snapshot
+from gpulock_exporter.journal import Journal
 from gpulock_exporter.page import PAGE_HEADERS
 from gpulock_exporter.page import render as page_html
 from gpulock_exporter.publish import Folder
@@ -34,16 +35,21 @@ from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.totals_tokens import Accounts
 from gpulock_exporter.webconfig_reload import Reloader
 
+LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack says where"
 
 
 class Exporter:
     """One node; `tick` is called by one thread, the handlers by many."""
 
-    def __init__(self, node: Node, clock: Clock) -> None:
+    def __init__(
+        self, node: Node, clock: Clock, say: Callable[[str], object] = lambda _: None
+    ) -> None:
         settings = node.settings
         self._node = node
         self._clock = clock
+        self._say = say
+        self._journal = Journal()
         self._label_user = LabelUser(settings.label_user)
         self._locks = Remembered(read_locks)
         self._folder = Folder(settings.exporter_dir)
@@ -53,7 +59,8 @@ class Exporter:
         self._snapshot: Snapshot | None = None
         self._rendered: Rendered | None = None
         self.reloader: Reloader | None = None
-        self.limits = Limits(settings.max_sample_age, settings.idle_after, settings.gpus)
+        listed = LISTS_MISSED * settings.process_period + settings.max_sample_age
+        self.limits = Limits(settings.max_sample_age, settings.idle_after, settings.gpus, listed)
         self._book = Book(node.boot_id, self.limits, settings.services, lambda: Kin(node.proc))
 
     def open(self) -> None:
@@ -80,11 +87,20 @@ class Exporter:
             reloaded=self.reloader.last_reload_successful if self.reloader else None,
         )
         snapshot = self._book.snapshot(self.listed.devices, facts, now, health)
+        self._tell(snapshot, now)
         self._history.add(
             {d.id: d.values.utilization if d.values else None for d in snapshot.devices}
         )
         everything = Rendered(lambda form: self.text(form, snapshot, frozenset()))
         self._snapshot, self._rendered = snapshot, everything
+
+    def _tell(self, snapshot: Snapshot, now: Moment) -> None:
+        """Tell the journal why something fails, and that it is well again."""
+        faults = {name: fault for name, (_, fault) in snapshot.health.collectors.items() if fault}
+        if self._fault:
+            faults["driver"] = self._fault
+        for line in self._journal.lines(faults, now.boottime):
+            self._say(f"gpulock-exporter: {line}")
 
     def text(self, form: Format, snapshot: Snapshot, names: frozenset[str]) -> bytes:
         """Return the metrics of a moment."""
@@ -116,7 +132,13 @@ class Exporter:
             return refusal(503, STUCK, ("Refresh", "5"))
         limit = self.limits.oldest
         shown = page_of(
-            snapshot, self._history, self._node.name, limit, self._fault, self._label_user
+            snapshot,
+            self._history,
+            self._node.name,
+            limit,
+            self._fault,
+            self._label_user,
+            self._node.boot_id,
         )
         return Response(200, page_html(shown).encode(), "text/html; charset=utf-8", PAGE_HEADERS)
 

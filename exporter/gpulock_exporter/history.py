@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from gpulock import state
+from gpulock_exporter.clock import Moment
 from gpulock_exporter.collectors.labels import LabelUser
 from gpulock_exporter.join_snapshot import Seen, Snapshot
 from gpulock_exporter.page import Page, Tile
@@ -53,22 +54,30 @@ def page_of(
     limit: float,
     fault: str,
     label_user: LabelUser,
+    boot_id: str = "",
 ) -> Page:
-    """Return the landing page of a moment."""
+    """Return the landing page of a moment, in the boot `boot_id` where that is known."""
     sampled = snapshot.health.sampled
+    _, unread = snapshot.health.collectors.get("locks", (None, ""))
     return Page(
         node=node,
         version=snapshot.health.version,
         tiles=[
-            tile_of(seen, history, snapshot.at.boottime, label_user)
+            tile_of(seen, history, snapshot.at, label_user, boot_id)
             for seen in sorted(snapshot.devices, key=place)
-            if seen.state is not None
+            if seen.state is not None or (unread and not in_mig_mode(seen))
         ],
         old=max(0.0, snapshot.at.wall - sampled) if sampled is not None else None,
         limit=limit,
         fault=fault,
+        unread=unread,
         driver=snapshot.driver,
     )
+
+
+def in_mig_mode(seen: Seen) -> bool:
+    """Return whether a device is a card that nobody is granted, but its instances."""
+    return bool(seen.values and seen.values.mig and not seen.instance)
 
 
 def place(seen: Seen) -> tuple[bool, int, list[int]]:
@@ -77,7 +86,7 @@ def place(seen: Seen) -> tuple[bool, int, list[int]]:
     return seen.card is None, seen.card or 0, numbers
 
 
-def tile_of(seen: Seen, history: History, now: float, label_user: LabelUser) -> Tile:
+def tile_of(seen: Seen, history: History, now: Moment, label_user: LabelUser, boot_id: str) -> Tile:
     """Return one device's tile; a person is named as in the metrics, or not at all."""
     values, record = seen.values, seen.owner
     model = values.name if values else ""
@@ -85,7 +94,9 @@ def tile_of(seen: Seen, history: History, now: float, label_user: LabelUser) -> 
     if record is not None:
         job = record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
         user = label_user.of(record)
-        held = duration(now - record.claimed_boottime)
+        earlier = boot_id and record.boot_id != boot_id  # its CLOCK_BOOTTIME was another one
+        since = now.wall - record.claimed_at if earlier else now.boottime - record.claimed_boottime
+        held = duration(since)
     return Tile(
         name=seen.instance or seen.name or seen.id,
         model=values.profile or model if values and seen.instance else model,

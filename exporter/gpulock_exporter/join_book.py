@@ -115,12 +115,17 @@ class Book:
         )
 
     def _list(self) -> None:
-        """Take the process lists of the last frame; one that has none keeps what was listed."""
+        """Take the process lists of the last frame; one that has none keeps what was listed.
+
+        For a while: where the next list fails as well, who is on the device is not known.
+        """
+        now = self.memory.totals.at or 0.0
         for name, device in self.devices.items():
             if device.processes is not None:
-                self.listed[name] = Listed(device.processes, self.memory.totals.at)
-        for name in set(self.listed) - set(self.devices):
-            del self.listed[name]
+                self.listed[name] = Listed(device.processes, now)
+        for name, one in list(self.listed.items()):
+            if name not in self.devices or now - (one.at or now) > self.limits.listed:
+                del self.listed[name]
 
     def _judge(self, locks: Mapping[str, Lock] | None) -> None:
         """Find out whose the processes are, where the list or the holder is another one."""

@@ -17,7 +17,7 @@ from gpulock import atomic, kv, quarantine, verdicts
 from gpulock.liveness import Verdict
 from gpulock.locks import Lock, Store
 from gpulock.node import Node
-from gpulock.refusal import Refusal, one_line
+from gpulock.refusal import UNKNOWN, Refusal, one_line
 from gpulock_exporter.join_locks import Remembered
 from gpulock_exporter.totals_tokens import Claim
 
@@ -61,13 +61,31 @@ def gather(node: Node, now: float, known: Remembered | None = None) -> Facts:
     `known` are the locks as they were read before, for whoever reads them each second.
     """
     facts, locks = Facts(), known or Remembered(read_locks)
-    facts.locks = facts.read("locks", lambda: locks.locks(node.store), None)
+    facts.locks = facts.read("locks", lambda: read_node(node, locks), None)
     facts.quarantined = facts.read("quarantine", lambda: read_notes(node.settings.state_dir), None)
     nothing: Judged = (None, None)
     judged = facts.read("verdicts", lambda: read_verdicts(node, now), nothing)
     facts.verdicts, facts.reconciled = judged
     facts.counters = facts.read("counters", lambda: read_counters(node.store), {})
     return facts
+
+
+def read_node(node: Node, known: Remembered) -> dict[str, Lock]:
+    """Return every lock; raise Refusal also where those of this boot were lost (gpulock.boot).
+
+    Then nothing is free: jobs run on devices that nobody can name.
+    """
+    if not os.path.lexists(f"{node.store.path}/boot_id") and state_boot(node) == node.boot_id:
+        raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap as root")
+    return known.locks(node.store)
+
+
+def state_boot(node: Node) -> str:
+    """Return the boot that STATE_DIR saw last, nothing where it was never used."""
+    try:
+        return atomic.read_text(f"{node.settings.state_dir}/boot_id").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def read_locks(store: Store) -> dict[str, Lock]:

@@ -22,12 +22,14 @@ class Limits:
     """Seconds, and how many GPUs this node must have (0: not known).
 
     `oldest` is the age at which a value of the driver is dropped (MAX_SAMPLE_AGE), `idle_after`
-    the observed idleness that makes a held device held-idle (IDLE_AFTER).
+    the observed idleness that makes a held device held-idle (IDLE_AFTER), `listed` the age at which
+    a process list says nothing of now any more: the next one was due long ago.
     """
 
     oldest: float = 10.0
     idle_after: float = 600.0
     gpus: int = 0
+    listed: float = 30.0
 
 
 @dataclass(frozen=True)

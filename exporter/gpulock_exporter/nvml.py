@@ -48,6 +48,7 @@ class Nvml:
         self._missing: dict[int, str] = {}  # indexes that gave no card, and why
         self._lost: set[int] = set()  # indexes of what was lost at the last look
         self._events = Events()
+        self._unlisted = ""  # why the processes could not be listed when they were asked for last
         self._opened = 0.0
         self._stale = False
         self._patience = FIRST_PATIENCE
@@ -75,12 +76,14 @@ class Nvml:
         frame.durations["xid"] = time.perf_counter() - began
         here = [card for card in self._cards if card.index not in lost]
         frame.devices = [device for card in here for device in card.devices()]
+        self._keep_failure(look)
         frame.driver, frame.failures = self._driver, look.failures
         self._note(look, lost)
         return frame
 
     def close(self) -> None:
         """Let go of the driver."""
+        self._events.close()
         self._events.renew()
         for card in self._cards:
             card.close()
@@ -178,6 +181,13 @@ class Nvml:
         if self._lost - lost.keys():
             self._events.renew()
         self._lost = set(lost)
+
+    def _keep_failure(self, look: Look) -> None:
+        """Tell of process lists that failed until they are asked for again, not just once."""
+        if look.processes:
+            self._unlisted = look.failures.get("processes", "")
+        elif self._unlisted:
+            look.fail("processes", "", self._unlisted)
 
     def _collect(
         self, card: Card, look: Look, name: str, collect: Collect, lost: dict[int, str]

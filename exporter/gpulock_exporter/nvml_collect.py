@@ -142,9 +142,13 @@ def gpm(card: Card, look: Look) -> None:
     latest = card.window.latest
     if latest is not None:
         card.device.gpm = latest.ratios or None
-        for name in latest.traffic:
-            if name.startswith("pcie") or card.is_absent(look, NVLINK[0]):
-                setattr(card.device, name, card.traffic[name])
+        card.device.summed = [
+            name
+            for name in latest.traffic
+            if name.startswith("pcie") or card.is_absent(look, NVLINK[0])
+        ]
+        for name in card.device.summed:
+            setattr(card.device, name, card.traffic[name])
 
 
 def _instance_gpm(card: Card, instance: Instance, look: Look) -> None:

@@ -64,7 +64,8 @@ class Tile:
 class Page:
     """A node; `old` is how many seconds old the samples are, None where there are none.
 
-    `fault` says why there are none, or why they are old, in the driver's words.
+    `fault` says why there are none, or why they are old, in the driver's words; `unread` why the
+    locks cannot be read.
     """
 
     node: str
@@ -73,6 +74,7 @@ class Page:
     old: float | None = 0.0
     limit: float = 5.0
     fault: str = ""
+    unread: str = ""
     span: str = "5 minutes"
     driver: str = ""
 
@@ -142,16 +144,22 @@ def footer(page: Page) -> str:
 
 
 def warning(page: Page) -> str:
-    """Return what must be said before all else: that the numbers are old, or not there."""
+    """Return what must be said before all else: what is old, not there, or not known."""
     why = f": {escape(page.fault)}" if page.fault else ""
+    locks = "" if page.unread else " Locks are shown as they are now, use is not."
+    found = ""
+    if page.unread:
+        found = alert(f"Who holds what is not known: {escape(page.unread)}")
     if page.old is None:
-        return alert(f"No samples{why or ' yet'}.")
-    return alert(f"Samples are {ago(page.old)} old{why}.") if page.old > page.limit else ""
+        return found + alert(f"No samples{why or ' yet'}.{locks}")
+    if page.old > page.limit:
+        return found + alert(f"Samples are {ago(page.old)} old{why}.{locks}")
+    return found
 
 
 def alert(words: str) -> str:
     """Return a warning in words that are HTML."""
-    return f"<p role=alert class=old>{words} Locks are shown as they are now, use is not.</p>"
+    return f"<p role=alert class=old>{words}</p>"
 
 
 def ago(seconds: float) -> str:

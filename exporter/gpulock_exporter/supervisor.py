@@ -230,6 +230,8 @@ class Supervisor:
         """Wait for output; return every whole frame, oldest first. Garbage ends the worker."""
         frames: list[Frame] = []
         for key, _ in self._selector.select(seconds):
+            if key.fd not in self._selector.get_map():
+                continue  # garbage in the pipe before it has ended the worker
             try:
                 data = os.read(key.fd, CHUNK)
             except BlockingIOError:

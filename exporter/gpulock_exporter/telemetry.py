@@ -117,6 +117,7 @@ class Device(Record):
     pcie_receive: int | None = None
     nvlink_transmit: int | None = None
     nvlink_receive: int | None = None
+    summed: list[str] | None = None  # of these bytes, what the worker adds up: from 0 with it
     gpm: dict[str, float] | None = None  # ratios by name: sm_active, tensor_active, ...
     processes: list[Process] | None = None  # None: not looked at this time, or not supported
     links: dict[str, int] | None = None  # NVLinks to the bus id of a peer; `switch`: to NVSwitch

@@ -125,10 +125,11 @@ class DeviceTotals:
 
 def readings(device: Device) -> Iterator[tuple[str, str, float]]:
     """Yield name, kind and value of each raw counter that the device has."""
+    summed = device.summed or ()
     for name in BOARD_COUNTERS:
         value = getattr(device, name)
         if value is not None:
-            yield name, name, value
+            yield name, "sum" if name in summed else name, value
     for reason, seconds in (device.clock_reason_seconds or {}).items():
         yield f"reason.{reason}", "reason", seconds
     for place, errors in (device.ecc or {}).items():

@@ -40,6 +40,7 @@ KINDS: dict[str, Kind] = {
     "pcie_receive": Kind(2.6e11, (WORD, KIB_WORD), whole=False),
     "nvlink_transmit": Kind(2e12, (WORD, KIB_WORD), whole=False),
     "nvlink_receive": Kind(2e12, (WORD, KIB_WORD), whole=False),
+    "sum": Kind(2e12, whole=False),  # bytes that the worker adds up: from 0 with it, at no width
 }
 
 

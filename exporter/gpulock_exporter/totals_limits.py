@@ -89,6 +89,7 @@ def physical(device: Device) -> Device | None:
     clean.name = _text(device.name[:LONGEST_TEXT])
     clean.profile = _text(device.profile[:LONGEST_TEXT])
     clean.clock_reasons = _names(device.clock_reasons)
+    clean.summed = _names(device.summed)
     clean.clock_reason_seconds = _named(device.clock_reason_seconds, math.inf)
     clean.ecc = _named(device.ecc, math.inf)
     clean.remapped = _named(device.remapped, MOST_BYTES)

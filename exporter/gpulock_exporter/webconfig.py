@@ -31,6 +31,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {  # with the values they may have, where
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
 _HASH = re.compile(r"\$2[aby]\$[0-9]{2}\$[./A-Za-z0-9]{53}")
 _LOWEST_COST, _HIGHEST_COST = 4, 15  # 15 takes 1.5 s: above it a scrape would time out
+_BURST = re.compile(r"[0-9]{1,18}")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -137,8 +138,8 @@ def _bucket(section: Section | None) -> TokenBucket | None:
     seconds = 0.0 if interval is None else _seconds(interval.value)
     if interval is not None and seconds is None:
         section.fail(interval.line, f"{interval.value!r} is no duration, such as 500ms or 1s")
-    if burst is not None and not (burst.value.isascii() and burst.value.isdigit()):
-        section.fail(burst.line, f"burst is a whole number, not {burst.value!r}")
+    if burst is not None and not _BURST.fullmatch(burst.value):
+        section.fail(burst.line, f"burst is a whole number, not {burst.value[:20]!r}")
     if not seconds:
         return None  # "set to 0 to disable"
     if burst is None or not int(burst.value):

@@ -118,6 +118,8 @@ def read_yaml(path: str, content: bytes) -> Section | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise WebConfigError(path, mark.line + 1 if mark else 1, str(error.problem)) from error
+    except (ValueError, OverflowError) as error:  # an escape of a character that there is not
+        raise WebConfigError(path, 1, f"this is no YAML: {error}") from error
     except RecursionError as error:
         raise WebConfigError(path, 1, "this is nested too deeply") from error
     if node is None:

@@ -28,11 +28,23 @@ class Events:
         self._not_before = 0.0
         self._pause = FIRST_PAUSE
         self._fault = ""
+        self._old = False
 
     def poll(self, look: Look, cards: Iterable[tuple[Answers, str]]) -> list[Xid]:
         """Return the XIDs since the last look; `cards` are those to hear of, with their UUIDs."""
+        found = self._taken(look)
+        if self._old:
+            self.close()
+            self._old, self._not_before, self._fault = False, 0.0, ""
         if self._set is None and look.now >= self._not_before:
             self._make(look, cards)
+            found += self._taken(look)
+        if self._fault:
+            look.fail("xid", "", self._fault)
+        return found
+
+    def _taken(self, look: Look) -> list[Xid]:
+        """Return the events that wait in the set."""
         found: list[Xid] = []
         try:
             while self._set is not None and len(found) < MOST:
@@ -45,8 +57,6 @@ class Events:
                 self._pause = FIRST_PAUSE
             else:
                 self._break(look, fault.value)
-        if self._fault:
-            look.fail("xid", "", self._fault)
         return found
 
     def close(self) -> None:
@@ -59,9 +69,8 @@ class Events:
         self._set = None
 
     def renew(self) -> None:
-        """Make the event set anew at the next look: a card is not what it was."""
-        self.close()
-        self._not_before, self._fault = 0.0, ""
+        """Make the event set anew at the next look, once it is empty: a card is another one now."""
+        self._old = True
 
     def _make(self, look: Look, cards: Iterable[tuple[Answers, str]]) -> None:
         """Register all cards that can tell; one that is lost does not spoil the others."""

@@ -7,6 +7,7 @@ None, never 0: a device that nobody observed is not idle.
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 from gpulock import sample
@@ -104,6 +105,23 @@ def read(folder: str, now: float, boot_id: str, oldest: float) -> Use:
     return judge(found, now, boot_id, oldest, folder)
 
 
+def is_running(folder: str) -> bool:
+    """Return whether an exporter writes `folder`: it holds a lock on its file with its pid."""
+    try:
+        fd = os.open(f"{folder}/pid", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
 def judge(found: Sample, now: float, boot_id: str, oldest: float, folder: str) -> Use:
     """Return a sample where it is to be believed. Pure."""
     if found.boot_id != boot_id or found.boottime is None:
@@ -114,6 +132,9 @@ def judge(found: Sample, now: float, boot_id: str, oldest: float, folder: str) -
     age = max(0.0, age)
     if age > oldest:
         why = f"the last one is {duration(age)} old, {NONE_RUNS} {folder}: {NOT_SHOWN}"
+        if is_running(folder):
+            why = f"gpulock-exporter runs, but has written nothing to {folder} for {duration(age)}"
+            why += f" (see its journal): {NOT_SHOWN}"
         return Use(None, now, oldest, why, age)
     looked = found.looked
     if looked is None or now - looked > oldest:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -305,3 +306,15 @@ def test_why_the_driver_is_not_heard_is_told_as_the_exporter_knows_it(
     use = status_use.judge(found, 100.0, "b", 10.0, "/run/gpulock-exporter")
     assert told in use.why
     assert use.why.endswith("are not shown")
+
+
+def test_an_exporter_that_runs_and_writes_nothing_is_told_from_none(
+    site: Site, sampled: Sampled
+) -> None:
+    sampled.device(site.id(0))
+    sampled.write(age=60)
+    assert "no gpulock-exporter runs" in note(site.call("status").stdout, "samples")
+    with (site.files.exporter_dir / "pid").open("w") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        said = note(site.call("status").stdout, "samples")
+    assert "runs, but has written nothing" in said and "see its journal" in said

@@ -16,7 +16,14 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.app import configured, parser, worker
-from gpulock_exporter.app_running import NAME, NobodyError, signal_one_of, tell
+from gpulock_exporter.app_running import (
+    NAME,
+    NobodyError,
+    let_go,
+    signal_one_of,
+    tell,
+    worker_of,
+)
 from gpulock_exporter.app_running import Running as Mark
 from gpulock_exporter.clock import SystemClock
 from gpulock_exporter.exporter import Exporter
@@ -120,7 +127,9 @@ def test_a_node_is_told_to_prometheus_to_people_and_to_gpulock(running: Running)
 
 def test_a_pause_lets_go_of_the_driver_and_values_grow_old(running: Running) -> None:
     running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
-    assert call(running.node, "pause").returncode == 0
+    done = call(running.node, "pause")
+    assert (done.returncode, worker_of(running.process.pid)) == (0, 0), "it is gone by then"
+    assert "has let go of the driver" in done.stderr
     page = running.wait("/", lambda t: "role=alert" in t)
     assert "paused" in page
     gone = running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)
@@ -213,3 +222,28 @@ def test_limits_of_a_snapshot_are_those_of_the_settings(tmp_path: Path) -> None:
     configure(node, MAX_SAMPLE_AGE=7, IDLE_AFTER=99)
     limits = Exporter(GpulockNode(load(str(node.config))), SystemClock()).limits
     assert (limits.oldest, limits.idle_after, limits.gpus) == (7, 99, 8)
+
+
+def test_a_worker_that_does_not_let_go_is_named() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        assert let_go(os.getpid(), 0.0) == process.pid
+        process.kill()
+        assert let_go(os.getpid(), 10.0) == 0, "a zombie has let go"
+
+
+EARLY = """
+import signal, sys
+from gpulock_exporter import app
+from gpulock_exporter.app_running import tell
+def serve(settings, exporter):
+    tell(settings.exporter_dir, signal.SIGUSR1)
+    return 0 if signal.sigtimedwait(app.PAUSES, 10) else 9
+app.serve_alone = serve
+sys.exit(app.main(["--config", sys.argv[1]]))
+"""
+
+
+def test_who_is_told_to_pause_before_it_listens_pauses_all_the_same(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "node", "dgx1")
+    command = [sys.executable, "-c", EARLY, str(node.config)]
+    assert subprocess.run(command, env=ENVIRONMENT, timeout=20, check=False).returncode == 0

@@ -445,3 +445,14 @@ def test_a_driver_that_hangs_hangs_only_who_reads_its_list() -> None:
     assert found.devices is None
     found.stop()
     go_on.set()
+
+
+def test_a_process_list_that_comes_no_more_is_not_told_for_ever() -> None:
+    node = Node(listed=5.0)
+    node.tick(card(0, processes=[]))
+    assert node.book.present()
+    for _ in range(5):
+        node.tick(card(0))
+    assert node.book.present(), "the next one is not due yet"
+    node.tick(card(0))
+    assert not node.book.present()

@@ -181,3 +181,10 @@ def test_the_node_itself_is_only_read(box: Box) -> None:
     node: Node = box.node()
     gather(node, boottime())
     assert contents() == before
+
+
+def test_locks_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
+    shutil.rmtree(box.lock)
+    facts = gather(box.node(), boottime())
+    assert facts.locks is None
+    assert facts.failures["locks"] == "the locks of this boot were lost"

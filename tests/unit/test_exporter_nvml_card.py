@@ -172,7 +172,7 @@ FAILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("nvmlDeviceGetFieldValues.138", "nvlink", ("nvlink_transmit", "nvlink_receive")),
     ("nvmlDeviceGetMemoryErrorCounter", "ecc", ()),
     ("nvmlDeviceGetPersistenceMode", "devices", ("persistence",)),
-    ("nvmlGpmMetricsGet", "gpm", ("gpm", "pcie_transmit", "pcie_receive")),
+    ("nvmlGpmMetricsGet", "gpm", ("gpm", "summed", "pcie_transmit", "pcie_receive")),
     ("nvmlDeviceGetMigMode", "mig", ()),
 )
 
@@ -233,3 +233,23 @@ def test_bytes_over_pcie_are_those_of_gpm_where_the_card_has_it(tmp_path: Path) 
             assert card.pcie_transmit == pytest.approx(100 * (1 << 20) * seconds, abs=1)
             again = device(eye.look(after=0.1))
             assert (again.gpm, again.pcie_transmit) == (card.gpm, card.pcie_transmit)
+
+
+def test_a_list_that_failed_is_a_failure_until_it_is_asked_for_again(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.fail("nvmlDeviceGetComputeRunningProcesses*", ERROR_UNKNOWN)
+        for asked in (True, False, False):
+            assert set(eye.look(processes=asked).failures) == {"processes"}
+        nvml.fail("nvmlDeviceGetComputeRunningProcesses*", 0)
+        assert set(eye.look().failures) == {"processes"}, "nobody has asked again"
+        assert eye.look(processes=True).failures == {}
+        assert eye.look().failures == {}
+
+
+def test_a_frame_says_which_bytes_its_worker_adds_up(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.update({"gpu0.nvlink.*.tx_kib": 5, "gpu0.nvlink.*.rx_kib": 7})
+        eye.look()
+        card = device(eye.look(after=2))
+        assert card.summed == ["pcie_transmit", "pcie_receive"], "the card counts NVLink itself"
+        assert card.nvlink_transmit is not None

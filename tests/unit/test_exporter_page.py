@@ -14,7 +14,8 @@ from gpulock_exporter.foreign import Present
 from gpulock_exporter.history import LENGTH, SHOWN, History, duration, note_of, page_of
 from gpulock_exporter.page import GIB, Page, Tile, render, spark
 
-from tests.unit.exporter_nodes import Node, card, instance
+from tests.unit.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock
+from tests.unit.trees import BOOT
 
 HELD = Tile("0", "A100", "held", "0000:07:00.0", "job 4711.3", "alice", "4h 12m", utilization=0.97)
 
@@ -148,3 +149,31 @@ def test_a_line_is_as_long_as_what_was_seen_and_ends_now() -> None:
 )
 def test_a_time_is_said_as_people_do(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_locks_that_cannot_be_read_are_said_and_no_device_is_left_out() -> None:
+    node = Node()
+    node.facts.locks = None
+    node.facts.failures["locks"] = "no such <folder>"
+    node.tick(card(0), card(1, mig=True), instance(1, 1))
+    page = page_of(node.snapshot(), History(), "n", 10.0, "", LabelUser.NAME)
+    assert [(tile.name, tile.state) for tile in page.tiles] == [
+        ("0", "unknown"),
+        ("gi1.ci0", "unknown"),
+    ]
+    text = render(page)
+    assert "Who holds what is not known: no such &lt;folder&gt;" in text
+    assert "0</b> of 2 free" in text
+
+
+def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
+    node = Node()
+    changes: dict[str, Any] = {
+        "claimed_at": EPOCH + node.now - 7200,
+        "claimed_boottime": 9e8,
+        "boot_id": "other",
+    }
+    node.facts = facts(lock(0, **changes))
+    node.tick(card(0))
+    page = page_of(node.snapshot([listed(0)]), History(), "n", 10.0, "", LabelUser.NAME, BOOT)
+    assert [tile.held for tile in page.tiles] == ["2h 0m"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,3 +257,15 @@ def test_a_program_that_is_not_there_is_said(nest: Nest) -> None:
     nest.made.append(Supervisor(["/no/such/worker"], nest.clock, LIMITS))
     nest.made[-1].step(0)
     assert "does not start" in nest.made[-1].fault
+
+
+def test_garbage_beside_words_ends_the_worker_alone(nest: Nest) -> None:
+    done = nest.root / "done"
+    supervisor = nest.supervise(f"echo words >&2; echo garbage; touch {done}; exec sleep 60")
+    supervisor.step(0)
+    for _ in range(400):
+        if done.exists():  # both pipes have something to read
+            break
+        time.sleep(0.01)
+    supervisor.step(1)
+    assert "not a frame" in supervisor.fault

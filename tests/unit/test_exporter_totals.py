@@ -258,3 +258,13 @@ def test_all_counters_of_a_card_are_kept() -> None:
         "reason.hw_thermal_slowdown",
         "reason.sw_power_cap",
     ]
+
+
+def test_what_a_worker_adds_up_begins_anew_with_it_and_is_no_wrap() -> None:
+    node, second = Node(), 50_000_000_000
+    for count in range(60):
+        node.tick(card(pcie_transmit=count * second, summed=["pcie_transmit"]))
+    before = of(node).counters["pcie_transmit"].total
+    node.tick(card(pcie_transmit=0, summed=["pcie_transmit"]), seconds=8)
+    node.tick(card(pcie_transmit=second, summed=["pcie_transmit"]))
+    assert of(node).counters["pcie_transmit"].total == before + second

@@ -158,6 +158,8 @@ WRONG: list[tuple[str, int, str]] = [
     ("rate_limit:\n  interval: soon\n  burst: 1\n", 2, "'soon' is no duration"),
     ("rate_limit:\n  interval: 1\n  burst: 1\n", 2, "'1' is no duration"),
     ("rate_limit:\n  interval: 1s\n  burst: 1.5\n", 3, "burst is a whole number"),
+    (f"rate_limit:\n  interval: 1s\n  burst: {'9' * 5000}\n", 3, "burst is a whole number"),
+    ('rate_limit: {interval: "\\U00110000", burst: 1}\n', 1, "this is no YAML"),
     ("rate_limit:\n  interval: 1s\n  burst: 0\n", 2, "burst must be at least 1"),
     ("rate_limit:\n  interval: 1s\n", 2, "burst must be at least 1"),
     ("rate_limit:\n  every: 1s\n", 2, "every is not known here"),

@@ -101,3 +101,17 @@ def test_where_no_card_tells_of_events_none_is_asked_for(tmp_path: Path) -> None
                 assert eye.look().failures == {}
             assert nvml.calls()["nvmlEventSetCreate"] == 1
             assert nvml.calls()["nvmlEventSetWait_v2"] == 0
+
+
+def test_what_came_before_a_card_is_back_is_told(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
+        uuid = device(eye.look()).uuid
+        nvml.lose(1)
+        eye.look()
+        nvml.reset()
+        nvml.event(0, 13)
+        assert told(eye.look()) == [(uuid, 13)], "the look that finds the card again"
+        nvml.event(0, 31)
+        assert told(eye.look()) == [(uuid, 31)], "the next one makes the event set anew"
+        nvml.event(0, 45)
+        assert told(eye.look()) == [(uuid, 45)]

@@ -55,9 +55,12 @@ def slurm_installation(slurm: Slurm) -> slurm_gpulock.Gpulock:
 
 @pytest.fixture
 def slurm_gpus(slurm_installation: slurm_gpulock.Gpulock) -> Iterator[slurm_gpulock.Gpulock]:
-    """Give a test gpulock on fresh nodes; neither job nor drained node is left behind."""
+    """Give a test gpulock on fresh nodes; neither job nor drained node is left behind.
+
+    Slurm is as the test before had it, until a mode is chosen: it is not started anew for nothing.
+    """
     written = slurm_installation.slurm.watch_logs()
-    slurm_installation.prepare()
+    slurm_installation.clear()
     yield slurm_installation
     print(written())
     slurm_installation.slurm.recover()

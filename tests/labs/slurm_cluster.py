@@ -28,7 +28,12 @@ _FIELD: Final = re.compile(r"(\S+?)=(.*?)(?=\s+[\w/:]+=|\s*$)")
 
 
 class Cluster(Machines):
-    """Munged and slurmctld on the head machine, a slurmd on each node."""
+    """Munged and slurmctld on the head machine, a slurmd on each node.
+
+    `unheard`: slurmctld was started since all nodes have registered, and may not know their GPUs.
+    """
+
+    unheard = False
 
     # --- the lab itself -----------------------------------------------------------------------
 
@@ -102,6 +107,7 @@ class Cluster(Machines):
 
     def start_slurmctld(self, *options: str) -> None:
         """Start slurmctld and wait until it answers; `-c` forgets its state."""
+        self.unheard = True  # slurmctld asks its nodes in its own time, up to eight seconds later
         self._start(self.master, "slurmctld", *options, env=slurm_haste.environ(self.lab))
         until(
             lambda: "is UP" in self.run_in(self.master, ["scontrol", "ping"]).stdout,
@@ -131,6 +137,15 @@ class Cluster(Machines):
     def stop_slurmd(self, node: str, *, kill: bool = False) -> None:
         """End a node's slurmd, by SIGKILL if asked; its steps and jobs live on."""
         self._stop(self.slurmd_pid(node), f"slurmd on {node}", kill)
+
+    def restart_slurmds(self) -> None:
+        """Start every slurmd anew: it registers at once."""
+        before = {node: self._registrations(node) for node in self.nodes}
+        for node in self.nodes:
+            self.stop_slurmd(node)
+            self._start(node, "slurmd")
+        self._wait_registered(before)
+        self.unheard = False
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -188,6 +203,7 @@ class Cluster(Machines):
         for node in self.nodes:
             self._start(node, "slurmd")
         self._wait_registered(before)
+        self.unheard = False
 
     def _start(
         self, machine: str, program: str, *options: str, env: Mapping[str, str] | None = None

@@ -41,15 +41,19 @@ class Gpulock:
 
     def prepare(self, **changes: Any) -> None:
         """Put every node into the state after installation; `changes` are fields of the setup."""
+        self.clear()
+        wanted = dataclasses.replace(self.setup, **changes)
+        if wanted != self.slurm.setup:
+            self.slurm.reconfigure(**vars(wanted))
+
+    def clear(self) -> None:
+        """Let no node know of any job, whatever Slurm's setup is."""
         for node in self.slurm.nodes:
             self.configure(node)
             for folder in ("/run/gpulock", "/var/lib/gpulock"):
                 for inner in self.slurm.path_in(node, folder).iterdir():
                     shutil.rmtree(inner) if inner.is_dir() else inner.unlink()
         self.journal.clear()
-        wanted = dataclasses.replace(self.setup, **changes)
-        if wanted != self.slurm.setup:
-            self.slurm.reconfigure(**vars(wanted))
 
     def configure(self, node: str, **changes: str) -> None:
         """Write a node's settings, with some of them changed."""

@@ -201,6 +201,8 @@ class Slurm(Cluster):
             if not self.slurmd_pid(node):
                 self.start_slurmd(node)
         self.clear_jobs()
+        if self.unheard:
+            self.restart_slurmds()
         for node in self.nodes:
             if self.is_out(node):
                 self.resume_node(node)

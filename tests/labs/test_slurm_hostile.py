@@ -42,7 +42,7 @@ from tests.labs.slurm_modes import (
 )
 
 pytestmark = pytest.mark.lab
-BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm])
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "2"}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 MASK = "CUDA_VISIBLE_DEVICES"

@@ -23,7 +23,7 @@ from tests.labs.slurm_modes import (
 )
 
 pytestmark = pytest.mark.lab
-BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm])
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 TASKS = 200 if os.environ.get("GPULOCK_SOAK") else 24
 STEP = "sh -c 'echo $SLURMD_NODENAME.$SLURM_PROCID=$CUDA_VISIBLE_DEVICES'"
 

@@ -40,7 +40,7 @@ from tests.labs.slurm_modes import (
 )
 
 pytestmark = pytest.mark.lab
-BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm])
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "2"}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 TWO = "--gres=gpu:2"
@@ -99,7 +99,7 @@ def test_jobs_that_are_cancelled_killed_or_requeued_give_back_at_once(
         "sleep 600\n",
         "kill -STOP $$\n",
         "trap '' TERM; sleep 600; sleep 600\n",
-        "sleep 9\n",
+        "sleep 600\n",
     )
     jobs = [slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=text) for text in scripts]
     for job in jobs:
@@ -203,7 +203,7 @@ def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
     job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
     wait_said(slurm_gpus, job, "mask=0,1.")
     left = until(
-        lambda: [p for p in slurm.job_processes(job, NODE) if "601" in command_of(p)] or None,
+        lambda: [p for p in slurm.job_processes(job, NODE) if "sleep 601" in command_of(p)] or None,
         what="its child",
     )
     slurm.requeue(job)
@@ -269,8 +269,8 @@ def test_an_epilog_that_outlives_its_slurmd_frees(slurm_gpus: Gpulock, hooks: St
     assert told.acts() == [("held", "alive")] * 2
     assert "its prolog or epilog" in told.reasons()
     hooks.go("Epilog", NODE, "before")
-    slurm_gpus.wait_free(seconds=5)
-    assert notes(slurm_gpus, NODE) == []
+    slurm_gpus.wait_free()
+    until(lambda: notes(slurm_gpus, NODE) == [], what="the Epilog's last act")
     slurm.start_slurmd(NODE)
     forget_completing(slurm_gpus, job)
 
@@ -445,7 +445,7 @@ def test_a_run_without_a_prolog_does_not_run_with_the_mask_of_the_one_before(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
     slurm = slurm_gpus.slurm
-    job = until(lambda: second_run(slurm_gpus, hooks), what="the trap to be set", seconds=60)
+    job = until(lambda: second_run(slurm_gpus, hooks), what="the trap to be set", seconds=120)
     assert not hooks.has_run("Prolog", NODE, job), "the trap is not set: slurmd ran a Prolog"
     assert "this node has no claim of the job" in slurm.said(job)
     assert "ran1" not in slurm.said(job)

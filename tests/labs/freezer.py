@@ -17,10 +17,18 @@ def frozen(name: str, pids: list[int]) -> Generator[None]:
     group.mkdir(exist_ok=True)
     for pid in pids:
         (group / "cgroup.procs").write_text(str(pid))
-    (group / "freezer.state").write_text("FROZEN")
+    state = group / "freezer.state"
+    state.write_text("FROZEN")
     try:
+        until(lambda: state.read_text() == "FROZEN\n", what="all to be frozen")  # FREEZING before
         yield
     finally:
-        (group / "freezer.state").write_text("THAWED")
-        until(lambda: (group / "cgroup.procs").read_text() == "", what="the frozen to end")
+        state.write_text("THAWED")
+        until(lambda: removed(group), what="the frozen to end")
+
+
+def removed(group: Path) -> bool:
+    """Remove a group; return whether that was possible: not as long as one of it dies."""
+    with contextlib.suppress(OSError):
         group.rmdir()
+    return not group.exists()

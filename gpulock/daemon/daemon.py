@@ -52,6 +52,12 @@ class Daemon:
 
     def run(self) -> None:
         """Go round until a signal ends it; raise RunsAlreadyError."""
+        try:
+            self._go()
+        finally:  # an alarm may end a round that hangs, at any instruction
+            self.rounds.close()
+
+    def _go(self) -> None:
         self.loop.watch(self._signals.fd, self._signals.drain)
         if self._watch.fd >= 0:
             self.loop.watch(self._watch.fd, self._look)
@@ -65,6 +71,7 @@ class Daemon:
             if boottime() >= self.pace.due and not self._signals.ending:
                 self._round()
             if not self._signals.ending:
+                self.rounds.turn(boottime())
                 self._server.turn(boottime())
         self._notify.stopping()
         self._close()
@@ -75,11 +82,10 @@ class Daemon:
         self._owners.close()
         self.loop.forget(self._watch.fd)
         self._watch.close()
-        self.rounds.single.let_go()
 
     def _until(self) -> float:
         """Return when the loop must go round again."""
-        due = min(self.pace.due, self._server.due())
+        due = min(self.pace.due, self._server.due(), self.rounds.due())
         watchdog = self._notify.watchdog
         return min(due, boottime() + watchdog / 3) if watchdog else due
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpulock import boot
 from gpulock.daemon import news
@@ -35,6 +35,23 @@ class Chore(Protocol):
         ...
 
 
+@runtime_checkable
+class Worker(Protocol):
+    """A chore that has work between the rounds as well; it must not wait there either."""
+
+    def due(self) -> float:
+        """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
+        ...
+
+    def turn(self, now: float) -> None:
+        """Go on with it; `now` is CLOCK_BOOTTIME in seconds."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what runs: the daemon ends."""
+        ...
+
+
 class RunsAlreadyError(Refusal):
     """Refuse to go on: another gpulockd is this node's."""
 
@@ -49,6 +66,7 @@ class Rounds:
         self.summary = "starting"
         self._journal = journal
         self._chores = chores
+        self._workers = [chore for chore in chores if isinstance(chore, Worker)]
         self._silence = Silence()
 
     def once(self, now: float) -> Report | None:
@@ -104,6 +122,28 @@ class Rounds:
                 name = type(chore).__name__
                 failed[f"{name} {type(fault).__name__}"] = unforeseen(name, fault)
         self._journal.stands("chores", failed, ERROR)
+
+    def due(self) -> float:
+        """Return when a chore has work before the next round, as CLOCK_BOOTTIME seconds."""
+        return min([worker.due() for worker in self._workers], default=float("inf"))
+
+    def turn(self, now: float) -> None:
+        """Let the chores go on that have work between the rounds."""
+        failed: dict[str, str] = {}
+        for worker in self._workers:
+            if now >= worker.due():
+                try:
+                    worker.turn(now)
+                except Exception as fault:
+                    name = type(worker).__name__
+                    failed[f"{name} {type(fault).__name__}"] = unforeseen(name, fault)
+        self._journal.stands("turns", failed, ERROR)
+
+    def close(self) -> None:
+        """Let go of what the chores have at work, and of being this node's gpulockd."""
+        for worker in self._workers:
+            worker.close()
+        self.single.let_go()
 
 
 def unforeseen(what: str, fault: Exception) -> str:

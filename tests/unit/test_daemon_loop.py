@@ -21,7 +21,7 @@ from gpulock.daemon.journal import Journal
 from gpulock.daemon.notify import Notify
 from gpulock.daemon.reconcile import Report
 from gpulock.daemon.serving import Serving, by_locks, by_processes, by_settings
-from gpulock.daemon.signals import Signals
+from gpulock.daemon.signals import EndedError, Signals
 from gpulock.liveness import ALIVE, Scan, Verdict
 from gpulock.locks import Lock
 from gpulock.node import Node
@@ -127,6 +127,46 @@ def acts(report: Report) -> list[str]:
 def test_it_says_that_it_is_ready_and_that_it_ends(field: Field) -> None:
     field.run()
     assert field.told() == ["STATUS=0 of 8 devices held", "READY=1", "STOPPING=1"]
+
+
+class Busy(Script):
+    """A chore with work between the rounds: two turns after a round, then none."""
+
+    def __init__(self, signals: Signals, hangs: bool) -> None:
+        super().__init__(signals)
+        self.turns = self.closed = 0
+        self._hangs = hangs
+
+    def run(self, node: Node, report: Report, now: float) -> None:
+        if self._hangs:
+            raise EndedError
+        self.reports.append(report)
+
+    def due(self) -> float:
+        return 0.0
+
+    def turn(self, now: float) -> None:
+        self.turns += 1
+        self._signals.ending = self.turns == 2
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_chore_goes_on_between_the_rounds_and_lets_go_at_the_end(
+    field: Field, hangs: bool
+) -> None:
+    chore = Busy(field.signals, hangs)
+    notify = Notify(str(field.root / "notify"))
+    daemon = Daemon(load(field.config), Journal(field.ends[1]), notify, field.signals, [chore])
+    if hangs:
+        with pytest.raises(EndedError):
+            daemon.run()
+    else:
+        daemon.run()
+        assert (len(chore.reports), chore.turns) == (1, 2)
+    assert chore.closed == 1
 
 
 def test_a_new_lock_is_seen_at_once_and_so_is_the_end_of_its_owner(field: Field) -> None:

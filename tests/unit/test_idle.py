@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpulock import refusal
 from gpulock.daemon import idle, idle_command, idle_kill
 from gpulock.daemon.idle import Idle
 from gpulock.daemon.idle_command import environment, is_word, untrusted
@@ -39,6 +42,7 @@ class Lab(Ended):
         super().__init__(root, 4, **{**defaults, **keys})
         self.said: list[str] = []
         self.idle = Idle(self.said.append)
+        self.later = 0.0  # seconds that went by since the test began
 
     def script(self, body: str) -> None:
         """Write the command."""
@@ -47,7 +51,7 @@ class Lab(Ended):
 
     def idles(self, own: Owner, number: int, seconds: float = 700.0, **fields: Any) -> str:
         """Return the exporter's line of a device that idles for so long."""
-        now = boottime()
+        now = self.now()
         about = {"observed": 900.0, "seen": now, "idle": seconds, "until": now, **fields}
         return self.account(own, number, **about)
 
@@ -56,16 +60,52 @@ class Lab(Ended):
         found = self.node().store.all().values()
         return Report([], [Outcome(lock, act, Verdict(state, ""), "") for lock in found])
 
+    def now(self) -> float:
+        """Return CLOCK_BOOTTIME as the test has it."""
+        return boottime() + self.later
+
+    def passes(self, seconds: float, *idlers: tuple[Owner, int]) -> None:
+        """Let time go by, in which these claims idle on."""
+        self.later += seconds
+        lines = [self.idles(own, n, 3000.0, observed=3500.0) for own, n in idlers]
+        self.sample(*lines, ago=-self.later)
+
+    def look(self, **about: str) -> None:
+        """Run the chore once."""
+        self.idle.run(self.node(), self.report(**about), self.now())
+
     def round(self, **about: str) -> None:
-        """Run the chore once, and the command to its end."""
-        self.idle.run(self.node(), self.report(**about), boottime())
-        self.finish_command()
+        """Run the chore once, and what it started to its end."""
+        self.look(**about)
+        self.turns()
+
+    def turns(self) -> None:
+        """Let go on what has begun or waits, as the loop does, until there is nothing left."""
+        while self.idle.due() < float("inf"):
+            self.finish_command()
+            self.finish_end()
+            self.idle.turn(self.now())
 
     def finish_command(self) -> None:
-        """Wait for the command, as later rounds would."""
+        """Wait for the command."""
         command = self.idle.command
         if command is not None:
             os.waitid(os.P_PID, command.pid, os.WEXITED | os.WNOWAIT)
+
+    def finish_end(self) -> None:
+        """Wait for the scheduler that is told to end a job."""
+        if self.idle.ending is not None:
+            assert self.idle.ending[1].wait(20)
+
+    def restart(self) -> None:
+        """Let another gpulockd take over."""
+        self.idle.close()
+        self.idle = Idle(self.said.append)
+
+    def warned(self) -> list[str]:
+        """Return the jobs that the command was run for, in order."""
+        text = self.told_file.read_text() if self.told_file.exists() else ""
+        return re.findall("^GPULOCK_JOB_ID=(.*)$", text, re.MULTILINE)
 
     def facts(self) -> dict[str, str]:
         """Return the last facts that the command was told."""
@@ -104,9 +144,9 @@ def test_a_claim_that_idles_is_told_once_with_the_facts(lab: Lab) -> None:
 def test_it_is_once_over_a_restart_of_the_daemon_too(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR)
     lab.sample(lab.idles(own, 0))
-    lab.round()
-    lab.idle.close()
-    lab.idle = Idle(lab.said.append)
+    lab.look()
+    lab.finish_command()
+    lab.restart()
     lab.round()
     assert lab.calls() == 1
     lab.end(0)
@@ -171,24 +211,23 @@ def test_commands_run_one_after_another_and_none_holds_up_a_round(lab: Lab) -> N
         f'read x < "{lab.root}/fifo"; echo GPULOCK_EVENT=$GPULOCK_EVENT >> "{lab.told_file}"'
     )
     os.mkfifo(lab.root / "fifo")
-    lab.idle.run(lab.node(), lab.report(), boottime())
-    lab.idle.run(lab.node(), lab.report(), boottime())
+    for _ in range(2):
+        lab.look()
     assert (lab.calls(), len(lab.said)) == (0, 3)
     for number in range(3):
         (lab.root / "fifo").write_text("go\n")
         lab.finish_command()
         assert lab.calls() == number + 1
-        lab.idle.run(lab.node(), lab.report(), boottime())
+        lab.idle.turn(lab.now())
 
 
 def test_a_command_that_does_not_end_is_ended_with_all_it_started(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR)
     lab.sample(lab.idles(own, 0))
     lab.script("sleep 1000 & sleep 1000")
-    lab.idle.run(lab.node(), lab.report(), boottime())
-    command = lab.idle.command
-    assert command is not None
-    lab.idle.work(lab.node().settings, boottime() + idle_command.SECONDS + 1)
+    lab.look()
+    assert lab.idle.command is not None
+    lab.idle.turn(boottime() + idle_command.SECONDS + 1)
     assert "was ended after 30 s" in lab.said[-1]
     assert lab.idle.command is None
 
@@ -255,37 +294,174 @@ def test_nobody_is_killed_unless_that_is_set(lab: Lab, monkeypatch: pytest.Monke
     lab.round()
 
 
+class Ends:
+    """Whom the policy ends, by token; `fails` is why a scheduler does not do it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tokens: list[str] = []
+        self.fails = ""
+        monkeypatch.setattr(idle, "kill", self._kill)
+
+    def _kill(self, _: object, record: Owner) -> str:
+        if self.fails:
+            raise Refusal(refusal.UNKNOWN, self.fails, "is it up?")
+        self.tokens.append(record.token)
+        return "deleted"
+
+
 def test_a_warning_comes_before_the_end_and_the_end_comes_once(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed: list[str] = []
+    ends = Ends(monkeypatch)
+    lab.settings["IDLE_KILL"] = "1200"
+    own = lab.hold(0, ago=HOUR)
+    lab.passes(0, (own, 0))
+    lab.round()
+    lab.passes(600, (own, 0))
+    lab.round(state=UNKNOWN)
+    assert (lab.warned(), ends.tokens) == (["12"], [])
+    for _ in range(3):
+        lab.round()
+    assert ends.tokens == ["feed"]
+    assert lab.facts()["GPULOCK_EVENT"] == "kill"
+    assert lab.warned() == ["12", "12"]
+
+
+def test_who_is_warned_late_has_the_time_between_warning_and_end(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(monkeypatch)
+    lab.settings["IDLE_KILL"] = "1200"
+    own = lab.hold(0, ago=HOUR)
+    for _ in range(19):
+        lab.passes(30, (own, 0))
+        lab.round()
+    assert (lab.warned(), ends.tokens) == (["12"], [])
+    lab.restart()
+    for _ in range(2):
+        lab.passes(30, (own, 0))
+        lab.round()
+    assert ends.tokens == ["feed"]
+
+
+def test_no_job_is_ended_while_its_own_warning_waits_or_runs(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(monkeypatch)
+    lab.settings["IDLE_KILL"] = "1200"
+    idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(4)]
+    lab.passes(0, *idlers)
+    lab.look()
+    for _ in range(2):
+        lab.passes(10, *idlers)
+        lab.look()
+    lab.finish_command()
+    lab.idle.turn(lab.now())  # the first is told now, and the second one's command has begun
+    lab.finish_command()
+    lab.passes(601, *idlers)
+    lab.look()
+    lab.finish_end()
+    lab.idle.turn(lab.now())
+    assert ends.tokens == ["t0"]
+    lab.turns()
+    assert sorted(set(lab.warned())) == ["100", "101", "102", "103"]
+    assert ends.tokens == ["t0"]
+
+
+def test_warnings_follow_one_another_between_the_rounds(lab: Lab) -> None:
+    idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(4)]
+    lab.passes(0, *idlers)
+    lab.look()
+    lab.turns()
+    assert lab.warned() == ["100", "101", "102", "103"]
+
+
+def test_a_restart_forgets_no_warning_that_waits_and_repeats_one_that_it_cut_short(
+    lab: Lab,
+) -> None:
+    idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(3)]
+    lab.passes(0, *idlers)
+    lab.round()
+    assert lab.warned() == ["100", "101", "102"]
+    lab.restart()
+    lab.round()
+    assert lab.warned() == ["100", "101", "102"]
+    for own, number in idlers:
+        lab.end(number)
+        lab.hold(number, token=f"n{own.job_id}", job_id=own.job_id, ago=HOUR)
+    found = [(lab.node().store.read(bus(n)).owner, n) for n in range(3)]
+    lab.passes(0, *[(own, n) for own, n in found if own])
+    lab.script("sleep 1000")
+    lab.look()
+    lab.script(f'env >> "{lab.told_file}"')
+    lab.restart()
+    lab.round()
+    assert lab.warned() == ["100", "101", "102"] * 2
+
+
+def test_who_works_again_before_his_turn_is_not_warned(lab: Lab) -> None:
+    idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(2)]
+    lab.passes(0, *idlers)
+    lab.look()
+    lab.passes(10, idlers[0])
+    lab.round()
+    assert lab.warned() == ["100"]
+
+
+def test_nobody_is_ended_whose_command_cannot_be_run_and_he_is_warned_once_it_can(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(monkeypatch)
+    lab.settings["IDLE_KILL"] = "1200"
+    own = lab.hold(0, ago=HOUR)
+    lab.program.chmod(0o644)
+    for _ in range(3):
+        lab.passes(600, (own, 0))
+        lab.round()
+    assert (lab.warned(), ends.tokens) == ([], [])
+    assert len(lab.said) == 2
+    lab.program.chmod(0o755)
+    lab.round()
+    assert lab.warned() == ["12"]
+
+
+def test_a_scheduler_that_is_away_is_told_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends(monkeypatch)
+    ends.fails = "scancel 12 failed"
+    lab.settings |= {"IDLE_KILL": "1200", "IDLE_WARN": "0"}
+    own = lab.hold(0, ago=HOUR)
+    for _ in range(4):
+        lab.passes(30, (own, 0))
+        lab.round()
+    assert len(lab.said) == 1 and "cannot be ended yet: scancel 12 failed" in lab.said[0]
+    lab.restart()
+    ends.fails = ""
+    for _ in range(2):
+        lab.passes(30, (own, 0))
+        lab.round()
+    assert ends.tokens == ["feed"]
+
+
+def test_a_scheduler_that_takes_its_time_holds_up_no_round(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.settings |= {"IDLE_KILL": "1200", "IDLE_WARN": "0", "IDLE_COMMAND": ""}
+    go = _thread.allocate_lock()
+    go.acquire()
 
     def kill(_: object, record: Owner) -> str:
-        killed.append(record.token)
+        go.acquire()
         return "deleted"
 
     monkeypatch.setattr(idle, "kill", kill)
-    lab.settings["IDLE_KILL"] = "1200"
     own = lab.hold(0, ago=HOUR)
-    lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
-    lab.round()
-    assert killed == []
     for _ in range(3):
-        lab.round(state=UNKNOWN)
-    assert killed == []
-    for _ in range(3):
-        lab.round()
-    assert killed == ["feed"]
-    assert lab.facts()["GPULOCK_EVENT"] == "kill"
-
-
-def test_who_cannot_be_ended_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab.settings |= {"IDLE_KILL": "1200", "IDLE_WARN": "0"}
-    own = lab.hold(0, ago=HOUR)
-    lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
-    for _ in range(2):
-        lab.round()
-    assert len(lab.said) == 1 and "cannot be ended" in lab.said[0]
+        lab.passes(30, (own, 0))
+        lab.look()
+    assert lab.said == []
+    go.release()
+    lab.turns()
+    assert len(lab.said) == 1 and lab.said[0].endswith(": deleted")
 
 
 def test_a_process_is_told_to_end_and_one_that_took_its_number_is_not(lab: Lab) -> None:

@@ -232,7 +232,7 @@ def program_names(proc: Proc, pid: int) -> frozenset[str]:
     try:
         name = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
         if name.startswith("python"):
-            name = python_program(proc.read(pid, "cmdline").split(b"\0")[1:])
+            name = python_program(proc.read_memory(pid, "cmdline").split(b"\0")[1:])
     except OSError:
         return frozenset()
     return frozenset((name,)) if name else frozenset()

@@ -8,6 +8,10 @@ raises ProcessLookupError; what may not be seen raises PermissionError: the two 
 import errno
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.reader import Reader
+
 CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
 MOST = 128  # chunks: 65,536 groups, the most there can be, fit in
 STAT_FIELDS = 20  # after the name, up to the start time
@@ -91,11 +95,12 @@ def line_of(data: bytes, key: bytes) -> bytes:
 class Proc:
     """The process tree below `root` (`/proc`)."""
 
-    __slots__ = ("_kthreadd", "root")
+    __slots__ = ("_kthreadd", "_reader", "root")
 
     def __init__(self, root: str = "/proc") -> None:
         self.root = root
         self._kthreadd: bool | None = None
+        self._reader: Reader | None = None
 
     def read(self, pid: int, name: str) -> bytes:
         """Return the bytes of /proc/PID/NAME; raise ProcessLookupError when the process is gone.
@@ -118,6 +123,17 @@ class Proc:
                 os.close(fd)
         except FileNotFoundError as gone:
             raise ProcessLookupError(errno.ESRCH, "no such process", str(pid)) from gone
+
+    def read_memory(self, pid: int, name: str) -> bytes:
+        """Return /proc/PID/cmdline or environ; raise TimeoutError where the process hangs.
+
+        And whatever `read` raises.
+        """
+        if self._reader is None:
+            from gpulock.reader import Reader
+
+            self._reader = Reader()
+        return self._reader.read(pid, lambda: self.read(pid, name))
 
     def stat(self, pid: int) -> Stat:
         """Return the process's /proc/PID/stat."""

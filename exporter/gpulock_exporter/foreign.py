@@ -161,7 +161,7 @@ def is_slurm_jobs(pid: int, line: Sequence[tuple[int, Status]], record: Owner, k
     for above, status in line:
         if status.name == STEPD and status.uids[0] == 0:
             try:
-                job, _ = parse_title(kin.proc.read(above, "cmdline"))
+                job, _ = parse_title(kin.proc.read_memory(above, "cmdline"))
             except OSError:
                 continue
             if job == record.job_id:

@@ -107,7 +107,7 @@ def calling_shell(proc: Proc) -> int:
 
 def looks(proc: Proc, pid: int) -> tuple[str, bytes, int]:
     """Return what a fork has in common with its parent: program, arguments, session."""
-    return proc.link(pid, "exe"), proc.read(pid, "cmdline"), proc.stat(pid).session
+    return proc.link(pid, "exe"), proc.read_memory(pid, "cmdline"), proc.stat(pid).session
 
 
 def log(settings: Settings, line: str) -> None:

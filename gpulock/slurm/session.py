@@ -87,7 +87,7 @@ def step_above(node: Node, pid: int) -> job.Who:
     """Return the step whose daemon started us; raise Refusal."""
     try:
         status = node.proc.status(pid)
-        number, step = parse_title(node.proc.read(pid, "cmdline"))
+        number, step = parse_title(node.proc.read_memory(pid, "cmdline"))
         start = node.proc.start(pid)
     except (OSError, ValueError) as fault:
         raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "see syslog") from fault

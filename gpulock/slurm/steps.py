@@ -62,9 +62,11 @@ class Steps:
         for pid in scan.named(STEPD):
             if set(scan.status(pid).uids[:3]) == {self._uid}:
                 try:
-                    title = scan.proc.read(pid, "cmdline")
+                    title = scan.proc.read_memory(pid, "cmdline")
                 except ProcessLookupError:
                     continue
+                except TimeoutError:
+                    title = b""  # whose it is nobody knows
                 if title.split(b"\0")[1:2] in NO_STEP:
                     continue
                 job, step = parse_title(title)
@@ -87,12 +89,15 @@ class Steps:
             return f"process {pid} is in the job's cgroup"
         if self.has_cgroup(lock.owner):
             return ""  # which lists them all, whatever a process says of itself
-        for pid in self.marked(lock.owner, scan):
-            return f"process {pid} of the job runs"
-        return ""
+        found, unseen = self._marked(lock.owner, scan)
+        return f"process {found[0]} of the job runs" if found else unseen
 
     def marked(self, record: Owner, scan: Scan) -> list[int]:
-        """Return the user's processes that were started as this job's on this node."""
+        """Return the user's processes that are seen to be started as this job's on this node."""
+        return self._marked(record, scan)[0]
+
+    def _marked(self, record: Owner, scan: Scan) -> tuple[list[int], str]:
+        """Return those, and why there may be more: the first one that hangs ends the look."""
         jobs = {f"SLURM_JOB_ID={job}".encode() for job in (record.job_id, record.het_leader) if job}
         node = f"SLURMD_NODENAME={record.slurmd}".encode()
         found: list[int] = []
@@ -101,20 +106,13 @@ class Steps:
                 continue
             if status.name in CLIENTS:
                 continue
-            words = self._environ(pid, scan)
+            try:
+                words = environ(pid, scan)
+            except TimeoutError as fault:
+                return found, str(fault)  # of this user alone: he blinds nobody else's judge
             if not jobs.isdisjoint(words) and node in words and not is_hook(words):
                 found.append(pid)
-        return found
-
-    def _environ(self, pid: int, scan: Scan) -> list[bytes]:
-        """Return what a process was started with; what cannot be seen makes the scan blind."""
-        try:
-            return scan.proc.read(pid, "environ").split(b"\0")
-        except ProcessLookupError:
-            return []
-        except OSError as fault:
-            scan.blind = f"process {pid} cannot be seen: {fault}"
-            return []
+        return found, ""
 
     def left_or_step(self, lock: Lock, scan: Scan) -> str:
         """Return what is left, step daemons included: for a prolog, before its own steps start."""
@@ -137,11 +135,12 @@ class Steps:
     def _is_placeholder(self, pid: int, scan: Scan) -> bool:
         """Return whether a process is the extern step's own `sleep`, which outlives its daemon."""
         try:
-            ours = scan.proc.status(pid).uids[0] == self._uid
-            words = scan.proc.read(pid, "cmdline").split(b"\0")
+            if scan.proc.status(pid).uids[0] != self._uid:
+                return False
+            words = scan.proc.read_memory(pid, "cmdline").split(b"\0")
         except (OSError, ValueError):
             return False
-        return ours and words[0].rpartition(b"/")[2] == b"sleep" and words[1:] in PLACEHOLDER
+        return words[0].rpartition(b"/")[2] == b"sleep" and words[1:] in PLACEHOLDER
 
     def hook_at_work(self, record: Owner, scan: Scan) -> int:
         """Return the pid of a Prolog or Epilog that runs for the job here, 0 where none does."""
@@ -150,7 +149,11 @@ class Steps:
         for pid, status in scan.statuses().items():
             if status.kernel or status.uids[0] != self._uid or pid == INIT:
                 continue
-            words = self._environ(pid, scan)
+            try:
+                words = environ(pid, scan)
+            except TimeoutError as fault:
+                scan.blind = str(fault)
+                return 0
             ours = wanted in words and node in words and is_hook(words)
             if ours and not self._of_user(pid, scan):
                 return pid
@@ -174,6 +177,22 @@ class Steps:
                 return False  # an administrator may have started it by his sudo
             pid = status.ppid
         return False
+
+
+def environ(pid: int, scan: Scan) -> list[bytes]:
+    """Return what a process was started with; what cannot be seen makes the scan blind.
+
+    Raises TimeoutError for one that hangs.
+    """
+    try:
+        return scan.proc.read_memory(pid, "environ").split(b"\0")
+    except TimeoutError:
+        raise
+    except ProcessLookupError:
+        return []
+    except OSError as fault:
+        scan.blind = f"process {pid} cannot be seen: {fault}"
+        return []
 
 
 def is_slurmd(proc: Proc, pid: int) -> bool:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpulock import reader
 from gpulock.liveness import Scan
 from gpulock.locks import Lock
+from gpulock.owner import Owner
 from gpulock.slurm import steps
 from gpulock.slurm.steps import Steps
 from tests.unit.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock
@@ -305,3 +307,52 @@ def test_on_a_real_node_root_is_uid_0(site: Site) -> None:
     assert [pid for pid, _ in attached(site).steps] == [700]
     site.stepd(700, "12.extern", 4711)
     assert attached(site).steps == []
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "SECONDS", 0.05)
+
+
+def hung(site: Site, pid: int, uid: int, name: str = "python") -> None:
+    """Let a process be there whose memory nobody can read: it hangs in mmap."""
+    site.process(pid, name, uid=uid)
+    for file in ("cmdline", "environ"):
+        (site.proc.root / str(pid) / file).unlink(missing_ok=True)
+        os.mkfifo(site.proc.root / str(pid) / file)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_users_process_that_hangs_keeps_his_own_jobs_and_blinds_nobody(site: Site) -> None:
+    hung(site, 900, UID)
+    sight, scan = found(site)
+    assert "process 900 hangs" in sight.left(slurm_lock(), scan)
+    assert sight.left(slurm_lock(uid=OTHER_UID), scan) == ""
+    assert (sight.hook_at_work(record_of(), scan), scan.blind) == (0, "")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_of_roots_that_hangs_may_be_a_hook_at_work(site: Site) -> None:
+    hung(site, 900, ROOT)
+    sight, scan = found(site)
+    assert sight.hook_at_work(record_of(), scan) == 0
+    assert "process 900 hangs" in scan.blind
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_step_daemon_that_hangs_is_of_any_job(site: Site) -> None:
+    hung(site, 900, ROOT, "slurmstepd")
+    sight, scan = found(site)
+    assert sight.daemons(scan) == {"": {900: ""}}
+
+
+def test_what_a_user_runs_in_the_jobs_cgroup_is_left_whatever_it_hangs_in(site: Site) -> None:
+    hung(site, 900, UID)
+    site.cgroup(f"{freezer()}/step_0", 900)
+    assert left(site) == "process 900 is in the job's cgroup"
+
+
+def record_of() -> Owner:
+    owner = slurm_lock().owner
+    assert owner is not None
+    return owner

@@ -1,72 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hostile job brings along: programs and libraries that log as whom they were run."""
+"""What a hostile user of Grid Engine brings along: the kit, and variables of a job's."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.labs.hostile_kit import Kit
+
 SHEPHERDS_LINE = 9999  # bytes
-PRELOAD = r"""
-#include <fcntl.h>
-#include <stdio.h>
-#include <unistd.h>
-__attribute__((constructor)) static void told(void)
-{
-    int fd = open(LOG, O_WRONLY | O_APPEND);
-    if (fd >= 0) {
-        dprintf(fd, "uid=%d euid=%d library\n", (int)getuid(), (int)geteuid());
-        close(fd);
-    }
-}
-"""
-PYTHON = """
-import os
-with open({log!r}, "a") as log:
-    log.write(f"uid={{os.getuid()}} euid={{os.geteuid()}} {name}\\n")
-"""
 # every program that a hook of Grid Engine may want, looked up by a PATH of the job's
 PROGRAMS = ("mkdir", "rmdir", "env", "python3", "sh", "dash", "qstat", "id", "cat", "rm", "mv")
-SHADOW = """#!/bin/bash
-echo "uid=$(/usr/bin/id -u) euid=$EUID fake {name}" >>{log}
-exec /usr/bin/{name} "$@"
-"""
 
 
-@dataclass(frozen=True)
-class Evil:
-    """The kit of a hostile user, in a folder that everybody may read."""
-
-    folder: Path
-
-    @property
-    def log(self) -> Path:
-        """Who ran something of it: lines `uid=N euid=N what`."""
-        return self.folder / "log"
-
-    @property
-    def programs(self) -> Path:
-        """The folder of fake programs."""
-        return self.folder / "bin"
+class Evil(Kit):
+    """The kit of a hostile user of Grid Engine."""
 
     def as_root(self) -> list[str]:
         """Return the lines of what was run as root."""
-        lines = self.log.read_text().splitlines()
-        return [line for line in lines if "uid=0 " in line]
+        return self.ran(0).splitlines()
 
     def plain(self) -> dict[str, str]:
         """Return variables that `qsub -v NAME=VALUE,...` takes."""
         return {
-            "PYTHONPATH": str(self.folder / "python"),
-            "PYTHONSTARTUP": str(self.folder / "python/sitecustomize.py"),
-            "LD_PRELOAD": str(self.folder / "evil.so"),
-            "LD_LIBRARY_PATH": str(self.folder),
-            "BASH_ENV": str(self.folder / "rc"),
-            "ENV": str(self.folder / "rc"),
-            "GPULOCK_CONFIG": str(self.folder / "gpulock.conf"),
-            "PATH": f"{self.programs}:/usr/bin:/bin",
+            **self.steering(),
             "JOB_ID": "999999",
             "SGE_TASK_ID": "7",
             "QUEUE": "evil.q",
@@ -96,30 +52,12 @@ class Evil:
                 for name in ("SPLIT", "APPTAINER_BINDPATH", "SINGULARITY_BINDPATH")
             },
             "BYTES": "\udcff\udcfe=\udc80",
-            "BASH_FUNC_mkdir%%": f"() {{ echo uid=$UID euid=$EUID function >>{self.log}; }}",
+            **self.function("mkdir"),
         }
 
 
 def kit(lab: Path) -> Evil:
     """Build the kit in a lab's scratch folder."""
     evil = Evil(lab / "evil")
-    if evil.folder.exists():
-        shutil.rmtree(evil.folder)
-    for folder in (evil.folder, evil.programs, evil.folder / "python"):
-        folder.mkdir()
-    evil.log.touch()
-    evil.log.chmod(0o666)
-    for name in PROGRAMS:
-        path = evil.programs / name
-        path.write_text(SHADOW.format(name=name, log=evil.log))
-        path.chmod(0o755)
-    for name in ("sitecustomize", "usercustomize", "gpulock"):
-        path = evil.folder / "python" / f"{name}.py"
-        path.write_text(PYTHON.format(log=str(evil.log), name=name))
-    (evil.folder / "rc").write_text(f"echo uid=$(/usr/bin/id -u) euid=x rc >>{evil.log}\n")
-    (evil.folder / "gpulock.conf").write_text("HIDE_UNREQUESTED=no\nSGE_COMPLEXES=none\n")
-    source = evil.folder / "evil.c"
-    source.write_text(PRELOAD)
-    build = ["gcc", "-shared", "-fPIC", f'-DLOG="{evil.log}"', "-o", str(evil.folder / "evil.so")]
-    subprocess.run([*build, str(source)], check=True, timeout=60)
+    evil.build(PROGRAMS, "HIDE_UNREQUESTED=no\nSGE_COMPLEXES=none\n")
     return evil

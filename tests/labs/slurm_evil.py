@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hostile user of Slurm brings along: programs and libraries that log as whom they run."""
+"""What a hostile user of Slurm brings along: the kit, and variables of a job's."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from tests.labs.sge_evil import PRELOAD, PYTHON, SHADOW
+from tests.labs.hostile_kit import Kit
 from tests.labs.sge_wait import LabError
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_lab import JobId
@@ -20,35 +16,15 @@ _PROGRAMS: Final = ("env", "python3", "sh", "dash", "squeue", "scontrol", "scanc
 _MASK: Final = "0,1,2,3"
 
 
-@dataclass(frozen=True)
-class Evil:
-    """The kit of a hostile user, in a folder that everybody may read."""
-
-    folder: Path
-
-    @property
-    def log(self) -> Path:
-        """Who ran something of it: lines `uid=N euid=N what`."""
-        return self.folder / "log"
-
-    def ran(self, uid: int) -> str:
-        """Return the lines of what was run as one user."""
-        lines = self.log.read_text().splitlines()
-        return "\n".join(line for line in lines if f"uid={uid} " in line)
+class Evil(Kit):
+    """The kit of a hostile user of Slurm."""
 
     def variables(self) -> dict[str, str]:
         """Return variables that would steer a naive hook, or forge its answers."""
         names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
         twins = ("", "APPTAINERENV_", "SINGULARITYENV_")
         return {
-            "PYTHONPATH": str(self.folder / "python"),
-            "PYTHONSTARTUP": str(self.folder / "python/sitecustomize.py"),
-            "LD_PRELOAD": str(self.folder / "evil.so"),
-            "LD_LIBRARY_PATH": str(self.folder),
-            "BASH_ENV": str(self.folder / "rc"),
-            "ENV": str(self.folder / "rc"),
-            "GPULOCK_CONFIG": str(self.folder / "gpulock.conf"),
-            "PATH": f"{self.folder}/bin:/usr/bin:/bin",
+            **self.steering(),
             **{twin + name: _MASK for twin in twins for name in names},
             **FORGED,
             "SLURM_JOB_ID": "999999",
@@ -58,7 +34,7 @@ class Evil:
             "APPTAINER_BINDPATH": f"/a\nexport CUDA_VISIBLE_DEVICES={_MASK}",
             "LARGE": "x" * 100_000,
             "BYTES": "\udcff\udcfe=\udc80",
-            "BASH_FUNC_sleep%%": f"() {{ echo uid=$UID euid=$EUID function >>{self.log}; }}",
+            **self.function("sleep"),
         }
 
 
@@ -83,24 +59,7 @@ FORGED: Final[Mapping[str, str]] = {
 def kit(gpus: Gpulock) -> Evil:
     """Build the kit in the lab's scratch folder."""
     evil = Evil(gpus.slurm.lab / "evil")
-    shutil.rmtree(evil.folder, ignore_errors=True)
-    for folder in (evil.folder, evil.folder / "bin", evil.folder / "python"):
-        folder.mkdir()
-    evil.log.touch()
-    evil.log.chmod(0o666)
-    for name in _PROGRAMS:
-        path = evil.folder / "bin" / name
-        path.write_text(SHADOW.format(name=name, log=evil.log))
-        path.chmod(0o755)
-    for name in ("sitecustomize", "usercustomize", "gpulock"):
-        path = evil.folder / "python" / f"{name}.py"
-        path.write_text(PYTHON.format(log=str(evil.log), name=name))
-    (evil.folder / "rc").write_text(f"echo uid=$(/usr/bin/id -u) euid=x rc >>{evil.log}\n")
-    (evil.folder / "gpulock.conf").write_text("HIDE_UNREQUESTED=no\n")
-    source = evil.folder / "evil.c"
-    source.write_text(PRELOAD)
-    build = ["gcc", "-shared", "-fPIC", f'-DLOG="{evil.log}"', "-o", str(evil.folder / "evil.so")]
-    subprocess.run([*build, str(source)], check=True, timeout=60)
+    evil.build(_PROGRAMS, "HIDE_UNREQUESTED=no\n")
     return evil
 
 

@@ -7,15 +7,18 @@ The environment of whoever calls is not asked: it may lead to another cell than 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpulock.install.daemons import find_daemons, root_and_we, why_not_run
 from gpulock.install.hooks import InstallError
 from gpulock.install.qconf import Qconf, QconfError
 from gpulock.settings import Settings
 
 _NAME = "sge_execd"
 _ELF = b"\x7fELF"
+CLIENTS = ("qconf", "qstat", "qselect", "gethostname", "qmod", "qalter")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Execd:
     env: dict[str, str]
     program: Path
     spool: Path
+    owners: frozenset[int] = field(default_factory=root_and_we)  # whose programs beside it are run
 
 
 @dataclass(frozen=True)
@@ -57,28 +61,10 @@ class Site:
 
 def find_execds(proc: Path = Path("/proc")) -> list[Execd]:
     """Return every execd of this machine that can be seen, none of another container's."""
-    found: list[Execd] = []
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if (entry / "comm").read_text().strip() != _NAME or not _same_machine(proc, entry):
-                continue
-            words = (entry / "environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
-            env = dict(word.split("=", 1) for word in words if "=" in word)
-            program, spool = (entry / "exe").readlink(), (entry / "cwd").readlink()
-        except OSError:
-            continue
-        found.append(Execd(int(entry.name), env, program, spool))
-    return found
-
-
-def _same_machine(proc: Path, entry: Path) -> bool:
-    """Compare host name and mounts: an execd in a container is another machine's."""
-    return all(
-        os.readlink(entry / "ns" / kind) == os.readlink(proc / "self/ns" / kind)
-        for kind in ("uts", "mnt")
-    )
+    return [
+        Execd(daemon.pid, daemon.env, daemon.program, daemon.folder, daemon.owners)
+        for daemon in find_daemons(_NAME, proc)
+    ]
 
 
 def find_execd(execds: list[Execd], root: str, cell: str) -> Execd | None:
@@ -122,13 +108,28 @@ def find_site(
 
 
 def find_binaries(root: Path, execd: Execd | None) -> str:
-    """Return the folder of the real clients: Debian's in the PATH are wrapper scripts."""
+    """Return the folder of the real clients: Debian's in the PATH are wrapper scripts.
+
+    Beside the execd that runs, or below an SGE_ROOT that may be its word: only what nobody but
+    root and the admin user could have put there. Without execd the root is the administrator's
+    own word. Raises InstallError.
+    """
     folders = [execd.program.parent] if execd else []
     folders += [*sorted((root / "bin").glob("*")), Path("/usr/lib/gridengine"), Path("/usr/bin")]
     for folder in folders:
         if all(_is_program(folder / name) for name in ("qconf", "qstat")):
+            if execd and (why := why_strange(folder, execd.owners)):
+                raise InstallError(
+                    f"the clients in {folder} are not run: {why}; mend it, or set SGE_BINARIES"
+                )
             return str(folder)
     raise InstallError(f"no qconf and qstat below {root}/bin; set SGE_BINARIES")
+
+
+def why_strange(folder: Path, owners: Collection[int]) -> str:
+    """Return why the clients in a folder are not run, or nothing."""
+    there = [folder / name for name in CLIENTS if (folder / name).exists()]
+    return next((why for path in there if (why := why_not_run(path, owners))), "")
 
 
 def _is_program(path: Path) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gpulock.install.daemons import find_daemons, root_and_we, why_not_run
 from gpulock.install.hooks import InstallError
 from gpulock.install.slurm_conf import Conf, parse_shown, read_conf
 from gpulock.settings import Settings
@@ -36,6 +38,7 @@ class Slurmd:
     program: Path
     conf: str = ""
     node: str = ""
+    owners: frozenset[int] = field(default_factory=root_and_we)  # whose programs beside it are run
 
 
 @dataclass(frozen=True)
@@ -141,11 +144,16 @@ def find_site(
     nodes = (node,) if node else named
     beside = [slurmd.program.parent for slurmd in slurmds]
     clients = [Path(settings.slurm_binaries)]
-    if "SLURM_BINARIES" not in given:  # which the hooks would believe
+    named_by_hand = "SLURM_BINARIES" in given  # which the hooks would believe
+    if not named_by_hand:
         clients = around([*beside, *clients])
     scontrol = find_program("scontrol", clients, "set SLURM_BINARIES")
     daemons = around([*beside, scontrol.parent])
     program = slurmds[0].program if slurmds else find_program(NAME, daemons, "install slurmd")
+    if slurmds:
+        vouched = around([Path(settings.slurm_binaries)]) if named_by_hand else []
+        doubtful = [path for path in (program, scontrol) if path.parent not in vouched]
+        check_programs(doubtful, slurmds[0].owners)
     return Site(scontrol.parent, program, path, nodes, settings.slurm_timeout)
 
 
@@ -169,30 +177,27 @@ def find_program(name: str, folders: list[Path], do: str) -> Path:
     raise InstallError(f"no {name} in {' '.join(map(str, folders))}; {do}")
 
 
+def check_programs(programs: list[Path], owners: Collection[int]) -> None:
+    """Raise InstallError for one that others than `owners` could have put where it is."""
+    for program in programs:
+        if why := why_not_run(program, owners):
+            raise InstallError(f"{program} is not run: {why}; mend it, or set SLURM_BINARIES")
+
+
 def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:
     """Return every slurmd of this machine that can be seen, none of another container's."""
     found: list[Slurmd] = []
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if (entry / "comm").read_text().strip() != NAME or not _same_machine(proc, entry):
-                continue
-            if _parent_is_slurmd(proc, entry):  # about to become a hook or a slurmstepd
-                continue
-            words = (entry / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
-            env = (entry / "environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
-            program = str((entry / "exe").readlink()).removesuffix(" (deleted)")  # upgraded
-        except OSError:
-            continue
-        conf, node = started_with(words, env)
-        found.append(Slurmd(int(entry.name), Path(program), conf, node))
+    for daemon in find_daemons(NAME, proc):
+        conf, node = started_with(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
+        found.append(Slurmd(daemon.pid, daemon.program, conf, node, daemon.owners))
     return found
 
 
-def started_with(words: list[str], env: list[str]) -> tuple[str, str]:
-    """Return slurmd's own slurm.conf and node name, empty for the defaults; pure."""
-    conf = next((w.partition("=")[2] for w in env if w.startswith("SLURM_CONF=")), "")
+def started_with(words: list[str], conf: str) -> tuple[str, str]:
+    """Return slurmd's own slurm.conf and node name, empty for the defaults; pure.
+
+    `conf` is the one that its environment names.
+    """
     node = ""
     for number, word in enumerate(words[1:], 1):
         if word[:2] in ("-f", "-N") and not word.startswith("--"):
@@ -206,16 +211,3 @@ def started_at(pid: int, proc: Path = Path("/proc")) -> float:
     ticks = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
     booted = int((proc / "stat").read_text().partition("\nbtime ")[2].split()[0])
     return booted + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _same_machine(proc: Path, entry: Path) -> bool:
-    """Compare host name and mounts: a slurmd in a container is another machine's."""
-    return all(
-        os.readlink(entry / "ns" / kind) == os.readlink(proc / "self/ns" / kind)
-        for kind in ("uts", "mnt")
-    )
-
-
-def _parent_is_slurmd(proc: Path, entry: Path) -> bool:
-    parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-    return parent != "0" and (proc / parent / "comm").read_text().strip() == NAME

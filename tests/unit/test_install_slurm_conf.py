@@ -81,19 +81,19 @@ def test_a_list_keeps_what_it_holds_and_gets_what_it_lacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "env", "found"),
+    ("words", "named", "found"),
     [
-        (["/usr/sbin/slurmd", "-D", "-s"], [], ("", "")),
-        (["slurmd", "-N", "n1", "-f", "/x/slurm.conf"], [], ("/x/slurm.conf", "n1")),
-        (["slurmd", "-Nn1", "-f/x/slurm.conf"], [], ("/x/slurm.conf", "n1")),
-        (["slurmd", "-D"], ["A=b", "SLURM_CONF=/y/slurm.conf"], ("/y/slurm.conf", "")),
-        (["slurmd", "--conf-server", "head", "-f"], [], ("", "")),
+        (["/usr/sbin/slurmd", "-D", "-s"], "", ("", "")),
+        (["slurmd", "-N", "n1", "-f", "/x/slurm.conf"], "/y/slurm.conf", ("/x/slurm.conf", "n1")),
+        (["slurmd", "-Nn1", "-f/x/slurm.conf"], "", ("/x/slurm.conf", "n1")),
+        (["slurmd", "-D"], "/y/slurm.conf", ("/y/slurm.conf", "")),
+        (["slurmd", "--conf-server", "head", "-f"], "", ("", "")),
     ],
 )
 def test_what_slurmd_was_started_with_is_found(
-    words: list[str], env: list[str], found: tuple[str, str]
+    words: list[str], named: str, found: tuple[str, str]
 ) -> None:
-    assert started_with(words, env) == found
+    assert started_with(words, named) == found
 
 
 def programs(folder: Path) -> Path:

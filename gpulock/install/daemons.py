@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes are a scheduler's daemon, and which programs beside one root may run.
+
+Anybody can give a process any name, a program of his own, a directory and an environment: one is
+believed only where root started it (for an ordinary user also he himself), and what it leads to is
+run only where nobody else could have put it there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulock.procfs import Proc
+
+_NAMESPACES = ("uts", "mnt")  # a daemon in a container is another machine's
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A daemon as it was started: `uid` is its effective one, `folder` where it works."""
+
+    pid: int
+    ppid: int
+    uid: int
+    program: Path
+    folder: Path
+    words: tuple[str, ...]
+    env: dict[str, str]
+
+    @property
+    def owners(self) -> frozenset[int]:
+        """Whose programs may stand beside it: root's, our own, its admin user's.
+
+        An execd's real uid is root's and its effective uid the admin user's (sge_conf(5)), who owns
+        the whole of Grid Engine in most installations: root runs his files each time execd starts.
+        """
+        return root_and_we() | {self.uid}
+
+
+def root_and_we() -> frozenset[int]:
+    """Return whose programs we run in any case."""
+    return frozenset((0, os.geteuid()))
+
+
+def find_daemons(name: str, proc: Path = Path("/proc")) -> list[Daemon]:
+    """Return every daemon of a name that runs on this machine, as far as it can be seen.
+
+    None of a stranger's, none of another container's, and no child that a daemon has just forked.
+    """
+    found = [one for pid in Proc(str(proc)).pids() if (one := _look(name, proc, pid)) is not None]
+    pids = {daemon.pid for daemon in found}
+    return [daemon for daemon in found if daemon.ppid not in pids]
+
+
+def _look(name: str, proc: Path, pid: int) -> Daemon | None:
+    """Return one process as a daemon, None where it is none, is gone, or cannot be seen.
+
+    Its uid first: what a process of a user's says of itself is not even read, it may hang.
+    """
+    processes, entry = Proc(str(proc)), proc / str(pid)
+    try:
+        start, status = processes.start(pid), processes.status(pid)
+        if status.name != name or status.uids[0] not in root_and_we():
+            return None
+        if not _same_machine(proc, entry) or not _started_by_its_owner(name, entry):
+            return None
+        words, env = [_words(processes.read(pid, file)) for file in ("cmdline", "environ")]
+        program = Path(processes.link(pid, "exe").removesuffix(" (deleted)"))  # upgraded
+        folder = Path(processes.cwd(pid))
+        if processes.start(pid) != start:
+            return None  # the number is another process's by now
+    except (OSError, ValueError):
+        return None
+    variables = dict(word.split("=", 1) for word in env if "=" in word)
+    return Daemon(pid, status.ppid, status.uids[1], program, folder, tuple(words), variables)
+
+
+def _same_machine(proc: Path, entry: Path) -> bool:
+    """Compare host name and mounts with our own."""
+    return all(
+        os.readlink(entry / "ns" / kind) == os.readlink(proc / "self/ns" / kind)
+        for kind in _NAMESPACES
+    )
+
+
+def _started_by_its_owner(name: str, entry: Path) -> bool:
+    """Return whether a process runs a program of the name, and no setuid one.
+
+    A user's link named sge_execd to sudo runs as root, with his environment, in his directory.
+    """
+    program = os.readlink(entry / "exe").removesuffix(" (deleted)")
+    mode = (entry / "exe").stat().st_mode
+    # Debian's slurmd is slurmd-wlm
+    return Path(program).name.startswith(name) and not mode & (stat.S_ISUID | stat.S_ISGID)
+
+
+def _words(data: bytes) -> list[str]:
+    return data.decode("utf-8", "surrogateescape").split("\0")
+
+
+def why_not_run(path: Path, owners: Collection[int]) -> str:
+    """Return who else than `owners` could have put a program there, as a clause, or nothing.
+
+    Looks at the real file and every folder above it. A sticky folder (/tmp) lets others add, not
+    replace.
+    """
+    try:
+        real = path.resolve(strict=True)
+        for place in (real, *real.parents):
+            info = place.stat()
+            sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
+            if info.st_uid not in owners:
+                return f"{place} belongs to uid {info.st_uid}"
+            if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
+                return f"{place} is writable by others (mode {stat.S_IMODE(info.st_mode):04o})"
+    except (OSError, RuntimeError) as fault:  # RuntimeError: links in a circle
+        return f"{path}: {getattr(fault, 'strerror', None) or fault}"
+    return ""

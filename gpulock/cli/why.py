@@ -229,13 +229,15 @@ def runs_here(sight: Sight, meant: Subject) -> Facts:
     hidden = False
     for pid in sight.scan.named(spool.NAME):
         try:
+            if sight.scan.status(pid).uids[0] not in (0, os.geteuid()):
+                continue  # of a stranger's, in a directory of his
             path = f"{sight.scan.proc.root}/{pid}/cwd/config"
             config = spool.parse_config(atomic.read_text(path, spool.CONFIG_LIMIT))
         except OSError:
             hidden = True
             continue
-        task = config.get("ja_task_id", ["0"])[0]
-        if config.get("job_id") == [meant.job] and meant.task in ("", str(int(task) or 1)):
+        task = config.get("ja_task_id", ["0"])[0].lstrip("0") or "1"
+        if config.get("job_id") == [meant.job] and meant.task in ("", task):
             return [("shepherd", f"{pid} runs it here, without GPUs")]
     text = "some shepherds are hidden from you" if hidden else "no shepherd of it runs here"
     return [("shepherd", text)]

@@ -105,16 +105,23 @@ def ways_round(found: list[Tree], second: Tree | None) -> Iterator[Check]:
 
 def daemons(proc: Proc, found: list[Tree], pam: Path) -> Iterator[Check]:
     """Look where the schedulers' daemons run: their jobs' cgroups are made below."""
-    for pid in proc.pids():
-        try:
-            daemon = proc.status(pid).name
-        except (OSError, ValueError):
-            continue
-        if daemon not in (EXECD, SLURMD):
-            continue
+    for pid, daemon in running(proc):
         yield from place(proc, found, pid, daemon)
         if daemon == SLURMD:
             yield from step_sessions(pam)
+
+
+def running(proc: Proc) -> list[tuple[int, str]]:
+    """Return the schedulers' daemons that run here: root's, for anybody may use their names."""
+    found: list[tuple[int, str]] = []
+    for pid in proc.pids():
+        try:
+            status = proc.status(pid)
+        except (OSError, ValueError):
+            continue
+        if status.name in (EXECD, SLURMD) and status.uids[0] == 0:
+            found.append((pid, status.name))
+    return found
 
 
 def place(proc: Proc, found: list[Tree], pid: int, daemon: str) -> Iterator[Check]:
@@ -155,11 +162,6 @@ def by_group(settings: Settings) -> Iterator[Check]:
         yield fault(NAME, refusal.why, refusal.do)
         return
     yield good(NAME, "group: the driver leaves owner and mode of its nodes alone")
-    for pid in Proc(settings.proc_root).pids():
-        try:
-            if Proc(settings.proc_root).status(pid).name != SLURMD:
-                continue
-        except (OSError, ValueError):
-            continue
+    if SLURMD in dict(running(Proc(settings.proc_root))).values():
         what = "ISOLATION=group under Slurm, which gives a job no group of its own: all are refused"
         yield fault(NAME, what, "set ISOLATION=cgroup, or ConstrainDevices=yes in cgroup.conf")

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpulock.boot import reserve_owner
+from gpulock.cli.look import Sight, look
+from gpulock.cli.select import Subject
+from gpulock.cli.why import runs_here
 from tests.unit.cli_site import Site, dead_process
 from tests.unit.samples import Sampled
+from tests.unit.trees import Box
 
 Process = subprocess.Popen[bytes]
 
@@ -241,3 +245,27 @@ def test_an_idle_claim_tells_for_how_long_it_did_nothing(site: Site) -> None:
     text = site.call("why", "4").stdout
     assert text.splitlines()[0].endswith("held (idle)")
     assert facts(text)["idle"] == "did nothing for 02:00, as gpulock-exporter saw it"
+
+
+@pytest.mark.parametrize(("uid", "told"), [(os.geteuid(), "runs it here"), (4321, "no shepherd")])
+def test_a_shepherd_is_roots_and_a_users_process_of_that_name_tells_nothing(
+    tmp_path: Path, uid: int, told: str
+) -> None:
+    box = Box(tmp_path)
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "config").write_text("job_id=12\nja_task_id=0\n")
+    box.proc.shepherd(500, spool, uid=uid)
+
+    [(_, text)] = runs_here(Sight(look(box.node(), False)), Subject(job="12"))
+
+    assert told in text
+
+
+def test_a_shepherds_file_that_is_out_of_order_is_no_crash(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    (tmp_path / "config").write_text("job_id=12\nja_task_id=undefined\n")
+    box.proc.shepherd(500, tmp_path, uid=os.geteuid())
+    sight = Sight(look(box.node(), False))
+
+    assert "no shepherd" in runs_here(sight, Subject(job="12", task="1"))[0][1]

@@ -139,6 +139,17 @@ def test_who_is_not_root_is_told_so(cell: Cell, monkeypatch: pytest.MonkeyPatch)
     assert worst.state == WARNING and worst.do == "run it as root"
 
 
+@pytest.mark.parametrize("isolation", ["cgroup", "group"])
+def test_a_strangers_process_of_a_daemons_name_is_no_daemon(cell: Cell, isolation: str) -> None:
+    before = cell.checks(isolation)
+
+    for pid, name in ((70, "sge_execd"), (71, "slurmd")):
+        cell.daemon(pid, name, "/user.slice/user-1234.slice")
+        cell.proc.add(pid, name, uids=(1234, 0, 0, 0))
+
+    assert cell.checks(isolation) == before
+
+
 def test_ways_round_that_cannot_be_closed_are_named(cell: Cell) -> None:
     (cell.cgroup / "unified/user.slice").rmdir()
     assert "no user.slice" in cell.worst("cgroup").what

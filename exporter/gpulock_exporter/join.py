@@ -129,7 +129,7 @@ def device_of(
         stale=stale(record, facts),
         quarantined=quarantined(row, facts) if row.state else None,
         values=values,
-        counts=counts_of(counted) if counted and values else Counts(),
+        counts=counts_of(counted, heard.since) if counted and values else Counts(),
         xids={xid: (of.count, of.at + offset) for xid, of in counted.xids.items()}
         if counted
         else {},
@@ -172,10 +172,18 @@ def stale(record: Owner | None, facts: Facts) -> bool | None:
     return verdict.state == DEAD
 
 
-def counts_of(totals: DeviceTotals) -> Counts:
-    """Return a copy of a device's counters, which go on meanwhile."""
+def counts_of(totals: DeviceTotals, since: float) -> Counts:
+    """Return a copy of a device's counters, which go on meanwhile.
+
+    One that could not be read since then is not known: standing still, it would say that nothing
+    happened.
+    """
     return Counts(
         totals.busy if totals.observable else None,
         totals.observed if totals.observable else None,
-        {name: one.total for name, one in totals.counters.items() if one.last is not None},
+        {
+            name: one.total
+            for name, one in totals.counters.items()
+            if one.last is not None and one.last.at >= since
+        },
     )

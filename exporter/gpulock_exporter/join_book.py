@@ -93,9 +93,9 @@ class Book:
         `listed` are the driver's own devices, None where they are not known.
         """
         looked, offset = self.memory.totals.at, self.offset or 0.0
-        fresh = looked is not None and self.last is not None
-        fresh = fresh and now.boottime - (looked or 0.0) <= self.limits.oldest
-        heard = Heard(self.devices, looked or 0.0, fresh, self.present())
+        since = now.boottime - self.limits.oldest
+        fresh = looked is not None and self.last is not None and looked >= since
+        heard = Heard(self.devices, looked or 0.0, fresh, self.present(), since)
         devices, states = join(
             listed, heard, facts, self.memory.totals, self.memory.ledger, self.limits, offset
         )

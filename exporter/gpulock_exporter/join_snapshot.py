@@ -122,13 +122,15 @@ class Snapshot:
 class Heard:
     """What the driver said last: devices by id, when, and who is on each.
 
-    `at` is CLOCK_BOOTTIME, `fresh` whether that is recent enough to be told.
+    `at` is CLOCK_BOOTTIME, `fresh` whether that is recent enough to be told; a counter that was
+    read last before `since` is not.
     """
 
     devices: Mapping[str, telemetry.Device]
     at: float
     fresh: bool
     present: Mapping[str, Present]
+    since: float = 0.0
 
     def now(self) -> Mapping[str, telemetry.Device] | None:
         """Return the devices, None where they are old."""

@@ -187,6 +187,25 @@ def test_old_values_are_dropped_and_locks_stay() -> None:
     assert node.snapshot([listed(0)]).health.nvml_up
 
 
+def test_a_counter_that_cannot_be_read_is_absent_and_goes_on_once_it_can_be() -> None:
+    def energy() -> list[float]:
+        return list(values(node.snapshot([listed(0)]), "gpu_energy_joules_total").values())
+
+    node = Node(oldest=10.0)
+    node.tick(full_card(0, energy=1000.0))
+    told = energy()
+    for _ in range(10):
+        node.tick(full_card(0, energy=None))
+    assert energy() == told == [1000.0], "as old as any other value may be"
+    node.tick(full_card(0, energy=None))
+    snapshot = node.snapshot([listed(0)])
+    assert energy() == []
+    assert values(snapshot, "gpu_power_watts"), "what can be read is told meanwhile"
+    assert values(snapshot, "gpu_ecc_errors_total")
+    node.tick(full_card(0, energy=2200.0))
+    assert energy() == [2200.0]
+
+
 def test_without_any_driver_locks_are_told() -> None:
     node = Node(gpus=2)
     node.facts = facts(lock(0, A, uuid=uuid(0)))

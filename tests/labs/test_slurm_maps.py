@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from gpulock.simulate.node import write_node
+from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_hooks import stops
 from tests.labs.slurm_jobs import (
@@ -26,7 +27,7 @@ from tests.labs.slurm_lab import JobId
 from tests.labs.slurm_modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, settings
 
 pytestmark = pytest.mark.lab
-BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm])
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 DCGM, GPUSTAT = "/run/dcgm-job-map", "/run/gpustat"
 KEYS: Final = {"SLURM_WAIT": "0.2", "JOB_MAP_DIR": DCGM, "GPUSTAT_DIR": GPUSTAT}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
@@ -136,9 +137,11 @@ def test_tasks_of_an_array_and_components_stand_by_their_own_numbers(slurm_gpus:
     slurm.clear_jobs()
     parts = ("--gres=gpu:1", "-w", "slnode2", ":", "--gres=gpu:1", "-w", NODE)
     leader = slurm.submit("slalice", *parts, script="sleep 600\n")
-    slurm.wait_running(leader)
-    named = {text for text in files(slurm_gpus, DCGM).values() if text}
-    assert named == {f"{leader + 1}\n"}
+    until(  # its leader may run before the Prolog on the other node is over
+        lambda: {*files(slurm_gpus, DCGM).values()} - {""} == {f"{leader + 1}\n"},
+        what="the component's file",
+        why=lambda: str(files(slurm_gpus, DCGM)) + slurm.logs(),
+    )
     slurm.scancel(leader)
 
 

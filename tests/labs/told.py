@@ -25,21 +25,27 @@ class Told:
         self._folder = folder
         self._facts = dict.fromkeys(names, "")
         self._over = threading.Event()
+        self._turn = threading.Lock()  # else what was true before may be renamed over what is
 
     def tell(self, name: str, *pairs: str) -> None:
         """Tell this of a device from now on."""
-        self._facts = {**self._facts, name: " ".join(pairs)}
+        with self._turn:
+            self._facts = {**self._facts, name: " ".join(pairs)}
         self.write()
 
     def write(self) -> None:
         """Write how things stand, as the exporter does: beside, and renamed in."""
+        with self._turn:
+            self._write()
+
+    def _write(self) -> None:
         now = boottime()
         head = [SAMPLE_LINE, f"boot_id={BOOT.read_text().strip()}", f"boottime={now}"]
         lines = [
             f"device {name} looked={now} memory_used=0 processes=0 {facts}".rstrip()
             for name, facts in self._facts.items()
         ]
-        beside = self._folder / f".sample.{threading.get_ident()}"
+        beside = self._folder / ".sample"
         beside.write_text("\n".join([*head, f"looked={now}", *lines]) + "\n")
         os.rename(beside, self._folder / "sample")
 

@@ -15,7 +15,7 @@ from tests.labs.slurm_config import Gres, Setup
 from tests.labs.slurm_gpulock import Gpulock, installed
 from tests.labs.slurm_install import install
 from tests.labs.slurm_journal import doubles
-from tests.labs.slurm_lab import JobId, Slurm
+from tests.labs.slurm_lab import ENDED, JobId, Slurm
 
 pytestmark = pytest.mark.lab
 
@@ -174,16 +174,28 @@ def test_a_job_is_suspended_resumed_and_requeued(own: Slurm) -> None:
 
 def test_a_job_that_begins_again_at_once_has_no_prolog(own: Slurm) -> None:
     own.reconfigure(hooks=_hooks(own))
-    job = own.submit("slalice", script="sleep 600\n")
+    steps = until(lambda: _steps_without_prolog(own), what="a job without a Prolog", seconds=120)
+    assert steps == ["batch"]
+
+
+def _steps_without_prolog(own: Slurm) -> list[str] | None:
+    """Return the steps of a job that began again: None where it was refused, or too late."""
+    job = own.submit("slalice", script="exec sleep 600\n")
     own.wait_running(job)
-    node = own.job(job)["BatchHost"]
+    dump = own.lab / f"dumps/prolog_slurmd.{job}.{own.job(job)['BatchHost']}"
     own.requeue(job)
     own.wait_state(job, "PENDING")
-    (own.lab / f"dumps/prolog_slurmd.{job}.{node}").unlink()
+    dump.unlink()
     own.begin(job, at_once=True)
-    own.wait_running(job)
-    assert not (own.lab / f"dumps/prolog_slurmd.{job}.{node}").exists()
-    assert [step.name for step in own.steps(job)] == ["batch"]
+    until(
+        lambda: own.state(job) in ENDED or own.job_processes(job) != [],
+        what="the second run",
+        why=own.logs,
+    )
+    found = [step.name for step in own.steps(job)]
+    own.scancel(job)
+    own.wait_done(job)
+    return found if found and not dump.exists() else None
 
 
 # --- what Slurm tells hooks -----------------------------------------------------------------------
@@ -262,7 +274,7 @@ def test_a_failing_prolog_drains_its_node_until_it_is_resumed(own: Slurm) -> Non
 def test_a_job_outlives_its_daemons(own: Slurm) -> None:
     own.reconfigure(extra={"MessageTimeout": "2"})  # a client gives up after twice that
     node = own.nodes[0]
-    job = own.submit("slalice", "-w", node, script="sleep 600\n")
+    job = own.submit("slalice", "-w", node, script="exec sleep 600\n")
     own.wait_running(job)
     before = own.job_processes(job)
     own.stop_slurmd(node, kill=True)

@@ -26,7 +26,10 @@ BOARD_COUNTERS = ("energy", "pcie_transmit", "pcie_receive", "nvlink_transmit", 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one device did from `since` until `at`; None is not known."""
+    """What one device did from `since` until `at`; None is not known.
+
+    `energy_since` is when the energy was read before, where that was not at the last look.
+    """
 
     since: float
     at: float
@@ -34,6 +37,7 @@ class Look:
     observed: float = 0.0
     energy: float | None = None
     memory: int | None = None
+    energy_since: float | None = None
 
     @property
     def worked(self) -> bool:
@@ -75,16 +79,18 @@ class DeviceTotals:
         busy, observed = self._observe(device.busy, device.observed, at - since)
         restarted = restarted or self._fell(device.energy)
         grown: float | None = None
+        gap: float | None = None
         for name, kind, value in readings(device):
             counter = self.counters.get(name)
             if counter is None:
                 if len(self.counters) >= 2 * MOST_NAMES:
                     continue
                 counter = self.counters[name] = Counter()
+            before = counter.last
             step = counter.advance(value, at, KINDS[kind], restarted)
             if name == "energy":
-                grown = step
-        look = Look(since, at, busy, observed, grown, device.memory_used)
+                grown, gap = step, before.at if before and before.at < since else None
+        look = Look(since, at, busy, observed, grown, device.memory_used, gap)
         if look.worked:
             self.last_busy = at
         return look

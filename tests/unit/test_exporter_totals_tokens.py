@@ -89,6 +89,22 @@ def test_after_a_long_silence_only_who_held_before_and_after_is_billed() -> None
     assert account(node, "c" * 16, 1).energy is None
 
 
+def test_energy_that_could_not_be_read_for_a_while_is_billed_to_who_held_all_the_time() -> None:
+    node = Node()
+    held(node, lock(0, A), lock(1, B))
+    for _ in range(2):
+        node.tick(card(0, energy=100.0), card(1, energy=100.0))
+    node.tick(card(0), card(1))
+    held(node, lock(0, A), lock(1, "c" * 16, claimed_boottime=node.now + 1))
+    for _ in range(3):
+        node.tick(card(0), card(1))
+    node.tick(card(0, energy=900.0), card(1, energy=900.0))
+    assert account(node).energy == 800.0
+    assert account(node, "c" * 16, 1).energy is None, "the most of it was another's"
+    node.tick(card(0, energy=1000.0), card(1, energy=1000.0))
+    assert account(node, "c" * 16, 1).energy == 100.0
+
+
 def test_a_claim_that_goes_while_the_driver_hangs_waits_for_its_last_look() -> None:
     node = Node()
     held(node, lock(0, A))

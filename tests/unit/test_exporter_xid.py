@@ -77,6 +77,50 @@ def test_a_card_that_cannot_be_listened_to_does_not_silence_the_others(tmp_path:
             assert told(eye.look()) == [(device(frame, 2).uuid, 62)]
 
 
+def test_a_card_that_spoils_an_event_set_does_not_silence_the_others(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml:
+        nvml.fail("nvmlDeviceRegisterEvents", ERROR_UNKNOWN, gpu=1)
+        with Eye(nvml) as eye:
+            frame = eye.look()
+            assert list(frame.failures) == ["xid"]
+            assert frame.failures["xid"] == f"{device(frame, 1).bus}: Unknown Error"
+            made = nvml.calls()
+            nvml.event(0, 62)
+            nvml.event(2, 63)
+            uuids = [device(frame, number).uuid for number in range(3)]
+            assert told(eye.look()) == [(uuids[0], 62), (uuids[2], 63)]
+            assert nvml.calls()["nvmlEventSetCreate"] == made["nvmlEventSetCreate"] == 2
+
+            nvml.event(2, 48)
+            assert told(eye.look(after=70)) == [(uuids[2], 48)]
+            tried = nvml.calls()
+            assert tried["nvmlEventSetCreate"] == 3, (
+                "the card alone is tried, with a set of its own"
+            )
+            nvml.reset()
+            nvml.event(0, 13)
+            assert told(eye.look(after=70)) == [(uuids[0], 13)]
+            assert eye.look().failures == {}
+            nvml.event(1, 79)
+            nvml.event(0, 31)
+            assert told(eye.look()) == [(uuids[1], 79), (uuids[0], 31)]
+            freed = nvml.calls()
+            assert freed["nvmlEventSetFree"] == freed["nvmlEventSetCreate"] - 1
+
+
+def test_where_every_card_spoils_the_event_set_they_are_tried_again(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml:
+        nvml.fail("nvmlDeviceRegisterEvents", ERROR_UNKNOWN)
+        with Eye(nvml) as eye:
+            uuid = device(eye.look(), 1).uuid
+            assert list(eye.look().failures) == ["xid"]
+            nvml.reset()
+            eye.look(after=70)
+            assert eye.look().failures == {}
+            nvml.event(1, 79)
+            assert told(eye.look()) == [(uuid, 79)]
+
+
 def test_a_card_that_was_lost_is_listened_to_again(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
         uuid = device(eye.look(), 1).uuid

@@ -71,11 +71,12 @@ def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
     folders(store, state_dir)
     if state_boot_id(state_dir) != boot_id:
         forget(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
-        from gpulock import runs
+        from gpulock import records, runs
 
         runs.limit_owed(state_dir)
+        records.begin(state_dir)
     try:
-        atomic.replace_file(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
+        write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
         if store.boot_id():
             atomic.remove_quietly(f"{store.path}/lost")  # of an earlier boot, on a kept LOCK_DIR
         reserve_again(store, state_dir, boot_id, node)
@@ -84,6 +85,22 @@ def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
         raise Refusal(
             BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
         ) from fault
+
+
+def write_boot_id(path: str, data: bytes) -> None:
+    """Write STATE_DIR's boot id, on a full disk into the file of an earlier boot; raise OSError."""
+    try:
+        atomic.replace_file(path, data)
+    except OSError as fault:
+        if fault.errno not in atomic.FULL:
+            raise
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:  # in place and of the same length: that needs no room
+            if os.fstat(fd).st_size != len(data):
+                raise
+            atomic.write_all(fd, data)
+        finally:
+            os.close(fd)
 
 
 def folders(store: Store, state_dir: str) -> None:

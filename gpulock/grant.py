@@ -45,16 +45,17 @@ class Grant:
     """The devices of a job, by index, with the record that holds them.
 
     `fresh` is False when the same run asked again and got the same answer. `waited` is the time
-    at the gate in seconds.
+    at the gate in seconds. `fault` is why STATE_DIR has no record of it, or nothing.
     """
 
-    __slots__ = ("devices", "fresh", "owner", "waited")
+    __slots__ = ("devices", "fault", "fresh", "owner", "waited")
 
     def __init__(self, granted: list[Device], record: Owner, fresh: bool, waited: float) -> None:
         self.devices = granted
         self.owner = record
         self.fresh = fresh
         self.waited = waited
+        self.fault = ""
 
 
 def is_ours(record: Owner, template: Owner) -> bool:

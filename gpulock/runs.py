@@ -14,6 +14,7 @@ from gpulock.owner import Owner
 from gpulock.settings import Settings
 
 FOLDER, OWED = "runs", "owed"
+WITHOUT = "the claim has no record there, and its line in the history none after a reboot"
 OWED_CAP = 1000  # records that are kept over a boot
 
 
@@ -29,8 +30,28 @@ def keep(state_dir: str, record: Owner) -> str:
     return path
 
 
+def keep_or_mark(state_dir: str, record: Owner) -> tuple[str, str]:
+    """Note a claim for a later adoption; return the file's path, or none and why; raise OSError.
+
+    A full disk is no fault of this node's: the lock stands in LOCK_DIR, and it is noted that a
+    record is missing. Where not even that can be noted the claim has no way to go on.
+    """
+    try:
+        return keep(state_dir, record), ""
+    except OSError as fault:
+        if fault.errno not in atomic.FULL:
+            raise
+        from gpulock import records
+
+        records.mark(state_dir)
+        return "", f"STATE_DIR {state_dir}: {fault.strerror}: {WITHOUT}"
+
+
 def drop(state_dir: str, record: Owner, device: str) -> None:
-    """Take a device out of its claim's record, before its lock goes: nobody adopts it again."""
+    """Take a device out of its claim's record, before its lock goes: nobody adopts it again.
+
+    Where there is no room for that the whole record stays: it locks too much, never too little.
+    """
     path = f"{state_dir}/{FOLDER}/{record.token}"
     left: tuple[str, ...] = ()
     try:
@@ -42,7 +63,10 @@ def drop(state_dir: str, record: Owner, device: str) -> None:
             return
     except FileNotFoundError:
         return
-    except (OSError, kv.MalformedError):
+    except OSError as fault:
+        if fault.errno in atomic.FULL:
+            return
+    except kv.MalformedError:
         pass  # whatever it is, it is no claim to come back to
     atomic.remove_quietly(path)
 

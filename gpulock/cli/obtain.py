@@ -94,12 +94,15 @@ def obtain(node: Node, record: Owner, count: int, wanted: tuple[str, ...], wait:
         if client.is_needed(node):
             return client.obtain(node, record, count, wanted, wait, line.tell)
         refuse_second(node, record, count, wanted)
-        return tickets.in_turn(
+        grant = tickets.in_turn(
             node,
             lambda: process.claim_for(node, record, count, wanted, Deadline(CLAIM_SECONDS)),
             Deadline(wait),
             line.tell,
         )
+        if grant.fault:
+            click.echo(f"gpulock: {grant.fault}", err=True)
+        return grant
     finally:
         line.end()
 

@@ -8,7 +8,7 @@ every living job was looked at; one that cannot be read stops the adoption.
 
 import os
 
-from gpulock import atomic, environment, kv, owner, runs
+from gpulock import atomic, environment, kv, owner, records, runs
 from gpulock.devices import Device
 from gpulock.liveness import Scan
 from gpulock.node import Node
@@ -114,6 +114,47 @@ def adopt(node: Node, scan: Scan) -> list[Owner]:
             except Refusal:
                 continue  # its later steps find no note, and do not start
     return list(adopted.values())
+
+
+def check_records(node: Node) -> None:
+    """Raise Refusal where a claim of this boot may be without its record: who lives is not known.
+
+    What is missing is missing in LOCK_DIR as well by now; nobody but people can tell.
+    """
+    state_dir = node.settings.state_dir
+    for name in (records.PARTIAL, records.MENDING):
+        if os.path.lexists(f"{state_dir}/{name}"):
+            raise Refusal(
+                UNKNOWN,
+                "claims of this boot have no record, for STATE_DIR was full",
+                f"reboot, or remove {state_dir}/{name} when no job is left on this node",
+            )
+
+
+def mend_records(node: Node) -> None:
+    """Write the records for which there was no room; gate held, so that no lock goes meanwhile.
+
+    Whoever claims meanwhile and finds no room notes that anew: then what was whole is not.
+    """
+    state_dir = node.settings.state_dir
+    if not records.is_partial(state_dir):
+        return
+    records.rename(state_dir, records.PARTIAL, records.MENDING)
+    held: dict[str, Owner] = {}
+    for lock in node.store.all().values():
+        record = lock.owner
+        if record is None or record.scheduler not in ("slurm", "process"):
+            continue
+        if record.boot_id == node.boot_id:
+            before = held[record.token].devices if record.token in held else ()
+            held[record.token] = record.copy(uuid="", minor="", devices=(*before, lock.id))
+    try:
+        for token, record in held.items():
+            if not os.path.lexists(f"{state_dir}/{runs.FOLDER}/{token}"):
+                runs.keep(state_dir, record)
+    except OSError:
+        return  # the next reconcile tries again
+    records.rename(state_dir, records.MENDING, records.WHOLE)
 
 
 def slurm_note(node: Node, record: Owner, known: dict[str, Device]) -> note.Note:

@@ -71,6 +71,8 @@ class Attempts:
         ids = tuple(device.id for device in grant.devices)
         who = f"pid {record.pid} ({record.user})"
         self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {grant.waited * 1000:.1f} ms")
+        if grant.fault:
+            self._journal.say(WARNING, f"{who}: {grant.fault}")
         return Reply(GRANTED, token=grant.owner.token, devices=ids)
 
     def _record(self, node: Node, client: Client, request: Request) -> Owner:

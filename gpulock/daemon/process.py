@@ -101,13 +101,13 @@ def claim_for(
     else:
         grant = claim_quiet(node, record, count, lambda: judge(node), deadline)
     try:
-        kept = runs.keep(node.settings.state_dir, grant.owner)
+        kept, grant.fault = runs.keep_or_mark(node.settings.state_dir, grant.owner)
     except OSError as fault:
         from gpulock.release import release
 
         token = grant.owner.token
         release(node, lambda o: o.token == token, judge(node), deadline, "claim undone")
         raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
-    if grant.fresh:
+    if grant.fresh and kept:
         runs.owe(node.settings, grant.owner, kept)
     return grant

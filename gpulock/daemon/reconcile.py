@@ -80,6 +80,7 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
                 note_seen(node, report.outcomes)
                 publish(node, report.outcomes)
                 sweep(node)
+                adopt.mend_records(node)
             except OSError as fault:
                 report.fault = f"{node.store.path}: {fault.strerror}"
     if not dry_run and os.path.lexists(f"{node.store.path}/isolation"):
@@ -141,6 +142,7 @@ def begin(node: Node, judge: Judge) -> list[Owner]:
         raise Refusal(UNKNOWN, judge.scan.blind, "run gpulock reap where all processes show")
     boot.folders(node.store, node.settings.state_dir)
     boot.mark_lost(node.store)
+    adopt.check_records(node)
     adopted = adopt.adopt(node, judge.scan)
     boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
     return adopted

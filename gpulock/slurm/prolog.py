@@ -74,7 +74,7 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
     own.positions = call.positions() if request.is_counted_by_position(settings) else []
     grant = insist(node, call, own, count, deadline)
     try:
-        runs.owe(settings, grant.owner, runs.keep(settings.state_dir, grant.owner))
+        keep(settings, call, grant)
         own.token, own.devices = grant.owner.token, in_order(node, own.positions, grant)
         write(node, own)
         node.map_jobs(grant.owner, grant.devices)
@@ -84,6 +84,15 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
             raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
         raise
     return grant
+
+
+def keep(settings: Settings, call: Call, grant: Grant) -> None:
+    """Note the claim for adoption and history; raise OSError, but not for a full disk."""
+    path, fault = runs.keep_or_mark(settings.state_dir, grant.owner)
+    if fault:
+        tell(settings, f"{call.who}: {fault}", error=True)
+    else:
+        runs.owe(settings, grant.owner, path)
 
 
 def is_silence(refusal: Refusal) -> bool:

@@ -52,7 +52,7 @@ def place(tmp_path: Path) -> Place:
 def test_the_first_claim_of_a_boot_makes_ready(place: Place) -> None:
     place.ready()
     assert place.ids() == (BOOT, BOOT)
-    assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine", "reserves"]
+    assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine", "reserves", "runs.whole"]
     assert sorted(os.listdir(place.lock)) == ["boot_id", "locks", "released"]
 
 

@@ -4,7 +4,8 @@
 Hot, loaded where CLEAN is not off. The exporter's `sample` tells, and only a look that is newer
 than the moment at which the guard found the device quiet: that moment is noted in the lock, as
 `quiet`. What stays in use though nobody is there goes to quarantine, and the rest of the node goes
-on. Where no exporter tells, the guard's look at open files has decided, and the record says so.
+on: half of its cards at most, of an exporter gone mad the rest keeps its locks. Where no exporter
+tells, the guard's look at open files has decided, and the record says so.
 """
 
 import time
@@ -24,6 +25,10 @@ MIB = 1 << 20
 PERIODS = 2  # of the exporter, that an epilog waits for its next look
 PAUSE = 0.05  # seconds
 BY, CAUSE = "gpulock", "memory"  # in the note of the quarantine
+TOLD = ("xid", "ecc", CAUSE)  # causes in a note that an exporter's word alone brought about
+BEYOND = (
+    "the exporter speaks against more than half of this node: look at it, or quarantine by hand"
+)
 FIRST = "its memory is looked at first"
 NOT_TOLD = " (no exporter told its memory)"
 
@@ -57,11 +62,15 @@ def judge(
 
 
 class Handover:
-    """Devices of one node on their way from a claim to the next, by one sample."""
+    """Devices of one node on their way from a claim to the next, by one sample.
 
-    __slots__ = ("_found", "_node", "_now")
+    `away` has what it put out of service, by id, and why.
+    """
+
+    __slots__ = ("_found", "_node", "_now", "away")
 
     def __init__(self, node: Node) -> None:
+        self.away: dict[str, str] = {}
         self._node = node
         self._now = boottime()
         settings = node.settings
@@ -122,11 +131,46 @@ class Handover:
         because = f"{CAUSE}: {used} MiB stay in use after job {lock.owner.job()}"
         try:
             state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
-            if lock.id not in quarantine.listed(state_dir, folder):  # that note stands
-                quarantine.put(state_dir, folder, lock.id, BY, because)
+            out = quarantine.listed(state_dir, folder)
+            if lock.id in out:
+                return ""  # that note stands
+            if not within(card(lock.id), self._told(out), self._cards()):
+                return f"{because}; {BEYOND}"
+            quarantine.put(state_dir, folder, lock.id, BY, because)
+            self.away[lock.id] = because
         except (OSError, kv.MalformedError, Refusal) as fault:
             return f"{because}, and it cannot be quarantined: {fault}"
         return ""
+
+    def _told(self, out: list[str]) -> set[str]:
+        """Return the cards that are out of service for what an exporter said."""
+        state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
+        return {card(name) for name in out if is_told(quarantine.read(state_dir, folder, name))}
+
+    def _cards(self) -> int:
+        """Return how many cards this node has, as far as that can be seen."""
+        from gpulock.release import present
+
+        return max(self._node.settings.gpus, len({device.bus for device in present(self._node)}))
+
+
+def card(name: str) -> str:
+    """Return the bus id of a lock id."""
+    return name.partition(".gi")[0]
+
+
+def is_told(note: dict[str, str]) -> bool:
+    """Return whether a device is out for what an exporter said."""
+    reasons = note.get("because", "").split("; ")
+    return note.get("by") == BY and any([word.partition(":")[0] in TOLD for word in reasons])
+
+
+def within(bus: str, out: set[str], cards: int) -> bool:
+    """Return whether a card may go out of service on the exporter's word alone.
+
+    As the policy has it (docs/quarantine.md): half of a node's `cards` at most, of one that one.
+    """
+    return bus in out or len(out) < max(1, cards // 2)
 
 
 def wait(node: Node, devices: "Iterable[str]", quiet: float, deadline: Deadline) -> Handover:

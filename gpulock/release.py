@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 class Released:
     """What a release did: ids `freed`, and (id, why) of what is `kept` until it is quiet.
 
-    `claims` has the uid of each claim, by token, whatever became of it.
+    `away` are those that went out of service, with why; `claims` has the uid of each claim, by
+    token, whatever became of it.
     """
 
-    __slots__ = ("claims", "freed", "kept")
+    __slots__ = ("away", "claims", "freed", "kept")
 
     def __init__(self) -> None:
         self.freed: list[str] = []
         self.kept: list[tuple[str, str]] = []
+        self.away: list[tuple[str, str]] = []
         self.claims: dict[str, int] = {}
 
 
@@ -72,6 +74,8 @@ def release(
             if handover:
                 left = left or handover.keeps(lock, quiet)
             release_one(node, lock, left, handover.how(lock, how) if handover else how, released)
+    if handover:
+        released.away += handover.away.items()
     return released
 
 

@@ -21,15 +21,19 @@ FREED, HELD, ORPHANS = "freed", "held", "orphans"
 
 
 class Outcome:
-    """What became of one lock: `act` is FREED, HELD or ORPHANS; the verdict says why."""
+    """What became of one lock: `act` is FREED, HELD or ORPHANS; the verdict says why.
 
-    __slots__ = ("act", "lock", "reason", "verdict")
+    `away` says why its device went out of service with that, empty where it did not.
+    """
+
+    __slots__ = ("act", "away", "lock", "reason", "verdict")
 
     def __init__(self, lock: Lock, act: str, verdict: Verdict, reason: str) -> None:
         self.lock = lock
         self.act = act
         self.verdict = verdict
         self.reason = reason
+        self.away = ""
 
 
 def make_holders(node: Node, devices: list[Device], judge: Judge) -> Holders:
@@ -82,15 +86,16 @@ def settle_one(
         if kept:
             return Outcome(lock, HELD, outcome.verdict, f"settling: {kept}")
         how = handover.how(lock, how)
+        outcome.away = handover.away.get(lock.id, "")
     try:
         if outcome.act == FREED:
             node.retire(lock, how)
         elif lock.orphans != outcome.reason:
             node.store.mark_orphans(lock.id, outcome.reason)
     except Refusal as changed:
-        return Outcome(lock, HELD, outcome.verdict, changed.why)
+        outcome.act, outcome.reason = HELD, changed.why
     except OSError as fault:
-        return Outcome(lock, HELD, outcome.verdict, f"it cannot be changed: {fault}")
+        outcome.act, outcome.reason = HELD, f"it cannot be changed: {fault}"
     return outcome
 
 

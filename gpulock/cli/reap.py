@@ -67,6 +67,11 @@ def lines(report: Report, devices: list[Device], dry_run: bool = False) -> list[
         result.append(
             told(WOULD.get(act, act) if dry_run else act, COLOURS[act], ids, devices, why)
         )
+    result += [
+        told("quarantined", "red", [outcome.lock.id], devices, outcome.away)
+        for outcome in report.outcomes
+        if outcome.away
+    ]
     freed = len([outcome for outcome in report.outcomes if outcome.act == FREED])
     verb = "would be freed" if dry_run else "freed"
     return [*result, f"{counted(len(report.outcomes), 'lock')}: {freed} {verb}"]

@@ -40,6 +40,7 @@ class Health:
         self._journal = journal
         self._clock = clock
         self._free: dict[str, float] = {}  # since when a device is known to have no lock
+        self._noted: set[tuple[str, str]] | None = None  # what is out and why, all of it told
 
     def run(self, node: Node, report: Report, now: float) -> None:
         """Put out what is bad, and back what is clean; raise Refusal or OSError."""
@@ -47,6 +48,7 @@ class Health:
         ours = {name: note for name, note in out.items() if health_back.is_ours(note)}
         wanted = frozenset(node.settings.quarantine_on) & frozenset(CAUSES)
         self._watch(report)
+        self._tell(report, ours)
         if not report.devices or not (wanted or ours):
             return  # without a driver nothing can be told of a card
         look = Look(node, report, self._clock())
@@ -63,6 +65,20 @@ class Health:
         if book.text(node.boot_id) != before:
             health_book.save(node, book)
         self._journal.stands("health", failed, ERROR)
+
+    def _tell(self, report: Report, ours: Notes) -> None:
+        """Tell what went out of service at a hand-over, whoever did it: a reconcile, an epilog.
+
+        What was noted before this daemon began is told already, but for what its own first
+        reconcile has done.
+        """
+        pairs = {(name, note["because"]) for name, note in ours.items()}
+        if self._noted is None:
+            away = {outcome.lock.id for outcome in report.outcomes if outcome.away}
+            self._noted = {pair for pair in pairs if pair[0] not in away}
+        for name, because in sorted(pairs - self._noted):
+            self._journal.say(WARNING, f"{name} is out of service: {because}")
+        self._noted = pairs
 
     def _watch(self, report: Report) -> None:
         """Keep in mind since when each device has no lock."""
@@ -132,6 +148,8 @@ class Health:
                 return
             notes.put(state_dir, folder, name, notes.POLICY, because, more)
         self._journal.say(WARNING, f"{name} is out of service: {because}")
+        if self._noted is not None:
+            self._noted.add((name, because))
 
     # --- back ---------------------------------------------------------------------------------
 

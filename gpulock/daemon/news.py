@@ -8,9 +8,10 @@ card) has a key that stays the same while it does, so that it is told once.
 from __future__ import annotations
 
 from gpulock.daemon.reconcile import Report
+from gpulock.handover import CAUSE
 from gpulock.liveness import UNKNOWN
 from gpulock.owner import Owner
-from gpulock.settle import FREED, ORPHANS, Outcome
+from gpulock.settle import FREED, HELD, ORPHANS, Outcome
 
 BLIND = "processes cannot be seen, so that nothing of theirs is freed: "
 
@@ -81,6 +82,8 @@ def missing(report: Report, expected: int) -> dict[str, str]:
 def of_lock(outcome: Outcome, blind: str) -> str:
     """Return what is to be told of one lock that stays, or nothing."""
     of = f"{outcome.lock.id}{whose(outcome.lock.owner)}"
+    if outcome.act == HELD and outcome.reason.startswith(f"settling: {CAUSE}:"):
+        return f"{of} is not freed: {outcome.reason.removeprefix('settling: ')}"
     if outcome.act == ORPHANS:
         return f"{of} is not freed: its owner is dead, but {outcome.reason}"
     if outcome.act != FREED and outcome.verdict.state == UNKNOWN and outcome.reason != blind:

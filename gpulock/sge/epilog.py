@@ -100,6 +100,8 @@ def lines(call: hook.Call, released: Released, seconds: float) -> list[tuple[str
     if released.freed:
         names = ",".join(released.freed)
         found.append((f"{call.who}: released {names} in {seconds * 1000:.1f} ms", False))
+    for device, why in released.away:
+        found.append((f"{call.who}: {device} is out of service: {why}", False))
     for device, why in released.kept:
         found.append((f"{call.who}: {device} is kept for now: {why}", False))
     return found

@@ -180,6 +180,8 @@ def lines(call: Call, released: Released, seconds: float) -> list[str]:
     if released.freed:
         names = ",".join(released.freed)
         found.append(f"{call.who}: released {names} in {seconds * 1000:.1f} ms")
+    for device, why in released.away:
+        found.append(f"{call.who}: {device} is out of service: {why}")
     for device, why in released.kept:
         found.append(f"{call.who}: {device} is kept for now: {why}")
     return found

@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import click
 import pytest
 
 from gpulock import handover, quarantine, sample
 from gpulock.claim import claim
+from gpulock.cli import reap
 from gpulock.cli import release as cli_release
 from gpulock.cli.session import Refused
+from gpulock.daemon import news
 from gpulock.daemon.giving import give_back
 from gpulock.daemon.peer import Peer
 from gpulock.daemon.reconcile import reconcile
@@ -21,6 +24,10 @@ from gpulock.handover import CLEAN, DIRTY, MIB, OTHERS, UNTOLD, WAIT
 from gpulock.owner import Owner
 from gpulock.refusal import Refusal
 from gpulock.release import Released, release
+from gpulock.sge import epilog as sge_epilog
+from gpulock.sge.hook import Call as SgeCall
+from gpulock.slurm import epilog as slurm_epilog
+from gpulock.slurm.call import Call as SlurmCall
 from tests.unit.trees import BOOT, Box, bus, judge_of, judging, record, soon
 
 KEYS = {"CLEAN": "report", "SAMPLE_PERIOD": "0.05", "CLEAN_MEMORY": "256"}
@@ -75,14 +82,14 @@ def box(tmp_path: Path) -> Box:
     return made
 
 
-def tell(box: Box, used: int, looked: float, others: str = "processes=0") -> None:
-    """Let the exporter have looked at GPU 0, and at who is there."""
+def tell(box: Box, used: int, looked: float, others: str = "processes=0", cards: int = 1) -> None:
+    """Let the exporter have looked at the first GPUs, and at who is there."""
     now = boottime()
     lines = [
         sample.SAMPLE_LINE,
         f"boot_id={BOOT}",
         f"boottime={now}",
-        f"device {bus(0)} looked={looked} memory_used={used} {others}",
+        *[f"device {bus(n)} looked={looked} memory_used={used} {others}" for n in range(cards)],
     ]
     (box.root / "exporter" / "sample").write_text("\n".join(lines) + "\n")
 
@@ -133,6 +140,155 @@ def test_a_note_that_an_administrator_made_meanwhile_stands(box: Box) -> None:
     assert (note["by"], note["because"]) == ("root", "its fan died")
 
 
+# --- an exporter gone mad ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("out", "cards", "may"),
+    [
+        ((), 1, True),
+        ((), 0, True),
+        ((1,), 1, False),
+        ((1,), 3, False),
+        ((1,), 4, True),
+        ((1, 2), 4, False),
+        ((0, 1, 2), 4, True),
+    ],
+)
+def test_half_of_a_node_goes_out_on_an_exporters_word(
+    out: tuple[int, ...], cards: int, may: bool
+) -> None:
+    assert handover.within(bus(0), {bus(number) for number in out}, cards) is may
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Box:
+    """A node of four cards, of which one job holds all."""
+    made = Box(tmp_path, 4, **KEYS, EXPORTER_DIR=str(tmp_path / "exporter"))
+    made.proc.execd(tmp_path)
+    made.proc.shepherd(500, tmp_path)
+    (tmp_path / "exporter").mkdir()
+    node = made.node()
+    claim(node, record(token="", devices=()), 4, judging(node), soon())
+    return made
+
+
+def end(box: Box) -> Released:
+    node = box.node()
+    return release(node, lambda _: True, judge_of(node), Deadline(5), "epilog")
+
+
+def out(box: Box) -> list[str]:
+    return quarantine.listed(str(box.state), quarantine.QUARANTINE)
+
+
+def test_of_an_exporter_that_says_all_are_dirty_half_of_the_node_is_left(four: Box) -> None:
+    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+
+    released = end(four)
+
+    because = "memory: 300 MiB stay in use after job 12"
+    assert released.freed == out(four) == [bus(0), bus(1)]
+    assert released.away == [(bus(0), because), (bus(1), because)]
+    assert released.kept == [(bus(n), f"{because}; {handover.BEYOND}") for n in (2, 3)]
+    owner = four.node().store.read(bus(2)).owner
+    assert owner is not None and owner.settling == 1
+
+
+def test_so_has_it_a_reconcile_however_long_the_exporter_says_so(four: Box) -> None:
+    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+    end(four)
+
+    for _ in range(3):
+        node = four.node()
+        report = reconcile(node, judge_of(node), soon())
+
+    assert out(four) == [bus(0), bus(1)]
+    assert four.locks() == [bus(2), bus(3)]
+    assert [o.reason.endswith(handover.BEYOND) for o in report.outcomes] == [True, True]
+
+
+def test_what_is_left_is_freed_when_the_exporter_says_it_is_clean(four: Box) -> None:
+    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+    end(four)
+    tell(four, 0, boottime() + LATER, cards=4)
+
+    node = four.node()
+    reconcile(node, judge_of(node), soon())
+
+    assert four.locks() == []
+    assert out(four) == [bus(0), bus(1)]
+
+
+def test_what_is_left_an_administrator_may_put_out(four: Box) -> None:
+    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+    end(four)
+    quarantine.put(str(four.state), quarantine.QUARANTINE, bus(2), "root", "looked at it")
+
+    node = four.node()
+    reconcile(node, judge_of(node), soon())
+
+    assert four.locks() == [bus(3)]
+
+
+def test_what_is_out_for_another_reason_does_not_count(four: Box) -> None:
+    for number, by, because in ((2, "root", "its fan died"), (3, "gpulock", "missing: not there")):
+        quarantine.put(str(four.state), quarantine.QUARANTINE, bus(number), by, because)
+    tell(four, 300 * MIB, boottime() + LATER, cards=2)
+
+    assert len(end(four).freed) == 4
+    assert out(four) == [bus(0), bus(1), bus(2), bus(3)]
+
+
+def test_what_the_policy_put_out_for_what_an_exporter_said_does(four: Box) -> None:
+    quarantine.put(
+        str(four.state), quarantine.QUARANTINE, bus(3), "gpulock", "missing: not there; xid: XID 79"
+    )
+    tell(four, 300 * MIB, boottime() + LATER, cards=3)
+
+    end(four)
+
+    assert out(four) == [bus(0), bus(3)]
+
+
+def test_each_decision_is_told(four: Box) -> None:
+    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+    four.proc.remove(500)
+    for number in range(4):
+        (four.lock / "locks" / bus(number) / "quiet").write_text("1.0\n")
+
+    node = four.node()
+    report = reconcile(node, judge_of(node), soon())
+
+    words = "memory: 300 MiB stay in use after job 12"
+    reaped = [click.unstyle(line) for line in reap.lines(report, node.devices())]
+    assert [line for line in reaped if line.startswith("quarantined")] == [
+        f"quarantined GPU 0: {words}",
+        f"quarantined GPU 1: {words}",
+    ]
+    left = news.standing(report, 4)
+    assert sorted(left.values()) == [
+        f"{bus(n)} of job 12 (alice) is not freed: {words}; {handover.BEYOND}" for n in (2, 3)
+    ]
+
+
+def test_an_epilog_tells_what_went_out_of_service() -> None:
+    released = Released()
+    released.freed, released.away = [bus(0)], [(bus(0), "memory: 300 MiB stay in use")]
+
+    told = f"{bus(0)} is out of service: memory: 300 MiB stay in use"
+
+    call = SgeCall([], {"JOB_ID": "12", "SGE_TASK_ID": "1", "QUEUE": "gpu.q"})
+    assert (f"{call.who}: {told}", False) in sge_epilog.lines(call, released, 0.1)
+    keys = {"JOB_ID": "12", "JOB_UID": "7", "CLUSTER_NAME": "lab"}
+    environ = {f"SLURM_{key}": value for key, value in keys.items()}
+    other = SlurmCall({**environ, "SLURMD_NODENAME": "n1"})
+    assert f"{other.who}: {told}" in slurm_epilog.lines(other, released, 0.1)
+
+
+# --- when it is looked at ------------------------------------------------------------------------
+
+
 def test_until_the_exporter_has_looked_again_the_lock_settles(box: Box) -> None:
     one = hold(box)
     tell(box, 300 * MIB, boottime())
@@ -152,7 +308,7 @@ def test_a_reconcile_frees_it_after_that_look(box: Box) -> None:
     tell(box, 0, boottime())
     reconcile(node, judge_of(node), soon())
     assert box.locks() == []
-    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
+    assert out(box) == []
 
 
 def test_a_list_that_still_has_the_jobs_process_hands_nothing_on(box: Box) -> None:
@@ -167,7 +323,7 @@ def test_a_list_that_still_has_the_jobs_process_hands_nothing_on(box: Box) -> No
     tell(box, 300 * MIB, boottime() + LATER, f"processes=0 listed={boottime()}")
     reconcile(node, judge_of(node), soon())
     assert box.locks() == []
-    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == [bus(0)]
+    assert out(box) == [bus(0)]
 
 
 def test_memory_of_a_process_that_is_listed_afterwards_is_a_services(box: Box) -> None:
@@ -175,7 +331,7 @@ def test_memory_of_a_process_that_is_listed_afterwards_is_a_services(box: Box) -
     tell(box, 300 * MIB, boottime() + LATER, f"processes=1 listed={boottime() + LATER}")
     assert let_go(box, one).freed == [bus(0)]
     assert freed_as(box) == "epilog"
-    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
+    assert out(box) == []
 
 
 def test_so_does_it_what_no_epilog_released(box: Box) -> None:
@@ -189,7 +345,7 @@ def test_so_does_it_what_no_epilog_released(box: Box) -> None:
     tell(box, 300 * MIB, boottime())
     reconcile(node, judge_of(node), soon())
     assert box.locks() == []
-    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == [bus(0)]
+    assert out(box) == [bus(0)]
 
 
 def test_without_an_exporter_the_look_at_open_files_decides_and_the_record_says_so(
@@ -229,7 +385,7 @@ def test_a_reboot_has_emptied_every_memory(box: Box) -> None:
         claim(node, record(token="", devices=(), job_id="13", pid=501), 2, judging(node), soon())
     except Refusal as refusal:
         pytest.fail(f"an old boot's lock is in the way: {refusal}")
-    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
+    assert out(box) == []
 
 
 def test_a_claim_that_settles_does_not_get_what_it_has_put_out_of_service(box: Box) -> None:
@@ -280,14 +436,14 @@ def test_gpulockd_gives_nothing_back_before_the_exporter_has_looked_again(box: B
     assert box.locks() == [bus(0)]
     tell(box, 0, boottime())
     assert give(box, request) == (bus(0),)
-    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
+    assert out(box) == []
 
 
 def test_what_gpulockd_gives_back_with_memory_in_use_goes_to_quarantine(box: Box) -> None:
     request = hold_as_process(box)
     tell(box, 300 * MIB, boottime() + LATER)
     assert give(box, request) == (bus(0),)
-    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == [bus(0)]
+    assert out(box) == [bus(0)]
 
 
 def test_a_release_waits_for_that_look_and_keeps_the_device_without_it(box: Box) -> None:
@@ -302,11 +458,11 @@ def test_what_is_released_with_memory_in_use_goes_to_quarantine(box: Box) -> Non
     hold_as_process(box)
     tell(box, 300 * MIB, boottime() + LATER)
     assert take_back(box) == [bus(0)]
-    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == [bus(0)]
+    assert out(box) == [bus(0)]
 
 
 def test_force_asks_nobody(box: Box) -> None:
     hold_as_process(box)
     tell(box, 300 * MIB, boottime() + LATER)
     assert take_back(box, force=True) == [bus(0)]
-    assert quarantine.listed(str(box.state), quarantine.QUARANTINE) == []
+    assert out(box) == []

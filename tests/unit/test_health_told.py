@@ -8,17 +8,20 @@ from pathlib import Path
 import click
 import pytest
 
+from gpulock import quarantine
+from gpulock.claim import claim
 from gpulock.cli.advice import of_quarantine
 from gpulock.cli.why import explain
 from gpulock.daemon import count_book
 from gpulock.daemon.count_book import DONE, THEIRS, Lowered
 from gpulock.daemon.health_back import KEPT, causes, comes_back, is_ours
 from gpulock.daemon.health_xid import ACTIONS, HARDWARE, action
+from gpulock.deadline import boottime
 from gpulock.install.doctor_check import FAULT, OK, WARNING
 from gpulock.install.doctor_health import health_checks
 from gpulock.settings import Settings
-from tests.unit.health_site import Ward
-from tests.unit.trees import bus
+from tests.unit.health_site import ROUND, Ward
+from tests.unit.trees import bus, judging, record, soon
 
 AFTER = "a reboot or a reload of the driver, then RESTORE_AFTER clean checks"
 
@@ -84,6 +87,39 @@ def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
         "counts: Grid Engine's of node1 node2 are kept here",
         "counts: SGE_COUNT_HOSTS is set, SGE_ROOT is not",
     ]
+    ward.close()
+
+
+def test_gpulockd_tells_once_what_a_hand_over_put_out_of_service(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="")
+    words = "memory: 300 MiB stay in use after job 12"
+    ward.round()
+    quarantine.put(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", words)
+    ward.start()
+    ward.round()
+    assert ward.said() == []  # before this gpulockd began
+
+    quarantine.put(str(ward.state), quarantine.QUARANTINE, bus(1), "gpulock", words)
+    ward.by_hand(2)
+    ward.round(2)
+
+    assert [line[3:] for line in ward.said()] == [f"{bus(1)} is out of service: {words}"]
+    ward.close()
+
+
+def test_gpulockds_first_reconcile_tells_what_it_put_out_itself(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="", CLEAN="report")
+    ward.proc.execd(tmp_path)
+    node = ward.node()
+    claim(node, record(token="", devices=()), 1, judging(node), soon())
+    (ward.lock / "locks" / bus(0) / "quiet").write_text("1.0\n")
+    ward.tell(0, f"memory_used={1 << 30}")
+    ward.now = boottime() - ROUND  # for the look to be of now
+
+    ward.round()
+
+    words = "memory: 1024 MiB stay in use after job 12"
+    assert [line[3:] for line in ward.said()] == [f"{bus(0)} is out of service: {words}"]
     ward.close()
 
 

@@ -91,8 +91,12 @@ def read_fields(device: Answers, look: Look, fields: Iterable[Field]) -> dict[Fi
             device.refused(look, field.collector, field, wrong)
             continue
         (number,) = VALUES[value_type].unpack(value)
-        if 0 <= number < math.inf and number not in NOT_AVAILABLE:
+        if number in NOT_AVAILABLE:
+            continue
+        if 0 <= number < math.inf:
             found[field] = number
+        else:
+            look.fail(field.collector, device.name, f"field {field.id} cannot be {number}")
     return found
 
 

@@ -74,6 +74,8 @@ class Window:
             if since is not None and look.now - since <= LONGEST:
                 values = metrics_between(self._samples[0], self._samples[1])
                 self.latest = measure(values, look.now - since)
+                for number, value in impossible(values).items():
+                    look.fail("gpm", device.name, f"metric {number} cannot be {value}")
         except pynvml.NVMLError as fault:
             device.refused(look, "gpm", Window, fault.value)
         return self.latest
@@ -101,6 +103,15 @@ def measure(values: dict[int, float], seconds: float) -> Measure:
             traffic[name] = int(rate * MIB * seconds)
     named = {RATIOS[number]: ratio for number, ratio in ratios.items() if number in RATIOS}
     return Measure(seconds, named, traffic, ratios.get(GRAPHICS))
+
+
+def impossible(values: dict[int, float]) -> dict[int, float]:
+    """Return those of metrics by their ids that cannot be; one that is no number is not known."""
+    return {
+        number: value
+        for number, value in values.items()
+        if value < 0 or value > (FASTEST if number in TRAFFIC else WHOLE + ROUNDING)
+    }
 
 
 def is_supported(device: Answers, look: Look) -> bool:

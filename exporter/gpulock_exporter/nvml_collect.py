@@ -33,6 +33,8 @@ def utilization(card: Card, look: Look) -> None:
     if rates is not None:
         card.device.utilization = ratio(rates.gpu)
         card.device.memory_utilization = ratio(rates.memory)
+        if card.device.utilization is None or card.device.memory_utilization is None:
+            look.fail("utilization", card.name, f"it cannot be {rates.gpu} %, {rates.memory} %")
     sampled = _sampled(card, look)
     if rates is None and sampled is None:
         return
@@ -54,7 +56,10 @@ def _sampled(card: Card, look: Look) -> Busy | None:
             return card.samples.add((), look.now)
         absent = card.refused(look, "utilization", Busy, fault.value)
         return None if absent else NOTHING
-    return card.samples.add(samples, look.now)
+    found = card.samples.add(samples, look.now)
+    if not card.samples.sound:
+        look.fail("utilization", card.name, "its samples cannot be")
+    return found
 
 
 def memory(card: Card, look: Look) -> None:

@@ -62,7 +62,8 @@ class Samples:
     """The samples of one device over its looks; times are CLOCK_BOOTTIME seconds.
 
     Each look asks the driver for what is younger than `since` says, and hands it to `add`. All
-    that is ever observed is at most the time that passed, whatever the driver says.
+    that is ever observed is at most the time that passed, whatever the driver says. `sound` is
+    whether what it said last can be.
     """
 
     def __init__(self, now: float) -> None:
@@ -70,7 +71,7 @@ class Samples:
         self._moved = now  # when it last changed
         self._asked = now  # when the whole buffer was last asked for
         self._whole = True
-        self._sound = True  # what the driver said last
+        self.sound = True  # what the driver said last
         self._last = now
         self._credit = SLACK  # seconds that may still be observed
 
@@ -85,7 +86,7 @@ class Samples:
         """Take what the driver answered; return what it says of the time since the last look."""
         self._pass(now)
         if samples:
-            self._sound = is_sound(samples)
+            self.sound = is_sound(samples)
         if self._whole:  # where the buffer stands now; what is in it was before our time
             youngest = max((moment for moment, _ in samples), default=self._seen)
             found = NOTHING
@@ -99,7 +100,7 @@ class Samples:
     def snapshot(self, percent: float, now: float) -> Busy:
         """Take the driver's answer for now where its buffer has run dry, or there is none."""
         self._pass(now)
-        if now - self._moved <= DRY or not self._sound or not 0 <= percent <= WHOLE:
+        if now - self._moved <= DRY or not self.sound or not 0 <= percent <= WHOLE:
             return NOTHING
         seconds = min(SHORTEST, self._credit)
         return self._spend(Busy(seconds * percent / WHOLE, seconds))

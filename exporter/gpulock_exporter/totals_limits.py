@@ -2,8 +2,8 @@
 """What can be true of a device: everything else in a frame is dropped before it is believed.
 
 Drivers hand out garbage: 900 % of utilisation, all bits set, the memory of another card. A value
-that no hardware can have is not known, which is not 0. Names become keys of files and labels, so
-they are held to an alphabet. Board facts are never an instance's.
+that no hardware can have is not known, which is not 0, and its collector has failed. Names become
+keys of files and labels, so they are held to an alphabet. Board facts are never an instance's.
 """
 
 from __future__ import annotations
@@ -47,6 +47,21 @@ MEASURED: dict[str, tuple[float, float]] = {
     "numa": (0, MOST_ID),
     "recovery_action": (0, 255),
 }
+# the same of what has names: the most of each value
+NAMED: dict[str, float] = {
+    "clock_reason_seconds": math.inf,
+    "ecc": math.inf,
+    "remapped": MOST_BYTES,
+    "gpm": 1.0,
+    "links": MOST_ID,
+}
+TOLD_BY = {  # the collector of a field that has not its name
+    **dict.fromkeys(("memory_utilization", "busy", "observed"), "utilization"),
+    **dict.fromkeys(("memory_used", "memory_total"), "memory"),
+    **dict.fromkeys(("sm_clock", "memory_clock", "clock_reason_seconds"), "clocks"),
+    **dict.fromkeys(("bus", "uuid", "index", "minor", "numa", "links"), "devices"),
+    "recovery_action": "remapped",
+}
 BOARD = (
     *("power", "energy", "temperature", "sm_clock", "memory_clock", "clock_reasons"),
     *("clock_reason_seconds", "ecc", "remapped", "remap_pending", "remap_failure"),
@@ -57,10 +72,13 @@ _V = TypeVar("_V", int, float)
 
 
 def usable(frame: Frame) -> dict[str, Device]:
-    """Return the devices of a frame by lock id, cleaned; of two with one id the first."""
+    """Return the devices of a frame by lock id, cleaned; of two with one id the first.
+
+    What cannot be is a failure of its collector, and is put among those of the frame.
+    """
     found: dict[str, Device] = {}
     for device in frame.devices[:MOST_DEVICES]:
-        clean = physical(device)
+        clean = physical(device, frame.failures)
         if clean is not None:
             found.setdefault(device_id(clean), clean)
     return found
@@ -73,15 +91,21 @@ def device_id(device: Device) -> str:
     return f"{device.parent}.gi{device.gi}.ci{device.ci}"
 
 
-def physical(device: Device) -> Device | None:
-    """Return a device without what cannot be true; None for one that cannot be named."""
+def physical(device: Device, failures: dict[str, str] | None = None) -> Device | None:
+    """Return a device without what cannot be true; None for one that cannot be named.
+
+    `failures` gets what that was, by collector.
+    """
+    failures = {} if failures is None else failures
     bus, parent = bus_id(device.bus), bus_id(device.parent)
     if device.parent:
         part = (device.gi, device.ci)
         if not parent or not all(n is not None and 0 <= n <= MOST_ID for n in part):
+            _note(failures, "a device", "bus", f"{device.parent} {part}")
             return None
         bus = bus or parent
     if not bus:
+        _note(failures, "a device", "bus", device.bus)
         return None
     clean = copy.copy(device)
     clean.bus, clean.parent = bus, parent
@@ -90,22 +114,34 @@ def physical(device: Device) -> Device | None:
     clean.profile = _text(device.profile[:LONGEST_TEXT])
     clean.clock_reasons = _names(device.clock_reasons)
     clean.summed = _names(device.summed)
-    clean.clock_reason_seconds = _named(device.clock_reason_seconds, math.inf)
-    clean.ecc = _named(device.ecc, math.inf)
-    clean.remapped = _named(device.remapped, MOST_BYTES)
-    clean.gpm = _named(device.gpm, 1.0)
-    clean.links = _named(device.links, MOST_ID)
     clean.processes = _processes(device.processes)
+    if clean.uuid != device.uuid:
+        _note(failures, bus, "uuid", device.uuid)
+    for field, highest in NAMED.items():
+        told = getattr(device, field)
+        if told:
+            named = _named(told, highest)
+            setattr(clean, field, named)
+            if len(named) < len(told):
+                _note(failures, bus, field, {one: told[one] for one in told if one not in named})
     for field, (least, most) in MEASURED.items():
         value = getattr(clean, field)
         if value is not None and not least <= value <= most:
             setattr(clean, field, None if field != "index" else 0)
+            _note(failures, bus, field, value)
     if (clean.memory_used or 0) > (clean.memory_total or MOST_BYTES):
+        _note(failures, bus, "memory_used", clean.memory_used)
         clean.memory_used = None
     if clean.parent:
         for field in BOARD:
             setattr(clean, field, None)
     return clean
+
+
+def _note(failures: dict[str, str], bus: str, field: str, value: object) -> None:
+    """Say of a field's collector that it has failed, and by what."""
+    text = f"{bus}: {field} cannot be {str(value)[:LONGEST_TEXT]}"
+    failures.setdefault(TOLD_BY.get(field, field), text)
 
 
 def bus_id(text: str) -> str:
@@ -140,10 +176,8 @@ def _names(names: list[str] | None) -> list[str] | None:
     return [name for name in names[:MOST_NAMES] if _is_name(name[:LONGEST_TEXT])]
 
 
-def _named(values: Mapping[str, _V] | None, most: float) -> dict[str, _V] | None:
+def _named(values: Mapping[str, _V], most: float) -> dict[str, _V]:
     """Return what has a usable name and is a number from 0 to `most`."""
-    if values is None:
-        return None
     some = values.items() if len(values) <= MOST_NAMES else list(values.items())[:MOST_NAMES]
     return {
         name: value

@@ -187,6 +187,25 @@ def test_old_values_are_dropped_and_locks_stay() -> None:
     assert node.snapshot([listed(0)]).health.nvml_up
 
 
+def test_a_value_that_cannot_be_is_absent_and_its_collector_says_why() -> None:
+    def success() -> dict[str, float]:
+        return values(node.snapshot([listed(0)]), "collector_success")
+
+    node = Node()
+    seconds = {"power": 0.001, "temperature": 0.001}
+    node.now += 1
+    mad = node.frame(full_card(0, temperature=4294967295.0), durations=seconds)
+    node.book.tick([mad], node.facts, node.moment)
+    told = success()
+    assert (told['collector="temperature"'], told['collector="power"']) == (0, 1)
+    assert values(node.snapshot([listed(0)]), "gpu_temperature_celsius") == {}
+    (_, fault) = node.snapshot([listed(0)]).health.collectors["temperature"]
+    assert fault == f"{bus(0)}: temperature cannot be 4294967295.0"
+    node.now += 1
+    node.book.tick([node.frame(full_card(0), durations=seconds)], node.facts, node.moment)
+    assert success()['collector="temperature"'] == 1
+
+
 def test_a_counter_that_cannot_be_read_is_absent_and_goes_on_once_it_can_be() -> None:
     def energy() -> list[float]:
         return list(values(node.snapshot([listed(0)]), "gpu_energy_joules_total").values())

@@ -79,8 +79,19 @@ def test_busy_seconds_are_those_of_the_buffer(tmp_path: Path) -> None:
             assert device(eye.look()).observed == 0, "the same samples once more"
             garbage = [(now + 12 * PERIOD + n * 10_000, 900) for n in range(1, 101)]
             nvml.samples(0, "gpu", garbage)
-            found = [device(eye.look()) for _ in range(5)]
-            assert [(one.busy, one.observed) for one in found] == [(0, 0)] * 5
+            frames = [eye.look() for _ in range(5)]
+            found = [(device(one).busy, device(one).observed) for one in frames]
+            assert found == [(0, 0)] * 5
+            assert frames[0].failures == {"utilization": f"{card.bus}: its samples cannot be"}
+
+
+def test_a_ratio_above_the_whole_is_a_failure(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
+        for name in ("gpu", "memory"):
+            nvml.set(f"gpu0.utilization.{name}", 900)
+            assert "900 %" in eye.look().failures["utilization"]
+            nvml.set(f"gpu0.utilization.{name}", 90)
+            assert eye.look().failures == {}
 
 
 def test_what_a_card_does_not_have_is_absent_and_asked_for_again_but_rarely(tmp_path: Path) -> None:

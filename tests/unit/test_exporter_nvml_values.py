@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from pathlib import Path
 
+import pynvml
 import pytest
+from gpulock_exporter import counters
 from gpulock_exporter.counters import (
     ECC,
     NVLINK,
@@ -15,8 +19,10 @@ from gpulock_exporter.counters import (
     REMAPPED,
     Field,
     field_error,
+    read_fields,
 )
 from gpulock_exporter.counters_slow import board_values
+from gpulock_exporter.nvml_answers import Answers, Look
 from gpulock_exporter.nvml_card import numa_node
 from gpulock_exporter.nvml_collect import ratio
 from gpulock_exporter.nvml_links import lock_id
@@ -25,7 +31,7 @@ from gpulock_exporter.telemetry import CLOCK_REASONS, Device, Process
 from hypothesis import given
 from hypothesis import strategies as st
 
-NARROW, WIDE = 1, 3  # nvmlValueType_t: unsigned int, unsigned long long
+REAL, NARROW, WIDE = 0, 1, 3  # nvmlValueType_t: double, unsigned int, unsigned long long
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,20 @@ def test_a_bus_id_is_written_as_the_kernel_does(nvml: str, ours: str) -> None:
 )
 def test_the_error_of_a_field_is(field: Field, error: int, kind: int, found: int) -> None:
     assert field_error(field, error, kind) == found
+
+
+@pytest.mark.parametrize("number", [-1.0, math.inf])
+def test_a_field_that_cannot_be_is_absent_and_a_failure(
+    monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    class Driver:
+        def read(self, _: object) -> list[tuple[int, int, bytes]]:
+            return [(0, REAL, struct.pack("@d", one)) for one in (number, 5.0, 2**32 - 1)]
+
+    monkeypatch.setattr(counters, "field_list", lambda _: Driver())
+    look = Look(1.0)
+    assert read_fields(Answers(pynvml.c_nvmlDevice_t(), "card"), look, ECC[:3]) == {ECC[1]: 5.0}
+    assert look.failures == {"ecc": f"card: field 7 cannot be {number}"}
 
 
 def test_field_values_become_attributes_in_base_units() -> None:

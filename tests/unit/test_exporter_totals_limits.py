@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from gpulock_exporter.telemetry import Frame, Process
+from gpulock_exporter.telemetry import COLLECTORS, Frame, Process
 from gpulock_exporter.totals_limits import bus_id, device_id, physical, usable
 
 from tests.unit.exporter_nodes import card, full_card, instance
@@ -37,7 +37,48 @@ def test_a_value_that_no_hardware_has_is_not_known(field: str, values: tuple[Any
 
 def test_what_a_sound_card_says_is_all_believed() -> None:
     whole = full_card(processes=[Process(5, 100)], links={bus(1): 4, "switch": 6})
-    assert physical(whole) == whole
+    failures: dict[str, str] = {}
+    assert physical(whole, failures) == whole
+    assert failures == {}
+
+
+@pytest.mark.parametrize(
+    ("told", "collector"),
+    [
+        ({"utilization": 9.0}, "utilization"),
+        ({"memory_utilization": -1.0}, "utilization"),
+        ({"observed": math.nan}, "utilization"),
+        ({"memory_used": 90 * 2**30}, "memory"),
+        ({"memory_total": 0}, "memory"),
+        ({"power": 4294967.295}, "power"),
+        ({"temperature": 4294967295.0}, "temperature"),
+        ({"memory_clock": math.inf}, "clocks"),
+        ({"clock_reason_seconds": {"board_limit": -1.0}}, "clocks"),
+        ({"ecc": {"corrected.dram": 1, "uncorrected.dram": -1}}, "ecc"),
+        ({"remapped": {"correctable": 2**60}}, "remapped"),
+        ({"recovery_action": 999}, "remapped"),
+        ({"gpm": {"sm_active": 9.0}}, "gpm"),
+        ({"links": {bus(1): -4}}, "devices"),
+        ({"minor": -1}, "devices"),
+        ({"uuid": "GPU-????"}, "devices"),
+        ({"bus": "x"}, "devices"),
+    ],
+)
+def test_what_cannot_be_is_a_failure_of_whoever_told_it(
+    told: dict[str, Any], collector: str
+) -> None:
+    frame = Frame(1, 1.0, 1.0, devices=[full_card(1), full_card(0, **told)])
+    usable(frame)
+    assert list(frame.failures) == [collector]
+    assert collector in COLLECTORS
+    (field,) = told
+    assert field in frame.failures[collector]
+
+
+def test_a_failure_that_the_driver_told_is_not_forgotten_for_one_of_ours() -> None:
+    frame = Frame(1, 1.0, 1.0, devices=[card(power=-1.0)], failures={"power": "Unknown Error"})
+    usable(frame)
+    assert frame.failures == {"power": "Unknown Error"}
 
 
 @pytest.mark.parametrize(

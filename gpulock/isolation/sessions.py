@@ -6,16 +6,18 @@ of those is closed to every GPU, but for root: an administrator's nvidia-smi goe
 version 2; where the node has none, or no systemd, they stay open (docs/isolation.md).
 """
 
+import errno
 import os
 
 from gpulock.isolation.tree import V2, Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gpulock.isolation.policy import Rules
 
+TURNS = 5  # for a cgroup that comes and goes
 PLACES = (
     "user.slice",
     "system.slice/ssh.service",
@@ -33,17 +35,63 @@ def places(trees: "Iterable[Tree]") -> list[str]:
 
 
 def close(trees: "Iterable[Tree]", nothing: "Rules") -> None:
-    """Close the GPUs to all of them, where that is not done yet; raise OSError."""
+    """Close the GPUs to all of them, where that is not done yet; raise OSError.
+
+    One that cannot be closed keeps no other from being closed.
+    """
     from gpulock.isolation import bpf
 
-    for folder in places(trees):
+    def shut(folder: str) -> None:
         if not bpf.is_attached(folder):
             bpf.attach(folder, bpf.assemble(nothing, spare_root=True))
+
+    to_each(places(trees), shut)
 
 
 def open_again(trees: "Iterable[Tree]") -> None:
     """Take the programs away, when the site has given up ISOLATION=cgroup; raise OSError."""
     from gpulock.isolation import bpf
 
-    for folder in places(trees):
-        bpf.detach(folder)
+    to_each(places(trees), bpf.detach)
+
+
+def left_open(trees: "Iterable[Tree]") -> list[str]:
+    """Return those to which no program of ours is attached; raise OSError."""
+    from gpulock.isolation import bpf
+
+    found: list[str] = []
+
+    def look(folder: str) -> None:
+        if not bpf.is_attached(folder):
+            found.append(folder)
+
+    to_each(places(trees), look)
+    return found
+
+
+def to_each(folders: "list[str]", act: "Callable[[str], None]") -> None:
+    """Do something to each; raise the first OSError, when all had their turn."""
+    faults = [fault for folder in folders if (fault := attempt(folder, act)) is not None]
+    if faults:
+        raise faults[0]
+
+
+def attempt(folder: str, act: "Callable[[str], None]") -> OSError | None:
+    """Do something to a cgroup; return what failed.
+
+    A service that is stopped or started again takes its cgroup away at any moment: what is gone is
+    neither open nor closed, and one that is back by then is a new one.
+    """
+    gone: OSError | None = None
+    for _ in range(TURNS):
+        try:
+            act(folder)
+        except OSError as fault:
+            if fault.errno not in (errno.ENOENT, errno.ENODEV):
+                return fault
+            if not os.path.isdir(folder):
+                return None
+            gone = fault
+        else:
+            return None
+    return gone

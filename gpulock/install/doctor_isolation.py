@@ -99,8 +99,18 @@ def ways_round(found: list[Tree], second: Tree | None) -> Iterator[Check]:
     elif not sessions.places(found):
         what = "no user.slice: logins, cron and at open every GPU"
         yield warning(name, f"{what} where users have them", SEE)
+    elif left := sessions.left_open(found):
+        what = f"no program of ours closes {names(left)}: who is there opens every GPU"
+        yield fault(
+            name, what, "start gpulockd, or run gpulock reap, and look whether that says why"
+        )
     else:
-        yield good(name, f"closed: {' '.join(map(os.path.basename, sessions.places(found)))}")
+        yield good(name, f"closed: {names(sessions.places(found))}")
+
+
+def names(folders: list[str]) -> str:
+    """Return the services and slices of these cgroups."""
+    return " ".join(map(os.path.basename, folders))
 
 
 def daemons(proc: Proc, found: list[Tree], pam: Path) -> Iterator[Check]:

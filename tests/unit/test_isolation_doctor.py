@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ class Cell(Box):
         """Let the driver say whether it opens its nodes again."""
         (self.driver / "params").write_text(f"ModifyDeviceFiles: {value}\n")
 
+    def login(self, place: str, closed: bool = True) -> None:
+        """Let users log in below a cgroup to which a program of ours is attached, or is not."""
+        (self.cgroup / "unified" / place).mkdir(parents=True)
+        if closed:
+            (self.cgroup / "unified" / place / "gpulock_dev").touch()
+
     def daemon(self, pid: int, name: str, path: str) -> None:
         """Let a scheduler's daemon run in a cgroup."""
         self.proc.add(pid, name, uids=(0, 0, 0, 0))
@@ -58,9 +65,14 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
         return os.open("/dev/null", os.O_RDONLY)
 
     monkeypatch.setattr(bpf, "load", load)
+
+    def is_attached(folder: str) -> bool:
+        return Path(folder, "gpulock_dev").exists()
+
+    monkeypatch.setattr(bpf, "is_attached", is_attached)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     made = Cell(tmp_path)
-    (made.cgroup / "unified/user.slice").mkdir()
+    made.login("user.slice")
     return made
 
 
@@ -150,8 +162,21 @@ def test_a_strangers_process_of_a_daemons_name_is_no_daemon(cell: Cell, isolatio
     assert cell.checks(isolation) == before
 
 
+def test_a_login_service_without_a_program_of_ours_is_not_said_to_be_closed(cell: Cell) -> None:
+    cell.login("system.slice/cron.service")
+    assert "isolation: logins: closed: user.slice cron.service" in [
+        f"{check.name}: {check.what}" for check in cell.checks("cgroup")
+    ]
+
+    cell.login("system.slice/ssh.service", closed=False)
+
+    worst = cell.worst("cgroup")
+    assert worst.state == FAULT
+    assert "closes ssh.service:" in worst.what and "gpulock reap" in worst.do
+
+
 def test_ways_round_that_cannot_be_closed_are_named(cell: Cell) -> None:
-    (cell.cgroup / "unified/user.slice").rmdir()
+    shutil.rmtree(cell.cgroup / "unified/user.slice")
     assert "no user.slice" in cell.worst("cgroup").what
 
     for name in ("cgroup.procs", "cgroup.controllers"):

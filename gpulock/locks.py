@@ -171,10 +171,11 @@ class Store:
         """Note which processes kept a dead owner's device open."""
         atomic.replace_file(f"{self.locks_dir}/{name}/orphans", text.encode() + b"\n")
 
-    def retire(self, lock: Lock, how: str) -> None:
+    def retire(self, lock: Lock, how: str, boot_id: str = "") -> None:
         """Free a device: rename its lock into `released/`; raise OSError.
 
-        The token is compared first, so that a lock made anew since it was judged stays.
+        The token is compared first, so that a lock made anew since it was judged stays. Of a lock
+        of another boot than `boot_id` it is not noted when that is by CLOCK_BOOTTIME.
         """
         ours = lock.owner.token if lock.owner else None
         if lock.fault or not self.still(lock.id, ours):
@@ -182,18 +183,25 @@ class Store:
         if ours is None:
             atomic.remove_folder(f"{self.locks_dir}/{lock.id}")
             return
-        self.note_release(lock.id, how)  # first: whoever is killed in between frees nothing
+        ended_here = lock.owner is None or boot_id in ("", lock.owner.boot_id)
+        self.note_release(
+            lock.id, how, ended_here
+        )  # first: whoever is killed in between frees nothing
         os.rename(f"{self.locks_dir}/{lock.id}", f"{self.released_dir}/{ours}.{lock.id}")
         try:
             self.prune()
         except OSError:
             return
 
-    def note_release(self, name: str, how: str) -> None:
-        """Note when and how a lock is released; where that fails its history lacks the how."""
+    def note_release(self, name: str, how: str, ended_here: bool = True) -> None:
+        """Note when and how a lock is released; where that fails its history lacks the how.
+
+        The clock that goes on between two readings is not that of a boot that is over.
+        """
         path = f"{self.locks_dir}/{name}/released"
         boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
-        times = [("released_at", f"{time.time():.3f}"), ("released_boottime", f"{boottime:.3f}")]
+        times = [("released_at", f"{time.time():.3f}")]
+        times += [("released_boottime", f"{boottime:.3f}")] if ended_here else []
         try:
             data = kv.encode([*times, ("how", how)]).encode()
             try:
@@ -214,12 +222,21 @@ class Store:
 
     def prune(self) -> None:
         """Drop the oldest released locks once there are too many; one stat where there are not."""
-        if os.stat(self.released_dir).st_nlink - 2 < RELEASED_CAP:
+        if folders_in(self.released_dir) < RELEASED_CAP:
             return
         names = os.listdir(self.released_dir)
         names.sort(key=lambda name: os.lstat(f"{self.released_dir}/{name}").st_mtime)
         for name in names[:RELEASED_PRUNE]:
             atomic.remove_folder(f"{self.released_dir}/{name}")
+
+
+def folders_in(path: str) -> int:
+    """Return how many folders are in one; raise OSError.
+
+    One stat where the links are counted. btrfs, a merged overlay, and ext4 beyond 65,000 say 1.
+    """
+    links = os.stat(path).st_nlink
+    return links - 2 if links > 1 else len(os.listdir(path))
 
 
 def read_anchor(folder: str, name: str) -> tuple[int, int, int]:

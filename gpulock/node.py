@@ -77,7 +77,7 @@ class Node:
             from gpulock import runs
 
             runs.drop(self.settings.state_dir, record, lock.id)
-        self.store.retire(lock, how)
+        self.store.retire(lock, how, self.boot_id)
         if record and (self.settings.job_map_dir or self.settings.gpustat_dir):
             from gpulock import mapping
 

@@ -9,7 +9,7 @@ a reboot loses none. Whoever writes the line removes the record.
 import os
 
 from gpulock import atomic, kv, owner
-from gpulock.locks import RELEASED_PRUNE
+from gpulock.locks import RELEASED_PRUNE, folders_in
 from gpulock.owner import Owner
 from gpulock.settings import Settings
 
@@ -79,7 +79,7 @@ def owe(settings: Settings, record: Owner, kept: str, dir_fd: int | None = None)
     """
     folder = f"{settings.state_dir}/{OWED}"
     try:
-        if os.stat(f"{settings.lock_dir}/released").st_nlink - 2 >= RELEASED_PRUNE:
+        if folders_in(f"{settings.lock_dir}/released") >= RELEASED_PRUNE:
             return
         try:
             _owe(folder, record, kept, dir_fd)

@@ -159,7 +159,7 @@ def cells(claim: Claim) -> list[Cell]:
         Cell(claim.job),
         Cell(claim.user),
         Cell(str(len(claim.cards))),
-        Cell(duration(claim.held)),
+        Cell(duration(claim.held) if claim.timed else "-"),
         Cell(share(busy, held) if seen else "-"),
         Cell(share(held - unseen - busy, held) if seen else "-"),
         Cell(share(unseen, held)),

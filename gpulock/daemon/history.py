@@ -20,7 +20,7 @@ from gpulock.daemon import history_file, owed
 from gpulock.daemon.history_record import Part, encode, record_of
 from gpulock.daemon.reconcile import Report
 from gpulock.daemon.samples import Advice
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, boottime
 from gpulock.devices import Device
 from gpulock.gate import Gate
 from gpulock.locks import Store
@@ -51,11 +51,12 @@ class History:
     def run(self, node: Node, report: Report, now: float) -> None:
         """Write what is over; `now` is CLOCK_BOOTTIME in seconds."""
         left = [one.lock.owner for one in report.outcomes if one.act != FREED]
-        standing = {record.token for record in left if record}
+        standing = {record.token: record for record in left if record}
         if now - self._saw >= PERIOD:
-            owed.see(node.settings.state_dir, standing)
+            here = [one for one in standing.values() if one.boot_id == node.boot_id]
+            owed.see(node.settings.state_dir, here, time.time(), boottime())
             self._saw = now
-        self.once(node, report.devices, standing)
+        self.once(node, report.devices, standing.keys())
 
     def once(
         self, node: Node, devices: Iterable[Device] = (), standing: Set[str] = frozenset()
@@ -91,6 +92,8 @@ class History:
         }
         if not ready:
             return 0
+        now = time.time()
+        ready = {token: owed.of_this_boot(node, parts, now) for token, parts in ready.items()}
         folder = f"{node.settings.state_dir}/{history_file.FOLDER}"
         path = f"{folder}/{history_file.NAME}"
         history_file.make_folder(folder)
@@ -186,7 +189,11 @@ def read_part(store: Store, name: str) -> Part:
     record = owner.parse(atomic.read_text(f"{store.released_dir}/{name}/owner"))
     if record.token != token or not is_token(token):
         raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
-    return Part(device, record, *note_of(f"{store.released_dir}/{name}"))
+    at, noted_at, how = note_of(f"{store.released_dir}/{name}")
+    if noted_at is not None:
+        return Part(device, record, at, noted_at, how)
+    most = boottime() - record.claimed_boottime  # of this boot; see `owed.of_this_boot` for others
+    return Part(device, record, at, None, how, min(at - record.claimed_at, most))
 
 
 def note_of(folder: str) -> tuple[float, float | None, str]:

@@ -35,7 +35,9 @@ HOWS: Final = (  # how a lock says it was released, and the word for it
 class Part(NamedTuple):
     """One device of a claim: its owner record, when it was released and how.
 
-    `at` is epoch seconds, `boottime` the same moment (None: not noted), `how` as the lock says.
+    `at` is epoch seconds, `boottime` the same moment by the clock of the claim's boot (None: not
+    noted), `how` as the lock says. `least` is for how many seconds it was held at least, for where
+    the end was not noted; None: that is not known either.
     """
 
     device: str
@@ -43,12 +45,13 @@ class Part(NamedTuple):
     at: float
     boottime: float | None = None
     how: str = ""
+    least: float | None = None
 
-    def held(self) -> float:
-        """Return for how many seconds it was held."""
+    def held(self) -> float | None:
+        """Return for how many seconds it was held, at least; None: not known."""
         if self.boottime is not None and self.boottime >= self.owner.claimed_boottime:
             return self.boottime - self.owner.claimed_boottime
-        return max(0.0, self.at - self.owner.claimed_at)
+        return self.least if self.least is not None and self.least >= 0 else None
 
 
 def record_of(
@@ -65,7 +68,9 @@ def record_of(
         device = devices.get(part.device)
         memory = advice.memory(part.device) or memory_of(device)
         account = accounts.get(part.device)
-        usage = usage_of(account, part.owner, part.held(), memory) if account else UNSEEN
+        held = part.held()
+        seen = account is not None and held is not None
+        usage = usage_of(account, part.owner, held or 0.0, memory) if seen else UNSEEN
         found.append((part, usage, memory))
     last = max(parts, key=lambda part: (part.at, part.device))
     owner = last.owner
@@ -77,7 +82,7 @@ def record_of(
         "claimed_at": rounded(owner.claimed_at),
         "user": owner.user,
         "gpus": len(parts),
-        "gpu_seconds": rounded(sum(part.held() for part in parts)),
+        "gpu_seconds": total([part.held() for part in parts]),
         "busy_seconds": total([usage.busy for usage in usages]),
         "observed_seconds": rounded(sum(usage.observed for usage in usages)),
         "token": owner.token,
@@ -93,7 +98,7 @@ def record_of(
         "comment": owner.comment,
         "how": None if standing else how,
         "proof": proof,
-        "held_seconds": rounded(max(part.held() for part in parts)),
+        "held_seconds": longest([part.held() for part in parts]),
         "utilization": utilization(usages),
         "energy_joules": total([usage.energy for usage in usages]),
         "memory_peak_bytes": max([u.memory_peak for u in usages if u.memory_peak], default=None),
@@ -171,6 +176,11 @@ def total(values: Sequence[float | None]) -> float | None:
     """Return the sum of what is known, None where nothing is."""
     known = [value for value in values if value is not None]
     return rounded(sum(known)) if known else None
+
+
+def longest(values: Sequence[float | None]) -> float | None:
+    """Return the longest time that is known, None where none is."""
+    return rounded(max([value for value in values if value is not None], default=None))
 
 
 def rounded(value: float | None) -> float | None:

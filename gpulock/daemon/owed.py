@@ -10,7 +10,7 @@ was held at least until it was last seen, which is when the file was last touche
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 from gpulock import atomic, kv, owner
 from gpulock.daemon.history_record import Part
@@ -20,18 +20,69 @@ from gpulock.owner import Owner
 from gpulock.runs import OWED
 from gpulock.sample import is_token
 
+AT_ONCE = 5.0  # seconds: within them a record is written; one seen no later was never seen
+CLOCK_SET = 60.0  # seconds by which a clock is off that was set since the claim
 EMPTY_SECONDS = 60.0  # whoever makes a record has written it by then
 BOOTED = "reap: claimed before this boot; it was last seen at the end that is told"
 
 
-def see(state_dir: str, tokens: Iterable[str]) -> None:
-    """Note that claims stand now; one without a record, or on a full disk, goes unnoted."""
-    for token in tokens:
-        if is_token(token):
-            try:
-                os.utime(f"{state_dir}/{OWED}/{token}", follow_symlinks=False)
-            except OSError:
-                continue
+def see(state_dir: str, standing: Iterable[Owner], wall: float, boottime: float) -> None:
+    """Note that claims stand now; one without a record, or on a full disk, goes unnoted.
+
+    `wall` is the epoch, `boottime` CLOCK_BOOTTIME. The time of a claim is held against that of the
+    file: where the clock was set since the claim, the former is put right as well.
+    """
+    for record in standing:
+        if not is_token(record.token):
+            continue
+        path = f"{state_dir}/{OWED}/{record.token}"
+        begun = wall - boottime + record.claimed_boottime
+        try:
+            if abs(begun - record.claimed_at) > CLOCK_SET:
+                set_clock(path, begun)
+            os.utime(path, (wall, wall), follow_symlinks=False)
+        except (OSError, kv.MalformedError):
+            continue
+
+
+def set_clock(path: str, begun: float) -> None:
+    """Set when the claim of a record was made (epoch); raise OSError or MalformedError."""
+    record = owner.parse(atomic.read_text(path))
+    if abs(begun - record.claimed_at) > CLOCK_SET:
+        atomic.replace_file(path, owner.encode(record.copy(claimed_at=begun)).encode())
+
+
+def of_this_boot(node: Node, parts: Mapping[str, Part], now: float) -> dict[str, Part]:
+    """Return a claim's parts with an end that is known, or is told to be unknown.
+
+    Where a reboot ended a claim whose LOCK_DIR was kept, its locks were freed in another boot: by a
+    clock that says nothing of the claim's, after a time in which the node may have been off.
+    """
+    if all(
+        part.boottime is not None or part.owner.boot_id == node.boot_id for part in parts.values()
+    ):
+        return dict(parts)
+    token = next(iter(parts.values())).owner.token
+    try:
+        record, seen = read(f"{node.settings.state_dir}/{OWED}", token)
+    except (OSError, kv.MalformedError):
+        record, seen = None, now
+    least = known_least(record, seen) if record else None
+    return {
+        device: part
+        if part.boottime is not None or part.owner.boot_id == node.boot_id
+        else part._replace(at=min(seen, now), least=least)
+        for device, part in parts.items()
+    }
+
+
+def known_least(record: Owner, seen: float) -> float | None:
+    """Return for how long a claim was held at least that was last seen at `seen` (epoch).
+
+    None for one that nobody saw again, and where a clock was set in between.
+    """
+    least = seen - record.claimed_at
+    return least if least > AT_ONCE else None
 
 
 def settle(state_dir: str, token: str) -> None:
@@ -67,7 +118,7 @@ def lost(
             if now - seen > EMPTY_SECONDS:
                 settle(node.settings.state_dir, name)
         elif not is_known(node.store, record):
-            found[name] = parts_of(record, min(seen, now), node.boot_id)
+            found[name] = parts_of(record, seen, now, node.boot_id)
     # a LOCK_DIR that is lost this moment has not been filled again yet
     return found if node.store.boot_id() == node.boot_id else {}
 
@@ -106,8 +157,8 @@ def is_known(store: Store, record: Owner) -> bool:
     )
 
 
-def parts_of(record: Owner, seen: float, boot_id: str) -> dict[str, Part]:
+def parts_of(record: Owner, seen: float, now: float, boot_id: str) -> dict[str, Part]:
     """Return what is known of each device of a claim that was last seen at `seen` (epoch)."""
     how = BOOTED if record.boot_id != boot_id else ""
-    at = max(seen, record.claimed_at)
-    return {device: Part(device, record, at, None, how) for device in record.devices}
+    part = Part("", record, min(seen, now), None, how, known_least(record, seen))
+    return {device: part._replace(device=device) for device in record.devices}

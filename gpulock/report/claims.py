@@ -49,6 +49,7 @@ class Card:
     last_busy: float | None = None
     foreign: float | None = None
     shape: Shape | None = None
+    timed: bool = True  # False: for how long it was held is not known, and `held` is 0
 
     @property
     def utilization(self) -> float | None:
@@ -99,6 +100,11 @@ class Claim:
     def held(self) -> float:
         """Return for how many seconds its longest device was held."""
         return max([card.held for card in self.cards], default=0.0)
+
+    @property
+    def timed(self) -> bool:
+        """Return whether it is known for how long anything was held."""
+        return any(card.timed for card in self.cards)
 
     @property
     def job(self) -> str:
@@ -165,6 +171,7 @@ def card_of(record: object, shapes: Mapping[str, Any]) -> Card:
         last_busy=number(fields, "last_busy"),
         foreign=number(fields, "foreign_seconds"),
         shape=shape_of(shapes.get(name)),
+        timed=number(fields, "held_seconds") is not None,
     )
 
 

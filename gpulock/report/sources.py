@@ -16,6 +16,7 @@ from gpulock import kv
 from gpulock.daemon.history import read_part
 from gpulock.daemon.history_file import FOLDER
 from gpulock.daemon.history_record import Part, record_of
+from gpulock.daemon.owed import of_this_boot
 from gpulock.daemon.samples import Advice
 from gpulock.deadline import boottime
 from gpulock.devices import Device
@@ -131,6 +132,10 @@ def records_at_hand(node: Node, wanted: Callable[[Owner], bool]) -> list[dict[st
     if not standing and not over:
         return []
     advice, devices = Advice(node.settings.exporter_dir), devices_of(node)
+    over = {
+        token: list(of_this_boot(node, {part.device: part for part in parts}, wall).values())
+        for token, parts in over.items()
+    }
     found = [
         record_of([*parts, *over.pop(token, [])], advice, devices, standing=True)
         for token, parts in standing.items()

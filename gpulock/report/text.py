@@ -123,9 +123,10 @@ def head(claim: Claim) -> str:
 
 def times(claim: Claim) -> list[str]:
     """Return from when to when, and how it ended."""
-    held = duration(claim.held)
+    held = duration(claim.held) if claim.timed else "for how long is not known"
     if claim.ended is None:
-        return [f"since {moment(claim.begun)}, for {held} so far"]
+        for_so_far = f"for {held} so far" if claim.timed else held
+        return [f"since {moment(claim.begun)}, {for_so_far}"]
     found = [f"{moment(claim.begun)} to {moment(claim.ended)}, {held}"]
     if claim.how not in ("", "epilog"):
         proof = f": {claim.proof}" if claim.proof else ""
@@ -164,7 +165,7 @@ def short(claim: Claim) -> list[Cell]:
         Cell(claim.job),
         Cell(claim.node),
         Cell(moment(claim.begun)[:-3]),
-        Cell(duration(claim.held)),
+        Cell(duration(claim.held) if claim.timed else "-"),
         Cell(str(len(claim.cards))),
         Cell(percent(busy / held) if known else "-"),
         Cell(percent((held - unseen - busy) / held) if known else "-"),
@@ -180,7 +181,7 @@ def summary(claims: Sequence[Claim]) -> str:
     unseen = sum(card.unobserved for card in cards)
     busy = sum(card.busy or 0.0 for card in cards)
     if held <= 0:
-        return "In all: no time"
+        return "In all: no time" if any(card.timed for card in cards) else "In all: not known"
     if unseen >= held:
         return f"In all: {hours(held)}, not observed"
     idle = held - unseen - busy

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,23 @@ from gpulock.daemon import owed
 from gpulock.daemon.history import History
 from gpulock.daemon.process import claim_for, judge, template
 from gpulock.daemon.reconcile import Report, reconcile
+from gpulock.deadline import boottime
+from gpulock.liveness import ALIVE, UNKNOWN, Verdict
 from gpulock.locks import RELEASED_PRUNE
+from gpulock.report import text
+from gpulock.report.bars import ASCII
+from gpulock.report.claims import claim_of
+from gpulock.report.scan import Sum
+from gpulock.report.sources import records_at_hand
 from gpulock.settle import HELD, Outcome
 from tests.unit.history_site import Ended
 from tests.unit.jobs import Site, child_of, gpus
 from tests.unit.slurm_site import Site as SlurmSite
+from tests.unit.test_locks import count_no_links
 from tests.unit.test_sge_prolog import start
 from tests.unit.trees import BOOT, bus, record, soon
+
+DAY = 86400.0
 
 
 @pytest.fixture
@@ -106,6 +117,16 @@ def test_where_nobody_writes_a_history_records_do_not_pile_up(site: Ended) -> No
     assert site.owed() == ["last"]
 
 
+def test_nor_do_they_on_a_file_system_that_counts_no_links(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_no_links(monkeypatch)
+    for number in range(RELEASED_PRUNE):
+        (site.lock / "released" / str(number)).mkdir()
+    site.run_job(0)
+    assert site.owed() == []
+
+
 def test_a_boot_drops_the_oldest_records_beyond_the_cap(
     site: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +168,56 @@ def test_a_lock_directory_kept_over_a_reboot_tells_it_itself(site: Ended) -> Non
     assert (found["how"], found["proof"]) == ("reap", "claimed before this boot")
     assert found["devices"][0]["minor"] == 0
     assert site.owed() == []
+
+
+@pytest.mark.parametrize("off", [0.0, 7 * DAY])
+def test_a_lock_directory_kept_over_a_reboot_bills_no_time_in_which_the_node_was_off(
+    site: Ended, off: float
+) -> None:
+    """Neither by this boot's clock, which says nothing of the other's, nor by the calendar's."""
+    own = site.run_job(0, 1, ago=DAY + off)
+    seen = own.claimed_at + DAY
+    os.utime(site.state / "owed/feed", (seen, seen))
+    site.reboot(wiped=False)
+    node = site.node()
+    released = reconcile(node, judge(node), soon())
+    (claim,) = records_at_hand(node, lambda _: True)
+    site.history.run(node, released, 1e6)
+    (found,) = site.records()
+    for told in (claim, found):
+        assert told["held_seconds"] == pytest.approx(DAY, abs=0.01)
+        assert told["gpu_seconds"] == pytest.approx(2 * DAY, abs=0.01)
+        assert told["released_at"] == pytest.approx(seen, abs=0.01)
+
+
+def test_of_a_claim_before_a_reboot_without_its_record_no_time_is_known(site: Ended) -> None:
+    site.run_job(0, ago=DAY)
+    (site.state / "owed/feed").unlink()
+    site.reboot(wiped=False)
+    node = site.node()
+    site.history.run(node, reconcile(node, judge(node), soon()), 1e6)
+    (found,) = site.records()
+    assert (found["how"], found["held_seconds"], found["gpu_seconds"]) == ("reap", None, None)
+    assert found["devices"][0]["held_seconds"] is None
+
+
+def test_a_claim_that_ended_before_the_reboot_keeps_its_time(site: Ended) -> None:
+    site.run_job(0, ago=DAY)
+    site.end(0)
+    site.reboot(wiped=False)
+    site.write()
+    (found,) = site.records()
+    assert found["held_seconds"] == pytest.approx(DAY, abs=1)
+
+
+def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ended) -> None:
+    own = site.run_job(0)
+    os.utime(site.state / "owed/feed", (1, 1))
+    site.reboot(wiped=False)
+    lock = site.node().store.read(bus(0))
+    report = Report([], [Outcome(lock, HELD, Verdict(UNKNOWN, ""), "")])
+    site.history.run(site.node(), report, 1000.0)
+    assert (site.state / "owed" / own.token).stat().st_mtime == 1
 
 
 def test_while_the_lock_directory_is_lost_nothing_is_over(site: Ended) -> None:
@@ -214,7 +285,8 @@ def test_gpulockd_notes_which_claims_stand(site: Ended) -> None:
 
 
 def test_a_note_for_a_claim_without_a_record_makes_none(site: Ended) -> None:
-    owed.see(str(site.state), ["feed", "../boot_id"])
+    claims = [record(token=token) for token in ("feed", "../boot_id")]
+    owed.see(str(site.state), claims, time.time(), boottime())
     assert site.owed() == []
     assert (site.state / "boot_id").read_text().strip() == BOOT
 
@@ -226,6 +298,58 @@ def test_a_record_from_a_clock_that_was_ahead_ends_now(site: Ended) -> None:
     site.write()
     (found,) = site.records()
     assert found["released_at"] <= time.time()
+
+
+def lose_power(site: Ended) -> dict[str, Any]:
+    """Let the node come up without its /run; return the line of the claim that stood."""
+    site.reboot()
+    assert site.write() == 1
+    return site.records()[-1]
+
+
+def test_of_a_claim_that_nobody_saw_again_no_time_is_known(site: Ended) -> None:
+    own = site.run_job(0, 1, ago=0.5)
+    found = lose_power(site)
+    assert (found["held_seconds"], found["gpu_seconds"]) == (None, None)
+    assert found["released_at"] == pytest.approx(own.claimed_at, abs=60)
+    claim = claim_of(found)
+    assert "for how long is not known" in "\n".join(text.lines([claim], ASCII))
+    total = Sum()
+    total.read(b"null", b"null", b"0.0")
+    assert (total.claims, total.held) == (1, 0.0)
+
+
+@pytest.mark.parametrize("claimed_at", [1000.0, 9e9])
+def test_a_claim_by_a_clock_that_was_set_later_is_put_right_when_it_is_seen(
+    site: Ended, claimed_at: float
+) -> None:
+    site.run_job(0, 1, ago=500.0, claimed_at=claimed_at)
+    node = site.node()
+    lock = node.store.read(bus(0))
+    report = Report([], [Outcome(lock, HELD, Verdict(ALIVE, ""), "")])
+    for now in (1000.0, 1030.0):
+        site.history.run(node, report, now)
+    found = lose_power(site)
+    assert found["held_seconds"] == pytest.approx(500, abs=5)
+    assert found["claimed_at"] == pytest.approx(time.time() - 500, abs=5)
+    assert found["released_at"] == pytest.approx(time.time(), abs=5)
+    assert found["gpus"] == 2
+
+
+def test_a_clock_that_was_set_back_over_the_reboot_makes_no_end_to_come(site: Ended) -> None:
+    own = site.run_job(0, claimed_at=time.time() + 1e6)
+    os.utime(site.state / "owed/feed", (own.claimed_at + 300, own.claimed_at + 300))
+    found = lose_power(site)
+    assert found["held_seconds"] == pytest.approx(300, abs=0.01)
+    assert found["released_at"] <= time.time()
+
+
+def test_a_clock_that_was_set_back_before_it_was_seen_leaves_the_time_unknown(
+    site: Ended,
+) -> None:
+    site.run_job(0, claimed_at=time.time() + 1e6)
+    found = lose_power(site)
+    assert found["held_seconds"] is None
 
 
 def test_a_release_whose_line_was_not_written_yet_is_not_lost_with_run(site: Ended) -> None:

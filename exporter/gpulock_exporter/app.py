@@ -35,6 +35,7 @@ from gpulock_exporter.webconfig_files import WebConfigError
 from gpulock_exporter.webconfig_reload import Reloader
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
+YOUNGEST = 2.0  # seconds that a value must be good for: a tick without a frame comes after 1.5
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
 PAUSES = (signal.SIGUSR1, signal.SIGUSR2)
 LET_GO = 10.0  # seconds in which a worker that can be killed is gone
@@ -92,11 +93,13 @@ def configured(settings: Settings, options: argparse.Namespace) -> Settings:
     for name, value in given.items():
         if value is not None:
             setattr(settings, name, value)
-    if settings.max_sample_age < settings.sample_period:
+    least = max(YOUNGEST, 2 * settings.sample_period)
+    if settings.max_sample_age < least:
         raise Refusal(
             BROKEN,
-            f"{settings.path}: MAX_SAMPLE_AGE is shorter than SAMPLE_PERIOD: every value is old",
-            "make it a few times as long",
+            f"{settings.path}: MAX_SAMPLE_AGE is {settings.max_sample_age:g}, and a look comes "
+            f"every {settings.sample_period:g} s: sound values would be old now and then",
+            f"make it {least:g} s or more",
         )
     return settings
 

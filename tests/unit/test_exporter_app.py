@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
-SHORT: dict[str, object] = {"SAMPLE_PERIOD": "0.2", "MAX_SAMPLE_AGE": "1"}
+SHORT: dict[str, object] = {"SAMPLE_PERIOD": "0.2", "MAX_SAMPLE_AGE": "2"}
 CLIENT = "from gpulock_exporter.app import main; import sys; sys.exit(main())"
 
 
@@ -139,7 +139,7 @@ def test_a_pause_lets_go_of_the_driver_and_values_grow_old(running: Running) -> 
 
 
 def test_a_pause_ends_by_itself(tmp_path: Path) -> None:
-    with Running(tmp_path, PAUSE_MAX=2.5) as running:
+    with Running(tmp_path, PAUSE_MAX=4) as running:
         running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
         assert call(running.node, "pause").returncode == 0
         running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)
@@ -212,9 +212,19 @@ def test_the_worker_looks_as_often_as_the_settings_say() -> None:
     assert own[-3:] == ["0.5", "30.0", "simulated:/n"]
 
 
-def test_values_that_would_always_be_old_are_refused() -> None:
-    with pytest.raises(Refusal, match="MAX_SAMPLE_AGE is shorter"):
-        configured(settings_of("SAMPLE_PERIOD=30"), parser().parse_args([]))
+@pytest.mark.parametrize(
+    ("period", "age", "least"),
+    [(30, 10, 60), (10, 10, 20), (1, 1, 2), (0.2, 1.9, 2)],
+)
+def test_values_that_would_be_old_before_the_next_ones_come_are_refused(
+    period: float, age: float, least: float
+) -> None:
+    given = (f"SAMPLE_PERIOD={period}", f"MAX_SAMPLE_AGE={age}")
+    with pytest.raises(Refusal, match=f"MAX_SAMPLE_AGE is {age:g}") as refused:
+        configured(settings_of(*given), parser().parse_args([]))
+    assert refused.value.do == f"make it {least:g} s or more"
+    enough = (given[0], f"MAX_SAMPLE_AGE={least}")
+    assert configured(settings_of(*enough), parser().parse_args([])).max_sample_age == least
 
 
 def test_limits_of_a_snapshot_are_those_of_the_settings(tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = Fals
                 adopt.mend_records(node)
             except OSError as fault:
                 report.fault = f"{node.store.path}: {fault.strerror}"
-    if not dry_run and os.path.lexists(f"{node.store.path}/isolation"):
+    isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
+    if isolated and not dry_run:
         from gpulock.isolation import aftercare
 
         report.fault = report.fault or aftercare.settle(node, devices, deadline)

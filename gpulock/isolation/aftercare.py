@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a reconcile does about isolation: remove what nobody lives in, close what was opened.
 
-Hot by its place, but loaded only by a reconcile, and only where isolation was ever on. A cgroup of
-ours whose process is gone goes as soon as it is empty; with it goes its program. Nothing here
+Hot by its place, but loaded only by a reconcile, and only where isolation is on, or was. A cgroup
+of ours whose process is gone goes as soon as it is empty; with it goes its program. Nothing here
 kills: a job whose shepherd was killed lives on, and stays confined.
 """
 
@@ -34,7 +34,11 @@ def settle(node: Node, devices: list[Device], deadline: Deadline) -> str:
 
 
 def remove_cgroups(node: Node) -> None:
-    """Remove the cgroups of jobs that are over; raise Refusal or OSError."""
+    """Remove the cgroups of jobs that are over; raise Refusal or OSError.
+
+    Logins are closed from the first reconcile of a boot on, before there is a job: what somebody
+    opens now stays open. That is noted first, or nobody would open them again.
+    """
     try:
         trees = tree.trees(node.settings.sys_root)
     except Refusal:
@@ -43,6 +47,7 @@ def remove_cgroups(node: Node) -> None:
         trees = []
     left = [folder for folder in ours(node) if not go(folder, node)]
     if node.settings.isolation == CGROUP:
+        marks.note(node.store, [])
         sessions.close(trees, NOTHING)
         return
     sessions.open_again(trees)

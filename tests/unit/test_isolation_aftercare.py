@@ -52,6 +52,22 @@ def cell(tmp_path: Path) -> Cell:
     return Cell(tmp_path)
 
 
+@pytest.fixture
+def closing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What becomes of logins."""
+    told: list[str] = []
+
+    def close(trees: list[Tree], _: object) -> None:
+        told.append(f"close {len(trees)}")
+
+    def open_again(trees: list[Tree]) -> None:
+        told.append(f"open {len(trees)}")
+
+    monkeypatch.setattr(sessions, "close", close)
+    monkeypatch.setattr(sessions, "open_again", open_again)
+    return told
+
+
 def test_a_job_whose_process_is_gone_loses_its_cgroup_and_no_other_does(cell: Cell) -> None:
     assert cell.reconcile().fault == ""
     assert cell.jobs() == {JOB}
@@ -72,12 +88,35 @@ def test_a_dry_run_removes_nothing(cell: Cell) -> None:
     assert cell.jobs() == {JOB, OTHER}
 
 
-def test_where_nothing_was_ever_confined_nothing_is_looked_at(cell: Cell) -> None:
+def test_where_isolation_is_off_and_never_was_on_nothing_is_looked_at(cell: Cell) -> None:
     cell.mark.unlink()
 
-    cell.reconcile()
+    cell.reconcile("off")
 
     assert cell.jobs() == {JOB, OTHER}
+    assert not cell.mark.exists()
+
+
+def test_logins_are_closed_before_the_first_job_and_opened_when_that_is_given_up(
+    cell: Cell, closing: list[str]
+) -> None:
+    """Who opens a card before any job came keeps it open: the kernel asks at open(2)."""
+    cell.mark.unlink()
+
+    for isolation in ("cgroup", "off", "off"):
+        assert cell.reconcile(isolation).fault == ""
+
+    assert closing == ["close 1", "open 1"]
+    assert not cell.mark.exists()
+
+
+def test_a_dry_run_closes_nothing(cell: Cell, closing: list[str]) -> None:
+    cell.mark.unlink()
+
+    cell.reconcile("cgroup", dry_run=True)
+
+    assert closing == []
+    assert not cell.mark.exists()
 
 
 def test_a_site_that_gave_isolation_up_is_looked_after_until_the_last_job_is_over(
@@ -94,23 +133,12 @@ def test_a_site_that_gave_isolation_up_is_looked_after_until_the_last_job_is_ove
 
 
 def test_sessions_are_closed_under_cgroup_and_opened_when_that_is_given_up(
-    cell: Cell, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, closing: list[str]
 ) -> None:
-    told: list[str] = []
-
-    def close(trees: list[Tree], _: object) -> None:
-        told.append(f"close {len(trees)}")
-
-    def open_again(trees: list[Tree]) -> None:
-        told.append(f"open {len(trees)}")
-
-    monkeypatch.setattr(sessions, "close", close)
-    monkeypatch.setattr(sessions, "open_again", open_again)
-
     for isolation in ("cgroup", "off"):
         cell.reconcile(isolation)
 
-    assert told == ["close 1", "open 1"]
+    assert closing == ["close 1", "open 1"]
 
 
 def test_a_cgroup_that_cannot_be_removed_is_told_and_harms_nothing_else(

@@ -103,11 +103,12 @@ class Slurm(Cluster):
     def begin(self, job: JobId, *, at_once: bool = False) -> None:
         """Let a requeued job start now, and not after two minutes.
 
-        `at_once`: within a second of its epilog, when slurmd still knows the job and therefore
-        runs neither its Prolog nor an extern step.
+        `at_once`: with the next second of the clock, when slurmd still knows the job and therefore
+        runs neither its Prolog nor an extern step. Within the same second it would mostly refuse
+        the run ("credential revoked"): it counts in whole ones.
         """
         self.wait_state(job, "PENDING")
-        start = "now" if at_once else "now+2"
+        start = "now+1" if at_once else "now+2"
         self.scontrol("update", f"jobid={job}", f"starttime={start}")
 
     def suspend(self, job: JobId) -> None:

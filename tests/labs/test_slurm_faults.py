@@ -210,9 +210,10 @@ def forgotten_start(gpus: Gpulock, hooks: Stops) -> tuple[JobId, str] | None:
             shutil.copyfile(place, state / place.name)
     slurm.start_slurmctld()
     assert (slurm.state(job), slurm.job(job)["Restarts"]) == ("PENDING", "0")
-    slurm.scontrol("release", str(job))
     until(lambda: hooks.has_run("Epilog", NODE, job), what="slurmd to end the first run")
     until(lambda: first.token not in tokens(gpus), what="its locks to go", why=slurm.logs)
+    slurm.begin(job, at_once=True)
+    slurm.scontrol("release", str(job))
     until(
         lambda: (
             slurm.state(job) in ENDED or slurm.job(job)["Restarts"] != "0" or tokens(gpus) != set()

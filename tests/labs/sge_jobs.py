@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulock import owner
+from tests.labs.lock_folder import owners
 from tests.labs.sge_cluster import MASTER
 from tests.labs.sge_gpulock import CONFIG, Gpulock
 from tests.labs.sge_lab import JobId
@@ -102,7 +102,15 @@ def wait_said(
 
 
 def records(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, str]]:
-    """Return every accounting record of a job: one each time it was at a node."""
+    """Return every accounting record of a job, once there is any: one each time it was at a node.
+
+    qmaster may write it a moment after qstat has told that the job is gone.
+    """
+    return until(lambda: visits(gpus, job, user) or None, what=f"job {job} in accounting")
+
+
+def visits(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, str]]:
+    """Return the accounting records of a job as they are now."""
     done = gpus.sge.client("qacct", "-o", user, "-j", str(job), check=False)
     found: list[dict[str, str]] = []
     for block in done.stdout.split("=" * 62)[1:]:
@@ -114,10 +122,8 @@ def records(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, 
 def claims(gpus: Gpulock, node: str) -> dict[str, set[str]]:
     """Return the devices that each job had on a node since `prepare`, released ones included."""
     found: dict[str, set[str]] = {}
-    for folder in ("locks", "released"):
-        place = gpus.sge.path_in(node, f"/run/gpulock/{folder}")
-        for lock in sorted(place.iterdir()) if place.is_dir() else []:
-            record = owner.parse((lock / "owner").read_text())
+    for folder in ("locks", "released"):  # a lock that is let go meanwhile is found in the second
+        for record in owners(gpus.sge.path_in(node, f"/run/gpulock/{folder}")).values():
             found.setdefault(record.job_id, set()).update(record.devices)
     return found
 
@@ -137,9 +143,7 @@ def restart_execd(gpus: Gpulock, node: str, **changes: str) -> None:
 
 def forget_conf(gpus: Gpulock, node: str, *keys: str) -> None:
     """Take lines out of a node's own configuration again, and let its execd read it."""
-    shown = gpus.sge.qconf("-sconf", node).replace("\\\n", " ").splitlines()
-    kept = [line for line in shown if line and line[0] != "#" and line.split()[0] not in keys]
-    gpus.sge.load("-Mconf", node, "\n".join(kept) + "\n")
+    gpus.sge.forget_conf(node, *keys)
     gpus.sge.stop_execd(node)
     gpus.sge.start_execd(node)
 
@@ -283,7 +287,7 @@ def submit_args(gpus: Gpulock, user: str, words: Sequence[str], env: dict[str, s
 def wait_refused(gpus: Gpulock, node: str, job: JobId) -> None:
     """Wait until a prolog has put the queue of its node into error."""
     gpus.sge.wait_queue(node, "E", seconds=60)
-    gpus.sge.wait_state(job, "qw", seconds=30)
+    gpus.sge.wait_state(job, "qw")
 
 
 def command(gpus: Gpulock, node: str, *words: str) -> str:

@@ -22,7 +22,7 @@ if not __package__:  # run as a script: the tests are imported from the reposito
 from tests.labs import sge_config
 from tests.labs.sge_cluster import MASTER, NODES, PROGRAMS, Cluster
 from tests.labs.sge_machines import PATH
-from tests.labs.sge_wait import LabError, until
+from tests.labs.sge_wait import PATIENCE, LabError, until
 
 JobId = NewType("JobId", int)
 
@@ -41,6 +41,10 @@ class GridEngine(Cluster):
         shown = self.qconf("-sconf", host)
         self.load("-Mconf", host, sge_config.edited(shown, {key: value}))
 
+    def forget_conf(self, host: str, *keys: str) -> None:
+        """Take lines out of a host's own configuration; its execd reads that when it reports."""
+        self.load("-Mconf", host, without(self.qconf("-sconf", host), keys))
+
     def set_hooks(
         self, prolog: str, epilog: str, *, queues: Iterable[str] = sge_config.QUEUES
     ) -> None:
@@ -53,6 +57,10 @@ class GridEngine(Cluster):
         """Add or replace a complex: `name shortcut TYPE RELOP REQ CONSUMABLE DEFAULT URGENCY`."""
         name, rest = line.split(maxsplit=1)
         self.load("-Mc", "complexes", sge_config.edited(self.qconf("-sc"), {name: rest}))
+
+    def drop_complexes(self, *names: str) -> None:
+        """Remove complexes that nothing asks for any more."""
+        self.load("-Mc", "complexes", without(self.qconf("-sc"), names))
 
     def set_exechost(self, node: str, complex_values: str) -> None:
         """Set the consumables of a node."""
@@ -111,7 +119,7 @@ class GridEngine(Cluster):
                 return fields[4]
         return ""
 
-    def wait_state(self, job: JobId, *states: str, seconds: float = 30.0) -> str:
+    def wait_state(self, job: JobId, *states: str, seconds: float = PATIENCE) -> str:
         """Wait until a job is in one of the states; return it."""
         return until(
             lambda: [s for s in [self.state(job)] if s in states] or None,
@@ -120,7 +128,7 @@ class GridEngine(Cluster):
             why=lambda: self._about(job),
         )[0]
 
-    def wait_running(self, job: JobId, *, seconds: float = 30.0) -> None:
+    def wait_running(self, job: JobId, *, seconds: float = PATIENCE) -> None:
         """Wait until a job runs, which is past its prolog: its own process has its group."""
         self.wait_state(job, "r", seconds=seconds)
         until(
@@ -130,11 +138,11 @@ class GridEngine(Cluster):
             why=lambda: self._about(job),
         )
 
-    def wait_done(self, job: JobId, *, seconds: float = 60.0) -> None:
+    def wait_done(self, job: JobId, *, seconds: float = PATIENCE) -> None:
         """Wait until qmaster has forgotten a job: its epilog is over and its slot is free."""
         self.wait_state(job, "", seconds=seconds)
 
-    def acct(self, job: JobId, task: int | None = None, *, seconds: float = 10.0) -> dict[str, str]:
+    def acct(self, job: JobId, task: int | None = None) -> dict[str, str]:
         """Return the last accounting record of a job (of one task), as qacct names its fields."""
 
         def last() -> dict[str, str] | None:
@@ -144,7 +152,7 @@ class GridEngine(Cluster):
             pairs = [line.split(None, 1) for line in records[-1].splitlines()] if records else []
             return {pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2} or None
 
-        return until(last, what=f"job {job} in accounting", seconds=seconds)
+        return until(last, what=f"job {job} in accounting")
 
     def spool_dir(self, job: JobId, task: int = 1, *, node: str | None = None) -> Path:
         """Return a job's active spool folder, on `node` or wherever it is."""
@@ -167,7 +175,7 @@ class GridEngine(Cluster):
         return states
 
     def wait_queue(
-        self, node: str, state: str, *, queue: str = "gpu.q", seconds: float = 30.0
+        self, node: str, state: str, *, queue: str = "gpu.q", seconds: float = PATIENCE
     ) -> None:
         """Wait until a queue's state on a node has the letters asked for; empty is no state."""
         until(
@@ -191,6 +199,7 @@ class GridEngine(Cluster):
         until(
             lambda: not self.qstat("-u", "*").strip(),
             what="all jobs to be deleted",
+            seconds=2 * PATIENCE,  # one whose shepherd was killed takes half a minute
             why=lambda: self.qstat("-u", "*"),
         )
 
@@ -203,6 +212,13 @@ class GridEngine(Cluster):
     def _spools(self, job: JobId, task: int | None = None) -> list[Path]:
         name = f"{job}.{'*' if task is None else task}"
         return sorted((self.lab / "spool").glob(f"*/active_jobs/{name}"))
+
+
+def without(text: str, names: Sequence[str]) -> str:
+    """Return what qconf showed of an object without some of its lines, for qconf to read back."""
+    lines = text.replace("\\\n", " ").splitlines()
+    kept = [line for line in lines if line and line[0] != "#" and line.split()[0] not in names]
+    return "\n".join(kept) + "\n"
 
 
 def started(spool: Path) -> bool:

@@ -90,8 +90,16 @@ class Node:
         return job, text
 
 
+@pytest.fixture(scope="module")
+def reporting(sge: GridEngine) -> Iterator[None]:
+    """Let execd report every second, which is when it reads its configuration and its sensor."""
+    sge.set_conf("load_report_time", "00:00:01", host=NODE)
+    yield
+    sge.forget_conf(NODE, "load_report_time")
+
+
 @pytest.fixture
-def node(sge: GridEngine) -> Iterator[Node]:
+def node(sge: GridEngine, reporting: None) -> Iterator[Node]:
     """Give a node without gpulock; afterwards it is without gpulock again."""
     sge.set_hooks("NONE", "NONE")
     tree = sge.lab / "drivers-install"
@@ -178,6 +186,7 @@ def test_the_sites_hooks_go_on_as_their_users_in_their_environment(
     until(
         lambda: bool(node.run(*args, script="exit 3\n")) and " epi " in log.read_text(),
         what="execd to know the global epilog",
+        seconds=120,
     )
     alone = Path(f"{log}.pro.env").read_text(), Path(f"{log}.epi.env").read_text()
     first = log.read_text().splitlines()[-2:]
@@ -237,7 +246,6 @@ def test_doctor_finds_planted_faults(node: Node) -> None:
     until(
         lambda: node.doctor()["load sensor"][0] == "ok",
         what="the sensor's values to arrive",
-        seconds=40,
         interval=1,
     )
     well = node.doctor()

@@ -13,7 +13,7 @@ from tests.labs import test_sge_sensor
 from tests.labs.daemon_lab import Daemon, gpulockd
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
-from tests.labs.sge_jobs import held, on, reap, records
+from tests.labs.sge_jobs import held, on, reap, visits
 from tests.labs.sge_wait import until
 from tests.labs.test_sge_sensor import wait_reported
 from tests.labs.told import PLACE, exporter
@@ -108,7 +108,7 @@ def test_a_device_that_failed_goes_to_no_job_and_the_count_falls_and_comes_back(
         until(raised, what="the count to rise", seconds=60, interval=2, why=daemon.said)
         gpus.sge.wait_running(whole, seconds=60)
         assert len(held(gpus, NODE, whole)) == GPUS
-        assert records(gpus, whole) == []  # it was sent nowhere in vain
+        assert visits(gpus, whole) == []  # it was sent nowhere in vain
         said = daemon.said()
         assert said.count("is out of service") == said.count("is back in service") == 1, said
 
@@ -127,7 +127,7 @@ def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(
             daemon.goes_round()
             return names[0] in notes(gpus)
 
-        until(away, what="the device to be put away", seconds=20, interval=1, why=daemon.said)
+        until(away, what="the device to be put away", interval=0.5, why=daemon.said)
         job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
         gpus.sge.wait_running(job)
         assert names[0] not in held(gpus, NODE, job)

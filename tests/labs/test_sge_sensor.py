@@ -20,8 +20,8 @@ from tests.labs.sge_jobs import (
     held,
     on,
     reap,
-    records,
     restart_execd,
+    visits,
 )
 from tests.labs.sge_wait import until
 
@@ -36,10 +36,12 @@ def sensed(gpus: Gpulock) -> Iterator[Gpulock]:
     """Let execd of NODE run the load sensor."""
     for name in VALUES:
         gpus.sge.set_complex(f"{name} {name} INT <= YES NO 0 0")
-    restart_execd(gpus, NODE, load_sensor=str(gpus.hooks.sensor))
+    sensor = {"load_sensor": str(gpus.hooks.sensor), "load_report_time": "00:00:01"}
+    restart_execd(gpus, NODE, **sensor)
     yield gpus
     gpus.sge.clear_jobs()
-    forget_conf(gpus, NODE, "load_sensor")
+    forget_conf(gpus, NODE, *sensor)
+    gpus.sge.drop_complexes(*VALUES)
 
 
 def reported(gpus: Gpulock) -> dict[str, str]:
@@ -58,7 +60,7 @@ def wait_reported(gpus: Gpulock, **wanted: int | None) -> None:
         now = {key.replace(":", "_").replace(".", "_"): v for key, v in reported(gpus).items()}
         return all(now.get(name) == value for name, value in shown.items())
 
-    until(there, what=f"{wanted}", seconds=40, interval=0.3, why=lambda: str(reported(gpus)))
+    until(there, what=f"{wanted}", interval=0.3, why=lambda: str(reported(gpus)))
 
 
 def sensors(gpus: Gpulock) -> list[int]:
@@ -91,13 +93,13 @@ def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
         why=lambda: sensed.sge.qstat("-j", str(waiting)),
     )
     assert sensed.sge.state(waiting) == "qw"
-    assert records(sensed, waiting) == []  # it was at no node
+    assert visits(sensed, waiting) == []  # it was at no node
     wait_reported(sensed, hl_gpu=5, hl_gpu_free=5, hl_gpu_held=2, hl_gpu_quarantined=1)
     command(sensed, NODE, "restore", "7")
     sensed.sge.qdel(str(served))
     sensed.sge.wait_running(waiting, seconds=60)
     assert len(held(sensed, NODE, waiting)) == GPUS
-    assert len(records(sensed, waiting)) == 0
+    assert visits(sensed, waiting) == []
     wait_reported(sensed, hl_gpu_free=0, hl_gpu_held=8, hl_gpu_quarantined=0)
 
 

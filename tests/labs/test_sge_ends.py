@@ -71,6 +71,7 @@ def refused_all(gpus: Gpulock, node: str, free: int) -> str:
         gpus.sge.wait_state(job, "Rq", seconds=60)
         text = said(gpus, job, user="glbob")
         gpus.sge.qdel(str(job))
+        gpus.sge.wait_done(job)  # else it may have been sent to the node once more
         return text
     finally:
         gpus.sge.set_exechost(node, f"gpu={GPUS},gpuj={GPUS},slots=16")
@@ -96,7 +97,7 @@ def test_jobs_that_are_deleted_or_run_out_of_time_give_back_at_once(gpus: Gpuloc
     gpus.sge.qdel(str(stopped))
     for job in (deleted, forced, timed, stopped):
         gpus.sge.wait_done(job, seconds=60)
-    gpus.wait_free(seconds=10)
+    gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
 
 
@@ -278,6 +279,7 @@ def test_pids_and_groups_that_others_use_again_and_clocks_set_back_mislead_nobod
     rewrite(gpus, NODE, future, claimed_at=4e9)
     rewrite(gpus, NODE, victim, claimed_at=1.0)
     try:
+        until(lambda: carriers(other.add_grp_id + 50) == [stray.pid], what="the stray's group")
         told = reap(gpus, NODE)
         left = {record.job_id for record in gpus.locks(NODE).values()}
         assert left == {str(victim), str(gid_alone), str(future)}, told
@@ -290,7 +292,7 @@ def test_pids_and_groups_that_others_use_again_and_clocks_set_back_mislead_nobod
     gpus.sge.qdel(str(future), str(victim))
     gpus.sge.wait_done(future)
     gpus.sge.wait_done(victim)
-    gpus.wait_free(seconds=5)
+    gpus.wait_free()
 
 
 def test_a_carrier_that_is_not_the_heirs_child_makes_a_reused_group_unknown(gpus: Gpulock) -> None:
@@ -301,6 +303,7 @@ def test_a_carrier_that_is_not_the_heirs_child_makes_a_reused_group_unknown(gpus
     rewrite(gpus, NODE, gone, add_grp_id=gid)
     stray = subprocess.Popen(["setpriv", f"--groups={gid}", "sleep", "600"])
     try:
+        until(lambda: stray.pid in carriers(gid), what="the stray's group")
         told = reap(gpus, NODE)
         assert sorted(told.acts()) == [("held", "alive"), ("held", "unknown")]
     finally:
@@ -361,7 +364,7 @@ def test_a_job_that_runs_again_gets_locks_of_its_new_run_and_nothing_leaks(gpus:
         assert len(held(gpus, NODE, job)) == len(gpus.locks(NODE)) == 2
         gpus.sge.qdel(str(job))
         gpus.sge.wait_done(job)
-        gpus.wait_free(seconds=5)
+        gpus.wait_free()
 
 
 def test_job_ids_and_tasks_that_begin_alike_free_only_their_own(gpus: Gpulock) -> None:

@@ -397,7 +397,7 @@ def test_links_and_fifos_in_the_spool_directory_are_refused_or_replaced_in_time(
         gpus.sge.wait_done(job, seconds=90)
         assert f"code={wanted[name]}\n" in said(gpus, job, name), name
         assert (victims / name).read_text() == "untouched\n"
-    gpus.wait_free(seconds=5)
+    gpus.wait_free()
 
 
 def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_held(
@@ -455,7 +455,7 @@ def test_a_gate_held_by_a_stopped_process_requeues_the_job_within_the_timeout(
         took = [
             int(record["ru_wallclock"].rstrip("s").split(".")[0]) for record in records(gpus, job)
         ]
-        assert took and max(took) <= 10
+        assert took and max(took) < 20  # seconds: GATE_TIMEOUT unless it is set
     gpus.sge.wait_done(job, seconds=60)
     assert "ran" in said(gpus, job)
 

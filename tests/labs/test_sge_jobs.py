@@ -53,7 +53,7 @@ def test_a_job_gets_two_gpus_and_gives_them_back(gpus: Gpulock) -> None:
     assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"
     gpus.sge.qdel(str(job))
     gpus.sge.wait_done(job)
-    gpus.wait_free(seconds=2)
+    gpus.wait_free()
 
 
 def test_every_variable_of_the_contract_is_there_with_its_container_twins(gpus: Gpulock) -> None:
@@ -134,7 +134,7 @@ def test_tasks_of_an_array_hold_different_gpus(gpus: Gpulock) -> None:
         for task in range(1, 9)
     }
     assert shown == {str(index) for index in range(GPUS)}
-    gpus.wait_free(seconds=2)
+    gpus.wait_free()
 
 
 def test_the_other_queue_is_masked_and_served_alike(gpus: Gpulock) -> None:
@@ -146,7 +146,7 @@ def test_the_other_queue_is_masked_and_served_alike(gpus: Gpulock) -> None:
 def test_qrsh_with_a_command_gets_its_gpus(gpus: Gpulock) -> None:
     done = gpus.sge.qrsh("glalice", "-pty", "no", *ON_NODE, "-l", "gpu=2", "/usr/bin/env")
     assert variables(done.stdout)["CUDA_VISIBLE_DEVICES"] == "0,1"
-    gpus.wait_free(seconds=5)
+    gpus.wait_free()
 
 
 def test_when_all_gpus_are_locked_the_job_is_requeued_and_runs_later(gpus: Gpulock) -> None:

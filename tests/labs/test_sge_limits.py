@@ -50,7 +50,7 @@ def test_jobs_under_tiny_limits_run_once_or_are_refused_and_no_queue_stops(
     ended = {
         limits: gpus.sge.wait_state(job, "", "Eqw", seconds=90) for limits, job in jobs.items()
     }
-    gpus.wait_free(seconds=5)
+    gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
     granted = claims(gpus, NODE)
     for number, (limits, job) in enumerate(jobs.items()):
@@ -78,7 +78,7 @@ def test_jobs_without_gpus_and_jobs_ended_by_a_limit_leave_the_queue_alone(gpus:
     )
     jobs = (masked, burner, writer)
     ended = [gpus.sge.wait_state(job, "", "Eqw", seconds=90) for job in jobs]
-    gpus.wait_free(seconds=5)
+    gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
     assert ended[1:] == ["", ""]
     assert all(len(records(gpus, job)) == 1 for job in jobs)
@@ -97,7 +97,7 @@ def test_a_large_environment_under_a_file_limit_refuses_the_job_and_not_the_node
         "glalice", *on(NODE, "-v", large, "-l", "h_fsize=0,gpu=1"), stdin="echo ran\n"
     )
     ended = gpus.sge.wait_state(job, "", "Eqw", seconds=60)
-    gpus.wait_free(seconds=5)
+    gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
     if may_raise(gpus):
         assert ended == ""

@@ -71,7 +71,7 @@ class Machine:
             )
         (self.lab / "pid").write_text(f"{self._holder.pid}\n")
         try:
-            until(self._booted, what="systemd to be up", seconds=30, why=self._log)
+            until(self._booted, what="systemd to be up", why=self._log)
         except BaseException:
             self.down()
             raise
@@ -91,7 +91,7 @@ class Machine:
         if self._holder is not None:
             self._holder.wait(20)
         self._holder, self.pid = None, 0
-        until(self._groups_gone, what="the lab's cgroups to be empty", seconds=10)
+        until(self._groups_gone, what="the lab's cgroups to be empty")
         if (self.lab / MARKER).exists():
             shutil.rmtree(self.lab)
 

@@ -169,7 +169,7 @@ def test_a_daemon_that_hangs_is_killed_and_started_again_and_says_where_it_hung(
     node: Node,
 ) -> None:
     held = records(node.claim(2))
-    node.reload(DAEMON, "WatchdogSec=2", "RestartSec=100ms")
+    node.reload(DAEMON, "WatchdogSec=4", "RestartSec=100ms")
     first = node.main_pid(DAEMON)
 
     node.machine.run("kill", "-STOP", str(first))
@@ -183,19 +183,18 @@ def test_a_daemon_that_hangs_is_killed_and_started_again_and_says_where_it_hung(
         why=lambda: journal(node, DAEMON),
     )
     assert show(node, DAEMON, "NRestarts") == "1"
-    seen = journal(node, DAEMON)
-    assert "Watchdog timeout (limit 2s)!" in seen
-    assert "Fatal Python error: Aborted" in seen and "daemon.py" in seen
+    for words in ("Watchdog timeout (limit 4s)!", "Fatal Python error: Aborted", "daemon.py"):
+        wait_journal(node, DAEMON, words)
     assert records(node.locks()) == held
 
 
 def test_a_daemon_that_goes_round_is_left_alone_by_the_watchdog(node: Node) -> None:
-    node.reload(DAEMON, "WatchdogSec=1")
+    node.reload(DAEMON, "WatchdogSec=3")
     first = node.main_pid(DAEMON)
     began = int(show(node, DAEMON, "WatchdogTimestampMonotonic"))
 
     until(
-        lambda: int(show(node, DAEMON, "WatchdogTimestampMonotonic")) > began + 3_000_000,
+        lambda: int(show(node, DAEMON, "WatchdogTimestampMonotonic")) > began + 9_000_000,
         what="three limits of the watchdog to pass",
     )
 
@@ -223,7 +222,7 @@ def test_a_reload_reads_the_settings_and_bad_ones_change_nothing(node: Node) -> 
     node.machine.run("systemctl", "reload", DAEMON)
 
     wait_journal(node, DAEMON, "unknown key 'NONSENSE'")
-    assert "the settings stay as they were" in journal(node, DAEMON)
+    wait_journal(node, DAEMON, "the settings stay as they were")
     assert (node.main_pid(DAEMON), show(node, DAEMON, "ActiveState")) == (first, "active")
 
 
@@ -363,7 +362,6 @@ def test_a_lock_dir_that_was_lost_is_made_again_with_the_locks_of_who_lives(node
     until(
         lambda: sorted(node.locks()) == held,
         what="the locks to be adopted",
-        seconds=50,
         why=lambda: journal(node, DAEMON),
     )
     assert show(node, DAEMON, "NRestarts") == "0"
@@ -501,8 +499,11 @@ def test_it_may_open_the_cards_and_nothing_else_and_write_nothing_of_gpulocks(
 
     node.reload(EXPORTER, "ExecStartPre=+/srv/modprobe", f"ExecStartPost={program}")
 
-    said = dict(line.split() for line in node.machine.journal(EXPORTER) if line.startswith("/"))
-    assert said == {
+    def said() -> dict[str, str]:
+        return dict(line.split() for line in node.machine.journal(EXPORTER) if line.startswith("/"))
+
+    until(lambda: len(said()) == len(paths), what="every path", why=lambda: journal(node, EXPORTER))
+    assert said() == {
         "/dev/nvidia0": "ENXIO",  # allowed: there is no driver behind it
         "/dev/nvidia7": "ENXIO",
         "/dev/nvidiactl": "ENXIO",

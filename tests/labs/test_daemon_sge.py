@@ -19,7 +19,7 @@ from tests.labs.test_sge_ends import kill_shepherd, started
 pytestmark = pytest.mark.lab
 NODE, _, THIRD = NODES
 DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
-SOON = 5.0  # seconds: far less than a period
+SOON = 15.0  # seconds: half a period, which begins anew with a round
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from tests.labs.slurm_modes import NODE, by_gpulock
 from tests.labs.test_slurm_ends import EXTRA, KEYS, TWO, leak
 
 pytestmark = pytest.mark.lab
-SOON = 5.0  # seconds: far less than a period
+SOON = 15.0  # seconds: half a period, which begins anew with a round
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 from tests.labs import container_job, sge_jobs
 from tests.labs.container_job import CDI, STARTS, WITH_DRIVER, Boxes, Seen
+from tests.labs.daemon_lab import gpulockd
 from tests.labs.device_nodes import (
     PROBE,
     Service,
@@ -211,6 +212,33 @@ def test_what_a_killed_shepherd_leaves_stays_confined_until_it_ends(site: Site) 
     assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == ALL - own
     go.touch()
     until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
+
+
+def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    probes = [gate_file(site.gpus, name) for name in ("killed", "back")]
+    script = "".join(f"{waiting_for(one)}{site.probe}echo {one.name} over\n" for one in probes)
+    enter, lock_dir = (
+        site.gpus.sge.machines[NODE].enter(),
+        site.gpus.sge.path_in(NODE, "/run/gpulock"),
+    )
+    with gpulockd(enter, lock_dir, site.gpus.sge.lab / "gpulockd.log") as daemon:
+        job = site.submit("-l", "gpu=1", script=script + waiting_for(go))
+        site.gpus.sge.wait_running(job)
+        own = site.own(job)
+        daemon.goes_round()
+        daemon.crash()
+        probes[0].touch()
+        first = wait_said(site.gpus, job, "killed over")
+        daemon.restart()
+        daemon.goes_round()
+        probes[1].touch()
+        rest = wait_said(site.gpus, job, "back over").partition("killed over")[2]
+        for text in (first, rest):
+            assert opened(text) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+        go.touch()
+        site.gpus.sge.wait_done(job)
+    assert site.left() == []
 
 
 def row(site: Site, *asked: str) -> JobId:

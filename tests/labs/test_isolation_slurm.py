@@ -12,6 +12,7 @@ import pytest
 from gpulock.install.hooks import HookPaths
 from tests.labs import container_job, slurm_evil
 from tests.labs.container_job import CDI, STARTS, WITH_DRIVER
+from tests.labs.daemon_lab import gpulockd
 from tests.labs.device_nodes import (
     PROBE,
     Service,
@@ -222,6 +223,31 @@ def test_what_a_killed_step_daemon_leaves_stays_confined_until_it_ends(site: Sit
     site.slurm.scancel(job)
     go.touch()
     until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
+
+
+def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    probes = [gate_file(site.gpus, name) for name in ("killed", "back")]
+    parts = [f"{waiting_for(one)}{site.probe}\necho {one.name} over\n" for one in probes]
+    text = "echo begun\n" + "".join(parts) + waiting_for(go)
+    enter, lab = site.slurm.machines[NODE].enter(), site.slurm.lab
+    with gpulockd(enter, site.slurm.path_in(NODE, "/run/gpulock"), lab / "gpulockd.log") as daemon:
+        job = site.submit("--gres=gpu:1", text=text)
+        wait_said(site.gpus, job, "begun")
+        own = site.own(job)
+        daemon.goes_round()
+        daemon.crash()
+        probes[0].touch()
+        first = wait_said(site.gpus, job, "killed over")
+        daemon.restart()
+        daemon.goes_round()
+        probes[1].touch()
+        rest = wait_said(site.gpus, job, "back over").partition("killed over")[2]
+        for part in (first, rest):
+            assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+        go.touch()
+        assert site.slurm.wait_done(job) == "COMPLETED"
+    assert site.left() == []
 
 
 def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,7 +98,7 @@ def mount(folder: Path) -> int:
 
 
 @contextmanager
-def hung_process(folder: Path, environ: dict[str, str], uid: int) -> Iterator[int]:
+def hung_process(folder: Path, environ: dict[str, str], uid: int) -> Generator[int]:
     """Give the pid of a process of a user whose memory nobody can read; take all of it down."""
     program, place = folder / "hung", folder / "mnt"
     place.mkdir()

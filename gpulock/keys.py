@@ -4,12 +4,13 @@
 Hot. KEYS is the table: name, kind, default, meaning; `convert` reads one value of a kind.
 """
 
-TEXT, PATH, COUNT, EXIT, SECONDS, LIMIT, FLAG, WORDS, CHOICE = (
+TEXT, PATH, COUNT, EXIT, SECONDS, ANSWER, LIMIT, FLAG, WORDS, CHOICE = (
     "text",
     "path",
     "count",
     "exit code",
     "seconds",
+    "seconds, at most 20",
     "seconds, or 0",
     "yes|no",
     "words",
@@ -18,6 +19,8 @@ TEXT, PATH, COUNT, EXIT, SECONDS, LIMIT, FLAG, WORDS, CHOICE = (
 
 COUNT_DIGITS = 4  # of a COUNT
 LARGEST_EXIT = 255  # of a program
+LONGEST = 1e7  # seconds: four months; anything longer is a typing error
+LONGEST_ANSWER = 20.0  # seconds; gpulockd asks twice before it is ready, for which it has 60
 
 # name, kind, default, meaning; for CHOICE the default comes first among the `|` separated values
 KEYS: tuple[tuple[str, str, str, str], ...] = (
@@ -48,7 +51,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SGE_EXECD_PORT", TEXT, "", "port, where services(5) does not name it"),
     ("SGE_COMPLEXES", WORDS, "gpu", "complexes that stand for GPUs; a job may use one of them"),
     ("SGE_BINARIES", TEXT, "", "folder of the real qstat and qconf (no wrapper scripts)"),
-    ("SGE_QSTAT_TIMEOUT", SECONDS, "5", "longest wait for qstat"),
+    ("SGE_QSTAT_TIMEOUT", ANSWER, "5", "longest wait for qstat"),
     ("SGE_SHEPHERD", TEXT, "", "the real sge_shepherd, where shepherd_cmd is gpulock's"),
     ("SGE_SLAVE_TASKS", FLAG, "no", "claim for slave tasks of parallel jobs on several hosts"),
     ("SLURM_CHOOSER", CHOICE, "slurm|gpulock", "who picks the devices of a Slurm job"),
@@ -61,7 +64,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SLURM_GRES", WORDS, "gpu", "GRES names that stand for GPUs"),
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
     ("SLURM_CONF", TEXT, "", "slurm.conf for those, where it is not at their default place"),
-    ("SLURM_TIMEOUT", SECONDS, "5", "longest wait for slurmctld"),
+    ("SLURM_TIMEOUT", ANSWER, "5", "longest wait for slurmctld"),
     ("SLURM_WAIT", SECONDS, "15", "longest wait for a device that Slurm gave and a lock holds"),
     ("SLURM_SPLIT_TASKS", FLAG, "no", "where gpulock picks, each task of a step gets its share"),
     ("REQUEUE_EXIT", EXIT, "213", "a task's exit code that requeues: RequeueExit of slurm.conf"),
@@ -121,8 +124,8 @@ def convert(kind: str, default: str, given: str | None) -> object:
         return int(value)
     if kind == LIMIT and value == "0":
         return 0.0
-    if kind in (SECONDS, LIMIT):
-        return seconds(value)
+    if kind in (SECONDS, LIMIT, ANSWER):
+        return seconds(value, LONGEST_ANSWER if kind == ANSWER else LONGEST)
     if kind == FLAG:
         if value not in ("yes", "no"):
             raise ValueError(f"must be yes or no, not {value!r}")
@@ -134,12 +137,12 @@ def convert(kind: str, default: str, given: str | None) -> object:
     return value
 
 
-def seconds(value: str) -> float:
-    """Parse a positive number of seconds."""
+def seconds(value: str, most: float) -> float:
+    """Parse a positive number of seconds, at most so many."""
     try:
         number = float(value)
     except ValueError:
         raise ValueError(f"must be a number of seconds, not {value!r}") from None
-    if not 0 < number < 1e7:  # noqa: PLR2004 (four months: anything longer is a typing error)
-        raise ValueError(f"must be between 0 and 10,000,000 seconds, not {value!r}")
+    if not 0 < number <= most:
+        raise ValueError(f"must be between 0 and {most:,.0f} seconds, not {value!r}")
     return number

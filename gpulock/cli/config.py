@@ -11,7 +11,7 @@ import click
 from gpulock import atomic
 from gpulock.cli import table
 from gpulock.cli.session import Refused, Session
-from gpulock.keys import CHOICE, FLAG, KEYS, LIMIT, SECONDS, WORDS
+from gpulock.keys import ANSWER, CHOICE, FLAG, KEYS, LIMIT, SECONDS, WORDS
 from gpulock.settings import Settings, parse
 
 
@@ -80,5 +80,11 @@ def unit(kind: str, default: str) -> str:
     """Return what a value may be, where that is not plain text."""
     if kind == CHOICE:
         return f" ({default})"
-    units = {SECONDS: " (seconds)", LIMIT: " (seconds; 0: never)", FLAG: " (yes|no)"}
-    return {**units, WORDS: " (words)"}.get(kind, "")
+    units = {
+        SECONDS: " (seconds)",
+        ANSWER: " (seconds; at most 20)",
+        LIMIT: " (seconds; 0: never)",
+        FLAG: " (yes|no)",
+        WORDS: " (words)",
+    }
+    return units.get(kind, "")

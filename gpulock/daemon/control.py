@@ -25,6 +25,7 @@ class Silence:
     def __init__(self) -> None:
         self._until = 0.0
         self._again = 0.0
+        self._asked = 0.0
         self._job = ""
         self._asking: Asking[dict[str, str] | None] | None = None
 
@@ -47,17 +48,26 @@ class Silence:
         if self._asking is None:
             if now < self._again:
                 return
-            job = self._job
+            job, self._asked = self._job, now
             self._asking = Asking(lambda: Control(settings).job(job))
         if not self._asking.wait(PATIENCE):
             return
         asking, self._asking = self._asking, None
         try:
             asking.answer()
-        except (Refusal, OSError):
+        except (Refusal, OSError) as fault:
+            if not is_silence(fault):
+                self.ends()
+                return
             self.begins(now, self._job)
+            self._again = self._asked + AGAIN  # how long it said nothing is no reason to wait
         else:
             self.ends()
+
+
+def is_silence(fault: Refusal | OSError) -> bool:
+    """Return whether slurmctld said nothing at all; an odd answer about one job is none."""
+    return not (isinstance(fault, SilentError) and fault.heard)
 
 
 class SparingControl(Control):
@@ -75,8 +85,9 @@ class SparingControl(Control):
             raise SilentError("slurmctld did not answer a while ago")
         try:
             found = super().job(job)
-        except Refusal:
-            self._spared.begins(boottime(), job)
+        except Refusal as fault:
+            if is_silence(fault):
+                self._spared.begins(boottime(), job)
             raise
         self._spared.ends()
         return found

@@ -45,10 +45,14 @@ OVER = frozenset(
 
 
 class SilentError(Refusal):
-    """Refuse because slurmctld said nothing: that tells nothing of this node."""
+    """Refuse because slurmctld said nothing: that tells nothing of this node.
 
-    def __init__(self, why: str) -> None:
+    `heard`: it answered, though not what it was asked; of another job it may.
+    """
+
+    def __init__(self, why: str, heard: bool = False) -> None:
         super().__init__(UNKNOWN, why, HINT)
+        self.heard = heard
 
 
 class Control:
@@ -86,8 +90,9 @@ class Control:
         if job not in self._answers:
             try:
                 self._answers[job] = self._ask(job)
-            except Refusal as silent:
-                self._silent = silent
+            except SilentError as silent:
+                if not silent.heard:
+                    self._silent = silent
                 raise
         return self._answers[job]
 
@@ -105,7 +110,7 @@ class Control:
                 return found
         if [found for found in rows if found["JobID"].isdigit() and found["Array"] == job]:
             return None  # of an array whose id it was, only other tasks are left
-        raise SilentError(f"squeue says nothing of job {job}")
+        raise SilentError(f"squeue says nothing of job {job}", heard=True)
 
     def do(self, program: str, *arguments: str) -> bool:
         """Return whether a command was obeyed; what slurmctld does not answer was not."""

@@ -19,6 +19,7 @@ from gpulock.daemon.rounds import Rounds
 from gpulock.daemon.single import Single
 from gpulock.refusal import UNKNOWN, Refusal
 from gpulock.settings import Settings
+from gpulock.slurm.scontrol import SilentError
 from tests.unit.slurm_site import INVALID, ROOT, SILENT
 from tests.unit.slurm_site import Site as SlurmSite
 from tests.unit.trees import Box
@@ -202,3 +203,58 @@ def closing(single: Single, ends: tuple[int, int]) -> Generator[None]:
         single.let_go()
         for fd in ends:
             os.close(fd)
+
+
+def test_an_odd_answer_about_one_job_keeps_nobody_from_asking_about_another(
+    site: Site, clock: Clock
+) -> None:
+    site.squeue.write_text(
+        f'#!/bin/sh\necho >> {site.calls}\n[ "$5" = 12 ] && exit 0\necho "{INVALID}"\nexit 1\n'
+    )
+    site.squeue.chmod(0o755)
+    for _ in range(3):
+        asking = SparingControl(site.box.node().settings, site.silence)
+        for _ in range(2):
+            with pytest.raises(Refusal):
+                asking.job("12")
+            assert asking.job("13") is None
+        assert not site.silence.lasts(clock.now)
+
+
+def test_an_odd_answer_ends_a_silence(site: Site, clock: Clock) -> None:
+    site.answer(NO_CONTACT)
+    with pytest.raises(Refusal):
+        site.ask()
+    site.squeue.write_text("#!/bin/sh\nexit 0\n")
+    clock.now += AGAIN
+    site.listen()
+    assert not site.silence.lasts(clock.now)
+
+
+class Hanging:
+    """A question that is not answered in the round that puts it, but fails by the next one."""
+
+    put = 0
+
+    def __init__(self, question: object) -> None:
+        type(self).put += 1
+        self._looks = 0
+
+    def wait(self, seconds: float) -> bool:
+        self._looks += 1
+        return self._looks > 1
+
+    def answer(self) -> None:
+        raise SilentError("squeue did not answer in time")
+
+
+def test_one_that_hangs_is_asked_every_minute_all_the_same(
+    site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "Asking", Hanging)
+    monkeypatch.setattr(Hanging, "put", 0)
+    site.silence.begins(clock.now, "12")
+    for _ in range(20):
+        clock.now += AGAIN / 2
+        site.listen()
+    assert Hanging.put == 10

@@ -72,6 +72,8 @@ def test_each_kind_is_read() -> None:
         "GATE_TIMEOUT=nan",
         "GATE_TIMEOUT=inf",
         "GATE_TIMEOUT=1e9",
+        "SLURM_TIMEOUT=20.5",
+        "SGE_QSTAT_TIMEOUT=300",
         "GATE_TIMEOUT=",
         "HIDE_UNREQUESTED=true",
         "HIDE_UNREQUESTED=",

@@ -109,6 +109,18 @@ def present(dev_root: str) -> dict[int, set[int]]:
     return found
 
 
+def members(node: Node, name: str) -> list[int]:
+    """Return the processes in the cgroups of that name, and below them; raise OSError."""
+    found: set[int] = set()
+    for outer in marks.noted(node.store):
+        for folder, _, _ in os.walk(f"{outer}/{name}"):
+            try:
+                found.update(tree.members(folder))
+            except FileNotFoundError:
+                continue
+    return sorted(found - {0})  # 0 is of another pid namespace
+
+
 def free(node: Node, label: str, pid: int, start: int) -> None:
     """Take a job's confinement away at its end: called from below `pid`, which is moved out.
 

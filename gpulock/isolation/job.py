@@ -76,6 +76,14 @@ def begin(
         ) from fault
 
 
+def members(node: Node, who: Who) -> list[int]:
+    """Return the processes in the cgroups of a job, none where there are none to be seen."""
+    try:
+        return confine.members(node, tree.name_of(who.label, who.pid, who.start))
+    except OSError:
+        return []
+
+
 def shut_out(node: Node, label: str) -> None:
     """Move this process into a cgroup of its own that opens no GPU; raise Refusal."""
     pid = os.getpid()

@@ -71,9 +71,9 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
 def tidy(node: Node, call: hook.Call, found: Spool, deadline: Deadline) -> None:
     """Report or end what the job left behind; raise Refusal."""
     from gpulock.clean import clean
-    from gpulock.sge.remains import remains
+    from gpulock.sge.remains import Remains
 
-    for line in clean(node, ours(node, found), lambda: looker(node), remains, deadline):
+    for line in clean(node, ours(node, found), lambda: looker(node), Remains(node), deadline):
         tell(node.settings, f"{call.who}: {line}", error=False)
 
 

@@ -1,26 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes are what a Grid Engine job left behind: those that carry its group.
+"""Which processes are what a Grid Engine job left behind: those of its group, and of its cgroup.
 
 Hot, loaded by an epilog where CLEAN is not off. execd hands a group out again, so it proves
-membership only while no other living shepherd owns it.
+membership only while no other living shepherd owns it. With ISOLATION=cgroup the job has a cgroup
+of gpulock's as well, which nobody can leave: a rootless container sheds the group.
 """
 
 from gpulock.liveness import Scan
 from gpulock.locks import Lock
-from gpulock.sge.verdict import living_groups
+from gpulock.node import Node
+from gpulock.sge.verdict import UNREAD, living_groups
 
 
-def remains(lock: Lock, scan: Scan) -> dict[int, str]:
+class Remains:
+    """Find them on a node."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __call__(self, lock: Lock, scan: Scan) -> dict[int, str]:
+        """Return pid -> why.
+
+        A task of the job whose shepherd still runs (`qrsh -inherit`) is not left behind.
+        """
+        found = carriers(lock, scan)
+        if self._node.settings.isolation != "cgroup":
+            return found
+        for pid in self._confined(lock):
+            found.setdefault(pid, "in the job's cgroup")
+        return found
+
+    def _confined(self, lock: Lock) -> list[int]:
+        """Return the processes in the job's cgroup, and in those of its tasks that are over."""
+        from gpulock.isolation import job
+
+        record = lock.owner
+        assert record is not None
+        label, running = f"{record.job_id}.{record.task_id}", self._node.proc.running
+        over = [one for one in lock.shepherds() if one[0] == record.pid or not running(*one)]
+        whose = [job.Who(label, pid, start) for pid, start in over]
+        return [pid for who in whose for pid in job.members(self._node, who)]
+
+
+def carriers(lock: Lock, scan: Scan) -> dict[int, str]:
     """Return pid -> why, of the processes that carry a group of this job alone.
 
-    A task of the job whose shepherd still runs (`qrsh -inherit`) is not left behind.
+    While another shepherd lives of which the group is not to be read, it may be any.
     """
     record = lock.owner
     assert record is not None
     owners = living_groups(scan)
     found: dict[int, str] = {}
     for gid in lock.groups():
-        others = [pid for pid in owners.get(gid, []) if pid != record.pid]
-        if gid and not others:
+        others = [*owners.get(gid, []), *owners.get(UNREAD, [])]
+        if gid and all([pid == record.pid for pid in others]):
             found.update({pid: f"of the job's group {gid}" for pid in scan.carriers(gid)})
     return found

@@ -11,6 +11,7 @@ from gpulock.locks import Lock
 from gpulock.sge import spool
 
 EXECD = "sge_execd"
+UNREAD = -1  # stands for the group of a shepherd that does not show it
 
 
 class Rule:
@@ -107,7 +108,10 @@ def of_root(scan: Scan, name: str) -> list[int]:
 
 
 def living_groups(scan: Scan) -> dict[int, list[int]]:
-    """Return the supplementary group of each living shepherd's job, with those shepherds."""
+    """Return the supplementary group of each living shepherd's job, with those shepherds.
+
+    Those whose group cannot be read are below UNREAD.
+    """
     found: dict[int, list[int]] = {}
     for pid in of_root(scan, spool.NAME):
         try:
@@ -115,6 +119,18 @@ def living_groups(scan: Scan) -> dict[int, list[int]]:
             text = atomic.read_text(path, spool.CONFIG_LIMIT)
             gid = int(spool.parse_config(text)["add_grp_id"][0])
         except (OSError, ValueError, KeyError):
-            continue
+            if is_over(scan, pid):
+                continue
+            gid = UNREAD
         found.setdefault(gid, []).append(pid)
     return found
+
+
+def is_over(scan: Scan, pid: int) -> bool:
+    """Return whether a process has ended since it was listed."""
+    try:
+        return scan.proc.finished(pid, scan.proc.stat(pid).state)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        return False

@@ -15,11 +15,13 @@ import pytest
 from gpulock import clean
 from gpulock.claim import claim
 from gpulock.deadline import Deadline
+from gpulock.isolation.marks import MARK
+from gpulock.isolation.tree import name_of
 from gpulock.liveness import Judge, Scan
 from gpulock.locks import Lock
 from gpulock.owner import Owner
 from gpulock.procfs import Proc
-from gpulock.sge.remains import remains as sge_remains
+from gpulock.sge.remains import Remains
 from tests.unit.trees import Box, bus, judge_of, judging, record, soon
 
 pytestmark = pytest.mark.slow
@@ -245,7 +247,7 @@ def carriers(box: Box, **changes: object) -> dict[int, str]:
     node = box.node()
     lock = Lock(bus(0), record(pid=500, add_grp_id=GID, **changes), "")
     lock.anchors = [(600, 1000, GID + 1)]
-    return sge_remains(lock, Scan(Proc(node.settings.proc_root)))
+    return Remains(node)(lock, Scan(Proc(node.settings.proc_root)))
 
 
 def test_carriers_of_the_jobs_groups_are_its_own(box: Box) -> None:
@@ -267,3 +269,90 @@ def test_a_group_that_another_living_shepherd_owns_proves_nothing(box: Box, tmp_
     assert carriers(box) == {}
     box.proc.remove(501)
     assert list(carriers(box)) == [700]
+
+
+def test_while_a_shepherd_lives_whose_group_cannot_be_read_no_group_proves_anything(
+    box: Box, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    box.proc.shepherd(501, other)
+    box.proc.add(700, groups=[GID])
+    assert carriers(box) == {}
+    (other / "config").write_text(f"add_grp_id={GID + 7}\n")
+    assert list(carriers(box)) == [700]
+
+
+def test_a_shepherd_that_has_just_ended_owns_no_group(box: Box, tmp_path: Path) -> None:
+    box.proc.shepherd(501, tmp_path)
+    box.proc.add(501, "sge_shepherd", uids=(0, 0, 0, 0), state="Z")
+    box.proc.add(700, groups=[GID])
+    assert list(carriers(box)) == [700]
+
+
+# --- Grid Engine, in a cgroup of gpulock's --------------------------------------------------------
+
+
+def confine(box: Box, label: str, pid: int, start: int, *members: int) -> None:
+    """Let processes be in a job's cgroup below execd's, in both trees."""
+    lines: list[str] = []
+    for place in ("devices", "unified"):
+        outer = box.root / "sys/fs/cgroup" / place / "system.slice/sgeexecd.service"
+        folder = outer / name_of(label, pid, start)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup.procs").write_text("".join(f"{one}\n" for one in members))
+        lines.append(f"{outer}\n")
+    (box.lock / MARK).write_text("".join(lines))
+
+
+@pytest.fixture
+def cell(box: Box) -> Box:
+    box.settings["ISOLATION"] = "cgroup"
+    hold(box)
+    return box
+
+
+def test_who_shed_the_jobs_group_is_found_in_its_cgroup(cell: Box) -> None:
+    cell.proc.add(700, "conmon")
+    cell.proc.add(701, groups=[GID])
+    confine(cell, "12.1", 500, 1000, 700, 701)
+    confine(cell, "13.1", 501, 1000, 702)
+
+    assert carriers(cell) == {700: "in the job's cgroup", 701: f"of the job's group {GID}"}
+    cell.settings["ISOLATION"] = "off"
+    assert list(carriers(cell)) == [701]
+
+
+def test_a_task_that_still_runs_is_not_left_behind_and_what_one_left_that_is_over_is(
+    cell: Box,
+) -> None:
+    cell.proc.add(600, "sge_shepherd", start=1000)
+    confine(cell, "12.1", 600, 1000, 700)
+    assert carriers(cell) == {}
+
+    cell.proc.remove(600)
+    assert carriers(cell) == {700: "in the job's cgroup"}
+
+
+def test_a_cgroup_of_a_cgroup_counts_and_one_that_cannot_be_read_is_none(cell: Box) -> None:
+    confine(cell, "12.1", 500, 1000, 0, 700)
+    inner = cell.root / "sys/fs/cgroup/unified/system.slice/sgeexecd.service"
+    inner = inner / name_of("12.1", 500, 1000) / "inner"
+    inner.mkdir()
+    (inner / "cgroup.procs").write_text("701\n")
+    assert sorted(carriers(cell)) == [700, 701]
+
+    (inner / "cgroup.procs").unlink()
+    (inner / "cgroup.procs").mkdir()
+    assert carriers(cell) == {}
+
+
+def test_what_of_the_cgroup_is_above_the_epilog_or_roots_is_spared(cell: Box) -> None:
+    cell.proc.add(700, "conmon", uids=(1000,) * 4)
+    cell.proc.add(701, "sge_shepherd", uids=(0, 1000, 0, 1000))
+    cell.proc.add(702, "ours", uids=(0,) * 4)
+    confine(cell, "12.1", 500, 1000, 500, 700, 701, 702)
+    node = cell.node()
+    judge = Judge(node.boot_id, node.name, Scan(node.proc), {})
+    found = clean.left_of(node, lambda o: o.job_id == "12", judge, Remains(node))
+    assert [left.pid for left in found] == [700]

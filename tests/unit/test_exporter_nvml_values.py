@@ -72,7 +72,10 @@ def test_a_field_that_cannot_be_is_absent_and_a_failure(
         def read(self, _: object) -> list[tuple[int, int, bytes]]:
             return [(0, REAL, struct.pack("@d", one)) for one in (number, 5.0, 2**32 - 1)]
 
-    monkeypatch.setattr(counters, "field_list", lambda _: Driver())
+    def field_list(_: object) -> Driver:
+        return Driver()
+
+    monkeypatch.setattr(counters, "field_list", field_list)
     look = Look(1.0)
     assert read_fields(Answers(pynvml.c_nvmlDevice_t(), "card"), look, ECC[:3]) == {ECC[1]: 5.0}
     assert look.failures == {"ecc": f"card: field 7 cannot be {number}"}

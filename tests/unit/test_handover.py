@@ -202,10 +202,10 @@ def test_so_has_it_a_reconcile_however_long_the_exporter_says_so(four: Box) -> N
     for _ in range(3):
         node = four.node()
         report = reconcile(node, judge_of(node), soon())
+        assert [o.reason.endswith(handover.BEYOND) for o in report.outcomes] == [True, True]
 
     assert out(four) == [bus(0), bus(1)]
     assert four.locks() == [bus(2), bus(3)]
-    assert [o.reason.endswith(handover.BEYOND) for o in report.outcomes] == [True, True]
 
 
 def test_what_is_left_is_freed_when_the_exporter_says_it_is_clean(four: Box) -> None:

@@ -28,6 +28,7 @@ from gpulock_exporter.collectors.labels import LabelUser
 from gpulock_exporter.exporter import Exporter
 from gpulock_exporter.listen import ListenError, listen, parse_address
 from gpulock_exporter.listen_activation import activated_sockets
+from gpulock_exporter.publish import make_folders
 from gpulock_exporter.server import Server
 from gpulock_exporter.supervisor import Supervisor
 from gpulock_exporter.supervisor_decide import Limits
@@ -107,10 +108,11 @@ def configured(settings: Settings, options: argparse.Namespace) -> Settings:
 def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     exporter = Exporter(Node(settings), SystemClock(), say)
-    exporter.open()
+    make_folders(settings.exporter_dir)
     # whoever sees that we run may tell us to pause: that waits until somebody listens
     signal.pthread_sigmask(signal.SIG_BLOCK, PAUSES)
     with Running(settings.exporter_dir):
+        exporter.open()
         return serve_alone(settings, exporter)
 
 

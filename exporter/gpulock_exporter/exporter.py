@@ -36,6 +36,10 @@ from gpulock_exporter.totals_tokens import Accounts
 from gpulock_exporter.webconfig_reload import Reloader
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
+OVERTAKEN = (
+    "%s could not be written to the last: what only the exporter counts (seconds at work and "
+    "observed, XIDs, bytes) begins at 0"
+)
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack says where"
 
 
@@ -66,8 +70,10 @@ class Exporter:
     def open(self) -> None:
         """Go on from where an earlier exporter of this boot stopped; raise OSError."""
         self._folder.open()
-        now = self._clock.now().boottime
-        self._book.memory = memory_of(self._folder.last(), self._node.boot_id, now)
+        now, overtaken = self._clock.now().boottime, self._folder.is_overtaken()
+        self._book.memory = memory_of(self._folder.last(), self._node.boot_id, now, overtaken)
+        if overtaken:
+            self._say(f"gpulock-exporter: {OVERTAKEN % self._folder.path}")
 
     def list_devices(self) -> None:
         """Read the driver's own list of cards now; it may block."""

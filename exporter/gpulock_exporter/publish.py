@@ -2,7 +2,8 @@
 """The exporter's folder: each file is renamed in whole, by an ordinary user, without privileges.
 
 `sample` once a second, `finished/TOKEN` once a claim, `inventory` when it changes. A folder that
-cannot be written costs the rest of gpulock its advice, never the exporter its answers.
+cannot be written costs the rest of gpulock its advice, never the exporter its answers. A sample
+that was not the last then is marked by its time, which takes no room on a disk that is full.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ INVENTORY = "inventory"
 FINISHED_CAP = 1000  # claims whose history line may be written late; as many as gpulock.locks keeps
 FINISHED_PRUNE = 500  # how many of the oldest go when the cap is reached
 WAITING_CAP = 64  # claims that could not be written yet
+OVERTAKEN = 0.0  # epoch seconds: when a sample was written that counters have been told since
 
 
 class Folder:
@@ -34,12 +36,12 @@ class Folder:
         self._inventory = ""
 
     def open(self) -> None:
-        """Make the folders, take away what an interrupted write left; raise OSError."""
+        """Make the folders, take away what an interrupted write left; raise OSError.
+
+        Only for whoever has the folder: what another exporter is writing now looks the same.
+        """
+        make_folders(self.path)
         for folder in (self.path, f"{self.path}/{FINISHED}"):
-            try:
-                os.mkdir(folder, 0o755)
-            except FileExistsError:
-                pass
             for name in os.listdir(folder):
                 if name.startswith("."):
                     atomic.remove_quietly(f"{folder}/{name}")
@@ -48,9 +50,23 @@ class Folder:
         """Return the sample that was written last, None where there is none."""
         return load(f"{self.path}/{SAMPLE}", SAMPLE_LINE)
 
+    def is_overtaken(self) -> bool:
+        """Return whether more was told than is in the sample that was written last."""
+        try:
+            return os.lstat(f"{self.path}/{SAMPLE}").st_mtime == OVERTAKEN
+        except FileNotFoundError:
+            return False
+
     def write_sample(self, text: str) -> None:
-        """Put a sample in the place of the last one; raise OSError."""
-        self._replace(SAMPLE, text)
+        """Put a sample in the place of the last one; raise OSError, and mark that one."""
+        try:
+            self._replace(SAMPLE, text)
+        except OSError:
+            try:
+                os.utime(f"{self.path}/{SAMPLE}", (OVERTAKEN, OVERTAKEN), follow_symlinks=False)
+            except OSError:
+                pass  # there is none to go on from, or nothing at all can be done here
+            raise
 
     def write_finished(self, over: Mapping[str, Accounts], boot_id: str, now: Moment) -> None:
         """Write the accounts of claims that are over; raise OSError, and try again next time."""
@@ -79,6 +95,15 @@ class Folder:
 
     def _replace(self, name: str, text: str) -> None:
         atomic.replace_file(f"{self.path}/{name}", text.encode("utf-8", "surrogateescape"))
+
+
+def make_folders(path: str) -> None:
+    """Make an exporter's folder and what is in it; raise OSError."""
+    for folder in (path, f"{path}/{FINISHED}"):
+        try:
+            os.mkdir(folder, 0o755)
+        except FileExistsError:
+            pass
 
 
 def prune(folder: str, cap: int = FINISHED_CAP, drop: int = FINISHED_PRUNE) -> None:

@@ -189,13 +189,19 @@ def counter_text(counter: Counter) -> str | None:
 # --- and back ---------------------------------------------------------------------------------
 
 
-def memory_of(found: Sample | None, boot_id: str, now: float) -> Memory:
-    """Return what an exporter of this boot remembered; nothing of another boot or of later."""
+def memory_of(found: Sample | None, boot_id: str, now: float, overtaken: bool = False) -> Memory:
+    """Return what an exporter of this boot remembered; nothing of another boot or of later.
+
+    `overtaken` says that more was told since than is in the sample.
+    """
     if found is None or found.boot_id != boot_id or (found.boottime or 0.0) > now:
         return Memory()
     lost = [line for line in found.others if line[0] == GONE and len(line) > DEVICE_WORDS]
     devices = [device_of(line[1], Seen(*typed("device", line[2:])), now) for line in lost]
     devices += [device_of(name, seen, now) for name, seen in found.devices.items()]
+    for one in devices:
+        if one is not None and overtaken:
+            one.begin_anew()
     totals = Totals({one.key: one for one in devices if one is not None}, found.driver)
     ledger = Ledger(
         {

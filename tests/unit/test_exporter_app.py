@@ -148,8 +148,11 @@ def test_a_pause_ends_by_itself(tmp_path: Path) -> None:
 
 def test_a_second_exporter_does_not_write_into_the_files_of_the_first(running: Running) -> None:
     running.wait("/-/healthy", bool)
+    being_written = running.folder / ".sample.0a1b"
+    being_written.touch()
     done = call(running.node, "--listen", "127.0.0.1:0")
     assert done.returncode == 3
+    assert being_written.exists()
     assert done.stderr == (
         f"gpulock-exporter: another gpulock-exporter writes {running.folder}; "
         "give this one a folder of its own (EXPORTER_DIR)\n"

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,10 +40,16 @@ class Ticking:
         with node.config.open("a") as file:
             file.write(f"MAX_SAMPLE_AGE={AGE}\n")
         self.clock = Clock()
-        self.exporter = Exporter(Node(load(str(node.config))), self.clock)
+        self._config = str(node.config)
+        self.folder = node.exporter_dir
+        self.exporter = self.again()
         self.exporter.open()
         self.exporter.list_devices()
         self._supervisor = Supervisor(["/nonexistent"], lambda: self.clock.seconds)
+
+    def again(self, say: Callable[[str], object] = str) -> Exporter:
+        """Return an exporter of this node as it starts."""
+        return Exporter(Node(load(self._config)), self.clock, say)
 
     def tick(self) -> None:
         """Do what is due each second."""
@@ -55,6 +63,18 @@ class Ticking:
 @pytest.fixture
 def ticking(tmp_path: Path) -> Ticking:
     return Ticking(tmp_path)
+
+
+def test_who_goes_on_from_less_than_was_told_says_so(ticking: Ticking) -> None:
+    ticking.tick()
+    said: list[str] = []
+    ticking.again(said.append).open()
+    assert said == []
+    os.utime(ticking.folder / "sample", (0, 0))  # as after a write that failed
+    ticking.again(said.append).open()
+    assert [line.partition(": ")[2].partition(":")[0] for line in said] == [
+        f"{ticking.folder} could not be written to the last"
+    ]
 
 
 def test_before_the_first_tick_nobody_is_told_anything(ticking: Ticking) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -20,7 +21,7 @@ from gpulock_exporter.totals_tokens import Account
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gpulock import inventory, sample
+from gpulock import atomic, inventory, sample
 from gpulock.devices import Device as DriverDevice
 from gpulock.sample import SAMPLE_LINE, parse
 from gpulock.simulate.inventory import inventory as simulated
@@ -144,6 +145,62 @@ def test_a_claim_that_went_while_the_exporter_was_away_is_finished_as_it_was() -
     node.facts = facts()
     over = node.tick(card(0, busy=100.0, observed=100.0), seconds=100)
     assert over[A][bus(0)].observed == 2.0
+
+
+def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> dict[str, float]:
+        return {
+            metric.family.name.removeprefix("gpulock_gpu_"): value
+            for metric in collect(node.snapshot())
+            if metric.family.kind == COUNTER
+            for value in metric.values.values()
+        }
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def look(second: int) -> None:
+        seen = card(0, energy=100.0 + 300 * second, pcie_transmit=1000 * second, ecc={"a.b": 7})
+        node.tick(seen, xids=[Xid(uuid(0), 79)])
+
+    def start() -> None:
+        memory = memory_of(folder.last(), BOOT, node.now, folder.is_overtaken())
+        node.book = Node(memory).book
+
+    node, folder = Node(), Folder(str(tmp_path / "run"))
+    folder.open()
+    for second in range(3):
+        look(second)
+        folder.write_sample(node.text())
+    start()
+    look(3)
+    before = told()
+    assert (before["busy_seconds_total"], before["xid_errors_total"]) == (1.5, 4), "it goes on"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "replace_file", full)
+        for second in range(4, 8):
+            look(second)
+            with pytest.raises(OSError, match="No space"):
+                folder.write_sample(node.text())
+    lost = told()
+    start()
+    look(8)
+    after = told()
+    fell = {name for name in lost if after[name] < lost[name]}
+    assert fell == {
+        *("busy_seconds_total", "observed_seconds_total", "xid_errors_total"),
+        "pcie_transmit_bytes_total",
+    }
+    assert after["pcie_transmit_bytes_total"] == 0
+    assert (after["busy_seconds_total"], after["observed_seconds_total"]) == (0.5, 1.0)
+    assert after["xid_errors_total"] == 1
+    assert after["energy_joules_total"] == 100 + 300 * 8, "the driver counts it"
+    assert after["ecc_errors_total"] == before["ecc_errors_total"]
+    folder.write_sample(node.text())
+    assert not folder.is_overtaken()
 
 
 def test_nothing_of_another_boot_or_of_the_future_is_remembered(tmp_path: Path) -> None:

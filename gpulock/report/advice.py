@@ -11,7 +11,8 @@ from gpulock.report.claims import Card, Claim
 
 OBSERVED: Final = 0.9  # share of each device's time that must have been observed
 LEAST: Final = 600.0  # seconds: a shorter job is over before it is clear what it does
-BLIP: Final = 0.001  # share: a device that was only ever opened works for a moment
+BLIP: Final = 0.001  # share: a device that was only ever opened works for a moment,
+MOMENT: Final = 10.0  # seconds: and for no longer, whatever share of a long job that is
 LITTLE: Final = 0.1  # share of the time at work
 SLICE: Final = 8  # a card's memory has so many MIG slices (A100, H100 and later)
 SLICES: Final = 7  # and its processors so many
@@ -24,8 +25,8 @@ def advice(claims: Sequence[Claim]) -> str:
     cards = [(claim, card) for claim in claims for card in claim.cards]
     if not cards or not all(is_clear(card) for _, card in cards):
         return ""
-    used = [(claim, card) for claim, card in cards if (card.utilization or 0.0) > BLIP]
-    never = [(claim, card) for claim, card in cards if (card.utilization or 0.0) <= BLIP]
+    used = [(claim, card) for claim, card in cards if is_used(card)]
+    never = [(claim, card) for claim, card in cards if not is_used(card)]
     if not used:
         who = "The GPU was never" if len(cards) == 1 else "None of the GPUs was ever"
         it = "it" if len(cards) == 1 else "them"
@@ -39,6 +40,11 @@ def advice(claims: Sequence[Claim]) -> str:
 def is_clear(card: Card) -> bool:
     """Return whether nearly all of a device's time was observed, and it was not over at once."""
     return card.held >= LEAST and card.busy is not None and card.observed >= OBSERVED * card.held
+
+
+def is_used(card: Card) -> bool:
+    """Return whether a device did more than being opened."""
+    return (card.utilization or 0.0) > BLIP or (card.busy or 0.0) > MOMENT
 
 
 def small(cards: Sequence[tuple[Claim, Card]]) -> str:

@@ -29,6 +29,7 @@ from tests.unit.trees import FEW, bus
 
 GIB = 1 << 30
 HOUR, DAY = 3600.0, 86400.0
+MONTH = 30 * DAY
 BEGUN = 1_700_000_000.0
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -195,6 +196,15 @@ def test_no_line_is_wider_than_80_columns(
         (
             [card(0, use=0.0005)],
             "The GPU was never used: ask for none, or look why the program does not find it.",
+        ),
+        (
+            [card(0, MONTH, use=0.9), card(1, MONTH, use=9 / MONTH)],
+            "GPU 1 was never used: ask for one.",
+        ),
+        ([card(0, MONTH, use=0.9), card(1, MONTH, use=0.0009)], ""),
+        (
+            [card(0, MONTH, use=0.0009)],
+            "The GPU worked <1 % of the time: look what the program waits for.",
         ),
         (
             [card(0, use=0), card(1, use=0)],

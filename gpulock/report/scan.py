@@ -37,6 +37,7 @@ DEVICE: Final = re.compile(
     rb'\{"id":"([^"\\]+)",' + _numbers("held_seconds", "busy_seconds", "observed_seconds") + rb","
 )
 QUEUE: Final = re.compile(rb',"queue":' + _TEXT)
+NO_JOBS: Final = ("process", "admin")  # whose numbers are no jobs'
 AT, USER, GPU_SECONDS, BUSY, OBSERVED = 1, 2, 3, 4, 5  # groups of HEAD
 
 
@@ -68,11 +69,17 @@ class Query:
         )
         return [f"{key}{json.dumps(value)}".encode() for key, value in pairs if value]
 
+    def strangers(self) -> list[bytes]:
+        """Return what the line of no claim that fits has in it: see `of_scheduler`."""
+        if not self.job or self.scheduler:
+            return []
+        return [f'"scheduler":"{name}"'.encode() for name in NO_JOBS]
+
     def of_scheduler(self, scheduler: str) -> bool:
         """Return whether claims of a scheduler are asked for: a job's number is no process's."""
         if self.scheduler or not self.job:
             return self.scheduler in ("", scheduler)
-        return scheduler not in ("process", "admin")
+        return scheduler not in NO_JOBS
 
     def fits(self, claim: Claim) -> bool:
         """Return whether a claim is asked for."""
@@ -151,11 +158,14 @@ def matching(folder: str, query: Query, faults: Faults) -> Iterator[Found]:
     A needle may stand in another key than meant: who shows a claim asks `Query.fits`.
     """
     first, *needles = query.needles() or [b""]
+    strangers = query.strangers()
     since, until = query.since, query.until
     timed = since > 0 or until < float("inf")
     head = HEAD.match
     for data, begin, end in spans(folder, since, faults, first):
         if needles and not all([data.find(needle, begin, end) >= 0 for needle in needles]):
+            continue
+        if strangers and any([data.find(one, begin, end) >= 0 for one in strangers]):
             continue
         found = head(data, begin, end)
         if found is None:

@@ -328,6 +328,16 @@ def test_claims_are_found_by_user_job_device_and_time(
     assert "".join(jobs(busy, *words)) == found
 
 
+def test_a_process_of_its_number_is_in_no_sum_of_a_job(desk: Desk) -> None:
+    for number, scheduler in enumerate(("slurm", "process", "admin")):
+        desk.past(number, ago=9, scheduler=scheduler, job_id="12")
+    assert desk.text("history", "--job", "12").splitlines()[-1].startswith("1 claim: ")
+    assert desk.text("history", "--job", "pid 12").splitlines()[-1].startswith("1 claim: ")
+    for words in (("--by", "user"), ("--by", "device")):
+        sums = json.loads(desk.text("history", "--job", "12", "--json", *words))["sums"]
+        assert [one["claims"] for one in sums] == [1]
+
+
 def test_the_table_has_the_last_ones_and_the_sum_of_all(busy: Desk) -> None:
     said = busy.text("history", "--last", "2").splitlines()
     assert [line.split()[2:6] for line in said[1:3]] == [

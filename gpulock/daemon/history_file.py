@@ -23,6 +23,7 @@ from gpulock.quarantine import sync
 
 FOLDER: Final = "history"
 NAME: Final = "history.jsonl"
+PACKED: Final = ".gz"
 LINE_LIMIT: Final = 1 << 20  # bytes; 128 instances with their buckets are 0.1 MB
 CHUNK: Final = 1 << 16  # bytes: of larger ones the allocator asks the kernel each time
 DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)  # of a compressed file
@@ -109,7 +110,8 @@ def written(folder: str, tokens: set[str], oldest: float) -> set[str]:
 def files(folder: str) -> list[tuple[str, float]]:
     """Return path and time of the last change of each file of the history, oldest first.
 
-    The one that grows is the last.
+    The one that grows is the last. A compressed file is left out while the one that it is made of
+    is there: it is not whole yet, and never will be where that was cut short.
     """
     found: list[tuple[float, str]] = []
     try:
@@ -118,6 +120,8 @@ def files(folder: str) -> list[tuple[str, float]]:
         return []
     for name in names:
         if not name.startswith(NAME) or name == NAME:
+            continue
+        if name.endswith(PACKED) and name.removesuffix(PACKED) in names:
             continue
         try:
             found.append((os.lstat(f"{folder}/{name}").st_mtime, name))
@@ -133,11 +137,19 @@ def files(folder: str) -> list[tuple[str, float]]:
 
 @contextmanager
 def reading(path: str) -> Generator[IO[bytes] | gzip.GzipFile]:
-    """Open a file of the history, compressed or not; raise OSError for all but a regular file."""
-    with os.fdopen(os.open(path, atomic.OPEN_READ), "rb", buffering=0) as file:
+    """Open a file of the history, compressed or not; raise OSError for all but a regular file.
+
+    One that was compressed since it was listed has another name by now.
+    """
+    try:
+        fd = os.open(path, atomic.OPEN_READ)
+    except FileNotFoundError:
+        path += PACKED
+        fd = os.open(path, atomic.OPEN_READ)
+    with os.fdopen(fd, "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        if not path.endswith(".gz"):
+        if not path.endswith(PACKED):
             yield file
             return
         with gzip.open(file) as unpacked:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import time
 from pathlib import Path
@@ -15,6 +16,8 @@ from gpulock.daemon.history_record import said
 from gpulock.daemon.samples import Advice
 from gpulock.deadline import Deadline
 from gpulock.gate import Gate
+from gpulock.report import scan
+from gpulock.report.scan import Faults, Query, claims
 from tests.unit.history_site import GIB, Ended
 from tests.unit.trees import OTHER_BOOT, bus
 
@@ -341,6 +344,37 @@ def test_devices_that_were_pruned_leave_the_rest_of_their_claim(site: Ended) -> 
     history.remove(f"{site.lock}/released/feed.{bus(1)}", set())
     assert site.write() == 1
     assert [one["id"] for one in site.records()[0]["devices"]] == [bus(0)]
+
+
+def test_a_file_that_is_being_compressed_or_was_by_halves_is_read_once(site: Ended) -> None:
+    site.claim(0, token="a")
+    site.write()
+    first = site.path.rename(f"{site.path}.1")
+    Path(f"{first}.gz").write_bytes(gzip.compress(first.read_bytes())[:100])
+    site.claim(0, token="b")
+    site.write()
+    folder = str(site.path.parent)
+    faults = Faults()
+    assert [one.token for one in claims(folder, Query(), faults)] == ["a", "b"]
+    assert faults.told() == []
+    assert history_file.written(folder, {"a", "b"}, 0.0) == {"a", "b"}
+
+
+def test_a_file_that_was_compressed_since_it_was_listed_is_read_all_the_same(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.claim(0, token="a")
+    site.write()
+    listed = history_file.files(str(site.path.parent))
+    Path(f"{site.path}.gz").write_bytes(gzip.compress(site.path.read_bytes()))
+    site.path.unlink()
+
+    def files(_: str) -> list[tuple[str, float]]:
+        return listed
+
+    monkeypatch.setattr(scan, "files", files)
+    found = claims(str(site.path.parent), Query(), Faults())
+    assert [one.token for one in found] == ["a"]
 
 
 def test_a_reader_of_files_sees_the_oldest_first(site: Ended) -> None:

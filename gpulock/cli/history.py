@@ -23,6 +23,7 @@ from gpulock.report.claims import Claim
 from gpulock.report.scan import Faults, Query, Sum, Sums, claims, matching, parsed
 
 HOUR = 3600.0
+REFUSED = 1  # exit code
 LAST = 50  # claims that a table lists unless told otherwise
 TIMES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
 COLUMNS = (
@@ -75,6 +76,8 @@ def history(session: Session, /, by: str | None, limit: int, form: str, **which:
         tell_claims(folder, query, faults, limit)
     for fault in faults.told():
         click.echo(f"gpulock: history: {fault}", err=True)
+    if faults.files:
+        click.get_current_context().exit(REFUSED)  # no script is to take it for no hours
 
 
 def query_of(node: Node, user: str, job: str, device: str, since: str, until: str) -> Query:
@@ -145,7 +148,8 @@ def tell_claims(folder: str, query: Query, faults: Faults, limit: int) -> None:
     more = total.claims - len(shown)
     if more > 0:
         click.echo(f"{counted(more, 'earlier claim')} not shown: --last 0 shows all")
-    click.echo(sentence(total))
+    if total.claims or not faults.files:
+        click.echo(sentence(total))
 
 
 def cells(claim: Claim) -> list[Cell]:

@@ -45,7 +45,6 @@ def append(path: str, lines: bytes) -> None:
 
     What an interrupted call left of a line is cut off first: its claim is still in `released/`.
     """
-    new = not os.path.exists(path)
     fd = os.open(path, _APPEND, 0o644)
     try:
         info = os.fstat(fd)
@@ -55,13 +54,13 @@ def append(path: str, lines: bytes) -> None:
         try:
             atomic.write_all(fd, lines)
             os.fsync(fd)
+            if info.st_size == 0:  # perhaps it is new
+                sync(os.path.realpath(os.path.dirname(path)))
         except BaseException:
             os.ftruncate(fd, size)
             raise
     finally:
         os.close(fd)
-    if new:
-        sync(os.path.dirname(path))
 
 
 def heal(fd: int, size: int) -> int:
@@ -146,9 +145,10 @@ def reading(path: str) -> Generator[IO[bytes] | gzip.GzipFile]:
     except FileNotFoundError:
         path += PACKED
         fd = os.open(path, atomic.OPEN_READ)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
     with os.fdopen(fd, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
         if not path.endswith(PACKED):
             yield file
             return

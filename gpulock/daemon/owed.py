@@ -126,14 +126,15 @@ def lost(
 def read(folder: str, name: str) -> tuple[Owner | None, float]:
     """Return a record and when its claim was last seen (epoch); raise OSError or MalformedError.
 
-    None for an empty one: of a write that is at work, or was cut short by a kill or a power cut.
+    None for an empty one, or one of zeros alone: of a write that is at work, or was cut short by a
+    kill or a power cut.
     """
     path = f"{folder}/{name}"
     info = os.lstat(path)
     if info.st_uid != os.geteuid():
         raise PermissionError(f"it belongs to uid {info.st_uid}, not to uid {os.geteuid()}")
     text = atomic.read_text(path)
-    if not text:
+    if not text.strip("\0"):
         return None, info.st_mtime
     record = owner.parse(text)
     if record.token != name or not is_token(name) or not record.devices:

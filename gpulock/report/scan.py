@@ -196,7 +196,8 @@ def spans(
         except FileNotFoundError:
             continue
         except (OSError, *DAMAGED) as fault:
-            faults.files.append(f"{path}: {fault}")
+            why = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
+            faults.files.append(f"{path}: {why}")
 
 
 def claims(folder: str, query: Query, faults: Faults) -> Iterator[Claim]:

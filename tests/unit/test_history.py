@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import time
@@ -344,6 +345,28 @@ def test_devices_that_were_pruned_leave_the_rest_of_their_claim(site: Ended) -> 
     history.remove(f"{site.lock}/released/feed.{bus(1)}", set())
     assert site.write() == 1
     assert [one["id"] for one in site.records()[0]["devices"]] == [bus(0)]
+
+
+def test_a_folder_that_is_a_link_to_a_larger_disk_is_as_good(site: Ended) -> None:
+    (site.root / "large").mkdir()
+    (site.state / "history").symlink_to(site.root / "large")
+    for token in "ab":
+        site.claim(0, token=token)
+        assert site.write() == 1
+    assert (site.tokens(), site.waiting(), site.told) == (["a", "b"], [], [])
+
+
+def test_where_a_new_file_is_not_made_durable_nothing_was_added(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(_: str) -> None:
+        raise OSError(errno.EIO, "worn out")
+
+    site.claim(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(history_file, "sync", sync)
+        assert (site.write(), site.records()) == (0, [])
+    assert site.write() == 1
 
 
 def test_a_file_that_is_being_compressed_or_was_by_halves_is_read_once(site: Ended) -> None:

@@ -328,6 +328,19 @@ def test_claims_are_found_by_user_job_device_and_time(
     assert "".join(jobs(busy, *words)) == found
 
 
+@pytest.mark.parametrize("words", [(), ("--csv",), ("--json",), ("--by", "user", "--csv")])
+def test_a_history_that_cannot_be_read_is_not_an_empty_one(
+    desk: Desk, words: tuple[str, ...]
+) -> None:
+    desk.past(0, ago=9)
+    desk.path.rename(desk.root / "away")
+    desk.path.mkdir()
+    done = desk.call("history", *words)
+    assert done.exit_code == 1
+    assert f"{desk.path}: not a regular file" in done.stderr
+    assert "no finished claim" not in done.stdout
+
+
 def test_a_process_of_its_number_is_in_no_sum_of_a_job(desk: Desk) -> None:
     for number, scheduler in enumerate(("slurm", "process", "admin")):
         desk.past(number, ago=9, scheduler=scheduler, job_id="12")
@@ -431,7 +444,7 @@ def test_a_damaged_file_is_told_and_the_others_are_read(busy: Desk, kind: str) -
         aside.write_bytes(data[:-20] if kind == "cut" else b"garbage")
     done = busy.call("history")
     assert str(aside) in done.output
-    assert "claims" in done.output and done.exit_code == 0
+    assert "claims" in done.output and done.exit_code == 1
 
 
 def test_a_user_with_any_name_is_found_by_it(desk: Desk) -> None:

@@ -198,6 +198,7 @@ class Cluster:
         if (self.settings.sge_slave_tasks or isolated) and not mine:
             key = "ISOLATION=cgroup" if isolated else "SGE_SLAVE_TASKS=yes"
             what = f"{key}, but shepherd_cmd is {found}"
+            what += ": jobs of several hosts are refused" if isolated else ""
             yield fault(name, what, f"set shepherd_cmd to the launcher below {self.current}")
         elif mine and not Path(found.split()[0]).is_file():
             yield fault(name, f"shepherd_cmd {found} is not there: no job starts", _AGAIN)

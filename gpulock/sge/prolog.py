@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ALSO = ("SGE_GPU",)  # the name that other prologs of Grid Engine give the mask
+LAUNCHED = b"GPULOCK_LAUNCHER=1"  # in the environment of a shepherd that shepherd_cmd started
 RECORD = "gpulock"  # the owner record in the spool directory, for adoption after a lost /run
 
 
@@ -61,6 +62,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
         if refusal.kind == UNKNOWN:
             note_unknown(node, refusal, who, deadline)
         raise
+    check_tasks(node, found)
     if count == 0:
         isolate(node, found, None, deadline)
         if node.settings.hide_unrequested:
@@ -101,6 +103,26 @@ def check_hosts(found: Spool, job: Job, settings: Settings) -> None:
             "GPUs on several hosts, but this site gives slave tasks none",
             "use a parallel environment of one host, or ask for SGE_SLAVE_TASKS=yes",
         )
+
+
+def check_tasks(node: Node, found: Spool) -> None:
+    """Refuse a job of several hosts whose slave tasks nothing would confine; raise Refusal.
+
+    They have no prolog: our shepherd_cmd alone reaches them, and it has started this job's shepherd
+    where Grid Engine's configuration has it. The job's owner has no part in that environment.
+    """
+    if node.settings.isolation != "cgroup" or request.hosts(found) == 1:
+        return
+    try:
+        if LAUNCHED in node.proc.read(found.pid, "environ").split(b"\0"):
+            return
+    except OSError:
+        pass  # in doubt it was not
+    raise Refusal(
+        SENSELESS,
+        "slots on several hosts, but nothing would keep its tasks there from other jobs' GPUs",
+        "use a parallel environment of one host, or have shepherd_cmd set (docs/grid-engine.md)",
+    )
 
 
 def still_there(node: Node, found: Spool) -> None:

@@ -24,6 +24,7 @@ from gpulock.install.hooks import (
     templates,
 )
 from gpulock.install.versions import Hooks, in_force, self_test
+from gpulock.sge.prolog import LAUNCHED
 from gpulock.simulate.node import write_node
 
 pytestmark = pytest.mark.slow
@@ -211,3 +212,24 @@ def test_the_shepherd_of_the_settings_is_the_one_that_is_started(tmp_path: Path)
     text = (hooks.folder / "prolog/sge_shepherd").read_text()
     assert "\nSHEPHERD='/opt/my sge/bin/sge_shepherd'\n" in text
     assert text.count("SHEPHERD=") == 1
+
+
+def test_the_launcher_of_shepherds_shows_that_it_was_here(tmp_path: Path) -> None:
+    """The prolog looks for it in the shepherd's environment, under ISOLATION=cgroup."""
+    shepherd = tmp_path / "shepherd"
+    shepherd.write_text("#!/bin/sh\ntr '\\0' '\\n' < /proc/$$/environ\n")
+    shepherd.chmod(0o755)
+    config = tmp_path / "gpulock.conf"
+    config.write_text(f"SGE_SHEPHERD={shepherd}\n")
+    hooks = render_hooks(tmp_path / "hooks", config)
+
+    shown = subprocess.run(
+        [hooks.folder / "prolog/sge_shepherd"],
+        cwd=tmp_path,
+        env={},
+        capture_output=True,
+        check=True,
+        timeout=10,
+    )
+
+    assert LAUNCHED in shown.stdout.splitlines()

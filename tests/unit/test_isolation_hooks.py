@@ -15,10 +15,11 @@ from gpulock.refusal import BROKEN, UNKNOWN, Refusal
 from gpulock.settings import Settings
 from gpulock.sge import epilog, prolog, slave
 from gpulock.simulate.execd import SpooledJob
+from gpulock.simulate.packed_job import Resource
 from tests.unit.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.unit.trees import bus
 
-RUN, QUEUE_ERROR, REQUEUE = 0, 1, 99
+RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
 CGROUP = {"ISOLATION": "cgroup"}
 
 
@@ -208,6 +209,53 @@ def test_a_slave_task_that_cannot_be_confined_does_not_start(tasks: Site, kernel
 
     assert start_task(tasks, FIRST, SGE_SLAVE_TASKS="yes") == 1
     assert tasks.locks() == []
+
+
+# --- a job of several hosts, on its first one ------------------------------------------------------
+
+
+def launched(site: Site, *resources: Resource, by: bytes) -> SpooledJob:
+    """Spool a job of two hosts whose shepherd was started with this in its environment."""
+    spooled = site.run(*resources, pe="mpi", hosts=HOSTS)
+    (site.proc.root / str(SHEPHERD) / "environ").write_bytes(b"SGE_ROOT=/sge\0" + by + b"\0")
+    return spooled
+
+
+@pytest.mark.parametrize("asked", [(), (gpus(1),)])
+@pytest.mark.parametrize(
+    ("by", "code"), [(b"GPULOCK_LAUNCHER=1", RUN), (b"XGPULOCK_LAUNCHER=1", JOB_ERROR)]
+)
+def test_a_job_of_several_hosts_starts_where_shepherd_cmd_confines_its_tasks(
+    site: Site, kernel: Kernel, asked: tuple[Resource, ...], by: bytes, code: int
+) -> None:
+    spooled = launched(site, *asked, by=by)
+
+    assert start(site, spooled, SGE_SLAVE_TASKS="yes", **CGROUP) == code
+    assert bool(kernel.asked) is (code == RUN)
+    assert bool(site.locks()) is (code == RUN and bool(asked))
+
+
+def test_where_it_cannot_be_seen_who_started_the_shepherd_the_job_is_refused(
+    site: Site, kernel: Kernel
+) -> None:
+    spooled = site.run(pe="mpi", hosts=HOSTS)
+
+    assert start(site, spooled, **CGROUP) == JOB_ERROR
+    assert kernel.asked == []
+
+
+@pytest.mark.parametrize("isolation", ["off", "group"])
+def test_only_a_cgroup_needs_the_launcher(site: Site, kernel: Kernel, isolation: str) -> None:
+    spooled = site.run(pe="mpi", hosts=HOSTS)
+
+    assert start(site, spooled, ISOLATION=isolation) == RUN
+
+
+def test_a_job_of_one_host_needs_no_launcher(site: Site, kernel: Kernel) -> None:
+    spooled = site.run(pe="mpi", hosts=(("node", 4),))
+
+    assert start(site, spooled, **CGROUP) == RUN
+    assert kernel.asked == [("12.1", SHEPHERD, [])]
 
 
 def test_where_a_reconcile_has_to_look_is_noted_once(site: Site) -> None:

@@ -211,7 +211,7 @@ def test_a_slave_task_that_cannot_be_confined_does_not_start(tasks: Site, kernel
     assert tasks.locks() == []
 
 
-# --- a job of several hosts, on its first one ------------------------------------------------------
+# --- a job of several hosts, on its first one -----------------------------------------------------
 
 
 def launched(site: Site, *resources: Resource, by: bytes) -> SpooledJob:

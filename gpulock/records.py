@@ -36,9 +36,16 @@ def mark(state_dir: str) -> None:
     raise FileNotFoundError(errno.ENOENT, "cannot be noted", f"{state_dir}/{WHOLE}")
 
 
-def is_partial(state_dir: str) -> bool:
-    """Return whether records may be missing."""
-    return any([os.path.lexists(f"{state_dir}/{name}") for name in (PARTIAL, MENDING)])
+def is_whole(state_dir: str) -> bool:
+    """Return whether every claim has its record."""
+    return os.path.lexists(f"{state_dir}/{WHOLE}")
+
+
+def mend(state_dir: str) -> None:
+    """Begin to write what is missing, or what an earlier version never said; raise OSError."""
+    if rename(state_dir, PARTIAL, MENDING) or os.path.lexists(f"{state_dir}/{MENDING}"):
+        return
+    atomic.new_file(f"{state_dir}/{MENDING}", b"")
 
 
 def rename(state_dir: str, old: str, new: str) -> bool:

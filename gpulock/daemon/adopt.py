@@ -137,9 +137,12 @@ def mend_records(node: Node) -> None:
     Whoever claims meanwhile and finds no room notes that anew: then what was whole is not.
     """
     state_dir = node.settings.state_dir
-    if not records.is_partial(state_dir):
+    if records.is_whole(state_dir):
         return
-    records.rename(state_dir, records.PARTIAL, records.MENDING)
+    try:
+        records.mend(state_dir)
+    except OSError:
+        return  # the next reconcile tries again
     held: dict[str, Owner] = {}
     for lock in node.store.all().values():
         record = lock.owner
@@ -153,7 +156,7 @@ def mend_records(node: Node) -> None:
             if not os.path.lexists(f"{state_dir}/{runs.FOLDER}/{token}"):
                 runs.keep(state_dir, record)
     except OSError:
-        return  # the next reconcile tries again
+        return
     records.rename(state_dir, records.MENDING, records.WHOLE)
 
 

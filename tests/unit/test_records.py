@@ -151,6 +151,17 @@ def test_a_reconcile_writes_the_records_that_are_missing_once_there_is_room(
         assert found.__dict__ == own.__dict__
 
 
+def test_a_boot_that_an_earlier_version_began_is_whole_after_a_reconcile(
+    site: Site, disk: Disk
+) -> None:
+    (site.state / "runs.whole").unlink()
+    again(site)
+    assert marks(site) == []
+    disk.full = False
+    again(site)
+    assert marks(site) == ["runs.whole"]
+
+
 def test_a_claim_that_finds_no_room_while_records_are_written_is_not_forgotten(
     site: Site, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,10 +22,11 @@ STATES = (MISSING, QUARANTINED, STALE, NOT_KNOWN, FOREIGN, HELD_IDLE, HELD, FREE
 class Row:
     """One device with its state and why, and its lock where it has one.
 
-    `device` is None for a card that is only known to be missing.
+    `device` is None for a card that is only known to be missing; `noted` is the id under which one
+    that is out of service was put out: its own, or its card's.
     """
 
-    __slots__ = ("device", "id", "lock", "reason", "state")
+    __slots__ = ("device", "id", "lock", "noted", "reason", "state")
 
     def __init__(
         self, name: str, device: Device | None, lock: Lock | None, state: str, reason: str
@@ -35,6 +36,7 @@ class Row:
         self.lock = lock
         self.state = state
         self.reason = reason
+        self.noted = ""
 
 
 def rows(
@@ -81,7 +83,10 @@ def row_of(
         state, reason = FOREIGN, "free, but in use by a process"
     if state == HELD and device.id in idle:
         state = HELD_IDLE
-    return Row(device.id, device, lock, state, reason)
+    row = Row(device.id, device, lock, state, reason)
+    if state == QUARANTINED:
+        row.noted = next((name for name in out if overlaps(name, device.id)), "")
+    return row
 
 
 def judge(

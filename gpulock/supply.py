@@ -129,10 +129,12 @@ def short(found: list[Device], held: dict[str, Lock], out: list[str], want: Want
     count = want.count
     holders = [f"{name_of(d)}: {lock_holder(held, d.id, out)}" for d in found]
     free = len([h for h in holders if h.endswith(": free")])
+    good = [d for d in found if not d.fault and not any([devices.overlaps(d.id, o) for o in out])]
+    do = "the job can run when others have ended"
+    if len(good) < count:
+        do = "the job can run when enough are back in service, see gpulock status"
     return Refusal(
-        BUSY,
-        f"{asked_for(count)}, {free} of {len(found)} free ({'; '.join(holders)})",
-        "the job can run when others have ended",
+        BUSY, f"{asked_for(count)}, {free} of {len(found)} free ({'; '.join(holders)})", do
     )
 
 

@@ -15,7 +15,7 @@ import click
 
 from gpulock import boot, settle
 from gpulock import quarantine as notes
-from gpulock.cli.release import device_id
+from gpulock.cli.release import device_id, short_enough
 from gpulock.cli.select import SelectError, match
 from gpulock.cli.session import Refused, Session, caller, log
 from gpulock.cli.words import holder, label_of
@@ -33,9 +33,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def reason_given(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Return the reason as one line; raise BadParameter for an empty one."""
+    """Return the reason; raise BadParameter for an empty one, or one that is too long."""
     if not value.strip():
         raise click.BadParameter("say why.", ctx, param)
+    short_enough(ctx, param, value)
     return value
 
 

@@ -15,6 +15,7 @@ from gpulock.state import Row
 
 ALIVE = re.compile(r"\bprocess ([0-9]+)\b")  # in the proof of a verdict: the one that runs
 
+ADMINISTRATOR = "an administrator"  # who alone brings back what he took out
 SIMPLE = {
     state.STALE: ("the next claim that needs it, or a reap", "gpulock reap"),
     state.FREE: ("nobody: it is free", "gpulock run -n 1 -- COMMAND"),
@@ -36,7 +37,7 @@ def advice(row: Row, proof: str = "", stray: str = "", pids: Sequence[int] = ())
     if row.state == state.FOREIGN or (row.lock and row.lock.orphans):
         return in_use(row, name, pids)
     if row.state == state.QUARANTINED:
-        return of_quarantine(row.reason), f"gpulock restore {name}"
+        return of_quarantine(row.reason), restoring(row)
     if row.state in SIMPLE:
         return SIMPLE[row.state]
     if record is None or (row.lock and row.lock.fault):
@@ -66,10 +67,18 @@ def ending(pids: Sequence[int]) -> str:
     return f"end process {pids[0]} (ps -fp {pids[0]} shows it)" if pids else "end that process"
 
 
+def restoring(row: Row) -> str:
+    """Return what puts a device back into service: an instance may be out by its card."""
+    assert row.device is not None
+    if row.noted in ("", row.id):
+        return f"gpulock restore {device_name(row.device)}"
+    return f"gpulock restore {row.device.index if row.noted == row.device.bus else row.noted}"
+
+
 def of_quarantine(reason: str) -> str:
     """Return what brings a device back; the reason ends with who took it out."""
     why, _, who = reason.rpartition(" (")
-    return comes_back(why) if who == f"{POLICY})" else "an administrator"
+    return comes_back(why) if who == f"{POLICY})" else ADMINISTRATOR
 
 
 def missing(row: Row, name: str) -> tuple[str, str]:

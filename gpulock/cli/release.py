@@ -39,12 +39,27 @@ class Let(NamedTuple):
     left: str
 
 
+LONGEST = 1000  # characters of a reason: it stands in a note, in records and in lines
+
+
+def short_enough(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return the reason; raise BadParameter for one that no record can hold."""
+    if value is not None and len(value) > LONGEST:
+        raise click.BadParameter(f"say it in {LONGEST} characters.", ctx, param)
+    return value
+
+
 @click.command()
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
 @click.option("--pid", type=click.IntRange(min=2), help="What this process holds.")
 @click.option("--job", metavar="JOB", help="What this job holds: 12, or 12.3 for a task.")
 @click.option("--force", is_flag=True, help="Also what is not yours, or still in use.")
-@click.option("--because", metavar="TEXT", help="Why; needed with --force, kept in the log.")
+@click.option(
+    "--because",
+    metavar="TEXT",
+    help="Why; needed with --force, kept in the log.",
+    callback=short_enough,
+)
 @click.pass_obj
 def release(
     session: Session,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from gpulock import state
 from gpulock.cli import table
+from gpulock.cli.advice import ADMINISTRATOR, of_quarantine, restoring
 from gpulock.cli.look import View, stray
 from gpulock.cli.status_use import foreign
 from gpulock.cli.words import FORCE, counted, device_name, holder
@@ -89,5 +90,7 @@ def next_command(row: Row) -> str:
     if row.state == state.NOT_KNOWN and row.lock and row.lock.fault:
         return f"no reap frees it, but {FORCE.format(name)}"
     if row.state == state.QUARANTINED and not (row.lock and row.lock.orphans):
-        return f"gpulock restore {name} ends it"
+        if of_quarantine(row.reason) == ADMINISTRATOR:
+            return f"{restoring(row)} ends it"
+        return f"gpulockd brings it back when it is clean, or {restoring(row)}"
     return f"gpulock why {name}"

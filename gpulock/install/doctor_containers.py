@@ -62,7 +62,7 @@ def driver_set(settings: Settings) -> Iterator[Check]:
         yield fault(SET, f"{refusal.why}: no job with GPUs starts", refusal.do)
         return
     folder = Path(settings.driver_dir, version)
-    wrong = [*closed(folder), *open_to_all(folder), *contents(folder, version)]
+    wrong = [*closed(folder), *open_to_all(folder), *files(folder), *contents(folder, version)]
     yield from wrong or [good(SET, f"{folder} has the files of this node's driver")]
 
 
@@ -75,10 +75,37 @@ def closed(folder: Path) -> Iterator[Check]:
 
 
 def open_to_all(folder: Path) -> Iterator[Check]:
-    """Yield the folders in which anybody may put a driver for everybody."""
+    """Yield the folders in which others than root may put a driver for everybody."""
     for path in (folder.parent, folder, folder / "bin", folder / "lib"):
-        if path.stat().st_mode & stat.S_IWOTH:
-            yield fault(SET, f"anybody may change {path}", f"chmod o-w {path}")
+        if changed := changers(path):
+            yield fault(
+                SET, f"{changed} may change {path}", f"chown root {path}; chmod go-w {path}"
+            )
+
+
+def changers(path: Path) -> str:
+    """Return who else than root may change a file or a folder, or nothing; raise OSError."""
+    info = path.stat()
+    if info.st_mode & stat.S_IWOTH:
+        return "anybody"
+    if info.st_uid not in (0, os.geteuid()):
+        return f"uid {info.st_uid}"
+    return f"group {info.st_gid}" if info.st_mode & stat.S_IWGRP and info.st_gid != 0 else ""
+
+
+def files(folder: Path) -> Iterator[Check]:
+    """Yield the first file that a user cannot read, and the first that others may change."""
+    found = [path for part in ("bin", "lib") for path in sorted((folder / part).iterdir())]
+    found = [path for path in found if path.is_file()]
+    hidden = [path for path in found if not path.stat().st_mode & stat.S_IROTH]
+    if hidden:
+        mode = stat.S_IMODE(hidden[0].stat().st_mode)
+        rest = f", nor {len(hidden) - 1} more there" if hidden[1:] else ""
+        what = f"users cannot read {hidden[0]} (mode {mode:04o}){rest}"
+        yield fault(SET, what, f"chmod -R o+rX {folder}")
+    for path in [path for path in found if changers(path)][:1]:
+        what = f"{changers(path)} may change {path}, which everybody's jobs load"
+        yield fault(SET, what, f"chown -R root {folder}; chmod -R go-w {folder}")
 
 
 def contents(folder: Path, version: str) -> Iterator[Check]:

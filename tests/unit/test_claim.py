@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock import boot, quarantine
 from gpulock.claim import claim, claim_quiet
 from gpulock.refusal import BUSY
 from tests.unit.claims import ask, holder, ids, never, refused, totals
@@ -200,3 +201,17 @@ def test_a_schedulers_job_is_granted_what_it_always_was_and_nobody_is_looked_at(
     monkeypatch.setattr("gpulock.claim.foreign", look)
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     assert ids(ask(box, 1)) == [bus(0)]
+
+
+def test_who_waits_for_what_is_out_of_service_is_not_told_to_wait_for_jobs(box: Box) -> None:
+    node = box.node()
+    out = str(box.state), quarantine.QUARANTINE
+    boot.ensure(node.store)
+    boot.folders(node.store, str(box.state))
+    for number in range(4):
+        quarantine.put(*out, bus(number), "root", "its fan died")
+    assert refused(box, 1).do.startswith("the job can run when enough are back in service")
+
+    quarantine.lift(*out, bus(3))
+    ask(box, 1)
+    assert refused(box, 1, job_id="13").do == "the job can run when others have ended"

@@ -191,5 +191,33 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
     assert states == ["quarantined"] * 4 + ["free"] * 8
     refused = site.call("restore", "0:gi2.ci0")
     assert (refused.exit_code, "gpulock restore 0000:07:00.0" in refused.stderr) == (1, True)
+    assert f"XID 79 ({user_name(os.getuid())}); gpulock restore 0 ends it" in " ".join(
+        site.call("status").stdout.split()
+    )
+    assert "gpulock restore 0\n" in site.call("why", "0:gi2.ci0").stdout
     assert site.call("restore", "0").exit_code == 0
     assert noted(site, "quarantine") == []
+
+
+def test_an_instance_that_is_out_by_itself_is_restored_by_its_name(tmp_path: Path) -> None:
+    site = Site(tmp_path, "a100-mig")
+    site.call("quarantine", "0:gi2.ci0", "--because", "its memory")
+    assert "gpulock restore 0:gi2.ci0 ends it" in " ".join(site.call("status").stdout.split())
+    assert site.call("restore", "0:gi2.ci0").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("quarantine", "3"), ("reserve", "3"), ("release", "3", "--force")]
+)
+def test_a_reason_that_no_note_can_hold_is_refused(site: Site, command: tuple[str, ...]) -> None:
+    result = site.call(*command, "--because", "x" * 1001)
+    assert (result.exit_code, "in 1000 characters" in result.stderr) == (2, True)
+    assert site.states()[3] == "free"
+
+
+def test_status_says_what_comes_back_by_itself(site: Site) -> None:
+    node = site.node()
+    because = "memory: 812 MiB stay in use after job 12"
+    quarantine.put(node.settings.state_dir, quarantine.QUARANTINE, site.id(3), "gpulock", because)
+    text = " ".join(site.call("status").stdout.split())
+    assert "gpulockd brings it back when it is clean, or gpulock restore 3" in text

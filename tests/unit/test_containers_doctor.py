@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +38,9 @@ class Node:
             (self.set / part).mkdir(parents=True)
         (self.set / f"lib/libcuda.so.{VERSION}").touch()
         (self.set / "lib/libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")
-        (self.set / "bin/nvidia-smi").touch(0o755)
+        (self.set / "bin/nvidia-smi").touch()
+        for path in (self.set.parent, *self.set.parent.rglob("*")):
+            path.chmod(0o755)
         self.keys["DRIVER_DIR"] = str(self.root / "sets")
 
     def write(self, name: str, text: str) -> Path:
@@ -99,6 +102,20 @@ def open_folder(node: Node) -> None:
     (node.set / "lib").chmod(0o777)
 
 
+def hidden_library(node: Node) -> None:
+    (node.set / "lib/libcuda.so.1").resolve().chmod(0o600)
+
+
+def open_library(node: Node) -> None:
+    (node.set / "lib/libcuda.so.1").resolve().chmod(0o646)
+
+
+def library_of_a_group(node: Node) -> None:
+    path = (node.set / "lib/libcuda.so.1").resolve()
+    os.chown(path, -1, os.getegid() or 7)
+    path.chmod(0o664)
+
+
 def two_binds(node: Node) -> None:
     node.keys["DRIVER_DIR"] += ",/evil"
 
@@ -109,7 +126,10 @@ def two_binds(node: Node) -> None:
         (no_set, "no driver set for this node's driver 570.172.08", "put the driver's files"),
         (no_libcuda, "libcuda.so.1 is missing", "copy the libraries of driver 570.172.08"),
         (another_libcuda, "is of driver 535.5.1", "copy that of 570.172.08"),
-        (open_folder, "anybody may change", "chmod o-w"),
+        (open_folder, "anybody may change", "chmod go-w"),
+        (hidden_library, "libcuda.so.1 (mode 0600), nor 1 more", "chmod -R o+rX"),
+        (open_library, "anybody may change", "chmod -R go-w"),
+        (library_of_a_group, "group ", "chmod -R go-w"),
         (two_binds, "cannot be bound", "plain path"),
     ],
 )

@@ -50,7 +50,8 @@ def keep_or_mark(state_dir: str, record: Owner) -> tuple[str, str]:
 def drop(state_dir: str, record: Owner, device: str) -> None:
     """Take a device out of its claim's record, before its lock goes: nobody adopts it again.
 
-    Where there is no room for that the whole record stays: it locks too much, never too little.
+    Where there is no room for that the record goes, and it is noted that one is missing; where
+    even that is not possible it stays: it locks too much, never too little.
     """
     path = f"{state_dir}/{FOLDER}/{record.token}"
     left: tuple[str, ...] = ()
@@ -64,11 +65,22 @@ def drop(state_dir: str, record: Owner, device: str) -> None:
     except FileNotFoundError:
         return
     except OSError as fault:
-        if fault.errno in atomic.FULL:
+        if fault.errno in atomic.FULL and not marked(state_dir):
             return
     except kv.MalformedError:
         pass  # whatever it is, it is no claim to come back to
     atomic.remove_quietly(path)
+
+
+def marked(state_dir: str) -> bool:
+    """Note that a record is missing; return whether that is noted."""
+    from gpulock import records
+
+    try:
+        records.mark(state_dir)
+    except OSError:
+        return False
+    return True
 
 
 def owe(settings: Settings, record: Owner, kept: str, dir_fd: int | None = None) -> None:

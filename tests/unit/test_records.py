@@ -178,19 +178,21 @@ def test_a_claim_that_finds_no_room_while_records_are_written_is_not_forgotten(
     assert marks(site) == ["runs.partial"]
 
 
-def test_a_device_that_is_freed_without_room_leaves_the_whole_record(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_device_that_is_freed_without_room_is_not_half_of_a_record(
+    site: Site, monkeypatch: pytest.MonkeyPatch, noted: bool
 ) -> None:
     site.prolog(12, "0,1")
+    if not noted:
+        (site.state / "runs.whole").unlink()
     disk = Disk(site, monkeypatch)
     held = site.node().store.read(bus(0)).owner
     assert held is not None
     runs.drop(str(site.state), held, bus(0))
-    assert site.runs() == [held.token]
+    assert (site.runs(), marks(site)) == (([], ["runs.partial"]) if noted else ([held.token], []))
     disk.full = False
-    runs.drop(str(site.state), held, bus(0))
-    runs.drop(str(site.state), held, bus(1))
-    assert site.runs() == []
+    again(site)
+    assert (site.runs(), marks(site)) == ([held.token], ["runs.whole"])
 
 
 @pytest.mark.parametrize("mark", ["runs.whole", "runs.partial", "runs.mending"])

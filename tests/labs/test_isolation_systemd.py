@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.labs.device_nodes import PROBE, alone, make_nodes, opened, programs, programs_beyond
+from tests.labs.sge_gpulock import GPUS
+from tests.labs.sge_jobs import SOAK
 from tests.labs.sge_wait import until
 from tests.labs.systemd_machine import Machine
 
@@ -101,6 +105,30 @@ def test_a_reload_opens_nothing_and_to_stop_the_service_stops_the_job(machine: M
         machine.run("rmdir", folder)
     machine.run("systemctl", "stop", "user.slice", check=False)
     assert programs_beyond(before) <= 1  # user.slice's own
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "unified"] if SOAK else ["unified"])
+def test_a_job_of_grid_engine_stays_confined_over_a_reload_and_ends_with_its_service(
+    mode: str,
+) -> None:
+    machine = Machine(mode, binds={REPOSITORY: INSIDE})
+    with alone():
+        machine.up()
+        try:
+            machine.run("rm", "-rf", "/etc/gpulock")  # which its nodes make themselves
+            command = (sys.executable, "-m", "tests.labs.isolation_reload", "/opt")
+            around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
+            told = json.loads(machine.run(*around, *command).stdout)
+        finally:
+            machine.down()
+    own = set(told["own"])
+    others = {f"nvidia{n}" for n in range(GPUS)} - own
+    assert [opened(seen) for seen in told["seen"]] == [
+        {"ENXIO": own | {"nvidiactl"}, "EPERM": others}
+    ] * 3
+    assert len(own) == 2
+    assert told["groups"] and all("/gpulock-execd.scope/" in path for path in told["groups"])
+    assert (told["left"], told["programs"], told["stopped"]) == ([], 0, True)
 
 
 def test_a_users_own_manager_is_no_way_round(machine: Machine) -> None:

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job of a real Grid Engine whose execd is a service of a real systemd, over its reload.
+
+    python -m tests.labs.isolation_reload FOLDER
+
+It runs as root on a machine of tests.labs.systemd_machine, and prints what it saw as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.labs import sge_jobs
+from tests.labs.device_nodes import PROBE, TREES, make_nodes, programs
+from tests.labs.sge_cluster import NODES
+from tests.labs.sge_gpulock import GPUS, Gpulock, installed
+from tests.labs.sge_lab import GridEngine, JobId
+from tests.labs.sge_wait import until
+
+NODE: Final = NODES[0]
+SCOPE: Final = "gpulock-execd.scope"
+MANAGER: Final = (
+    "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
+)
+
+
+def serve(pid: int) -> None:
+    """Give a daemon that runs to systemd, as a unit of its own whose cgroup is delegated."""
+    unit = f"ssa(sv)a(sa(sv)) {SCOPE} fail 2 PIDs au 1 {pid} Delegate b true 0"
+    _run("busctl", "call", *MANAGER.split(), "StartTransientUnit", *unit.split())
+    place = Path(f"/proc/{pid}/cgroup")
+    until(lambda: SCOPE in place.read_text(), what="the daemon to be systemd's")
+
+
+def groups() -> list[str]:
+    """Return the jobs' cgroups, wherever they are."""
+    return [str(path) for one in TREES for path in Path(one.top).rglob("gpulock-[0-9]*")]
+
+
+def look(gpus: Gpulock, dev: Path) -> dict[str, object]:
+    """Let a job open devices before and after a reload, itself and by a child that left it."""
+    probe = f"/usr/bin/python3 -IS {sge_jobs.script(gpus, 'probe.py', PROBE)} {dev}"
+    reloaded, go = (sge_jobs.gate_file(gpus, name) for name in ("reloaded", "go"))
+    wait, last = sge_jobs.waiting_for(reloaded), sge_jobs.waiting_for(go)
+    child = sge_jobs.script(gpus, "child.sh", f"{wait}{probe}\necho child\n{last}")
+    text = f"(setsid sh -c 'sh {child} &' &)\n{probe}\necho first\n{wait}"
+    text += f"until grep -q child $SGE_STDOUT_PATH; do sleep 0.1; done\n{probe}\necho over\n{last}"
+    job = gpus.sge.submit("glalice", *sge_jobs.on(NODE, "-l", "gpu=2"), stdin=text)
+    first = sge_jobs.wait_said(gpus, job, "first")
+    own = [f"nvidia{record.minor}" for record in gpus.locks(NODE).values()]
+    _run("systemctl", "daemon-reload")
+    _run("systemctl", "set-property", "--runtime", SCOPE, "CPUWeight=200")
+    reloaded.touch()
+    rest = sge_jobs.wait_said(gpus, job, "over").partition("first\n")[2]
+    inside = groups()
+    go.touch()
+    gpus.sge.wait_done(job)
+    return {"own": own, "seen": [first, *rest.split("child\n")], "groups": inside}
+
+
+def stop(gpus: Gpulock) -> bool:
+    """Stop the service while a job runs; return whether that is over with it."""
+    job: JobId = gpus.sge.submit("glalice", *sge_jobs.on(NODE), stdin="sleep 300\n")
+    gpus.sge.wait_running(job)
+    shepherd = Path(f"/proc/{gpus.sge.shepherd_pid(job)}")
+    _run("systemctl", "stop", SCOPE)
+    return not shepherd.exists()
+
+
+def main(arguments: list[str]) -> int:
+    """Bring Grid Engine up below a folder, look, and take it down."""
+    folder = Path(arguments[0])
+    sge = GridEngine(folder / "sge")
+    sge.up()
+    try:
+        gpus = installed(sge)
+        gpus.prepare()
+        dev = folder / "nodes"
+        make_nodes(dev, GPUS)
+        gpus.configure(NODE, ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(dev))
+        serve(sge.execd_pid(NODE))
+        told = look(gpus, dev)
+        left = {"left": groups(), "programs": len(programs())}
+        print(json.dumps({**told, **left, "stopped": stop(gpus)}))
+    finally:
+        sge.down()
+    return 0
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, timeout=30)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -198,7 +198,7 @@ def test_a_device_that_a_child_without_any_mark_has_open_is_freed_when_the_child
     device, told = slurm_gpus.device(NODE, 0), gate_file(slurm_gpus, "child")
     device.chmod(0o666)
     child = f"exec 3<{device}; echo $$ >{told}; exec sleep 600"
-    text = f"(setsid env -i /bin/sh -c '{child}' &)\nsleep 600\n"
+    text = f"(setsid env -i /bin/sh -c '{child}' &)\nexec sleep 600\n"
     job, claim = begun(slurm_gpus, daemon, script=text)
     until(lambda: told.exists() and told.read_text().endswith("\n"), what="the child")
     pid = int(told.read_text())
@@ -396,7 +396,9 @@ def test_after_a_reboot_the_first_round_frees_what_was_held_before(
         slurm.start_slurmd(NODE)
         slurm.scancel(job)
         slurm.wait_done(job)
-        later = slurm.submit("slbob", "-w", NODE, "--gres=gpu:4", script=f"{SHOW_MASK}sleep 600\n")
+        later = slurm.submit(
+            "slbob", "-w", NODE, "--gres=gpu:4", script=f"{SHOW_MASK}exec sleep 600\n"
+        )
         wait_said(slurm_gpus, later, "mask=0,1,2,3.")
         assert_held(daemon, daemon.claim(later), "step daemon")
         slurm.scancel(later)

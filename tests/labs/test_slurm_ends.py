@@ -96,10 +96,10 @@ def test_jobs_that_are_cancelled_killed_or_requeued_give_back_at_once(
     mode(slurm_gpus, KEYS, extra=EXTRA)
     slurm = slurm_gpus.slurm
     scripts = (
-        "sleep 600\n",
+        "exec sleep 600\n",
         "kill -STOP $$\n",
-        "trap '' TERM; sleep 600; sleep 600\n",
-        "sleep 600\n",
+        "trap '' TERM\nexec sleep 600\n",
+        "exec sleep 600\n",
     )
     jobs = [slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=text) for text in scripts]
     for job in jobs:
@@ -180,7 +180,7 @@ def test_a_daemonised_child_that_has_a_device_open_keeps_that_one_alone(
     # no word of the environment marks it as the job's
     child = f"exec 3<{device}; echo $$ >{told}; exec sleep 600"
     job = started(
-        slurm_gpus, NODE, TWO, script=f"(setsid env -i /bin/sh -c '{child}' &)\nsleep 600\n"
+        slurm_gpus, NODE, TWO, script=f"(setsid env -i /bin/sh -c '{child}' &)\nexec sleep 600\n"
     )
     until(lambda: told.exists() and told.read_text(), what="the child")
     slurm.scancel(job)
@@ -199,7 +199,7 @@ def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
     slurm = slurm_gpus.slurm
-    text = f'{SHOW_MASK}[ -n "$SLURM_RESTART_COUNT" ] || (setsid sleep 601 &)\nsleep 600\n'
+    text = f'{SHOW_MASK}[ -n "$SLURM_RESTART_COUNT" ] || (setsid sleep 601 &)\nexec sleep 600\n'
     job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
     wait_said(slurm_gpus, job, "mask=0,1.")
     left = until(
@@ -382,7 +382,9 @@ def test_an_epilog_run_again_frees_neither_a_later_job_nor_a_later_run_nor_anoth
     first = started(slurm_gpus, NODE, TWO)
     slurm.scancel(first)
     slurm.wait_done(first)
-    text = f"until [ -e go ]; do sleep 0.1; done\nsrun sh -c '{SHOW_MASK.strip()}'\nsleep 600\n"
+    text = (
+        f"until [ -e go ]; do sleep 0.1; done\nsrun sh -c '{SHOW_MASK.strip()}'\nexec sleep 600\n"
+    )
     gate_file(slurm_gpus, "go")
     second = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
     slurm.wait_running(second)
@@ -414,7 +416,7 @@ def second_run(gpus: Gpulock, hooks: Stops) -> JobId | None:
     ("credential revoked"), which ends the job.
     """
     slurm = gpus.slurm
-    text = f"{SHOW_MASK}echo ran$SLURM_RESTART_COUNT\nsleep 600\n"
+    text = f"{SHOW_MASK}echo ran$SLURM_RESTART_COUNT\nexec sleep 600\n"
     job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
     wait_said(gpus, job, "mask=0,1.")
     assert reap(gpus, NODE).acts() == [("held", "alive")] * 2  # its steps were seen

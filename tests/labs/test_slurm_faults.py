@@ -88,7 +88,7 @@ def die(gpus: Gpulock, job: JobId, user: str) -> None:
     forget(gpus, job)
     slurm.start_slurmd(NODE, wipe=True)
     assert len(held(gpus, job, NODE)) == 2
-    text = f"echo again\n{SHOW_MASK}sleep 600\n"
+    text = f"echo again\n{SHOW_MASK}exec sleep 600\n"
     assert slurm.submit(user, "-w", NODE, TWO, "--output=again.%j", script=text) == job
 
 
@@ -194,7 +194,7 @@ def forgotten_start(gpus: Gpulock, hooks: Stops) -> tuple[JobId, str] | None:
     the job.
     """
     slurm = gpus.slurm
-    text = f"echo run\n{SHOW_MASK}sleep 600\n"
+    text = f"echo run\n{SHOW_MASK}exec sleep 600\n"
     job = slurm.submit("slalice", "--hold", "--requeue", "-w", NODE, TWO, script=text)
     slurm.stop_slurmctld()
     state, kept = slurm.lab / "state", slurm.lab / "state.kept"
@@ -251,7 +251,9 @@ def test_after_a_reboot_old_locks_are_dead_whether_lock_dir_was_kept_or_not(
             assert "claimed before this boot" in told.reasons()
         slurm.scancel(old)
         slurm.wait_done(old)
-        later = slurm.submit("slbob", "-w", NODE, "--gres=gpu:4", script=f"{SHOW_MASK}sleep 600\n")
+        later = slurm.submit(
+            "slbob", "-w", NODE, "--gres=gpu:4", script=f"{SHOW_MASK}exec sleep 600\n"
+        )
         wait_said(slurm_gpus, later, "mask=0,1,2,3.")
         assert len(held(slurm_gpus, later, NODE)) == 4
         assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 4
@@ -288,7 +290,7 @@ def test_when_lock_dir_is_lost_nothing_is_granted_until_living_jobs_are_adopted(
     step = "srun sh -c 'echo step=$CUDA_VISIBLE_DEVICES devices=$GPULOCK_DEVICES'\n"
     text = f"env\necho shown\n{waiting_for(goes[0])}{step}echo rc=$?\n{waiting_for(goes[1])}{step}"
     other = started(slurm_gpus, NODE, "--gres=gpu:1")
-    job = started(slurm_gpus, NODE, TWO, script=f"{text}sleep 600\n")
+    job = started(slurm_gpus, NODE, TWO, script=f"{text}exec sleep 600\n")
     wait_said(slurm_gpus, job, "shown\n")
     before = {name: (r.token, r.job_id) for name, r in slurm_gpus.locks(NODE).items()}
     seen = variables(slurm.said(job))
@@ -439,7 +441,7 @@ def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
     slurm = slurm_gpus.slurm
     go = gate_file(slurm_gpus, "go")
     words = ("--requeue", "-w", NODE, TWO)
-    job = slurm.submit("slalice", *words, script=f"{waiting_for(go)}{SHOW_MASK}sleep 600\n")
+    job = slurm.submit("slalice", *words, script=f"{waiting_for(go)}{SHOW_MASK}exec sleep 600\n")
     slurm.wait_running(job)
     until(lambda: len(held(slurm_gpus, job, NODE)) == 2, what="the job to claim")
     hooks.set("Epilog", NODE, "before")
@@ -474,7 +476,7 @@ def test_a_prolog_of_the_first_run_that_comes_late_changes_nothing_of_the_second
     mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     hooks.set("Prolog", NODE, "before")
-    job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script="sleep 600\n")
+    job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script="exec sleep 600\n")
     late = hooks.wait("Prolog", NODE, "before", job)
     slurm.stop_slurmd(NODE, kill=True)
     kept = hooks.keep("Prolog", NODE, "before", late)
@@ -558,7 +560,7 @@ def test_two_slurmds_on_one_machine_share_its_devices_and_free_only_their_own(
     with one_machine(slurm_gpus):
         step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\n"
         words = ("-N2", "-w", f"{NODE},{OTHER}", TWO)
-        job = slurm.submit("slalice", *words, script=f"{step}sleep 600\n")
+        job = slurm.submit("slalice", *words, script=f"{step}exec sleep 600\n")
         until(lambda: slurm.said(job).count("=") == 2, what="two tasks", why=slurm.logs)
         masks = [set(mask.split(",")) for mask in variables(slurm.said(job)).values()]
         assert sorted(masks[0] | masks[1]) == ["0", "1", "2", "3"]

@@ -96,7 +96,7 @@ def test_a_hostile_environment_runs_nothing_as_root_and_forges_no_mask(
 ) -> None:
     mode(slurm_gpus, KEYS, extra=EXTRA)
     slurm = slurm_gpus.slurm
-    other = slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="sleep 600\n")
+    other = slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="exec sleep 600\n")
     slurm.wait_running(other)
     word = f"SLURM_CONF={evil.folder}/slurm.conf,LD_PRELOAD={evil.folder}/evil.so"
     words = ["-w", NODE, "--gres=gpu:2", f"--export=ALL,{word}", "--requeue"]
@@ -108,7 +108,9 @@ def test_a_hostile_environment_runs_nothing_as_root_and_forges_no_mask(
     assert len(mask) == 2 and "0" not in mask
     # a step, of whose environment the script decides
     lines = "".join(f"export {name}={value}\n" for name, value in FORGED.items())
-    text = f"#!/bin/bash\n{lines}srun /bin/cat /proc/self/environ\necho shown\n/bin/sleep 600\n"
+    text = (
+        f"#!/bin/bash\n{lines}srun /bin/cat /proc/self/environ\necho shown\nexec /bin/sleep 600\n"
+    )
     second = submit(slurm_gpus, "slalice", words, evil.variables(), text)
     assert mask_of(environ(wait_said(slurm_gpus, second, "shown\n"))) == mask
     records = slurm_gpus.locks(NODE).values()
@@ -349,7 +351,7 @@ def test_a_taskprolog_of_the_users_own_changes_what_is_advice_and_no_lock(
     slurm = slurm_gpus.slurm
     opens = " ".join(str(slurm.device(NODE, minor)) for minor in ALL)
     step = f"srun --task-prolog={own} sh -c '{SHOW_MASK.strip()}; head -qc1 {opens}' 2>&1\n"
-    script_ = f"{step}echo opened\nsleep 600\n"
+    script_ = f"{step}echo opened\nexec sleep 600\n"
     job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=script_)
     said = wait_said(slurm_gpus, job, "opened")
     assert "mask=0,1,2,3." in said
@@ -479,7 +481,7 @@ def test_a_step_whose_job_has_lost_its_lock_does_not_run(slurm_gpus: Gpulock) ->
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
     slurm = slurm_gpus.slurm
     go = gate_file(slurm_gpus, "go")
-    text = f"srun echo first\n{waiting_for(go)}srun echo second\necho rc=$?\nsleep 600\n"
+    text = f"srun echo first\n{waiting_for(go)}srun echo second\necho rc=$?\nexec sleep 600\n"
     job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=text)
     wait_said(slurm_gpus, job, "first")
     without_its_lock(slurm_gpus, job)
@@ -497,7 +499,7 @@ def test_a_task_of_a_refused_job_cannot_be_run_by_a_step_that_hides_its_job(
     slurm = slurm_gpus.slurm
     told = gate_file(slurm_gpus, "told")
     with occupied(slurm_gpus, NODE, *ALL):
-        job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script="sleep 600\n")
+        job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script="exec sleep 600\n")
         attach = ["srun", f"--jobid={job}", "--overlap", "sh", "-c", f"echo ran >{told}"]
         tries = 0
         while slurm.job(job)["Restarts"] == "0" and tries < 20:

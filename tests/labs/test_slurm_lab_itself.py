@@ -159,7 +159,7 @@ def test_steps_and_processes_of_a_running_job_are_found(own: Slurm) -> None:
 
 
 def test_a_job_is_suspended_resumed_and_requeued(own: Slurm) -> None:
-    job = own.submit("slalice", script="sleep 600\n")
+    job = own.submit("slalice", script="exec sleep 600\n")
     own.wait_running(job)
     own.suspend(job)
     own.wait_state(job, "SUSPENDED")

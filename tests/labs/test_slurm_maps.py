@@ -76,7 +76,7 @@ def test_files_name_the_job_while_it_holds_and_an_empty_one_is_renamed_over_at_i
 ) -> None:
     prepare(slurm_gpus, mode)
     first = started(slurm_gpus, NODE, "--gres=gpu:2")
-    second = slurm_gpus.slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="sleep 600\n")
+    second = slurm_gpus.slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="exec sleep 600\n")
     slurm_gpus.slurm.wait_running(second)
     dcgm = {"0": f"{first}\n", "1": f"{first}\n", "2": f"{second}\n"}
     assert files(slurm_gpus, DCGM) == dcgm
@@ -127,7 +127,7 @@ def test_tasks_of_an_array_and_components_stand_by_their_own_numbers(slurm_gpus:
     prepare(slurm_gpus, by_gpulock)
     slurm = slurm_gpus.slurm
     words = ("--array=5-6", "-w", NODE, "--gres=gpu:1")
-    array = slurm.submit("slalice", *words, script="sleep 600\n")
+    array = slurm.submit("slalice", *words, script="exec sleep 600\n")
     slurm.wait_running(array)
     tasks = slurm.tasks(array)
     for task in tasks.values():
@@ -136,7 +136,7 @@ def test_tasks_of_an_array_and_components_stand_by_their_own_numbers(slurm_gpus:
     assert set(files(slurm_gpus, GPUSTAT).values()) == {f"{t} {ALICE}\n" for t in tasks.values()}
     slurm.clear_jobs()
     parts = ("--gres=gpu:1", "-w", "slnode2", ":", "--gres=gpu:1", "-w", NODE)
-    leader = slurm.submit("slalice", *parts, script="sleep 600\n")
+    leader = slurm.submit("slalice", *parts, script="exec sleep 600\n")
     until(  # its leader may run before the Prolog on the other node is over
         lambda: {*files(slurm_gpus, DCGM).values()} - {""} == {f"{leader + 1}\n"},
         what="the component's file",

@@ -102,7 +102,7 @@ def test_the_task_that_has_the_arrays_own_id_is_requeued_alone(
 ) -> None:
     mode(slurm_gpus, SOON)
     slurm = slurm_gpus.slurm
-    array = slurm.submit("slalice", "--array=1-3%2", "-w", NODE, GPU, script="sleep 600\n")
+    array = slurm.submit("slalice", "--array=1-3%2", "-w", NODE, GPU, script="exec sleep 600\n")
     until(lambda: len(slurm_gpus.locks(NODE)) == 2, what="two tasks to start")
     with occupied(slurm_gpus, NODE, 2, 3):
         slurm.scontrol("update", f"jobid={array}", "arraytaskthrottle=3")
@@ -144,7 +144,9 @@ def test_a_site_may_have_busy_jobs_fail(slurm_gpus: Gpulock, mode: Mode) -> None
     slurm = slurm_gpus.slurm
     with occupied(slurm_gpus, NODE, *ALL):
         job = slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
-        several = slurm.submit("slbob", "-N2", "-w", f"{NODE},{OTHER}", GPU, script="sleep 600\n")
+        several = slurm.submit(
+            "slbob", "-N2", "-w", f"{NODE},{OTHER}", GPU, script="exec sleep 600\n"
+        )
         assert slurm.wait_done(job) == "FAILED"
         assert slurm.job(job)["ExitCode"] == "1:0"
         assert slurm.said(job).startswith(f"gpulock: job {job}: busy: ")
@@ -172,7 +174,7 @@ def test_a_job_refused_on_some_of_its_nodes_is_requeued_as_a_whole(
             stack.enter_context(occupied(slurm_gpus, node, *ALL))
         words = ("-N2", "-w", f"{NODE},{OTHER}", "--gres=gpu:2")
         # an srun of the first run would outlive it by half a minute, and keep the locks
-        step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\nsleep 600\n"
+        step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\nexec sleep 600\n"
         job = slurm.submit("slalice", *words, script=waiting_for(go) + step)
         shown = wait_requeued(slurm_gpus, job)
         assert is_busy(shown["AdminComment"])
@@ -198,7 +200,7 @@ def test_of_an_array_over_two_nodes_the_refused_task_goes_alone(
     mode(slurm_gpus, {**SOON, "REFUSE": refuse})
     slurm = slurm_gpus.slurm
     words = ("--array=1-2%1", "-N2", "-w", f"{NODE},{OTHER}", GPU)
-    array = slurm.submit("slalice", *words, script="sleep 600\n")
+    array = slurm.submit("slalice", *words, script="exec sleep 600\n")
     until(lambda: len(slurm_gpus.locks(OTHER)) == 1, what="a task to start")
     with occupied(slurm_gpus, OTHER, 1, 2, 3):
         slurm.scontrol("update", f"jobid={array}", "arraytaskthrottle=2")
@@ -227,7 +229,7 @@ def test_a_component_that_is_refused_takes_its_whole_job_along(
     slurm = slurm_gpus.slurm
     parts = ("--gres=gpu:2", "-w", NODE, ":", "--gres=gpu:2", "-w", OTHER)
     with occupied(slurm_gpus, refused, 1, 2, 3):
-        tell = "srun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'\nsleep 60\n"
+        tell = "srun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'\nexec sleep 60\n"
         leader = slurm.submit("slalice", *parts, script=tell)
         jobs = (leader, JobId(leader + 1))
         until(

@@ -297,11 +297,11 @@ def test_of_two_reconciles_one_frees_and_the_other_waits(
     real = Store.retire
     seen: list[str] = []
 
-    def retire(store: Store, lock: Lock, how: str) -> None:
+    def retire(store: Store, lock: Lock, how: str, boot_id: str) -> None:
         with pytest.raises(Refusal, match="stayed shut") as refused:
             reconcile(field.node, judge(field.node), Deadline(0.01))
         seen.append(refused.value.kind)
-        real(store, lock, how)
+        real(store, lock, how, boot_id)
 
     monkeypatch.setattr(Store, "retire", retire)
     first = reconcile(field.node, judge(field.node), Deadline(5))

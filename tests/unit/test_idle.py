@@ -350,14 +350,20 @@ def test_no_job_is_ended_while_its_own_warning_waits_or_runs(
     ends = Ends(monkeypatch)
     lab.settings["IDLE_KILL"] = "1200"
     idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(4)]
+    gate = lab.root / "fifo"
+    os.mkfifo(gate)
+    lab.script(f'read x < "{gate}"; env >> "{lab.told_file}"')
     lab.passes(0, *idlers)
     lab.look()
     for _ in range(2):
         lab.passes(10, *idlers)
         lab.look()
+    gate.write_text("go\n")
     lab.finish_command()
     lab.idle.turn(lab.now())  # the first is told now, and the second one's command has begun
+    gate.write_text("go\n")
     lab.finish_command()
+    lab.script(f'env >> "{lab.told_file}"')
     lab.passes(601, *idlers)
     lab.look()
     lab.finish_end()
@@ -391,9 +397,12 @@ def test_a_restart_forgets_no_warning_that_waits_and_repeats_one_that_it_cut_sho
         lab.hold(number, token=f"n{own.job_id}", job_id=own.job_id, ago=HOUR)
     found = [(lab.node().store.read(bus(n)).owner, n) for n in range(3)]
     lab.passes(0, *[(own, n) for own, n in found if own])
+    works = lab.program
+    lab.program = lab.root / "hangs"
     lab.script("sleep 1000")
+    lab.settings["IDLE_COMMAND"] = str(lab.program)
     lab.look()
-    lab.script(f'env >> "{lab.told_file}"')
+    lab.settings["IDLE_COMMAND"] = str(works)
     lab.restart()
     lab.round()
     assert lab.warned() == ["100", "101", "102"] * 2

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Mapping
 
 from gpulock import atomic, kv, owner
 from gpulock.daemon.history_record import Part
+from gpulock.deadline import boottime
 from gpulock.locks import Store
 from gpulock.node import Node
 from gpulock.owner import Owner
@@ -26,17 +27,17 @@ EMPTY_SECONDS = 60.0  # whoever makes a record has written it by then
 BOOTED = "reap: claimed before this boot; it was last seen at the end that is told"
 
 
-def see(state_dir: str, standing: Iterable[Owner], wall: float, boottime: float) -> None:
+def see(state_dir: str, standing: Iterable[Owner], wall: float, now: float) -> None:
     """Note that claims stand now; one without a record, or on a full disk, goes unnoted.
 
-    `wall` is the epoch, `boottime` CLOCK_BOOTTIME. The time of a claim is held against that of the
+    `wall` is the epoch, `now` CLOCK_BOOTTIME. The time of a claim is held against that of the
     file: where the clock was set since the claim, the former is put right as well.
     """
     for record in standing:
         if not is_token(record.token):
             continue
         path = f"{state_dir}/{OWED}/{record.token}"
-        begun = wall - boottime + record.claimed_boottime
+        begun = wall - now + record.claimed_boottime
         try:
             if abs(begun - record.claimed_at) > CLOCK_SET:
                 set_clock(path, begun)
@@ -119,6 +120,8 @@ def lost(
                 settle(node.settings.state_dir, name)
         elif not is_known(node.store, record):
             found[name] = parts_of(record, seen, now, node.boot_id)
+        elif record.boot_id == node.boot_id and is_hidden(node.store, record):
+            see(node.settings.state_dir, [record], now, boottime())
     # a LOCK_DIR that is lost this moment has not been filled again yet
     return found if node.store.boot_id() == node.boot_id else {}
 
@@ -156,6 +159,11 @@ def is_known(store: Store, record: Owner) -> bool:
         os.path.lexists(f"{store.released_dir}/{record.token}.{device}")
         for device in record.devices
     )
+
+
+def is_hidden(store: Store, record: Owner) -> bool:
+    """Return whether a device of a claim has a lock that cannot be read: it may be the claim's."""
+    return any(store.read(device).fault for device in record.devices)
 
 
 def parts_of(record: Owner, seen: float, now: float, boot_id: str) -> dict[str, Part]:

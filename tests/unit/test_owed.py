@@ -154,7 +154,9 @@ def test_a_claim_that_ends_takes_its_record_along(site: Ended) -> None:
 def test_a_lock_that_cannot_be_read_still_stands(site: Ended) -> None:
     site.run_job(0)
     (site.lock / "locks" / bus(0) / "owner").write_text("gpulock-owner 2\n")
+    os.utime(site.state / "owed/feed", (1, 1))
     assert (site.write(), site.owed()) == (0, ["feed"])
+    assert (site.state / "owed/feed").stat().st_mtime > 1, "it may be held to this moment"
 
 
 def test_a_lock_directory_kept_over_a_reboot_tells_it_itself(site: Ended) -> None:

@@ -32,6 +32,7 @@ from gpulock_exporter.publish import make_folders
 from gpulock_exporter.server import Server
 from gpulock_exporter.supervisor import Supervisor
 from gpulock_exporter.supervisor_decide import Limits
+from gpulock_exporter.watchdog import Pulse, manager
 from gpulock_exporter.webconfig_files import WebConfigError
 from gpulock_exporter.webconfig_reload import Reloader
 
@@ -40,6 +41,7 @@ YOUNGEST = 2.0  # seconds that a value must be good for: a tick without a frame 
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
 PAUSES = (signal.SIGUSR1, signal.SIGUSR2)
 LET_GO = 10.0  # seconds in which a worker that can be killed is gone
+PATIENCE = 5.0  # seconds for the thread that accepts connections, on a node that is busy
 NOBODY, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
 
 
@@ -131,24 +133,40 @@ def serve_alone(settings: Settings, exporter: Exporter) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PAUSES)  # before there is a worker to inherit it
     exporter.listed.start()
     server.start()
-    say(f"gpulock-exporter {gpulock.__version__} answers on {named(settings)}")
+    pulse, systemd = Pulse(), manager(os.environ, os.getpid())
+    answers = f"answers on {named(settings)}"
+    say(f"gpulock-exporter {gpulock.__version__} {answers}")
+    systemd.ready(answers)
+    systemd.watch(lambda: server.answers(PATIENCE) and pulse.goes_on(systemd.limit / 2))
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
     try:
-        run(exporter, supervisor, stopped)
+        run(exporter, supervisor, stopped, lambda: goes_on(server, pulse))
     finally:
+        serving = server.is_serving
         server.stop()
         supervisor.close()
         exporter.listed.stop()
         if exporter.reloader:
             exporter.reloader.stop()
-    return 0
+    return 0 if serving else AT_FAULT
 
 
-def run(exporter: Exporter, supervisor: Supervisor, stopped: threading.Event) -> None:
-    """Tick once a second, at once when a frame comes; sleep in between."""
+def goes_on(server: Server, pulse: Pulse) -> bool:
+    """Show that the ticks go on; return whether somebody still answers."""
+    pulse.beat()
+    return server.is_serving
+
+
+def run(
+    exporter: Exporter,
+    supervisor: Supervisor,
+    stopped: threading.Event,
+    goes_on: Callable[[], bool],
+) -> None:
+    """Tick once a second, at once when a frame comes; sleep in between. `goes_on` is asked then."""
     due = time.monotonic()
-    while not stopped.is_set():
+    while not stopped.is_set() and goes_on():
         frames = supervisor.step(max(0.0, due - time.monotonic()))
         if frames or time.monotonic() >= due:
             exporter.tick(frames, supervisor)

@@ -27,6 +27,7 @@ _LOOK_SECONDS = 0.25  # how late a deadline may be kept
 _ACCEPTED_AT_ONCE = 32
 _PATIENCE_SECONDS = 0.05
 _QUIET_SECONDS = 60.0
+_RINGS = 4096  # bytes of the bell that are heard at once
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -47,6 +48,7 @@ class Server:
         self._listeners = listeners
         self._selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
+        self._heard = threading.Event()
         self._quiet_until = 0.0
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
@@ -80,6 +82,17 @@ class Server:
         """Tell whether connections are accepted; if not before `stop`, the process must end."""
         return self._thread.is_alive()
 
+    def answers(self, seconds: float) -> bool:
+        """Tell whether the thread that accepts goes round, and wait so long for it to show that."""
+        self._heard.clear()
+        try:
+            self._ringer.send(b".", socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass  # it has not heard for long: it was rung often enough
+        except OSError:
+            return False  # it was stopped
+        return self._heard.wait(seconds)
+
     def counts(self) -> dict[str, int]:
         """Count answers by status, connections dropped by reason, and those open now."""
         answered = {f"answered_{status}": n for status, n in self._service.answered.copy().items()}
@@ -90,7 +103,10 @@ class Server:
         while not self._service.is_stopping:
             ready = self._selector.select(_LOOK_SECONDS if len(self._table) else None)
             for key, _ in ready:
-                if key.fileobj is not self._bell and isinstance(key.fileobj, socket.socket):
+                if key.fileobj is self._bell:
+                    self._bell.recv(_RINGS)
+                    self._heard.set()
+                elif isinstance(key.fileobj, socket.socket):
                     self._accept_from(key.fileobj)
             self._table.expire(time.monotonic())
 

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,9 @@ def settings_of(*lines: str) -> Settings:
 class Running:
     """An exporter on a simulated DGX-1, with nothing but its settings file."""
 
-    def __init__(self, root: Path, **keys: object) -> None:
+    def __init__(
+        self, root: Path, *, environment: Mapping[str, str] | None = None, **keys: object
+    ) -> None:
         self.node = write_node(root / "node", "dgx1")
         self.folder = self.node.exporter_dir
         with socket.socket() as free:
@@ -76,7 +78,7 @@ class Running:
         configure(self.node, EXPORTER_LISTEN=f"127.0.0.1:{self.port}", **{**SHORT, **keys})
         self.process = subprocess.Popen(
             [sys.executable, "-c", CLIENT, "--config", str(self.node.config)],
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, **(environment or {})},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -260,3 +262,44 @@ def test_who_is_told_to_pause_before_it_listens_pauses_all_the_same(tmp_path: Pa
     node = write_node(tmp_path / "node", "dgx1")
     command = [sys.executable, "-c", EARLY, str(node.config)]
     assert subprocess.run(command, env=ENVIRONMENT, timeout=20, check=False).returncode == 0
+
+
+def test_a_service_manager_hears_when_it_answers_and_that_it_lives(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(20)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
+        with Running(tmp_path, environment=told) as running:
+            assert listener.recv(4096).decode() == (
+                f"READY=1\nSTATUS=answers on 127.0.0.1:{running.port}"
+            )
+            assert running.get("/-/healthy"), "at once"
+            for _ in range(3):
+                assert listener.recv(4096) == b"WATCHDOG=1"
+
+
+DEAF = """
+import sys
+from gpulock_exporter import app
+def die(self):
+    raise MemoryError("cannot accept")
+app.Server._run = die
+sys.exit(app.main(["--config", sys.argv[1]]))
+"""
+
+
+def test_an_exporter_that_accepts_nobody_any_more_ends_so_that_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    node = write_node(tmp_path / "node", "dgx1")
+    configure(node, EXPORTER_LISTEN="127.0.0.1:0")
+    done = subprocess.run(
+        [sys.executable, "-c", DEAF, str(node.config)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "MemoryError: cannot accept" in done.stderr

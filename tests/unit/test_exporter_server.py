@@ -192,12 +192,24 @@ def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
     server = Server(TABLE, [listener], pytest.fail)
     server.start()
     assert server.is_serving
+    assert server.answers(10)
     with socket.socket(socket.AF_UNIX) as one:
         one.connect(str(tmp_path / "web"))
         answer, _ = exchange(one, SOUND.replace(b"/metrics", b"/who"), 0.2)
     assert answer.startswith(b"HTTP/1.1 200 ")
     server.stop()
+    assert not server.answers(10)
     assert not server.is_serving
+
+
+def test_a_server_whose_thread_does_not_go_round_is_told_from_one_that_serves() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(TABLE, [listener], pytest.fail)
+    for _ in range(2000):
+        assert not server.answers(0), "what nobody hears fills no buffer that is waited for"
+    server.start()
+    assert server.answers(10)
+    server.stop()
 
 
 def test_a_half_sent_header_ends_at_its_deadline_and_others_go_on() -> None:

@@ -16,7 +16,7 @@ from tests.labs.daemon_lab import Daemon
 from tests.labs.exporter_node import Observer, exporter
 from tests.labs.lock_folder import owners
 from tests.labs.processes import running
-from tests.labs.sge_jobs import Reaped
+from tests.labs.reaped import Reaped
 from tests.labs.sge_wait import until
 from tests.nvml.double import ERROR_UNKNOWN, Process
 

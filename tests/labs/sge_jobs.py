@@ -4,73 +4,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
+from tests.labs import reaped
+from tests.labs import shut_gate as gate
 from tests.labs.lock_folder import owners
+from tests.labs.reaped import REPOSITORY, Reaped
 from tests.labs.sge_cluster import MASTER
 from tests.labs.sge_gpulock import CONFIG, Gpulock
 from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SOAK = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
-# What `gpulock reap` does, told as JSON: it runs on the node, in whatever namespace it is put.
-REAP = """
-import json, sys
-from gpulock.daemon import process
-from gpulock.daemon.reconcile import reconcile
-from gpulock.deadline import Deadline
-from gpulock.node import Node
-from gpulock.refusal import Refusal
-from gpulock.settings import load
-node = Node(load(sys.argv[1]))
-told = {"refused": "", "adopted": [], "outcomes": {}}
-try:
-    report = reconcile(node, process.judge(node), Deadline(20))
-except Refusal as refusal:
-    told["refused"] = f"{refusal.kind}: {refusal.why}"
-else:
-    told["adopted"] = [record.job() for record in report.adopted]
-    told["outcomes"] = {o.lock.id: [o.act, o.verdict.state, o.reason] for o in report.outcomes}
-print(json.dumps(told))
-"""
-
-
-@dataclass(frozen=True)
-class Reaped:
-    """What a reconcile on a node said: (act, verdict, reason) by device."""
-
-    refused: str
-    adopted: list[str]
-    outcomes: dict[str, tuple[str, str, str]]
-
-    def acts(self) -> list[tuple[str, str]]:
-        """Return (act, verdict) of every lock."""
-        return [(act, verdict) for act, verdict, _ in self.outcomes.values()]
-
-    def reasons(self) -> str:
-        """Return every reason in one text."""
-        return self.refused + "; ".join(reason for _, _, reason in self.outcomes.values())
 
 
 def reap(gpus: Gpulock, node: str, *around: str) -> Reaped:
     """Reconcile on a node; `around` are words before the command, such as `unshare --pid`."""
-    done = gpus.sge.run_in(
-        node,
-        [*around, sys.executable, "-c", REAP, CONFIG],
-        env={"PYTHONPATH": str(REPOSITORY)},
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    outcomes = {name: (act, state, why) for name, (act, state, why) in told["outcomes"].items()}
-    return Reaped(told["refused"], told["adopted"], outcomes)
+    line = [*around, *reaped.command(CONFIG)]
+    return reaped.reaped(gpus.sge.run_in(node, line, env=reaped.ENV))
 
 
 def on(node: str, *more: str) -> tuple[str, ...]:
@@ -161,23 +115,6 @@ def carriers(gid: int) -> list[int]:
     return found
 
 
-def end(pids: Iterable[int]) -> None:
-    """Kill processes and wait until they are gone."""
-    pids = list(pids)
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    until(lambda: not any(map(running, pids)), what=f"processes {pids} to end")
-
-
-def running(pid: int) -> bool:
-    """Return whether a process is there and no zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
 def group_of(gpus: Gpulock, node: str, job: JobId) -> int:
     """Return the supplementary group in the record of a job's lock."""
     return next(r.add_grp_id for r in gpus.locks(node).values() if r.job_id == str(job))
@@ -206,23 +143,9 @@ def at_gate(pid: int) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def shut_gate(gpus: Gpulock, node: str) -> Generator[None]:
+def shut_gate(gpus: Gpulock, node: str) -> contextlib.AbstractContextManager[None]:
     """Hold a node's gate by a process that is stopped."""
-    hold = (
-        "import fcntl, os, signal, sys\n"
-        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)\n"
-        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
-        "os.kill(os.getpid(), signal.SIGSTOP)\n"
-    )
-    gate = gpus.sge.path_in(node, "/run/gpulock/gate")
-    with subprocess.Popen([sys.executable, "-IS", "-c", hold, str(gate)]) as holder:
-        try:
-            stopped = Path(f"/proc/{holder.pid}/status")
-            until(lambda: "\nState:\tT" in stopped.read_text(), what="the gate to be held")
-            yield
-        finally:
-            holder.kill()
+    return gate.held(gpus.sge.path_in(node, "/run/gpulock/gate"))
 
 
 @contextlib.contextmanager

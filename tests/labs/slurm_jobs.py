@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
 from gpulock.owner import Owner
-from tests.labs.sge_jobs import REAP, Reaped
+from tests.labs import reaped
+from tests.labs import shut_gate as gate
+from tests.labs.processes import end
+from tests.labs.reaped import Reaped
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import CONFIG, REPOSITORY, Gpulock
 from tests.labs.slurm_lab import JobId
@@ -101,12 +102,7 @@ def notes(gpus: Gpulock, node: str) -> list[str]:
 
 def reap(gpus: Gpulock, node: str) -> Reaped:
     """Reconcile on a node, as `gpulock reap` does; return what became of each lock."""
-    env = {"PYTHONPATH": str(REPOSITORY)}
-    done = gpus.slurm.run_in(node, [sys.executable, "-c", REAP, CONFIG], env=env)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    outcomes = {name: (act, state, why) for name, (act, state, why) in told["outcomes"].items()}
-    return Reaped(told["refused"], told["adopted"], outcomes)
+    return reaped.reaped(gpus.slurm.run_in(node, reaped.command(CONFIG), env=reaped.ENV))
 
 
 def totals(gpus: Gpulock, node: str) -> dict[str, str]:
@@ -151,23 +147,6 @@ def lose_locks(gpus: Gpulock, node: str) -> None:
 # --- processes ------------------------------------------------------------------------------------
 
 
-def end(pids: Iterable[int]) -> None:
-    """Kill processes and wait until they are gone."""
-    pids = list(pids)
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    until(lambda: not any(map(running, pids)), what=f"processes {pids} to end")
-
-
-def running(pid: int) -> bool:
-    """Return whether a process is there and no zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
 def command_of(pid: int) -> str:
     """Return the command line of a process, empty for one that is gone."""
     try:
@@ -206,20 +185,6 @@ def other_boot(gpus: Gpulock, node: str) -> Generator[None]:
         yield
 
 
-@contextlib.contextmanager
-def shut_gate(gpus: Gpulock, node: str) -> Generator[None]:
+def shut_gate(gpus: Gpulock, node: str) -> contextlib.AbstractContextManager[None]:
     """Hold a node's gate by a process that is stopped."""
-    hold = (
-        "import fcntl, os, signal, sys\n"
-        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)\n"
-        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
-        "os.kill(os.getpid(), signal.SIGSTOP)\n"
-    )
-    gate = gpus.slurm.path_in(node, "/run/gpulock/gate")
-    with subprocess.Popen([sys.executable, "-IS", "-c", hold, str(gate)]) as holder:
-        try:
-            stopped = Path(f"/proc/{holder.pid}/status")
-            until(lambda: "\nState:\tT" in stopped.read_text(), what="the gate to be held")
-            yield
-        finally:
-            holder.kill()
+    return gate.held(gpus.slurm.path_in(node, "/run/gpulock/gate"))

@@ -9,9 +9,10 @@ from collections.abc import Generator
 import pytest
 
 from tests.labs.daemon_lab import Daemon, gpulockd
+from tests.labs.processes import end
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
-from tests.labs.sge_jobs import carriers, end, held, on
+from tests.labs.sge_jobs import carriers, held, on
 from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
 from tests.labs.test_sge_ends import kill_shepherd, started

@@ -9,9 +9,10 @@ from collections.abc import Generator
 import pytest
 
 from tests.labs.daemon_lab import Daemon, gpulockd
+from tests.labs.processes import end
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_hooks import Stops, stops
-from tests.labs.slurm_jobs import end, held, kill_steps, shut_gate, started
+from tests.labs.slurm_jobs import held, kill_steps, shut_gate, started
 from tests.labs.slurm_lab import JobId
 from tests.labs.slurm_modes import NODE, by_gpulock
 from tests.labs.test_slurm_ends import EXTRA, KEYS, TWO, leak

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.labs.freezer import frozen
+from tests.labs.processes import end
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import Gpulock
 from tests.labs.sge_jobs import (
     carriers,
-    end,
     forget_conf,
     gate_file,
     group_of,

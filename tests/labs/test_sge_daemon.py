@@ -32,19 +32,18 @@ from tests.labs.daemon_lab import (
     restless,
 )
 from tests.labs.daemon_witness import Claim, Witness
+from tests.labs.processes import end, running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import (
     SOAK,
     at_gate,
     carriers,
-    end,
     gate_file,
     group_of,
     hook_of,
     on,
     other_boot,
-    running,
     script,
     shut_gate,
     waiting_for,

@@ -13,13 +13,13 @@ import pytest
 
 from gpulock import owner
 from gpulock.owner import Owner
+from tests.labs.processes import end, running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import (
     SOAK,
     carriers,
     claims,
-    end,
     forget_conf,
     gate_file,
     group_of,
@@ -29,7 +29,6 @@ from tests.labs.sge_jobs import (
     reap,
     records,
     restart_execd,
-    running,
     said,
     script,
     wait_said,

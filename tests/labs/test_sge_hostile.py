@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.environment import driver_version
+from tests.labs.processes import running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_evil import Evil, kit
 from tests.labs.sge_gpulock import GPUS, Gpulock
@@ -27,7 +28,6 @@ from tests.labs.sge_jobs import (
     on,
     records,
     restart_execd,
-    running,
     said,
     script,
     shut_gate,

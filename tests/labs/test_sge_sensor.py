@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.processes import end
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import CONFIG, GPUS, Gpulock
 from tests.labs.sge_jobs import (
     carriers,
     command,
-    end,
     forget_conf,
     group_of,
     held,

@@ -30,6 +30,7 @@ from tests.labs.daemon_lab import (
 )
 from tests.labs.daemon_witness import Claim, Witness
 from tests.labs.freezer import frozen
+from tests.labs.processes import end, running
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_hooks import Stops, stops
@@ -38,12 +39,10 @@ from tests.labs.slurm_jobs import (
     SLEEP,
     SOAK,
     command_of,
-    end,
     gate_file,
     kill_steps,
     lose_locks,
     other_boot,
-    running,
     shut_gate,
     started,
     waiting_for,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.labs.processes import end
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_hooks import Stops, When, stops
@@ -16,7 +17,6 @@ from tests.labs.slurm_jobs import (
     SHOW_MASK,
     SOAK,
     command_of,
-    end,
     gate_file,
     held,
     kill_steps,

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.labs.freezer import frozen
+from tests.labs.processes import end, running
 from tests.labs.sge_wait import LabError, until
 from tests.labs.slurm_gpulock import CONFIG, Gpulock
 from tests.labs.slurm_hooks import Stops, stops
 from tests.labs.slurm_jobs import (
     SHOW_MASK,
     command_of,
-    end,
     gate_file,
     held,
     kill_steps,
@@ -28,7 +28,6 @@ from tests.labs.slurm_jobs import (
     other_boot,
     reap,
     record_of,
-    running,
     shut_gate,
     started,
     wait_requeued,

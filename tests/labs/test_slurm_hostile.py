@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.processes import end
 from tests.labs.sge_wait import until
 from tests.labs.slurm_evil import FORGED, Evil, kit, submit
 from tests.labs.slurm_gpulock import CONFIG, Gpulock
@@ -18,7 +19,6 @@ from tests.labs.slurm_hooks import Stops, stops
 from tests.labs.slurm_jobs import (
     ALL,
     SHOW_MASK,
-    end,
     gate_file,
     held,
     kill_steps,

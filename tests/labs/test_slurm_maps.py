@@ -11,18 +11,11 @@ from typing import Any, Final
 import pytest
 
 from gpulock.simulate.node import write_node
+from tests.labs.processes import end
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_hooks import stops
-from tests.labs.slurm_jobs import (
-    end,
-    kill_steps,
-    lose_locks,
-    occupied,
-    reap,
-    started,
-    wait_requeued,
-)
+from tests.labs.slurm_jobs import kill_steps, lose_locks, occupied, reap, started, wait_requeued
 from tests.labs.slurm_lab import JobId
 from tests.labs.slurm_modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, settings
 

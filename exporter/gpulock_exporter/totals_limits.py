@@ -63,7 +63,15 @@ TOLD_BY = {  # the collector of a field that has not its name
     "recovery_action": "remapped",
 }
 BOARD = (
-    *("power", "energy", "temperature", "sm_clock", "memory_clock", "clock_reasons"),
+    *(
+        "memory_utilization",
+        "power",
+        "energy",
+        "temperature",
+        "sm_clock",
+        "memory_clock",
+        "clock_reasons",
+    ),
     *("clock_reason_seconds", "ecc", "remapped", "remap_pending", "remap_failure"),
     *("recovery_action", "pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive"),
 )

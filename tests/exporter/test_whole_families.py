@@ -13,8 +13,6 @@ from tests.nvml.double import Double
 from tests.unit.exporter_contract import CONTRACT
 
 # NVML has no call that tells how busy an instance's memory is
-NOBODY_TELLS = {"gpulock_mig_memory_utilization_ratio"}
-OWED = CONTRACT - NOBODY_TELLS
 WEB_CONFIG = "http_server_config:\n  headers:\n    X-Frame-Options: deny\n"
 PROFILES = ("3g.71gb", "1g.18gb")
 ALL_AT_WORK = {f"gpu2.mig0.gpm.{metric}": 50 for metric in (1, 2, 3, 5, 10)}
@@ -37,7 +35,7 @@ def act(exporter: Whole) -> None:
 
 
 def whole(scrape: Scrape) -> bool:
-    return scrape.names() >= OWED
+    return scrape.names() >= CONTRACT
 
 
 def split(node: Path, bus: str) -> None:
@@ -62,7 +60,7 @@ def test_every_family_is_told_of_what_nvml_answers(tmp_path: Path) -> None:
             shutil.copy(exporter.folder / "inventory", nvml.node / "run/gpulock")  # as root does
             act(exporter)
             nvml.event(0, 79)
-            assert exporter.until(whole).names() == OWED
+            assert exporter.until(whole).names() == CONTRACT
             exporter.release()
 
 
@@ -76,6 +74,6 @@ def test_every_family_is_told_of_a_simulated_node(tmp_path: Path) -> None:
             exporter.up(2)
             act(exporter)
             (nvml.node / "telemetry").write_text(f"xid={first}:79\n")
-            assert exporter.until(whole).names() == OWED
+            assert exporter.until(whole).names() == CONTRACT
             exporter.release()
         assert nvml.calls() == before

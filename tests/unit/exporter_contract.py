@@ -5,10 +5,11 @@ from __future__ import annotations
 
 # of GPUs, and of MIG instances by the same name: gpulock_gpu_X and gpulock_mig_X
 BOTH = """utilization_ratio busy_seconds_total observed_seconds_total memory_used_bytes
-    memory_total_bytes memory_utilization_ratio sm_active_ratio sm_occupancy_ratio
-    tensor_active_ratio dram_active_ratio locked lock_acquired_timestamp_seconds lock_stale
+    memory_total_bytes sm_active_ratio sm_occupancy_ratio tensor_active_ratio
+    dram_active_ratio locked lock_acquired_timestamp_seconds lock_stale
     last_busy_timestamp_seconds foreign_processes quarantined missing lock_info info"""
-BOARD = """power_watts energy_joules_total temperature_celsius sm_clock_hertz memory_clock_hertz
+BOARD = """memory_utilization_ratio power_watts energy_joules_total temperature_celsius
+    sm_clock_hertz memory_clock_hertz
     clock_event_active clock_event_seconds_total xid_errors_total xid_last_timestamp_seconds
     ecc_errors_total remapped_rows remapped_rows_pending remapped_rows_failure recovery_action
     pcie_transmit_bytes_total pcie_receive_bytes_total nvlink_transmit_bytes_total

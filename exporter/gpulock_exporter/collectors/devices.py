@@ -69,9 +69,9 @@ SINGLE: tuple[tuple[Pair, Value], ...] = (
     (gauges("memory_used_bytes", "Memory in use on the {device}."), field("memory_used")),
     (gauges("memory_total_bytes", "Memory of the {device}."), field("memory_total")),
     (
-        gauges(
+        board_gauge(
             "memory_utilization_ratio",
-            "Share of time in which memory of the {device} was read or written.",
+            "Share of time in which memory of the GPU was read or written.",
         ),
         field("memory_utilization"),
     ),

@@ -33,11 +33,10 @@ def installation(sge: GridEngine) -> Gpulock:
 
 @pytest.fixture
 def gpus(installation: Gpulock) -> Iterator[Gpulock]:
-    """Give a test gpulock on fresh nodes; no job of it is left behind."""
+    """Give a test gpulock on fresh nodes; neither job nor missing daemon is left behind."""
     installation.prepare()
     yield installation
-    installation.sge.clear_jobs()
-    installation.sge.clear_queue_errors()
+    installation.sge.recover()
 
 
 @pytest.fixture(scope="session")

@@ -201,6 +201,16 @@ class GridEngine(Cluster):
         self.qmod("-c", "*")
         self.qmod("-e", "*")
 
+    def recover(self) -> None:
+        """Put right what a test has left: daemons run, no job is there, every queue is open."""
+        if not self.qmaster_pid():
+            self.start_qmaster()
+        for node in NODES:
+            if not self.execd_pid(node):
+                self.start_execd(node)
+        self.clear_jobs()
+        self.clear_queue_errors()
+
     def clear_jobs(self) -> None:
         """Delete all jobs and wait until they are gone."""
         self.qdel("-u", "*")

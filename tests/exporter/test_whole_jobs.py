@@ -74,7 +74,7 @@ def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: P
         exporter.process.kill()
         exporter.process.wait()
         exporter.start()
-        after = exporter.up(2)
+        after = exporter.until(lambda found: found.totals().keys() >= counted.keys())
         for key, value in counted.items():
             assert after.values[key] >= value, key
         assert after.one("gpulock_gpu_xid_errors_total", xid="79") == 1
@@ -117,12 +117,15 @@ def test_mig_that_is_set_up_anew_shows_at_once_and_takes_nothing_from_the_counte
         nvml.split(0, ["7g.141gb"])
         exporter.until(lambda s: len(s.all("gpulock_mig_info")) == 1)
         nvml.split(0, [])
+        counted = before.totals()
         after = exporter.until(
             lambda s: (
-                not s.all("gpulock_mig_info") and s.all("gpulock_gpu_utilization_ratio", gpu="0")
+                not s.all("gpulock_mig_info")
+                and s.all("gpulock_gpu_utilization_ratio", gpu="0")
+                and s.totals().keys() >= counted.keys()
             )
         )
-        for key, value in before.totals().items():
+        for key, value in counted.items():
             assert after.values[key] >= value, key
 
 

@@ -555,6 +555,32 @@ def test_an_exporter_that_dies_is_started_again(node: Node) -> None:
     node.wait_metric("gpulock_nvml_up", 1)
 
 
+def test_an_exporter_that_hangs_is_killed_and_started_again_and_one_that_works_is_left_alone(
+    node: Node,
+) -> None:
+    node.reload(EXPORTER, "WatchdogSec=3", "RestartSec=100ms")
+    node.wait_metric("gpulock_nvml_up", 1)
+    first = node.main_pid(EXPORTER)
+    began = int(show(node, EXPORTER, "WatchdogTimestampMonotonic"))
+    until(
+        lambda: int(show(node, EXPORTER, "WatchdogTimestampMonotonic")) > began + 9_000_000,
+        what="three limits of the watchdog to pass",
+    )
+    assert (node.main_pid(EXPORTER), show(node, EXPORTER, "NRestarts")) == (first, "0")
+
+    node.machine.run("kill", "-STOP", str(first))
+
+    until(
+        lambda: node.main_pid(EXPORTER) not in (0, first),
+        what="another exporter",
+        why=lambda: journal(node, EXPORTER),
+    )
+    node.wait_metric("gpulock_nvml_up", 1)
+    assert show(node, EXPORTER, "NRestarts") == "1"
+    for words in ("Watchdog timeout (limit 3s)!", "Fatal Python error: Aborted", "app.py"):
+        wait_journal(node, EXPORTER, words)
+
+
 # --- the end ------------------------------------------------------------------------------------
 
 

@@ -72,9 +72,17 @@ def of_this_boot(node: Node, parts: Mapping[str, Part], now: float) -> dict[str,
     return {
         device: part
         if part.boottime is not None or part.owner.boot_id == node.boot_id
-        else part._replace(at=min(seen, now), least=least)
+        else part._replace(at=end(part.owner, seen, now), least=least)
         for device, part in parts.items()
     }
+
+
+def end(record: Owner, seen: float, now: float) -> float:
+    """Return when a claim is told to have ended: not after `now`, and not before it began.
+
+    A file's time is the kernel's coarse clock, some milliseconds behind that of the claim.
+    """
+    return min(max(seen, record.claimed_at), now)
 
 
 def known_least(record: Owner, seen: float) -> float | None:
@@ -169,5 +177,5 @@ def is_hidden(store: Store, record: Owner) -> bool:
 def parts_of(record: Owner, seen: float, now: float, boot_id: str) -> dict[str, Part]:
     """Return what is known of each device of a claim that was last seen at `seen` (epoch)."""
     how = BOOTED if record.boot_id != boot_id else ""
-    part = Part("", record, min(seen, now), None, how, known_least(record, seen))
+    part = Part("", record, end(record, seen, now), None, how, known_least(record, seen))
     return {device: part._replace(device=device) for device in record.devices}

@@ -449,3 +449,11 @@ def test_a_node_without_records_has_no_folder_for_them(site: Ended) -> None:
     assert (site.write(), site.owed()) == (0, [])
     assert not (site.state / "owed").exists()
     assert History(site.told.append).once(site.node()) == 0
+
+
+def test_a_claim_does_not_end_before_it_began_by_a_clock_that_ticks_seldom() -> None:
+    claimed = record(claimed_at=1000.0)
+    assert owed.end(claimed, 999.998, 2000.0) == 1000.0
+    assert owed.end(claimed, 1500.0, 2000.0) == 1500.0
+    assert owed.end(claimed, 3000.0, 2000.0) == 2000.0
+    assert owed.end(claimed, 999.0, 500.0) == 500.0, "the clock was set back since"

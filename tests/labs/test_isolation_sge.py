@@ -335,6 +335,16 @@ def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Si
     until(lambda: reap(gpus, NODE) and not gpus.locks(NODE), what="the older job to be over")
 
 
+def test_a_job_of_several_hosts_whose_tasks_nothing_confines_does_not_start(site: Site) -> None:
+    without = ("-j", "y", "-q", "gpu.q", "-masterq", f"gpu.q@{NODE}", "-pe", "mpi", "6")
+    job = site.gpus.sge.submit("glalice", *without, stdin="echo started\n")
+    site.gpus.sge.wait_state(job, "Eqw")
+    text = wait_said(site.gpus, job, "nothing would keep its tasks")
+    assert "started" not in text
+    assert site.left() == []
+    site.gpus.sge.qdel(str(job))
+
+
 @pytest.fixture
 def parallel(site: Site) -> Iterator[Site]:
     """Let slave tasks of parallel jobs be confined on the node, and have GPUs on every one."""

@@ -42,7 +42,9 @@ def until_wrapped(gpus: Gpulock) -> None:
 
     def wrapped() -> bool | None:
         job = gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL)
-        gpus.sge.wait_done(job)
+        if gpus.sge.wait_state(job, "", "Eqw"):  # what isolation refuses until its host has read it
+            gpus.sge.qdel(str(job))
+            return None
         lines = [line for line in output(gpus, job).splitlines() if "CVD=" in line]
         return True if len(lines) == 3 and not any("unset" in line for line in lines) else None
 

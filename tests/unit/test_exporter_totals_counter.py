@@ -76,12 +76,20 @@ def test_a_counter_that_is_read_seldom_moves_by_as_much_as_it_did_meanwhile() ->
     assert grown(*readings, kind=REASON) == 20.0
 
 
-def test_a_counter_that_stood_for_a_day_does_not_believe_a_day_at_once() -> None:
+def test_a_counter_that_hurries_no_more_than_it_does_has_not_wrapped() -> None:
+    usual = 1 << 20  # a second
+    far, near = WORD - 100 * usual, WORD - 2 * usual
+    assert grown(far - usual, far, usual, kind=NVLINK) == 2 * usual, "it was not nearly there"
+    assert grown(near - usual, near, usual, kind=NVLINK) == 4 * usual, "it was"
+
+
+@pytest.mark.parametrize("jump", [20, 3000])
+def test_a_counter_that_stood_for_an_hour_does_not_believe_an_hour_at_once(jump: float) -> None:
     counter = Counter()
     for second in range(3600):
         counter.advance(5.0, 1e6 + second, REASON)
     before = counter.total
-    assert counter.advance(5.0 + 3000, 1e6 + 3600, REASON) == 0
+    assert counter.advance(5.0 + jump, 1e6 + 3600, REASON) == 0
     assert counter.advance(5.0 + 3, 1e6 + 3601, REASON) == 3
     assert counter.total == before + 3
 

@@ -342,6 +342,21 @@ def with_a_read_only_state_dir(gpus: Gpulock) -> Generator[None]:
 
 
 @contextlib.contextmanager
+def with_a_full_state_dir(gpus: Gpulock) -> Generator[None]:
+    """Let it be on a disk of its own, with what it has, and no room for more."""
+    here, copy = "/var/lib/gpulock", str(gpus.slurm.lab / "state-dir")
+    shutil.copytree(gpus.slurm.path_in(NODE, here), copy)
+    try:
+        with mounted(gpus, NODE, here, "-t", "tmpfs", "-o", "mode=755,size=64k", "small"):
+            assert gpus.slurm.run_in(NODE, ["cp", "-a", f"{copy}/.", here]).returncode == 0
+            fill = ["dd", "if=/dev/zero", f"of={here}/fill", "bs=4k"]
+            assert "No space left" in gpus.slurm.run_in(NODE, fill).stderr
+            yield
+    finally:
+        shutil.rmtree(copy)
+
+
+@contextlib.contextmanager
 def without_a_card(gpus: Gpulock) -> Generator[None]:
     card = max((gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir())
     gone = card.parent.with_name("gone")
@@ -432,6 +447,23 @@ def test_a_job_without_gpus_runs_masked_on_a_broken_node(
         assert slurm.wait_done(job) == "COMPLETED"
         assert slurm.said(job) == "mask=.\nmask=.\n"
         assert not slurm.is_out(NODE)
+
+
+@BOTH
+def test_a_full_state_dir_fails_no_job_and_drains_no_node(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    first = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
+    assert slurm.wait_done(first) == "COMPLETED"
+    with with_a_full_state_dir(slurm_gpus):
+        for _ in range(2):
+            job = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
+            assert slurm.wait_done(job) == "COMPLETED"
+            assert slurm.said(job) == "mask=0.\n"
+        assert not slurm.is_out(NODE)
+        state = ["ls", "/var/lib/gpulock"]
+        assert "runs.partial" in slurm.run_in(NODE, state).stdout.split()
+    assert slurm_gpus.locks(NODE) == {}
 
 
 @BOTH

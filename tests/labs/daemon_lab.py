@@ -212,12 +212,15 @@ def assert_over(daemon: Daemon, claim: Claim, proof: str, how: str = "reap") -> 
 def assert_over_by_boot(daemon: Daemon, claim: Claim, kept: bool) -> None:
     """What stood when the node went down is in the history once, with or without its LOCK_DIR."""
     if kept:
-        assert_over(daemon, claim, "claimed before this boot")
-        return
-    (line,) = [line for line in daemon.history() if line["token"] == claim.token]
-    assert line["how"] == "reap" and line["proof"].startswith("claimed before this boot; "), line
+        line = assert_over(daemon, claim, "claimed before this boot")
+    else:
+        (line,) = [line for line in daemon.history() if line["token"] == claim.token]
+        assert line["how"] == "reap", line
+        assert line["proof"].startswith("claimed before this boot; "), line
     assert tuple(one["id"] for one in line["devices"]) == claim.devices
     assert line["claimed_at"] <= line["released_at"] <= time.time()
+    told = line["held_seconds"]  # null where it was not seen again: no time of another boot's clock
+    assert told is None or told <= line["released_at"] - line["claimed_at"] + 0.01, line
 
 
 @contextlib.contextmanager

@@ -94,9 +94,10 @@ def test_a_qmaster_that_does_not_answer_holds_up_nobody(site: Site) -> None:
     site.keep("13")
     site.go()
     assert site.notes() == ["13"]
-    site.gate.write_text("now\n")
+    with site.gate.open("w") as gate:
+        site.gate.unlink()  # the next one finds none
+        gate.write("now\n")
     site.done()
-    site.gate.unlink()
     assert len(site.done()) == 2
 
 

@@ -54,8 +54,9 @@ class Site:
         """Wait until it was told; return what qalter was called with."""
         assert self.chore.asking is not None
         assert self.chore.asking.wait(20.0)
-        self.go()
-        return self.told.read_text().splitlines()
+        lines = self.told.read_text().splitlines()
+        self.go()  # which may start the next ones
+        return lines
 
     def said(self) -> str:
         try:

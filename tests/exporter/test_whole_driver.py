@@ -26,8 +26,8 @@ def test_a_driver_that_is_installed_later_is_found(tmp_path: Path) -> None:
         cards = nvml.node / "proc/driver/nvidia/gpus"
         cards.rename(cards.with_name("away"))
         with Whole(tmp_path, nvml, env=env) as exporter:
-            found = exporter.until(lambda s: s.all("gpulock_nvml_up") == [0])
-            assert found.one("gpulock_gpus", state="missing") == 2
+            found = exporter.until(lambda s: s.all("gpulock_gpus", state="missing") == [2])
+            assert found.one("gpulock_nvml_up") == 0
             assert sum(found.all("gpulock_gpus")) == 2
             said = exporter.page_says("role=alert")
             assert "No samples" in said

@@ -28,12 +28,12 @@ MANAGER: Final = (
 )
 
 
-def serve(pid: int) -> None:
+def serve(pid: int, scope: str = SCOPE) -> None:
     """Give a daemon that runs to systemd, as a unit of its own whose cgroup is delegated."""
-    unit = f"ssa(sv)a(sa(sv)) {SCOPE} fail 2 PIDs au 1 {pid} Delegate b true 0"
+    unit = f"ssa(sv)a(sa(sv)) {scope} fail 2 PIDs au 1 {pid} Delegate b true 0"
     _run("busctl", "call", *MANAGER.split(), "StartTransientUnit", *unit.split())
     place = Path(f"/proc/{pid}/cgroup")
-    until(lambda: SCOPE in place.read_text(), what="the daemon to be systemd's")
+    until(lambda: scope in place.read_text(), what="the daemon to be systemd's")
 
 
 def groups() -> list[str]:

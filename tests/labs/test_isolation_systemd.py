@@ -131,6 +131,27 @@ def test_a_job_of_grid_engine_stays_confined_over_a_reload_and_ends_with_its_ser
     assert (told["left"], told["programs"], told["stopped"]) == ([], 0, True)
 
 
+def test_a_job_of_slurm_stays_confined_over_a_reload() -> None:
+    machine = Machine("hybrid", binds={REPOSITORY: INSIDE})
+    with alone():
+        machine.up()
+        try:
+            machine.run("rm", "-rf", "/etc/gpulock", "/var/lib/gpulock")
+            command = (sys.executable, "-m", "tests.labs.isolation_reload_slurm", "/opt")
+            around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
+            told = json.loads(machine.run(*around, *command, seconds=100).stdout)
+        finally:
+            machine.down()
+    own = set(told["own"])
+    others = {f"nvidia{n}" for n in range(4)} - own
+    assert [opened(seen) for seen in told["seen"]] == [
+        {"ENXIO": own | {"nvidiactl"}, "EPERM": others}
+    ] * 4
+    assert len(own) == 2
+    assert told["groups"] and all("/gpulock-slurmd.scope/" in path for path in told["groups"])
+    assert (told["ended"], told["left"], told["programs"], told["locks"]) == ("COMPLETED", [], 0, 0)
+
+
 def test_a_users_own_manager_is_no_way_round(machine: Machine) -> None:
     machine.run("useradd", "-m", USER)
     machine.run("systemctl", "start", "dbus", "systemd-logind")

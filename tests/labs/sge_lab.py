@@ -10,7 +10,6 @@ one scratch folder (--lab, GPULOCK_LAB) and in namespaces, and is gone after `do
 from __future__ import annotations
 
 import argparse
-import contextlib
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,17 +57,6 @@ class GridEngine(Cluster):
         """Add or replace a complex: `name shortcut TYPE RELOP REQ CONSUMABLE DEFAULT URGENCY`."""
         name, rest = line.split(maxsplit=1)
         self.load("-Mc", "complexes", sge_config.edited(self.qconf("-sc"), {name: rest}))
-
-    def drop_complexes(self, *names: str) -> None:
-        """Remove complexes that nothing asks for, once qmaster has forgotten the hosts' values."""
-
-        def dropped() -> bool:
-            with contextlib.suppress(LabError):  # "still referenced": until execd's next report
-                self.load("-Mc", "complexes", without(self.qconf("-sc"), names))
-            left = [line.partition(" ")[0] for line in self.qconf("-sc").splitlines()]
-            return not set(names) & set(left)
-
-        until(dropped, what=f"{', '.join(names)} to be no complexes", interval=0.3)
 
     def set_exechost(self, node: str, complex_values: str) -> None:
         """Set the consumables of a node."""

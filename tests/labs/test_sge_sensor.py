@@ -41,7 +41,6 @@ def sensed(gpus: Gpulock) -> Iterator[Gpulock]:
     yield gpus
     gpus.sge.clear_jobs()
     forget_conf(gpus, NODE, *sensor)
-    gpus.sge.drop_complexes(*VALUES)
 
 
 def reported(gpus: Gpulock) -> dict[str, str]:

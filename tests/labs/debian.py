@@ -30,6 +30,7 @@ def install(packages: Mapping[str, str], answers: str = "") -> bool:
         return False
     if os.geteuid() != 0:
         raise LabError(f"not root, and missing: {' '.join(missing)}")
+    _LOCK.parent.mkdir(parents=True, exist_ok=True)
     with open(_LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with nothing_started():

@@ -80,7 +80,7 @@ class Rounds:
             self.last, failed = None, {refusal.kind: f"{refusal.why}; {refusal.do}"}
         except OSError as fault:
             self.last, failed = None, {str(fault.errno): f"LOCK_DIR: {fault}"}
-        except Exception as fault:
+        except Exception as fault:  # whatever it is, the next round may go well
             self.last, failed = None, {type(fault).__name__: unforeseen("a reconcile", fault)}
         self._journal.stands("round", failed, ERROR)
         if self.last is None:
@@ -118,7 +118,7 @@ class Rounds:
         for chore in self._chores:
             try:
                 chore.run(self.node, report, now)
-            except Exception as fault:
+            except Exception as fault:  # one that fails stops no other
                 name = type(chore).__name__
                 failed[f"{name} {type(fault).__name__}"] = unforeseen(name, fault)
         self._journal.stands("chores", failed, ERROR)
@@ -134,7 +134,7 @@ class Rounds:
             if now >= worker.due():
                 try:
                     worker.turn(now)
-                except Exception as fault:
+                except Exception as fault:  # likewise
                     name = type(worker).__name__
                     failed[f"{name} {type(fault).__name__}"] = unforeseen(name, fault)
         self._journal.stands("turns", failed, ERROR)

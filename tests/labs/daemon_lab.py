@@ -239,7 +239,7 @@ def restless(daemon: Daemon) -> Generator[list[int]]:
     def noting() -> None:
         try:
             go()
-        except BaseException as fault:
+        except BaseException as fault:  # told where the thread is waited for
             failed.append(fault)
 
     thread = threading.Thread(target=noting)

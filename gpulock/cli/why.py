@@ -221,16 +221,16 @@ def runs_here(sight: Sight, meant: Subject) -> Facts:
         return [("process", f"{meant.pid} {'runs' if there else 'is gone'}")]
     from gpulock import atomic
     from gpulock.sge import spool
+    from gpulock.sge.verdict import shepherds
     from gpulock.slurm.steps import Steps
 
     daemons = Steps(sight.view.node.settings).daemons(sight.scan)
     for pid in daemons.get(meant.job, {}):
         return [("step", f"{pid} runs it here, without GPUs")]
     hidden = False
-    for pid in sight.scan.named(spool.NAME):
+    # not a stranger's of that name, in a directory of his
+    for pid in dict.fromkeys([*shepherds(sight.scan), *shepherds(sight.scan, os.geteuid())]):
         try:
-            if sight.scan.status(pid).uids[0] not in (0, os.geteuid()):
-                continue  # of a stranger's, in a directory of his
             path = f"{sight.scan.proc.root}/{pid}/cwd/config"
             config = spool.parse_config(atomic.read_text(path, spool.CONFIG_LIMIT))
         except OSError:

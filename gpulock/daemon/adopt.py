@@ -14,8 +14,8 @@ from gpulock.liveness import Scan
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, UNKNOWN, Refusal
-from gpulock.sge import spool
 from gpulock.sge.prolog import RECORD
+from gpulock.sge.verdict import shepherds
 from gpulock.slurm import note
 from gpulock.slurm.call import expanded
 from gpulock.slurm.gres_map import devices_at
@@ -24,8 +24,7 @@ from gpulock.slurm.gres_map import devices_at
 def living_records(node: Node, scan: Scan) -> list[Owner]:
     """Return the record of every living job that was granted devices; raise Refusal."""
     # whoever else calls a process so must not stop, or steer, what root puts back
-    ours = [p for p in scan.named(spool.NAME) if scan.status(p).uids[0] == os.geteuid()]
-    found = [sge_record(node, pid) for pid in ours]
+    found = [sge_record(node, pid) for pid in shepherds(scan, os.geteuid())]
     return [record for record in [*found, *run_records(node)] if record is not None]
 
 

@@ -15,6 +15,7 @@ from gpulock.procfs import Proc
 from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
 
 NAME = "sge_shepherd"
+JOBS = "/active_jobs/"  # in the path of each shepherd's directory (sge_execd(8))
 CONFIG_LIMIT = 1 << 22  # bytes: job arguments stand in it
 LINE_LIMIT = 99_999  # bytes that the shepherd reads at once (fgets of 100,000 in 8.1.9)
 UTF8_MOST = 4  # bytes of one character

@@ -102,9 +102,12 @@ def look(scan: Scan) -> str:
     return reason
 
 
-def of_root(scan: Scan, name: str) -> list[int]:
-    """Return root's processes of one name: anybody can give a process any name."""
-    return [pid for pid in scan.named(name) if scan.status(pid).uids[0] == 0]
+def of_root(scan: Scan, name: str, uid: int = 0) -> list[int]:
+    """Return root's processes of one name (in a simulation its owner's, `uid`).
+
+    Anybody can give a process any name.
+    """
+    return [pid for pid in scan.named(name) if scan.status(pid).uids[0] == uid]
 
 
 def living_groups(scan: Scan) -> dict[int, list[int]]:
@@ -113,7 +116,7 @@ def living_groups(scan: Scan) -> dict[int, list[int]]:
     Those whose group cannot be read are below UNREAD.
     """
     found: dict[int, list[int]] = {}
-    for pid in of_root(scan, spool.NAME):
+    for pid in shepherds(scan):
         try:
             path = f"{scan.proc.root}/{pid}/cwd/config"
             text = atomic.read_text(path, spool.CONFIG_LIMIT)
@@ -124,6 +127,27 @@ def living_groups(scan: Scan) -> dict[int, list[int]]:
             gid = UNREAD
         found.setdefault(gid, []).append(pid)
     return found
+
+
+def shepherds(scan: Scan, uid: int = 0) -> list[int]:
+    """Return the living shepherds, but for what they fork to become a hook or a job.
+
+    Such a fork opens the job's output first, and hangs there for ever where a user made that a
+    FIFO, its shepherd dead or not. It is in a folder of the user's by then, which says nothing.
+    """
+    named = of_root(scan, spool.NAME, uid)
+    return [pid for pid in named if scan.status(pid).ppid not in named and in_spool(scan, pid)]
+
+
+def in_spool(scan: Scan, pid: int) -> bool:
+    """Return whether a process is in a job's spool directory, as a shepherd always is.
+
+    One that cannot be seen may be.
+    """
+    try:
+        return spool.JOBS in scan.proc.cwd(pid)
+    except OSError:
+        return True
 
 
 def is_over(scan: Scan, pid: int) -> bool:

@@ -12,12 +12,15 @@ from pathlib import Path
 from tests.labs import reaped
 from tests.labs import shut_gate as gate
 from tests.labs.lock_folder import owners
+from tests.labs.processes import command_of, end
 from tests.labs.reaped import REPOSITORY, Reaped
 from tests.labs.sge_cluster import MASTER
 from tests.labs.sge_gpulock import CONFIG, Gpulock
 from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
 
+# a daemon of its own, and itself: two that sleep
+DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
 SOAK = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
 
 
@@ -113,6 +116,26 @@ def carriers(gid: int) -> list[int]:
                 if str(gid) in groups and "\nState:\tZ" not in status:
                     found.append(int(entry.name))
     return found
+
+
+def end_carriers(gid: int) -> None:
+    """Kill what carries a group, whatever it starts meanwhile, and wait until it is gone."""
+    while pids := carriers(gid):
+        end(pids)
+
+
+def sleepers(gid: int, count: int) -> list[int]:
+    """Wait until just `count` processes carry a group and all sleep; return them.
+
+    The shells that started them are over by then, and none of them starts another.
+    """
+
+    def found() -> list[int] | None:
+        pids = carriers(gid)
+        sleeps = all(command_of(pid).startswith("sleep ") for pid in pids)
+        return pids if sleeps and len(pids) == count else None
+
+    return until(found, what=f"{count} that sleep with group {gid}")
 
 
 def group_of(gpus: Gpulock, node: str, job: JobId) -> int:

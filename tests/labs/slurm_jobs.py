@@ -15,7 +15,7 @@ from typing import Final
 from gpulock.owner import Owner
 from tests.labs import reaped
 from tests.labs import shut_gate as gate
-from tests.labs.processes import end
+from tests.labs.processes import command_of, end
 from tests.labs.reaped import Reaped
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import CONFIG, REPOSITORY, Gpulock
@@ -145,14 +145,6 @@ def lose_locks(gpus: Gpulock, node: str) -> None:
 
 
 # --- processes ------------------------------------------------------------------------------------
-
-
-def command_of(pid: int) -> str:
-    """Return the command line of a process, empty for one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
 
 
 def kill_steps(gpus: Gpulock, job: JobId, node: str) -> list[int]:

@@ -12,14 +12,13 @@ from tests.labs.daemon_lab import Daemon, gpulockd
 from tests.labs.processes import end
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
-from tests.labs.sge_jobs import carriers, held, on
+from tests.labs.sge_jobs import DAEMONISES, end_carriers, group_of, held, on, sleepers
 from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
 from tests.labs.test_sge_ends import kill_shepherd, started
 
 pytestmark = pytest.mark.lab
 NODE, _, THIRD = NODES
-DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
 SOON = 15.0  # seconds: half a period, which begins anew with a round
 
 
@@ -40,15 +39,14 @@ def test_a_killed_shepherds_lock_is_freed_when_its_processes_are_gone_and_not_be
 ) -> None:
     with daemon_on(gpus, NODE) as daemon:
         job = started(gpus, NODE, 2, DAEMONISES)
+        living = sleepers(group_of(gpus, NODE, job), 2)
         gid = kill_shepherd(gpus, NODE, job)
-        living = carriers(gid)
-        assert len(living) >= 2
         daemon.goes_round()
         assert len(held(gpus, NODE, job)) == 2
-        end(living[:-1])
+        end(living[:1])
         daemon.goes_round()
         assert len(held(gpus, NODE, job)) == 2
-        end(carriers(gid))
+        end_carriers(gid)
         daemon.frees(lambda: locked(gpus, NODE, job))
         assert f"nobody carries its group {gid}" in daemon.said()
 
@@ -58,7 +56,8 @@ def test_a_shepherd_that_dies_last_is_seen_at_once(gpus: Gpulock) -> None:
         job = started(gpus, NODE, 2)
         daemon.goes_round()
         pid = gpus.sge.shepherd_pid(job)
-        end([pid, *carriers(next(iter(gpus.locks(NODE).values())).add_grp_id)])
+        (sleeper,) = sleepers(group_of(gpus, NODE, job), 1)
+        end([pid, sleeper])
         assert daemon.frees(lambda: locked(gpus, NODE, job)) < SOON
 
 
@@ -67,7 +66,7 @@ def test_without_qmaster_the_dead_are_freed_all_the_same(gpus: Gpulock) -> None:
         job = started(gpus, NODE, 2)
         gpus.sge.stop_qmaster()
         try:
-            end(carriers(kill_shepherd(gpus, NODE, job)))
+            end_carriers(kill_shepherd(gpus, NODE, job))
             daemon.frees(lambda: locked(gpus, NODE, job))
         finally:
             gpus.sge.start_qmaster()

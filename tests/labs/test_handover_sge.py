@@ -20,6 +20,7 @@ from tests.labs.handover_node import (
     observed,
     wait_out,
 )
+from tests.labs.processes import eldest
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import carriers, gate_file, group_of, held, on, reap, waiting_for
@@ -46,7 +47,7 @@ def working(gpus: Gpulock, node: Gpus, name: str) -> Job:
     job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin=waiting_for(go))
     gpus.sge.wait_running(job)
     (device,) = held(gpus, NODE, job)
-    shell = min(carriers(group_of(gpus, NODE, job)))
+    shell = eldest(lambda: carriers(group_of(gpus, NODE, job)))
     return node.work(Job(job, device, shell, go, lambda: gpus.sge.wait_done(job)))
 
 

@@ -20,6 +20,7 @@ from tests.labs.handover_node import (
     observed,
     wait_out,
 )
+from tests.labs.processes import eldest
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_jobs import gate_file, reap, started, waiting_for
 from tests.labs.slurm_modes import NODE, by_gpulock
@@ -47,7 +48,7 @@ def working(gpus: Gpulock, node: Gpus, name: str) -> Job:
     go = gate_file(gpus, name)
     job = started(gpus, NODE, "--gres=gpu:1", script=waiting_for(go))
     (device,) = gpus.held_by(job)[NODE]
-    shell = min(gpus.slurm.job_processes(job, NODE))
+    shell = eldest(lambda: gpus.slurm.job_processes(job, NODE))
     return node.work(Job(job, device, shell, go, lambda: gpus.slurm.wait_done(job)))
 
 

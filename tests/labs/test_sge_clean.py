@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.labs.freezer import frozen
-from tests.labs.processes import end
+from tests.labs.processes import children_of, command_of, end, running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import Gpulock
 from tests.labs.sge_jobs import (
     carriers,
+    end_carriers,
     forget_conf,
     gate_file,
     group_of,
@@ -92,13 +92,36 @@ def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
     assert len(held(sparing, NODE, neighbour)) == 1
 
 
+def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
+    sparing: Gpulock,
+) -> None:
+    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT=LIMIT)
+    text = "rm -f $SGE_STDOUT_PATH; mkfifo $SGE_STDOUT_PATH\n"
+    hostile = sparing.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=text)
+    sparing.sge.wait_running(hostile)
+    shepherd, gid = sparing.sge.shepherd_pid(hostile), group_of(sparing, NODE, hostile)
+    until(lambda: not carriers(gid), what="the job's end")
+    forks = until(lambda: children_of(shepherd) or None, what="its epilog to hang")
+    try:
+        for hanging in (shepherd, None):
+            if hanging is None:
+                end([shepherd])  # its fork hangs on
+            job, gid = left(sparing, "exec sleep 600")
+            leave(sparing, job)
+            assert carriers(gid) == []
+            assert held(sparing, NODE, job) == []
+            assert all(map(running, forks))
+    finally:
+        end([shepherd, *forks])
+
+
 def test_report_ends_nothing_and_the_lock_settles(sparing: Gpulock) -> None:
     sparing.configure(NODE, CLEAN="report")
     job, gid = left(sparing, "exec sleep 600")
     leave(sparing, job)
     assert len(carriers(gid)) == 1
     assert len(held(sparing, NODE, job)) == 1
-    end(carriers(gid))
+    end_carriers(gid)
     assert reap(sparing, NODE).acts() == [("freed", "dead")]
 
 
@@ -134,11 +157,3 @@ def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
     until(lambda: carriers(gid) == [], what="the forks to end", seconds=60)
     # a look that others' processes outrun is no look: the next one frees
     until(lambda: reap(sparing, NODE) and sparing.locks(NODE) == {}, what="the lock to go")
-
-
-def command_of(pid: int) -> str:
-    """Return a process's command line, empty for one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except OSError:
-        return ""

@@ -32,13 +32,15 @@ from tests.labs.daemon_lab import (
     restless,
 )
 from tests.labs.daemon_witness import Claim, Witness
-from tests.labs.processes import end, running
+from tests.labs.processes import children_of, end, running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import (
+    DAEMONISES,
     SOAK,
     at_gate,
     carriers,
+    end_carriers,
     gate_file,
     group_of,
     hook_of,
@@ -46,6 +48,7 @@ from tests.labs.sge_jobs import (
     other_boot,
     script,
     shut_gate,
+    sleepers,
     waiting_for,
 )
 from tests.labs.sge_lab import JobId
@@ -55,7 +58,6 @@ from tests.labs.test_sge_ends import SLEEP, kill_shepherd, started
 
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
-DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
 NOBODY = "its shepherd is gone, nobody carries its group"
 FOUR = 4
 
@@ -75,13 +77,15 @@ def daemon(gpus: Gpulock) -> Generator[Daemon]:
         yield daemon
 
 
-def living(gpus: Gpulock, job: JobId, count: int) -> list[int]:
-    """Return the processes that carry a job's group, as soon as there are so many."""
+def living(gpus: Gpulock, job: JobId) -> list[int]:
+    """Return the processes that carry a job's group."""
     gid = group_of(gpus, NODE, job)
-    return until(
-        lambda: found if len(found := carriers(gid)) >= count else None,
-        what=f"{count} processes of job {job}",
-    )
+    return until(lambda: carriers(gid) or None, what=f"processes of job {job}")
+
+
+def sleeper(gpus: Gpulock, job: JobId) -> list[int]:
+    """Return the one process that a job is for good."""
+    return sleepers(group_of(gpus, NODE, job), 1)
 
 
 def shepherd_of(gpus: Gpulock, job: JobId) -> int | None:
@@ -98,7 +102,7 @@ def test_what_a_killed_shepherd_left_keeps_the_devices_until_its_last_process_is
     gpus: Gpulock, daemon: Daemon
 ) -> None:
     job = started(gpus, NODE, 2, DAEMONISES)
-    claim, pids = daemon.claim(job), living(gpus, job, 2)
+    claim, pids = daemon.claim(job), sleepers(group_of(gpus, NODE, job), 2)
     with Witness(claim, pids) as witness:
         kill_shepherd(gpus, NODE, job)
         for pid in pids:
@@ -111,7 +115,7 @@ def test_a_shepherd_that_dies_after_all_its_processes_is_the_last_that_holds(
     gpus: Gpulock, daemon: Daemon
 ) -> None:
     job = started(gpus, NODE, 2)
-    claim, pids, shepherd = daemon.claim(job), living(gpus, job, 1), gpus.sge.shepherd_pid(job)
+    claim, pids, shepherd = daemon.claim(job), sleeper(gpus, job), gpus.sge.shepherd_pid(job)
     os.kill(shepherd, signal.SIGSTOP)  # or it would run the epilog
     with Witness(claim, [*pids, shepherd]) as witness:
         end(pids)
@@ -130,7 +134,7 @@ def test_a_device_that_a_stranger_has_open_is_freed_when_he_closes_it(
     device = gpus.drivers / NODE / "dev" / f"nvidia{minor}"
     with stranger_with(device) as stranger:
         kill_shepherd(gpus, NODE, job)
-        end(carriers(group_of(gpus, NODE, job)))
+        end_carriers(group_of(gpus, NODE, job))
         with Witness(Claim(claim.folder, claim.token, claim.devices[1:]), [stranger.pid]) as seen:
             for _ in range(2):
                 daemon.goes_round()
@@ -182,7 +186,7 @@ def test_jobs_that_spoil_their_folder_or_output_are_freed_and_a_shepherd_that_ha
     claims = {name: daemon.claim(job) for name, job in jobs.items()}
     with contextlib.ExitStack() as stack:
         seen = {
-            name: stack.enter_context(Witness(claims[name], living(gpus, job, 1)))
+            name: stack.enter_context(Witness(claims[name], living(gpus, job)))
             for name, job in jobs.items()
         }
         hanging = gpus.sge.shepherd_pid(jobs["fifo"])
@@ -192,7 +196,7 @@ def test_jobs_that_spoil_their_folder_or_output_are_freed_and_a_shepherd_that_ha
             seen[name].never_free_too_soon(assert_freed(daemon, claims[name], NOBODY))
         until(lambda: not carriers(group_of(gpus, NODE, jobs["fifo"])), what="the job's end")
         assert_held(daemon, claims["fifo"], f"its shepherd {hanging} runs")
-        end([hanging])
+        end([hanging, *children_of(hanging)])
         seen["fifo"].never_free_too_soon(assert_freed(daemon, claims["fifo"], NOBODY))
 
 
@@ -203,7 +207,7 @@ def test_an_epilog_that_is_killed_at_the_gate_or_is_missing_is_made_up_for(
     gpus.sge.set_hooks(gpus.line("prolog"), "root@/nonexistent/epilog")
     missing = started(gpus, NODE, 1)
     claims = {job: daemon.claim(job) for job in (killed, missing)}
-    pids = {job: living(gpus, job, 1) for job in claims}
+    pids = {job: sleeper(gpus, job) for job in claims}
     with (
         Witness(claims[killed], pids[killed]) as first,
         Witness(claims[missing], pids[missing]) as second,
@@ -226,7 +230,7 @@ def test_a_job_deleted_by_force_while_its_execd_is_gone_is_freed_when_it_ends(
     gpus: Gpulock, daemon: Daemon
 ) -> None:
     job = started(gpus, NODE, 2)
-    claim, pids = daemon.claim(job), living(gpus, job, 1)
+    claim, pids = daemon.claim(job), sleeper(gpus, job)
     with Witness(claim, pids) as witness:
         # stopped first: qmaster 8.1.9 may crash when it deletes what runs below a broken connection
         os.kill(gpus.sge.execd_pid(NODE), signal.SIGSTOP)
@@ -275,7 +279,7 @@ def test_after_a_reboot_the_first_round_frees_what_was_held_before(
         claim = daemon.claim(job)
         daemon.crash()
         gpus.sge.stop_execd(NODE, kill=True)
-        end([*carriers(kill_shepherd(gpus, NODE, job))])
+        end_carriers(kill_shepherd(gpus, NODE, job))
         if not kept:
             empty(daemon.lock_dir)
         with other_boot(gpus, NODE):
@@ -303,8 +307,8 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     gpus: Gpulock, daemon: Daemon
 ) -> None:
     job, ended = started(gpus, NODE, 2), started(gpus, NODE, 1)
-    claim, pids = daemon.claim(job), living(gpus, job, 1)
-    others = [*living(gpus, ended, 1), gpus.sge.shepherd_pid(ended)]
+    claim, pids = daemon.claim(job), sleeper(gpus, job)
+    others = [*sleeper(gpus, ended), gpus.sge.shepherd_pid(ended)]
     empty(daemon.lock_dir)
     until(lambda: len(gpus.locks(NODE)) == 3, what="all locks", why=daemon.said)
     assert claim.locked() == claim.devices
@@ -339,7 +343,7 @@ def test_a_gpulockd_that_cannot_see_frees_nothing_and_the_next_one_does(
         job = started(gpus, NODE, 2)
         claim = blind.claim(job)
         blind.goes_round()
-        end(carriers(kill_shepherd(gpus, NODE, job)))
+        end_carriers(kill_shepherd(gpus, NODE, job))
         assert_held(blind, claim, why, "unknown")
         assert blind.freed() == []
     with daemon_on(gpus, NODE) as daemon:
@@ -352,7 +356,7 @@ def test_daemons_that_come_and_go_take_no_device_away_and_give_it_back_once(
     """execd killed and back, qmaster killed; the job ends in between, with an epilog."""
     go = gate_file(gpus, "go")
     job, other = started(gpus, NODE, 2, waiting_for(go)), started(gpus, NODE, 1)
-    claim, pids = daemon.claim(job), living(gpus, job, 1)
+    claim, pids = daemon.claim(job), living(gpus, job)
     with Witness(claim, pids) as witness:
         gpus.sge.stop_execd(NODE, kill=True)
         assert_held(daemon, claim, "its shepherd")
@@ -380,12 +384,12 @@ def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothi
     times = random.Random(5)
     stays, ends, deleted = (started(gpus, NODE, 2) for _ in range(3))
     claims = {job: daemon.claim(job) for job in (stays, ends, deleted)}
-    pids = living(gpus, ends, 1)
+    pids = sleeper(gpus, ends)
     kill_shepherd(gpus, NODE, ends)
     number = 200 if SOAK else 8
     with (
         Witness(claims[ends], pids) as witness,
-        Witness(claims[stays], living(gpus, stays, 1)) as other,
+        Witness(claims[stays], sleeper(gpus, stays)) as other,
     ):
         for count in range(number):
             daemon.crash()

@@ -13,13 +13,15 @@ import pytest
 
 from gpulock import owner
 from gpulock.owner import Owner
-from tests.labs.processes import end, running
+from tests.labs.processes import children_of, end, running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import (
+    DAEMONISES,
     SOAK,
     carriers,
     claims,
+    end_carriers,
     forget_conf,
     gate_file,
     group_of,
@@ -31,6 +33,7 @@ from tests.labs.sge_jobs import (
     restart_execd,
     said,
     script,
+    sleepers,
     wait_said,
     waiting_for,
 )
@@ -128,7 +131,7 @@ def test_locks_of_jobs_whose_epilog_cannot_run_are_freed_by_the_next_reconcile(
     by_act = sorted(act for act, _ in kept.acts())
     assert by_act == ["freed", "freed", "freed", "held"], kept
     assert held(gpus, NODE, jobs["fifo"]) != []
-    end([shepherd])
+    end([shepherd, *children_of(shepherd)])
     until(lambda: reap(gpus, NODE).acts() in ([("freed", "dead")], []), what="the last to be freed")
     assert gpus.locks(NODE) == {}
     assert gpus.sge.queue_states()[NODE] == ""
@@ -137,19 +140,17 @@ def test_locks_of_jobs_whose_epilog_cannot_run_are_freed_by_the_next_reconcile(
 def test_a_killed_shepherd_leaves_its_lock_as_long_as_anything_of_the_job_lives(
     gpus: Gpulock,
 ) -> None:
-    daemon = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
     plain = started(gpus, NODE, 2)
-    daemonised = started(gpus, NODE, 2, daemon)
-    until(lambda: len(carriers(group_of(gpus, NODE, daemonised))) >= 2, what="its daemon")
-    groups = {job: kill_shepherd(gpus, NODE, job) for job in (plain, daemonised)}
-    first = carriers(groups[plain])
-    assert len(first) == 1
+    daemonised = started(gpus, NODE, 2, DAEMONISES)
+    first = sleepers(group_of(gpus, NODE, plain), 1)
+    alive = sleepers(group_of(gpus, NODE, daemonised), 2)
+    for job in (plain, daemonised):
+        kill_shepherd(gpus, NODE, job)
     told = reap(gpus, NODE)
     assert told.acts() == [("held", "alive")] * 4
     assert "runs without a shepherd" in told.reasons()
     assert "4 of 8 free" in refused_all(gpus, NODE, 4)  # nor does a claim that is short free them
     end(first)
-    alive = carriers(groups[daemonised])
     end(alive[:1])
     told = reap(gpus, NODE)
     assert sorted(told.acts()) == [("freed", "dead")] * 2 + [("held", "alive")] * 2
@@ -185,7 +186,7 @@ def test_a_child_alive_in_the_epilog_keeps_the_lock_settling_until_it_is_gone(
     assert [act for act, _ in told.acts()] == ["held"]
     assert f"carries the job's group {gid}" in told.reasons()
     assert "7 of 8 free" in refused_all(sparing, OTHER, 7)
-    end(carriers(gid))
+    end_carriers(gid)
     assert reap(sparing, OTHER).acts() == [("freed", "dead")]
     assert sparing.locks(OTHER) == {}
 
@@ -249,7 +250,7 @@ def test_when_run_is_wiped_nothing_is_granted_until_every_living_job_is_adopted(
         assert seventh not in granted and len(granted) == 4
         assert "0 of 8 free" in refused_all(gpus, NODE, 0)
         gpus.sge.set_exechost(NODE, "gpu=99,gpuj=99,slots=99")
-        end(carriers(gid))
+        end_carriers(gid)
         last = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=SLEEP)
         gpus.sge.wait_running(last)
         assert held(gpus, NODE, last) == [seventh]
@@ -265,7 +266,7 @@ def test_pids_and_groups_that_others_use_again_and_clocks_set_back_mislead_nobod
     reused_pid, reused_gid, gid_alone, future = (started(gpus, NODE, 1) for _ in range(4))
     other = record_of(gpus, NODE, victim)
     for job in (reused_pid, reused_gid, gid_alone):
-        end(carriers(kill_shepherd(gpus, NODE, job)))
+        end_carriers(kill_shepherd(gpus, NODE, job))
     stray = subprocess.Popen(
         ["setpriv", f"--groups={other.add_grp_id + 50}", "sleep", "600"], env={"PATH": "/usr/bin"}
     )
@@ -298,7 +299,7 @@ def test_a_carrier_that_is_not_the_heirs_child_makes_a_reused_group_unknown(gpus
     heir = started(gpus, NODE, 1)
     gone = started(gpus, NODE, 1)
     gid = group_of(gpus, NODE, heir)
-    end(carriers(kill_shepherd(gpus, NODE, gone)))
+    end_carriers(kill_shepherd(gpus, NODE, gone))
     rewrite(gpus, NODE, gone, add_grp_id=gid)
     stray = subprocess.Popen(["setpriv", f"--groups={gid}", "sleep", "600"])
     try:
@@ -329,7 +330,7 @@ def test_an_execd_that_dies_and_comes_back_changes_no_lock(gpus: Gpulock) -> Non
 
 def test_a_judge_that_cannot_see_holds_and_the_first_that_can_see_frees(gpus: Gpulock) -> None:
     job = started(gpus, NODE, 2)
-    end(carriers(kill_shepherd(gpus, NODE, job)))
+    end_carriers(kill_shepherd(gpus, NODE, job))
     contained = reap(gpus, NODE, "unshare", "--pid", "--fork", "--mount-proc")
     assert contained.acts() == [("held", "unknown")] * 2
     assert "claimed in pid:" in contained.reasons()

@@ -13,8 +13,8 @@ from tests.labs.processes import end
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import CONFIG, GPUS, Gpulock
 from tests.labs.sge_jobs import (
-    carriers,
     command,
+    end_carriers,
     forget_conf,
     group_of,
     held,
@@ -114,7 +114,7 @@ def test_stale_locks_are_told_and_a_sensor_that_cannot_know_offers_nothing(
     sensed.sge.wait_running(job)
     gid, shepherd = group_of(sensed, NODE, job), sensed.sge.shepherd_pid(job)
     end([shepherd])
-    end(carriers(gid))
+    end_carriers(gid)
     wait_reported(sensed, hl_gpu=5, hl_gpu_stale=3, hl_gpu_held=0)
     assert reap(sensed, NODE).acts() == [("freed", "dead")] * 3
     wait_reported(sensed, hl_gpu_free=8, hl_gpu_stale=0)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from tests.labs.freezer import frozen
-from tests.labs.processes import end, running
+from tests.labs.processes import command_of, end, running
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
-from tests.labs.slurm_jobs import command_of, held, kill_steps, reap, started
+from tests.labs.slurm_jobs import held, kill_steps, reap, started
 from tests.labs.slurm_modes import NODE, SLURM_CONF, by_gpulock
 
 pytestmark = pytest.mark.lab

@@ -30,7 +30,7 @@ from tests.labs.daemon_lab import (
 )
 from tests.labs.daemon_witness import Claim, Witness
 from tests.labs.freezer import frozen
-from tests.labs.processes import end, running
+from tests.labs.processes import command_of, end, running
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_hooks import Stops, stops
@@ -38,7 +38,6 @@ from tests.labs.slurm_jobs import (
     SHOW_MASK,
     SLEEP,
     SOAK,
-    command_of,
     gate_file,
     kill_steps,
     lose_locks,

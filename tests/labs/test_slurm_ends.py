@@ -9,14 +9,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.labs.processes import end
+from tests.labs.processes import command_of, end
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_hooks import Stops, When, stops
 from tests.labs.slurm_jobs import (
     SHOW_MASK,
     SOAK,
-    command_of,
     gate_file,
     held,
     kill_steps,

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.labs.freezer import frozen
-from tests.labs.processes import end, running
+from tests.labs.processes import command_of, end, running
 from tests.labs.sge_wait import LabError, until
 from tests.labs.slurm_gpulock import CONFIG, Gpulock
 from tests.labs.slurm_hooks import Stops, stops
 from tests.labs.slurm_jobs import (
     SHOW_MASK,
-    command_of,
     gate_file,
     held,
     kill_steps,

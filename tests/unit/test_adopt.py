@@ -29,8 +29,8 @@ def box(tmp_path: Path) -> Box:
 def job(box: Box, pid: int, *numbers: int, **changes: object) -> Owner:
     """Let a job run whose shepherd is `pid` and which holds some devices."""
     one = record(pid=pid, devices=tuple(bus(n) for n in numbers), **{"token": f"t{pid}", **changes})
-    folder = box.root / f"{pid}.1"
-    folder.mkdir()
+    folder = box.root / f"active_jobs/{pid}.1"
+    folder.mkdir(parents=True)
     (folder / RECORD).write_text(owner.encode(one))
     box.proc.shepherd(pid, folder, uid=os.geteuid())
     return one
@@ -96,7 +96,7 @@ def test_a_record_that_cannot_be_read_stops_the_adoption_and_every_grant(
     job(box, 500, 0)
     job(box, 501, 1)
     assert callable(spoil)
-    spoil(box.root / "500.1" / RECORD)
+    spoil(box.root / "active_jobs/500.1" / RECORD)
     with pytest.raises(Refusal) as caught:
         again(box)
     assert (caught.value.kind, box.node().store.boot_id()) == (UNKNOWN, "")
@@ -105,9 +105,22 @@ def test_a_record_that_cannot_be_read_stops_the_adoption_and_every_grant(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_record_that_is_not_roots_is_not_believed(box: Box) -> None:
     job(box, 500, 0)
-    os.chown(box.root / "500.1" / RECORD, 12345, 12345)
+    os.chown(box.root / "active_jobs/500.1" / RECORD, 12345, 12345)
     with pytest.raises(Refusal):
         again(box)
+
+
+@pytest.mark.parametrize("parent", [500, 1], ids=["of a shepherd", "of one that is gone"])
+def test_a_fork_that_hangs_in_a_users_folder_stops_no_adoption(box: Box, parent: int) -> None:
+    """On its way to a hook, in a FIFO: its folder is the user's by then, who writes what he likes."""
+    job(box, 500, 0)
+    home = box.root / "home"
+    home.mkdir()
+    (home / RECORD).write_text("nonsense")
+    root = (os.geteuid(),) * 4
+    box.proc.add(501, "sge_shepherd", ppid=parent, uids=root, cwd=home)
+    assert len(again(box).adopted) == 1
+    assert holder(box, 0) == "t500"
 
 
 def test_who_cannot_see_everything_adopts_nothing(box: Box) -> None:

@@ -261,8 +261,8 @@ def test_carriers_of_the_jobs_groups_are_its_own(box: Box) -> None:
 
 
 def test_a_group_that_another_living_shepherd_owns_proves_nothing(box: Box, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
+    other = tmp_path / "active_jobs/99.1"
+    other.mkdir(parents=True)
     (other / "config").write_text(f"add_grp_id={GID}\n")
     box.proc.shepherd(501, other)
     box.proc.add(700, groups=[GID])
@@ -274,13 +274,32 @@ def test_a_group_that_another_living_shepherd_owns_proves_nothing(box: Box, tmp_
 def test_while_a_shepherd_lives_whose_group_cannot_be_read_no_group_proves_anything(
     box: Box, tmp_path: Path
 ) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
+    other = tmp_path / "active_jobs/99.1"
+    other.mkdir(parents=True)
     box.proc.shepherd(501, other)
     box.proc.add(700, groups=[GID])
     assert carriers(box) == {}
     (other / "config").write_text(f"add_grp_id={GID + 7}\n")
     assert list(carriers(box)) == [700]
+
+
+def test_what_a_shepherd_forks_on_its_way_to_a_hook_is_no_shepherd(
+    box: Box, tmp_path: Path
+) -> None:
+    """It hangs in a FIFO that a user has made of his job's output, its shepherd alive or not."""
+    mine, home = tmp_path / "active_jobs/12.1", tmp_path / "home"
+    for folder in (mine, home):
+        folder.mkdir(parents=True)
+    (mine / "config").write_text(f"add_grp_id={GID}\n")
+    box.proc.shepherd(500, mine)
+    root = (0, 0, 0, 0)
+    box.proc.add(501, "sge_shepherd", ppid=500, uids=root, cwd=mine)
+    box.proc.add(502, "sge_shepherd", ppid=500, uids=root, cwd=home)
+    box.proc.add(503, "sge_shepherd", ppid=1, uids=root, cwd=home)
+    box.proc.add(700, groups=[GID])
+    assert list(carriers(box)) == [700]
+    box.proc.add(503, "sge_shepherd", ppid=1, uids=root)  # where it is cannot be seen
+    assert list(carriers(box)) == []
 
 
 def test_a_shepherd_that_has_just_ended_owns_no_group(box: Box, tmp_path: Path) -> None:

@@ -252,8 +252,8 @@ def test_a_shepherd_is_roots_and_a_users_process_of_that_name_tells_nothing(
     tmp_path: Path, uid: int, told: str
 ) -> None:
     box = Box(tmp_path)
-    spool = tmp_path / "spool"
-    spool.mkdir()
+    spool = tmp_path / "active_jobs/12.1"
+    spool.mkdir(parents=True)
     (spool / "config").write_text("job_id=12\nja_task_id=0\n")
     box.proc.shepherd(500, spool, uid=uid)
 
@@ -264,8 +264,10 @@ def test_a_shepherd_is_roots_and_a_users_process_of_that_name_tells_nothing(
 
 def test_a_shepherds_file_that_is_out_of_order_is_no_crash(tmp_path: Path) -> None:
     box = Box(tmp_path)
-    (tmp_path / "config").write_text("job_id=12\nja_task_id=undefined\n")
-    box.proc.shepherd(500, tmp_path, uid=os.geteuid())
+    spool = tmp_path / "active_jobs/12.1"
+    spool.mkdir(parents=True)
+    (spool / "config").write_text("job_id=12\nja_task_id=undefined\n")
+    box.proc.shepherd(500, spool, uid=os.geteuid())
     sight = Sight(look(box.node(), False))
 
     assert "no shepherd" in runs_here(sight, Subject(job="12", task="1"))[0][1]

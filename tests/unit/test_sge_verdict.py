@@ -27,8 +27,8 @@ class Host:
         self.lock = Lock("0000:3b:00.0", record(), "")
 
     def spool(self, name: str, config: str = "") -> Path:
-        folder = self.root / name
-        folder.mkdir(exist_ok=True)
+        folder = self.root / "active_jobs" / name
+        folder.mkdir(parents=True, exist_ok=True)
         if config:
             (folder / "config").write_text(config)
         return folder

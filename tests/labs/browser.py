@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 PACKAGES = ("chromium", "fonts-dejavu-core")
-PATIENCE = 30.0  # seconds for an answer
+PATIENCE = 120.0  # seconds for an answer, the first one on a busy machine included
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
     *("--no-first-run", "--disable-extensions", "--disable-background-networking"),

@@ -229,6 +229,10 @@ class Cluster:
             what=f"execd on {' '.join(nodes)} to register",
             why=lambda: "\n".join(map(self.messages, ("qmaster", *nodes))),
         )
+        until(  # it registers first, and says who it is then
+            lambda: all(map(self.execd_pid, nodes)),
+            what=f"execd on {' '.join(nodes)} to write its pid",
+        )
         self._wait_heard(nodes)
         for process in starting:
             process.wait(30)

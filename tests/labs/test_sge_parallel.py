@@ -79,12 +79,14 @@ def test_tasks_of_one_host_share_the_grant_and_the_reaper_frees_it(tasks: Gpuloc
     tasks.sge.qdel(str(job))
     tasks.sge.wait_done(job)
 
-    def freed() -> bool | None:
-        for node in NODES:
-            tasks.reconcile(node)
-        return None if any(tasks.locks(node) for node in NODES) else True
+    kept: list[str] = []
 
-    until(freed, what="the reaper to free every host")
+    def freed() -> bool:
+        found = [(node, one) for node in NODES for one in tasks.reconcile(node).outcomes]
+        kept[:] = [f"{node}: {one.act}, {one.reason} {one.verdict.proof}" for node, one in found]
+        return not any(tasks.locks(node) for node in NODES)
+
+    until(freed, what="the reaper to free every host", why=lambda: "\n".join(kept))
 
 
 def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpulock) -> None:

@@ -21,6 +21,7 @@ from gpulock.deadline import boottime
 from gpulock.liveness import Verdict
 from tests.labs.daemon_site import GPULOCKD
 from tests.labs.daemon_witness import Claim, claims_of
+from tests.labs.processes import state_of
 from tests.labs.sge_gpulock import CONFIG
 from tests.labs.sge_machines import PATH
 from tests.labs.sge_wait import PATIENCE, until
@@ -29,6 +30,7 @@ PERIOD = 30.0  # seconds between two reconciles
 # the other two show what a process was started with (may_access_mm in kernel/fork.c, Linux 6.18)
 SIGHT = "-sys_ptrace,-perfmon,-sys_admin"
 SIGHTLESS = ("setpriv", f"--bounding-set={SIGHT}", f"--inh-caps={SIGHT}")
+HASTE = "processes came and went faster than"  # they could be read: nothing of theirs is freed
 CONTAINED = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -80,6 +82,16 @@ class Daemon:
         self.launch()
         self.ready()
 
+    @contextlib.contextmanager
+    def stopped(self) -> Generator[None]:
+        """Let it do nothing for a while."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            until(lambda: state_of(self.pid) == "T", what="gpulockd to be stopped")
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
     def stop(self) -> None:
         """End it as its service manager does."""
         if self.process.returncode is None:
@@ -96,7 +108,14 @@ class Daemon:
     # --- its work -----------------------------------------------------------------------------
 
     def goes_round(self) -> None:
-        """Have it reconcile, and wait until one that began after this call is over."""
+        """Have it reconcile, and wait until one that began after this call is over.
+
+        One at which processes came and went too fast to be seen, and all is held, is none.
+        """
+        until(self._sees, what="a look at all processes", why=self.said)
+
+    def _sees(self) -> bool:
+        """Have it reconcile; return whether it could read all processes."""
         self._drain()
         since = time.monotonic_ns() // 1000  # as RELOADING counts
         os.kill(self.pid, signal.SIGHUP)
@@ -106,11 +125,13 @@ class Daemon:
 
         self._await(begun)
         self._await(lambda told: "READY=1" in told)
+        told = [line for line in self.said().splitlines() if HASTE in line]
+        return not told or "no longer: " in told[-1]
 
     def frees(self, locked: Callable[[], object]) -> float:
         """Wait until nothing is `locked` any more and that is told; return how long it took."""
         begun = time.monotonic()
-        until(lambda: not locked(), what="gpulockd to free", seconds=2 * PERIOD, why=self.said)
+        until(lambda: not locked(), what="gpulockd to free", seconds=4 * PERIOD, why=self.said)
         took = time.monotonic() - begun
         self.goes_round()  # the one that freed says so when the gate is open again
         return took
@@ -140,7 +161,8 @@ class Daemon:
     def history(self) -> list[dict[str, Any]]:
         """Return the finished claims of its node."""
         path = self.state_dir / "history/history.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # one may be at work
 
     # --- inner --------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -56,7 +57,10 @@ class Witness:
         self.claim = claim
         self.order: list[str] = []
         self.lived = 0.0
-        self._fds = {pid: os.pidfd_open(pid) for pid in pids}
+        self._fds = dict[int, int]()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # one that came and went
+                self._fds[pid] = os.pidfd_open(pid)
         self._early: list[str] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)

@@ -140,9 +140,10 @@ class Cluster(Machines):
 
     def restart_slurmds(self) -> None:
         """Start every slurmd anew: it registers at once."""
-        before = {node: self._registrations(node) for node in self.nodes}
+        before: dict[str, int] = {}
         for node in self.nodes:
             self.stop_slurmd(node)
+            before[node] = self._registrations(node)  # slurmctld may have asked the old one
             self._start(node, "slurmd")
         self._wait_registered(before)
         self.unheard = False

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import Gpulock
 from tests.labs.slurm_jobs import script
-from tests.labs.slurm_lab import JobId
+from tests.labs.slurm_lab import JobId, Slurm
 
 When = Literal["before", "after", "instead"]
 Hook = Literal["Prolog", "TaskProlog", "Epilog"]
@@ -39,6 +39,7 @@ exit $code
 class Stops:
     """Where the hooks of a lab stop as long as a file is there; all of them, until told."""
 
+    slurm: Slurm
     folder: Path
     hooks: dict[str, str | Path]
 
@@ -58,14 +59,19 @@ class Stops:
         return kept
 
     def wait(self, hook: Hook, node: str, when: When, job: JobId) -> int:
-        """Wait until a job's hook has stopped; return its pid."""
+        """Wait until a job's hook has stopped; return its pid.
+
+        When its Epilog has, the job's steps are over, and their daemons gone as well.
+        """
         place = Path(f"{self._file(hook, node, when)}.{job}")
-        return int(
-            until(
-                lambda: place.read_text().strip() or None if place.exists() else None,
-                what=f"the {hook} of job {job} on {node} to stop {when}",
-            )
+        said = until(
+            lambda: text if place.exists() and (text := place.read_text()).endswith("\n") else None,
+            what=f"the {hook} of job {job} on {node} to stop {when}",
+            why=self.slurm.logs,
         )
+        if hook == "Epilog":
+            self.slurm.wait_stepless(job, node)
+        return int(said)
 
     def environ(self, hook: Hook, node: str, job: JobId) -> dict[str, str]:
         """Return the environment that a job's hook had."""
@@ -90,4 +96,4 @@ def stops(gpus: Gpulock) -> Stops:
         name: script(gpus, name, _AROUND.format(folder=folder, name=name, hook=hook))
         for name, hook in gpus.setup.hooks.items()
     }
-    return Stops(folder, hooks)
+    return Stops(gpus.slurm, folder, hooks)

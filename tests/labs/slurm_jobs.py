@@ -15,7 +15,7 @@ from typing import Final
 from gpulock.owner import Owner
 from tests.labs import reaped
 from tests.labs import shut_gate as gate
-from tests.labs.processes import command_of, end
+from tests.labs.processes import children_of, command_of, end, parent_of, running
 from tests.labs.reaped import Reaped
 from tests.labs.sge_wait import until
 from tests.labs.slurm_gpulock import CONFIG, REPOSITORY, Gpulock
@@ -134,8 +134,10 @@ def occupied(gpus: Gpulock, node: str, *indexes: int) -> Generator[int]:
         )
         yield holder.pid
     finally:
+        family = children_of(holder.pid)
         holder.kill()
         holder.wait()
+        until(lambda: not any(map(running, family)), what="the holder's command to end with it")
 
 
 def lose_locks(gpus: Gpulock, node: str) -> None:
@@ -151,6 +153,14 @@ def kill_steps(gpus: Gpulock, job: JobId, node: str) -> list[int]:
     """Kill a job's step daemons on a node, as an OOM killer would; return what lives on."""
     end(step.pid for step in gpus.slurm.steps(job, node))
     return gpus.slurm.job_processes(job, node)
+
+
+def wait_detached(gpus: Gpulock, job: JobId, node: str, pid: int) -> None:
+    """Wait until no process of a job is a child's parent: else it would be ended with the job."""
+    until(
+        lambda: parent_of(pid) not in gpus.slurm.job_processes(job, node),
+        what=f"process {pid} to have left job {job}",
+    )
 
 
 # --- the machine ----------------------------------------------------------------------------------

@@ -174,6 +174,14 @@ class Slurm(Cluster):
             why=lambda: self._about(job),
         )
 
+    def wait_stepless(self, job: JobId, node: str | None = None) -> None:
+        """Wait until no step daemon of a job is left: its Epilog may run while one ends."""
+        until(
+            lambda: not self.steps(job, node),
+            what=f"the step daemons of job {job} to end",
+            why=lambda: f"{self.steps(job, node)}\n{self._about(job)}",
+        )
+
     def job_processes(self, job: JobId, node: str | None = None) -> list[int]:
         """Return a job's own processes, on one node or on all."""
         machines = [self.machines[name] for name in ([node] if node else self.nodes)]

@@ -71,6 +71,15 @@ def _is_hook(environ: Mapping[bytes, bytes]) -> bool:
         return False
 
 
+def hook_runs(context: str) -> bool:
+    """Return whether any hook of a kind runs, such as `epilog_slurmd`."""
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"SLURM_SCRIPT_CONTEXT={context}".encode() in place.read_bytes().split(b"\0"):
+                return True
+    return False
+
+
 def groups(nodes: Sequence[str]) -> list[Path]:
     """Return the cgroups that Slurm has made for nodes, in all hierarchies."""
     return [group for node in nodes for group in sorted(_CGROUPS.glob(f"*/slurm_{node}"))]

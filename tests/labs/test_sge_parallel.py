@@ -86,7 +86,7 @@ def test_tasks_of_one_host_share_the_grant_and_the_reaper_frees_it(tasks: Gpuloc
         kept[:] = [f"{node}: {one.act}, {one.reason} {one.verdict.proof}" for node, one in found]
         return not any(tasks.locks(node) for node in NODES)
 
-    until(freed, what="the reaper to free every host", why=lambda: "\n".join(kept))
+    until(freed, what="the reaper to free every host", why=lambda: "\n".join(kept) + __import__("subprocess").getoutput("bash /tmp/diag.sh"))
 
 
 def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpulock) -> None:

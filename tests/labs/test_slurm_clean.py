@@ -13,7 +13,7 @@ from tests.labs.slurm_jobs import held, kill_steps, reap, started
 from tests.labs.slurm_modes import NODE, SLURM_CONF, by_gpulock
 
 pytestmark = pytest.mark.lab
-KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "2", "CLEAN": "kill", "CLEAN_TIMEOUT": "4"}
+KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6", "CLEAN": "kill", "CLEAN_TIMEOUT": "10"}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 TWO = "--gres=gpu:2"
 DEAF = "trap '' TERM\nwhile :; do sleep 1; done\n"

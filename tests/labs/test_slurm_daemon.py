@@ -44,16 +44,18 @@ from tests.labs.slurm_jobs import (
     other_boot,
     shut_gate,
     started,
+    wait_detached,
     waiting_for,
 )
 from tests.labs.slurm_journal import doubles
 from tests.labs.slurm_lab import JobId
 from tests.labs.slurm_modes import NODE, by_gpulock, settings, wait_empty, wait_said
+from tests.labs.slurm_processes import hook_runs
 from tests.labs.test_slurm_ends import EXTRA, KEYS, MORE, TWO, forget_completing, leak
 from tests.labs.test_slurm_faults import forget
 
 pytestmark = pytest.mark.lab
-IMPATIENT = {"extra": {**EXTRA, "UnkillableStepTimeout": "2", "PrologEpilogTimeout": "2"}}
+IMPATIENT = {"extra": {**EXTRA, "UnkillableStepTimeout": "8", "PrologEpilogTimeout": "8"}}
 SETTLED = "released by its job, whose processes are gone"
 SEEN = "its steps, seen before, are gone"
 
@@ -136,6 +138,7 @@ def test_an_epilog_that_slurmd_ends_at_the_gate_is_made_up_for(
             slurm.wait_done(job)
             assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
             assert claim.locked() == claim.devices
+        until(lambda: not hook_runs("epilog_slurmd"), what="the killed Epilog to end")
         witness.never_free_too_soon(assert_freed(daemon, claim, "slurmctld says CANCELLED"))
 
 
@@ -200,6 +203,7 @@ def test_a_device_that_a_child_without_any_mark_has_open_is_freed_when_the_child
     job, claim = begun(slurm_gpus, daemon, script=text)
     until(lambda: told.exists() and told.read_text().endswith("\n"), what="the child")
     pid = int(told.read_text())
+    wait_detached(slurm_gpus, job, NODE, pid)
     held_open = Claim(claim.folder, claim.token, claim.devices[:1])
     with Witness(held_open, [pid]) as witness:
         leak(slurm_gpus, hooks, job)
@@ -251,6 +255,7 @@ def test_an_epilog_that_dies_with_its_slurmd_is_made_up_for_when_slurmctld_gave_
         assert_held(daemon, claim, "its prolog or epilog")
         os.killpg(epilog, signal.SIGKILL)
         hooks.go("Epilog", NODE, "before")
+        until(lambda: not hook_runs("epilog_slurmd"), what="the Epilog to end")
         assert_held(daemon, claim, "slurmctld says COMPLETING")
         slurm.start_slurmd(NODE)
         assert_held(daemon, claim, "slurmctld says COMPLETING")
@@ -286,6 +291,11 @@ def test_a_job_that_ends_while_slurmd_is_down_is_held_until_it_is_back(
         assert_held(daemon, claim, "step daemon")
         go.touch()
         until(lambda: slurm.state(job) == "COMPLETING", what="slurmctld to know")
+        until(
+            lambda: [step.name for step in slurm.steps(job, NODE)] == ["extern"],
+            what="the script's step daemon to end",
+            why=slurm.logs,
+        )
         assert_held(daemon, claim, "(extern) runs")  # it waits for slurmd's word
         slurm.start_slurmd(NODE)
         slurm.wait_done(job)
@@ -303,7 +313,7 @@ def test_a_job_that_ends_while_slurmctld_is_down_is_held_until_it_is_back(
         assert_held(daemon, claim, "step daemon")
         go.touch()
         until(lambda: not slurm.job_processes(job, NODE), what="the job's end")
-        assert_held(daemon, claim, "(extern) runs")  # it waits for slurmctld's word
+        assert_held(daemon, claim, "step daemon")  # which waits for slurmctld's word
         bring_back_slurmctld(slurm_gpus)
         slurm.wait_done(job)
         assert "SLURM_JOB_GPUS" not in hooks.environ("Epilog", NODE, job)
@@ -365,6 +375,7 @@ def test_a_prolog_that_dies_with_its_slurmd_leaves_what_slurmctld_decides_about(
     slurm.stop_slurmd(NODE, kill=True)
     os.killpg(prolog, signal.SIGKILL)
     hooks.go("Prolog", NODE, "after")
+    until(lambda: not hook_runs("prolog_slurmd"), what="the Prolog to end")
     assert_held(daemon, claim, "slurmctld says ")
     slurm.scancel(job)
     slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=test")
@@ -412,7 +423,8 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     slurm = slurm_gpus.slurm
     job, claim = begun(slurm_gpus, daemon)
     ended, gone = begun(slurm_gpus, daemon)
-    lose_locks(slurm_gpus, NODE)
+    with daemon.stopped():  # else it would put them back while they are being removed
+        lose_locks(slurm_gpus, NODE)
     until(lambda: claim.locked() == claim.devices, what="its locks", why=daemon.said)
     until(lambda: gone.locked() == gone.devices, what="its locks", why=daemon.said)
     daemon.crash()
@@ -505,7 +517,7 @@ def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothi
 def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(slurm_gpus: Gpulock) -> None:
     number = 200 if SOAK else 20
     slurm = slurm_gpus.slurm
-    keys = settings(slurm_gpus, SLURM_CHOOSER="gpulock", SLURM_TIMEOUT="2")
+    keys = settings(slurm_gpus, SLURM_CHOOSER="gpulock", SLURM_TIMEOUT="6")
     slurm_gpus.configure(NODE, **{**keys, "SLURM_WAIT": "50"})
     script = slurm_gpus.journal.around("sleep 0.3")
     with daemon_on(slurm_gpus) as daemon, restless(daemon) as rounds:

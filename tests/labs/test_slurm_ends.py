@@ -23,6 +23,7 @@ from tests.labs.slurm_jobs import (
     reap,
     record_of,
     started,
+    wait_detached,
     wait_requeued,
     waiting_for,
 )
@@ -37,10 +38,11 @@ from tests.labs.slurm_modes import (
     wait_empty,
     wait_said,
 )
+from tests.labs.slurm_processes import hook_runs
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
-KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "2"}
+KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 TWO = "--gres=gpu:2"
 MORE = {NODE: range(16)}  # Slurm believes in four times as many devices as there are
@@ -181,7 +183,8 @@ def test_a_daemonised_child_that_has_a_device_open_keeps_that_one_alone(
     job = started(
         slurm_gpus, NODE, TWO, script=f"(setsid env -i /bin/sh -c '{child}' &)\nexec sleep 600\n"
     )
-    until(lambda: told.exists() and told.read_text(), what="the child")
+    until(lambda: told.exists() and told.read_text().endswith("\n"), what="the child")
+    wait_detached(slurm_gpus, job, NODE, int(told.read_text()))
     slurm.scancel(job)
     slurm.wait_done(job)
     assert held(slurm_gpus, job, NODE) == ["0"]
@@ -205,6 +208,7 @@ def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
         lambda: [p for p in slurm.job_processes(job, NODE) if "sleep 601" in command_of(p)] or None,
         what="its child",
     )
+    wait_detached(slurm_gpus, job, NODE, left[0])
     slurm.requeue(job)
     wait_requeued(slurm_gpus, job)
     assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
@@ -285,6 +289,7 @@ def test_an_epilog_that_dies_with_its_slurmd_leaves_locks_that_a_reconcile_frees
     slurm.stop_slurmd(NODE, kill=True)
     os.killpg(epilog, signal.SIGKILL)
     hooks.go("Epilog", NODE, "before")
+    until(lambda: not hook_runs("epilog_slurmd"), what="the Epilog to end")
     slurm.start_slurmd(NODE)
     told = reap(slurm_gpus, NODE)
     assert told.acts() == [("held", "alive")] * 2
@@ -446,7 +451,7 @@ def test_a_run_without_a_prolog_does_not_run_with_the_mask_of_the_one_before(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
     slurm = slurm_gpus.slurm
-    job = until(lambda: second_run(slurm_gpus, hooks), what="the trap to be set", seconds=120)
+    job = until(lambda: second_run(slurm_gpus, hooks), what="the trap to be set", seconds=300)
     assert not hooks.has_run("Prolog", NODE, job), "the trap is not set: slurmd ran a Prolog"
     assert "this node has no claim of the job" in slurm.said(job)
     assert "ran1" not in slurm.said(job)

@@ -7,7 +7,6 @@ import contextlib
 import re
 import shutil
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 
@@ -43,10 +42,11 @@ from tests.labs.slurm_modes import (
     variables,
     wait_said,
 )
+from tests.labs.slurm_processes import hook_runs
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
-KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "2"}
+KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 TWO = "--gres=gpu:2"
 OTHER = "slnode2"
@@ -127,6 +127,7 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_on
         wait_requeued(slurm_gpus, job)
         assert f"0: job {job}" in said_again(slurm_gpus, job, "slbob")
         assert {r.token for r in slurm_gpus.locks(NODE).values()} == {old.token}
+        slurm.wait_stepless(job)
         told = reap(slurm_gpus, NODE)
         assert told.acts() == [("freed", "dead")] * 2
         assert "another user's job" in told.reasons()
@@ -138,6 +139,7 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_on
     assert len(bobs) == 2
     slurm.scancel(job)
     slurm.wait_done(job)
+    slurm.wait_stepless(job)
     left = [record.token for record in slurm_gpus.locks(NODE).values()]
     assert left == ([] if mode is by_slurm else [old.token] * 2)
     assert {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"}
@@ -173,7 +175,7 @@ def test_a_job_whose_start_slurmctld_forgot_never_runs_with_the_mask_of_its_firs
     by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
     slurm = slurm_gpus.slurm
     job, token = until(
-        lambda: forgotten_start(slurm_gpus, hooks), what="a run that is not revoked", seconds=180
+        lambda: forgotten_start(slurm_gpus, hooks), what="a run that is not revoked", seconds=360
     )
     if slurm.job(job)["Restarts"] != "0":  # slurmd ran no Prolog, and the task was stopped
         assert "this node has no claim of the job" in slurm.said(job)
@@ -331,6 +333,7 @@ def test_a_job_that_ended_while_its_locks_were_lost_is_not_adopted_for_good(
     lose_locks(slurm_gpus, NODE)
     slurm.scancel(ended)
     slurm.wait_done(ended)
+    slurm.wait_stepless(ended)
     reap(slurm_gpus, NODE)
     assert len(held(slurm_gpus, living, NODE)) == len(slurm_gpus.locks(NODE)) == 2
     assert tokens(slurm_gpus) < before
@@ -351,6 +354,7 @@ def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile
     place.write_text(f"{text}GUPS=4\n")
     slurm.scancel(job)
     assert slurm.wait_done(job) == "CANCELLED"
+    slurm.wait_stepless(job)
     assert not slurm.is_out(NODE)
     place.write_text(text)
     assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
@@ -363,7 +367,7 @@ def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile
 def test_a_prolog_that_slurmd_ends_at_the_gate_leaves_nothing(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
-    extra = {**EXTRA, "PrologEpilogTimeout": "2"}
+    extra = {**EXTRA, "PrologEpilogTimeout": "8"}
     by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
     slurm = slurm_gpus.slurm
     first = started(slurm_gpus, NODE, "--gres=gpu:1")
@@ -388,7 +392,7 @@ def test_a_prolog_that_slurmd_ends_at_the_gate_leaves_nothing(
 def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
-    extra = {**EXTRA, "PrologEpilogTimeout": "2"}
+    extra = {**EXTRA, "PrologEpilogTimeout": "8"}
     by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
@@ -396,6 +400,7 @@ def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
         slurm.scancel(job)
         slurm.wait_done(job)
         assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
+    until(lambda: not hook_runs("epilog_slurmd"), what="the killed Epilog to end")
     assert len(slurm_gpus.locks(NODE)) == 2
     assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
 
@@ -512,15 +517,6 @@ def records(gpus: Gpulock, node: str, job: JobId, *, restart: int) -> int:
     return len([record for record in mine if record.restart == restart])
 
 
-def hook_runs(context: str) -> bool:
-    """Return whether any hook of a kind runs."""
-    for place in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if f"SLURM_SCRIPT_CONTEXT={context}".encode() in place.read_bytes().split(b"\0"):
-                return True
-    return False
-
-
 # --- several slurmds on one machine ---------------------------------------------------------------
 
 
@@ -559,7 +555,7 @@ def test_two_slurmds_on_one_machine_share_its_devices_and_free_only_their_own(
         step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\n"
         words = ("-N2", "-w", f"{NODE},{OTHER}", TWO)
         job = slurm.submit("slalice", *words, script=f"{step}exec sleep 600\n")
-        until(lambda: slurm.said(job).count("=") == 2, what="two tasks", why=slurm.logs)
+        until(lambda: slurm.said(job).count("\n") == 2, what="two tasks", why=slurm.logs)
         masks = [set(mask.split(",")) for mask in variables(slurm.said(job)).values()]
         assert sorted(masks[0] | masks[1]) == ["0", "1", "2", "3"]
         locks = slurm_gpus.locks(NODE)
@@ -579,7 +575,10 @@ def test_two_slurmds_on_one_machine_share_its_devices_and_free_only_their_own(
             what="the first node to free its own",
             why=lambda: str(slurm_gpus.locks(NODE)),
         )
-        assert notes(slurm_gpus, NODE) == [f"{OTHER}.{job}"]
+        until(  # its last act
+            lambda: notes(slurm_gpus, NODE) == [f"{OTHER}.{job}"],
+            what="the first node's note to go",
+        )
         hooks.go("Epilog", OTHER, "before")
         slurm.wait_done(job)
         assert slurm_gpus.locks(NODE) == {}

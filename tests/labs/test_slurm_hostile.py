@@ -43,7 +43,7 @@ from tests.labs.slurm_modes import (
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
-KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "2"}
+KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 MASK = "CUDA_VISIBLE_DEVICES"
 UUIDS = ("NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
@@ -495,7 +495,7 @@ def test_a_task_of_a_refused_job_cannot_be_run_by_a_step_that_hides_its_job(
     slurm_gpus: Gpulock,
 ) -> None:
     """A refused salloc-like allocation is cancelled; a batch job's script never starts an srun."""
-    by_gpulock(slurm_gpus, {**KEYS, "SLURM_WAIT": "2"}, extra=EXTRA)  # time for some tries
+    by_gpulock(slurm_gpus, {**KEYS, "SLURM_WAIT": "8"}, extra=EXTRA)  # time for some tries
     slurm = slurm_gpus.slurm
     told = gate_file(slurm_gpus, "told")
     with occupied(slurm_gpus, NODE, *ALL):

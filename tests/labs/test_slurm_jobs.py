@@ -38,7 +38,7 @@ def held(gpus: Gpulock, job: JobId, node: str = NODE) -> list[str]:
 def test_a_job_gets_two_gpus_and_gives_them_back(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus)
     slurm = slurm_gpus.slurm
-    job = slurm.submit("slalice", "--gres=gpu:2", "-w", NODE, script="exec sleep 60\n")
+    job = slurm.submit("slalice", "--gres=gpu:2", "-w", NODE, script="exec sleep 600\n")
     slurm.wait_running(job)
     locks = slurm_gpus.locks(NODE)
     assert len(locks) == 2
@@ -132,9 +132,9 @@ def test_srun_salloc_and_an_interactive_step_have_their_mask(
 def test_each_node_of_a_job_has_its_own_locks(slurm_gpus: Gpulock, mode: Mode) -> None:
     mode(slurm_gpus)
     slurm = slurm_gpus.slurm
-    other = slurm.submit("slbob", "--gres=gpu:1", "-w", "slnode2", script="exec sleep 60\n")
+    other = slurm.submit("slbob", "--gres=gpu:1", "-w", "slnode2", script="exec sleep 600\n")
     slurm.wait_running(other)
-    script = f"srun {STEP}\necho both\nexec sleep 60\n"
+    script = f"srun {STEP}\necho both\nexec sleep 600\n"
     job = slurm.submit("slalice", "-N2", "--gres=gpu:2", "-w", "slnode[1-2]", script=script)
     seen = variables(wait_said(slurm_gpus, job, "both\n"))
     for rank, node in enumerate(("slnode1", "slnode2")):
@@ -212,7 +212,9 @@ def test_a_requeued_job_holds_again_and_a_suspended_one_still_does(
 ) -> None:
     mode(slurm_gpus)
     slurm = slurm_gpus.slurm
-    job = slurm.submit("slalice", "--requeue", "--gres=gpu:2", "-w", NODE, script="exec sleep 60\n")
+    job = slurm.submit(
+        "slalice", "--requeue", "--gres=gpu:2", "-w", NODE, script="exec sleep 600\n"
+    )
     slurm.wait_running(job)
     slurm.requeue(job)
     slurm.begin(job)
@@ -230,7 +232,7 @@ def test_a_requeued_job_holds_again_and_a_suspended_one_still_does(
 def test_slurms_position_names_the_right_card(slurm_gpus: Gpulock) -> None:
     by_slurm(slurm_gpus, order={NODE: (3, 1, 0, 2)})
     slurm = slurm_gpus.slurm
-    job = slurm.submit("slalice", "--gres=gpu:1", "-w", NODE, script="exec sleep 60\n")
+    job = slurm.submit("slalice", "--gres=gpu:1", "-w", NODE, script="exec sleep 600\n")
     slurm.wait_running(job)
     minors = [lock.minor for lock in slurm_gpus.locks(NODE).values()]
     assert minors == ["3"]
@@ -243,11 +245,11 @@ def test_a_device_cgroup_and_the_lock_are_of_the_same_card(
 ) -> None:
     by_slurm(slurm_gpus, order={NODE: order}, proctrack="cgroup", constrain_devices=True)
     slurm = slurm_gpus.slurm
-    first = slurm.submit("slbob", "--gres=gpu:1", "-w", NODE, script="exec sleep 60\n")
+    first = slurm.submit("slbob", "--gres=gpu:1", "-w", NODE, script="exec sleep 600\n")
     slurm.wait_running(first)
     opens = " ".join(str(slurm.device(NODE, minor)) for minor in range(4))
     script = f"echo mask=$CUDA_VISIBLE_DEVICES\nfor d in {opens}; do head -c1 $d; done 2>&1\n"
-    script += "echo opened\nexec sleep 60\n"
+    script += "echo opened\nexec sleep 600\n"
     job = slurm.submit("slalice", "--gres=gpu:2", "-w", NODE, script=script)
     wait_said(slurm_gpus, job, "opened")
     mine = sorted(lock.minor for lock in slurm_gpus.locks(NODE).values() if lock.uid == 27011)

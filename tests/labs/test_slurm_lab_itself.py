@@ -113,7 +113,7 @@ def test_an_allocation_without_a_command_has_an_extern_step_alone(own: Slurm) ->
         assert [step.name for step in own.steps(job)] == ["extern"]
         assert own.job_processes(job) == []
         own.scancel(job)
-        assert salloc.wait(30) != 0
+        assert salloc.wait(60) != 0
 
 
 def test_salloc_runs_a_command_here_and_its_steps_on_the_node(own: Slurm) -> None:
@@ -152,7 +152,7 @@ def test_steps_and_processes_of_a_running_job_are_found(own: Slurm) -> None:
     assert own.steps(job, own.nodes[1]) == []
     own.scancel(job)
     assert own.wait_done(job) == "CANCELLED"
-    assert own.steps(job) == []
+    own.wait_stepless(job)
     left = own.job_processes(job)  # linuxproc knows descendants only
     assert [Path(f"/proc/{pid}/comm").read_text() for pid in left] == ["sleep\n"]
     os.kill(left[0], 9)
@@ -174,7 +174,7 @@ def test_a_job_is_suspended_resumed_and_requeued(own: Slurm) -> None:
 
 def test_a_job_that_begins_again_at_once_has_no_prolog(own: Slurm) -> None:
     own.reconfigure(hooks=_hooks(own))
-    steps = until(lambda: _steps_without_prolog(own), what="a job without a Prolog", seconds=120)
+    steps = until(lambda: _steps_without_prolog(own), what="a job without a Prolog", seconds=300)
     assert steps == ["batch"]
 
 
@@ -272,7 +272,7 @@ def test_a_failing_prolog_drains_its_node_until_it_is_resumed(own: Slurm) -> Non
 
 
 def test_a_job_outlives_its_daemons(own: Slurm) -> None:
-    own.reconfigure(extra={"MessageTimeout": "2"})  # a client gives up after twice that
+    own.reconfigure(extra={"MessageTimeout": "5"})  # a client gives up after twice that
     node = own.nodes[0]
     job = own.submit("slalice", "-w", node, script="exec sleep 600\n")
     own.wait_running(job)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -39,7 +40,11 @@ def prepare(gpus: Gpulock, mode: Mode, more: Mapping[str, str] | None = None, **
 def files(gpus: Gpulock, folder: str) -> dict[str, str]:
     """Return what stands in the files of a folder, by name."""
     place = gpus.slurm.path_in(NODE, folder)
-    return {name: (place / name).read_text() for name in sorted(os.listdir(place))}
+    found: dict[str, str] = {}
+    for name in sorted(os.listdir(place)):
+        with contextlib.suppress(FileNotFoundError):  # renamed over meanwhile
+            found[name] = (place / name).read_text()
+    return found
 
 
 def uuids(gpus: Gpulock, *indexes: int) -> list[str]:

@@ -229,7 +229,7 @@ def test_a_component_that_is_refused_takes_its_whole_job_along(
     slurm = slurm_gpus.slurm
     parts = ("--gres=gpu:2", "-w", NODE, ":", "--gres=gpu:2", "-w", OTHER)
     with occupied(slurm_gpus, refused, 1, 2, 3):
-        tell = "srun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'\nexec sleep 60\n"
+        tell = "srun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'\nexec sleep 600\n"
         leader = slurm.submit("slalice", *parts, script=tell)
         jobs = (leader, JobId(leader + 1))
         until(
@@ -561,6 +561,7 @@ def test_a_gate_that_stays_shut_requeues_and_a_job_that_ends_meanwhile_is_freed_
         said = busy(slurm_gpus, job)
         assert "unknown: the gate /run/gpulock/gate stayed shut" in said
         slurm.wait_done(ending)
+        slurm.wait_stepless(ending)
         assert held(slurm_gpus, ending, NODE) == ["0"]
     assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")]
     slurm.begin(job)

@@ -22,6 +22,7 @@ from tests.exporter.wire import SOUND, dial, exchange, left_open
 SCRAPE_SECONDS = 1.0
 MEMORY_MIB = 64.0
 DEADLINE = 2  # of each phase, in the server under test
+LATEST = 4.5  # seconds until none is left, on a machine that may stall for two of them
 LIMITS = tuple(f"--limit={phase}_seconds={DEADLINE}" for phase in ("handshake", "header", "write"))
 
 Report = Callable[[str, object], None]
@@ -67,7 +68,7 @@ def test_200_silent_tls_connections(secure: Child, record_property: Report) -> N
     attackers = [dial(secure.port) for _ in range(200)]
     with closing(attackers):
         holds_out(secure, attackers, record_property)
-        assert until(lambda: left_open(attackers) == 0, DEADLINE + 1)
+        assert until(lambda: left_open(attackers) == 0, LATEST)
 
 
 def test_200_half_sent_requests(secure: Child, record_property: Report) -> None:
@@ -79,7 +80,7 @@ def test_200_half_sent_requests(secure: Child, record_property: Report) -> None:
             except OSError:
                 continue  # it has made room for a later one
         holds_out(secure, attackers, record_property)
-        assert until(lambda: left_open(attackers) == 0, DEADLINE + 1)
+        assert until(lambda: left_open(attackers) == 0, LATEST)
 
 
 def test_a_dripping_header_does_not_live_longer_for_dripping(
@@ -88,16 +89,15 @@ def test_a_dripping_header_does_not_live_longer_for_dripping(
     attackers = [dial(secure.port, secure.client) for _ in range(60)]
     header = b"GET /metrics HTTP/1.1\r\nX-Slow: " + b"a" * 1000
     with closing(attackers):
-        started = time.monotonic()
-        for byte in header:
-            if time.monotonic() - started > DEADLINE + 1:
-                break
+        for byte in header:  # for most of a minute
             for one in attackers:
                 try:
                     one.sendall(bytes([byte]))
                 except OSError:
                     continue
             time.sleep(0.05)
+            if left_open(attackers) == 0:
+                break
         assert left_open(attackers) == 0
         holds_out(secure, attackers, record_property)
 
@@ -110,11 +110,10 @@ def test_a_dripping_handshake_does_not_live_longer_either(secure: Child) -> None
         client.do_handshake()
     words = hello.read()
     with dial(secure.port) as one:
-        started = time.monotonic()
-        while time.monotonic() - started < DEADLINE + 0.7:
+        while words and left_open([one]):
             words = words[1:] if drip(one, words) else words
             time.sleep(0.05)
-        assert left_open([one]) == 0
+        assert words and left_open([one]) == 0
 
 
 def drip(one: socket.socket, words: bytes) -> bool:
@@ -164,10 +163,9 @@ def test_200_readers_that_read_nothing(secure: Child, record_property: Report) -
             one.sendall(request)
             attackers.append(one)
         holds_out(secure, attackers, record_property)
-        time.sleep(DEADLINE + 0.5)
-        assert secure.counts()["open"] == 1
+        assert until(lambda: secure.counts()["open"] == 1)
         for one in attackers:  # what was in flight is there, what was not never comes
-            received, closed = exchange(one, b"", 2)
+            received, closed = exchange(one, b"")
             assert closed
             assert len(received) < 2_000_000
     assert secure.pss_mib() < MEMORY_MIB
@@ -196,7 +194,7 @@ def test_1000_connections_in_one_burst(secure: Child, record_property: Report) -
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", secure.port))
         holds_out(secure, attackers, record_property)
-        assert until(lambda: left_open(attackers) == 0, DEADLINE + 4)
+        assert until(lambda: left_open(attackers) == 0, LATEST + 4)
 
 
 def test_attackers_of_every_kind_who_come_again(secure: Child, record_property: Report) -> None:

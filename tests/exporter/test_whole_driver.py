@@ -18,6 +18,8 @@ from tests.exporter.child import until
 from tests.exporter.whole import UTILISATION, Whole
 from tests.nvml.double import Double
 
+LOOKED = "gpulock_sample_timestamp_seconds"
+
 
 def test_a_driver_that_is_installed_later_is_found(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml:
@@ -46,7 +48,7 @@ def test_a_driver_that_is_loaded_anew_is_heard_again_and_no_counter_falls(tmp_pa
         nvml.set("gpu*.energy", "900000000")
         before = exporter.up(2)
         nvml.update({"reload": 1, "gpu*.energy": "5000"})
-        seen = before.one("gpulock_sample_timestamp_seconds")
+        seen = before.one(LOOKED)
         end = time.monotonic() + 4
         while time.monotonic() < end:
             found = exporter.scrape()
@@ -54,8 +56,8 @@ def test_a_driver_that_is_loaded_anew_is_heard_again_and_no_counter_falls(tmp_pa
                 assert found.values.get(key, value) >= value, key
             time.sleep(0.2)
         after = exporter.up(2)
-        assert after.one("gpulock_sample_timestamp_seconds") > seen
-        assert len(exporter.workers()) == 1
+        assert after.one(LOOKED) > seen
+        assert until(lambda: len(exporter.workers()) == 1)
 
 
 def test_a_card_off_the_bus_is_missing_and_comes_back(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_a_worker_that_is_killed_or_brought_down_by_the_driver_is_replaced(
         Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
         Whole(tmp_path, nvml) as exporter,
     ):
-        before = exporter.up().one("gpulock_sample_timestamp_seconds")
+        before = exporter.up().one(LOOKED)
         (worker,) = exporter.workers()
         if crashes:
             nvml.crash("nvmlDeviceGetTemperature", signal.SIGSEGV)
@@ -91,7 +93,7 @@ def test_a_worker_that_is_killed_or_brought_down_by_the_driver_is_replaced(
             worker.kill()
         assert until(lambda: worker.pid not in [one.pid for one in exporter.workers()])
         nvml.reset()
-        exporter.until(lambda s: s.one("gpulock_sample_timestamp_seconds") > before + 1.5)
+        exporter.until(lambda s: max(s.all(LOOKED), default=0.0) > before + 1.5)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -107,6 +109,6 @@ def test_the_worker_ends_with_the_exporter(tmp_path: Path, hangs: bool) -> None:
             assert until(lambda: worker.status() == psutil.STATUS_DISK_SLEEP)
         exporter.process.kill()
         exporter.process.wait()
-        psutil.wait_procs([worker], 10)
+        psutil.wait_procs([worker], 60)
         assert not worker.is_running()
         assert not nvml.held()

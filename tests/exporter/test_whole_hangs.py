@@ -60,10 +60,10 @@ def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_
     ):
         assert exporter.up(2).one("gpulock_nvml_workers_abandoned") == 0
         exporter.claim(1)
-        (worker,) = exporter.workers()
         nvml.hang("nvmlDeviceGetMemoryInfo*", "undead")
-        found = exporter.until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [1])
-        exporter.until(is_dark)
+        exporter.until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [1])
+        (worker,) = exporter.workers()
+        found = exporter.until(is_dark)
         for _ in range(10):
             assert [one.pid for one in exporter.workers()] == [worker.pid]
             time.sleep(0.05)
@@ -77,12 +77,12 @@ def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_
 def test_a_pause_lets_go_of_the_driver_for_a_reset_and_ends_by_itself(tmp_path: Path) -> None:
     with (
         Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
-        Whole(tmp_path, nvml, settings={"MAX_SAMPLE_AGE": "2", "PAUSE_MAX": "4"}) as exporter,
+        Whole(tmp_path, nvml, settings={"MAX_SAMPLE_AGE": "2", "PAUSE_MAX": "15"}) as exporter,
     ):
         exporter.up(2)
         exporter.claim(0)
         assert nvml.held(), "nvidia-smi --gpu-reset would refuse"
-        assert exporter.spawn("pause").wait(10) == 0
+        assert exporter.spawn("pause").wait(60) == 0
         exporter.page_says("paused")
         assert not nvml.held()
         assert exporter.workers() == []
@@ -91,7 +91,7 @@ def test_a_pause_lets_go_of_the_driver_for_a_reset_and_ends_by_itself(tmp_path: 
         assert nvml.held()
         exporter.process.send_signal(signal.SIGUSR1)
         exporter.page_says("paused")
-        assert exporter.spawn("resume").wait(10) == 0
+        assert exporter.spawn("resume").wait(60) == 0
         exporter.up(2)
 
 
@@ -108,5 +108,5 @@ def test_a_frame_more_than_late_does_not_stop_the_end(tmp_path: Path, state: str
             time.sleep(1.2)
         began = time.monotonic()
         os.kill(exporter.process.pid, signal.SIGTERM)
-        assert exporter.process.wait(10) == 0
-        assert time.monotonic() - began < 6
+        assert exporter.process.wait(60) == 0
+        assert time.monotonic() - began < 15  # a machine may stall; it would be for ever

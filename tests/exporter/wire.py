@@ -16,7 +16,7 @@ def dial(port: int, context: ssl.SSLContext | None = None, buffer: int = 0) -> s
     """Connect; with a context, do the handshake too; with a buffer, hold no more than that."""
     raw = socket.socket()
     try:
-        raw.settimeout(10)
+        raw.settimeout(60)
         if buffer:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         raw.connect(("127.0.0.1", port))
@@ -48,7 +48,7 @@ def left_open(connections: Iterable[socket.socket]) -> int:
     return sum(not is_gone(one) for one in connections)
 
 
-def exchange(one: socket.socket, data: bytes, seconds: float = 5.0) -> tuple[bytes, bool]:
+def exchange(one: socket.socket, data: bytes, seconds: float = 30.0) -> tuple[bytes, bool]:
     """Send bytes; return all that comes back, and whether the server then closed."""
     one.settimeout(seconds)
     try:

@@ -26,7 +26,7 @@ from gpulock.simulate.node import write_node
 NOBODY = 65534
 PROGRAM = (sys.executable, "-c", "from gpulock.cli import main; main()")
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Site:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import calendar
 import gzip
 import http.client
 import math
@@ -21,7 +22,7 @@ from gpulock_exporter.server_settings import Limits, WebSettings
 
 from tests.exporter.child import until
 from tests.exporter.inprocess import Running, running
-from tests.exporter.wire import SOUND, dial, exchange, is_gone, left_open
+from tests.exporter.wire import SOUND, answer, dial, exchange, is_gone, left_open
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +64,7 @@ def server() -> Generator[Running]:
 def get(
     port: int, path: str = "/metrics", method: str = "GET", **headers: str
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     response = connection.getresponse()
     body = response.read()
@@ -72,13 +73,14 @@ def get(
 
 
 def test_a_scrape_gets_the_sample(server: Running) -> None:
+    begun = time.time()
     response, body = get(server.port)
     assert (response.status, body) == (200, sample(Format.TEXT))
     assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert response.headers["Content-Encoding"] is None
     assert response.headers["Vary"] == "Accept, Accept-Encoding"
     sent = time.strptime(response.headers["Date"], "%a, %d %b %Y %H:%M:%S GMT")
-    assert abs(time.mktime(sent) - time.mktime(time.gmtime())) < 3
+    assert int(begun) <= calendar.timegm(sent) <= time.time()
 
 
 def test_what_prometheus_asks_for_it_gets(server: Running) -> None:
@@ -102,9 +104,9 @@ def test_head_is_get_without_the_body(server: Running) -> None:
 
 def test_head_of_a_refused_request_has_no_body_either(server: Running) -> None:
     with dial(server.port) as one:
-        answer, closed = exchange(one, SOUND.replace(b"GET", b"HEAD").replace(b"/m", b"/%6d"))
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert answer.endswith(b"\r\n\r\n")
+        said, closed = exchange(one, SOUND.replace(b"GET", b"HEAD").replace(b"/m", b"/%6d"))
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert said.endswith(b"\r\n\r\n")
     assert closed
 
 
@@ -126,8 +128,12 @@ def test_the_names_of_a_query_reach_the_handler(server: Running) -> None:
 def test_the_scrape_timeout_is_the_handlers_deadline(
     header: str, least: float, most: float, server: Running
 ) -> None:
-    _, body = get(server.port, "/left", X_Prometheus_Scrape_Timeout_Seconds=header)
-    assert least <= float(body) <= most
+    for _ in range(20):  # a machine that stalls takes of it now and then
+        _, body = get(server.port, "/left", X_Prometheus_Scrape_Timeout_Seconds=header)
+        assert float(body) <= most
+        if float(body) >= least:
+            break
+    assert float(body) >= least
 
 
 def test_a_handler_that_fails_is_500_and_in_the_log() -> None:
@@ -147,7 +153,7 @@ def test_a_header_that_would_split_the_response_is_never_sent() -> None:
 
 
 def test_a_connection_serves_many_requests(server: Running) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for _ in range(50):
         connection.request("GET", "/metrics")
         assert len(connection.getresponse().read()) == len(sample(Format.TEXT))
@@ -179,7 +185,7 @@ def test_who_is_refused_does_not_reach_the_handler() -> None:
 )
 def test_both_kinds_of_addresses_are_served(address: str, client: str, seen: bytes) -> None:
     with running(TABLE, address=address) as server:
-        connection = http.client.HTTPConnection(client, server.port, timeout=5)
+        connection = http.client.HTTPConnection(client, server.port, timeout=60)
         connection.request("GET", "/who")
         assert connection.getresponse().read() == seen
         connection.close()
@@ -195,8 +201,8 @@ def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
     assert server.answers(10)
     with socket.socket(socket.AF_UNIX) as one:
         one.connect(str(tmp_path / "web"))
-        answer, _ = exchange(one, SOUND.replace(b"/metrics", b"/who"), 0.2)
-    assert answer.startswith(b"HTTP/1.1 200 ")
+        said = answer(one, SOUND.replace(b"/metrics", b"/who"))
+    assert said.startswith(b"HTTP/1.1 200 ")
     server.stop()
     assert not server.answers(10)
     assert not server.is_serving
@@ -216,7 +222,7 @@ def test_a_half_sent_header_ends_at_its_deadline_and_others_go_on() -> None:
     with running(TABLE, limits=Limits(header_seconds=0.3)) as server:
         with dial(server.port) as half, dial(server.port) as idle:
             half.sendall(SOUND[:-2])
-            assert exchange(idle, SOUND, 0.2)[0].startswith(b"HTTP/1.1 200 ")
+            assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
             assert until(lambda: is_gone(half))
             assert not is_gone(idle)
         assert until(lambda: server.server.counts()["open"] == 0)
@@ -241,7 +247,7 @@ def test_a_reader_that_reads_nothing_is_reset_at_its_deadline() -> None:
 def test_an_idle_connection_ends_at_its_deadline() -> None:
     with running(TABLE, limits=Limits(idle_seconds=0.3)) as server:
         with dial(server.port) as idle:
-            assert exchange(idle, SOUND, 0.1)[0].startswith(b"HTTP/1.1 200 ")
+            assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
             assert until(lambda: is_gone(idle))
         assert server.server.counts() == {"open": 0, "answered_200": 1, "dropped_idle": 1}
 
@@ -250,13 +256,13 @@ def test_a_handler_that_overruns_its_deadline_holds_its_client_no_longer() -> No
     let_go = threading.Event()
 
     def hang(_request: Request) -> Response:
-        let_go.wait(10)
+        let_go.wait(60)
         return Response(200)
 
     with running(hang, limits=SHORT) as server, dial(server.port) as one:
         started = time.monotonic()
         assert exchange(one, SOUND) == (b"", True)
-        assert 1.4 < time.monotonic() - started < 5  # half a second, and one for good measure
+        assert 1.4 < time.monotonic() - started < 20  # half a second, and one for good measure
         let_go.set()
 
 
@@ -266,7 +272,7 @@ def test_the_newcomer_gets_in_when_all_places_are_taken() -> None:
         silent: list[socket.socket] = []
         for _ in range(5):
             idle.append(dial(server.port))
-            exchange(idle[-1], SOUND, 0.05)
+            answer(idle[-1], SOUND)
         for _ in range(5):
             silent.append(dial(server.port))
         assert until(lambda: server.server.counts()["open"] == 10)
@@ -282,19 +288,19 @@ def test_no_place_comes_free_while_every_handler_is_at_work() -> None:
 
     def wait(_request: Request) -> Response:
         at_work.release()
-        let_go.wait(10)
+        let_go.wait(60)
         return Response(200)
 
     with running(wait, limits=Limits(connections=3)) as server:
         busy = [dial(server.port) for _ in range(3)]
         for one in busy:
             one.sendall(SOUND)
-            assert at_work.acquire(timeout=5)
+            assert at_work.acquire(timeout=60)
         with dial(server.port) as late:
             assert exchange(late, SOUND) == (b"", True)
         let_go.set()
         for one in busy:
-            assert exchange(one, b"", 0.5)[0].startswith(b"HTTP/1.1 200 ")
+            assert answer(one).startswith(b"HTTP/1.1 200 ")
             one.close()
 
 
@@ -309,12 +315,12 @@ def test_stop_lets_an_answer_be_finished_and_ends_the_idle() -> None:
 
     with running(slow) as server:
         idle, busy = dial(server.port), dial(server.port)
-        exchange(idle, SOUND, 0.1)
+        answer(idle, SOUND)
         busy.sendall(SOUND.replace(b"/metrics", b"/slow"))
-        assert begun.wait(5)
-    answer, closed = exchange(busy, b"", 0.5)
-    assert answer.endswith(b"whole")
-    assert b"\r\nConnection: close\r\n" in answer
+        assert begun.wait(60)
+    said, closed = exchange(busy, b"")
+    assert said.endswith(b"whole")
+    assert b"\r\nConnection: close\r\n" in said
     assert closed
     assert is_gone(idle)
     with pytest.raises(ConnectionRefusedError):
@@ -325,9 +331,9 @@ def test_stop_lets_an_answer_be_finished_and_ends_the_idle() -> None:
 
 def test_new_settings_end_idle_connections_and_hold_for_the_next_request() -> None:
     with running(TABLE) as server, dial(server.port) as idle:
-        exchange(idle, SOUND, 0.1)
+        answer(idle, SOUND)
         server.server.adopt(WebSettings(headers=(("X-Frame-Options", "deny"),)))
-        assert until(lambda: is_gone(idle), 1)
+        assert until(lambda: is_gone(idle))
         assert get(server.port)[0].headers["X-Frame-Options"] == "deny"
 
 

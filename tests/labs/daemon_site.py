@@ -22,7 +22,7 @@ LIBRARY = f"import sys; sys.path[:0] = [{str(CHECKOUT)!r}]; "
 GPULOCK = f"{LIBRARY}from gpulock.cli import main; main()"
 GPULOCKD = f"{LIBRARY}from gpulock.daemon.app import main; sys.exit(main())"
 HOLDER = Path(__file__).with_name("daemon_holder.py")
-LONGEST = 60.0  # seconds that anything may take
+LONGEST = 180.0  # seconds that anything may take
 TICK = 0.01
 
 Process = subprocess.Popen[bytes]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -23,13 +24,24 @@ from pathlib import Path
 SOURCE = """\
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 static volatile char *page;
 static void *look(void *x) { return (void *)(long)page[0]; }
-static void *give_back(void *x) { sleep(1); munmap((void *)page, 4096); return x; }
+static sigset_t told;
+static void *give_back(void *x)
+{
+    int number;
+    sigwait(&told, &number);
+    munmap((void *)page, 4096);
+    return x;
+}
 int main(int count, char **words)
 {
+    sigemptyset(&told);
+    sigaddset(&told, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &told, 0);
     int fd = open(words[1], O_RDONLY);
     page = mmap(0, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
     pthread_t one, other;
@@ -71,6 +83,8 @@ def serve(fuse: int) -> None:
             reads += 1
             if reads <= FAILED_READS:
                 answer(fuse, unique, error=EIO)
+            else:
+                print("a thread waits for its page", flush=True)
         elif kind not in FORGOTTEN:
             answer(fuse, unique, error=ENOSYS)
 
@@ -110,6 +124,8 @@ def hung_process(folder: Path, environ: dict[str, str], uid: int) -> Generator[i
         assert server.stdout is not None
         assert server.stdout.readline() == b"mounted\n"
         victim = subprocess.Popen([program, place / "file"], env=environ, user=uid, group=uid)
+        assert server.stdout.readline() == b"a thread waits for its page\n"
+        victim.send_signal(signal.SIGUSR1)
         wait_for(victim.pid)
         yield victim.pid
     finally:
@@ -119,7 +135,7 @@ def hung_process(folder: Path, environ: dict[str, str], uid: int) -> Generator[i
         subprocess.run(["umount", "-l", place], check=False)
         for process in (server, victim):
             if process is not None:
-                process.wait(30)
+                process.wait(60)
         if server.stdout is not None:
             server.stdout.close()
 

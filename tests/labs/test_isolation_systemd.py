@@ -86,6 +86,14 @@ def confined(machine: Machine) -> list[str]:
     return machine.run(PYTHON, "-IS", "-c", CONFINE, pid).stdout.split()
 
 
+def remove(machine: Machine, folder: str) -> None:
+    """Remove a cgroup, once the last of it has left."""
+    until(
+        lambda: machine.run("rmdir", folder, check=False).returncode == 0,
+        what=f"{folder} to be empty",
+    )
+
+
 def test_a_reload_opens_nothing_and_to_stop_the_service_stops_the_job(machine: Machine) -> None:
     before = programs()
     assert job_opens(machine) == EVERY
@@ -102,9 +110,9 @@ def test_a_reload_opens_nothing_and_to_stop_the_service_stops_the_job(machine: M
     assert machine.run("pgrep", "-f", "/opt/dev.py", check=False).stdout == ""
     left = [f for f in folders if machine.run("test", "-d", f, check=False).returncode == 0]
     for folder in left:  # systemd removes the groups of the tree it keeps; the reaper the others
-        machine.run("rmdir", folder)
+        remove(machine, folder)
     machine.run("systemctl", "stop", "user.slice", check=False)
-    assert programs_beyond(before) <= 1  # user.slice's own
+    assert programs_beyond(before, most=1) <= 1  # user.slice's own
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "unified"] if SOAK else ["unified"])
@@ -118,7 +126,7 @@ def test_a_job_of_grid_engine_stays_confined_over_a_reload_and_ends_with_its_ser
             machine.run("rm", "-rf", "/etc/gpulock")  # which its nodes make themselves
             command = (sys.executable, "-m", "tests.labs.isolation_reload", "/opt")
             around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
-            told = json.loads(machine.run(*around, *command).stdout)
+            told = json.loads(machine.run(*around, *command, seconds=400).stdout)
         finally:
             machine.down()
     own = set(told["own"])
@@ -139,7 +147,7 @@ def test_a_job_of_slurm_stays_confined_over_a_reload() -> None:
             machine.run("rm", "-rf", "/etc/gpulock", "/var/lib/gpulock")
             command = (sys.executable, "-m", "tests.labs.isolation_reload_slurm", "/opt")
             around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
-            told = json.loads(machine.run(*around, *command, seconds=100).stdout)
+            told = json.loads(machine.run(*around, *command, seconds=400).stdout)
         finally:
             machine.down()
     own = set(told["own"])

@@ -39,7 +39,7 @@ SHORTER = (
     (re.compile(r"\[1[05]m\]"), "[8s]"),
     (re.compile(r":15s\]"), ":1s]"),
     (re.compile(r">= 600\b"), ">= 6"),
-    (re.compile(r"< 900\b"), "< 10"),
+    (re.compile(r"< 900\b"), "< 20"),
 )
 
 
@@ -120,7 +120,7 @@ def gpulock(config: Path, *words: str) -> list[str]:
 def answers(url: str) -> bool:
     """Return whether a server is there."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=20) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
@@ -252,7 +252,7 @@ class Prometheus:
     def _get(self, what: str, **query: str) -> Any:
         url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(query)}"
         try:
-            with urllib.request.urlopen(url, timeout=20) as answer:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as fault:
             raise LabError(f"{query}: {fault.read().decode()}") from fault

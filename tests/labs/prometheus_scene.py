@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpulock import atomic
 from gpulock.devices import Device
+from gpulock.locks import Store
 from gpulock.node import Node
 from gpulock.settings import load
 from gpulock.simulate.execd import Job
@@ -30,6 +31,7 @@ from tests.labs.prometheus_lab import (
     shipped,
     shortened,
 )
+from tests.labs.sge_wait import until
 
 
 @dataclass
@@ -65,12 +67,22 @@ class Scene:
         """End a job of `gpulock run`, and free what it held as gpulockd does."""
         job.terminate()
         job.wait()
-        self.reap()
+        self.free()
+
+    def free(self) -> None:
+        """Wait until no device is held, looked after as gpulockd does."""
+
+        def freed() -> bool:
+            self.reap()
+            return not locks.all()
+
+        locks = Store(str(self.stage.node.lock_dir))
+        until(freed, what="all devices to be free", interval=0.5, why=lambda: str(locks.all()))
 
     def reap(self) -> None:
         """Look after the owners of all locks, once, as gpulockd does."""
         words = gpulock(self.stage.node.config, "reap")
-        subprocess.run(words, env=ENVIRONMENT, check=True, capture_output=True, timeout=30)
+        subprocess.run(words, env=ENVIRONMENT, check=True, capture_output=True, timeout=120)
 
     def submit(self, job_id: int, user: str, task: int = 0) -> Play:
         """Start a job of another user under the real hooks of Grid Engine, with one GPU.
@@ -105,7 +117,7 @@ class Scene:
             process.kill()
             process.wait()
         self.script("")
-        self.reap()
+        self.free()
 
     def restart_exporter(self) -> None:
         """Kill the exporter and start it anew on the same folder."""
@@ -119,7 +131,7 @@ class Scene:
 
     def metrics(self) -> str:
         """Return what the exporter says."""
-        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=30) as answer:
             text: str = answer.read().decode()
         return text
 

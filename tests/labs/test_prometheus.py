@@ -65,6 +65,7 @@ def test_a_gpu_goes_from_one_users_job_to_anothers_and_each_is_told_its_own(node
     server.wait('gpulock:gpu_hold:busy_seconds_total{job_id="77"} > 0')
     server.wait(f'{twice} and gpulock:gpu_hold:info{{job_id="77"}}', series=1)
     job.finish()
+    node.free()
     server.wait("gpulock:gpu_hold:info", series=0)
 
     # two holds of one GPU, one after the other: what both got is no more than what it took
@@ -113,7 +114,8 @@ def test_an_xid_is_told_of_with_what_to_do_and_is_over_after_a_while(node: Scene
     assert alert["labels"]["xid"] == "79" and alert["labels"]["gpu"] == "4"
     assert f"gpulock quarantine {uuid}" in alert["annotations"]["description"]
     node.server.wait_quiet("GpulockXidCritical")
-    assert node.server.value("gpulock_gpu_xid_errors_total") == 1
+    (counted,) = node.server.wait("gpulock_gpu_xid_errors_total", series=1)
+    assert counted.value == 1
 
 
 def test_a_lock_of_a_dead_owner_is_stale_as_long_as_it_stands(node: Scene) -> None:
@@ -145,8 +147,7 @@ def test_a_card_that_falls_off_the_bus_is_missing_by_name(node: Scene) -> None:
 def test_totals_go_on_when_the_exporter_was_killed(node: Scene) -> None:
     server = node.server
     job = node.run(1)
-    server.wait("gpulock:gpu_hold:busy_seconds_total > 3")
-    before = server.query("gpulock:gpu_hold:busy_seconds_total")[0]
+    (before,) = server.wait("gpulock:gpu_hold:busy_seconds_total > 3", series=1)
     node.exporter.end(kill=True)
     (down,) = server.wait_firing("GpulockExporterDown")
     assert node.address in down["annotations"]["summary"]

@@ -42,7 +42,7 @@ class Scraped:
             env=ENVIRONMENT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 
@@ -95,14 +95,15 @@ def test_all_nodes_are_told_as_each_tells_itself_and_one_that_is_down_is_named(
     jobs = [first.run("0,1"), second.run("1:gi1.ci0")]
     try:
 
-        def settled() -> bool:
-            states = [node["states"] for node in first.cluster().get("nodes", [])]
-            return sorted(map(str, states)) == sorted(str(one.totals()) for one in nodes) and any(
-                one and one["held_idle"] for one in states
-            )
+        def settled() -> Any:
+            told = first.cluster()
+            states = [node["states"] for node in told.get("nodes", [])]
+            agreed = sorted(map(str, states)) == sorted(str(one.totals()) for one in nodes)
+            return told if agreed and any(one and one["held_idle"] for one in states) else None
 
-        until(settled, what="the cluster to agree with its nodes", why=lambda: str(first.cluster()))
-        found = first.cluster()
+        found = until(
+            settled, what="the cluster to agree with its nodes", why=lambda: str(first.cluster())
+        )
         assert found["totals"]["held_idle"] == 1
         assert found["totals"]["quarantined"] == 1
         assert found["totals"]["nodes_down"] == 0
@@ -114,12 +115,16 @@ def test_all_nodes_are_told_as_each_tells_itself_and_one_that_is_down_is_named(
         assert user["states"]["held_idle"] == 1
 
         third.exporter.end(kill=True)
-        until(
-            lambda: first.cluster().get("totals", {}).get("nodes_down") == 1,
+        down = until(
+            lambda: (
+                found
+                if (found := first.cluster()).get("totals", {}).get("nodes_down") == 1
+                else None
+            ),
             what="the node to be down",
             why=lambda: str(first.cluster()),
         )
-        told = {node["instance"]: node for node in first.cluster()["nodes"]}
+        told = {node["instance"]: node for node in down["nodes"]}
         assert told[third.address]["states"] is None
         assert len(told) == 3
         text = first.call("status", "--cluster").stdout

@@ -21,8 +21,8 @@ from tests.labs.sge_wait import until
 from tests.nvml.double import ERROR_UNKNOWN, Process
 
 USED, LEFT = 3072, 812  # MiB: of a job at work, and when its process is gone
-SAMPLE_PERIOD = 1.0  # seconds
-OLDEST = 8.0  # seconds, of a sample; an epilog is over sooner
+SAMPLE_PERIOD = 3.0  # seconds: an epilog waits for two of them
+OLDEST = 15.0  # seconds, of a sample; an epilog is over sooner
 LISTS = "nvmlDeviceGet*RunningProcesses*"
 KEYS: Mapping[str, str] = {
     "CLEAN": "kill",
@@ -112,7 +112,7 @@ class Gpus:
         """Return why each device that is out of service is so."""
         folder = quarantine.QUARANTINE
         names = quarantine.listed(self._state_dir, folder)
-        return {n: quarantine.read(self._state_dir, folder, n)["because"] for n in names}
+        return {n: quarantine.read(self._state_dir, folder, n).get("because", "") for n in names}
 
     def freed_as(self, device: str) -> str:
         """Return how a device was freed, as its claim's record says; gpulockd must not run."""
@@ -171,7 +171,7 @@ def wait_out(gpus: Gpus, daemon: Daemon, because: Mapping[str, str]) -> None:
         daemon.goes_round()
         return gpus.out() == because
 
-    until(so, what=f"{because} to be out", seconds=60, interval=0.5, why=daemon.said)
+    until(so, what=f"{because} to be out", seconds=120, interval=0.5, why=daemon.said)
 
 
 @contextmanager

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -27,8 +28,10 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(gpus: Gpu
 
     folder = sge.lab / "report" / NODE
     with observed(folder, gpus.drivers / NODE, enter, configure) as nvml:
+        begun = time.monotonic()
         job = sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin=f"sleep {SECONDS}")
         sge.wait_done(job)
+        whole = time.monotonic() - begun
         printed = said(gpus, job)
         assert f"Job {job} of glalice" in printed, printed
         (row,) = [line for line in printed.splitlines() if line.split()[:1] == ["0"]][:1]
@@ -44,7 +47,7 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(gpus: Gpu
         assert before["devices"] == after["devices"]
         first, second = after["devices"]
         held = first["held_seconds"]
-        assert SECONDS - 1 <= held <= SECONDS + 8
+        assert SECONDS - 1 <= held <= whole + 1
         assert first["observed_seconds"] >= 0.8 * held
         assert first["utilization"] == pytest.approx(0.75, abs=0.06)
         assert (second["utilization"], second["last_busy"]) == (0.0, None)

@@ -50,7 +50,7 @@ def wait_out(gpus: Gpulock, daemon: Daemon, *minors: str) -> None:
         daemon.goes_round()
         return out(gpus) == list(minors)
 
-    until(so, what=f"{minors} to be out", seconds=60, interval=1, why=daemon.said)
+    until(so, what=f"{minors} to be out", seconds=120, interval=1, why=daemon.said)
 
 
 def wait_drained(gpus: Gpulock, daemon: Daemon, drained: bool) -> str:
@@ -60,7 +60,7 @@ def wait_drained(gpus: Gpulock, daemon: Daemon, drained: bool) -> str:
         daemon.goes_round()
         return ("DRAIN" in gpus.slurm.node_words(NODE)) is drained
 
-    until(so, what=f"drained: {drained}", seconds=60, interval=2, why=daemon.said)
+    until(so, what=f"drained: {drained}", seconds=120, interval=2, why=daemon.said)
     return gpus.slurm.node_state(NODE)[1]
 
 
@@ -131,7 +131,7 @@ def test_an_administrators_drain_and_resume_stand(slurm_gpus: Gpulock) -> None:
             daemon.goes_round()
             return "left alone" in daemon.said()
 
-        until(seen, what="gpulockd to see it", seconds=60, interval=2, why=daemon.said)
+        until(seen, what="gpulockd to see it", seconds=120, interval=2, why=daemon.said)
         assert "DRAIN" not in slurm.node_words(NODE)
         slurm.scontrol("update", f"nodename={NODE}", "state=drain", "reason=new cooling")
         slurm_gpus.command(NODE, "restore", "1")
@@ -141,5 +141,5 @@ def test_an_administrators_drain_and_resume_stand(slurm_gpus: Gpulock) -> None:
             daemon.goes_round()
             return asked.read_text().strip() == ""
 
-        until(forgotten, what="gpulockd to forget it", seconds=60, interval=2, why=daemon.said)
+        until(forgotten, what="gpulockd to forget it", seconds=120, interval=2, why=daemon.said)
         assert slurm.node_state(NODE)[1] == "new cooling"

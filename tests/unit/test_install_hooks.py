@@ -200,7 +200,7 @@ def test_a_prefix_that_others_may_write_is_refused(place: Hooks) -> None:
 def test_shell_hooks_parse(hook: str) -> None:
     root = Path(__file__).parents[2]
 
-    done = subprocess.run(["sh", "-n", root / "prolog" / hook], check=False, timeout=10)
+    done = subprocess.run(["sh", "-n", root / "prolog" / hook], check=False, timeout=60)
 
     assert done.returncode == 0
 
@@ -229,7 +229,7 @@ def test_the_launcher_of_shepherds_shows_that_it_was_here(tmp_path: Path) -> Non
         env={},
         capture_output=True,
         check=True,
-        timeout=10,
+        timeout=60,
     )
 
     assert LAUNCHED in shown.stdout.splitlines()

@@ -151,7 +151,12 @@ class Node:
     def claim(self, count: int, name: str = "job", uid: int = 0) -> dict[str, Owner]:
         """Let a job hold devices until its unit `name` is stopped; return its locks."""
         line = [f"{OPT}/bin/gpulock", "run", "-n", str(count), "--", "sleep", "infinity"]
-        self.machine.run("systemd-run", "--quiet", f"--unit={name}", f"--uid={uid}", *line)
+        start = ("systemd-run", "--quiet", f"--unit={name}", f"--uid={uid}", *line)
+        until(  # an earlier unit of that name may still be on its way out
+            lambda: self.machine.run(*start, check=False).returncode == 0,
+            what=f"the unit {name} to start",
+            why=self._why(name),
+        )
         return until(
             lambda: found if len(found := self.held_by(name)) == count else None,
             what="the job's locks",
@@ -198,7 +203,7 @@ class Node:
 
     def scrape(self, path: str = "/metrics", port: int = 9465) -> str:
         """Ask the exporter, as Prometheus would; nothing while its first second is not over."""
-        line = ["curl", "-sS", "-f", "--max-time", "10", f"http://127.0.0.1:{port}{path}"]
+        line = ["curl", "-sS", "-f", "--max-time", "50", f"http://127.0.0.1:{port}{path}"]
         done = self.machine.run(*line, check=False)
         if done.returncode not in (0, _HTTP_ERROR):
             raise LabError(f"scrape: {done.stderr}")

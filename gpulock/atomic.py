@@ -35,14 +35,16 @@ def read_all(fd: int, limit: int, path: str, size: int = 0) -> bytes:
 
     `size` is a guess that saves reads; a hook under the job's own limits has no room to spare.
     """
-    data = b""
-    while more := os.read(fd, max(size + 1 - len(data), 4096)):
-        data += more
-        if len(data) > limit:
+    parts: list[bytes] = []
+    length = 0
+    while more := os.read(fd, max(size + 1 - length, 4096)):
+        parts.append(more)
+        length += len(more)
+        if length > limit:
             raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
-        if len(data) == size:
+        if length == size:
             break  # replaced by rename alone: it does not grow
-    return data
+    return b"".join(parts)
 
 
 def read_text(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> str:

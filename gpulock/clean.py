@@ -128,7 +128,7 @@ def look_at(
 ) -> Left | None:
     """Return a process as left behind, None where it is gone, another's, or a service's.
 
-    root's processes are no job's, unless it is root's job; a daemon of a scheduler never is.
+    root's processes are no job's, unless its owner may end them; a daemon of a scheduler never is.
     """
     record = lock.owner
     assert record is not None
@@ -139,11 +139,20 @@ def look_at(
         return None
     if status.kernel or (status.name in DAEMONS and status.uids[0] == 0):
         return None
-    if 0 in status.uids[:3] and record.uid != 0:
+    if 0 in status.uids[:3] and not may_signal(record.uid, status.uids):
         return None
     if any([belongs(pid, other, record, holders) for other in held.values()]):
         return None
     return Left(pid, start, one_line(status.name), why)
+
+
+def may_signal(uid: int, uids: tuple[int, ...]) -> bool:
+    """Return whether a user may end a process himself (kill(2)): by its real or saved uid.
+
+    So he may end a `su` that asks for a password, although it runs as root.
+    """
+    real, _, saved, *_ = uids
+    return uid in (0, real, saved)
 
 
 def send(node: Node, found: list[Left], number: int) -> list[str]:

@@ -117,9 +117,35 @@ def join_grant(
     try:
         for lock in mine:
             node.store.anchor(lock.id, template.pid, template.start, template.add_grp_id)
+            forget_over(node, lock, template.add_grp_id)
     except OSError as fault:
         raise Refusal(BROKEN, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
     return Grant(granted, record, False, 0.0)
+
+
+def forget_over(node: Node, lock: Lock, gid: int) -> None:
+    """Forget anchors of tasks that are over, where a later one names their group.
+
+    A job may start thousands of short tasks, one after the other; execd gives them the same few
+    groups again and again. What is in the cgroup of one that is over is found by its anchor alone.
+    """
+    if node.settings.isolation == "cgroup":
+        return
+    over: list[tuple[int, int, int]] = []
+    named = {gid}
+    for anchor in lock.anchors:
+        try:
+            running = node.proc.running(*anchor[:2])
+        except (OSError, ValueError):
+            running = True
+        if running:
+            named.add(anchor[2])
+        else:
+            over.append(anchor)
+    for pid, start, group in over:
+        if group in named:
+            node.store.drop_anchor(lock.id, pid, start)
+        named.add(group)
 
 
 def give_up_earlier(

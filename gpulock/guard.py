@@ -27,7 +27,10 @@ LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
 LONG_PATH = "/dev/..."  # what is told of one that is too long to be told: it may be a node
-COMMON = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/urandom", "/dev/shm/", "/dev/zero")
+COMMON = (
+    *("/dev/null", "/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/shm/", "/dev/mqueue/"),
+    *("/dev/zero", "/dev/random", "/dev/urandom", "/dev/fuse"),
+)
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
 
 
@@ -201,6 +204,8 @@ class Holders:
                 key = self._mounts.key(pid, folder, fd)
             except FileNotFoundError:
                 continue
+            if time.monotonic() > self._late:
+                raise TimeoutError(folder)
             if key is not None:
                 held.update(self._keys.get(key, ()))
 

@@ -13,7 +13,7 @@ from gpulock.settings import Settings, load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.liveness import Judge
+    from gpulock.liveness import Judge, Members
 
 
 def settings_for(path: str) -> Settings:
@@ -25,11 +25,11 @@ def settings_for(path: str) -> Settings:
     return settings
 
 
-def looker(node: Node) -> "Judge":
+def looker(node: Node, members: "dict[str, Members] | None" = None) -> "Judge":
     """Return a judge without rules, for a release: it looks at processes and judges nobody."""
     from gpulock.liveness import Judge, Scan
 
-    return Judge(node.boot_id, node.name, Scan(node.proc), {})
+    return Judge(node.boot_id, node.name, Scan(node.proc), {}, members)
 
 
 def unexpected(fault: BaseException) -> Refusal:

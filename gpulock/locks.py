@@ -128,7 +128,8 @@ class Store:
         if "anchors" in names:
             try:
                 folder = f"{self.locks_dir}/{lock.id}/anchors"
-                lock.anchors = [read_anchor(folder, n) for n in os.listdir(folder) if n[0] != "."]
+                found = [read_anchor(folder, n) for n in os.listdir(folder) if n[0] != "."]
+                lock.anchors = [anchor for anchor in found if anchor]
             except (OSError, ValueError) as fault:
                 lock.fault = f"its anchors: {fault}"
 
@@ -162,6 +163,10 @@ class Store:
         except FileExistsError:
             pass
         atomic.replace_file(f"{folder}/{pid}.{start}", f"{gid}\n".encode())
+
+    def drop_anchor(self, name: str, pid: int, start: int) -> None:
+        """Forget a shepherd that is over; one that cannot be forgotten does no harm."""
+        atomic.remove_quietly(f"{self.locks_dir}/{name}/anchors/{pid}.{start}")
 
     def mark_seen(self, name: str) -> None:
         """Note that the extern step of its Slurm job was seen: from now on its absence counts."""
@@ -239,7 +244,13 @@ def folders_in(path: str) -> int:
     return links - 2 if links > 1 else len(os.listdir(path))
 
 
-def read_anchor(folder: str, name: str) -> tuple[int, int, int]:
-    """Return (pid, start, group) of an anchor; raise OSError or ValueError."""
+def read_anchor(folder: str, name: str) -> tuple[int, int, int] | None:
+    """Return (pid, start, group) of an anchor, None for one forgotten since it was listed.
+
+    Raises OSError or ValueError.
+    """
     pid, _, start = name.partition(".")
-    return int(pid), int(start), int(atomic.read_text(f"{folder}/{name}"))
+    try:
+        return int(pid), int(start), int(atomic.read_text(f"{folder}/{name}"))
+    except FileNotFoundError:
+        return None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
 MOST = 128  # chunks: 65,536 groups, the most there can be, fit in
+KEPT = 256  # lists of groups: those of the processes of most nodes
 STAT_FIELDS = 20  # after the name, up to the start time
 KTHREADD = 2  # the parent of all kernel threads
 
@@ -64,10 +65,11 @@ def parse_stat(data: bytes) -> Stat:
     return Stat(int(rest[1]), rest[0].decode(), int(rest[3]), int(rest[19]))
 
 
-def parse_status(data: bytes) -> Status:
+def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) -> Status:
     """Parse /proc/PID/status; raise ValueError where a line is missing (a tree that is no proc).
 
-    The lines are looked up one after the other: thousands of processes are read in a scan.
+    The lines are looked up one after the other: thousands of processes are read in a scan. Most
+    have the groups of another, and may have 65,536 of them: `known` keeps each list once.
     """
     name = data[: data.index(b"\n")].partition(b":")[2].strip()
     ppid = int(line_of(data, b"\nPPid:"))
@@ -76,13 +78,20 @@ def parse_status(data: bytes) -> Status:
         line_of(data, b"\nState:").strip()[:1].decode(),
         ppid,
         tuple([int(uid) for uid in line_of(data, b"\nUid:").split()]),
-        frozenset([int(gid) for gid in line_of(data, b"\nGroups:").split()]),
+        groups_of(line_of(data, b"\nGroups:"), {} if known is None else known),
     )
     if b"\nNSsid:" in data:
         found.session = int(line_of(data, b"\nNSsid:").split()[0])
     # a user mode helper is a child of kthreadd as well, but it has memory of its own
     found.kernel = ppid == KTHREADD and b"\nVmSize:" not in data
     return found
+
+
+def groups_of(line: bytes, known: dict[bytes, frozenset[int]]) -> frozenset[int]:
+    """Return the groups on a line, from those that are `known` where it is."""
+    if line not in known:
+        known[line] = frozenset(map(int, line.split()))
+    return known[line]
 
 
 def line_of(data: bytes, key: bytes) -> bytes:
@@ -95,10 +104,11 @@ def line_of(data: bytes, key: bytes) -> bytes:
 class Proc:
     """The process tree below `root` (`/proc`)."""
 
-    __slots__ = ("_kthreadd", "_reader", "root")
+    __slots__ = ("_groups", "_kthreadd", "_reader", "root")
 
     def __init__(self, root: str = "/proc") -> None:
         self.root = root
+        self._groups: dict[bytes, frozenset[int]] = {}
         self._kthreadd: bool | None = None
         self._reader: Reader | None = None
 
@@ -141,7 +151,9 @@ class Proc:
 
     def status(self, pid: int) -> Status:
         """Return the process's /proc/PID/status."""
-        return parse_status(self.read(pid, "status"))
+        if len(self._groups) > KEPT:
+            self._groups.clear()
+        return parse_status(self.read(pid, "status"), self._groups)
 
     def start(self, pid: int) -> int:
         """Return the start time in clock ticks since boot: with the pid, the process's identity."""

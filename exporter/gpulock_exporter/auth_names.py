@@ -7,6 +7,11 @@ import socket
 from collections.abc import Mapping
 from typing import cast
 
+_MAPPED = (
+    bytes(10) + b"\xff\xff"
+)  # an IPv4 address as a socket for both shows it (RFC 4291 2.5.5.2)
+_LOOPBACK = "127.0.0.0/8"
+
 
 def names_of(certificate: Mapping[str, object]) -> frozenset[str]:
     """Return the alternative names of `SSLSocket.getpeercert()`: DNS, e-mail, IP address, URI."""
@@ -31,9 +36,16 @@ def plain_address(text: str) -> str:
 
 
 def client_of(peer: str) -> str:
-    """Return what stands for one client: an IPv4 address, or an IPv6 /64, which one may own."""
+    """Return what stands for one client: an IPv4 address, or an IPv6 /64, which one may own.
+
+    On this machine everybody has all of 127.0.0.0/8, which is one.
+    """
     packed = _packed(socket.AF_INET6, peer.partition("%")[0])
-    return packed[:8].hex() if packed else peer
+    if packed.startswith(_MAPPED):
+        peer = socket.inet_ntop(socket.AF_INET, packed[len(_MAPPED) :])
+    elif packed:
+        return packed[:8].hex()
+    return _LOOPBACK if peer.startswith("127.") else peer
 
 
 def _packed(family: int, text: str) -> bytes:

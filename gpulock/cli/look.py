@@ -79,15 +79,21 @@ class Sight:
         groups = {gid for lock in locks for gid in lock.groups()}
         owners = frozenset(pid for lock in locks for pid, _ in lock.shepherds() if pid)
         sids = {lock.owner.sid for lock in locks if lock.owner and lock.owner.sid}
-        statuses = self.scan.statuses()
         return [
             pid
             for pid in self.holders.of(device)
             if pid != os.getpid()
-            and not statuses[pid].groups & groups
+            and not self._groups(pid) & groups
             and not self.scan.descends(pid, owners)
             and not (sids and self._session(pid) in sids)
         ]
+
+    def _groups(self, pid: int) -> frozenset[int]:
+        """Return the groups of a process, none of one that is gone by now."""
+        try:
+            return self.holders.status(pid).groups
+        except (OSError, ValueError):
+            return frozenset()
 
     def _session(self, pid: int) -> int:
         try:

@@ -26,6 +26,7 @@ RUN = "run"  # the comment of a claim whose process is the command itself
 
 def give_back(node: Node, peer: Peer, request: Request, deadline: Deadline) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
+    meant(node.store.all(), peer, request)  # a look at all files is not for what means nothing
     judge = process.judge(node)
     holders = settle.make_holders(node, present(node), judge)
     holders.of("")
@@ -33,11 +34,9 @@ def give_back(node: Node, peer: Peer, request: Request, deadline: Deadline) -> t
         held = node.store.all()
         for lock in held.values():
             node.store.read_details(lock)
-        locks = [lock for lock in held.values() if is_meant(lock, request)]
-        if not locks:
-            raise Refusal(SENSELESS, "nothing of that is held", "see gpulock status")
+        locks = meant(held, peer, request)
         for lock in locks:
-            refuse_foreign(lock, peer, judge.scan)
+            refuse_running(lock, peer, judge.scan)
             assert lock.owner is not None
             left = guard.open_left(lock.id, lock.owner, holders, held)
             if left:
@@ -46,6 +45,18 @@ def give_back(node: Node, peer: Peer, request: Request, deadline: Deadline) -> t
         for lock in locks:
             retire(node, lock, f"released by uid {peer.uid}")
     return tuple(lock.id for lock in locks)
+
+
+def meant(held: dict[str, Lock], peer: Peer, request: Request) -> list[Lock]:
+    """Return the locks that a request names, all of them the user's; raise Refusal."""
+    locks = [lock for lock in held.values() if is_meant(lock, request)]
+    if not locks:
+        raise Refusal(SENSELESS, "nothing of that is held", "see gpulock status")
+    for lock in locks:
+        record = lock.owner
+        if record is None or record.scheduler != "process" or record.uid != peer.uid:
+            raise Refusal(SENSELESS, f"{lock.id} is not yours", "ask its owner, or root")
+    return locks
 
 
 def refuse_unclean(node: Node, locks: list[Lock]) -> None:
@@ -74,11 +85,10 @@ def is_meant(lock: Lock, request: Request) -> bool:
     )
 
 
-def refuse_foreign(lock: Lock, peer: Peer, scan: Scan) -> None:
-    """Raise Refusal for a lock that this user may not free, or not now."""
+def refuse_running(lock: Lock, peer: Peer, scan: Scan) -> None:
+    """Raise Refusal for a lock that its user may not free now."""
     record = lock.owner
-    if record is None or record.scheduler != "process" or record.uid != peer.uid:
-        raise Refusal(SENSELESS, f"{lock.id} is not yours", "ask its owner, or root")
+    assert record is not None
     if record.comment == RUN and runs_elsewhere(record, peer, scan):
         raise Refusal(BUSY, f"process {record.pid} runs and has not called this", "end it")
 

@@ -19,6 +19,7 @@ from gpulock.liveness import Judge, Scan
 from gpulock.node import Node
 from gpulock.owner import Owner
 from gpulock.refusal import BROKEN, Refusal, one_line
+from gpulock.sge import hook
 from gpulock.sge.verdict import Rule
 from gpulock.slurm import verdict
 from gpulock.slurm.scontrol import Control
@@ -33,7 +34,7 @@ def judge(node: Node, control: Control | None = None) -> Judge:
         "slurm": verdict.Rule(steps, control or Control(node.settings)),
         "process": liveness.process_verdict,
     }
-    members = {"slurm": steps.left}
+    members: dict[str, liveness.Members] = {"slurm": steps.left, **hook.members(node)}
     return Judge(node.boot_id, node.name, Scan(node.proc), rules, members, steps.attach)
 
 

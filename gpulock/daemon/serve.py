@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+from collections import deque
 from collections.abc import Callable
 
 from gpulock import atomic
@@ -17,7 +18,7 @@ from gpulock.daemon import attempt
 from gpulock.daemon.client import Client
 from gpulock.daemon.giving import give_back
 from gpulock.daemon.journal import ERROR, INFO, Journal
-from gpulock.daemon.line import GATE_SECONDS, Line
+from gpulock.daemon.line import BREATH, GATE_SECONDS, Line
 from gpulock.daemon.loop import Loop
 from gpulock.daemon.peer import check_holder, peer_of
 from gpulock.daemon.wire import (
@@ -27,6 +28,7 @@ from gpulock.daemon.wire import (
     RELEASED,
     SOCKET,
     Reply,
+    Request,
     new_socket,
     parse_request,
 )
@@ -52,6 +54,8 @@ class Server:
         self._file = (0, 0)
         self._clients: dict[int, Client] = {}
         self._line = Line(self.attempts, node, self._end)
+        self._releases: deque[tuple[Client, Request]] = deque()
+        self._next = 0.0
 
     def open(self) -> None:
         """Listen, or go on listening where the socket is still there; raise OSError."""
@@ -99,13 +103,16 @@ class Server:
     def due(self) -> float:
         """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
         silent = [c.since + SILENCE for c in self._clients.values() if c.request is None]
-        return min([*silent, self._line.due()])
+        return min([*silent, self._line.due(), *([self._next] if self._releases else [])])
 
     def turn(self, now: float) -> None:
         """Serve the first in line, if he can be; send those away who say nothing."""
         for client in list(self._clients.values()):
             if client.request is None and now >= client.since + SILENCE:
                 self._refuse(client, SENSELESS, "no request came", "use gpulock run")
+        if self._releases and now >= self._next:
+            self._answer(*self._releases.popleft())
+            self._next = boottime() + BREATH
         self._line.turn(now)
 
     def _accept(self, _: int) -> None:
@@ -150,8 +157,12 @@ class Server:
         if not data or events & GONE:
             self._drop(client)
             return
+        self._guarded(client, lambda: self._asked(client, data))
+
+    def _guarded(self, client: Client, act: Callable[[], None]) -> None:
+        """Do something for a client, who is told why where it cannot be done."""
         try:
-            self._asked(client, data)
+            act()
         except Refusal as refusal:
             self._refuse(client, refusal.kind, refusal.why, refusal.do)
         except ValueError as fault:
@@ -171,7 +182,17 @@ class Server:
             client.until = boottime() + request.wait
             self._line.stand(client)
             return
-        freed = give_back(node, client.peer, request, Deadline(GATE_SECONDS))
+        # one a turn: each may look at every open file, and gpulockd has more to do
+        self._releases.append((client, request))
+
+    def _answer(self, client: Client, request: Request) -> None:
+        """Give back what a client asked for, if he is there still."""
+        if self._clients.get(client.connection.fileno()) is client:
+            self._guarded(client, lambda: self._release(client, request))
+
+    def _release(self, client: Client, request: Request) -> None:
+        """Give back what a client asked for; raise Refusal or OSError."""
+        freed = give_back(self._node(), client.peer, request, Deadline(GATE_SECONDS))
         self._journal.say(INFO, f"uid {client.peer.uid} gave back {' '.join(freed)}")
         self._end(client, Reply(RELEASED, devices=freed))
         self.stir()

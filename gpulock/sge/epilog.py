@@ -61,7 +61,8 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
     from gpulock.isolation import job
 
     left = job.end(node, job.Who(f"{found.job}.{found.task}", found.pid, found.start))
-    released = release(node, ours(node, found), looker(node), deadline, "epilog")
+    judge = looker(node, hook.members(node))
+    released = release(node, ours(node, found), judge, deadline, "epilog")
     left = left or job.ended(node, deadline)
     if left:
         released.kept.append(("its isolation", left))

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulock.liveness import Judge, Rule
+    from gpulock.liveness import Judge, Members, Rule
 
 DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # reference sge 4
 DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
@@ -89,7 +89,16 @@ def judge(node: Node) -> "Judge":
         "sge": verdict.Rule(bool(node.settings.simulation)),
         "process": process_verdict,
     }
-    return Judge(node.boot_id, node.name, Scan(node.proc), rules)
+    return Judge(node.boot_id, node.name, Scan(node.proc), rules, members(node))
+
+
+def members(node: Node) -> "dict[str, Members]":
+    """Return who says what is left of a job where no group shows it: the job's own cgroup."""
+    if node.settings.isolation != "cgroup":
+        return {}
+    from gpulock.sge.remains import Remains
+
+    return {"sge": Remains(node).left}
 
 
 def exit_code(refusal: Refusal, settings: Settings | None) -> int:

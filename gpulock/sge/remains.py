@@ -32,6 +32,26 @@ class Remains:
             found.setdefault(pid, "in the job's cgroup")
         return found
 
+    def left(self, lock: Lock, scan: Scan) -> str:
+        """Return which process is in the job's cgroup still, as a clause, or nothing.
+
+        It may have shed the job's group, and have the device where no descriptor shows it.
+        """
+        found = self._confined(lock)
+        if not found:
+            return ""
+        from gpulock.clean import spare
+
+        spared = spare(scan)  # an epilog that could not leave
+        for pid in found:
+            try:
+                over = scan.proc.finished(pid, scan.proc.stat(pid).state)
+            except ProcessLookupError:
+                continue
+            if not over and pid not in spared:
+                return f"process {pid} is in the job's cgroup"
+        return ""
+
     def _confined(self, lock: Lock) -> list[int]:
         """Return the processes in the job's cgroup, and in those of its tasks that are over."""
         from gpulock.isolation import job

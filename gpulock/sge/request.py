@@ -9,7 +9,7 @@ from gpulock import atomic
 from gpulock.refusal import SENSELESS, UNKNOWN, Refusal
 from gpulock.settings import Settings
 from gpulock.sge import cull
-from gpulock.sge.spool import Spool
+from gpulock.sge.spool import Spool, unread
 
 JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
 PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)
@@ -33,7 +33,7 @@ def spooled(spool: Spool, up: str = "../..") -> cull.Job | None:
     except FileNotFoundError:
         return None
     except (OSError, cull.LayoutError) as fault:
-        raise Refusal(UNKNOWN, f"execd's job file: {fault}", "see gpulock doctor") from fault
+        raise unread("execd's job file", fault) from fault
     if str(job.number) != spool.job or job.owner != spool.need("job_owner"):
         raise Refusal(UNKNOWN, f"execd's job file is of job {job.number}", "see gpulock doctor")
     return job
@@ -77,7 +77,7 @@ def hosts(spool: Spool) -> int:
     try:
         lines = atomic.read_text("pe_hostfile", JOB_LIMIT, spool.fd).splitlines()
     except OSError as fault:
-        raise Refusal(UNKNOWN, f"the job's host file: {fault}", "see gpulock doctor") from fault
+        raise unread("the job's host file", fault) from fault
     return len({line.split()[0] for line in lines if line.strip()})
 
 

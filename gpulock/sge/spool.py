@@ -7,6 +7,7 @@ values of the owner's too (arguments with newlines make lines of their own, seen
 key that stands there twice is a forgery, whether or not the job asks for GPUs.
 """
 
+import errno
 import os
 import stat
 
@@ -103,7 +104,17 @@ def read_config(fd: int) -> str:
     try:
         return atomic.read_text("config", CONFIG_LIMIT, fd)
     except OSError as fault:
-        raise Refusal(UNKNOWN, f"the shepherd's config: {fault}", "see gpulock doctor") from fault
+        raise unread("the shepherd's config", fault) from fault
+
+
+def unread(what: str, fault: Exception) -> Refusal:
+    """Return the refusal for a file of execd's that could not be read.
+
+    What is too long is so by the user's own words, on every node: the node is not at fault.
+    """
+    if isinstance(fault, OSError) and fault.errno == errno.EFBIG:
+        return Refusal(SENSELESS, f"{what} is too long", "submit fewer and shorter arguments")
+    return Refusal(UNKNOWN, f"{what}: {fault}", "see gpulock doctor")
 
 
 def parse_config(text: str) -> dict[str, list[str]]:

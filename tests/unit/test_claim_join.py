@@ -110,3 +110,31 @@ def test_a_job_that_may_not_share_is_refused_while_its_other_run_lives(box: Box)
     node = box.node()
     with pytest.raises(Refusal):
         claim(node, record(token="", pid=SECOND), 2, judging(node), soon())
+
+
+def test_of_thousands_of_short_tasks_one_anchor_a_group_is_kept(box: Box) -> None:
+    """execd gives a few groups again and again; each anchor is read with the gate held."""
+    task(box, FIRST)
+    for pid in range(700, 720):
+        box.proc.shepherd(pid, box.root)
+        node = box.node()
+        one = record(token="", devices=(), pid=pid, add_grp_id=65100 + pid % 3)
+        claim(node, one, 2, judging(node), soon(), join=True)
+        if pid != 705:
+            box.proc.remove(pid)
+    (lock, _) = box.node().store.all().values()
+    box.node().store.read_details(lock)
+    assert {pid for pid, _, _ in lock.anchors} >= {705, 719}  # it runs; the last to join
+    assert {group for _, _, group in lock.anchors} == {65100, 65101, 65102}
+    assert len(lock.anchors) <= 4
+
+
+def test_what_is_in_a_tasks_cgroup_is_found_by_its_anchor_which_is_kept(box: Box) -> None:
+    box.settings["ISOLATION"] = "cgroup"
+    task(box, FIRST)
+    for pid in (700, 701, 702):
+        task(box, pid)
+        box.proc.remove(pid)
+    (lock, _) = box.node().store.all().values()
+    box.node().store.read_details(lock)
+    assert {pid for pid, _, _ in lock.anchors} == {700, 701, 702}

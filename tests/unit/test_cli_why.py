@@ -17,7 +17,7 @@ from gpulock.cli.select import Subject
 from gpulock.cli.why import runs_here
 from tests.unit.cli_site import Site, dead_process
 from tests.unit.samples import Sampled
-from tests.unit.trees import Box
+from tests.unit.trees import Box, bus
 
 Process = subprocess.Popen[bytes]
 
@@ -271,3 +271,17 @@ def test_a_shepherds_file_that_is_out_of_order_is_no_crash(tmp_path: Path) -> No
     sight = Sight(look(box.node(), False))
 
     assert "no shepherd" in runs_here(sight, Subject(job="12", task="1"))[0][1]
+
+
+def test_a_process_that_was_forked_between_two_looks_is_a_stranger_and_no_crash(
+    tmp_path: Path,
+) -> None:
+    box = Box(tmp_path)
+    sight = Sight(look(box.node(), False))
+    sight.scan.statuses()
+    box.proc.add(900, "child", fds={3: box.dev / "nvidia0"})
+    assert sight.strangers(bus(0)) == [900]
+    sight = Sight(look(box.node(), False))
+    assert sight.holders.of(bus(0)) == [900]
+    box.proc.remove(900)
+    assert sight.strangers(bus(0)) == [900]  # it had it open when it was looked at

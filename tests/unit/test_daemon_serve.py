@@ -68,7 +68,7 @@ class Desk:
         """Send a request, and let the daemon read it."""
         asking = caller or self.come()
         asking.send(encode_request(request))
-        self.go()
+        self.go(boottime() + line_module.BREATH if request.act == RELEASE else None)
         return asking
 
     def go(self, now: float | None = None, rounds: int = 3) -> None:
@@ -428,3 +428,41 @@ def test_in_a_lock_directory_made_anew_the_socket_is_made_again(desk: Desk) -> N
     (desk.box.lock / "socket").unlink()
     desk.server.open()
     assert desk.claim(1).state == GRANTED
+
+
+def test_what_means_nothing_costs_no_look_at_anybodys_files(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.hold(1, 900, uid=UIDS[0] + 1)
+
+    def never(*_: object) -> None:
+        pytest.fail("a look at all files")
+
+    monkeypatch.setattr("gpulock.settle.make_holders", never)
+    for devices in ((bus(0),), (bus(1),)):
+        assert last(desk.ask(Request(RELEASE, ME, 0, devices=devices))).kind == SENSELESS
+
+
+def test_of_many_who_give_back_one_is_served_a_turn(desk: Desk) -> None:
+    """Each may look at all files: gpulockd has its watchdog to feed, and others to serve."""
+    callers = [desk.come() for _ in range(3)]
+    for caller in callers:
+        caller.send(encode_request(Request(RELEASE, ME, MINE)))
+    desk.loop.wait(boottime())
+    later = boottime()
+    for served in range(1, 4):
+        assert desk.server.due() <= later
+        desk.server.turn(later)
+        assert len([one for one in callers if answers(one)]) == 1, served
+        later += 1.0
+
+
+def test_who_is_gone_before_his_turn_gives_nothing_back(desk: Desk) -> None:
+    desk.hold(0, ME, uid=UIDS[0], start=MINE)
+    caller = desk.come()
+    caller.send(encode_request(Request(RELEASE, ME, MINE)))
+    desk.loop.wait(boottime())
+    caller.close()
+    desk.loop.wait(boottime())
+    desk.server.turn(boottime())
+    assert desk.box.locks() == [bus(0)]

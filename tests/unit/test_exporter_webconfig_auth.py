@@ -229,11 +229,14 @@ def test_a_bucket_lets_a_burst_pass_and_then_one_an_interval() -> None:
     ("peer", "client"),
     [
         ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("127.0.0.1", "127.0.0.0/8"),
+        ("127.3.2.1", "127.0.0.0/8"),
         ("2001:db8:0:1::1", "20010db800000001"),
         ("2001:db8:0:1:ffff::", "20010db800000001"),
         ("fe80::1%eth0", "fe80000000000000"),
         ("", ""),
     ],
 )
-def test_one_client_may_have_many_ipv6_addresses(peer: str, client: str) -> None:
+def test_one_client_may_have_many_addresses(peer: str, client: str) -> None:
     assert client_of(peer) == client

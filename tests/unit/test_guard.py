@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gpulock.devices import Device
 from gpulock.guard import Holders
 from gpulock.liveness import Scan
 from gpulock.locks import Lock
+from gpulock.mounts import Mounts
 from gpulock.procfs import Proc
 from tests.unit.trees import EXECD, FakeProc, record
 
@@ -255,6 +257,24 @@ def test_a_look_that_takes_too_long_is_given_up_and_every_lock_is_kept(
     stage.fake.add(700, fds={9: stage.dev / "null"})
     monkeypatch.setattr(guard, "LONGEST", -1.0)
     assert "more files open than can be looked at in time" in stage.left()
+
+
+def test_the_clock_is_looked_at_before_each_file_that_may_be_a_node(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may cost what its owner wants, and he may have fewer than are counted in one go."""
+    stage.fake.add(700, fds={number: stage.dev / "other" for number in range(3, 9)})
+    (stage.dev / "other").touch()
+    asked: list[str] = []
+
+    def slow(_: object, pid: int, folder: str, fd: str) -> None:
+        del pid, folder
+        asked.append(fd)
+        monkeypatch.setattr(time, "monotonic", lambda: float("inf"))
+
+    monkeypatch.setattr(Mounts, "key", slow)
+    assert "more files open than can be looked at in time" in stage.left()
+    assert len(asked) == 1
 
 
 def test_a_path_too_long_to_be_told_hides_nothing_and_hinders_nobody(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.isolation import job, marks
+from gpulock.daemon.process import judge
+from gpulock.isolation import job, marks, tree
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, UNKNOWN, Refusal
 from gpulock.settings import Settings
-from gpulock.sge import epilog, prolog, slave
+from gpulock.sge import epilog, hook, prolog, slave
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import Resource
 from tests.unit.jobs import SHEPHERD, Site, child_of, gpus, variables
@@ -278,3 +279,31 @@ def test_a_line_that_somebody_was_killed_in_spoils_none_of_ours(site: Site) -> N
     marks.note(store, ["/a/b"])
 
     assert marks.noted(store) == ["/a/", "/a/b"]
+
+
+def leave_behind(site: Site, pid: int) -> None:
+    """Let a process be in the job's cgroup that has nothing else of the job's."""
+    outer = site.root / "cgroup"
+    inner = outer / tree.name_of("12.1", SHEPHERD, 1000)
+    inner.mkdir(parents=True)
+    (inner / "cgroup.procs").write_text(f"{pid}\n")
+    marks.note(site.node().store, [str(outer)])
+    site.proc.add(pid, "sheds")
+
+
+def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
+    site: Site, kernel: Kernel
+) -> None:
+    """Of a rootless container: it shed the group, and no descriptor shows what it has mapped."""
+    spooled = site.run(gpus(1))
+    assert start(site, spooled, **CGROUP) == RUN
+    leave_behind(site, 700)
+    assert stop(site, spooled, **CGROUP) == RUN
+    assert len(kernel.ends) == len(site.locks()) == 1
+    node = Node(Settings({**site.settings, **CGROUP}))
+    (lock,) = node.store.all().values()
+    for judges in (judge(node), hook.judge(node)):  # gpulockd's, and a claim's
+        assert judges.left(lock) == "process 700 is in the job's cgroup"
+    site.proc.remove(700)
+    assert stop(site, spooled, **CGROUP) == RUN
+    assert site.locks() == []

@@ -176,6 +176,25 @@ def test_one_that_never_stops_forking_blinds_the_scan_instead_of_hiding(fake: Fa
     assert "faster" in scan.blind
 
 
+def test_a_look_that_takes_too_long_is_blind_and_not_endless(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may take long over a process of 65,536 groups, and a user may have thousands."""
+    fake.add(700)
+    monkeypatch.setattr(liveness, "LONGEST", -1.0)
+    scan = Scan(Proc(str(fake.root)))
+    assert scan.statuses() == {} and "no time" in scan.blind
+
+
+def test_processes_of_the_same_groups_share_one_list(fake: FakeProc) -> None:
+    for pid in (700, 701):
+        fake.add(pid, groups=[5, 65400])
+    one, other = (Scan(Proc(str(fake.root))).status(pid) for pid in (700, 701))
+    assert one.groups == other.groups == {5, 65400}
+    scan = Scan(Proc(str(fake.root)))
+    assert scan.status(700).groups is scan.status(701).groups
+
+
 def test_a_process_that_hops_below_the_place_the_listing_has_reached_is_found(
     fake: FakeProc,
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock import mounts
+from gpulock import atomic, mounts
 from gpulock.mounts import Mounts, cached_key, key_of
 
 Opened = tuple[Path, int]
@@ -119,3 +119,58 @@ def test_what_fuse_keeps_from_root_is_no_device(
     else:
         with pytest.raises(PermissionError):
             seen.key(900, str(fake.folder), fake.fd)
+
+
+@pytest.mark.parametrize(("code", "known"), [(5, True), (107, True), (2, False), (38, False)])
+def test_a_file_that_its_server_spoilt_is_no_device_and_blinds_nobody(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, code: int, known: bool
+) -> None:
+    """EIO of an inode that FUSE gave up; not what tells of nothing (ENOENT, ENOSYS)."""
+
+    def spoilt(path: str) -> tuple[int, int, int]:
+        raise OSError(code, "no answer", path)
+
+    monkeypatch.setattr(mounts, "cached_key", spoilt)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    if known:
+        assert fake.key() is None
+    else:
+        with pytest.raises(OSError, match="no answer"):
+            fake.key()
+
+
+def test_a_table_is_read_once_however_many_files_are_in_none(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may fill the table of a namespace of his own, until it cannot be read at all."""
+    (fake.root / "900/mountinfo").write_text("x" * (mounts.LIMIT_OF_OTHERS + 1))
+    read: list[str] = []
+    real = atomic.read_text
+
+    def counted(path: str, limit: int = 0) -> str:
+        read.append(path.rpartition("/")[2])
+        return real(path, limit) if limit else real(path)
+
+    monkeypatch.setattr(atomic, "read_text", counted)
+    seen = Mounts(str(fake.root))
+    keys = {seen.key(900, str(fake.folder), fake.fd) for _ in range(3)}
+    assert len(keys) == 1
+    assert read.count("mountinfo") == 2  # its own, and ours
+
+
+def test_where_telling_a_files_locks_takes_long_it_is_opened_as_a_place_instead(
+    fake: Fake, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may have 20,000 locks on one file, and thousands of descriptors of it."""
+    fake.lists("tmpfs")
+    monkeypatch.setattr(mounts, "SLOW", -1.0)
+    seen = Mounts(str(fake.root))
+    wanted = key_of(os.stat(opened[0]))
+    assert seen.key(900, str(fake.folder), fake.fd) == wanted
+    (fake.root / "900/fdinfo" / fake.fd).unlink()
+    own = fake.root / "self/fdinfo"
+    own.mkdir()
+    for number in range(64):
+        (own / str(number)).write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\n")
+    monkeypatch.setattr(mounts, "cached_key", never)
+    assert seen.key(900, str(fake.folder), fake.fd) == wanted

@@ -158,7 +158,8 @@ def script(path: Path, body: str) -> str:
 
 
 def settings(tmp_path: Path, body: str, **keys: str) -> Settings:
-    return Settings({"REPORT_COMMAND": script(tmp_path / "gpulock", body), **keys}, "/etc/x.conf")
+    found = {"REPORT_COMMAND": script(tmp_path / "gpulock", body), "LOCK_DIR": f"{tmp_path}/lock"}
+    return Settings({**found, "SYS_ROOT": f"{tmp_path}/sys", **keys}, "/etc/x.conf")
 
 
 @pytest.fixture
@@ -244,8 +245,14 @@ def test_a_program_that_is_not_there_harms_nobody(tmp_path: Path) -> None:
     reporter.report(set_up, {"a": os.getuid()}, wait=True)
 
 
-def isolated(tmp_path: Path, patch: pytest.MonkeyPatch, refused: bool = False) -> str:
-    """Run a report under ISOLATION=cgroup; return the cgroup's name that it had before it began."""
+def isolated(
+    tmp_path: Path,
+    patch: pytest.MonkeyPatch,
+    refused: bool = False,
+    isolation: str = "cgroup",
+    wait: bool = True,
+) -> str:
+    """Run a report; return the cgroup's name that it had before it began, and its pid."""
     out = tmp_path / "out"
 
     def confine(_: Node, label: str, pid: int, start: int, granted: list[Device]) -> None:
@@ -256,8 +263,19 @@ def isolated(tmp_path: Path, patch: pytest.MonkeyPatch, refused: bool = False) -
 
     patch.setattr("gpulock.isolation.confine.confine", confine)
     body = f"cat {out}; echo; echo $$"
-    keys = settings(tmp_path, f"({body}) > {tmp_path}/said", ISOLATION="cgroup")
-    reporter.report(keys, {"a": os.getuid()}, wait=True)
+    keys = settings(tmp_path, f"({body}) > {tmp_path}/said", ISOLATION=isolation)
+    pids: list[int] = []
+    fork = os.fork
+
+    def forked() -> int:
+        pids.append(fork())
+        return pids[-1]
+
+    with patch.context() as within:
+        within.setattr(os, "fork", forked)
+        reporter.report(keys, {"a": os.getuid()}, wait)
+    if not wait:
+        code_of(pids[-1])
     said = tmp_path / "said"
     return said.read_text() if said.exists() else ""
 
@@ -268,6 +286,25 @@ def test_under_isolation_the_report_is_closed_in_before_it_begins(
     name, pid = isolated(tmp_path, monkeypatch).split()
     found = tree.process_of(name)  # by which a reconcile knows it for one of ours
     assert found is not None and str(found[0]) == pid
+
+
+@pytest.mark.skipif(not ROOT, reason="only root closes devices")
+def test_after_a_job_of_slurms_it_is_closed_in_without_isolation_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ConstrainDevices keeps a job from the GPUs, and not what its Epilog starts."""
+    name, pid = isolated(tmp_path, monkeypatch, isolation="off", wait=False).split()
+    found = tree.process_of(name)
+    assert found is not None and str(found[0]) == pid
+
+
+def test_where_nothing_is_closed_to_a_job_its_report_is_not_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Grid Engine, which keeps nobody from a device; nor on a node that could not."""
+    assert len(isolated(tmp_path, monkeypatch, isolation="off").split()) == 1
+    said = isolated(tmp_path, monkeypatch, refused=True, isolation="off", wait=False)
+    assert len(said.split()) == 1
 
 
 def test_a_report_that_cannot_be_closed_in_does_not_begin(

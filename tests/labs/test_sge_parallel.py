@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.labs.processes import command_of, running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import Gpulock
+from tests.labs.sge_jobs import at_gate, hook_of, shut_gate
+from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
 from tests.labs.test_sge_jobs import output
 
@@ -74,6 +79,8 @@ def test_tasks_of_one_host_share_the_grant_and_the_reaper_frees_it(tasks: Gpuloc
         lambda: all(len(held) == 2 for held in tasks.held_by(job).values()) or None,
         what="two GPUs to be held on every host",
     )
+    # until a shepherd has its handlers, execd's SIGTTIN stops it for good (8.1.9)
+    until(lambda: len(sleepers()) == len(NODES), what="every task to run")
     for node in NODES:
         assert [o.act for o in tasks.reconcile(node).outcomes] == ["held", "held"]
     tasks.sge.qdel(str(job))
@@ -86,7 +93,49 @@ def test_tasks_of_one_host_share_the_grant_and_the_reaper_frees_it(tasks: Gpuloc
         kept[:] = [f"{node}: {one.act}, {one.reason} {one.verdict.proof}" for node, one in found]
         return not any(tasks.locks(node) for node in NODES)
 
-    until(freed, what="the reaper to free every host", why=lambda: "\n".join(kept) + __import__("subprocess").getoutput("bash /tmp/diag.sh"))
+    until(freed, what="the reaper to free every host", why=lambda: "\n".join(kept))
+
+
+def sleepers() -> list[int]:
+    """Return the tasks of HOLD that run."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if command_of(pid) == "sleep 300"]
+
+
+def test_a_job_that_is_deleted_while_a_task_waits_for_its_gpus_leaves_no_shepherd_behind(
+    tasks: Gpulock,
+) -> None:
+    far = NODES[2]
+    with shut_gate(tasks, far):
+        job = tasks.sge.submit("glalice", "-j", "y", *MPI, stdin=HOLD)
+        shepherd = until(lambda: task_shepherd(tasks, far, job), what="its task's shepherd")
+        hook = hook_of(tasks, shepherd)
+        until(lambda: at_gate(hook), what="the task to wait at the gate")
+        before = woken(shepherd)
+        tasks.sge.qdel(str(job))
+        until(
+            lambda: woken(shepherd) != before,
+            what="execd to tell the shepherd",
+            why=lambda: tasks.sge.messages(far),
+        )
+    until(lambda: not running(shepherd), what="the shepherd to end")
+    tasks.sge.wait_done(job)
+    until(lambda: tasks.reconcile(far) and not tasks.locks(far), what="its locks to go")
+
+
+def task_shepherd(gpus: Gpulock, node: str, job: JobId) -> int | None:
+    """Return the process that is, or becomes, the shepherd of a job's task on a node."""
+    for folder in (gpus.sge.lab / "spool" / node / "active_jobs").glob(f"{job}.1/1.*"):
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and (entry / "cwd").readlink() == folder:
+                    return int(entry.name)
+    return None
+
+
+def woken(pid: int) -> str:
+    """Return how often a process was woken: one that waits for its child is, by a signal alone."""
+    return Path(f"/proc/{pid}/status").read_text().partition("\nvoluntary_ctxt_switches:")[2]
 
 
 def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpulock) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from gpulock.devices import MAJOR
 from gpulock.isolation import bpf, tree
 from gpulock.isolation.tree import PREFIX
+from tests.labs.sge_wait import until
 
 CONTROL = 255  # nvidiactl
 TREES = tree.trees("/sys")
@@ -120,9 +121,16 @@ class Service:
     def close(self) -> None:
         """Move the daemons out, and all that lives there; remove the cgroups."""
         with self._alone:
-            for one, folder in zip(TREES, self.folders, strict=True):
-                inner = [path for path in folder.glob("*/") if path.is_dir()]
-                for place in (*inner, folder):
-                    for pid in tree.members(str(place)):
+            until(self._removed, what=f"the cgroups of {self.name} to be empty")
+
+    def _removed(self) -> bool:
+        """Remove the cgroups; return whether that was possible: somebody may come meanwhile."""
+        left: list[Path] = []
+        for one, folder in zip(TREES, self.folders, strict=True):
+            for place in (*(path for path in folder.glob("*/") if path.is_dir()), folder):
+                for pid in tree.members(str(place)) if place.is_dir() else ():
+                    with contextlib.suppress(ProcessLookupError):
                         tree.move(pid, one.top)
-                    place.rmdir()
+                if not tree.remove(str(place)):
+                    left.append(place)
+        return not left

@@ -15,7 +15,7 @@ from typing import Final
 from tests.labs import sge_config
 from tests.labs.sge_install import install
 from tests.labs.sge_machines import PATH, Machine, User, connect, end_processes, mark, processes
-from tests.labs.sge_wait import LabError, until
+from tests.labs.sge_wait import PATIENCE, LabError, until
 
 DEFAULT_LAB: Final = "/tmp/gpulock-lab-sge"
 MASTER: Final = "glmaster"
@@ -235,7 +235,7 @@ class Cluster:
         )
         self._wait_heard(nodes)
         for process in starting:
-            process.wait(30)
+            process.wait(PATIENCE)
 
     def _wait_heard(self, nodes: Sequence[str]) -> None:
         until(

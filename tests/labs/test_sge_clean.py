@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.labs.freezer import frozen
-from tests.labs.processes import children_of, command_of, end, running
+from tests.labs.processes import children_of, command_of, end, parent_of, running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import Gpulock
 from tests.labs.sge_jobs import (
@@ -21,6 +21,7 @@ from tests.labs.sge_jobs import (
     on,
     reap,
     restart_execd,
+    sleepers,
     waiting_for,
 )
 from tests.labs.sge_lab import JobId
@@ -29,11 +30,12 @@ from tests.labs.sge_wait import until
 pytestmark = pytest.mark.lab
 NODE = NODES[1]
 DEAF = "trap '' TERM HUP INT"
-LIMIT = "4"  # seconds, CLEAN_TIMEOUT
+LIMIT = "10"  # seconds, CLEAN_TIMEOUT
 # each child lives for 20 ms and is replaced by two; it ends by itself when nobody ends it
 FORKS = """\
-import os, signal, time
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
 end = time.monotonic() + 20
 while time.monotonic() < end:
     if os.fork():
@@ -55,18 +57,28 @@ def sparing(gpus: Gpulock) -> Iterator[Gpulock]:
     forget_conf(gpus, NODE, "execd_params")
 
 
-def left(gpus: Gpulock, child: str, count: int = 1) -> tuple[JobId, int]:
+def left(
+    gpus: Gpulock, child: str, count: int = 1, there: Callable[[], bool] | None = None
+) -> tuple[JobId, int]:
     """Let a job leave daemonised children behind that are deaf to TERM; return it, and its group.
 
-    The job ends when the gate file `go` is touched.
+    The job ends when the gate file `go` is touched. `there` says that a child has begun, where
+    none lives long enough to be looked at.
     """
     go = gate_file(gpus, "go")
     text = f"(setsid sh -c '(setsid sh -c \"{child}\" >/dev/null 2>&1 &)' &)\n" * count
     words = on(NODE, "-l", "gpu=1")
     job = gpus.sge.submit("glalice", *words, stdin=f"{text}{waiting_for(go)}")
     gpus.sge.wait_running(job)
-    gid = group_of(gpus, NODE, job)
-    until(lambda: len(carriers(gid)) > count, what="its children")
+    gid, shepherd = group_of(gpus, NODE, job), gpus.sge.shepherd_pid(job)
+
+    def alone() -> bool:
+        pids = carriers(gid)
+        own = {shepherd, *pids}  # whoever still has a parent among these is none, nor who starts it
+        there = [pid for pid in pids if parent_of(pid) not in own and command_of(pid)]
+        return len([pid for pid in there if "setsid" not in command_of(pid)]) >= count
+
+    until(there or alone, what="its children", why=lambda: str([*map(command_of, carriers(gid))]))
     return job, gid
 
 
@@ -83,7 +95,7 @@ def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
     words = on(NODE, "-l", "gpu=1")
     neighbour = sparing.sge.submit("glalice", *words, stdin="exec sleep 600\n")
     sparing.sge.wait_running(neighbour)
-    others = carriers(group_of(sparing, NODE, neighbour))
+    others = sleepers(group_of(sparing, NODE, neighbour), 1)
     job, gid = left(sparing, f"{DEAF}; while :; do sleep 1; done", count=3)
     leave(sparing, job)
     assert carriers(gid) == []
@@ -150,7 +162,8 @@ def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
     sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT="2")
     script = sparing.sge.users["glalice"].home / "forks.py"
     script.write_text(FORKS)
-    job, gid = left(sparing, f"exec /usr/bin/python3 {script}")
+    begun = gate_file(sparing, "begun")
+    job, gid = left(sparing, f"exec /usr/bin/python3 {script} {begun}", there=begun.exists)
     leave(sparing, job)
     if held(sparing, NODE, job) == []:
         assert carriers(gid) == []

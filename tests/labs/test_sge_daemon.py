@@ -309,7 +309,8 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     job, ended = started(gpus, NODE, 2), started(gpus, NODE, 1)
     claim, pids = daemon.claim(job), sleeper(gpus, job)
     others = [*sleeper(gpus, ended), gpus.sge.shepherd_pid(ended)]
-    empty(daemon.lock_dir)
+    with daemon.stopped():  # else it would put them back while they are being removed
+        empty(daemon.lock_dir)
     until(lambda: len(gpus.locks(NODE)) == 3, what="all locks", why=daemon.said)
     assert claim.locked() == claim.devices
     daemon.crash()
@@ -406,7 +407,8 @@ def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothi
         lines = {line["token"]: line for line in daemon.history()}
         assert len(daemon.history()) == len(lines) == 2
         assert lines[claims[deleted].token]["how"] == "epilog"
-        assert lines[claims[ends].token]["how"] == "reap"
+        # killed between the rename and its note, it is free, and how is not known
+        assert lines[claims[ends].token]["how"] in ("reap", "unknown")
         witness.never_free_too_soon(lines[claims[ends].token])
         assert [event for event in other.order if "freed" in event] == []
 

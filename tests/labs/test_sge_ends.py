@@ -13,7 +13,7 @@ import pytest
 
 from gpulock import owner
 from gpulock.owner import Owner
-from tests.labs.processes import children_of, end, running
+from tests.labs.processes import children_of, command_of, end, running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import (
@@ -91,8 +91,8 @@ def kill_shepherd(gpus: Gpulock, node: str, job: JobId) -> int:
 def test_jobs_that_are_deleted_or_run_out_of_time_give_back_at_once(gpus: Gpulock) -> None:
     deleted = started(gpus, NODE, 2)
     forced = started(gpus, NODE, 2)
-    timed = started(gpus, NODE, 2, SLEEP, "-l", "h_rt=2")
     stopped = started(gpus, NODE, 1, "kill -STOP $$\n")
+    timed = started(gpus, NODE, 2, SLEEP, "-l", "h_rt=10")
     assert len(gpus.locks(NODE)) == 7
     gpus.sge.qdel(str(deleted))
     gpus.sge.qdel("-f", str(forced))
@@ -177,6 +177,9 @@ def test_a_child_alive_in_the_epilog_keeps_the_lock_settling_until_it_is_gone(
     text = f"(setsid sleep 600 >/dev/null 2>&1 &)\n{waiting_for(go)}"
     job = started(sparing, OTHER, 1, text)
     gid = group_of(sparing, OTHER, job)
+    until(
+        lambda: any(command_of(pid) == "sleep 600" for pid in carriers(gid)), what="its child alone"
+    )
     go.touch()
     sparing.sge.wait_done(job)
     lock = record_of(sparing, OTHER, job)

@@ -225,7 +225,9 @@ def test_a_sites_prolog_that_fails_keeps_its_meaning_and_no_lock_stays(
 
 def test_uninstall_waits_for_jobs_and_leaves_what_others_changed(node: Node) -> None:
     node.install()
-    job = node.sge.submit("glalice", *ON_NODE, "-l", "gpu=1", "-o", "/dev/null", stdin="sleep 60\n")
+    job = node.sge.submit(
+        "glalice", *ON_NODE, "-l", "gpu=1", "-o", "/dev/null", stdin="sleep 600\n"
+    )
     node.sge.wait_running(job)
 
     assert "1 devices are locked" in node.uninstall()

@@ -37,7 +37,7 @@ def run(gpus: Gpulock, *args: str, script: str = SHOW) -> dict[str, str]:
 
 
 def test_a_job_gets_two_gpus_and_gives_them_back(gpus: Gpulock) -> None:
-    job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", "gpu=2", stdin=SHOW + "sleep 60")
+    job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", "gpu=2", stdin=SHOW + "sleep 600")
     gpus.sge.wait_running(job)
     held = gpus.locks(NODE)
     assert len(held) == 2

@@ -155,7 +155,7 @@ def traced(gpus: Gpulock, folder: Path, hook: str, how: str) -> list[str]:
     program = hook_script(folder, hook, f'echo $# >"{folder}/argv"')
     log = folder / "strace"
     trace = ["strace", "-f", "-o", str(log), "-e", "trace=prlimit64,setrlimit,execve", "-e", how]
-    subprocess.run([*trace, str(gpus.hooks.launch), str(program)], check=True, timeout=30)
+    subprocess.run([*trace, str(gpus.hooks.launch), str(program)], check=True, timeout=120)
     found: list[str] = []
     for line in log.read_text().splitlines():
         if set_ := re.search(r"(?:prlimit64\(0, |setrlimit\()(RLIMIT_\w+), \{", line):

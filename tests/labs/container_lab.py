@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -55,9 +55,20 @@ class Containers:
 
     def down(self) -> None:
         """Remove the cgroups that podman leaves; all else went with its namespaces."""
-        for place in sorted(CGROUPS.rglob(f"{self.parent}*"), reverse=True):
-            for path, _, _ in os.walk(place, topdown=False):
-                os.rmdir(path)
+
+        def gone() -> bool:
+            for place in self.groups():
+                for path, _, _ in os.walk(place, topdown=False):
+                    with suppress(OSError):  # its last process is still on its way out
+                        os.rmdir(path)
+            return not self.groups()
+
+        until(gone, what="podman's cgroups to go", why=lambda: str(self.groups()))
+
+    def groups(self) -> list[str]:
+        """Return the cgroups that podman has made, whatever others make and remove meanwhile."""
+        walks = os.walk(CGROUPS)
+        return [f"{top}/{n}" for top, names, _ in walks for n in names if n.startswith(self.parent)]
 
 
 class Node:

@@ -17,7 +17,7 @@ from typing import Final
 
 ALICE: Final = 3001
 MAJOR, CAPS_MAJOR = 195, 240  # nvidia-caps has whatever the kernel gave it
-_SECONDS: Final = 60.0
+_SECONDS: Final = 180.0
 PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _PLAIN: Final = "null:1:3 zero:1:5 full:1:7 random:1:8 urandom:1:9 tty:5:0 fuse:10:229"
 

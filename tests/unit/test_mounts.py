@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock import atomic, mounts
+from gpulock import mounts
 from gpulock.mounts import Mounts, cached_key, key_of
 
 Opened = tuple[Path, int]
@@ -143,19 +143,26 @@ def test_a_table_is_read_once_however_many_files_are_in_none(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anybody may fill the table of a namespace of his own, until it cannot be read at all."""
-    (fake.root / "900/mountinfo").write_text("x" * (mounts.LIMIT_OF_OTHERS + 1))
     read: list[str] = []
-    real = atomic.read_text
+    real = mounts.table_of
 
-    def counted(path: str, limit: int = 0) -> str:
-        read.append(path.rpartition("/")[2])
-        return real(path, limit) if limit else real(path)
+    def counted(path: str, seconds: float) -> str:
+        read.append(path)
+        return real(path, seconds)
 
-    monkeypatch.setattr(atomic, "read_text", counted)
+    monkeypatch.setattr(mounts, "table_of", counted)
     seen = Mounts(str(fake.root))
     keys = {seen.key(900, str(fake.folder), fake.fd) for _ in range(3)}
     assert len(keys) == 1
-    assert read.count("mountinfo") == 2  # its own, and ours
+    assert read == [f"{fake.root}/self/mountinfo", f"{fake.root}/900/mountinfo"]
+
+
+def test_a_table_that_takes_too_long_tells_nothing(fake: Fake) -> None:
+    """Its owner may have stacked thousands of mounts; what is in no table is told otherwise."""
+    fake.lists("nfs4", "900")
+    path = f"{fake.root}/900/mountinfo"
+    assert "nfs4" in mounts.table_of(path, 60.0)
+    assert mounts.table_of(path, -1.0) == ""
 
 
 def test_where_telling_a_files_locks_takes_long_it_is_opened_as_a_place_instead(

@@ -9,6 +9,8 @@ It runs as root on a machine of tests.labs.systemd_machine, and prints what it s
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Final
 
 from tests.labs import sge_jobs
 from tests.labs.device_nodes import PROBE, TREES, make_nodes, programs
+from tests.labs.processes import running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock, installed
 from tests.labs.sge_lab import GridEngine, JobId
@@ -23,6 +26,7 @@ from tests.labs.sge_wait import until
 
 NODE: Final = NODES[0]
 SCOPE: Final = "gpulock-execd.scope"
+OURS: Final = re.compile("gpulock-[0-9]")
 MANAGER: Final = (
     "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
 )
@@ -38,7 +42,8 @@ def serve(pid: int, scope: str = SCOPE) -> None:
 
 def groups() -> list[str]:
     """Return the jobs' cgroups, wherever they are."""
-    return [str(path) for one in TREES for path in Path(one.top).rglob("gpulock-[0-9]*")]
+    walks = (walk for one in TREES for walk in os.walk(one.top))  # past what goes meanwhile
+    return [f"{top}/{name}" for top, names, _ in walks for name in names if OURS.match(name)]
 
 
 def look(gpus: Gpulock, dev: Path) -> dict[str, object]:
@@ -66,9 +71,9 @@ def stop(gpus: Gpulock) -> bool:
     """Stop the service while a job runs; return whether that is over with it."""
     job: JobId = gpus.sge.submit("glalice", *sge_jobs.on(NODE), stdin="sleep 300\n")
     gpus.sge.wait_running(job)
-    shepherd = Path(f"/proc/{gpus.sge.shepherd_pid(job)}")
+    shepherd = gpus.sge.shepherd_pid(job)
     _run("systemctl", "stop", SCOPE)
-    return not shepherd.exists()
+    return not running(shepherd)
 
 
 def main(arguments: list[str]) -> int:
@@ -92,7 +97,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(*words: str) -> None:
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, timeout=30)
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, timeout=120)
 
 
 if __name__ == "__main__":

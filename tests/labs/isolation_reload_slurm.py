@@ -45,7 +45,7 @@ def look(gpus: Gpulock, dev: Path) -> dict[str, object]:
     first = wait_said(gpus, job, "first")
     own = [f"nvidia{record.minor}" for record in gpus.locks(NODE).values()]
     for words in (("daemon-reload",), ("set-property", "--runtime", SCOPE, "CPUWeight=200")):
-        subprocess.run(["systemctl", *words], check=True, stdout=subprocess.DEVNULL, timeout=30)
+        subprocess.run(["systemctl", *words], check=True, stdout=subprocess.DEVNULL, timeout=120)
     reloaded.touch()
     rest = wait_said(gpus, job, "over").partition("first\n")[2]
     inside = groups()

@@ -177,7 +177,9 @@ def test_where_telling_a_files_locks_takes_long_it_is_opened_as_a_place_instead(
     (fake.root / "900/fdinfo" / fake.fd).unlink()
     own = fake.root / "self/fdinfo"
     own.mkdir()
-    for number in range(64):
+    free = os.dup(opened[1])
+    os.close(free)
+    for number in range(free, free + 64):  # one of which it will be
         (own / str(number)).write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\n")
     monkeypatch.setattr(mounts, "cached_key", never)
     assert seen.key(900, str(fake.folder), fake.fd) == wanted

@@ -6,6 +6,7 @@ Hot; the only door to this package for hooks, which load it where ISOLATION is n
 
 import os
 
+from gpulock import boot
 from gpulock.deadline import Deadline
 from gpulock.devices import Device
 from gpulock.gate import Gate
@@ -130,6 +131,11 @@ def ended(node: Node, deadline: Deadline) -> str:
 
 
 def follow(node: Node, devices: list[Device], deadline: Deadline) -> dict[int, int]:
-    """Let the nodes' groups follow the locks; return minor -> group. Raises Refusal or OSError."""
+    """Let the nodes' groups follow the locks; return minor -> group. Raises Refusal or OSError.
+
+    A job without GPUs may be the first of a boot, and find no locks at all.
+    """
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+        if not node.store.exists():
+            boot.make_ready(node.store, node.settings.state_dir, node.boot_id, node.name)
         return group.apply(node, devices)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulock import atomic
+from gpulock import atomic, boot
 from gpulock.devices import Device
-from gpulock.isolation import group
+from gpulock.isolation import group, job
 from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
 from tests.unit.claims import ask
-from tests.unit.trees import OTHER_BOOT, Box, judge_of, record
+from tests.unit.trees import OTHER_BOOT, Box, judge_of, record, soon
 
 GID, OTHER_GID = 65400, 65401
 
@@ -82,6 +82,32 @@ def test_a_jobs_devices_are_its_groups_and_all_others_roots(box: Box, files: Own
 
     assert wanted == {0: GID, 1: GID, 2: OTHER_GID}
     assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID, "nvidia2": OTHER_GID}
+
+
+def test_the_first_job_of_a_boot_may_have_no_gpu_and_finds_every_node_closed(
+    box: Box, files: Ownership
+) -> None:
+    node = box.node()
+    boot.ensure(node.store)
+
+    assert job.follow(node, node.devices(), soon()) == {}
+
+    assert files.open_to(box) == {}
+    assert node.store.boot_id() == node.boot_id
+
+
+def test_where_the_locks_of_this_boot_were_lost_no_node_is_closed_to_who_may_hold_it(
+    box: Box, files: Ownership
+) -> None:
+    node = box.node()
+    boot.ensure(node.store)
+    (box.state / "boot_id").write_text(node.boot_id)
+
+    with pytest.raises(Refusal) as caught:
+        job.follow(node, node.devices(), soon())
+
+    assert caught.value.kind == UNKNOWN
+    assert files.calls == []
 
 
 def test_what_is_right_already_is_not_touched(box: Box, files: Ownership) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 _MAPPED = (
     bytes(10) + b"\xff\xff"
 )  # an IPv4 address as a socket for both shows it (RFC 4291 2.5.5.2)
-_LOOPBACK = "127.0.0.0/8"
+_LOOPBACK, _FIRST = "127.0.0.0/8", "127.0.0.1"
 
 
 def names_of(certificate: Mapping[str, object]) -> frozenset[str]:
@@ -38,14 +38,14 @@ def plain_address(text: str) -> str:
 def client_of(peer: str) -> str:
     """Return what stands for one client: an IPv4 address, or an IPv6 /64, which one may own.
 
-    On this machine everybody has all of 127.0.0.0/8, which is one.
+    On this machine everybody has all of 127.0.0.0/8: what is not its first is one.
     """
     packed = _packed(socket.AF_INET6, peer.partition("%")[0])
     if packed.startswith(_MAPPED):
         peer = socket.inet_ntop(socket.AF_INET, packed[len(_MAPPED) :])
     elif packed:
         return packed[:8].hex()
-    return _LOOPBACK if peer.startswith("127.") else peer
+    return _LOOPBACK if peer.startswith("127.") and peer != _FIRST else peer
 
 
 def _packed(family: int, text: str) -> bytes:

@@ -57,11 +57,12 @@ class Scan:
     to be trusted, and is empty where it is.
     """
 
-    __slots__ = ("_statuses", "blind", "proc")
+    __slots__ = ("_statuses", "blind", "partial", "proc")
 
     def __init__(self, proc: Proc) -> None:
         self.proc = proc
         self.blind = ""
+        self.partial = False
         self._statuses: dict[int, Status] | None = None
 
     def statuses(self) -> dict[int, Status]:
@@ -79,6 +80,7 @@ class Scan:
             vanished = False
             for pid in fresh:
                 if time.monotonic() > late:
+                    self.partial = True
                     self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
                     return found
                 try:

@@ -24,6 +24,10 @@ AT_FDCWD, DONT_SYNC, BASIC = -100, 0x4000, 0x7FF  # linux/fcntl.h, linux/stat.h
 STATX_BYTES, MODE, INODE, RDEV, DEV = 256, 28, 32, 128, 136  # size and offsets of struct statx
 
 
+class UnansweredError(OSError):
+    """statx(2) itself failed: not what leads to it, such as loading ctypes."""
+
+
 class Mounts:
     """The types of the mounts that were met in one look."""
 
@@ -47,7 +51,7 @@ class Mounts:
             return None  # of a network, or of a user: no device is opened through it
         try:
             return cached_key(f"{folder}/{fd}")
-        except OSError as fault:
+        except UnansweredError as fault:
             if os.geteuid() != 0 or fault.errno in (errno.ENOSYS, errno.ENOENT, errno.ENOMEM):
                 raise
             # to root only FUSE says so, and what else asks a server: EACCES, EIO of an inode that
@@ -136,7 +140,9 @@ def cached_key(path: str) -> tuple[int, int, int]:
     buffer = ctypes.create_string_buffer(STATX_BYTES)
     if libc.statx(AT_FDCWD, os.fsencode(path), DONT_SYNC, BASIC, buffer) != 0:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), path)
+        if code == errno.ENOENT:
+            raise FileNotFoundError(code, os.strerror(code), path)
+        raise UnansweredError(code, os.strerror(code), path)
 
     def number(offset: int, size: int = 4) -> int:
         return int.from_bytes(buffer.raw[offset : offset + size], "little")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
 MOST = 128  # chunks: 65,536 groups, the most there can be, fit in
+LONG = 1024  # bytes of a list of groups
 KEPT = 256  # lists of groups: those of the processes of most nodes
 STAT_FIELDS = 20  # after the name, up to the start time
 KTHREADD = 2  # the parent of all kernel threads
@@ -90,6 +91,8 @@ def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) 
 def groups_of(line: bytes, known: dict[bytes, frozenset[int]]) -> frozenset[int]:
     """Return the groups on a line, from those that are `known` where it is."""
     if line not in known:
+        if len(line) > LONG:
+            known.clear()  # a user with subordinate ids may have many such lists: one is kept
         known[line] = frozenset(map(int, line.split()))
     return known[line]
 

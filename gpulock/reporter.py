@@ -62,13 +62,12 @@ def start(settings: Settings, command: "list[str]", uid: int, gid: int, wait: bo
         for fd in (0, 2) if wait else (0, 1, 2):
             os.dup2(null, fd)
         os.closerange(3, DESCRIPTORS)  # a pipe of slurmd's that stays open holds up the node
-        # Slurm's own ConstrainDevices ends with the job's steps: its Epilog is outside of it
-        if settings.isolation == "cgroup" or not wait:
+        if settings.isolation == "cgroup":
             close_devices(settings)
         if os.geteuid() == 0 and not settings.simulation:
             os.setgroups([])
             os.setgid(gid)
-            os.setuid(uid)
+            become(uid, wait)
         os.chdir("/")
         alarm(SECONDS)
         os.execve(command[0], command, ENVIRONMENT)
@@ -79,20 +78,26 @@ def start(settings: Settings, command: "list[str]", uid: int, gid: int, wait: bo
 def close_devices(settings: Settings) -> None:
     """Leave the epilog's cgroup, where every GPU opens: our user may take this process over.
 
-    He may trace any process of his own. Raises Refusal where ISOLATION=cgroup; a node that has no
-    control of devices at all has nothing to be kept from him. A reconcile removes what is left.
+    He may trace any process of his own. Raises Refusal; a reconcile removes what is left.
     """
     from gpulock.isolation import job
     from gpulock.node import Node
-    from gpulock.refusal import Refusal
 
-    if os.geteuid() != 0 or settings.simulation:
+    job.shut_out(Node(settings), LABEL)
+
+
+def become(uid: int, wait: bool) -> None:
+    """Become the job's user; raise OSError.
+
+    After a job of Slurm's (`wait` is no) so that he cannot trace it: what ConstrainDevices kept
+    from the job's steps is open to the Epilog, and to what it starts.
+    """
+    if wait:
+        os.setuid(uid)
         return
-    try:
-        job.shut_out(Node(settings), LABEL)
-    except Refusal:
-        if settings.isolation == job.CGROUP:
-            raise
+    from gpulock import untraced
+
+    untraced.become(uid)
 
 
 def end(pid: int, deadline: Deadline) -> None:

@@ -110,6 +110,9 @@ def decide(lock: Lock, judge: Judge, holders: Holders, held: dict[str, Lock]) ->
         verdict = Verdict(DEAD, "released by its job, whose processes are gone")
     if verdict.state != DEAD:
         return Outcome(lock, HELD, verdict, verdict.proof)
+    left = judge.left(lock) if record is not None and record.boot_id == judge.boot_id else ""
+    if left:
+        return Outcome(lock, HELD, verdict, f"settling: {left}")
     left = guard.open_left(lock.id, record, holders, held) if record is not None else ""
     if left:
         return Outcome(lock, HELD if left == holders.blind else ORPHANS, verdict, left)

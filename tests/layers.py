@@ -20,6 +20,7 @@ HOT_STANDARD = frozenset(
 HOT_RARELY = {
     "gpulock.mounts": frozenset({"ctypes"}),
     "gpulock.isolation.bpf": frozenset({"_ctypes"}),
+    "gpulock.untraced": frozenset({"ctypes"}),
 }
 # A hook may load one of these. contextlib loads functools, so with it the other is free.
 HOT_ONE_OF = ("contextlib", "functools")

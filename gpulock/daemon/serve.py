@@ -111,7 +111,8 @@ class Server:
             if client.request is None and now >= client.since + SILENCE:
                 self._refuse(client, SENSELESS, "no request came", "use gpulock run")
         if self._releases and now >= self._next:
-            self._answer(*self._releases.popleft())
+            client, request = self._releases.popleft()
+            self._guarded(client, lambda: self._release(client, request))
             self._next = boottime() + BREATH
         self._line.turn(now)
 
@@ -185,11 +186,6 @@ class Server:
         # one a turn: each may look at every open file, and gpulockd has more to do
         self._releases.append((client, request))
 
-    def _answer(self, client: Client, request: Request) -> None:
-        """Give back what a client asked for, if he is there still."""
-        if self._clients.get(client.connection.fileno()) is client:
-            self._guarded(client, lambda: self._release(client, request))
-
     def _release(self, client: Client, request: Request) -> None:
         """Give back what a client asked for; raise Refusal or OSError."""
         freed = give_back(self._node(), client.peer, request, Deadline(GATE_SECONDS))
@@ -213,6 +209,7 @@ class Server:
             return
         self._loop.forget(client.connection.fileno())
         self._loop.forget(client.peer.fd)
+        self._releases = deque(one for one in self._releases if one[0] is not client)
         self._line.leave(client)
         # a process that connects twice has one ticket
         keep_ticket |= any(other.ticket == client.ticket for other in self._clients.values())

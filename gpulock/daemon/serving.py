@@ -59,9 +59,9 @@ def by_locks(report: Report) -> str:
 
 
 def by_processes(scan: Scan) -> str:
-    """Return which scheduler's daemon runs here as root, or nothing."""
+    """Return which scheduler's daemon runs here as root, or why that is not known, or nothing."""
     for name in (EXECD, SLURMD):
         for pid in scan.named(name):
             if scan.status(pid).uids[0] == 0:
                 return f"{name} runs here (pid {pid})"
-    return ""
+    return scan.blind if scan.partial else ""

@@ -6,6 +6,7 @@ tells the process that stands for the job (shepherd, step daemon), and the kerne
 there is no record of a job to lose. In doubt nothing is opened: what fails here refuses the job.
 """
 
+import errno
 import os
 
 from gpulock.devices import Device
@@ -113,12 +114,18 @@ def members(node: Node, name: str) -> list[int]:
     """Return the processes in the cgroups of that name, and below them; raise OSError."""
     found: set[int] = set()
     for outer in marks.noted(node.store):
-        for folder, _, _ in os.walk(f"{outer}/{name}"):
+        for folder, _, _ in os.walk(f"{outer}/{name}", onerror=unless_gone):
             try:
                 found.update(tree.members(folder))
-            except FileNotFoundError:
-                continue
+            except OSError as fault:
+                unless_gone(fault)
     return sorted(found - {0})  # 0 is of another pid namespace
+
+
+def unless_gone(fault: OSError) -> None:
+    """Raise what is not that a cgroup is gone, before it was opened or since."""
+    if fault.errno not in (errno.ENOENT, errno.ENODEV):
+        raise fault
 
 
 def free(node: Node, label: str, pid: int, start: int) -> None:

@@ -78,11 +78,8 @@ def begin(
 
 
 def members(node: Node, who: Who) -> list[int]:
-    """Return the processes in the cgroups of a job, none where there are none to be seen."""
-    try:
-        return confine.members(node, tree.name_of(who.label, who.pid, who.start))
-    except OSError:
-        return []
+    """Return the processes in the cgroups of a job; raise OSError where that cannot be seen."""
+    return confine.members(node, tree.name_of(who.label, who.pid, who.start))
 
 
 def shut_out(node: Node, label: str) -> None:

@@ -28,7 +28,11 @@ class Remains:
         found = carriers(lock, scan)
         if self._node.settings.isolation != "cgroup":
             return found
-        for pid in self._confined(lock):
+        try:
+            confined = self._confined(lock)
+        except OSError:
+            return found
+        for pid in confined:
             found.setdefault(pid, "in the job's cgroup")
         return found
 
@@ -37,7 +41,10 @@ class Remains:
 
         It may have shed the job's group, and have the device where no descriptor shows it.
         """
-        found = self._confined(lock)
+        try:
+            found = self._confined(lock)
+        except OSError as fault:
+            return f"the job's cgroup cannot be read: {fault}"
         if not found:
             return ""
         from gpulock.clean import spare
@@ -73,6 +80,8 @@ def carriers(lock: Lock, scan: Scan) -> dict[int, str]:
     assert record is not None
     owners = living_groups(scan)
     found: dict[int, str] = {}
+    if scan.partial:
+        return found  # the group may be that of a job whose shepherd was not reached
     for gid in lock.groups():
         others = [*owners.get(gid, []), *owners.get(UNREAD, [])]
         if gid and all([pid == record.pid for pid in others]):

@@ -113,7 +113,7 @@ def unread(what: str, fault: Exception) -> Refusal:
     What is too long is so by the user's own words, on every node: the node is not at fault.
     """
     if isinstance(fault, OSError) and fault.errno == errno.EFBIG:
-        return Refusal(SENSELESS, f"{what} is too long", "submit fewer and shorter arguments")
+        return Refusal(SENSELESS, f"{what} is too long", "submit it with less")
     return Refusal(UNKNOWN, f"{what}: {fault}", "see gpulock doctor")
 
 

@@ -116,7 +116,10 @@ def living_groups(scan: Scan) -> dict[int, list[int]]:
     Those whose group cannot be read are below UNREAD.
     """
     found: dict[int, list[int]] = {}
+    places = spools(scan)
     for pid in shepherds(scan):
+        if places and not in_one(scan, pid, places):
+            continue  # a fork in a folder of that name which a user made
         try:
             path = f"{scan.proc.root}/{pid}/cwd/config"
             text = atomic.read_text(path, spool.CONFIG_LIMIT)
@@ -137,6 +140,25 @@ def shepherds(scan: Scan, uid: int = 0) -> list[int]:
     """
     named = of_root(scan, spool.NAME, uid)
     return [pid for pid in named if scan.status(pid).ppid not in named and in_spool(scan, pid)]
+
+
+def spools(scan: Scan) -> tuple[str, ...]:
+    """Return where the jobs of each execd that runs have their folders."""
+    found: list[str] = []
+    for pid in of_root(scan, EXECD):
+        try:
+            found.append(f"{scan.proc.cwd(pid)}{spool.JOBS}")
+        except OSError:
+            continue
+    return tuple(found)
+
+
+def in_one(scan: Scan, pid: int, places: tuple[str, ...]) -> bool:
+    """Return whether a process is below one of these folders; one that cannot be seen may be."""
+    try:
+        return scan.proc.cwd(pid).startswith(places)
+    except OSError:
+        return True
 
 
 def in_spool(scan: Scan, pid: int) -> bool:

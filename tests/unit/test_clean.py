@@ -22,7 +22,7 @@ from gpulock.locks import Lock
 from gpulock.owner import Owner
 from gpulock.procfs import Proc
 from gpulock.sge.remains import Remains
-from tests.unit.trees import Box, bus, judge_of, judging, record, soon
+from tests.unit.trees import EXECD, Box, bus, judge_of, judging, record, soon
 
 pytestmark = pytest.mark.slow
 
@@ -309,6 +309,27 @@ def test_what_a_shepherd_forks_on_its_way_to_a_hook_is_no_shepherd(
     assert list(carriers(box)) == [700]
     box.proc.add(503, "sge_shepherd", ppid=1, uids=root)  # where it is cannot be seen
     assert list(carriers(box)) == []
+
+
+def test_a_fork_in_a_folder_that_a_user_named_like_execds_is_no_shepherd(
+    box: Box, tmp_path: Path
+) -> None:
+    home = tmp_path / "home/active_jobs/1.1"
+    home.mkdir(parents=True)
+    box.proc.add(503, "sge_shepherd", ppid=1, uids=(0, 0, 0, 0), cwd=home)
+    box.proc.add(700, groups=[GID])
+    assert list(carriers(box)) == [700]
+    box.proc.remove(EXECD)  # for all that is known its jobs were there
+    assert list(carriers(box)) == []
+
+
+def test_a_look_that_was_cut_short_proves_no_groups_owner(box: Box) -> None:
+    box.proc.add(700, groups=[GID])
+    node = box.node()
+    scan = Scan(node.proc)
+    assert list(scan.statuses()) != []
+    scan.partial = True
+    assert Remains(node)(Lock(bus(0), record(pid=500, add_grp_id=GID), ""), scan) == {}
 
 
 def test_a_shepherd_that_has_just_ended_owns_no_group(box: Box, tmp_path: Path) -> None:

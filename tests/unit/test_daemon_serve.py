@@ -464,5 +464,6 @@ def test_who_is_gone_before_his_turn_gives_nothing_back(desk: Desk) -> None:
     desk.loop.wait(boottime())
     caller.close()
     desk.loop.wait(boottime())
+    assert desk.server.due() > boottime()  # nor does he cost anybody a turn
     desk.server.turn(boottime())
     assert desk.box.locks() == [bus(0)]

@@ -6,11 +6,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from gpulock import settle
 from gpulock.daemon.process import judge
 from gpulock.isolation import job, marks, tree
+from gpulock.liveness import DEAD, Judge, Scan, Verdict
 from gpulock.node import Node
 from gpulock.refusal import BROKEN, UNKNOWN, Refusal
 from gpulock.settings import Settings
@@ -19,6 +22,9 @@ from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import Resource
 from tests.unit.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.unit.trees import bus
+
+if TYPE_CHECKING:
+    from gpulock.liveness import Rule
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
 CGROUP = {"ISOLATION": "cgroup"}
@@ -304,6 +310,15 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
     (lock,) = node.store.all().values()
     for judges in (judge(node), hook.judge(node)):  # gpulockd's, and a claim's
         assert judges.left(lock) == "process 700 is in the job's cgroup"
-    site.proc.remove(700)
+    dead: dict[str, Rule] = {"sge": lambda _lock, _scan: Verdict(DEAD, "its shepherd is gone")}
+    sure = Judge(node.boot_id, node.name, Scan(node.proc), dead, hook.members(node))
+    (outcome,) = settle.settle(node, {lock.id: lock}, sure, settle.make_holders(node, [], sure))
+    assert (outcome.act, outcome.verdict.state) == (settle.HELD, DEAD)
+    assert "process 700 is in the job's cgroup" in outcome.reason
+    procs = next((site.root / "cgroup").glob("*/cgroup.procs"))
+    procs.unlink()
+    procs.mkdir()
+    assert "cannot be read" in judge(node).left(lock)
+    procs.rmdir()  # of a cgroup that is gone
     assert stop(site, spooled, **CGROUP) == RUN
     assert site.locks() == []

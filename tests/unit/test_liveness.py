@@ -195,6 +195,16 @@ def test_processes_of_the_same_groups_share_one_list(fake: FakeProc) -> None:
     assert scan.status(700).groups is scan.status(701).groups
 
 
+def test_of_lists_of_thousands_of_groups_one_is_kept(fake: FakeProc) -> None:
+    """gpulockd's Proc lives long, and a user with subordinate ids may have many such lists."""
+    for pid in (700, 701, 702):
+        fake.add(pid, groups=[pid, *range(10_000, 10_400)])
+    proc = Proc(str(fake.root))
+    for pid in (700, 701, 702):
+        assert pid in proc.status(pid).groups
+    assert len(proc._groups) == 1
+
+
 def test_a_process_that_hops_below_the_place_the_listing_has_reached_is_found(
     fake: FakeProc,
 ) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_what_fuse_keeps_from_root_is_no_device(
     """A mount of a user's that stands in no table: to anybody else it may be anything."""
 
     def denied(path: str) -> tuple[int, int, int]:
-        raise PermissionError(13, "Permission denied", path)
+        raise mounts.UnansweredError(13, "Permission denied", path)
 
     monkeypatch.setattr(mounts, "cached_key", denied)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
@@ -117,7 +118,7 @@ def test_what_fuse_keeps_from_root_is_no_device(
     if told:
         assert seen.key(900, str(fake.folder), fake.fd) is None
     else:
-        with pytest.raises(PermissionError):
+        with pytest.raises(mounts.UnansweredError):
             seen.key(900, str(fake.folder), fake.fd)
 
 
@@ -128,7 +129,9 @@ def test_a_file_that_its_server_spoilt_is_no_device_and_blinds_nobody(
     """EIO of an inode that FUSE gave up; not what tells of nothing (ENOENT, ENOSYS)."""
 
     def spoilt(path: str) -> tuple[int, int, int]:
-        raise OSError(code, "no answer", path)
+        if code == errno.ENOENT:
+            raise FileNotFoundError(code, "no answer", path)
+        raise mounts.UnansweredError(code, "no answer", path)
 
     monkeypatch.setattr(mounts, "cached_key", spoilt)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -137,6 +140,20 @@ def test_a_file_that_its_server_spoilt_is_no_device_and_blinds_nobody(
     else:
         with pytest.raises(OSError, match="no answer"):
             fake.key()
+
+
+def test_what_fails_before_a_file_is_asked_says_nothing_of_it(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a job's own limits even ctypes may not be loaded."""
+
+    def unloaded(path: str) -> tuple[int, int, int]:
+        raise OSError(errno.ENOMEM, "libffi.so.8", path)
+
+    monkeypatch.setattr(mounts, "cached_key", unloaded)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(OSError, match="libffi"):
+        fake.key()
 
 
 def test_a_table_is_read_once_however_many_files_are_in_none(

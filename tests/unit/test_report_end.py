@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from gpulock.settings import Settings
 from gpulock.sge import epilog, prolog
 from gpulock.slurm.call import Call
 from gpulock.slurm.epilog import output_of
+from gpulock.untraced import CAP_WAKE_ALARM
+from tests.unit.cli_site import until
 from tests.unit.history_site import Ended, public_place
 from tests.unit.jobs import Site, child_of, gpus
 
@@ -204,6 +207,48 @@ def test_the_report_has_nothing_of_roots() -> None:
     assert "PATH=/usr/bin:/bin\n" in said and "HOME=" not in said and "\n/\n" in said
 
 
+@pytest.mark.skipif(not ROOT, reason="only root becomes another user")
+@pytest.mark.parametrize("wait", [True, False], ids=["Grid Engine", "Slurm"])
+def test_after_a_job_of_slurms_its_user_cannot_take_the_report_over(
+    wait: bool, forked: list[int]
+) -> None:
+    """ConstrainDevices keeps a job's steps from the GPUs, and not what its Epilog starts.
+
+    To see another's environment takes what to trace it takes (proc(5)).
+    """
+    with public_place(0o777) as place:
+        told, go = place / "told", place / "go"
+        body = f"cat /proc/$$/status >{told}.new; mv {told}.new {told}"
+        body += f"; until [ -e {go} ]; do sleep 0.01; done"
+        caller = threading.Thread(
+            target=spawn, args=(place, body, {"feed": NOBODY}), kwargs={"wait": wait}
+        )
+        caller.start()
+        until(told.exists)
+        (pid,) = [word for word in told.read_text().splitlines() if word.startswith("Pid:")]
+        look = f"cat /proc/{pid.split()[1]}/environ"
+        seen = subprocess.run(
+            [
+                "setpriv",
+                f"--reuid={NOBODY}",
+                f"--regid={NOBODY}",
+                "--clear-groups",
+                "sh",
+                "-c",
+                look,
+            ],
+            capture_output=True,
+            check=False,
+        )
+        go.touch()
+        caller.join()
+        if not wait:
+            assert code_of(forked[0]) == 0
+        held = 0 if wait else 1 << CAP_WAKE_ALARM
+        assert f"\nCapPrm:\t{held:016x}\n" in told.read_text()
+        assert (seen.returncode == 0) is wait, seen.stderr
+
+
 def test_the_report_is_told_which_claims_and_whose_settings(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.touch()
@@ -245,14 +290,8 @@ def test_a_program_that_is_not_there_harms_nobody(tmp_path: Path) -> None:
     reporter.report(set_up, {"a": os.getuid()}, wait=True)
 
 
-def isolated(
-    tmp_path: Path,
-    patch: pytest.MonkeyPatch,
-    refused: bool = False,
-    isolation: str = "cgroup",
-    wait: bool = True,
-) -> str:
-    """Run a report; return the cgroup's name that it had before it began, and its pid."""
+def isolated(tmp_path: Path, patch: pytest.MonkeyPatch, refused: bool = False) -> str:
+    """Run a report under ISOLATION=cgroup; return the cgroup's name that it had before it began."""
     out = tmp_path / "out"
 
     def confine(_: Node, label: str, pid: int, start: int, granted: list[Device]) -> None:
@@ -263,19 +302,8 @@ def isolated(
 
     patch.setattr("gpulock.isolation.confine.confine", confine)
     body = f"cat {out}; echo; echo $$"
-    keys = settings(tmp_path, f"({body}) > {tmp_path}/said", ISOLATION=isolation)
-    pids: list[int] = []
-    fork = os.fork
-
-    def forked() -> int:
-        pids.append(fork())
-        return pids[-1]
-
-    with patch.context() as within:
-        within.setattr(os, "fork", forked)
-        reporter.report(keys, {"a": os.getuid()}, wait)
-    if not wait:
-        code_of(pids[-1])
+    keys = settings(tmp_path, f"({body}) > {tmp_path}/said", ISOLATION="cgroup")
+    reporter.report(keys, {"a": os.getuid()}, wait=True)
     said = tmp_path / "said"
     return said.read_text() if said.exists() else ""
 
@@ -286,25 +314,6 @@ def test_under_isolation_the_report_is_closed_in_before_it_begins(
     name, pid = isolated(tmp_path, monkeypatch).split()
     found = tree.process_of(name)  # by which a reconcile knows it for one of ours
     assert found is not None and str(found[0]) == pid
-
-
-@pytest.mark.skipif(not ROOT, reason="only root closes devices")
-def test_after_a_job_of_slurms_it_is_closed_in_without_isolation_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ConstrainDevices keeps a job from the GPUs, and not what its Epilog starts."""
-    name, pid = isolated(tmp_path, monkeypatch, isolation="off", wait=False).split()
-    found = tree.process_of(name)
-    assert found is not None and str(found[0]) == pid
-
-
-def test_where_nothing_is_closed_to_a_job_its_report_is_not_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of Grid Engine, which keeps nobody from a device; nor on a node that could not."""
-    assert len(isolated(tmp_path, monkeypatch, isolation="off").split()) == 1
-    said = isolated(tmp_path, monkeypatch, refused=True, isolation="off", wait=False)
-    assert len(said.split()) == 1
 
 
 def test_a_report_that_cannot_be_closed_in_does_not_begin(

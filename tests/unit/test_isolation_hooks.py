@@ -310,7 +310,7 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
     (lock,) = node.store.all().values()
     for judges in (judge(node), hook.judge(node)):  # gpulockd's, and a claim's
         assert judges.left(lock) == "process 700 is in the job's cgroup"
-    dead: dict[str, Rule] = {"sge": lambda _lock, _scan: Verdict(DEAD, "its shepherd is gone")}
+    dead: dict[str, Rule] = {"sge": lambda lock, scan: Verdict(DEAD, f"{lock}, {scan}: gone")}
     sure = Judge(node.boot_id, node.name, Scan(node.proc), dead, hook.members(node))
     (outcome,) = settle.settle(node, {lock.id: lock}, sure, settle.make_holders(node, [], sure))
     assert (outcome.act, outcome.verdict.state) == (settle.HELD, DEAD)

@@ -111,10 +111,9 @@ def test_a_job_that_is_deleted_while_a_task_waits_for_its_gpus_leaves_no_shepher
         shepherd = until(lambda: task_shepherd(tasks, far, job), what="its task's shepherd")
         hook = hook_of(tasks, shepherd)
         until(lambda: at_gate(hook), what="the task to wait at the gate")
-        before = woken(shepherd)
         tasks.sge.qdel(str(job))
         until(
-            lambda: woken(shepherd) != before,
+            lambda: f"SIGNAL jid: {job} jatask: 1 signal: KILL" in tasks.sge.messages(far, 1000),
             what="execd to tell the shepherd",
             why=lambda: tasks.sge.messages(far),
         )
@@ -131,11 +130,6 @@ def task_shepherd(gpus: Gpulock, node: str, job: JobId) -> int | None:
                 if entry.name.isdigit() and (entry / "cwd").readlink() == folder:
                     return int(entry.name)
     return None
-
-
-def woken(pid: int) -> str:
-    """Return how often a process was woken: one that waits for its child is, by a signal alone."""
-    return Path(f"/proc/{pid}/status").read_text().partition("\nvoluntary_ctxt_switches:")[2]
 
 
 def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpulock) -> None:

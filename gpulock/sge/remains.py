@@ -30,8 +30,8 @@ class Remains:
             return found
         try:
             confined = self._confined(lock)
-        except OSError:
-            return found
+        except (OSError, ValueError):
+            return found  # what is left keeps the lock
         for pid in confined:
             found.setdefault(pid, "in the job's cgroup")
         return found
@@ -43,7 +43,7 @@ class Remains:
         """
         try:
             found = self._confined(lock)
-        except OSError as fault:
+        except (OSError, ValueError) as fault:
             return f"the job's cgroup cannot be read: {fault}"
         if not found:
             return ""
@@ -55,6 +55,8 @@ class Remains:
                 over = scan.proc.finished(pid, scan.proc.stat(pid).state)
             except ProcessLookupError:
                 continue
+            except (OSError, ValueError) as fault:
+                return f"process {pid} of the job's cgroup cannot be seen: {fault}"
             if not over and pid not in spared:
                 return f"process {pid} is in the job's cgroup"
         return ""

@@ -118,7 +118,7 @@ def living_groups(scan: Scan) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     places = spools(scan)
     for pid in shepherds(scan):
-        if places and not in_one(scan, pid, places):
+        if not in_spool(scan, pid, places):
             continue  # a fork in a folder of that name which a user made
         try:
             path = f"{scan.proc.root}/{pid}/cwd/config"
@@ -153,23 +153,16 @@ def spools(scan: Scan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def in_one(scan: Scan, pid: int, places: tuple[str, ...]) -> bool:
-    """Return whether a process is below one of these folders; one that cannot be seen may be."""
-    try:
-        return scan.proc.cwd(pid).startswith(places)
-    except OSError:
-        return True
-
-
-def in_spool(scan: Scan, pid: int) -> bool:
+def in_spool(scan: Scan, pid: int, places: tuple[str, ...] = ()) -> bool:
     """Return whether a process is in a job's spool directory, as a shepherd always is.
 
-    One that cannot be seen may be.
+    `places` are where those are, none where no execd tells. One that cannot be seen may be there.
     """
     try:
-        return spool.JOBS in scan.proc.cwd(pid)
+        cwd = scan.proc.cwd(pid)
     except OSError:
         return True
+    return cwd.startswith(places) if places else spool.JOBS in cwd
 
 
 def is_over(scan: Scan, pid: int) -> bool:

@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.labs.processes import command_of, running
+from tests.labs.processes import command_of
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import Gpulock
-from tests.labs.sge_jobs import at_gate, hook_of, shut_gate
-from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
 from tests.labs.test_sge_jobs import output
 
@@ -100,36 +97,6 @@ def sleepers() -> list[int]:
     """Return the tasks of HOLD that run."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if command_of(pid) == "sleep 300"]
-
-
-def test_a_job_that_is_deleted_while_a_task_waits_for_its_gpus_leaves_no_shepherd_behind(
-    tasks: Gpulock,
-) -> None:
-    far = NODES[2]
-    with shut_gate(tasks, far):
-        job = tasks.sge.submit("glalice", "-j", "y", *MPI, stdin=HOLD)
-        shepherd = until(lambda: task_shepherd(tasks, far, job), what="its task's shepherd")
-        hook = hook_of(tasks, shepherd)
-        until(lambda: at_gate(hook), what="the task to wait at the gate")
-        tasks.sge.qdel(str(job))
-        until(
-            lambda: f"SIGNAL jid: {job} jatask: 1 signal: KILL" in tasks.sge.messages(far, 1000),
-            what="execd to tell the shepherd",
-            why=lambda: tasks.sge.messages(far),
-        )
-    until(lambda: not running(shepherd), what="the shepherd to end")
-    tasks.sge.wait_done(job)
-    until(lambda: tasks.reconcile(far) and not tasks.locks(far), what="its locks to go")
-
-
-def task_shepherd(gpus: Gpulock, node: str, job: JobId) -> int | None:
-    """Return the process that is, or becomes, the shepherd of a job's task on a node."""
-    for folder in (gpus.sge.lab / "spool" / node / "active_jobs").glob(f"{job}.1/1.*"):
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and (entry / "cwd").readlink() == folder:
-                    return int(entry.name)
-    return None
 
 
 def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpulock) -> None:

@@ -93,7 +93,7 @@ def test_who_never_reads_does_not_hold_up_the_end(tmp_path: Path) -> None:
         started = time.monotonic()
         child.process.send_signal(signal.SIGTERM)
         assert child.process.wait(60) == 0
-        assert 0.9 < time.monotonic() - started < 4.5  # it would be five by default
+        assert 0.9 < time.monotonic() - started < 2.5
 
 
 def test_what_it_costs_at_rest_and_a_scrape(
@@ -120,6 +120,5 @@ def test_what_it_costs_at_rest_and_a_scrape(
         pss = child.pss_mib()
     record_property("kept_alive_p50_ms", round(statistics.median(kept) * 1000, 2))
     record_property("pss_mib", round(pss, 1))
-    parts = [statistics.median(kept[n : n + 50]) for n in range(0, len(kept), 50)]
-    assert min(parts) < 0.005  # the budget is 1 ms; a shared machine is slower, or busy for a while
+    assert statistics.median(kept) < 0.005  # the budget is 1 ms; a shared machine is slower
     assert pss < 32

@@ -109,4 +109,4 @@ def test_a_frame_more_than_late_does_not_stop_the_end(tmp_path: Path, state: str
         began = time.monotonic()
         os.kill(exporter.process.pid, signal.SIGTERM)
         assert exporter.process.wait(60) == 0
-        assert time.monotonic() - began < 15  # a machine may stall; it would be for ever
+        assert time.monotonic() - began < 6

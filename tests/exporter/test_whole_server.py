@@ -219,16 +219,16 @@ def test_floods_do_not_keep_prometheus_from_the_exporter_itself(
         try:
             for _ in range(200):
                 attackers.append(dial(exporter.port))
-            slowest = max(slowest, exporter.in_time(PROMETHEUS).seconds)
+            slowest = max(slowest, exporter.get(headers=PROMETHEUS).seconds)
             for word in (SOUND[:-4], b"GET / HTTP/1.1\r\nX: " + b"a" * 10_000):
                 for _ in range(100):
                     attackers.append(dial(exporter.port, client))
                     send(attackers[-1], word)
-                slowest = max(slowest, exporter.in_time(PROMETHEUS).seconds)
+                slowest = max(slowest, exporter.get(headers=PROMETHEUS).seconds)
             for _ in range(300):
                 attackers.append(dial(exporter.port, client))
                 send(attackers[-1], SOUND)
-            slowest = max(slowest, *(exporter.in_time(PROMETHEUS).seconds for _ in range(3)))
+            slowest = max(slowest, *(exporter.get(headers=PROMETHEUS).seconds for _ in range(3)))
             pss = exporter.pss_mib()
         finally:
             for one in attackers:
@@ -253,11 +253,7 @@ def test_scrapes_are_in_time_while_nvml_hangs(
     with Whole(tmp_path, nvml) as exporter:
         exporter.up(8)
         nvml.hang("nvmlDeviceGet*", "deaf")
-        took = [float("inf")]
-        for _ in range(3):  # it may be the machine that stalls, once or twice
-            took = sorted(scraped(exporter.port, seconds=6))
-            if took[-1] < 0.5:
-                break
+        took = sorted(scraped(exporter.port, seconds=6))
         record_property("p50_ms", round(took[len(took) // 2] * 1000, 2))
         record_property("p99_ms", round(took[len(took) * 99 // 100] * 1000, 2))
         assert took[-1] < 0.5, "a request that says 10 s has 9.5 s"

@@ -26,7 +26,6 @@ PROGRAM = [sys.executable, "-c", "from gpulock_exporter.app import main; raise S
 GPULOCK = [sys.executable, "-c", "from gpulock.cli import main; raise SystemExit(main())"]
 PATIENCE = 60.0  # seconds for what comes by itself, on a machine that is busy
 SLOWEST = 1.0  # seconds in which whoever asks is answered, whatever the driver does
-TRIES = 3  # of which one is in time: a machine that stalls does so now and then
 UTILISATION = "gpulock_gpu_utilization_ratio"
 
 Labels = frozenset[tuple[str, str]]
@@ -174,17 +173,9 @@ class Whole:
 
     def scrape(self) -> Scrape:
         """Return what a scrape says; it is in time, whatever the driver does."""
-        answer = self.in_time()
+        answer = self.get()
         assert answer.seconds < SLOWEST, f"{answer.seconds:.2f} s"
         return Scrape(answer.text if answer.status == 200 else "")
-
-    def in_time(self, headers: Mapping[str, str] | None = None) -> Answer:
-        """Scrape until an answer is in time; return the last one, when none of some was."""
-        for _ in range(TRIES - 1):
-            answer = self.get(headers=headers)
-            if answer.seconds < SLOWEST:
-                return answer
-        return self.get(headers=headers)
 
     def until(self, holds: Callable[[Scrape], object], seconds: float = PATIENCE) -> Scrape:
         """Scrape until something is so."""
@@ -251,15 +242,8 @@ class Whole:
         return dict(line.split("=", 1) for line in owner.splitlines()[1:])["token"]
 
     def release(self) -> None:
-        """Give back what this test holds: refused while others' processes outrun a look at all."""
-        end = time.monotonic() + PATIENCE
-        while True:
-            try:
-                self.gpulock("release", "--pid", str(os.getpid()))
-                return
-            except AssertionError:
-                if time.monotonic() > end:
-                    raise
+        """Give back what this test holds."""
+        self.gpulock("release", "--pid", str(os.getpid()))
 
 
 def pss_mib(pid: int) -> float:

@@ -128,12 +128,8 @@ def test_the_names_of_a_query_reach_the_handler(server: Running) -> None:
 def test_the_scrape_timeout_is_the_handlers_deadline(
     header: str, least: float, most: float, server: Running
 ) -> None:
-    told: list[float] = []
-    while not told or (told[-1] < least and len(told) < 20):  # a machine may stall now and then
-        _, body = get(server.port, "/left", X_Prometheus_Scrape_Timeout_Seconds=header)
-        told.append(float(body))
-        assert told[-1] <= most
-    assert told[-1] >= least
+    _, body = get(server.port, "/left", X_Prometheus_Scrape_Timeout_Seconds=header)
+    assert least <= float(body) <= most
 
 
 def test_a_handler_that_fails_is_500_and_in_the_log() -> None:
@@ -262,7 +258,7 @@ def test_a_handler_that_overruns_its_deadline_holds_its_client_no_longer() -> No
     with running(hang, limits=SHORT) as server, dial(server.port) as one:
         started = time.monotonic()
         assert exchange(one, SOUND) == (b"", True)
-        assert 1.4 < time.monotonic() - started < 20  # half a second, and one for good measure
+        assert 1.4 < time.monotonic() - started < 5  # half a second, and one for good measure
         let_go.set()
 
 

@@ -29,6 +29,7 @@ CALLS = (
     *("ftruncate", "unlink", "rmdir", "mkdir", "rename"),
 )
 KILLED = 42
+PROOF = "its shepherd is gone"
 
 
 @pytest.fixture
@@ -101,6 +102,36 @@ def test_killed_at_any_call_no_claim_is_lost_and_none_is_written_twice(
         if code == 0:
             break
     assert deaths > 40
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_killed_at_any_call_of_a_reap_its_line_says_how_all_the_same(
+    tmp_path: Path, half: bool
+) -> None:
+    number, deaths = 0, 0
+    while True:
+        number += 1
+        site = Ended(tmp_path / str(number))
+        site.run_job(0, 1)
+        code = in_child(killed_at(number, partial(reap, site), half))
+        assert code in (0, KILLED)
+        deaths += code == KILLED
+        reap(site)
+        (told,) = site.records()
+        assert (told["how"], told["proof"]) == ("reap", PROOF), f"killed at call {number}"
+        assert [one["how"] for one in told["devices"]] == ["reap"] * 2
+        assert (site.waiting(), site.owed()) == ([], [])
+        if code == 0:
+            break
+    assert deaths > 40
+
+
+def reap(site: Ended) -> None:
+    """Free what is still held, as a reconcile does, and run the chore, in a new process."""
+    store = site.node().store
+    for lock in store.all().values():
+        store.retire(lock, f"reap: {PROOF}")
+    fresh(site)
 
 
 def fresh(site: Ended) -> int:

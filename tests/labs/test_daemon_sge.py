@@ -80,13 +80,20 @@ def test_a_refused_job_says_why_where_its_user_looks(gpus: Gpulock) -> None:
         try:
             job = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin="true\n")
             gpus.sge.wait_state(job, "Rq", seconds=60)
-            daemon.goes_round()
+
+            def told() -> bool:
+                """Return whether the user reads it: it is refused, and told, again and again."""
+                daemon.goes_round()
+                seen.append(gpus.sge.qstat("-j", str(job)))
+                return "gpulock=gpulock: job " in seen[-1] and "0 of 8 free" in seen[-1]
+
+            seen: list[str] = []
             until(
-                lambda: "gpulock=gpulock: " in gpus.sge.qstat("-j", str(job)),
+                told,
                 what="its context to say why",
-                why=lambda: daemon.said() + gpus.sge.qstat("-j", str(job)),
+                interval=1,
+                why=lambda: daemon.said() + "\n".join(seen),
             )
-            assert "0 of 8 free" in gpus.sge.qstat("-j", str(job))
             gpus.sge.qdel(str(job), str(holder))
         finally:
             gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")

@@ -131,9 +131,14 @@ def test_locks_of_jobs_whose_epilog_cannot_run_are_freed_by_the_next_reconcile(
     by_act = sorted(act for act, _ in kept.acts())
     assert by_act == ["freed", "freed", "freed", "held"], kept
     assert held(gpus, NODE, jobs["fifo"]) != []
-    end([shepherd, *children_of(shepherd)])
-    until(lambda: reap(gpus, NODE).acts() in ([("freed", "dead")], []), what="the last to be freed")
-    assert gpus.locks(NODE) == {}
+    forks = until(lambda: children_of(shepherd) or None, what="its epilog to hang")
+    end([shepherd])
+    try:
+        assert reap(gpus, NODE).acts() == [("freed", "dead")]
+        assert gpus.locks(NODE) == {}
+        assert all(map(running, forks))
+    finally:
+        end(forks)
     assert gpus.sge.queue_states()[NODE] == ""
 
 

@@ -313,7 +313,13 @@ def test_a_job_that_ends_while_slurmctld_is_down_is_held_until_it_is_back(
         assert_held(daemon, claim, "step daemon")
         go.touch()
         until(lambda: not slurm.job_processes(job, NODE), what="the job's end")
-        assert_held(daemon, claim, "step daemon")  # which waits for slurmctld's word
+        # they wait for slurmctld's word, the script's as long as it tries to tell of the end
+        daemons = {step.name: step.pid for step in slurm.steps(job, NODE)}
+        assert "extern" in daemons
+        assert_held(daemon, claim, "step daemon")
+        told = daemon.verdict(claim)
+        assert told is not None
+        assert told.proof in {f"step daemon {daemons[name]} ({name}) runs" for name in daemons}
         bring_back_slurmctld(slurm_gpus)
         slurm.wait_done(job)
         assert "SLURM_JOB_GPUS" not in hooks.environ("Epilog", NODE, job)
@@ -508,8 +514,7 @@ def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothi
         daemon.restart()
         assert_held(daemon, kept, "step daemon")
         (line,) = daemon.history()
-        # killed between the rename and its note, it is free, and how is not known
-        assert (line["token"], line["how"] in ("reap", "unknown")) == (claim.token, True)
+        assert (line["token"], line["how"]) == (claim.token, "reap")
         witness.never_free_too_soon(line)
         assert other.order == []
 

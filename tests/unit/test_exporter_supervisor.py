@@ -47,6 +47,7 @@ class Nest:
     def __init__(self, root: Path) -> None:
         self.clock = Clock()
         self.root = root
+        self.others = children()
         self.made: list[Supervisor] = []
 
     def supervise(self, body: str) -> Supervisor:
@@ -64,6 +65,11 @@ def nest(tmp_path: Path) -> Iterator[Nest]:
     yield found
     for supervisor in found.made:
         supervisor.close()
+
+
+def children() -> set[int]:
+    """Return our children that are not reaped yet."""
+    return {one.pid for one in psutil.Process().children()}
 
 
 def frames(supervisor: Supervisor, count: int = 1) -> list[Frame]:
@@ -139,8 +145,15 @@ def test_a_worker_that_falls_silent_is_killed_and_another_one_started(nest: Nest
 
 
 def settle_start(nest: Nest, supervisor: Supervisor, starts: int) -> list[Frame]:
-    """Step until the worker is started for the n-th time; return what it sent already."""
+    """Step until the worker is started for the n-th time; return what it sent already.
+
+    The one before takes its own time to end, and the clock's stands still.
+    """
     for _ in range(3000):
+        if not children() - nest.others:
+            break
+        supervisor.step(0.01)
+    for _ in range(400):
         found = supervisor.step(0.01)
         if supervisor.starts == starts:
             return found
@@ -156,24 +169,18 @@ def test_a_worker_that_ends_leaves_its_last_words(nest: Nest) -> None:
 def test_starts_grow_rare_until_a_frame_comes(nest: Nest) -> None:
     supervisor = nest.supervise("exit 3")
     begun: list[float] = []
-    others = children()
     for _ in range(20_000):
         before = supervisor.starts
         supervisor.step(0.001)
         if supervisor.starts > before:
             begun.append(nest.clock.now)
-            while children() - others:  # it takes its own time, and the clock's stands still
+            while children() - nest.others:  # it takes its own time, and the clock's stands still
                 supervisor.step(0.01)
         if len(begun) == 8:
             break
         nest.clock.now += 0.05
     gaps = [round(b - a) for a, b in itertools.pairwise(begun)]
     assert gaps[0] <= 2 and gaps == sorted(gaps) and 29 <= gaps[-1] <= 32, gaps
-
-
-def children() -> set[int]:
-    """Return our children that are not reaped yet."""
-    return {one.pid for one in psutil.Process().children()}
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ def test_a_node_is_told_to_prometheus_to_people_and_to_gpulock(running: Running)
     assert text.count("\ngpulock_gpu_info{") == 8
     assert 'gpulock_gpus{state="free"} 8' in text
     assert "gpulock_nvml_up 1" in text
-    page = running.wait("/", lambda t: t.count("<article") == 8 and "V100" in t)
-    assert "http:" not in page
+    page = running.wait("/", bool)
+    assert page.count("<article") == 8 and "V100" in page and "http:" not in page
     assert running.get("/-/healthy") == "gpulock-exporter is healthy\n"
     assert (running.folder / "sample").read_text().startswith("gpulock-sample 1\n")
 

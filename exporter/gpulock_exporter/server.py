@@ -24,6 +24,7 @@ from gpulock_exporter.server_settings import Limits, WebSettings
 from gpulock_exporter.server_table import Table
 
 _LOOK_SECONDS = 0.25  # how late a deadline may be kept
+_KERNEL_LATER = 1.0  # seconds that the kernel waits longer than we do
 _ACCEPTED_AT_ONCE = 32
 _PATIENCE_SECONDS = 0.05
 _QUIET_SECONDS = 60.0
@@ -163,7 +164,8 @@ class Server:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         if listener.family != socket.AF_UNIX:
             # The second piece of a response must not wait for the ack of the first; and the
-            # kernel gives up too on a reader that takes nothing, after we are gone.
+            # kernel gives up too on a reader that takes nothing, once we would have: our own
+            # deadline says of the connection why it went, the kernel's does not.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            milliseconds = int(self._limits.write_seconds * 1000)
+            milliseconds = int((self._limits.write_seconds + _KERNEL_LATER) * 1000)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

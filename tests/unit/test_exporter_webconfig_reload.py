@@ -18,7 +18,7 @@ from gpulock_exporter.webconfig_reload import Reloader
 from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.child import until
 from tests.exporter.inprocess import running
-from tests.exporter.wire import SOUND, dial, exchange
+from tests.exporter.wire import SOUND, answer, dial
 
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
 HEADERS = "http_server_config:\n  headers:\n    X-Frame-Options: deny\n"
@@ -162,7 +162,7 @@ def test_a_server_serves_the_new_certificate_and_drops_no_request(config: Path) 
     def name(port: int) -> object:
         with dial(port, trusting(folder / "ca.pem")) as one:
             assert isinstance(one, ssl.SSLSocket)
-            assert exchange(one, SOUND, 0.1)[0].startswith(b"HTTP/1.1 200 ")
+            assert answer(one, SOUND).startswith(b"HTTP/1.1 200 ")
             certificate = one.getpeercert()
             assert certificate is not None
             return certificate["subject"]

@@ -153,13 +153,16 @@ class Machine:
         """Where this process finds a path of the machine."""
         return Path(f"/proc/{self.pid}/root{inside}")
 
+    def enter(self) -> list[str]:
+        """Return what begins a command line that runs as root on the machine."""
+        return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "--"]
+
     def run(
         self, *command: str | Path, check: bool = True, seconds: float = 60.0, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as root on the machine; raise LabError where it fails."""
-        enter = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "--"]
         done = subprocess.run(
-            [*enter, *map(str, command)],
+            [*self.enter(), *map(str, command)],
             env=ENV,
             input=stdin,
             capture_output=True,

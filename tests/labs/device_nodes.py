@@ -16,6 +16,7 @@ from pathlib import Path
 from gpulock.devices import MAJOR
 from gpulock.isolation import bpf, tree
 from gpulock.isolation.tree import PREFIX
+from tests.labs.processes import parent_of
 from tests.labs.sge_wait import until
 
 CONTROL = 255  # nvidiactl
@@ -86,6 +87,14 @@ def programs_beyond(before: Sequence[int], most: int = 0) -> int:
     return len(new)
 
 
+def is_below(pid: int, above: int) -> bool:
+    """Return whether a process is another, or descends from it."""
+    one: int | None = pid
+    while one and one != above:
+        one = parent_of(one)
+    return one == above
+
+
 @contextlib.contextmanager
 def alone() -> Generator[None]:
     """Let one test at a time count programs: the kernel has one list of them, labs run together."""
@@ -109,8 +118,21 @@ class Service:
 
     def jobs(self) -> list[str]:
         """Return the names of the jobs' cgroups."""
-        found = [path.name for folder in self.folders for path in folder.glob(f"{PREFIX}*")]
-        return sorted(found)
+        return sorted(path.name for path in self.places())
+
+    def places(self) -> list[Path]:
+        """Return the jobs' cgroups."""
+        return [path for folder in self.folders for path in folder.glob(f"{PREFIX}*")]
+
+    def strays(self) -> list[int]:
+        """Return who is in a job's cgroup, and not below the process that it is named after."""
+        found: list[int] = []
+        for path in self.places():
+            process = tree.process_of(path.name)
+            with contextlib.suppress(OSError):  # it went meanwhile
+                members = tree.members(str(path))
+                found += [pid for pid in members if process and not is_below(pid, process[0])]
+        return found
 
     def of(self, pid: int) -> list[Path]:
         """Return the cgroups that a process is in."""

@@ -27,6 +27,7 @@ from tests.labs.sge_gpulock import GPUS, Gpulock
 from tests.labs.sge_jobs import gate_file, held, on, reap, said, wait_said, waiting_for
 from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
+from tests.labs.test_isolation_kernel import inside
 from tests.labs.test_sge_parallel import MPI, until_wrapped
 
 pytestmark = pytest.mark.lab
@@ -74,8 +75,11 @@ class Site:
     def nothing_left(self) -> bool:
         """Return whether nothing is left, when the reaper has been there as well.
 
-        A process of a job's that ends while its epilog runs leaves the job's cgroup to the reaper.
+        A process of podman's that ends while the epilog runs leaves the job's cgroup to the reaper:
+        one that opens no GPU any more.
         """
+        for place in self.service.places():
+            assert inside([str(place)], self.dev) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
         return not self.left() or not (reap(self.gpus, NODE) and self.left())
 
 
@@ -106,9 +110,10 @@ def test_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
     assert str(site.gpus.sge.users["glalice"].uid) in first.splitlines()
     shepherd = site.gpus.sge.shepherd_pid(job)
     assert [place.parent for place in site.service.of(shepherd)] == site.service.folders
+    until(lambda: not site.service.strays(), what="the child to end")
     go.touch()
     site.gpus.sge.wait_done(job)
-    assert site.nothing_left()
+    assert site.left() == []
     assert site.gpus.locks(NODE) == {}
 
 
@@ -140,7 +145,7 @@ def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
     job = site.submit(script=site.probe)
     site.gpus.sge.wait_done(job)
     assert opened(said(site.gpus, job)) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
-    assert site.nothing_left()
+    assert site.left() == []
 
 
 def test_the_mask_holds_uuids(site: Site) -> None:
@@ -218,7 +223,7 @@ def test_what_a_killed_shepherd_leaves_stays_confined_until_it_ends(site: Site) 
     late.touch()
     assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == ALL - own
     go.touch()
-    until(site.nothing_left, what="the reaper to remove the rest")
+    until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
 
 
 def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> None:
@@ -245,7 +250,7 @@ def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> N
             assert opened(text) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
         go.touch()
         site.gpus.sge.wait_done(job)
-    assert site.nothing_left()
+    assert site.left() == []
 
 
 def row(site: Site, *asked: str) -> JobId:
@@ -266,7 +271,7 @@ def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
     for _ in range(ROWS):
         for job in (row(site, "-l", "gpu=1"), row(site)):
             wait_row(site, job)
-        assert site.nothing_left()
+        assert site.left() == []
         assert modes(site.dev) == before
         assert site.gpus.locks(NODE) == {}
 
@@ -306,7 +311,7 @@ def test_by_group_a_job_opens_its_own_gpus_and_no_other_job_of_its_user_does(
     for job in jobs:
         grouped.gpus.sge.wait_done(job)
     assert closed(grouped) == {(0, 0, CLOSED)}
-    assert grouped.nothing_left()
+    assert grouped.left() == []
 
 
 def test_by_group_many_jobs_in_a_row_leave_every_node_closed(grouped: Site) -> None:
@@ -348,7 +353,7 @@ def test_a_job_of_several_hosts_whose_tasks_nothing_confines_does_not_start(site
     site.gpus.sge.wait_state(job, "Eqw")
     text = wait_said(site.gpus, job, "nothing would keep its tasks")
     assert "started" not in text
-    assert site.nothing_left()
+    assert site.left() == []
     site.gpus.sge.qdel(str(job))
 
 

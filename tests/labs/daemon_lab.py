@@ -163,8 +163,13 @@ class Daemon:
     def history(self) -> list[dict[str, Any]]:
         """Return the finished claims of its node."""
         path = self.state_dir / "history/history.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]  # one may be at work
+
+        def whole() -> str | None:
+            text = path.read_text() if path.exists() else ""
+            return text if text[-1:] in ("", "\n") else None  # one is being written
+
+        text = until(whole, what="the history's last line to be whole", why=self.said)
+        return [json.loads(line) for line in text.splitlines()]
 
     # --- inner --------------------------------------------------------------------------------
 

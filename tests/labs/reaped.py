@@ -23,7 +23,7 @@ from gpulock.settings import load
 node = Node(load(sys.argv[1]))
 told = {"refused": "", "adopted": [], "outcomes": {}}
 for _ in range(20):
-    told["refused"] = ""
+    told["refused"], found = "", {}
     try:
         report = reconcile(node, process.judge(node), Deadline(20))
     except Refusal as refusal:
@@ -34,7 +34,10 @@ for _ in range(20):
         told["outcomes"].update(found)
         blind = report.blind
     if not blind.startswith("processes came and went faster"):
-        break  # else it held what it had to hold, and saw nothing
+        break
+    # it saw nothing: it has held all but what is free whoever lives
+    gone = [found[name][2] for name in found if found[name][0] == "freed"]
+    assert all(why.startswith(("claimed before this boot", "a claim cut short")) for why in gone)
 print(json.dumps(told))
 """
 ENV: Final = {"PYTHONPATH": str(REPOSITORY)}

@@ -39,10 +39,19 @@ SOON = {"SLURM_WAIT": "0.2"}
 GPU = "--gres=gpu:1"
 
 
+def wait_waits(gpus: Gpulock, job: JobId, why: str) -> None:
+    """Wait until a job is requeued, and Slurm's scheduler has looked at why it waits."""
+    wait_requeued(gpus, job)
+    until(
+        lambda: why in gpus.slurm.job(job)["Reason"],
+        what=f"job {job} to wait for {why}",
+        why=lambda: f"{gpus.slurm.job(job)}",
+    )
+
+
 def busy(gpus: Gpulock, job: JobId, node: str = NODE) -> str:
     """Wait until a batch job was requeued by its own task; return what it was told."""
-    shown = wait_requeued(gpus, job)
-    assert shown["Reason"] == "BeginTime", shown  # not held, as after a failed Prolog
+    wait_waits(gpus, job, "BeginTime")  # not held, as after a failed Prolog
     assert gpus.slurm.job_processes(job) == []
     assert not any(gpus.held_by(job).values())
     assert not gpus.slurm.is_out(node)
@@ -400,9 +409,8 @@ def test_a_broken_node_is_drained_with_our_reason_and_the_job_waits(
     with breaker(slurm_gpus):
         job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:4", script="echo ran\n")
         told = slurm.wait_node(NODE, "DRAIN")
-        shown = wait_requeued(slurm_gpus, job)
+        wait_waits(slurm_gpus, job, "launch_failed_requeued_held")
         assert told.startswith("gpulock: ") and "broken: " in told and reason in told
-        assert "launch_failed_requeued_held" in shown["Reason"]
         assert slurm.said(job) == ""
         assert slurm_gpus.locks(NODE) == {}
         assert notes(slurm_gpus, NODE) == []
@@ -543,7 +551,7 @@ def test_unknown_for_three_jobs_of_two_owners_is_a_broken_node(
     told = slurm.wait_node(NODE, "DRAIN")
     assert told.startswith(f"gpulock: job {last}: broken: the locks of this boot were lost ")
     assert "(for several jobs in a row)" in told
-    assert "launch_failed_requeued_held" in wait_requeued(slurm_gpus, last)["Reason"]
+    wait_waits(slurm_gpus, last, "launch_failed_requeued_held")
     counted = totals(slurm_gpus, NODE)
     assert (counted["claims_unknown"], counted["claims_broken"]) == ("3", "1")
 

@@ -108,7 +108,7 @@ class Slurm(Cluster):
         runs neither its Prolog nor an extern step. Within the same second it would mostly refuse
         the run ("credential revoked"): it counts in whole ones.
         """
-        self.wait_state(job, "PENDING", *([] if at_once else STARTED))
+        self.wait_state(job, "PENDING", *(() if at_once else STARTED))
         start = "now+1" if at_once else "now+2"
         try:
             self.scontrol("update", f"jobid={job}", f"starttime={start}")

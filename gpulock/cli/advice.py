@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from gpulock import state
 from gpulock.cli.words import FORCE, device_name
 from gpulock.daemon.health_back import comes_back
+from gpulock.handover import FIRST
 from gpulock.owner import Owner
 from gpulock.quarantine import POLICY
 from gpulock.state import Row
@@ -20,6 +21,8 @@ SIMPLE = {
     state.STALE: ("the next claim that needs it, or a reap", "gpulock reap"),
     state.FREE: ("nobody: it is free", "gpulock run -n 1 -- COMMAND"),
 }
+# of one that is stale, and waits for the exporter's word
+REMEMBERS = ("the exporter's next look at its memory, and a reap after it", "gpulock reap")
 
 
 def advice(row: Row, proof: str = "", stray: str = "", pids: Sequence[int] = ()) -> tuple[str, str]:
@@ -39,7 +42,7 @@ def advice(row: Row, proof: str = "", stray: str = "", pids: Sequence[int] = ())
     if row.state == state.QUARANTINED:
         return of_quarantine(row.reason), restoring(row)
     if row.state in SIMPLE:
-        return SIMPLE[row.state]
+        return REMEMBERS if row.reason.endswith(FIRST) else SIMPLE[row.state]
     if record is None or (row.lock and row.lock.fault):
         return unread(row, name)
     if row.state == state.NOT_KNOWN:

@@ -16,6 +16,7 @@ from gpulock.cli.status_use import read as read_use
 from gpulock.deadline import boottime
 from gpulock.devices import Device, overlaps
 from gpulock.guard import Holders
+from gpulock.handover import FIRST
 from gpulock.liveness import Scan, Verdict
 from gpulock.locks import Lock
 from gpulock.node import Node
@@ -51,7 +52,18 @@ class View:
         settings = self.node.settings
         foreign = self.foreign | self.use.foreign_ids()
         idle = self.use.idle_ids(self.held, settings.idle_after)
-        return state.rows(self.devices, self.held, out, self.verdicts, settings.gpus, foreign, idle)
+        found = state.rows(
+            self.devices, self.held, out, self.verdicts, settings.gpus, foreign, idle
+        )
+        for row in found:
+            if row.state == state.STALE and row.lock is not None and self._remembers(row.lock):
+                row.reason = f"{row.reason}; {FIRST}"
+        return found
+
+    def _remembers(self, lock: Lock) -> bool:
+        """Return whether a lock waits for the exporter's word on its device's memory."""
+        path = f"{self.node.store.locks_dir}/{lock.id}/quiet"
+        return self.node.settings.clean != "off" and os.path.exists(path)
 
     def lock_of(self, device: str) -> Lock | None:
         """Return the lock on a device, its card or one of its instances."""

@@ -9,6 +9,7 @@ from gpulock.cli.advice import ADMINISTRATOR, of_quarantine, restoring
 from gpulock.cli.look import View, stray
 from gpulock.cli.status_use import foreign
 from gpulock.cli.words import FORCE, counted, device_name, holder
+from gpulock.handover import FIRST
 from gpulock.state import Row
 
 ATTENTION = (state.MISSING, state.QUARANTINED, state.STALE, state.NOT_KNOWN, state.FOREIGN)
@@ -83,7 +84,7 @@ def strangers(view: View, row: Row) -> str:
 def next_command(row: Row) -> str:
     """Return what to do about a row that needs attention."""
     name = device_name(row.device) if row.device else row.id
-    if row.state == state.STALE:
+    if row.state == state.STALE and not row.reason.endswith(FIRST):
         return "the next claim or gpulock reap frees it"
     if row.state == state.MISSING:
         return f"gpulock why {name}" if row.lock else "look at dmesg for the card"

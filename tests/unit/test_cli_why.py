@@ -15,6 +15,7 @@ from gpulock.boot import reserve_owner
 from gpulock.cli.look import Sight, look
 from gpulock.cli.select import Subject
 from gpulock.cli.why import runs_here
+from gpulock.handover import FIRST
 from tests.unit.cli_site import Site, dead_process
 from tests.unit.samples import Sampled
 from tests.unit.trees import Box, bus
@@ -285,3 +286,20 @@ def test_a_process_that_was_forked_between_two_looks_is_a_stranger_and_no_crash(
     assert sight.holders.of(bus(0)) == [900]
     box.proc.remove(900)
     assert sight.strangers(bus(0)) == [900]  # it had it open when it was looked at
+
+
+def test_a_lock_that_waits_for_a_word_on_its_memory_says_so_in_why_and_status(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(2, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    with open(site.config, "a") as settings:
+        settings.write("CLEAN=report\n")
+    sampled = Sampled(site.files.exporter_dir)
+    sampled.device(site.id(2))  # looked at before anybody knew that the device is quiet
+    sampled.write()
+    assert "its memory is looked at first" in site.call("reap").stdout
+
+    found = facts(site.call("why", "2").stdout)
+    assert found["reason"] == f"process {pid} is gone, its session is empty; {FIRST}"
+    assert found["freed by"] == "the exporter's next look at its memory, and a reap after it"
+    shown = " ".join(site.call("status").stdout.split())
+    assert f"its session is empty; {FIRST}; gpulock why 2" in shown

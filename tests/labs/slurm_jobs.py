@@ -68,8 +68,11 @@ def gate_file(gpus: Gpulock, name: str, user: str = "slalice") -> Path:
 
 
 def waiting_for(path: Path) -> str:
-    """Return a job's line that waits for a file."""
-    return f"until [ -e {path} ]; do sleep 0.1; done\n"
+    """Return lines of a batch script that wait for a file, by bash alone.
+
+    A child that slept would outlive a script that Slurm ends, and keep its locks for that long.
+    """
+    return f"exec 9<> <(:)\nuntil [ -e {path} ]; do read -rt 0.1 -u 9 || :; done\n"
 
 
 def script(gpus: Gpulock, name: str, text: str) -> Path:

@@ -73,10 +73,12 @@ def left(
     gid, shepherd = group_of(gpus, NODE, job), gpus.sge.shepherd_pid(job)
 
     def alone() -> bool:
-        pids = carriers(gid)
-        own = {shepherd, *pids}  # whoever still has a parent among these is none, nor who starts it
-        there = [pid for pid in pids if parent_of(pid) not in own and command_of(pid)]
-        return len([pid for pid in there if "setsid" not in command_of(pid)]) >= count
+        said = {pid: command_of(pid) for pid in carriers(gid)}
+        own = {shepherd, *said}  # whoever still has a parent among these is none
+        away = [pid for pid in said if said[pid] and parent_of(pid) not in own]
+        # who starts one is on its way out by then, or the job's shell that has yet to exec
+        begun = [pid for pid in away if "/job_scripts/" not in said[pid]]
+        return len(begun) >= count and not any("setsid" in words for words in said.values())
 
     until(there or alone, what="its children", why=lambda: str([*map(command_of, carriers(gid))]))
     return job, gid

@@ -100,7 +100,7 @@ def test_without_execds_file_the_real_qstat_answers_and_a_bad_one_never_unmasks(
     hang = program(around, "hang", "#!/bin/sh\nexec sleep 600\n")
     lies = program(around, "lies", LIES.format(count=around.sge.lab / "lies/count"))
     (around.sge.lab / "lies/count").unlink(missing_ok=True)
-    around.configure(NODE, SGE_BINARIES=REAL)
+    around.configure(NODE, SGE_BINARIES=REAL, SGE_QSTAT_TIMEOUT="20")  # a machine may be busy
     around.configure(OTHER, SGE_BINARIES=hang, SGE_QSTAT_TIMEOUT="1")
     around.configure(THIRD, SGE_BINARIES=lies)
     asked = [submit(around, NODE, count, "lost") for count in (2, 0)]
@@ -156,6 +156,8 @@ def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds
         lambda: all((spool / f"{job}.1/pid").exists() for job in (going, lost)),
         what="two shepherds",
     )
+    for job in (going, lost):
+        around.sge.wait_state(job, "r")  # else qmaster may not know that they were sent
     around.sge.stop_qmaster()
     try:
         (around.sge.users["glalice"].home / "go").touch()

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ON_NODE = ("-l", f"h={NODE}", "-q", "gpu.q")
 SHOW = "env | grep -E '^(CUDA|NVIDIA|GPU|SGE_GPU|APPTAINERENV|SINGULARITYENV)' | sort\n"
+SLEEP = "echo over\nsleep 600\n"
 
 
 def output(gpus: Gpulock, job: JobId, name: str = "STDIN", suffix: str = "") -> str:
@@ -37,7 +38,7 @@ def run(gpus: Gpulock, *args: str, script: str = SHOW) -> dict[str, str]:
 
 
 def test_a_job_gets_two_gpus_and_gives_them_back(gpus: Gpulock) -> None:
-    job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", "gpu=2", stdin=SHOW + "sleep 600")
+    job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", "gpu=2", stdin=SHOW + SLEEP)
     gpus.sge.wait_running(job)
     held = gpus.locks(NODE)
     assert len(held) == 2
@@ -49,8 +50,8 @@ def test_a_job_gets_two_gpus_and_gives_them_back(gpus: Gpulock) -> None:
         "gpu.q",
     )
     assert record.pid == gpus.sge.shepherd_pid(job)
-    seen = until(lambda: variables(output(gpus, job)) or None, what="the job to print")
-    assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"
+    until(lambda: "over\n" in output(gpus, job), what="the job to print")
+    assert variables(output(gpus, job))["CUDA_VISIBLE_DEVICES"] == "0,1"
     gpus.sge.qdel(str(job))
     gpus.sge.wait_done(job)
     gpus.wait_free()

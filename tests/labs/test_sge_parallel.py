@@ -105,7 +105,8 @@ def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpuloc
     tasks.sge.wait_running(holder)
     tasks.sge.set_exechost(blocked, "gpu=16,gpuj=8,slots=16")
     try:
-        job = tasks.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL)
+        first = ("-masterq", f"gpu.q@{NODES[0]}")  # a prolog would send the whole job back
+        job = tasks.sge.submit("glalice", "-j", "y", *first, *MPI, stdin=SERIAL)
         tasks.sge.wait_done(job)
         text = output(tasks, job)
     finally:

@@ -79,6 +79,23 @@ def wait_journal(node: Node, unit: str, words: str) -> None:
     )
 
 
+def wait_ended(node: Node, unit: str) -> None:
+    """Wait until none of a unit's processes is left; it is `deactivating` before."""
+    until(
+        lambda: show(node, unit, "ActiveState") in ("inactive", "failed"),
+        what=f"the end of {unit}",
+        why=lambda: journal(node, unit),
+    )
+
+
+def wait_sleeps(node: Node, unit: str) -> int:
+    """Wait until a unit's process has become its user's and sleeps; return it."""
+    pid = node.main_pid(unit)
+    name = ("cat", f"/proc/{pid}/comm")
+    until(lambda: node.machine.run(*name).stdout == "sleep\n", what=f"{unit} to be himself")
+    return pid
+
+
 def records(locks: dict[str, Owner]) -> dict[str, str]:
     return {name: record.token for name, record in locks.items()}
 
@@ -271,9 +288,10 @@ def test_without_sight_the_daemon_says_so_and_frees_nothing_and_doctor_finds_the
     node.claim(2)
     # somebody else's process: root's own could be seen without that capability
     node.machine.run("systemd-run", "--quiet", "--unit=job-other", "--uid=65534", "sleep", "600")
+    wait_sleeps(node, "job-other")
 
     node.machine.run("systemctl", "kill", "--signal=KILL", "job")
-    until(lambda: show(node, "job", "ActiveState") != "active", what="the job's end")
+    wait_ended(node, "job")
     node.machine.run("systemctl", "reload", DAEMON)
 
     assert len(node.locks()) == 2
@@ -349,7 +367,7 @@ def test_hooks_need_no_daemon(node: Node) -> None:
     assert show(node, DAEMON, "Result") == "success"
     node.claim(GPUS)
     node.machine.run("systemctl", "kill", "--signal=KILL", "job")
-    until(lambda: show(node, "job", "ActiveState") != "active", what="the job's end")
+    wait_ended(node, "job")
 
     again = node.claim(GPUS, "job2")  # the claim itself proves the owner dead
 
@@ -362,6 +380,8 @@ def test_a_lock_dir_that_was_lost_is_made_again_with_the_locks_of_who_lives(node
 
     pid = str(node.main_pid(DAEMON))
     node.machine.run("kill", "-STOP", pid)  # else it would put them back beneath rm's feet
+    stat = ("cat", f"/proc/{pid}/stat")
+    until(lambda: ") T " in node.machine.run(*stat).stdout, what="gpulockd to be stopped")
     node.machine.run("rm", "-rf", "/run/gpulock")
     node.machine.run("kill", "-CONT", pid)
 
@@ -419,7 +439,7 @@ def test_locks_survive_an_upgrade_of_the_package_and_hooks_that_run_keep_their_v
 
         assert "service gpulockd: started afresh" in done
         assert "service gpulock-exporter: started afresh" in done
-        assert 'version="9.' in until(node.scrape, what="a scrape")
+        assert 'version="9.' in until(lambda: node.scrape() or None, what="a scrape")
         assert records(node.locks()) == held
         node.machine.run("systemctl", "kill", "--signal=KILL", "job")
         until(lambda: not node.locks(), what="the new gpulockd to free them")
@@ -472,9 +492,7 @@ def test_its_own_user_sees_cards_locks_and_jobs(node: Node) -> None:
 def test_it_tells_a_stranger_on_a_card_from_the_jobs_own_processes(node: Node) -> None:
     node.claim(1)
     node.machine.run("systemd-run", "--quiet", "--unit=job-stranger", "--uid=65534", "sleep", "600")
-    mine, stranger = (node.main_pid(unit) for unit in ("job", "job-stranger"))
-    name = ("cat", f"/proc/{stranger}/comm")
-    until(lambda: node.machine.run(*name).stdout == "sleep\n", what="the stranger to be himself")
+    mine, stranger = node.main_pid("job"), wait_sleeps(node, "job-stranger")
     uuid = next(iter(node.locks().values())).uuid
     on_card = [Process(mine, "1G"), Process(stranger, "2G")]
 

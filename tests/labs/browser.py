@@ -109,6 +109,7 @@ class Browser:
         self._session = found["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.do(f"{domain}.enable")
+        self.do("Page.setLifecycleEventsEnabled", enabled=True)
         return self
 
     def __exit__(
@@ -129,6 +130,7 @@ class Browser:
 
     def show(self, url: str, width: int, *, dark: bool = False, height: int = 900) -> None:
         """Open a page in a window of that size, by a reader who likes it light or dark."""
+        self._open("about:blank")  # or the page before this one may load itself again meanwhile
         self.events.clear()
         self.do(
             "Emulation.setDeviceMetricsOverride",
@@ -139,8 +141,13 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.do("Emulation.setEmulatedMedia", features=[scheme])
-        self.do("Page.navigate", url=url)
-        self.wait("Page.loadEventFired")
+        self._open(url)
+
+    def _open(self, url: str) -> None:
+        """Go to an address, and wait until what is there, and not what was before, has loaded."""
+        loader = self.do("Page.navigate", url=url)["loaderId"]
+        while not any(loaded(one, loader) for one in self.events):
+            self.events.append(self._next())
 
     def value(self, script: str) -> Any:
         """Return what an expression is on the page."""
@@ -215,6 +222,16 @@ class Browser:
         line, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
         return message
+
+
+def loaded(event: dict[str, Any], loader: str) -> bool:
+    """Return whether an event says that the document of a loader has loaded."""
+    found = event.get("params", {})
+    return (
+        event.get("method") == "Page.lifecycleEvent"
+        and found["name"] == "load"
+        and found["loaderId"] == loader
+    )
 
 
 def read_png(data: bytes) -> Picture:

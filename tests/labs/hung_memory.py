@@ -26,6 +26,7 @@ SOURCE = """\
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 static volatile char *page;
 static void *look(void *x) { return (void *)(long)page[0]; }
@@ -33,6 +34,7 @@ static sigset_t told;
 static void *give_back(void *x)
 {
     int number;
+    prctl(PR_SET_NAME, "gives back");
     sigwait(&told, &number);
     munmap((void *)page, 4096);
     return x;
@@ -143,11 +145,8 @@ def hung_process(folder: Path, environ: dict[str, str], uid: int) -> Generator[i
 def wait_for(pid: int) -> None:
     """Wait until a thread of a process hangs in the kernel while it gives memory back."""
     for _ in range(600):
-        states = [
-            (task / "stat").read_text().rpartition(")")[2].split()[0]
-            for task in Path(f"/proc/{pid}/task").iterdir()
-        ]
-        if "D" in states:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        if any("(gives back) D " in stat for stat in stats):  # who waits for a page is in D as well
             return
         time.sleep(0.05)
     raise AssertionError(f"no thread of {pid} hangs")

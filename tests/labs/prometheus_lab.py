@@ -41,6 +41,7 @@ SHORTER = (
     (re.compile(r">= 600\b"), ">= 6"),
     (re.compile(r"< 900\b"), "< 20"),
 )
+UNSEEN = "min_over_time(up[3s]) == 0"  # whose series may be missing for that reason alone
 
 
 class Sample(NamedTuple):
@@ -208,7 +209,14 @@ class Prometheus:
             return found if enough else None
 
         if series == 0:
-            until(lambda: not self.query(expression), what=f"no {expression}", seconds=seconds)
+            # a scrape that is too slow takes all series away for a moment
+            gone = f"last_over_time(({expression})[3s:1s]) or {UNSEEN}"
+            until(
+                lambda: not self.query(gone),
+                what=f"no {expression}",
+                seconds=seconds,
+                why=lambda: str(self.query(gone)),
+            )
             return []
         return until(
             probe,
@@ -237,7 +245,12 @@ class Prometheus:
 
     def wait_quiet(self, alert: str, *, seconds: float = 2 * PATIENCE) -> None:
         """Wait until an alert fires no more."""
-        until(lambda: not self.firing(alert), what=f"an end of {alert}", seconds=seconds)
+        until(
+            lambda: not self.firing(alert) and not self.query(UNSEEN),
+            what=f"an end of {alert}",
+            seconds=seconds,
+            why=lambda: f"{self._get('alerts')} {self.query(UNSEEN)}",
+        )
 
     def faults(self) -> list[str]:
         """Return what the rules could not be evaluated for."""

@@ -86,7 +86,7 @@ class Cluster(Machines):
         self.setup = dataclasses.replace(self.setup, **changes)
         # A job on its way out keeps slurmd and slurmctld waiting for each other, half a minute.
         until(
-            lambda: not self.run_in(self.master, ["squeue", "-h", "-t", "CG"]).stdout.strip(),
+            lambda: self.queue("-h", "-t", "CG") == "",
             what="jobs to be completed",
             why=self.logs,
         )
@@ -138,6 +138,15 @@ class Cluster(Machines):
         """End a node's slurmd, by SIGKILL if asked; its steps and jobs live on."""
         self._stop(self.slurmd_pid(node), f"slurmd on {node}", kill)
 
+    def hear_out(self, node: str) -> None:
+        """Start a node's slurmd anew: the one that ends has told slurmctld all that it had to.
+
+        Of a Prolog that failed it tells when the job is long requeued, its Epilog over (22.05,
+        `_rpc_prolog`): slurmctld would drain a node that was resumed meanwhile.
+        """
+        self.stop_slurmd(node)
+        self.start_slurmd(node)
+
     def restart_slurmds(self) -> None:
         """Start every slurmd anew: it registers at once."""
         before: dict[str, int] = {}
@@ -156,6 +165,11 @@ class Cluster(Machines):
         if check and done.returncode != 0:
             raise LabError(f"scontrol {' '.join(args)} failed: {done.stdout}{done.stderr}")
         return done.stdout
+
+    def queue(self, *options: str) -> str | None:
+        """Return what squeue prints, None where slurmctld is too busy to answer."""
+        done = self.run_in(self.master, ["squeue", *options])
+        return done.stdout if done.returncode == 0 else None
 
     def node_state(self, node: str) -> tuple[str, str]:
         """Return a node's state and the reason set for it: `("IDLE+DRAIN", "Prolog error")`."""

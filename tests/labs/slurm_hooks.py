@@ -61,7 +61,8 @@ class Stops:
     def wait(self, hook: Hook, node: str, when: When, job: JobId) -> int:
         """Wait until a job's hook has stopped; return its pid.
 
-        When its Epilog has, the job's steps are over, and their daemons gone as well.
+        When its Epilog has, the job's steps are over, and their daemons gone as well. When its
+        Prolog has, slurmd has taken the script: else a slurmd that is killed has never had the job.
         """
         place = Path(f"{self._file(hook, node, when)}.{job}")
         said = until(
@@ -71,6 +72,8 @@ class Stops:
         )
         if hook == "Epilog":
             self.slurm.wait_stepless(job, node)
+        if hook == "Prolog":
+            self.slurm.wait_logged(node, f"Waiting for job {job}'s prolog to complete")
         return int(said)
 
     def environ(self, hook: Hook, node: str, job: JobId) -> dict[str, str]:

@@ -187,6 +187,19 @@ class Slurm(Cluster):
             why=lambda: f"{self.steps(job, node)}\n{self._about(job)}",
         )
 
+    def wait_revoked(self, job: JobId, node: str) -> None:
+        """Wait until a node's slurmd was told that a job ends: before, it starts the script."""
+        self.wait_logged(node, f"credential for job {job} revoked")
+
+    def wait_logged(self, node: str, words: str) -> None:
+        """Wait until a node's slurmd has written something to its log."""
+        log = self.lab / f"log/{node}.log"
+        until(
+            lambda: words in log.read_text(errors="replace"),
+            what=f"slurmd on {node} to say: {words}",
+            why=self.logs,
+        )
+
     def job_processes(self, job: JobId, node: str | None = None) -> list[int]:
         """Return a job's own processes, on one node or on all."""
         machines = [self.machines[name] for name in ([node] if node else self.nodes)]
@@ -196,15 +209,11 @@ class Slurm(Cluster):
         """Cancel all jobs and wait until their epilogs are over."""
         for user in USERS:  # of several --user scancel obeys the last
             self.scancel(f"--user={user}")
-
-        def queue() -> str:
-            return self.run_in(self.master, ["squeue", "--all"]).stdout
-
         until(
-            lambda: len(queue().splitlines()) == 1,
+            lambda: self.queue("-h", "--all") == "",
             what="all jobs to be gone",
             seconds=2 * PATIENCE,  # a node that lost its slurmd is given up after a minute
-            why=lambda: queue() + self.logs(),
+            why=lambda: f"{self.queue('--all')}\n{self.logs()}",
         )
 
     def recover(self) -> None:
@@ -219,6 +228,7 @@ class Slurm(Cluster):
             self.restart_slurmds()
         for node in self.nodes:
             if self.is_out(node):
+                self.hear_out(node)
                 self.resume_node(node)
 
     def device(self, node: str, minor: int) -> Path:

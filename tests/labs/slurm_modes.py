@@ -83,7 +83,7 @@ def wait_empty(gpus: Gpulock, *, seconds: float = PATIENCE) -> None:
     """Wait until Slurm's queue is empty and every epilog over."""
     slurm = gpus.slurm
     until(
-        lambda: not slurm.run_in(slurm.master, ["squeue", "-h", "--all"]).stdout,
+        lambda: slurm.queue("-h", "--all") == "",
         what="the queue to be empty",
         seconds=seconds,
         interval=0.2,

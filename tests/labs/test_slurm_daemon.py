@@ -138,6 +138,7 @@ def test_an_epilog_that_slurmd_ends_at_the_gate_is_made_up_for(
             slurm.wait_done(job)
             assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
             assert claim.locked() == claim.devices
+        slurm.wait_stepless(job)
         until(lambda: not hook_runs("epilog_slurmd"), what="the killed Epilog to end")
         witness.never_free_too_soon(assert_freed(daemon, claim, "slurmctld says CANCELLED"))
 
@@ -166,7 +167,8 @@ def test_what_killed_step_daemons_left_keeps_the_devices_past_the_epilog(
     slurm_gpus: Gpulock, daemon: Daemon
 ) -> None:
     slurm = slurm_gpus.slurm
-    job, claim = begun(slurm_gpus, daemon, script="sleep 600 &\nsleep 601\n")
+    # none ends when another one does, whichever is ended first
+    job, claim = begun(slurm_gpus, daemon, script="sleep 600 &\nsleep 601 &\nexec sleep 602\n")
     until(lambda: len(slurm.job_processes(job, NODE)) >= 3 or None, what="its processes")
     pids = kill_steps(slurm_gpus, job, NODE)
     assert len(pids) >= 2
@@ -437,6 +439,7 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     lose_locks(slurm_gpus, NODE)
     slurm.scancel(ended)
     slurm.wait_done(ended)
+    slurm.wait_stepless(ended)
     daemon.restart()
     assert claim.locked() == claim.devices
     assert gone.locked() == ()

@@ -47,7 +47,8 @@ from tests.labs.slurm_processes import hook_runs
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
-EXTRA = {**SLURM_CONF, "KillWait": "1"}
+# a job is not missed whose slurmd was killed a while ago (22.05, `_purge_missing_jobs`)
+EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
 TWO = "--gres=gpu:2"
 OTHER = "slnode2"
 MORE = {NODE: range(16)}  # Slurm believes in four times as many devices as there are
@@ -269,9 +270,10 @@ def test_a_claim_itself_frees_what_an_earlier_boot_held(slurm_gpus: Gpulock, mod
     slurm.stop_slurmd(NODE, kill=True)
     end(kill_steps(slurm_gpus, old, NODE))
     slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=reboot")
+    slurm.scancel(old)  # else it starts by itself, as soon as its node is back
+    slurm.wait_done(old)
     with other_boot(slurm_gpus, NODE):
         slurm.start_slurmd(NODE, wipe=True)
-        slurm.scancel(old)
         until(lambda: not slurm.is_out(NODE), what="the node to be back")
         assert len(slurm_gpus.locks(NODE)) == 4
         later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
@@ -400,6 +402,7 @@ def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
         slurm.scancel(job)
         slurm.wait_done(job)
         assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
+    slurm.wait_stepless(job)
     until(lambda: not hook_runs("epilog_slurmd"), what="the killed Epilog to end")
     assert len(slurm_gpus.locks(NODE)) == 2
     assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
@@ -508,6 +511,7 @@ def give_up_if_completing(gpus: Gpulock, job: JobId) -> None:
     if gpus.slurm.state(job) == "COMPLETING":
         gpus.slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=test")
         wait_requeued(gpus, job)
+        gpus.slurm.begin(job)  # not at once, by itself, when slurmd still knows the first run
         gpus.slurm.resume_node(NODE)
 
 

@@ -428,6 +428,7 @@ def test_a_job_that_met_a_broken_node_runs_once_it_is_mended(
         job = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
         slurm.wait_node(NODE, "DRAIN")
         wait_requeued(slurm_gpus, job)
+    slurm.hear_out(NODE)
     slurm.resume_node(NODE)
     slurm.scontrol("release", str(job))
     slurm.begin(job)

@@ -22,7 +22,7 @@ from tests.nvml.double import ERROR_UNKNOWN, Process
 
 USED, LEFT = 3072, 812  # MiB: of a job at work, and when its process is gone
 SAMPLE_PERIOD = 3.0  # seconds: an epilog waits for two of them
-OLDEST = 15.0  # seconds, of a sample; an epilog is over sooner
+OLDEST = 25.0  # seconds, of a sample; an epilog is over sooner, on a busy machine too
 LISTS = "nvmlDeviceGet*RunningProcesses*"
 KEYS: Mapping[str, str] = {
     "CLEAN": "kill",
@@ -172,6 +172,7 @@ def wait_out(gpus: Gpus, daemon: Daemon, because: Mapping[str, str]) -> None:
         return gpus.out() == because
 
     until(so, what=f"{because} to be out", seconds=120, interval=0.5, why=daemon.said)
+    daemon.goes_round()  # what put one out is over, and has freed it
 
 
 @contextmanager

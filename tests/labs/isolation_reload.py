@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.labs import sge_jobs
-from tests.labs.device_nodes import PROBE, TREES, make_nodes, programs
-from tests.labs.processes import running
+from tests.labs.device_nodes import PROBE, TREES, make_nodes, programs_beyond
+from tests.labs.processes import command_of, running
 from tests.labs.sge_cluster import NODES
 from tests.labs.sge_gpulock import GPUS, Gpulock, installed
 from tests.labs.sge_lab import GridEngine, JobId
@@ -51,7 +51,9 @@ def look(gpus: Gpulock, dev: Path) -> dict[str, object]:
     probe = f"/usr/bin/python3 -IS {sge_jobs.script(gpus, 'probe.py', PROBE)} {dev}"
     reloaded, go = (sge_jobs.gate_file(gpus, name) for name in ("reloaded", "go"))
     wait, last = sge_jobs.waiting_for(reloaded), sge_jobs.waiting_for(go)
-    child = sge_jobs.script(gpus, "child.sh", f"{wait}{probe}\necho child\n{last}")
+    leave = sge_jobs.gate_file(gpus, "leave")
+    looks = f"{wait}{probe}\necho child\n{sge_jobs.waiting_for(leave)}"
+    child = sge_jobs.script(gpus, "child.sh", looks)
     text = f"(setsid sh -c 'sh {child} &' &)\n{probe}\necho first\n{wait}"
     text += f"until grep -q child $SGE_STDOUT_PATH; do sleep 0.1; done\n{probe}\necho over\n{last}"
     job = gpus.sge.submit("glalice", *sge_jobs.on(NODE, "-l", "gpu=2"), stdin=text)
@@ -62,6 +64,12 @@ def look(gpus: Gpulock, dev: Path) -> dict[str, object]:
     reloaded.touch()
     rest = sge_jobs.wait_said(gpus, job, "over").partition("first\n")[2]
     inside = groups()
+    gid = sge_jobs.group_of(gpus, NODE, job)
+    leave.touch()
+    until(
+        lambda: not any(str(child) in command_of(pid) for pid in sge_jobs.carriers(gid)),
+        what="the child to end",
+    )
     go.touch()
     gpus.sge.wait_done(job)
     return {"own": own, "seen": [first, *rest.split("child\n")], "groups": inside}
@@ -89,7 +97,7 @@ def main(arguments: list[str]) -> int:
         gpus.configure(NODE, ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(dev))
         serve(sge.execd_pid(NODE))
         told = look(gpus, dev)
-        left = {"left": groups(), "programs": len(programs())}
+        left = {"left": groups(), "programs": programs_beyond(())}
         print(json.dumps({**told, **left, "stopped": stop(gpus)}))
     finally:
         sge.down()

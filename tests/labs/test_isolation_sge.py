@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.labs.sge_jobs import gate_file, held, on, reap, said, wait_said, wait
 from tests.labs.sge_lab import JobId
 from tests.labs.sge_wait import until
 from tests.labs.test_isolation_kernel import inside
+from tests.labs.test_sge_ends import kill_shepherd
 from tests.labs.test_sge_parallel import MPI, until_wrapped
 
 pytestmark = pytest.mark.lab
@@ -217,7 +217,7 @@ def test_what_a_killed_shepherd_leaves_stays_confined_until_it_ends(site: Site) 
     job = site.submit("-l", "gpu=1", script=script)
     site.gpus.sge.wait_running(job)
     own = site.own(job)
-    os.kill(site.gpus.sge.shepherd_pid(job), 9)
+    kill_shepherd(site.gpus, NODE, job)
     reap(site.gpus, NODE)
     assert len(site.service.jobs()) == 2
     late.touch()
@@ -273,6 +273,10 @@ def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
             wait_row(site, job)
         assert site.left() == []
         assert modes(site.dev) == before
+        # where processes come and go all the time a release may leave a lock to the reaper
+        left = site.gpus.locks(NODE)
+        assert all(record.settling for record in left.values())
+        assert reap(site.gpus, NODE).acts() == [("freed", "dead")] * len(left)
         assert site.gpus.locks(NODE) == {}
 
 
@@ -338,7 +342,7 @@ def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Si
     device = grouped.dev / grouped.own(older).pop()
     gid = sge_jobs.group_of(gpus, NODE, older)
     assert device.stat().st_gid == gid
-    os.kill(gpus.sge.shepherd_pid(older), 9)  # the job lives on, and keeps its lock
+    kill_shepherd(gpus, NODE, older)  # the job lives on, and keeps its lock
     next_one = grouped.submit(script="true\n")
     gpus.sge.wait_done(next_one)
     assert device.stat().st_gid == 0

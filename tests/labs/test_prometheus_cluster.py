@@ -95,11 +95,15 @@ def test_all_nodes_are_told_as_each_tells_itself_and_one_that_is_down_is_named(
     jobs = [first.run("0,1"), second.run("1:gi1.ci0")]
     try:
 
-        def settled() -> Any:
+        def agreed() -> Any:
             told = first.cluster()
             states = [node["states"] for node in told.get("nodes", [])]
-            agreed = sorted(map(str, states)) == sorted(str(one.totals()) for one in nodes)
-            return told if agreed and any(one and one["held_idle"] for one in states) else None
+            same = sorted(map(str, states)) == sorted(str(one.totals()) for one in nodes)
+            return told if same and any(one and one["held_idle"] for one in states) else None
+
+        def settled() -> Any:
+            """Return what is told once it agrees: the queries of one answer are not of one time."""
+            return agreed() and agreed()
 
         found = until(
             settled, what="the cluster to agree with its nodes", why=lambda: str(first.cluster())

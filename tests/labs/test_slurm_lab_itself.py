@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.processes import command_of
 from tests.labs.sge_wait import until
 from tests.labs.slurm_config import Gres, Setup
 from tests.labs.slurm_gpulock import Gpulock, installed
@@ -150,6 +151,11 @@ def test_steps_and_processes_of_a_running_job_are_found(own: Slurm) -> None:
     own.wait_steps(job, "batch", "extern", "0")
     assert {step.node for step in own.steps(job)} == {own.nodes[0]}
     assert own.steps(job, own.nodes[1]) == []
+    until(
+        lambda: "sleep 600" in map(command_of, own.job_processes(job)),  # srun's has a whole path
+        what="the child to sleep",
+        why=own.logs,
+    )
     own.scancel(job)
     assert own.wait_done(job) == "CANCELLED"
     own.wait_stepless(job)
@@ -185,6 +191,7 @@ def _steps_without_prolog(own: Slurm) -> list[str] | None:
     dump = own.lab / f"dumps/prolog_slurmd.{job}.{own.job(job)['BatchHost']}"
     own.requeue(job)
     own.wait_state(job, "PENDING")
+    own.wait_stepless(job)
     dump.unlink()
     own.begin(job, at_once=True)
     until(

@@ -193,7 +193,6 @@ def test_a_node_that_cannot_confine_is_drained_and_says_why(
 ) -> None:
     site.configure(**change)
     job = site.submit("--gres=gpu:1", text="echo ran\n")
-    site.slurm.wait_state(job, "PENDING")
     until(lambda: site.slurm.is_out(NODE), what="the node to be drained")
     shown = site.slurm.scontrol("show", "node", NODE)
     assert "gpulock" in shown and "isolation" in shown.lower()

@@ -69,4 +69,5 @@ def test_one_that_nothing_ends_keeps_its_devices_and_the_epilog_ends_in_time(
         slurm.wait_done(job)
         assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
         assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
+    slurm.wait_stepless(job)  # its daemon ends with it
     assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}

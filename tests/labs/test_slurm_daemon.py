@@ -51,7 +51,7 @@ from tests.labs.slurm_journal import doubles
 from tests.labs.slurm_lab import JobId
 from tests.labs.slurm_modes import NODE, by_gpulock, settings, wait_empty, wait_said
 from tests.labs.slurm_processes import hook_runs
-from tests.labs.test_slurm_ends import EXTRA, KEYS, MORE, TWO, forget_completing, leak
+from tests.labs.test_slurm_ends import EXTRA, KEYS, MORE, TWO, UNASKED, forget_completing, leak
 from tests.labs.test_slurm_faults import forget
 
 pytestmark = pytest.mark.lab
@@ -156,6 +156,7 @@ def test_a_process_that_no_signal_ends_keeps_its_devices_past_the_epilog(
             assert slurm.wait_node(NODE, "DRAIN") == "Kill task failed"
             slurm.wait_done(job)
             assert_held(daemon, claim, "released by its epilog")
+        slurm.wait_stepless(job)  # its daemon ends with it
         witness.never_free_too_soon(assert_freed(daemon, claim, SETTLED))
 
 
@@ -244,6 +245,7 @@ def test_a_job_whose_epilog_did_not_run_is_freed_on_slurmctlds_word(
         assert_freed(daemon, claim, "slurmctld says CANCELLED")
 
 
+@pytest.mark.parametrize("setup", [{"extra": UNASKED}])
 def test_an_epilog_that_dies_with_its_slurmd_is_made_up_for_when_slurmctld_gave_up(
     slurm_gpus: Gpulock, hooks: Stops, daemon: Daemon
 ) -> None:

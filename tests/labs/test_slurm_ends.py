@@ -46,6 +46,9 @@ KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
 # a job is not missed whose slurmd was killed a while ago (22.05, `_purge_missing_jobs`)
 EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
 TWO = "--gres=gpu:2"
+# slurmctld asks a slurmd again when twice MessageTimeout and KillWait are over; that one answers
+# for an Epilog that it has begun once as for one that is over (22.05, `_list_find_job_old`)
+UNASKED = {**EXTRA, "KillWait": "120"}
 MORE = {NODE: range(16)}  # Slurm believes in four times as many devices as there are
 
 
@@ -283,6 +286,7 @@ def test_an_epilog_that_outlives_its_slurmd_frees(slurm_gpus: Gpulock, hooks: St
 def test_an_epilog_that_dies_with_its_slurmd_leaves_locks_that_a_reconcile_frees(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=UNASKED, order=MORE)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     hooks.set("Epilog", NODE, "before")

@@ -161,7 +161,10 @@ def test_a_job_that_slurmctld_forgot_is_ended_and_leaks_nothing_past_a_reconcile
     # told of two orphan steps, slurmd mostly runs no Epilog at all
     ran = hooks.has_run("Epilog", NODE, job)
     until(
-        lambda: {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"},
+        lambda: (
+            {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"}
+            and slurm_gpus.locks(NODE) == {}
+        ),  # one that was refused has freed nothing
         what="its locks to be freed",
     )
     assert slurm_gpus.locks(NODE) == {}
@@ -425,6 +428,7 @@ def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(
         slurm.wait_done(job)
         assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
         assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
+    slurm.wait_stepless(job)  # its daemon ends with it
     assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}
 
 

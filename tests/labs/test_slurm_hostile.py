@@ -31,7 +31,7 @@ from tests.labs.slurm_jobs import (
     wait_requeued,
     waiting_for,
 )
-from tests.labs.slurm_lab import JobId
+from tests.labs.slurm_lab import STARTED, JobId
 from tests.labs.slurm_modes import (
     NODE,
     SLURM_CONF,
@@ -501,6 +501,7 @@ def test_a_task_of_a_refused_job_cannot_be_run_by_a_step_that_hides_its_job(
     with occupied(slurm_gpus, NODE, *ALL):
         job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script="exec sleep 600\n")
         attach = ["srun", f"--jobid={job}", "--overlap", "sh", "-c", f"echo ran >{told}"]
+        slurm.wait_state(job, *STARTED)  # of one that is still to start none could be run
         tries = 0
         while slurm.job(job)["Restarts"] == "0" and tries < 20:
             slurm.run_as("slalice", attach)

@@ -100,7 +100,7 @@ def test_jobs_that_are_deleted_or_run_out_of_time_give_back_at_once(gpus: Gpuloc
         str(stopped): 1,
         str(timed): 2,
     }
-    assert len(set().union(*granted.values())) == 7
+    assert len({device for devices in granted.values() for device in devices}) == 7
     gpus.sge.qdel(str(deleted))
     gpus.sge.qdel("-f", str(forced))
     gpus.sge.qdel(str(stopped))

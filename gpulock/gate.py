@@ -78,6 +78,7 @@ class Gate:
     def _lock(self) -> None:
         pause = FIRST_PAUSE
         while True:
+            left = self._deadline.left()  # asked first: who was held up himself tries once more
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
@@ -86,7 +87,6 @@ class Gate:
                     raise Refusal(
                         BROKEN, f"the gate cannot be locked: {fault}", "look at LOCK_DIR"
                     ) from fault
-            left = self._deadline.left()
             if left <= 0:
                 raise GateShutError(self._path)
             time.sleep(min(pause, left))

@@ -9,6 +9,7 @@ TaskProlog or by slurmctld's own words: a comment is theirs, and not written ove
 from __future__ import annotations
 
 import os
+import time
 
 from gpulock import atomic
 from gpulock.child import Program
@@ -26,6 +27,8 @@ VARIABLE = "gpulock"
 LENGTH = 240  # characters that are told
 AT_ONCE = 20  # notes of one round
 LIMIT = 4096  # bytes of a note
+OLD = 120.0  # seconds: a hook writes its note within its own deadline
+TAKEN = ".taken"
 
 
 class Refusals:
@@ -43,29 +46,43 @@ class Refusals:
             for line in self.asking.answer():
                 self._journal.say(INFO, line)
             self.asking = None
-        notes = take(f"{node.store.path}/{FOLDER}")
+        notes = take(f"{node.store.path}/{FOLDER}", time.time())
         if notes and node.settings.sge_root:
             settings = node.settings
             self.asking = Asking(lambda: tell(settings, notes))
 
 
-def take(folder: str) -> dict[str, str]:
-    """Return the notes by job and take them away, with what was never finished."""
+def take(folder: str, now: float) -> dict[str, str]:
+    """Return the notes by job and take them away, with what was cut short long before `now`.
+
+    Hooks write meanwhile: each is taken under another name first, so that a later note stays.
+    """
     found: dict[str, str] = {}
     try:
         names = sorted(os.listdir(folder))
     except FileNotFoundError:
         return {}
     for name in names:
-        if name.isdecimal() and len(found) >= AT_ONCE:
-            continue
-        if name.isdecimal():
+        if not name.isdecimal():
+            forget_old(f"{folder}/{name}", now)
+        elif len(found) < AT_ONCE:
             try:
-                found[name] = atomic.read_text(f"{folder}/{name}", LIMIT)
+                os.rename(f"{folder}/{name}", f"{folder}/{TAKEN}")
+                found[name] = atomic.read_text(f"{folder}/{TAKEN}", LIMIT)
             except OSError:
                 pass  # whatever stands there, it is no note
-        atomic.remove_quietly(f"{folder}/{name}")
+            atomic.remove_quietly(f"{folder}/{TAKEN}")
     return found
+
+
+def forget_old(path: str, now: float) -> None:
+    """Remove what nobody writes any more; `now` is seconds since 1970."""
+    try:
+        old = now - os.lstat(path).st_mtime > OLD
+    except OSError:
+        return
+    if old:
+        atomic.remove_quietly(path)
 
 
 def tell(settings: Settings, notes: dict[str, str]) -> list[str]:

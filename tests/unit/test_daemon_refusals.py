@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpulock import refused
+from gpulock import atomic, refused
 from gpulock.daemon.journal import Journal
 from gpulock.daemon.reconcile import Report
-from gpulock.daemon.refusals import AT_ONCE, LENGTH, Refusals, take, value_of
+from gpulock.daemon.refusals import AT_ONCE, LENGTH, OLD, Refusals, take, value_of
 from tests.unit.trees import Box
 
 WHY = "gpulock: job 12: busy: 2 GPUs asked for, 1 of 4 free; the job can run when others have ended"
@@ -144,8 +145,34 @@ def test_what_is_no_note_is_taken_away(site: Site) -> None:
     os.mkfifo(folder / "13")
     (folder / "14").symlink_to("/etc/passwd")
     (folder / "15").write_text("x" * 100_000)
-    assert list(take(str(folder))) == ["12"]
+    assert list(take(str(folder), time.time() + OLD)) == ["12"]
     assert site.notes() == []
+
+
+def test_a_note_that_is_being_written_is_not_taken_away(site: Site) -> None:
+    site.keep("12")
+    folder = site.box.lock / "refused"
+    (folder / ".13.0123456789ab").write_text("a part")
+    assert list(take(str(folder), time.time())) == ["12"]
+    assert site.notes() == [".13.0123456789ab"]
+
+
+def test_a_later_note_of_a_job_outlives_the_taking_of_the_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.keep("12", "first")
+    read = atomic.read_text
+
+    def read_while_the_hook_writes(path: str, limit: int = 0, dir_fd: int | None = None) -> str:
+        text = read(path, limit, dir_fd)
+        site.keep("12", "second")
+        return text
+
+    monkeypatch.setattr(atomic, "read_text", read_while_the_hook_writes)
+    folder = str(site.box.lock / "refused")
+    assert take(folder, time.time()) == {"12": "first"}
+    monkeypatch.undo()
+    assert take(folder, time.time()) == {"12": "second"}
 
 
 def test_on_a_node_without_grid_engine_notes_are_taken_away(tmp_path: Path) -> None:

@@ -75,6 +75,28 @@ def test_a_stopped_holder_is_refused_at_the_deadline(
     assert (found.kind, NAME in found.why) == (UNKNOWN, True)
 
 
+def test_who_was_held_up_himself_past_his_deadline_finds_a_gate_that_is_open_again(
+    tmp_path: Path,
+) -> None:
+    holder = Gate(str(tmp_path), Deadline(1))
+
+    class Suspended(Deadline):
+        """A deadline that passes while the machine sleeps, and the holder is over by then."""
+
+        asked = 0
+
+        def left(self) -> float:
+            self.asked += 1
+            if self.asked == 1:
+                return 5.0
+            holder.__exit__()
+            return 0.0
+
+    holder.__enter__()
+    with Gate(str(tmp_path), Suspended(5)) as gate:
+        assert gate.waited >= 0
+
+
 def test_a_killed_holder_lets_go(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     holder.kill()
     holder.wait()

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulock.install.hooks import HookPaths
 from tests.labs import slurm_jobs
-from tests.labs.device_nodes import PROBE, make_nodes, programs
+from tests.labs.device_nodes import PROBE, make_nodes, programs_beyond
 from tests.labs.isolation_reload import groups, serve
 from tests.labs.slurm_config import Setup
 from tests.labs.slurm_gpulock import Gpulock, installed
@@ -37,7 +37,7 @@ def look(gpus: Gpulock, dev: Path) -> dict[str, object]:
     child = slurm_jobs.script(
         gpus, "child.sh", f"{wait}{probe} >{seen}.new\nmv {seen}.new {seen}\n"
     )
-    text = f"(setsid sh -c 'sh {child} &' &)\n{probe}\necho first\n{wait}"
+    text = f"(setsid sh -c 'bash {child} &' &)\n{probe}\necho first\n{wait}"
     text += f"{slurm_jobs.waiting_for(seen)}cat {seen}\necho child\n{probe}\necho script\n"
     job = gpus.slurm.submit(
         "slalice", "-w", NODE, "--gres=gpu:2", script=f"{text}srun {probe}\necho over\n{last}"
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
         gpus.configure(NODE, **settings(gpus, SLURM_CHOOSER="gpulock", **keys))
         serve(slurm.slurmd_pid(NODE), SCOPE)
         told = look(gpus, dev)
-        left = {"left": groups(), "programs": len(programs()), "locks": len(gpus.locks(NODE))}
+        left = {"left": groups(), "programs": programs_beyond(()), "locks": len(gpus.locks(NODE))}
         print(json.dumps({**told, **left}))
     return 0
 

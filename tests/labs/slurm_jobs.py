@@ -68,7 +68,7 @@ def gate_file(gpus: Gpulock, name: str, user: str = "slalice") -> Path:
 
 
 def waiting_for(path: Path) -> str:
-    """Return lines of a batch script that wait for a file, by bash alone.
+    """Return lines of a batch script (bash, no other shell) that wait for a file by themselves.
 
     A child that slept would outlive a script that Slurm ends, and keep its locks for that long.
     """

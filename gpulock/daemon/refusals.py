@@ -28,7 +28,6 @@ LENGTH = 240  # characters that are told
 AT_ONCE = 20  # notes of one round
 LIMIT = 4096  # bytes of a note
 OLD = 120.0  # seconds: a hook writes its note within its own deadline
-TAKEN = ".taken"
 
 
 class Refusals:
@@ -66,12 +65,13 @@ def take(folder: str, now: float) -> dict[str, str]:
         if not name.isdecimal():
             forget_old(f"{folder}/{name}", now)
         elif len(found) < AT_ONCE:
+            taken = f"{folder}/.{name}.taken"
             try:
-                os.rename(f"{folder}/{name}", f"{folder}/{TAKEN}")
-                found[name] = atomic.read_text(f"{folder}/{TAKEN}", LIMIT)
+                os.rename(f"{folder}/{name}", taken)
+                found[name] = atomic.read_text(taken, LIMIT)
             except OSError:
                 pass  # whatever stands there, it is no note
-            atomic.remove_quietly(f"{folder}/{TAKEN}")
+            atomic.remove_quietly(taken)
     return found
 
 

@@ -149,6 +149,16 @@ def test_what_is_no_note_is_taken_away(site: Site) -> None:
     assert site.notes() == []
 
 
+def test_a_folder_in_the_place_of_a_note_keeps_no_other_from_being_told(site: Site) -> None:
+    for job in ("12", "14"):
+        site.keep(job)
+    folder = site.box.lock / "refused"
+    (folder / "13").mkdir()
+    assert list(take(str(folder), time.time())) == ["12", "14"]
+    site.keep("15")
+    assert list(take(str(folder), time.time())) == ["15"]
+
+
 def test_a_note_that_is_being_written_is_not_taken_away(site: Site) -> None:
     site.keep("12")
     folder = site.box.lock / "refused"

@@ -57,11 +57,14 @@ def test_a_driver_that_is_loaded_anew_is_heard_again_and_no_counter_falls(tmp_pa
             time.sleep(0.2)
         after = exporter.up(2)
         assert after.one(LOOKED) > seen
-        counts = [len(exporter.workers())]
-        while counts[-1] == 0 and len(counts) < 1000:  # the next one is on its way
-            time.sleep(0.05)
-            counts.append(len(exporter.workers()))
-        assert counts[-1] == 1
+        workers: list[int] = []
+
+        def there() -> bool:
+            """Look once: the next one may be on its way."""
+            workers[:] = [one.pid for one in exporter.workers()]
+            return bool(workers)
+
+        assert until(there) and len(workers) == 1
 
 
 def test_a_card_off_the_bus_is_missing_and_comes_back(tmp_path: Path) -> None:

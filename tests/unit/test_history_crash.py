@@ -9,8 +9,9 @@ import json
 import os
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -77,53 +78,56 @@ def killed_at(number: int, act: Callable[[], None], half: bool) -> Callable[[], 
     return run
 
 
+def killed(
+    folder: Path, half: bool, prepare: Callable[[Ended], None], act: Callable[[Ended], None]
+) -> Iterator[tuple[Ended, str]]:
+    """Yield a node on which `act` was killed at its first system call, its second, to the last."""
+    deaths = 0
+    for number in count(1):
+        site = Ended(folder / str(number))
+        prepare(site)
+        code = in_child(killed_at(number, partial(act, site), half))
+        assert code in (0, KILLED)
+        deaths += code == KILLED
+        yield site, f"killed at call {number}"
+        if code == 0:
+            break
+    assert deaths > 40
+
+
 @pytest.mark.parametrize("half", [False, True])
 def test_killed_at_any_call_no_claim_is_lost_and_none_is_written_twice(
     tmp_path: Path, half: bool
 ) -> None:
-    number, deaths = 0, 0
-    while True:
-        number += 1
-        site = Ended(tmp_path / str(number))
+    def prepare(site: Ended) -> None:
         site.claim(3, token="first")
         site.write()
         for numbers, token in (((0, 1), "feed"), ((2,), "beef"), ((3,), "gone")):
             site.run_job(*numbers, token=token)
             site.end(*numbers)
         shutil.rmtree(site.lock / "released" / f"gone.{bus(3)}")
-        code = in_child(killed_at(number, partial(chore, site), half))
-        assert code in (0, KILLED)
-        deaths += code == KILLED
+
+    for site, when in killed(tmp_path, half, prepare, chore):
         fresh(site)
         told = sorted(site.tokens())
-        assert told == ["beef", "feed", "first", "gone"], f"killed at call {number}"
+        assert told == ["beef", "feed", "first", "gone"], when
         assert {found["token"]: found["gpus"] for found in site.records()}["feed"] == 2
         assert (site.waiting(), site.owed()) == ([], [])
-        if code == 0:
-            break
-    assert deaths > 40
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_killed_at_any_call_of_a_reap_its_line_says_how_all_the_same(
     tmp_path: Path, half: bool
 ) -> None:
-    number, deaths = 0, 0
-    while True:
-        number += 1
-        site = Ended(tmp_path / str(number))
+    def prepare(site: Ended) -> None:
         site.run_job(0, 1)
-        code = in_child(killed_at(number, partial(reap, site), half))
-        assert code in (0, KILLED)
-        deaths += code == KILLED
+
+    for site, when in killed(tmp_path, half, prepare, reap):
         reap(site)
         (told,) = site.records()
-        assert (told["how"], told["proof"]) == ("reap", PROOF), f"killed at call {number}"
+        assert (told["how"], told["proof"]) == ("reap", PROOF), when
         assert [one["how"] for one in told["devices"]] == ["reap"] * 2
         assert (site.waiting(), site.owed()) == ([], [])
-        if code == 0:
-            break
-    assert deaths > 40
 
 
 def reap(site: Ended) -> None:

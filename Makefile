@@ -12,10 +12,10 @@ DEV := .venv/.dev
 STEP := tests/step.sh
 PYTEST := $(BIN)/pytest -q
 # What a lab does to its host is looked at while it is alone; Slurm's, Grid Engine's and the others then run at the same time.
-LABS := $(wildcard tests/labs/test_*.py)
+LABS := $(wildcard tests/labs/*/test_*.py)
 ITSELF := $(filter %_itself.py,$(LABS))
-SLURM := $(filter-out $(ITSELF),$(wildcard tests/labs/test_*slurm*.py))
-SGE := $(filter-out $(ITSELF),$(wildcard tests/labs/test_*sge*.py))
+SLURM := $(filter-out $(ITSELF),$(wildcard tests/labs/slurm/test_*.py))
+SGE := $(filter-out $(ITSELF),$(wildcard tests/labs/sge/test_*.py))
 OTHERS := $(filter-out $(ITSELF) $(SLURM) $(SGE),$(LABS))
 # Processes of one lab are none of another's business: each scheduler has a /proc of its own.
 ALONE := unshare --pid --fork --mount-proc --kill-child bash -c
@@ -59,32 +59,32 @@ test: $(DEV)  ## check, every lab in its short form, the sweep sampled
 	    $(foreach lab,SLURM SGE,"$(ALONE) '$(PYTEST) -m lab --timeout 600 $($(lab)); exit \$$?'") "$(MAKE) others"
 others: $(DEV)
 	@$(PYTEST) -m lab --timeout 600 $(OTHERS)
-	@$(PYTEST) -m install --timeout 600 tests/install tests/unit/test_nvml_double_faithful.py
+	@$(PYTEST) -m install --timeout 600 tests/install tests/unit/repository/test_nvml_double_faithful.py
 	@$(ALONE) '$(PYTEST) -m sweep --timeout 3000 tests/sweep; exit $$?'
 
 lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)
 	@tests/consent.sh "make lab-sge"
-	@$(STEP) "lab-sge" $(PYTEST) -m lab --timeout 600 $(or $(wildcard tests/labs/sge tests/labs/test_sge*.py),tests/labs/sge)
+	@$(STEP) "lab-sge" $(PYTEST) -m lab --timeout 600 tests/labs/sge
 
 lab-isolation: $(DEV)  ## jobs kept to their devices by this machine's kernel (root)
 	@tests/consent.sh "make lab-isolation"
-	@$(STEP) "lab-isolation" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_isolation*.py)
+	@$(STEP) "lab-isolation" $(PYTEST) -m lab --timeout 600 tests/labs/isolation $(wildcard tests/labs/*/test_isolation.py)
 
 lab-slurm: $(DEV)  ## the lab with a real Slurm (root)
 	@tests/consent.sh "make lab-slurm"
-	@$(STEP) "lab-slurm" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_slurm*.py)
+	@$(STEP) "lab-slurm" $(PYTEST) -m lab --timeout 600 tests/labs/slurm
 
 lab-containers: $(DEV)  ## the lab with real Apptainer, podman, bubblewrap, Charliecloud (root)
 	@tests/consent.sh "make lab-containers"
-	@$(STEP) "lab-containers" $(PYTEST) -m lab --timeout 300 tests/labs/test_containers.py
+	@$(STEP) "lab-containers" $(PYTEST) -m lab --timeout 300 tests/labs/containers
 
 lab-prometheus: $(DEV)  ## the lab with a real Prometheus: rules, alerts and dashboards (root)
 	@tests/consent.sh "make lab-prometheus"
-	@$(STEP) "lab-prometheus" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_prometheus*.py)
+	@$(STEP) "lab-prometheus" $(PYTEST) -m lab --timeout 600 tests/labs/prometheus
 
 lab-systemd: $(DEV)  ## both services under a real systemd, in namespaces (root)
 	@tests/consent.sh "make lab-systemd"
-	@$(STEP) "lab-systemd" $(PYTEST) -m lab --timeout 600 $(wildcard tests/labs/test_systemd*.py)
+	@$(STEP) "lab-systemd" $(PYTEST) -m lab --timeout 600 tests/labs/systemd
 
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep

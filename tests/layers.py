@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 
-COLD = frozenset({"cli", "install", "report", "simulate"})
-WARM = frozenset({"daemon"})
+COLD = frozenset({"cli", "install", "report", "simulate", "text"})
+WARM = frozenset({"daemon", "workstation"})
 SCHEDULERS = frozenset({"sge", "slurm"})
 
 RANK = {"hot": 0, "warm": 1, "cold": 2}
@@ -18,14 +18,14 @@ HOT_STANDARD = frozenset(
 )
 # What a module may load beyond that, when it is needed and not before.
 HOT_RARELY = {
-    "gpulock.mounts": frozenset({"ctypes"}),
+    "gpulock.node.mounts": frozenset({"ctypes"}),
     "gpulock.isolation.bpf": frozenset({"_ctypes"}),
-    "gpulock.untraced": frozenset({"ctypes"}),
+    "gpulock.hooks.drop_privileges": frozenset({"ctypes"}),
 }
 # A hook may load one of these. contextlib loads functools, so with it the other is free.
 HOT_ONE_OF = ("contextlib", "functools")
 
-# pynvml is nobody's here: gpulock_exporter.nvml alone imports it.
+# pynvml is nobody's here: gpulock_exporter.nvml.source alone imports it.
 THIRD_PARTY = {
     "hot": frozenset[str](),
     "warm": frozenset({"filelock", "psutil"}),
@@ -34,7 +34,7 @@ THIRD_PARTY = {
 
 
 def part_of(module: str) -> str:
-    """Name the part of gpulock that a module belongs to: `gpulock.cli.status` is of `cli`."""
+    """Name the part of gpulock that a module belongs to: `gpulock.cli.status.status` is of `cli`."""
     return (module + "..").split(".")[1]
 
 

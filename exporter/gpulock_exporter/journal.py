@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpulock.refusal import one_line
+from gpulock.errors import one_line
 
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
 LONGEST = 300  # characters of a reason that are shown

@@ -17,8 +17,8 @@ import click
 
 from gpulock import __version__
 from gpulock.cli.session import Session
-from gpulock.refusal import BROKEN, Refusal
-from gpulock.settings import DEFAULT_PATH
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node.settings import DEFAULT_PATH
 
 REFUSED, NODE_BROKEN, INTERRUPTED = 1, 3, 130  # 2, usage, is click's own
 
@@ -27,41 +27,41 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Look",
         (
-            ("status", "status:status", "Show every GPU and who holds it."),
-            ("why", "why:why", "Explain why a job or device is in the state it is in."),
-            ("report", "report:report", "Show what a job's GPUs did."),
-            ("history", "history:history", "Show finished claims and their GPU hours."),
-            ("inventory", "inventory:inventory", "Show the devices, their places and links."),
-            ("config", "config:config", "Show every setting, or check a settings file."),
+            ("status", "status.status:status", "Show every GPU and who holds it."),
+            ("why", "why.why:why", "Explain why a job or device is in the state it is in."),
+            ("report", "history.report:report", "Show what a job's GPUs did."),
+            ("history", "history.history:history", "Show finished claims and their GPU hours."),
+            ("inventory", "admin.inventory:inventory", "Show the devices, their places and links."),
+            ("config", "admin.config:config", "Show every setting, or check a settings file."),
         ),
     ),
     (
         "Hold GPUs",
         (
-            ("run", "run:run", "Run a command with GPUs of its own."),
-            ("claim", "hold:claim", "Hold GPUs for a process, such as this shell."),
-            ("release", "release:release", "Give GPUs back."),
+            ("run", "claims.run:run", "Run a command with GPUs of its own."),
+            ("claim", "claims.claim:claim", "Hold GPUs for a process, such as this shell."),
+            ("release", "claims.release:release", "Give GPUs back."),
         ),
     ),
     (
         "Administer",
         (
-            ("reap", "reap:reap", "Free what dead owners hold, with the proof."),
-            ("reserve", "admin:reserve", "Lock a device for yourself, kept over a reboot."),
-            ("unreserve", "admin:unreserve", "End a reserve."),
-            ("quarantine", "admin:quarantine", "Take a device out of service."),
-            ("restore", "admin:restore", "Put a device back into service."),
+            ("reap", "admin.reap:reap", "Free what dead owners hold, with the proof."),
+            ("reserve", "admin.devices:reserve", "Lock a device for yourself, kept over a reboot."),
+            ("unreserve", "admin.devices:unreserve", "End a reserve."),
+            ("quarantine", "admin.devices:quarantine", "Take a device out of service."),
+            ("restore", "admin.devices:restore", "Put a device back into service."),
         ),
     ),
     (
         "Set up",
         (
-            ("install", "setup:install", "Install the hooks of a scheduler on this node."),
-            ("uninstall", "setup:uninstall", "Take the hooks away again."),
-            ("doctor", "setup:doctor", "Check this node and its scheduler."),
-            ("cdi", "cdi:cdi", "Name the devices for podman and Docker."),
-            ("simulate", "simulate:simulate", "Write a simulated node to try things on."),
-            ("demo", "demo:demo", "See it work: no GPU, no scheduler, no root."),
+            ("install", "admin.install:install", "Install the hooks of a scheduler on this node."),
+            ("uninstall", "admin.install:uninstall", "Take the hooks away again."),
+            ("doctor", "admin.install:doctor", "Check this node and its scheduler."),
+            ("cdi", "admin.cdi:cdi", "Name the devices for podman and Docker."),
+            ("simulate", "admin.simulate:simulate", "Write a simulated node to try things on."),
+            ("demo", "admin.demo:demo", "See it work: no GPU, no scheduler, no root."),
         ),
     ),
 )

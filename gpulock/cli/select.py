@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpulock.cli.words import device_name
-from gpulock.devices import Device, bus_key
-from gpulock.owner import Owner
+from gpulock.node.devices import Device, bus_key
+from gpulock.store.owner import Owner
+from gpulock.text.words import device_name
 
 LEAST_UUID = 8  # characters of a UUID that must be given
 LONGEST = 64  # characters of any name

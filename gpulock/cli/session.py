@@ -8,10 +8,10 @@ import pwd
 
 import click
 
-from gpulock.node import Node
-from gpulock.procfs import Proc
-from gpulock.refusal import one_line
-from gpulock.settings import Settings, load
+from gpulock.errors import one_line
+from gpulock.node.context import Node
+from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings, load
 
 PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
 

@@ -12,22 +12,22 @@ import sys
 from collections.abc import Sequence
 
 from gpulock import __version__
-from gpulock.daemon.cdi import CdiSpec
-from gpulock.daemon.count_sge import SgeCount
-from gpulock.daemon.count_slurm import SlurmCount
-from gpulock.daemon.daemon import Daemon
-from gpulock.daemon.drift import Drift
-from gpulock.daemon.health import Health
-from gpulock.daemon.history import History
-from gpulock.daemon.idle import Idle
-from gpulock.daemon.journal import ERROR, WARNING, Journal
-from gpulock.daemon.notify import from_environ, in_journal
-from gpulock.daemon.publish import Publisher
-from gpulock.daemon.refusals import Refusals
+from gpulock.daemon.core.journal import ERROR, WARNING, Journal
+from gpulock.daemon.core.notify import from_environ, in_journal
+from gpulock.daemon.core.signals import EndedError, Signals
+from gpulock.daemon.health.policy import Health
+from gpulock.daemon.history.collect import History
+from gpulock.daemon.idle.policy import Idle
+from gpulock.daemon.main_loop import Daemon
+from gpulock.daemon.reconcile.cdi import CdiSpec
+from gpulock.daemon.reconcile.inventory_file import Publisher
+from gpulock.daemon.reconcile.refusal_context import Refusals
 from gpulock.daemon.rounds import Chore, RunsAlreadyError
-from gpulock.daemon.signals import EndedError, Signals
-from gpulock.refusal import BROKEN, Refusal
-from gpulock.settings import DEFAULT_PATH, load
+from gpulock.daemon.slots.drift import Drift
+from gpulock.daemon.slots.sge import SgeCount
+from gpulock.daemon.slots.slurm import SlurmCount
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node.settings import DEFAULT_PATH, load
 
 DONE, REFUSED, USAGE, NODE_BROKEN = 0, 1, 2, 3
 HELP = """usage: gpulockd [--config FILE]

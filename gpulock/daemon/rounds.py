@@ -11,17 +11,17 @@ import os
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from gpulock import boot
-from gpulock.daemon import news
-from gpulock.daemon.control import Silence, SparingControl
-from gpulock.daemon.driver import DaemonNode
-from gpulock.daemon.journal import ERROR, NOTICE, Journal
-from gpulock.daemon.process import judge
-from gpulock.daemon.reconcile import Report, reconcile
-from gpulock.daemon.single import Single
+from gpulock.daemon.core.controller import Silence, SparingControl
+from gpulock.daemon.core.instance_lock import Single
+from gpulock.daemon.core.journal import ERROR, NOTICE, Journal
+from gpulock.daemon.reconcile import report_messages
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.reconcile import Report, reconcile
 from gpulock.deadline import Deadline, boottime
-from gpulock.node import Node
-from gpulock.refusal import BUSY, Refusal
+from gpulock.errors import BUSY, Refusal
+from gpulock.node.context import Node
+from gpulock.store import boot
+from gpulock.workstation.process_claims import judge
 
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
 CAP_SYS_PTRACE = 19  # linux/capability.h
@@ -105,13 +105,13 @@ class Rounds:
         return report
 
     def _tell(self, report: Report) -> None:
-        for line in news.events(report):
+        for line in report_messages.events(report):
             self._journal.say(NOTICE, line)
         expected = self.node.settings.gpus
         self._journal.stands(
-            "node", news.standing(report, expected, sightless(self.node, os.geteuid()))
+            "node", report_messages.standing(report, expected, sightless(self.node, os.geteuid()))
         )
-        self.summary = news.summary(report, expected)
+        self.summary = report_messages.summary(report, expected)
 
     def _do_chores(self, report: Report, now: float) -> None:
         failed: dict[str, str] = {}

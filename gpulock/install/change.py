@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from gpulock import atomic
 from gpulock.install.hooks import InstallError, make_folder
+from gpulock.store import atomic
 
 VERSION: Final = 1
 _SHOWN: Final = 12  # lines: a longer text (a script of ours) is only counted

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulock.procfs import Proc
+from gpulock.node.procfs import Proc
 
 _NAMESPACES = ("uts", "mnt")  # a daemon in a container is another machine's
 

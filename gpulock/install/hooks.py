@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Final
 
 import gpulock
-from gpulock import atomic
 from gpulock.bundle import NAME
 from gpulock.install.bundle import pack
-from gpulock.settings import parse
+from gpulock.node.settings import parse
+from gpulock.store import atomic
 
 FOLDERS: Final = ("prolog", "epilog")
-HOT: Final = ("sge", "slurm", "isolation")  # packages; gpulock/*.py is hot as well
+# packages; gpulock/*.py is hot as well
+HOT: Final = ("store", "node", "job", "alloc", "hooks", "isolation", "slurm", "sge")
 _SHEBANG_LIMIT: Final = 127  # bytes of `#!` line: BINPRM_BUF_SIZE before Linux 5.1
 _PROBE: Final = (
     "import sys; print(sys.version_info >= (3, 11), sys.implementation.cache_tag, sys.version)"

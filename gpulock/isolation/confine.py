@@ -9,11 +9,11 @@ there is no record of a job to lose. In doubt nothing is opened: what fails here
 import errno
 import os
 
-from gpulock.devices import Device
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import marks, policy, tree
 from gpulock.isolation.tree import V1, Tree
-from gpulock.node import Node
-from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

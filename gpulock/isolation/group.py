@@ -9,16 +9,16 @@ group's next owner must not open what a dead job's lock still holds. Everything 
 
 import os
 
-from gpulock import atomic, kv, owner
-from gpulock.devices import Device
-from gpulock.locks import Lock
-from gpulock.node import Node
-from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.store import atomic, kv, owner
+from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.liveness import Judge
-    from gpulock.owner import Owner
+    from gpulock.alloc.liveness import Judge
+    from gpulock.store.owner import Owner
 
 MODE = 0o660
 PARAMS, SWITCH = "params", "ModifyDeviceFiles"  # of /proc/driver/nvidia

@@ -6,21 +6,21 @@ Hot; the only door to this package for hooks, which load it where ISOLATION is n
 
 import os
 
-from gpulock import boot
 from gpulock.deadline import Deadline
-from gpulock.devices import Device
-from gpulock.gate import Gate
+from gpulock.errors import BROKEN, Refusal
 from gpulock.isolation import confine, group, marks, sessions, tree
 from gpulock.isolation.policy import NOTHING
-from gpulock.node import Node
-from gpulock.refusal import BROKEN, Refusal
-from gpulock.settings import Settings
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
+from gpulock.store import boot
+from gpulock.store.gate import Gate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpulock.liveness import Judge
+    from gpulock.alloc.liveness import Judge
 
 CGROUP, GROUP = "cgroup", "group"
 

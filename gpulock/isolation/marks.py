@@ -8,8 +8,8 @@ cgroup is made, and is no record of jobs.
 
 import os
 
-from gpulock import atomic, boot
-from gpulock.locks import Store
+from gpulock.store import atomic, boot
+from gpulock.store.locks import Store
 
 MARK = "isolation"
 

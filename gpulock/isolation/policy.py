@@ -5,9 +5,9 @@ Hot. Of the closed majors only what is named is open, so a card that comes later
 Everything else in /dev (nvidia-uvm and the rest of the machine) is left as it is.
 """
 
-from gpulock import atomic
-from gpulock.devices import MAJOR, Device
-from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.node.devices import MAJOR, Device
+from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def rules(granted: "Iterable[Device]", caps_major: int, driver_root: str) -> "Ru
 
 def access_nodes(device: Device, driver_root: str) -> list[int]:
     """Return the minors of a MIG instance's own nodes; raise Refusal where they are not told."""
-    from gpulock.guard import caps
+    from gpulock.alloc.device_users import caps
 
     names = caps(device, driver_root)
     if not names:

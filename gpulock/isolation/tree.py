@@ -8,9 +8,9 @@ both are used, and a device opens only where both agree.
 import errno
 import os
 
-from gpulock import atomic
-from gpulock.procfs import Proc
-from gpulock.refusal import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.node.procfs import Proc
+from gpulock.store import atomic
 
 V1, V2 = 1, 2
 PREFIX = "gpulock-"

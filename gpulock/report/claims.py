@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from gpulock.daemon.history_record import VERSION
-from gpulock.refusal import one_line
-from gpulock.sample import BUCKETS
+from gpulock.daemon.history.record import VERSION
+from gpulock.errors import one_line
+from gpulock.node.sample import BUCKETS
 
 MOST_CARDS: Final = 256  # devices of one claim
 MOST: Final = 1e15  # of any number: beyond, it is garbage

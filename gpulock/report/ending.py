@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gpulock.daemon.samples import Advice
+from gpulock.daemon.history.claim_samples import Advice
 from gpulock.deadline import Deadline
-from gpulock.node import Node
+from gpulock.node.context import Node
 from gpulock.report import folder
 from gpulock.report.claims import Claim, claim_of
 from gpulock.report.scan import Faults, Query, claims

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from gpulock import atomic
-from gpulock.daemon.history_file import LINE_LIMIT
-from gpulock.daemon.history_record import encode
+from gpulock.daemon.history.files import LINE_LIMIT
+from gpulock.daemon.history.record import encode
 from gpulock.report.claims import Claim, claim_of
 from gpulock.report.scan import Faults, Query
+from gpulock.store import atomic
 
 SUFFIX: Final = ".json"
 MOST: Final = 10_000  # files of one job that are looked at

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the history: filters on bytes, sums without JSON, and JSON only for what is shown.
 
-A line begins with what a filter and a sum ask for (gpulock.daemon.history_record), so most lines
+A line begins with what a filter and a sum ask for (gpulock.daemon.history.record), so most lines
 are read no further than that. A line that is no record costs itself, and is counted.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gpulock.daemon.history_file import DAMAGED, DAY, NAME, files, reading, spans_of
+from gpulock.daemon.history.files import DAMAGED, DAY, NAME, files, reading, spans_of
 from gpulock.report.claims import Claim, claim_of
 
 TAIL: Final = 1 << 18  # bytes of the history: 100 claims and more

@@ -12,21 +12,21 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from gpulock import kv
-from gpulock.daemon.history import read_part
-from gpulock.daemon.history_file import FOLDER
-from gpulock.daemon.history_record import Part, record_of
-from gpulock.daemon.owed import of_this_boot
-from gpulock.daemon.samples import Advice
+from gpulock.daemon.history.claim_samples import Advice
+from gpulock.daemon.history.collect import read_part
+from gpulock.daemon.history.files import FOLDER
+from gpulock.daemon.history.pending import of_this_boot
+from gpulock.daemon.history.record import Part, record_of
 from gpulock.deadline import boottime
-from gpulock.devices import Device
-from gpulock.node import Node
-from gpulock.owner import Owner
-from gpulock.refusal import SENSELESS, Refusal
+from gpulock.errors import SENSELESS, Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
 from gpulock.report import folder
 from gpulock.report.claims import Claim, claim_of
 from gpulock.report.scan import Faults, Query
 from gpulock.report.scan import claims as scan_claims
+from gpulock.store import kv
+from gpulock.store.owner import Owner
 
 MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another job's
 

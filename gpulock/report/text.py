@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from gpulock.cli import table
-from gpulock.cli.table import Cell, Column
-from gpulock.cli.words import counted, duration, moment, short_model
 from gpulock.report.advice import advice
 from gpulock.report.bars import Charset, bar, energy, memory, over_time, percent, spark
 from gpulock.report.claims import Card, Claim
+from gpulock.text import table
+from gpulock.text.table import Cell, Column
+from gpulock.text.words import counted, duration, moment, short_model
 
 BAR: Final = 20  # columns of a bar
 WHOLE: Final = 6  # claims that are told in full; more are a line each

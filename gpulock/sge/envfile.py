@@ -9,10 +9,10 @@ renamed in, with its owner and mode.
 import errno
 import os
 
-from gpulock import atomic
-from gpulock.environment import BIND_LISTS, appended, own_binds
-from gpulock.refusal import BROKEN, SENSELESS, Refusal
+from gpulock.errors import BROKEN, SENSELESS, Refusal
+from gpulock.job.environment import BIND_LISTS, appended, own_binds
 from gpulock.sge.spool import Spool
+from gpulock.store import atomic
 
 NAME = "environment"
 LIMIT = 1 << 26  # bytes: a job may carry a large environment

@@ -5,15 +5,15 @@ Hot. It always exits 0: anything else would run a finished job again (reference 
 cannot free is left to the next claim and the reaper.
 """
 
+from gpulock.alloc.release import Released, release
 from gpulock.deadline import Deadline, boottime
-from gpulock.hook import looker, settings_for, tell, unexpected
-from gpulock.node import Node
-from gpulock.owner import Owner
-from gpulock.refusal import Refusal
-from gpulock.release import Released, release
-from gpulock.settings import Settings
+from gpulock.errors import Refusal
+from gpulock.hooks.common import looker, settings_for, tell, unexpected
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
 from gpulock.sge import hook
 from gpulock.sge.spool import Spool
+from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 
 def report(settings: Settings, released: Released) -> None:
     """Have the report printed: our standard output is the job's output file (reference sge 1)."""
-    from gpulock import reporter
+    from gpulock.hooks import report_hook
 
     try:
-        reporter.report(settings, released.claims, wait=True)
+        report_hook.report(settings, released.claims, wait=True)
     except OSError as fault:
         tell(settings, f"no report: {fault}", error=False)
 
@@ -71,7 +71,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
 
 def tidy(node: Node, call: hook.Call, found: Spool, deadline: Deadline) -> None:
     """Report or end what the job left behind; raise Refusal."""
-    from gpulock.clean import clean
+    from gpulock.hooks.cleanup import clean
     from gpulock.sge.remains import Remains
 
     for line in clean(node, ours(node, found), lambda: looker(node), Remains(node), deadline):

@@ -8,18 +8,18 @@ the job's own output file; syslog is the administrator's.
 
 import os
 
-from gpulock.node import Node
-from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, BUSY, SENSELESS, Refusal, one_line
-from gpulock.settings import Settings
+from gpulock.errors import BROKEN, BUSY, SENSELESS, Refusal, one_line
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
 from gpulock.sge import spool
 from gpulock.sge.spool import Spool
+from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulock.liveness import Judge, Members, Rule
+    from gpulock.alloc.liveness import Judge, Members, Rule
 
 DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # reference sge 4
 DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
@@ -82,7 +82,7 @@ def template(node: Node, found: Spool, uid: int) -> Owner:
 
 def judge(node: Node) -> "Judge":
     """Return a judge of the locks that a Grid Engine node may hold."""
-    from gpulock.liveness import Judge, Scan, process_verdict
+    from gpulock.alloc.liveness import Judge, Scan, process_verdict
     from gpulock.sge import verdict
 
     rules: dict[str, Rule] = {

@@ -10,9 +10,9 @@ line of its own here and in the shepherd's config, where it can name another pro
 import os
 import select
 
-from gpulock.keys import KEYS
-from gpulock.refusal import Refusal
-from gpulock.settings import load
+from gpulock.errors import Refusal
+from gpulock.node.config_schema import KEYS
+from gpulock.node.settings import load
 
 FORGED = "a newline in an argument, name or path, or more than 90 kB: submit without"
 LONGEST = 90_000  # bytes: of a longer line the shepherd makes several (fgets of 100,000 in 8.1.9)

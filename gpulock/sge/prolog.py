@@ -4,18 +4,19 @@
 Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (design, section 8).
 """
 
-from gpulock import atomic, environment, owner, runs
-from gpulock.claim import claim, note_unknown
+from gpulock.alloc.claim import claim, note_unknown
+from gpulock.alloc.grant import Grant
 from gpulock.deadline import Deadline, boottime
-from gpulock.grant import Grant
-from gpulock.hook import looker, settings_for, tell, unexpected
-from gpulock.node import Node
-from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
-from gpulock.settings import Settings
+from gpulock.errors import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.hooks.common import looker, settings_for, tell, unexpected
+from gpulock.job import environment
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
 from gpulock.sge import envfile, hook, request
 from gpulock.sge.cull import Job
 from gpulock.sge.spool import Spool
+from gpulock.store import atomic, claim_records, owner
+from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         told = hook.for_limits(told)
     tell(settings, told.sentence(call.who), error=True)
     if settings is not None:
-        from gpulock import refused
+        from gpulock.store import refusal_notes
 
-        refused.keep(settings.lock_dir, call.job, told.sentence(call.who))
+        refusal_notes.keep(settings.lock_dir, call.job, told.sentence(call.who))
     return hook.exit_code(told, settings)
 
 
@@ -84,7 +85,7 @@ def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
         isolate(node, found, grant, deadline)
         keep_record(found, grant.owner)
         if grant.fresh:
-            runs.owe(node.settings, grant.owner, RECORD, found.fd)
+            claim_records.owe(node.settings, grant.owner, RECORD, found.fd)
         give(found, grant, node.settings, binds)
         node.map_jobs(grant.owner, grant.devices)
     except BaseException:  # whatever it is, the job does not start: it keeps nothing
@@ -167,7 +168,7 @@ def give(found: Spool, grant: Grant | None, settings: Settings, binds: str) -> N
 
 def undo(node: Node, grant: Grant, deadline: Deadline) -> None:
     """Take back a claim whose job was not told; what fails is left to epilog and reaper."""
-    from gpulock.release import release
+    from gpulock.alloc.release import release
 
     token = grant.owner.token
     if not grant.fresh:

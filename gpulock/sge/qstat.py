@@ -7,10 +7,10 @@ ms), with an environment of ours, and ended at a deadline: qmaster's host may no
 
 import os
 
-from gpulock.child import Program
 from gpulock.deadline import Deadline
-from gpulock.refusal import UNKNOWN, Refusal
-from gpulock.settings import Settings
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.hooks.subprocess import Program
+from gpulock.node.settings import Settings
 from gpulock.sge.cull import Job
 
 FOLDERS = ("/usr/lib/gridengine", "/usr/bin")

@@ -6,10 +6,10 @@ membership only while no other living shepherd owns it. With ISOLATION=cgroup th
 of gpulock's as well, which nobody can leave: a rootless container sheds the group.
 """
 
-from gpulock.liveness import Scan
-from gpulock.locks import Lock
-from gpulock.node import Node
+from gpulock.alloc.liveness import Scan
+from gpulock.node.context import Node
 from gpulock.sge.verdict import UNREAD, living_groups
+from gpulock.store.locks import Lock
 
 
 class Remains:
@@ -47,7 +47,7 @@ class Remains:
             return f"the job's cgroup cannot be read: {fault}"
         if not found:
             return ""
-        from gpulock.clean import spare
+        from gpulock.hooks.cleanup import spare
 
         spared = spare(scan)  # an epilog that could not leave
         for pid in found:

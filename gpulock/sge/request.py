@@ -5,11 +5,11 @@ Hot. execd's own spool of the job first, which needs no qmaster; where it is mis
 wrong, missing or hostile answer is a refusal, never "none".
 """
 
-from gpulock import atomic
-from gpulock.refusal import SENSELESS, UNKNOWN, Refusal
-from gpulock.settings import Settings
+from gpulock.errors import SENSELESS, UNKNOWN, Refusal
+from gpulock.node.settings import Settings
 from gpulock.sge import cull
 from gpulock.sge.spool import Spool, unread
+from gpulock.store import atomic
 
 JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
 PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)

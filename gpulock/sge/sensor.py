@@ -10,22 +10,24 @@ quarantined or gone) no job is sent where the prolog would have to send it back.
 import os
 import sys
 
-from gpulock import boot, deadline, quarantine, state, verdicts
-from gpulock.keys import KEYS
-from gpulock.liveness import Verdict
-from gpulock.locks import Lock
-from gpulock.node import Node
-from gpulock.refusal import UNKNOWN, Refusal
-from gpulock.settings import load
+from gpulock import deadline
+from gpulock.alloc import states
+from gpulock.alloc.liveness import Verdict
+from gpulock.alloc.states import Row
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node.config_schema import KEYS
+from gpulock.node.context import Node
+from gpulock.node.settings import load
 from gpulock.sge import hook
-from gpulock.state import Row
+from gpulock.store import boot, quarantine, verdicts
+from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-STALE_STATES = (state.STALE, state.NOT_KNOWN)
-OUT_STATES = (state.QUARANTINED, state.MISSING)
+STALE_STATES = (states.STALE, states.NOT_KNOWN)
+OUT_STATES = (states.QUARANTINED, states.MISSING)
 
 
 def main(config: str, source: "TextIO | None" = None, sink: "TextIO | None" = None) -> int:
@@ -77,7 +79,7 @@ def look(node: Node) -> list[Row]:
     if os.path.isdir(f"{state_dir}/{quarantine.QUARANTINE}"):
         out = dict.fromkeys(quarantine.listed(state_dir, quarantine.QUARANTINE), "")
     found = known if known is not None else judged(node, held)
-    return state.rows(devices, held, out, found, node.settings.gpus)
+    return states.rows(devices, held, out, found, node.settings.gpus)
 
 
 def judged(node: Node, held: dict[str, Lock]) -> dict[str, Verdict]:
@@ -88,12 +90,12 @@ def judged(node: Node, held: dict[str, Lock]) -> dict[str, Verdict]:
 
 def values(found: list[Row], complexes: tuple[str, ...]) -> dict[str, int]:
     """Return the value of each complex. Pure."""
-    free = len([row for row in found if row.state == state.FREE])
-    ours = [row for row in found if row.state in (state.HELD, state.HELD_IDLE) and booked(row)]
+    free = len([row for row in found if row.state == states.FREE])
+    ours = [row for row in found if row.state in (states.HELD, states.HELD_IDLE) and booked(row)]
     offered = len(found) if free + len(ours) == len(found) else free
     counted = {
         "gpu.free": free,
-        "gpu.held": len([r for r in found if r.state in (state.HELD, state.HELD_IDLE)]),
+        "gpu.held": len([r for r in found if r.state in (states.HELD, states.HELD_IDLE)]),
         "gpu.stale": len([r for r in found if r.state in STALE_STATES]),
         "gpu.quarantined": len([r for r in found if r.state in OUT_STATES]),
     }

@@ -10,16 +10,17 @@ have its GPUs gets an empty mask and GPULOCK_REFUSED, which the starter method r
 
 import os
 
-from gpulock import environment, runs
-from gpulock.claim import claim
+from gpulock.alloc.claim import claim
+from gpulock.alloc.grant import Grant
 from gpulock.deadline import Deadline, boottime
-from gpulock.grant import Grant
-from gpulock.hook import tell, unexpected
-from gpulock.node import Node
-from gpulock.refusal import UNKNOWN, Refusal
-from gpulock.settings import Settings, load
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.hooks.common import tell, unexpected
+from gpulock.job import environment
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings, load
 from gpulock.sge import envfile, hook, request, spool
 from gpulock.sge.prolog import ALSO, RECORD, give, granted_line, isolate, keep_record, undo
+from gpulock.store import claim_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def serve(node: Node, found: spool.Spool, deadline: Deadline) -> Grant | None:
         isolate(node, found, grant, deadline)
         keep_record(found, own)
         if grant.fresh:
-            runs.owe(node.settings, grant.owner, RECORD, found.fd)
+            claim_records.owe(node.settings, grant.owner, RECORD, found.fd)
         give(found, grant, node.settings, binds)
         node.map_jobs(grant.owner, grant.devices)
     except BaseException:  # whatever it is, the task has no GPU: it keeps nothing of its own

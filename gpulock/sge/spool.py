@@ -11,9 +11,9 @@ import errno
 import os
 import stat
 
-from gpulock import atomic
-from gpulock.procfs import Proc
-from gpulock.refusal import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.node.procfs import Proc
+from gpulock.store import atomic
 
 NAME = "sge_shepherd"
 JOBS = "/active_jobs/"  # in the path of each shepherd's directory (sge_execd(8))

@@ -5,10 +5,10 @@ Hot, loaded when something must be settled. Not the spool directory (it stays fo
 the end and vanishes while processes live), not qstat (`qdel -f` drops a job whose process lives).
 """
 
-from gpulock import atomic
-from gpulock.liveness import ALIVE, DEAD, UNKNOWN, Scan, Verdict
-from gpulock.locks import Lock
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Scan, Verdict
 from gpulock.sge import spool
+from gpulock.store import atomic
+from gpulock.store.locks import Lock
 
 EXECD = "sge_execd"
 UNREAD = -1  # stands for the group of a shepherd that does not show it
@@ -76,7 +76,7 @@ class Rule:
         assert record is not None
         if not self._simulated:
             return Verdict(UNKNOWN, "its record names no supplementary group")
-        from gpulock.liveness import session
+        from gpulock.alloc.liveness import session
 
         members = session(scan, record.sid)
         if members:

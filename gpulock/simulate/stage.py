@@ -11,12 +11,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock import boot
 from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.simulate.execd import Job, spool_job
 from gpulock.simulate.node import Node, write_node
 from gpulock.simulate.packed_job import Resource
 from gpulock.simulate.shepherd import Result, Shepherd
+from gpulock.store import boot
 
 END_SECONDS = 20.0  # a job or hook that takes longer is stuck
 # Open every device of the grant, as CUDA does, then wait for a line.

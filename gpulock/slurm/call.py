@@ -5,9 +5,9 @@ Hot. slurmd makes the whole environment of Prolog and Epilog (reference slurm 1)
 are not the user's, though some values are, so every one is checked here.
 """
 
-from gpulock.node import Node
-from gpulock.owner import Owner
-from gpulock.refusal import UNKNOWN, Refusal, one_line
+from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.node.context import Node
+from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,22 +7,22 @@ missing (reference slurm 5). What cannot be freed is left to the next claim and 
 
 import os
 
+from gpulock.alloc.release import Released, release
 from gpulock.deadline import Deadline, boottime
-from gpulock.hook import settings_for, tell, unexpected
-from gpulock.node import Node
-from gpulock.owner import Owner
-from gpulock.procfs import Proc
-from gpulock.refusal import Refusal
-from gpulock.release import Released, release
-from gpulock.settings import Settings
+from gpulock.errors import Refusal
+from gpulock.hooks.common import settings_for, tell, unexpected
+from gpulock.node.context import Node
+from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
 from gpulock.slurm import note
 from gpulock.slurm.call import DEADLINE, Call
+from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulock.liveness import Judge
+    from gpulock.alloc.liveness import Judge
 
 
 DEPTH = 16  # of scripts between slurmd and us
@@ -55,13 +55,13 @@ def report(
     settings: Settings, call: Call, released: Released, environ: "Mapping[str, str]"
 ) -> None:
     """Have the report made beside us: a slow Epilog stops the whole node (reference slurm 9)."""
-    from gpulock import reporter
+    from gpulock.hooks import report_hook
 
     gid = environ.get("SLURM_JOB_GID", "")
     output = output_of(call, environ) if call.batch and call.nodes == 1 else ""
-    group = int(gid) if gid.isascii() and gid.isdigit() else reporter.NOBODY
+    group = int(gid) if gid.isascii() and gid.isdigit() else report_hook.NOBODY
     try:
-        reporter.report(settings, released.claims, False, group, output)
+        report_hook.report(settings, released.claims, False, group, output)
     except (OSError, OverflowError) as fault:
         tell(settings, f"no report: {fault}", error=False)
 
@@ -101,7 +101,7 @@ def serve(node: Node, call: Call, deadline: Deadline, begun: float) -> Released:
 
 def tidy(node: Node, call: Call, ours: "Ours", deadline: Deadline) -> None:
     """Report or end what the job left behind; raise Refusal."""
-    from gpulock.clean import clean
+    from gpulock.hooks.cleanup import clean
     from gpulock.slurm.remains import Remains
     from gpulock.slurm.steps import Steps
 
@@ -116,7 +116,7 @@ def judge(node: Node) -> "Judge":
     slurmd calls an Epilog when the job's steps on this node are over, so a step daemon of that id
     is another node's on the same machine, and does not count.
     """
-    from gpulock.liveness import Judge, Scan
+    from gpulock.alloc.liveness import Judge, Scan
     from gpulock.slurm.steps import Steps
 
     steps = Steps(node.settings)

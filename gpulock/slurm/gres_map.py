@@ -9,9 +9,9 @@ beside it: another text is a broken node, never a guess.
 
 import os
 
-from gpulock import atomic, kv
-from gpulock.devices import Device
-from gpulock.refusal import BROKEN, Refusal
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node.devices import Device
+from gpulock.store import atomic, kv
 
 NAME, COPY = "slurm-map", "slurm-gres.conf"
 LINE = "gpulock-slurm-map 1"

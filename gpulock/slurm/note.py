@@ -5,10 +5,10 @@ Hot. TaskProlog runs as the user and believes nothing of the environment: it fin
 node granted, or why it refused.
 """
 
-from gpulock import atomic, kv
-from gpulock.boot import make_folder
-from gpulock.devices import Device
-from gpulock.locks import Store
+from gpulock.node.devices import Device
+from gpulock.store import atomic, kv
+from gpulock.store.boot import make_folder
+from gpulock.store.locks import Store
 
 FOLDER = "tasks"
 LINE = "gpulock-task 1"

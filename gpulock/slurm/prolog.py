@@ -7,25 +7,26 @@ was refused finds its reason in its note, and TaskProlog stops it. Only a broken
 
 import time
 
-from gpulock import boot, environment, kv, runs
-from gpulock.claim import claim, note_unknown
+from gpulock.alloc.claim import claim, note_unknown
+from gpulock.alloc.grant import Grant
 from gpulock.deadline import Deadline, boottime
-from gpulock.devices import Device
-from gpulock.grant import Grant
-from gpulock.hook import looker, settings_for, tell, unexpected
-from gpulock.node import Node
-from gpulock.owner import Owner
-from gpulock.refusal import BROKEN, BUSY, UNKNOWN, Refusal
-from gpulock.settings import Settings
+from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
+from gpulock.hooks.common import looker, settings_for, tell, unexpected
+from gpulock.job import environment
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
 from gpulock.slurm import note, request
 from gpulock.slurm.call import DEADLINE, Call
 from gpulock.slurm.note import Note
+from gpulock.store import boot, claim_records, kv
+from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulock.liveness import Judge
+    from gpulock.alloc.liveness import Judge
 
 GO_ON, NODE_BROKEN = 0, 1
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two looks at a device that is held
@@ -88,11 +89,11 @@ def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
 
 def keep(settings: Settings, call: Call, grant: Grant) -> None:
     """Note the claim for adoption and history; raise OSError, but not for a full disk."""
-    path, fault = runs.keep_or_mark(settings.state_dir, grant.owner)
+    path, fault = claim_records.keep_or_mark(settings.state_dir, grant.owner)
     if fault:
         tell(settings, f"{call.who}: {fault}", error=True)
     else:
-        runs.owe(settings, grant.owner, path)
+        claim_records.owe(settings, grant.owner, path)
 
 
 def is_silence(refusal: Refusal) -> bool:
@@ -127,7 +128,7 @@ def insist(node: Node, call: Call, own: Note, count: int, deadline: Deadline) ->
 
 def judge(node: Node) -> "Judge":
     """Return a judge for a prolog: of Slurm jobs only what their own epilog gave up."""
-    from gpulock.liveness import Judge, Scan, process_verdict
+    from gpulock.alloc.liveness import Judge, Scan, process_verdict
     from gpulock.slurm.steps import Steps
     from gpulock.slurm.verdict import hook_verdict
 
@@ -157,7 +158,7 @@ def write(node: Node, own: Note) -> None:
 
 def undo(node: Node, grant: Grant, deadline: Deadline) -> None:
     """Take back a claim whose job was not told; what fails is left to epilog and reaper."""
-    from gpulock.release import release
+    from gpulock.alloc.release import release
 
     token = grant.owner.token
     try:

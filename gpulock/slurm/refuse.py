@@ -6,8 +6,8 @@ why and exits with REQUEUE_EXIT. A job without a script, or of several nodes, is
 cancelled as a whole; a broken node is drained with our reason, not with Slurm's.
 """
 
-from gpulock.refusal import BROKEN, BUSY, SENSELESS, Refusal, one_line
-from gpulock.settings import Settings
+from gpulock.errors import BROKEN, BUSY, SENSELESS, Refusal, one_line
+from gpulock.node.settings import Settings
 from gpulock.slurm.call import Call
 from gpulock.slurm.scontrol import Control, array_task
 

@@ -5,9 +5,9 @@ Hot, loaded by an Epilog where CLEAN is not off. Where Slurm keeps no cgroup (pr
 pgid) they are told by the environment that slurmstepd gave them, and then must be the user's own.
 """
 
-from gpulock.liveness import Scan
-from gpulock.locks import Lock
+from gpulock.alloc.liveness import Scan
 from gpulock.slurm.steps import Steps
+from gpulock.store.locks import Lock
 
 
 class Remains:

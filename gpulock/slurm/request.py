@@ -6,9 +6,9 @@ Hot. Where Slurm chooses, the positions it gives. Where gpulock chooses, the num
 job_submit wrote, or slurmctld's own word.
 """
 
-from gpulock.node import Node
-from gpulock.refusal import SENSELESS, UNKNOWN, Refusal, one_line
-from gpulock.settings import Settings
+from gpulock.errors import SENSELESS, UNKNOWN, Refusal, one_line
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
 from gpulock.slurm.call import Call, is_number
 
 MOST = 999  # devices: more than any node has

@@ -7,10 +7,10 @@ asked for fixed fields: what `scontrol show job` prints holds the job's name and
 its owner can make look like anything.
 """
 
-from gpulock.child import Program
 from gpulock.deadline import Deadline
-from gpulock.refusal import UNKNOWN, Refusal, one_line
-from gpulock.settings import Settings
+from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.hooks.subprocess import Program
+from gpulock.node.settings import Settings
 
 HINT = "is slurmctld up?"
 INVALID = "Invalid job id specified"

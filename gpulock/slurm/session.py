@@ -9,17 +9,17 @@ comes before there is a step, a TaskProlog is the user's. What fails here fails 
 
 import os
 
-from gpulock import kv
 from gpulock.deadline import Deadline
-from gpulock.devices import Device
-from gpulock.hook import looker, settings_for, tell, unexpected
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.hooks.common import looker, settings_for, tell, unexpected
 from gpulock.isolation import job
-from gpulock.node import Node
-from gpulock.refusal import UNKNOWN, Refusal
-from gpulock.settings import Settings
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
 from gpulock.slurm import note
 from gpulock.slurm.call import DEADLINE
 from gpulock.slurm.steps import STEPD, parse_title
+from gpulock.store import kv
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

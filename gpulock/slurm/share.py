@@ -6,9 +6,9 @@ from 0, with a binding it differs from task to task. Where gpulock chooses, a st
 some of the job's GPUs gets those, and with SLURM_SPLIT_TASKS each task of a step its part.
 """
 
-from gpulock.devices import Device
-from gpulock.refusal import UNKNOWN, Refusal
-from gpulock.settings import Settings
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
 from gpulock.slurm.call import expanded, is_number
 from gpulock.slurm.note import Note
 

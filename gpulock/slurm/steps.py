@@ -9,12 +9,12 @@ the job alive.
 
 import os
 
-from gpulock import atomic
-from gpulock.liveness import Scan
-from gpulock.locks import Lock
-from gpulock.owner import Owner
-from gpulock.procfs import Proc
-from gpulock.settings import Settings
+from gpulock.alloc.liveness import Scan
+from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
+from gpulock.store import atomic
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
 
 STEPD, SLURMD = "slurmstepd", "slurmd"
 TITLE = "slurmstepd: ["

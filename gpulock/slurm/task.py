@@ -9,15 +9,16 @@ of a heterogeneous job, and in a batch step SLURM_STEP_ID is what the user expor
 
 import os
 
-from gpulock import atomic, environment
-from gpulock.devices import Device
-from gpulock.procfs import Proc
-from gpulock.refusal import BROKEN, UNKNOWN, Refusal, one_line
-from gpulock.settings import Settings, load
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
+from gpulock.job import environment
+from gpulock.node.devices import Device
+from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings, load
 from gpulock.slurm import note, share
 from gpulock.slurm.call import is_name, is_number
 from gpulock.slurm.note import Note
 from gpulock.slurm.share import Task
+from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

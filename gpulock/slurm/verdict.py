@@ -6,11 +6,11 @@ Prolog and its first step, and between the last step and its Epilog, nothing of 
 be seen. A reconcile does, and asks slurmctld where the node alone does not prove it.
 """
 
-from gpulock.liveness import ALIVE, DEAD, UNKNOWN, Scan, Verdict
-from gpulock.locks import Lock
-from gpulock.owner import Owner
-from gpulock.refusal import Refusal
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Scan, Verdict
+from gpulock.errors import Refusal
 from gpulock.slurm.steps import Steps
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

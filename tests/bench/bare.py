@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 
-from gpulock.node import Node
+from gpulock.node.context import Node
 
 NAMES = ("bare0", "bare1")
 

@@ -20,18 +20,18 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from gpulock.claim import claim  # noqa: E402 (the checkout is put on the path first)
-from gpulock.daemon.process import judge, template  # noqa: E402
-from gpulock.daemon.reconcile import Report, reconcile  # noqa: E402
+from gpulock.alloc.claim import claim  # noqa: E402 (the checkout is put on the path first)
+from gpulock.alloc.reaper import FREED, HELD  # noqa: E402
+from gpulock.daemon.reconcile.reconcile import Report, reconcile  # noqa: E402
 from gpulock.deadline import Deadline  # noqa: E402
-from gpulock.node import Node  # noqa: E402
-from gpulock.owner import Owner  # noqa: E402
-from gpulock.settle import FREED, HELD  # noqa: E402
-from gpulock.verdicts import PERIOD  # noqa: E402
+from gpulock.node.context import Node  # noqa: E402
+from gpulock.store.owner import Owner  # noqa: E402
+from gpulock.store.verdicts import PERIOD  # noqa: E402
+from gpulock.workstation.process_claims import judge, template  # noqa: E402
 from tests.bench.inprocess import crowd, process_count, timed  # noqa: E402
 from tests.bench.scene import Scene, folder  # noqa: E402
 from tests.bench.table import print_targets, quantile  # noqa: E402
-from tests.unit.trees import Box, bus  # noqa: E402
+from tests.support.trees import Box, bus  # noqa: E402
 
 MAIN = "import sys; from gpulock.daemon.app import main; sys.exit(main())"
 PROCESSES = 300

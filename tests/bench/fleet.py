@@ -32,8 +32,8 @@ from tests.bench.fleet_serve import address  # noqa: E402 (the checkout is put o
 from tests.bench.scene import folder  # noqa: E402
 from tests.bench.table import print_targets, quantile  # noqa: E402
 from tests.exporter.whole import pss_mib  # noqa: E402
-from tests.labs.prometheus_lab import Program, Prometheus, shipped  # noqa: E402
-from tests.labs.sge_wait import LabError, until  # noqa: E402
+from tests.labs.prometheus.lab import Program, Prometheus, shipped  # noqa: E402
+from tests.labs.sge.wait import LabError, until  # noqa: E402
 
 SERVE = Path(__file__).resolve().with_name("fleet_serve.py")
 INTERVAL = 15  # seconds between two scrapes of a node, and between two evaluations of the rules

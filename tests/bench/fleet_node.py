@@ -15,26 +15,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from gpulock_exporter import exposition
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.collectors import collect
-from gpulock_exporter.foreign import Kin
-from gpulock_exporter.join_book import Book
-from gpulock_exporter.join_facts import Facts
-from gpulock_exporter.join_snapshot import Health, Limits
-from gpulock_exporter.response_format import Format
-from gpulock_exporter.response_rendered import Rendered
-from gpulock_exporter.simulated_card import State
-from gpulock_exporter.simulated_scene import Scene, Script
+from gpulock_exporter.metrics import exposition
+from gpulock_exporter.metrics.collectors import collect
+from gpulock_exporter.simulated.card import State
+from gpulock_exporter.simulated.scene import Scene, Script
+from gpulock_exporter.state.collector_state import Book
+from gpulock_exporter.state.local_state import Facts
+from gpulock_exporter.state.process_attribution import Kin
+from gpulock_exporter.state.snapshot import Health, Limits
 from gpulock_exporter.telemetry import Frame, Xid
+from gpulock_exporter.web.negotiation import Format
+from gpulock_exporter.web.rendered import Rendered
 
 import gpulock
-from gpulock import atomic, devices, inventory
-from gpulock.liveness import ALIVE, Verdict
-from gpulock.locks import Lock
-from gpulock.owner import Owner
-from gpulock.procfs import Proc
+from gpulock.alloc.liveness import ALIVE, Verdict
+from gpulock.node import devices, inventory
+from gpulock.node.procfs import Proc
 from gpulock.simulate.node import write_node
+from gpulock.store import atomic
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
 
 DRIVER = "580.159.03"
 WIDTHS = (1, 1, 1, 1, 2, 2, 4, 8)  # GPUs of a job

@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
 from gpulock_exporter.clock import SystemClock  # noqa: E402 (the checkout is put on the path first)
-from gpulock_exporter.listen import Address, listen  # noqa: E402
-from gpulock_exporter.response import Request, Response, refusal  # noqa: E402
-from gpulock_exporter.response_rendered import negotiated  # noqa: E402
-from gpulock_exporter.server import Server  # noqa: E402
-from gpulock_exporter.server_settings import Limits  # noqa: E402
+from gpulock_exporter.web.listen import Address, listen  # noqa: E402
+from gpulock_exporter.web.rendered import negotiated  # noqa: E402
+from gpulock_exporter.web.response import Request, Response, refusal  # noqa: E402
+from gpulock_exporter.web.server import Server  # noqa: E402
+from gpulock_exporter.web.server_settings import Limits  # noqa: E402
 
 from tests.bench.fleet_node import FleetNode, boot, hardware  # noqa: E402
 

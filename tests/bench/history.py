@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpulock.daemon.history_record import Part, encode, record_of
-from gpulock.daemon.samples import Advice
-from gpulock.owner import Owner
-from gpulock.sample import FINISHED_LINE
+from gpulock.daemon.history.claim_samples import Advice
+from gpulock.daemon.history.record import Part, encode, record_of
+from gpulock.node.sample import FINISHED_LINE
+from gpulock.store.owner import Owner
 
 CLAIMS = 1_000_000
 BUDGET = 5.0  # seconds

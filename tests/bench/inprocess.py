@@ -13,15 +13,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.claim import claim
-from gpulock.daemon.process import judge, template
+from gpulock.alloc.claim import claim
+from gpulock.alloc.device_users import Holders
+from gpulock.alloc.grant import Grant
+from gpulock.alloc.liveness import Scan
+from gpulock.alloc.release import release
 from gpulock.deadline import Deadline
-from gpulock.grant import Grant
-from gpulock.guard import Holders
-from gpulock.liveness import Scan
-from gpulock.node import Node
-from gpulock.procfs import Proc
-from gpulock.release import release
+from gpulock.node.context import Node
+from gpulock.node.procfs import Proc
+from gpulock.workstation.process_claims import judge, template
 from tests.bench.bare import bare, clear
 from tests.bench.scene import Scene, linked_proc
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.labs.sge_cluster import NODES
-from tests.labs.sge_gpulock import Gpulock, installed
-from tests.labs.sge_lab import GridEngine
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import Gpulock, installed
+from tests.labs.sge.lab import GridEngine
 
 JOBS = int(os.environ.get("GPULOCK_BENCH_JOBS", "200"))
 ROUNDS = int(os.environ.get("GPULOCK_BENCH_ROUNDS", "3"))

@@ -16,10 +16,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench.table import quantile
-from tests.labs.slurm_config import Setup
-from tests.labs.slurm_gpulock import Gpulock, installed
-from tests.labs.slurm_lab import Slurm
-from tests.labs.slurm_modes import by_slurm, wait_empty
+from tests.labs.slurm.config import Setup
+from tests.labs.slurm.gpulock import Gpulock, installed
+from tests.labs.slurm.lab import Slurm
+from tests.labs.slurm.modes import by_slurm, wait_empty
 
 ROUNDS = int(os.environ.get("GPULOCK_BENCH_ROUNDS", "30"))
 JOBS = int(os.environ.get("GPULOCK_BENCH_JOBS", "200"))

@@ -10,9 +10,9 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock import settings
 from gpulock.install.hooks import HookPaths, render_hooks
-from gpulock.node import Node
+from gpulock.node import settings
+from gpulock.node.context import Node
 from gpulock.simulate import execd
 from gpulock.simulate.node import write_node
 from gpulock.simulate.packed_job import Resource

@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulock import kv
-from gpulock.node import Node
+from gpulock.node.context import Node
 from gpulock.slurm.gres_map import COPY, LINE, NAME
+from gpulock.store import kv
 
 SLURMD = "n1"
 BATCH = "batch"

@@ -7,10 +7,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gpulock_exporter.listen import listen, parse_address
-from gpulock_exporter.response import Handler, Request, Response
-from gpulock_exporter.server import Server
-from gpulock_exporter.server_settings import Limits, WebSettings
+from gpulock_exporter.web.listen import listen, parse_address
+from gpulock_exporter.web.response import Handler, Request, Response
+from gpulock_exporter.web.server import Server
+from gpulock_exporter.web.server_settings import Limits, WebSettings
 
 
 @dataclass

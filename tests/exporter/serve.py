@@ -13,13 +13,13 @@ import signal
 import sys
 import time
 
-from gpulock_exporter.listen import listen, parse_address
-from gpulock_exporter.listen_activation import activated_sockets
-from gpulock_exporter.response import Request, Response, routes
-from gpulock_exporter.response_format import Format
-from gpulock_exporter.response_rendered import Rendered, negotiated
-from gpulock_exporter.server import Server
-from gpulock_exporter.server_settings import Limits, WebSettings
+from gpulock_exporter.web.listen import listen, parse_address
+from gpulock_exporter.web.negotiation import Format
+from gpulock_exporter.web.rendered import Rendered, negotiated
+from gpulock_exporter.web.response import Request, Response, routes
+from gpulock_exporter.web.server import Server
+from gpulock_exporter.web.server_settings import Limits, WebSettings
+from gpulock_exporter.web.socket_activation import activated_sockets
 
 
 def made_up(form: Format) -> bytes:
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
     settings, reloader = WebSettings(), None
     if options.config:
-        from gpulock_exporter.webconfig_reload import Reloader
+        from gpulock_exporter.webconfig.reload import Reloader
 
         reloader = Reloader(options.config, log)
         settings = reloader.settings

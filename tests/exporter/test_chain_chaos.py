@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.collectors import collect
-from gpulock_exporter.exposition import render
-from gpulock_exporter.publish import Folder
-from gpulock_exporter.sample_file import memory_of
+from gpulock_exporter.files.publish import Folder
+from gpulock_exporter.files.sample_file import memory_of
+from gpulock_exporter.metrics.collectors import collect
+from gpulock_exporter.metrics.exposition import render
 from gpulock_exporter.telemetry import Frame
 
 from tests.exporter.whole import Labels, Scrape
 from tests.nvml.double import Double, Process
-from tests.unit.exporter_nodes import EPOCH, Node
-from tests.unit.exporter_nvml import Eye
-from tests.unit.trees import BOOT
+from tests.support.exporter_nodes import EPOCH, Node
+from tests.support.exporter_nvml import Eye
+from tests.support.trees import BOOT
 
 ERRORS = (1, 2, 3, 4, 6, 7, 9, 10, 13, 15, 16, 18, 25, 28, 999)
 ALL_BITS = (1 << 64) - 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import Double
-from tests.unit.exporter_contract import CONTRACT
+from tests.support.exporter_contract import CONTRACT
 
 # NVML has no call that tells how busy an instance's memory is
 WEB_CONFIG = "http_server_config:\n  headers:\n    X-Frame-Options: deny\n"

@@ -9,11 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from gpulock import owner, sample
-from gpulock.locks import Store
+from gpulock.node import sample
+from gpulock.store import owner
+from gpulock.store.locks import Store
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import ERROR_NOT_SUPPORTED, Double, Process
-from tests.unit.trees import record
+from tests.support.trees import record
 
 SECRET = "hunter2-correct-horse"
 SUCCESS = "gpulock_collector_success"

@@ -22,7 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.nvml.double import Double
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = [sys.executable, "-c", "from gpulock_exporter.app import main; raise SystemExit(main())"]
+PROGRAM = [
+    sys.executable,
+    "-c",
+    "from gpulock_exporter.app.program import main; raise SystemExit(main())",
+]
 GPULOCK = [sys.executable, "-c", "from gpulock.cli import main; raise SystemExit(main())"]
 PATIENCE = 60.0  # seconds for what comes by itself, on a machine that is busy
 SLOWEST = 1.0  # seconds in which whoever asks is answered, whatever the driver does

@@ -33,7 +33,7 @@ from tests.gpu.scraped import Card, parse_cards, single  # noqa: E402
 from tests.gpu.smi import Smi, SmiError  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-EXPORTER = "from gpulock_exporter.app import main; raise SystemExit(main())"
+EXPORTER = "from gpulock_exporter.app.program import main; raise SystemExit(main())"
 AGREES, DIFFERS, UNCHECKED = 0, 1, 2
 PATIENCE = 60.0  # seconds: a first initialisation of eight cards, or a compiler's
 UNSETTLED = 3.0  # seconds after a change of the load that are not judged

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.labs import slurm_gpulock
-from tests.labs.sge_gpulock import Gpulock, installed
-from tests.labs.sge_lab import GridEngine
-from tests.labs.slurm_config import Setup
-from tests.labs.slurm_lab import Slurm
+from tests.labs.sge.gpulock import Gpulock, installed
+from tests.labs.sge.lab import GridEngine
+from tests.labs.slurm import gpulock
+from tests.labs.slurm.config import Setup
+from tests.labs.slurm.lab import Slurm
 
 
 @pytest.fixture(scope="session")
@@ -47,13 +47,13 @@ def slurm() -> Iterator[Slurm]:
 
 
 @pytest.fixture(scope="session")
-def slurm_installation(slurm: Slurm) -> slurm_gpulock.Gpulock:
+def slurm_installation(slurm: Slurm) -> gpulock.Gpulock:
     """Install gpulock on the Slurm lab's nodes once."""
-    return slurm_gpulock.installed(slurm)
+    return gpulock.installed(slurm)
 
 
 @pytest.fixture
-def slurm_gpus(slurm_installation: slurm_gpulock.Gpulock) -> Iterator[slurm_gpulock.Gpulock]:
+def slurm_gpus(slurm_installation: gpulock.Gpulock) -> Iterator[gpulock.Gpulock]:
     """Give a test gpulock on fresh nodes; neither job nor drained node is left behind.
 
     Slurm is as the test before had it, until a mode is chosen: it is not started anew for nothing.

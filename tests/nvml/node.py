@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from gpulock import atomic, kv
-from gpulock.devices import Device, read_devices
-from gpulock.inventory import LINE as INVENTORY_LINE
+from gpulock.node.devices import Device, read_devices
+from gpulock.node.inventory import LINE as INVENTORY_LINE
+from gpulock.store import atomic, kv
 from tests.nvml.cards import CARDS, NEWER_EVENTS, NEWER_KEYS, WITHOUT_COUNTERS
 
 Keys = dict[str, str]

@@ -12,9 +12,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from gpulock import quarantine, sample
+from gpulock.alloc.memory_check import MIB, NOT_TOLD
 from gpulock.deadline import boottime
-from gpulock.handover import MIB, NOT_TOLD
+from gpulock.node import sample
+from gpulock.store import quarantine
 from tests.sweep.play import Case
 from tests.sweep.sge import Epilog, Reap, SgePlay, SgeStage
 from tests.sweep.stage import GONE, MINE

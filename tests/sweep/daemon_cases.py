@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gpulock.inventory import LINE as INVENTORY_LINE
-from gpulock.inventory import read as read_inventory
+from gpulock.node.inventory import LINE as INVENTORY_LINE
+from gpulock.node.inventory import read as read_inventory
 from tests.sweep.play import Case
 from tests.sweep.sge import Reap
 from tests.sweep.stage import CHECKOUT

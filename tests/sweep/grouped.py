@@ -13,7 +13,7 @@ from pathlib import Path
 from gpulock.isolation.group import MODE
 from gpulock.sge.verdict import EXECD
 from tests.bench.starter import Shepherd, Starter
-from tests.labs.device_nodes import modes
+from tests.labs.common.device_nodes import modes
 from tests.sweep.isolated import ALL, IsolatedStage
 from tests.sweep.play import Case
 from tests.sweep.sge import Epilog, Prolog, Reap, SgePlay

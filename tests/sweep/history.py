@@ -9,9 +9,9 @@ import sys
 
 sys.path[:0] = [sys.argv[1]]
 
-from gpulock.daemon.history import History  # noqa: E402 (the library is put on the path first)
-from gpulock.node import Node  # noqa: E402
-from gpulock.settings import load  # noqa: E402
+from gpulock.daemon.history.collect import History  # noqa: E402 (the library is put on the path first)
+from gpulock.node.context import Node  # noqa: E402
+from gpulock.node.settings import load  # noqa: E402
 
 
 def say(text: str) -> None:

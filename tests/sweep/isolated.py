@@ -13,9 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpulock.isolation import confine, tree
-from gpulock.procfs import Proc
+from gpulock.node.procfs import Proc
 from tests.bench.starter import Shepherd
-from tests.labs.device_nodes import PROBE, Service, make_nodes, opened, programs, programs_beyond
+from tests.labs.common.device_nodes import (
+    PROBE,
+    Service,
+    make_nodes,
+    opened,
+    programs,
+    programs_beyond,
+)
 from tests.sweep.beside import await_end, beside
 from tests.sweep.play import Case
 from tests.sweep.sge import Epilog, Prolog, Reap, SgePlay, SgeStage

@@ -13,10 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpulock.isolation import confine, tree
-from gpulock.procfs import Proc
+from gpulock.node.procfs import Proc
 from tests.bench.slurm_calls import BATCH, SlurmJob
 from tests.bench.starter import Starter
-from tests.labs.device_nodes import PROBE, Service, make_nodes, opened, programs, programs_beyond
+from tests.labs.common.device_nodes import (
+    PROBE,
+    Service,
+    make_nodes,
+    opened,
+    programs,
+    programs_beyond,
+)
 from tests.sweep.beside import await_end, beside
 from tests.sweep.isolated import ALL, GPUS
 from tests.sweep.play import Case

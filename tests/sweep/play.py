@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpulock.boot import state_boot_id
-from gpulock.locks import Lock
-from gpulock.refusal import Refusal
+from gpulock.errors import Refusal
+from gpulock.store.boot import state_boot_id
+from gpulock.store.locks import Lock
 from tests.sweep.stage import MINE, Stage
 from tests.sweep.trace import KILL, Point
 

@@ -9,12 +9,12 @@ import sys
 
 sys.path[:0] = [sys.argv[1]]
 
-from gpulock.daemon.process import judge  # noqa: E402 (the library is put on the path first)
-from gpulock.daemon.reconcile import reconcile  # noqa: E402
+from gpulock.daemon.reconcile.reconcile import reconcile  # noqa: E402
 from gpulock.deadline import Deadline  # noqa: E402
-from gpulock.node import Node  # noqa: E402
-from gpulock.refusal import BROKEN, Refusal  # noqa: E402
-from gpulock.settings import load  # noqa: E402
+from gpulock.errors import BROKEN, Refusal  # noqa: E402
+from gpulock.node.context import Node  # noqa: E402
+from gpulock.node.settings import load  # noqa: E402
+from gpulock.workstation.process_claims import judge  # noqa: E402 (the library is put on the path first)
 
 DONE, REFUSED, NODE_BROKEN = 0, 1, 3
 

@@ -10,12 +10,12 @@ import sys
 sys.path[:0] = [sys.argv[1]]
 
 from gpulock.daemon.app import chores  # noqa: E402 (the library is put on the path first)
-from gpulock.daemon.driver import DaemonNode  # noqa: E402
-from gpulock.daemon.journal import Journal  # noqa: E402
+from gpulock.daemon.core.journal import Journal  # noqa: E402
+from gpulock.daemon.reconcile.driver import DaemonNode  # noqa: E402
 from gpulock.daemon.rounds import Rounds, RunsAlreadyError  # noqa: E402
 from gpulock.deadline import boottime  # noqa: E402
-from gpulock.refusal import Refusal  # noqa: E402
-from gpulock.settings import load  # noqa: E402
+from gpulock.errors import Refusal  # noqa: E402
+from gpulock.node.settings import load  # noqa: E402
 
 DONE, REFUSED, NODE_BROKEN = 0, 1, 3
 

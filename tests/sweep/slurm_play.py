@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpulock.environment import NAMES, TWINS, drop_names
+from gpulock.job.environment import NAMES, TWINS, drop_names
 from tests.bench.slurm_calls import BATCH, SLURMD, SlurmJob
 from tests.sweep.play import Play
 from tests.sweep.slurm_stage import SlurmStage, tasks_environment

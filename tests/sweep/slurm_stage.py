@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpulock import owner
-from gpulock.owner import Owner
-from gpulock.runs import FOLDER as RUNS
 from gpulock.slurm.note import path_of
 from gpulock.slurm.scontrol import FIELDS, INVALID, WIDTH
+from gpulock.store import owner
+from gpulock.store.claim_records import FOLDER as RUNS
+from gpulock.store.owner import Owner
 from tests.bench.rounds import configured
 from tests.bench.slurm_calls import SLURMD, USER, SlurmJob, users_settings, write_map
 from tests.bench.starter import Starter

@@ -13,13 +13,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpulock.claim import claim
-from gpulock.daemon.process import judge, template
-from gpulock.daemon.reconcile import reconcile
+from gpulock.alloc.claim import claim
+from gpulock.alloc.grant import Grant
+from gpulock.daemon.reconcile.reconcile import reconcile
 from gpulock.deadline import Deadline
-from gpulock.grant import Grant
-from gpulock.locks import Lock
-from gpulock.node import Node
+from gpulock.node.context import Node
+from gpulock.store.locks import Lock
+from gpulock.workstation.process_claims import judge, template
 from tests.bench.scene import Scene, linked_proc
 
 MINE, OTHER, GONE = 1001, 1002, 1003

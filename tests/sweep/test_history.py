@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.history_site import Ended
+from tests.support.trees import bus
 from tests.sweep.trace import KILL, STRACE, Point, failing, points_of, struck, watching
-from tests.unit.history_site import Ended
-from tests.unit.trees import bus
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3000)]
 PROGRAM = Path(__file__).with_name("history.py")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program gpulock-exporter: options, threads, signals, and one node told to whoever asks."""

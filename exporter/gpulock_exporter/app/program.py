@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program gpulock-exporter: options, threads, signals.
+
+What it does is set in gpulock.conf; an option of the program counts before its key there. SIGUSR1
+lets go of the driver, so that a GPU can be reset; SIGUSR2 takes it up again, and so does the end
+of PAUSE_MAX. `gpulock-exporter pause` and `resume` send them to the one that runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import gpulock
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node.context import Node
+from gpulock.node.settings import DEFAULT_PATH, Settings, load
+from gpulock_exporter.app.exporter import Exporter
+from gpulock_exporter.app.pidfile import NobodyError, Running, let_go, tell
+from gpulock_exporter.app.watchdog import Pulse, manager
+from gpulock_exporter.clock import SystemClock
+from gpulock_exporter.files.publish import make_folders
+from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.web.listen import ListenError, listen, parse_address
+from gpulock_exporter.web.server import Server
+from gpulock_exporter.web.socket_activation import activated_sockets
+from gpulock_exporter.webconfig.files import WebConfigError
+from gpulock_exporter.webconfig.reload import Reloader
+from gpulock_exporter.worker.restart_policy import Limits
+from gpulock_exporter.worker.supervisor import Supervisor
+
+TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
+YOUNGEST = 2.0  # seconds that a value must be good for: a tick without a frame comes after 1.5
+LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
+PAUSES = (signal.SIGUSR1, signal.SIGUSR2)
+LET_GO = 10.0  # seconds in which a worker that can be killed is gone
+PATIENCE = 5.0  # seconds for the thread that accepts connections, on a node that is busy
+NOBODY, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the exporter, or tell the one that runs; return the exit code."""
+    options = parser().parse_args(argv)
+    try:
+        settings = configured(load(options.config), options)
+        if options.act != "run":
+            return ask(settings.exporter_dir, options.act)
+        return serve(settings)
+    except Refusal as fault:
+        say(f"gpulock-exporter: {fault.why}; {fault.do}")
+        return AT_FAULT
+    except (ListenError, WebConfigError, OSError) as fault:
+        say(f"gpulock-exporter: {fault}")
+        return AT_FAULT
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    found = argparse.ArgumentParser(
+        prog="gpulock-exporter",
+        description="Tell Prometheus what each GPU does and which job holds it; a page for people.",
+    )
+    found.add_argument(
+        "act",
+        nargs="?",
+        choices=("run", "pause", "resume"),
+        default="run",
+        help="run it (the default); or let the one that runs go of the driver, or take it up again",
+    )
+    found.add_argument("--version", action="version", version=f"gpulock {gpulock.__version__}")
+    found.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
+    found.add_argument(
+        "--listen", action="append", metavar="HOST:PORT", help="in place of EXPORTER_LISTEN"
+    )
+    found.add_argument("--web-config", metavar="FILE", help="in place of WEB_CONFIG")
+    found.add_argument("--folder", metavar="DIR", help="in place of EXPORTER_DIR")
+    found.add_argument("--label-user", choices=[u.value for u in LabelUser], help="of LABEL_USER")
+    return found
+
+
+def configured(settings: Settings, options: argparse.Namespace) -> Settings:
+    """Return the settings with the options that were given in place of their keys."""
+    given = {
+        "exporter_listen": tuple(options.listen) if options.listen else None,
+        "web_config": options.web_config,
+        "exporter_dir": os.path.abspath(options.folder) if options.folder else None,
+        "label_user": options.label_user,
+    }
+    for name, value in given.items():
+        if value is not None:
+            setattr(settings, name, value)
+    least = max(YOUNGEST, 2 * settings.sample_period)
+    if settings.max_sample_age < least:
+        raise Refusal(
+            BROKEN,
+            f"{settings.path}: MAX_SAMPLE_AGE is {settings.max_sample_age:g}, and a look comes "
+            f"every {settings.sample_period:g} s: sound values would be old now and then",
+            f"make it {least:g} s or more",
+        )
+    return settings
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code."""
+    exporter = Exporter(Node(settings), SystemClock(), say)
+    make_folders(settings.exporter_dir)
+    # whoever sees that we run may tell us to pause: that waits until somebody listens
+    signal.pthread_sigmask(signal.SIG_BLOCK, PAUSES)
+    with Running(settings.exporter_dir):
+        exporter.open()
+        return serve_alone(settings, exporter)
+
+
+def serve_alone(settings: Settings, exporter: Exporter) -> int:
+    """Serve as the only exporter that writes this folder."""
+    stopped = threading.Event()
+    if settings.web_config:
+        exporter.reloader = Reloader(settings.web_config, say)
+    # the next worker shall be heard before the values of the last one are too old to be told
+    late = min(LATE_FRAME, settings.max_sample_age / 2)
+    limits = Limits(frame=settings.sample_period + late)
+    supervisor = Supervisor(worker(settings), lambda: SystemClock().now().boottime, limits)
+    web = exporter.reloader.settings if exporter.reloader else None
+    server = Server(exporter.handler(), sockets(settings.exporter_listen), say, web)
+    signals(supervisor, settings.pause_max, stopped)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PAUSES)  # before there is a worker to inherit it
+    exporter.listed.start()
+    server.start()
+    pulse, systemd = Pulse(), manager(os.environ, os.getpid())
+    answers = f"answers on {named(settings)}"
+    say(f"gpulock-exporter {gpulock.__version__} {answers}")
+    systemd.ready(answers)
+    systemd.watch(lambda: server.answers(PATIENCE) and pulse.goes_on(systemd.limit / 2))
+    if exporter.reloader:
+        exporter.reloader.start(server.adopt)
+    try:
+        run(exporter, supervisor, stopped, lambda: goes_on(server, pulse))
+    finally:
+        serving = server.is_serving
+        server.stop()
+        supervisor.close()
+        exporter.listed.stop()
+        if exporter.reloader:
+            exporter.reloader.stop()
+    return 0 if serving else AT_FAULT
+
+
+def goes_on(server: Server, pulse: Pulse) -> bool:
+    """Show that the ticks go on; return whether somebody still answers."""
+    pulse.beat()
+    return server.is_serving
+
+
+def run(
+    exporter: Exporter,
+    supervisor: Supervisor,
+    stopped: threading.Event,
+    goes_on: Callable[[], bool],
+) -> None:
+    """Tick once a second, at once when a frame comes; sleep in between. `goes_on` is asked then."""
+    due = time.monotonic()
+    while not stopped.is_set() and goes_on():
+        frames = supervisor.step(max(0.0, due - time.monotonic()))
+        if frames or time.monotonic() >= due:
+            exporter.tick(frames, supervisor)
+            due = time.monotonic() + TICK * (1.5 if frames else 1.0)  # the next frame is due
+
+
+def worker(settings: Settings) -> list[str]:
+    """Return how the worker is started: it speaks to NVML, or plays a simulated node."""
+    marker = settings.simulation
+    source = f"simulated:{os.path.dirname(marker)}" if marker else "nvml"
+    program = [sys.executable, "-m", "gpulock_exporter.worker.process"]
+    return [*program, str(settings.sample_period), str(settings.process_period), source]
+
+
+def sockets(addresses: Sequence[str]) -> list[socket.socket]:
+    """Return what to listen on: systemd's sockets where it hands some over."""
+    handed = [one for _, one in activated_sockets(os.environ)]
+    if not handed and not addresses:
+        raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
+    return handed or listen([parse_address(one) for one in addresses])
+
+
+def named(settings: Settings) -> str:
+    """Return where it answers, for a log line."""
+    handed = os.environ.get("LISTEN_FDS") and "systemd's sockets"
+    return handed or " ".join(settings.exporter_listen)
+
+
+def signals(supervisor: Supervisor, longest_pause: float, stopped: threading.Event) -> None:
+    """Let signals pause, resume and stop."""
+
+    def on(number: signal.Signals, act: Callable[[], None]) -> None:
+        def handle(_: int, __: FrameType | None) -> None:
+            act()
+
+        signal.signal(number, handle)
+
+    def stop() -> None:
+        stopped.set()
+        supervisor.wake()
+
+    on(signal.SIGUSR1, lambda: supervisor.pause(longest_pause))
+    on(signal.SIGUSR2, supervisor.resume)
+    on(signal.SIGTERM, stop)
+    on(signal.SIGINT, stop)
+
+
+def ask(folder: str, act: str) -> int:
+    """Tell the exporter that runs to pause or resume; return the exit code; raise OSError.
+
+    A pause is over with when the driver is let go: a reset of the GPU may be the next command.
+    """
+    try:
+        pid = tell(folder, signal.SIGUSR1 if act == "pause" else signal.SIGUSR2)
+    except NobodyError:
+        say(f"gpulock-exporter: none runs that writes {folder}")
+        return NOBODY
+    except PermissionError:
+        say(f"gpulock-exporter: {act}: the one that writes {folder} is another user's; be root")
+        return NOBODY
+    name = f"gpulock-exporter: the one that writes {folder}"
+    if act == "resume":
+        say(f"{name} is told to take the driver up again")
+        return 0
+    left = let_go(pid, LET_GO)
+    if left:
+        say(f"{name} is paused, but process {left} has not let go of the driver: it hangs there")
+        return AT_FAULT
+    say(f"{name} has let go of the driver")
+    return 0
+
+
+def say(sentence: str) -> None:
+    """Write one line to standard error, which is the journal."""
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

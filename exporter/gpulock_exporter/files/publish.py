@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exporter's folder: each file is renamed in whole, by an ordinary user, without privileges.
+
+`sample` once a second, `finished/TOKEN` once a claim, `inventory` when it changes. A folder that
+cannot be written costs the rest of gpulock its advice, never the exporter its answers. A sample
+that was not the last then is marked by its time, which takes no room on a disk that is full.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from gpulock.node.sample import FINISHED, SAMPLE, SAMPLE_LINE, Sample, is_token, load
+from gpulock.store import atomic
+from gpulock_exporter.clock import Moment
+from gpulock_exporter.files.inventory import inventory_text
+from gpulock_exporter.files.sample_file import finished_text
+from gpulock_exporter.state.claim_accounting import Accounts
+from gpulock_exporter.telemetry import Device
+
+INVENTORY = "inventory"
+FINISHED_CAP = (
+    1000  # claims whose history line may be written late; as many as gpulock.store.locks keeps
+)
+FINISHED_PRUNE = 500  # how many of the oldest go when the cap is reached
+WAITING_CAP = 64  # claims that could not be written yet
+OVERTAKEN = 0.0  # epoch seconds: when a sample was written that counters have been told since
+
+
+class Folder:
+    """The files at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._waiting: dict[str, str] = {}
+        self._links: dict[str, dict[str, int]] = {}
+        self._inventory = ""
+
+    def open(self) -> None:
+        """Make the folders, take away what an interrupted write left; raise OSError.
+
+        Only for whoever has the folder: what another exporter is writing now looks the same.
+        """
+        make_folders(self.path)
+        for folder in (self.path, f"{self.path}/{FINISHED}"):
+            for name in os.listdir(folder):
+                if name.startswith("."):
+                    atomic.remove_quietly(f"{folder}/{name}")
+
+    def last(self) -> Sample | None:
+        """Return the sample that was written last, None where there is none."""
+        return load(f"{self.path}/{SAMPLE}", SAMPLE_LINE)
+
+    def is_overtaken(self) -> bool:
+        """Return whether more was told than is in the sample that was written last."""
+        try:
+            return os.lstat(f"{self.path}/{SAMPLE}").st_mtime == OVERTAKEN
+        except FileNotFoundError:
+            return False
+
+    def write_sample(self, text: str) -> None:
+        """Put a sample in the place of the last one; raise OSError, and mark that one."""
+        try:
+            self._replace(SAMPLE, text)
+        except OSError:
+            try:
+                os.utime(f"{self.path}/{SAMPLE}", (OVERTAKEN, OVERTAKEN), follow_symlinks=False)
+            except OSError:
+                pass  # there is none to go on from, or nothing at all can be done here
+            raise
+
+    def write_finished(self, over: Mapping[str, Accounts], boot_id: str, now: Moment) -> None:
+        """Write the accounts of claims that are over; raise OSError, and try again next time."""
+        for token, accounts in over.items():
+            if is_token(token):
+                self._waiting[token] = finished_text(token, accounts, boot_id, now)
+        for token in list(self._waiting)[: max(0, len(self._waiting) - WAITING_CAP)]:
+            del self._waiting[token]
+        written = False
+        for token, text in list(self._waiting.items()):
+            self._replace(f"{FINISHED}/{token}", text)
+            del self._waiting[token]
+            written = True
+        if written:
+            prune(f"{self.path}/{FINISHED}")
+
+    def write_inventory(self, devices: Mapping[str, Device], boot_id: str) -> None:
+        """Write what NVML tells of the devices, where it changed or is gone; raise OSError."""
+        for bus, device in devices.items():
+            if device.links is not None:
+                self._links[bus] = device.links
+        text = inventory_text(devices, self._links, boot_id)
+        if text != self._inventory or not os.path.exists(f"{self.path}/{INVENTORY}"):
+            self._replace(INVENTORY, text)
+            self._inventory = text
+
+    def _replace(self, name: str, text: str) -> None:
+        atomic.replace_file(f"{self.path}/{name}", text.encode("utf-8", "surrogateescape"))
+
+
+def make_folders(path: str) -> None:
+    """Make an exporter's folder and what is in it; raise OSError."""
+    for folder in (path, f"{path}/{FINISHED}"):
+        try:
+            os.mkdir(folder, 0o755)
+        except FileExistsError:
+            pass
+
+
+def prune(folder: str, cap: int = FINISHED_CAP, drop: int = FINISHED_PRUNE) -> None:
+    """Forget the oldest claims once there are too many."""
+    names = os.listdir(folder)
+    if len(names) < cap:
+        return
+    ages: list[tuple[float, str]] = []
+    for name in names:
+        try:
+            ages.append((os.lstat(f"{folder}/{name}").st_mtime, name))
+        except FileNotFoundError:
+            continue  # root has taken it into the history meanwhile
+    for _, name in sorted(ages)[:drop]:
+        atomic.remove_quietly(f"{folder}/{name}")

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of `sample` and of `finished/TOKEN`, and the exporter's memory back out of it.
+
+`gpulock.node.sample` has the table of fields and the reader. Beside the fields, a device's line has
+what the exporter itself goes on from after a restart: `credit`; `c.<counter>` with total, last
+reading, its time and how fast it ran; `x.<xid>` with count and time. Numbers are written in full,
+so that a counter read back is never below what was served. A device that another one has taken
+the place of has a line like it that begins with `gone`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpulock.errors import one_line
+from gpulock.node.sample import (
+    DEVICE_WORDS,
+    FINISHED_LINE,
+    SAMPLE_LINE,
+    Account,
+    Sample,
+    Seen,
+    is_token,
+    typed,
+)
+from gpulock_exporter.clock import Moment
+from gpulock_exporter.state.buckets import restored
+from gpulock_exporter.state.claim_accounting import Account as Bill
+from gpulock_exporter.state.claim_accounting import Accounts, Ledger
+from gpulock_exporter.state.device_totals import DeviceTotals, Events, Totals
+from gpulock_exporter.state.monotonic import Counter, Reading
+from gpulock_exporter.state.plausibility import UUID
+from gpulock_exporter.state.process_attribution import Present
+from gpulock_exporter.telemetry import Device
+
+GONE = "gone"  # the first word of the line of a device that lost its place
+ROUNDING = 1e-9
+SHOWN_PIDS = 8  # of the foreign processes of a device
+Value = float | str | None
+Pairs = Iterable[tuple[str, Value]]
+
+
+@dataclass
+class Memory:
+    """What the exporter remembers from one sample to the next, also over a restart."""
+
+    totals: Totals = field(default_factory=Totals)
+    ledger: Ledger = field(default_factory=Ledger)
+    sequence: int = 0
+
+
+def sample_text(
+    memory: Memory,
+    boot_id: str,
+    now: Moment,
+    devices: Mapping[str, Device],
+    present: Mapping[str, Present],
+    fault: str = "",
+) -> str:
+    """Return the sample; `devices` are those of the last look, `present` who is on them.
+
+    `fault` says why there is no newer look.
+    """
+    head: Pairs = [
+        ("boot_id", boot_id),
+        ("sequence", memory.sequence),
+        ("boottime", now.boottime),
+        ("wall", now.wall),
+        ("looked", memory.totals.at),
+        ("driver", one_line(memory.totals.driver) or None),
+        ("fault", one_line(fault) or None),
+    ]
+    lines = [SAMPLE_LINE, *words(head)]
+    here = memory.totals.places
+    for name, key in sorted(here.items()):
+        pairs = device_pairs(memory.totals.devices[key], devices.get(name), present.get(name))
+        lines.append(" ".join(["device", name, *words(pairs)]))
+    for key, totals in memory.totals.devices.items():
+        if here.get(totals.device) != key:
+            lines.append(" ".join([GONE, totals.device, *words(device_pairs(totals))]))
+    for token, accounts in memory.ledger.accounts.items():
+        lines += token_lines(token, accounts)
+    return "\n".join(lines) + "\n"
+
+
+def finished_text(token: str, accounts: Accounts, boot_id: str, now: Moment) -> str:
+    """Return what is left of a claim."""
+    head: Pairs = [("boot_id", boot_id), ("boottime", now.boottime), ("wall", now.wall)]
+    return "\n".join([FINISHED_LINE, *words(head), *token_lines(token, accounts)]) + "\n"
+
+
+def device_pairs(
+    totals: DeviceTotals, device: Device | None = None, present: Present | None = None
+) -> Pairs:
+    """Return the fields of one device, and what the exporter remembers of it."""
+    pairs: list[tuple[str, Value]] = [
+        ("uuid", totals.key if totals.key != totals.device else None),
+        ("index", totals.index),
+        ("looked", totals.looked),
+    ]
+    if device is not None:
+        pairs += [
+            ("utilization", device.utilization),
+            ("memory_used", device.memory_used),
+            ("memory_total", device.memory_total),
+            ("power", device.power),
+            ("temperature", device.temperature),
+            ("recovery_action", device.recovery_action),
+            ("remap_failure", flag(device.remap_failure)),
+            ("remap_pending", flag(device.remap_pending)),
+        ]
+    if totals.observable:
+        pairs += [("busy", totals.busy), ("observed", totals.observed), ("credit", totals.credit)]
+    energy = totals.counters.get("energy")
+    pairs += [
+        ("last_busy", totals.last_busy),
+        ("energy", energy.total if energy and energy.last else None),
+    ]
+    if present is not None:
+        pairs += [
+            ("processes", present.listed),
+            ("listed", present.at),
+            ("foreign", len(present.foreign)),
+            ("unseen", present.unseen),
+            ("foreign_pids", ",".join(map(str, present.foreign[:SHOWN_PIDS])) or None),
+        ]
+    pairs += [(f"c.{kind}", counter_text(counter)) for kind, counter in totals.counters.items()]
+    pairs += [(f"x.{xid}", f"{one.count},{one.at!r}") for xid, one in totals.xids.items()]
+    return pairs
+
+
+def flag(value: bool | None) -> int | None:
+    """Return a yes or no as it stands in the file."""
+    return None if value is None else int(value)
+
+
+def token_lines(token: str, accounts: Accounts) -> list[str]:
+    """Return a line for each device of a claim; none where the token may stand in no file."""
+    if not is_token(token):
+        return []
+    return [
+        " ".join(["token", token, name, *words(account_pairs(accounts[name]))])
+        for name in sorted(accounts)
+        if name.split() == [name]
+    ]
+
+
+def account_pairs(bill: Bill) -> Pairs:
+    """Return the fields of one account."""
+    used, covered = bill.buckets.texts()
+    return [
+        ("since", bill.since),
+        ("until", bill.until),
+        ("busy", bill.busy if bill.observed else None),
+        ("observed", bill.observed),
+        ("seen", bill.seen),
+        ("idle", bill.idle if bill.observed else None),
+        ("last_busy", bill.last_busy),
+        ("energy", bill.energy),
+        ("memory_peak", bill.memory_peak),
+        ("foreign", bill.foreign),
+        ("width", bill.buckets.width),
+        ("used", used or None),
+        ("covered", covered or None),
+    ]
+
+
+def words(pairs: Pairs) -> list[str]:
+    """Return `key=value` for each value that is known."""
+    return [
+        f"{key}={value if isinstance(value, str) else repr(value)}"
+        for key, value in pairs
+        if value is not None
+    ]
+
+
+def counter_text(counter: Counter) -> str | None:
+    """Return a counter: its total, its last reading, when that was, and how fast it ran."""
+    last = counter.last
+    if last is None:
+        return None
+    if counter.text is None:  # most of them stand still from one second to the next
+        counter.text = f"{counter.total!r},{last.value!r},{last.since!r},{counter.rate!r}"
+    return counter.text
+
+
+# --- and back ---------------------------------------------------------------------------------
+
+
+def memory_of(found: Sample | None, boot_id: str, now: float, overtaken: bool = False) -> Memory:
+    """Return what an exporter of this boot remembered; nothing of another boot or of later.
+
+    `overtaken` says that more was told since than is in the sample.
+    """
+    if found is None or found.boot_id != boot_id or (found.boottime or 0.0) > now:
+        return Memory()
+    lost = [line for line in found.others if line[0] == GONE and len(line) > DEVICE_WORDS]
+    devices = [device_of(line[1], Seen(*typed("device", line[2:])), now) for line in lost]
+    devices += [device_of(name, seen, now) for name, seen in found.devices.items()]
+    for one in devices:
+        if one is not None and overtaken:
+            one.begin_anew()
+    totals = Totals({one.key: one for one in devices if one is not None}, found.driver)
+    ledger = Ledger(
+        {
+            token: {name: bill_of(account, now) for name, account in of.items()}
+            for token, of in found.tokens.items()
+        }
+    )
+    return Memory(totals, ledger, found.sequence or 0)
+
+
+def device_of(name: str, seen: Seen, now: float) -> DeviceTotals | None:
+    """Return the counters of one device, None where its line makes no sense."""
+    if seen.looked is None or seen.looked > now:
+        return None
+    key = seen.uuid if UUID.fullmatch(seen.uuid) else name
+    totals = DeviceTotals(key, name, seen.index or 0, seen.looked)
+    if seen.busy is not None and seen.observed is not None:
+        totals.observable = True
+        sound = seen.busy <= seen.observed * (1 + ROUNDING)  # a sum of parts may be above theirs
+        totals.busy, totals.observed = seen.busy if sound else seen.observed, seen.observed
+        totals.credit = (numbers(seen.own.get("credit", ""), 1) or [0.0])[0]
+    totals.last_busy = seen.last_busy
+    for word, text in seen.own.items():
+        kind, _, what = word.partition(".")
+        if kind == "c" and (four := numbers(text, 4)):
+            last = Reading(four[1], seen.looked, min(four[2], seen.looked))
+            totals.counters[what] = Counter(four[0], last, rate=four[3])
+        elif kind == "x" and what.isdecimal() and (two := numbers(text, 2)):
+            totals.xids[int(what)] = Events(int(two[0]), min(two[1], now))
+    return totals
+
+
+def bill_of(account: Account, now: float) -> Bill:
+    """Return one account as it was left."""
+    since = min(account.since or 0.0, now)
+    return Bill(
+        since,
+        min(account.until or since, now),
+        account.busy or 0.0,
+        account.observed or 0.0,
+        account.idle or 0.0,
+        account.foreign or 0.0,
+        account.last_busy,
+        account.energy,
+        account.memory_peak,
+        account.seen,
+        restored(since, account.width, account.used, account.covered),
+    )
+
+
+def numbers(text: str, count: int) -> list[float]:
+    """Return so many finite numbers from 0, whole ones as such; none where they are not there."""
+    try:
+        found = [int(word) if word.isdecimal() else float(word) for word in text.split(",")]
+    except ValueError:
+        return []
+    sound = len(found) == count and all(0 <= value < math.inf for value in found)
+    return found if sound else []

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of each card at each look, by collector.
+
+Only the worker imports this. A collector fills in what it learns; the rest stays absent. In MIG
+mode a card does not tell how busy it is, and its instances do by GPM alone.
+"""
+
+from __future__ import annotations
+
+import pynvml
+
+from gpulock_exporter.nvml.answers import Answers, Look
+from gpulock_exporter.nvml.card import Card
+from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
+from gpulock_exporter.nvml.gpm import Window, is_supported
+from gpulock_exporter.nvml.mig import Instance, sampler
+from gpulock_exporter.nvml.processes import read_processes
+from gpulock_exporter.nvml.utilisation_samples import NOTHING, Busy
+from gpulock_exporter.telemetry import CLOCK_REASONS, Device
+
+SLOW = 5.0  # seconds between two looks at what changes seldom
+TURNS = 8  # cards take turns within that time
+MEGA = 1e6
+WHOLE = 100  # percent
+NO_SAMPLES = pynvml.NVML_ERROR_NOT_FOUND
+
+
+def utilization(card: Card, look: Look) -> None:
+    """How busy the card is now, and for how long it was since the last look."""
+    if card.instances.enabled:
+        return
+    rates = card.ask(look, "utilization", pynvml.nvmlDeviceGetUtilizationRates)
+    if rates is not None:
+        card.device.utilization = ratio(rates.gpu)
+        card.device.memory_utilization = ratio(rates.memory)
+        if card.device.utilization is None or card.device.memory_utilization is None:
+            look.fail("utilization", card.name, f"it cannot be {rates.gpu} %, {rates.memory} %")
+    sampled = _sampled(card, look)
+    if rates is None and sampled is None:
+        return
+    now = card.samples.snapshot(rates.gpu, look.now) if rates is not None else NOTHING
+    busy, observed = sampled or NOTHING
+    card.device.busy, card.device.observed = busy + now.busy, observed + now.observed
+
+
+def _sampled(card: Card, look: Look) -> Busy | None:
+    """Return what the driver's buffer says, None where it has none."""
+    if card.is_absent(look, Busy):
+        return None
+    since = card.samples.since(look.now)
+    kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
+    try:
+        samples = card.buffer.read(card.handle, kind, since)
+    except pynvml.NVMLError as fault:
+        if fault.value == NO_SAMPLES:
+            return card.samples.add((), look.now)
+        absent = card.refused(look, "utilization", Busy, fault.value)
+        return None if absent else NOTHING
+    found = card.samples.add(samples, look.now)
+    if not card.samples.sound:
+        look.fail("utilization", card.name, "its samples cannot be")
+    return found
+
+
+def memory(card: Card, look: Look) -> None:
+    """Bytes in use, without what the driver reserves where it tells that apart."""
+    whose: list[tuple[Answers, Device]] = [(card, card.device)]
+    for device, record in whose + [(one, one.device) for one in card.instances.all]:
+        found = device.ask(look, "memory", _memory, pynvml.nvmlDeviceGetMemoryInfo)
+        if found is not None:
+            record.memory_used, record.memory_total = found.used, found.total
+
+
+def _memory(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
+    return pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)  # 510
+
+
+def power(card: Card, look: Look) -> None:
+    """Watts, and joules since the driver was loaded."""
+    values = read_fields(card, look, (POWER, ENERGY))
+    milliwatts = values.get(POWER)
+    if card.is_absent(look, POWER):
+        milliwatts = card.ask(look, "power", pynvml.nvmlDeviceGetPowerUsage)
+    if milliwatts is not None:
+        card.device.power = milliwatts / 1e3
+    if ENERGY in values:
+        card.device.energy = values[ENERGY] / 1e3
+
+
+def temperature(card: Card, look: Look) -> None:
+    """Degrees Celsius of the chip."""
+    degrees = card.ask(look, "temperature", _temperature, _temperature_v)
+    card.device.temperature = None if degrees is None else float(degrees)
+
+
+def _temperature(handle: pynvml.c_nvmlDevice_t) -> int:
+    return pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+
+
+def _temperature_v(handle: pynvml.c_nvmlDevice_t) -> int:
+    """Ask as CUDA 14 will want it (nvml.h 13): the other call is to go."""
+    if not hasattr(pynvml, "nvmlDeviceGetTemperatureV"):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    return pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)
+
+
+def clocks(card: Card, look: Look) -> None:
+    """Hertz, and what holds the clocks down now."""
+    sm, mem = card.ask(look, "clocks", _sm_clock), card.ask(look, "clocks", _memory_clock)
+    card.device.sm_clock = None if sm is None else sm * MEGA
+    card.device.memory_clock = None if mem is None else mem * MEGA
+    bits = card.ask(
+        look,
+        "clocks",
+        pynvml.nvmlDeviceGetCurrentClocksEventReasons,  # 535
+        pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+    )
+    if bits is not None:
+        card.device.clock_reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
+
+
+def _sm_clock(handle: pynvml.c_nvmlDevice_t) -> int:
+    return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+
+
+def _memory_clock(handle: pynvml.c_nvmlDevice_t) -> int:
+    return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+
+
+def gpm(card: Card, look: Look) -> None:
+    """What the parts of the chip did, of the card or of each of its instances."""
+    if not card.has_gpm:
+        card.has_gpm = is_supported(card, look)
+    if not card.has_gpm:
+        return
+    for instance in card.instances.all:
+        _instance_gpm(card, instance, look)
+    if card.instances.enabled:
+        return
+    if card.window is None:
+        handle = card.handle
+        card.window = Window(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
+    measured = card.window.step(look, card)
+    if measured is not None:
+        for name, count in measured.traffic.items():
+            card.traffic[name] = card.traffic.get(name, 0) + count
+    latest = card.window.latest
+    if latest is not None:
+        card.device.gpm = latest.ratios or None
+        card.device.summed = [
+            name
+            for name in latest.traffic
+            if name.startswith("pcie") or card.is_absent(look, NVLINK[0])
+        ]
+        for name in card.device.summed:
+            setattr(card.device, name, card.traffic[name])
+
+
+def _instance_gpm(card: Card, instance: Instance, look: Look) -> None:
+    """Measure one MIG device, where it has its GPU instance to itself."""
+    if not instance.alone:
+        instance.close()
+        return
+    if instance.window is None:
+        instance.window = Window(sampler(card, instance))
+    measured = instance.window.step(look, instance)
+    latest, record = instance.window.latest, instance.device
+    if latest is None or latest.active is None:
+        return
+    record.gpm, record.utilization = latest.ratios or None, latest.active
+    record.observed = measured.seconds if measured is not None else 0.0
+    record.busy = record.observed * latest.active
+
+
+def counters(card: Card, look: Look) -> None:
+    """What is read at a slower rhythm; in between, what it was."""
+    if look.now >= card.slow.due:
+        turn = SLOW / TURNS * (card.index % TURNS) if not card.slow.due else 0.0
+        card.slow.due = look.now + SLOW - turn
+        by_gpm = card.window is not None and not card.is_absent(look, Window)
+        card.slow.read(card, look, nvlink=card.links is not None, pcie=not by_gpm)
+    for name, value in card.slow.values.items():
+        if value is not None:
+            setattr(card.device, name, value)
+    for collector, fault in card.slow.failures.items():
+        look.fail(collector, "", fault)
+
+
+def processes(card: Card, look: Look) -> None:
+    """Who is on the card, or on each of its instances; only at looks that ask for it."""
+    if not look.processes:
+        return
+    if not card.instances.enabled:
+        card.device.processes = read_processes(card, look)
+    for instance in card.instances.all:
+        instance.device.processes = read_processes(instance, look)
+
+
+def ratio(percent: int) -> float | None:
+    """Return percent as a ratio, None for what cannot be."""
+    return percent / WHOLE if 0 <= percent <= WHOLE else None

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPM: what a card of Hopper or later did between two samples, on a window of our own.
+
+Only the worker imports this. One sample ends a window and begins the next, so no moment is
+missed, and nobody else's samples shorten ours. All of it is per GPU instance, not per compute
+instance (nvml.h, nvmlGpmMigSampleGet).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import pynvml
+
+from gpulock_exporter.nvml.answers import Answers, Look
+
+SHORTEST = 0.95  # seconds between two samples: each look takes one, also one a little early
+LONGEST = 60.0  # seconds after which a window says nothing of now
+
+# nvmlGpmMetricId_t
+GRAPHICS, PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT = 1, 20, 21, 60, 61
+RATIOS = {2: "sm_active", 3: "sm_occupancy", 5: "tensor_active", 10: "dram_active"}
+TRAFFIC = {
+    PCIE_TRANSMIT: "pcie_transmit",
+    PCIE_RECEIVE: "pcie_receive",
+    NVLINK_TRANSMIT: "nvlink_transmit",
+    NVLINK_RECEIVE: "nvlink_receive",
+}
+METRICS = (GRAPHICS, *RATIOS, *TRAFFIC)
+METRIC = struct.Struct("@IId24x")  # nvmlGpmMetric_t: id, error, value, and its names
+MIB = 1 << 20
+WHOLE = 100.0
+ROUNDING = 1.0  # percent that a metric may be above the whole
+FASTEST = 1e8  # MiB/s, a hundred times what any link does
+
+
+class Measure(NamedTuple):
+    """What happened in a window of `seconds`: ratios by name, bytes by name, time at work."""
+
+    seconds: float
+    ratios: dict[str, float]
+    traffic: dict[str, int]
+    active: float | None  # ratio of the time in which anything ran
+
+
+class Window:
+    """The two samples of one device; `take` fills one. `latest` is the last whole window."""
+
+    def __init__(self, take: Callable[[pynvml.c_nvmlGpmSample_t], object]) -> None:
+        self.latest: Measure | None = None
+        self._take = take
+        self._samples: list[pynvml.c_nvmlGpmSample_t] = []
+        self._since: float | None = None  # when the first of them was taken
+
+    def step(self, look: Look, device: Answers) -> Measure | None:
+        """Return a window that ends now, None where none does."""
+        if device.is_absent(look, Window):
+            self.latest = self._since = None
+            return None
+        if self._since is not None and look.now - self._since < SHORTEST:
+            return None
+        since, self._since, self.latest = self._since, None, None
+        try:
+            while len(self._samples) < 2:  # noqa: PLR2004 (a window has two ends)
+                self._samples.append(pynvml.nvmlGpmSampleAlloc())
+            self._samples.reverse()
+            self._take(self._samples[1])
+            self._since = look.now
+            if since is not None and look.now - since <= LONGEST:
+                values = metrics_between(self._samples[0], self._samples[1])
+                self.latest = measure(values, look.now - since)
+                for number, value in impossible(values).items():
+                    look.fail("gpm", device.name, f"metric {number} cannot be {value}")
+        except pynvml.NVMLError as fault:
+            device.refused(look, "gpm", Window, fault.value)
+        return self.latest
+
+    def close(self) -> None:
+        """Give the samples back."""
+        while self._samples:
+            try:
+                pynvml.nvmlGpmSampleFree(self._samples.pop())
+            except pynvml.NVMLError:
+                continue  # the driver is gone, and they are with it
+
+
+def measure(values: dict[int, float], seconds: float) -> Measure:
+    """Return what metrics by their ids say; what cannot be is left out."""
+    ratios: dict[int, float] = {}
+    for number in (GRAPHICS, *RATIOS):
+        percent = values.get(number, math.nan)
+        if 0 <= percent <= WHOLE + ROUNDING:
+            ratios[number] = min(percent / WHOLE, 1.0)
+    traffic: dict[str, int] = {}
+    for number, name in TRAFFIC.items():
+        rate = values.get(number, math.nan)
+        if 0 <= rate <= FASTEST:
+            traffic[name] = int(rate * MIB * seconds)
+    named = {RATIOS[number]: ratio for number, ratio in ratios.items() if number in RATIOS}
+    return Measure(seconds, named, traffic, ratios.get(GRAPHICS))
+
+
+def impossible(values: dict[int, float]) -> dict[int, float]:
+    """Return those of metrics by their ids that cannot be; one that is no number is not known."""
+    return {
+        number: value
+        for number, value in values.items()
+        if value < 0 or value > (FASTEST if number in TRAFFIC else WHOLE + ROUNDING)
+    }
+
+
+def is_supported(device: Answers, look: Look) -> bool:
+    """Return whether the card has GPM."""
+    if device.is_absent(look, Window):
+        return False
+    support = device.ask(look, "gpm", pynvml.nvmlGpmQueryDeviceSupport)
+    if support is not None and not support.isSupportedDevice:
+        device.refused(look, "gpm", Window, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return False
+    return support is not None
+
+
+def metrics_between(
+    first: pynvml.c_nvmlGpmSample_t, second: pynvml.c_nvmlGpmSample_t
+) -> dict[int, float]:
+    """Return the metrics between two samples that the driver could make."""
+    asked, answers = _request()
+    asked.sample1, asked.sample2 = first, second
+    pynvml.nvmlGpmMetricsGet(asked)
+    return {number: value for number, error, value in METRIC.iter_unpack(answers) if not error}
+
+
+@cache
+def _request() -> tuple[pynvml.c_nvmlGpmMetricsGet_t, memoryview]:
+    """Return the one structure of 20 KiB that all windows use in turn, and where its answers are.
+
+    An attribute of a structure of pynvml's is a call of Python's: see nvml_lists.
+    """
+    raw = bytearray(ctypes.sizeof(pynvml.c_nvmlGpmMetricsGet_t))
+    asked = pynvml.c_nvmlGpmMetricsGet_t.from_buffer(raw)
+    asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    asked.numMetrics = len(METRICS)
+    for place, number in enumerate(METRICS):
+        asked.metrics[place].metricId = number
+    begin = ctypes.addressof(asked.metrics[0]) - ctypes.addressof(asked)
+    return asked, memoryview(raw)[begin : begin + METRIC.size * len(METRICS)]

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVML as a source of frames.
+
+Only the worker imports this. A look raises RuntimeError where there is no driver any more, and
+nothing else: then the worker ends, and its supervisor starts another. A card that is lost is left
+out, and the others are not disturbed; NVML is initialised again where it asks for that, where the
+number of cards changes, and now and then while a card is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pynvml
+
+from gpulock_exporter.nvml import collect
+from gpulock_exporter.nvml.answers import LOST, Look, LostError, StaleError, words
+from gpulock_exporter.nvml.card import Card
+from gpulock_exporter.nvml.xid import Events
+from gpulock_exporter.telemetry import Frame
+
+REST = 5.0  # seconds between two initialisations that could wait: each may take a second
+FIRST_PATIENCE, LONGEST_PATIENCE = 60.0, 960.0  # seconds until a lost card is looked for again
+ADVICE = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the driver's libnvidia-ml.so.1",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver: nvidia-smi says why it is not",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced: load it anew, or reboot",
+    pynvml.NVML_ERROR_NO_PERMISSION: "let this user open /dev/nvidiactl and /dev/nvidia*",
+}
+
+
+def boottime() -> float:
+    """Return the seconds since boot, suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Nvml:
+    """All cards of this node; see telemetry.Source."""
+
+    def __init__(self, clock: Callable[[], float] = boottime, sys_root: str = "/sys") -> None:
+        self._clock = clock
+        self._sys_root = sys_root
+        self._sequence = 0
+        self._driver = ""
+        self._count = 0
+        self._cards: list[Card] = []
+        self._missing: dict[int, str] = {}  # indexes that gave no card, and why
+        self._lost: set[int] = set()  # indexes of what was lost at the last look
+        self._events = Events()
+        self._unlisted = ""  # why the processes could not be listed when they were asked for last
+        self._opened = 0.0
+        self._stale = False
+        self._patience = FIRST_PATIENCE
+
+    def open(self) -> None:
+        """Initialise NVML; raise RuntimeError with the driver's words where that cannot be."""
+        self._open(Look(self._clock()))
+
+    def look(self, processes: bool) -> Frame:
+        """Look once; raise RuntimeError where the driver is gone."""
+        look = Look(self._clock(), processes)
+        self._sequence += 1
+        frame = Frame(sequence=self._sequence, boottime=look.now, wall=time.time())
+        began = time.perf_counter()
+        lost = self._refresh(look)
+        frame.durations["devices"] = time.perf_counter() - began
+        for name, collect in COLLECTORS.items():
+            began = time.perf_counter()
+            for card in self._cards:
+                if card.index not in lost:
+                    self._collect(card, look, name, collect, lost)
+            frame.durations[name] = time.perf_counter() - began
+        began = time.perf_counter()
+        frame.xids = self._events.poll(look, [(card, card.uuid) for card in self._cards])
+        frame.durations["xid"] = time.perf_counter() - began
+        here = [card for card in self._cards if card.index not in lost]
+        frame.devices = [device for card in here for device in card.devices()]
+        self._keep_failure(look)
+        frame.driver, frame.failures = self._driver, look.failures
+        self._note(look, lost)
+        return frame
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        self._events.close()
+        self._events.renew()
+        for card in self._cards:
+            card.close()
+        self._cards = []
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            pass  # it was not initialised, or is gone
+
+    # --- inner --------------------------------------------------------------------------------
+
+    def _open(self, look: Look) -> None:
+        self._opened, self._stale = look.now, False
+        try:
+            pynvml.nvmlInit()
+            self._count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as fault:
+            self.close()
+            advice = ADVICE.get(fault.value, "look at nvidia-smi and the kernel's log")
+            raise RuntimeError(f"NVML: {fault}; {advice}") from fault
+        try:
+            self._driver = pynvml.nvmlSystemGetDriverVersion()
+        except (pynvml.NVMLError, ValueError) as fault:
+            self._driver = ""
+            look.fail("devices", "", fault)
+        self._missing = {}
+        for index in range(self._count):
+            card = self._card(index, look)
+            if card is not None:
+                self._cards.append(card)
+
+    def _card(self, index: int, look: Look) -> Card | None:
+        """Return the card of an index, None where it does not answer."""
+        try:
+            return Card(index, look, self._sys_root)
+        except pynvml.NVMLError as fault:
+            self._missing[index] = words(fault.value)
+        except (LostError, StaleError, ValueError) as fault:
+            self._missing[index] = str(fault)
+        return None
+
+    def _reopen(self, look: Look) -> None:
+        """Initialise NVML again; what is known of the samples of a card stays with it."""
+        samples = {card.uuid: card.samples for card in self._cards if card.uuid}
+        self.close()
+        self._open(look)
+        for card in self._cards:
+            card.samples = samples.get(card.uuid, card.samples)
+
+    def _refresh(self, look: Look) -> dict[int, str]:
+        """See that the cards are those there are; return the lost ones by index, and why."""
+        rested = look.now - self._opened >= REST
+        try:
+            changed = pynvml.nvmlDeviceGetCount() != self._count
+        except pynvml.NVMLError:
+            self._reopen(look)
+            rested = changed = False
+        if rested and (self._stale or changed):
+            self._reopen(look)
+        lost = dict(self._missing)
+        for place, card in enumerate(list(self._cards)):
+            self._check(place, card, look, lost)
+        if not lost:
+            self._patience = FIRST_PATIENCE
+        elif look.now - self._opened >= self._patience:
+            self._stale = True
+            self._patience = min(2 * self._patience, LONGEST_PATIENCE)
+        return lost
+
+    def _check(self, place: int, card: Card, look: Look, lost: dict[int, str]) -> None:
+        """See that a handle still stands for the card that it stood for."""
+        try:
+            if not card.uuid or pynvml.nvmlDeviceGetUUID(card.handle) == card.uuid:
+                return
+        except pynvml.NVMLError as fault:
+            lost[card.index] = words(fault.value)
+            self._stale |= fault.value not in LOST
+            return
+        except ValueError as fault:
+            lost[card.index] = str(fault)
+            return
+        card.close()
+        self._events.renew()
+        other = self._card(card.index, look)
+        if other is None:
+            lost[card.index] = self._missing.pop(card.index)
+        else:
+            self._cards[place] = other
+
+    def _note(self, look: Look, lost: dict[int, str]) -> None:
+        """Tell of the cards that are lost, and listen again to those that are back."""
+        names = {card.index: card.name for card in self._cards}
+        for index, fault in sorted(lost.items()):
+            look.fail("devices", names.get(index, f"card {index}"), fault)
+        if self._lost - lost.keys():
+            self._events.renew()
+        self._lost = set(lost)
+
+    def _keep_failure(self, look: Look) -> None:
+        """Tell of process lists that failed until they are asked for again, not just once."""
+        if look.processes:
+            self._unlisted = look.failures.get("processes", "")
+        elif self._unlisted:
+            look.fail("processes", "", self._unlisted)
+
+    def _collect(
+        self, card: Card, look: Look, name: str, collect: Collect, lost: dict[int, str]
+    ) -> None:
+        try:
+            collect(card, look)
+        except LostError as fault:
+            lost[card.index] = str(fault)
+        except StaleError as fault:
+            look.fail(name, card.name, fault)
+            self._stale = True
+
+
+Collect = Callable[[Card, Look], None]
+COLLECTORS: dict[str, Collect] = {
+    "mig": Card.begin,
+    "utilization": collect.utilization,
+    "memory": collect.memory,
+    "power": collect.power,
+    "temperature": collect.temperature,
+    "clocks": collect.clocks,
+    "gpm": collect.gpm,
+    "counters": collect.counters,
+    "processes": collect.processes,
+}

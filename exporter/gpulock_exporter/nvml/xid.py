@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""XID errors, by an event set that is asked at each look and never waited for.
+
+Only the worker imports this. The driver tells of no event from before it was registered for, and
+after an error an event set is in no defined state (nvml.h): it is made anew, less and less often.
+A card that spoils a set when it is to be registered is left out of the next one, and tried again
+by a set of its own: the others are listened to meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+
+import pynvml
+
+from gpulock_exporter.nvml.answers import ABSENT, LOST, RETRY, Answers, Look, words
+from gpulock_exporter.telemetry import Xid
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the next event set
+MOST = 256  # events taken at one look
+DEAF = ABSENT | LOST  # of one card, whose set is as good as before
+
+
+class Events:
+    """The event set of all cards that can be listened to."""
+
+    def __init__(self) -> None:
+        self._set: pynvml.c_nvmlEventSet_t | None = None
+        self._uuids: dict[int, str] = {}
+        self._spoilers: dict[str, str] = {}  # cards that spoil a set by name, and how
+        self._not_before = 0.0
+        self._try_again = 0.0  # those that spoil a set
+        self._pause = FIRST_PAUSE
+        self._fault = ""
+        self._old = False
+
+    def poll(self, look: Look, cards: Iterable[tuple[Answers, str]]) -> list[Xid]:
+        """Return the XIDs since the last look; `cards` are those to hear of, with their UUIDs."""
+        found = self._taken(look)
+        known = list(cards) if self._set is None or self._old or self._spoilers else []
+        if self._spoilers and look.now >= self._try_again:
+            self._try_again = look.now + LONGEST_PAUSE
+            self._old |= any(self._is_sound(c) for c, _ in known if c.name in self._spoilers)
+        if self._old:
+            self.close()
+            self._old, self._not_before, self._fault = False, 0.0, ""
+        if self._set is None and look.now >= self._not_before:
+            self._make(look, known)
+            found += self._taken(look)
+        for name, fault in self._spoilers.items():
+            look.fail("xid", name, fault)
+        if self._fault:
+            look.fail("xid", "", self._fault)
+        return found
+
+    def _taken(self, look: Look) -> list[Xid]:
+        """Return the events that wait in the set."""
+        found: list[Xid] = []
+        try:
+            while self._set is not None and len(found) < MOST:
+                event = pynvml.nvmlEventSetWait_v2(self._set, 0)
+                uuid = self._uuids.get(_address(event.device), "")
+                if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
+                    found.append(Xid(uuid, event.eventData))
+        except pynvml.NVMLError as fault:
+            if fault.value == pynvml.NVML_ERROR_TIMEOUT:
+                self._pause = FIRST_PAUSE
+            else:
+                self._break(look, fault.value)
+        return found
+
+    def close(self) -> None:
+        """Give the event set back."""
+        if self._set is not None:
+            _free(self._set)
+        self._set = None
+
+    def renew(self) -> None:
+        """Make the event set anew at the next look, once it is empty: a card is another one now."""
+        self._old = True
+
+    def _make(self, look: Look, cards: list[tuple[Answers, str]]) -> None:
+        """Register all cards that can tell; one that cannot does not spoil it for the others."""
+        self._spoilers, self._try_again = {}, look.now + LONGEST_PAUSE
+        while not self._registered(
+            look, [one for one in cards if one[0].name not in self._spoilers]
+        ):
+            self.close()
+
+    def _registered(self, look: Look, cards: list[tuple[Answers, str]]) -> bool:
+        """Make a set of these cards; return whether none of them has spoiled it."""
+        self._uuids, self._fault = {}, ""
+        try:
+            events = self._set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as fault:
+            self._break(look, fault.value)
+            return True
+        for card, uuid in cards:
+            try:
+                if _register(card, events):
+                    self._uuids[_address(card.handle)] = uuid
+            except pynvml.NVMLError as fault:
+                self._spoilers[card.name] = words(fault.value)
+                return False
+        if not self._uuids:
+            self._break(look, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return True
+
+    def _is_sound(self, card: Answers) -> bool:
+        """Return whether a card does not spoil a set any more, tried on one of its own."""
+        try:
+            events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError:
+            return False
+        try:
+            _register(card, events)
+        except pynvml.NVMLError:
+            return False
+        finally:
+            _free(events)
+        return True
+
+    def _break(self, look: Look, error: int) -> None:
+        """Let go of the set; the next one is made after a pause."""
+        self.close()
+        if error in ABSENT:
+            self._not_before = look.now + RETRY
+            return
+        self._fault = words(error)
+        self._not_before = look.now + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def _register(card: Answers, events: pynvml.c_nvmlEventSet_t) -> bool:
+    """Have a card's XIDs in a set; return False where it has none to tell, or is lost.
+
+    Any other error is raised: the set is spoiled by it (nvmlDeviceRegisterEvents in nvml.h).
+    """
+    try:
+        kind = pynvml.nvmlEventTypeXidCriticalError
+        pynvml.nvmlDeviceRegisterEvents(card.handle, kind, events)
+    except pynvml.NVMLError as fault:
+        if fault.value in DEAF:
+            return False
+        raise
+    return True
+
+
+def _free(events: pynvml.c_nvmlEventSet_t) -> None:
+    try:
+        pynvml.nvmlEventSetFree(events)
+    except pynvml.NVMLError:
+        pass  # the driver is gone, and the set is with it
+
+
+def _address(handle: pynvml.c_nvmlDevice_t) -> int:
+    """Return where a handle points: the driver gives the same for the same card."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One look at a simulated node: its locks and its script turned into what the devices show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpulock.node import devices
+from gpulock.node.inventory import instances
+from gpulock.store import atomic, kv
+from gpulock.store.locks import Lock
+from gpulock_exporter.simulated.card import MODELS, OTHER, Model, State, fill_board, fill_work
+from gpulock_exporter.simulated.load import load, mean_load, memory_share
+from gpulock_exporter.telemetry import Device, Process
+
+MIB = 1 << 20
+SLICES = 7  # of a card that is split
+SWITCHED = {"NVIDIA H200": 18, "NVIDIA A100-SXM4-80GB": 12}  # NVLinks; older cards have 6
+AT_WORK = frozenset({"sge", "slurm", "process"})  # a reserve does nothing
+
+
+class Script(NamedTuple):
+    """What the file `telemetry` of a node says: see `simulated`."""
+
+    idle: frozenset[str] = frozenset()
+    foreign: Mapping[str, int] = {}
+    xids: tuple[tuple[str, str], ...] = ()  # bus id, number with what tells it from others
+
+
+class Work(NamedTuple):
+    """What a device does: load now, its mean since the last look, part of memory, processes."""
+
+    now: float = 0.0
+    mean: float = 0.0
+    memory: float = 0.0
+    pids: tuple[int, ...] = ()
+
+
+class Scene(NamedTuple):
+    """A look at the moment `now`, `before` being that of the last one."""
+
+    before: float
+    now: float
+    processes: bool
+    locks: Mapping[str, Lock]
+    script: Script
+    inventory: dict[str, str]
+    links: Mapping[tuple[str, str], int]
+
+    def records(self, card: devices.Device, state: State) -> list[Device]:
+        """Return what there is to say of a card and of its instances; `state` moves on."""
+        model = MODELS.get(card.model, OTHER)
+        record = self._card(card, model)
+        parts: list[Device] = []
+        if record.mig:
+            mean = 0.0
+            for number, instance in enumerate(instances(card, self.inventory)):
+                work = self.work(instance.id, card.index + number)
+                parts.append(self._instance(card, instance, model, work))
+                mean += work.mean * slices(instance.profile) / SLICES
+            record.memory_used = sum(part.memory_used or 0 for part in parts)
+        else:
+            work = self.work(card.bus, card.index)
+            mean = work.mean
+            self._use(record, work)
+            fill_work(record, model, work.now, mean, self.now - self.before)
+        state.advance(model, mean, self.now - self.before)
+        fill_board(record, model, state, mean)
+        return [record, *parts]
+
+    def work(self, lock_id: str, seed: int) -> Work:
+        """Return what a device does; its pattern is that of `seed`."""
+        lock = self.locks.get(lock_id)
+        owner = lock.owner if lock is not None else None
+        pid = self.script.foreign.get(lock_id, 0)
+        since = 0.0 if pid else None
+        if owner is not None and owner.scheduler in AT_WORK and lock_id not in self.script.idle:
+            since, pid = owner.claimed_boottime, pid or owner.pid
+        if since is None:
+            return Work()
+        ages = self.before - since, self.now - since
+        share = memory_share(seed, ages[1])
+        return Work(load(seed, ages[1]), mean_load(seed, *ages), share, (pid,) if pid else ())
+
+    def _card(self, card: devices.Device, model: Model) -> Device:
+        told = self.inventory
+        split = told.get(f"gpu.{card.bus}.mig") == "1"
+        return Device(
+            bus=card.bus,
+            uuid=card.uuid or told.get(f"gpu.{card.bus}.uuid", ""),
+            index=card.index,
+            minor=card.minor if card.minor >= 0 else None,
+            name=card.model,
+            mig=split if card.model in SWITCHED else None,
+            persistence=True,
+            numa=card.numa if card.numa >= 0 else None,
+            links=self._links(card) if model.nvlink and not split else None,
+            memory_total=devices.number(told.get(f"gpu.{card.bus}.memory_mib", "")) * MIB or None,
+        )
+
+    def _instance(
+        self, card: devices.Device, instance: devices.Device, model: Model, work: Work
+    ) -> Device:
+        _, _, place = instance.id.partition(".gi")
+        gi, _, ci = place.partition(".ci")
+        record = Device(
+            bus=card.bus,
+            uuid=instance.uuid,
+            index=card.index,
+            minor=card.minor if card.minor >= 0 else None,
+            name=card.model,
+            parent=card.bus,
+            gi=devices.number(gi),
+            ci=devices.number(ci),
+            profile=instance.profile,
+            numa=card.numa if card.numa >= 0 else None,
+            memory_total=instance.memory_mib * MIB or None,
+        )
+        self._use(record, work)
+        if model.gpm:
+            fill_work(record, model, work.now, work.mean, self.now - self.before)
+        return record
+
+    def _use(self, record: Device, work: Work) -> None:
+        """Say how much of its memory is in use, and by whom where that is asked."""
+        record.memory_used = int(work.memory * (record.memory_total or 0))
+        if self.processes and not record.mig:
+            record.processes = [Process(pid, record.memory_used) for pid in work.pids]
+
+    def _links(self, card: devices.Device) -> dict[str, int]:
+        if self.inventory.get(f"gpu.{card.bus}.nvswitch") == "1":
+            return {"switch": SWITCHED.get(card.model, 6)}
+        return {there: count for (here, there), count in self.links.items() if here == card.bus}
+
+
+def slices(profile: str) -> int:
+    """Return how many sevenths of a card `3g.40gb` is."""
+    return devices.number(profile.partition("g.")[0]) or 1
+
+
+def read_script(path: str) -> Script:
+    """Return what the file says; nothing where there is none, or it is not to be understood."""
+    try:
+        pairs = kv.decode(atomic.read_text(path))
+    except (OSError, kv.MalformedError):
+        return Script()
+    foreign = [entry.rpartition(":") for entry in pairs.get("foreign", "").split(",")]
+    xids = [entry.rpartition(":") for entry in pairs.get("xid", "").split(",")]
+    return Script(
+        frozenset(pairs.get("idle", "").split(",")),
+        {lock_id: devices.number(pid) for lock_id, _, pid in foreign if devices.number(pid)},
+        tuple((bus, text) for bus, _, text in xids if bus),
+    )

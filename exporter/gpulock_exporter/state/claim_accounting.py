@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each claim's devices did for it: one account a token and device.
+
+A look is billed to whoever held the device when it began, so that a claim that goes has its last
+second in its account; a claim that is seen for the first time starts at nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpulock_exporter.state.buckets import Buckets
+from gpulock_exporter.state.device_totals import Look
+
+LAST = 5.0  # seconds: a longer look at a claim that is over is not known to be its
+PATIENCE = 5.0  # seconds that a claim that is over waits for a last look, when none comes
+REMEMBERED = 64  # claims that are over, and take their accounts up again should they come back
+FOREIGN_LOOK = 60.0  # seconds: in a longer look processes come and go
+
+Accounts = dict[str, "Account"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who holds a device: a token, and when it was claimed (CLOCK_BOOTTIME seconds)."""
+
+    token: str
+    since: float
+
+
+@dataclass
+class Account:
+    """What one device did for one claim; None is not known.
+
+    `idle` are the observed seconds since it was last at work, `foreign` the seconds in which
+    processes of others were seen beside it, `seen` is when it was last observed at all.
+    """
+
+    since: float
+    until: float
+    busy: float = 0.0
+    observed: float = 0.0
+    idle: float = 0.0
+    foreign: float = 0.0
+    last_busy: float | None = None
+    energy: float | None = None
+    memory_peak: int | None = None
+    seen: float | None = None
+    buckets: Buckets = field(default_factory=lambda: Buckets(0.0))
+
+    def bill(self, look: Look, foreign: bool) -> None:
+        """Add a look."""
+        self.until = look.at
+        self.buckets.add(look.at, look.busy or 0.0, look.observed)
+        self.busy += look.busy or 0.0
+        self.observed += look.observed
+        self.idle = 0.0 if look.worked else self.idle + look.observed
+        if look.observed:
+            self.seen = look.at
+        if look.worked:
+            self.last_busy = look.at
+        if look.energy is not None and (
+            look.energy_since is None or look.energy_since >= self.since
+        ):
+            self.energy = (self.energy or 0.0) + look.energy
+        if foreign:
+            self.foreign += min(look.at - look.since, FOREIGN_LOOK)
+
+    def note_memory(self, look: Look) -> None:
+        """Take the memory in use at the end of a look."""
+        if look.memory is not None:
+            self.memory_peak = max(self.memory_peak or 0, look.memory)
+
+
+class Ledger:
+    """The accounts of the claims that stand, by token and lock id."""
+
+    def __init__(self, accounts: Mapping[str, Accounts] | None = None) -> None:
+        self.accounts = dict(accounts or {})
+        self._holders: dict[str, str] = {}  # as of the last look
+        for token, of in sorted(self.accounts.items(), key=lambda pair: _begin(pair[1])):
+            self._holders.update(dict.fromkeys(of, token))
+        self._over: dict[str, Accounts] = {}
+        self._gone: dict[str, float] = {}
+
+    def advance(
+        self,
+        held: Mapping[str, Claim | None] | None,
+        looks: Mapping[str, Look] | None,
+        at: float,
+        foreign: frozenset[str] = frozenset(),
+    ) -> dict[str, Accounts]:
+        """Bill a look at the devices; return the accounts of the claims that are over.
+
+        `held` has who holds which device: None for a lock whose owner cannot be read, and None
+        altogether where the locks cannot. `looks` is None where the driver did not answer: a
+        claim that is over then waits a little for its last look.
+        """
+        for name, look in (looks or {}).items():
+            self._bill(name, look, held, name in foreign)
+        if held is None:
+            return {}
+        self._open(held, at)
+        over = self._close(held, looks is not None, at)
+        if looks is not None:
+            self._holders = {name: claim.token for name, claim in held.items() if claim}
+            for name, claim in held.items():
+                # measured while it was held, and not before
+                if claim and name in looks and claim.since <= looks[name].at:
+                    self.accounts[claim.token][name].note_memory(looks[name])
+        return over
+
+    def of(self, device: str, token: str) -> Account | None:
+        """Return the account of a device for a claim."""
+        return self.accounts.get(token, {}).get(device)
+
+    def _bill(
+        self, name: str, look: Look, held: Mapping[str, Claim | None] | None, foreign: bool
+    ) -> None:
+        token = self._holders.get(name)
+        account = self.of(name, token) if token else None
+        if account is None:
+            return
+        now = held.get(name) if held else None
+        still = now is not None and now.token == token
+        if still or look.at - look.since <= LAST:
+            account.bill(look, foreign)
+
+    def _open(self, held: Mapping[str, Claim | None], at: float) -> None:
+        """Open an account for each device of a claim that has none."""
+        for name, claim in held.items():
+            if claim is None:
+                continue
+            self._gone.pop(claim.token, None)
+            if claim.token not in self.accounts:
+                self.accounts[claim.token] = self._over.pop(claim.token, {})
+            of = self.accounts[claim.token]
+            if name not in of:
+                of[name] = Account(claim.since, at, buckets=Buckets(claim.since))
+
+    def _close(
+        self, held: Mapping[str, Claim | None], looked: bool, at: float
+    ) -> dict[str, Accounts]:
+        """Take out the claims that are over; one behind an unreadable lock may not be."""
+        standing = {claim.token for claim in held.values() if claim}
+        unknown = {name for name, claim in held.items() if claim is None}
+        over: dict[str, Accounts] = {}
+        for token, of in list(self.accounts.items()):
+            if token in standing or not unknown.isdisjoint(of):
+                continue
+            if looked or at - self._gone.setdefault(token, at) > PATIENCE:
+                over[token] = self._over[token] = self.accounts.pop(token)
+                self._gone.pop(token, None)
+        for token in list(self._over)[: max(0, len(self._over) - REMEMBERED)]:
+            del self._over[token]
+        return over
+
+
+def _begin(accounts: Accounts) -> float:
+    """Return when a claim began."""
+    return min((one.since for one in accounts.values()), default=0.0)

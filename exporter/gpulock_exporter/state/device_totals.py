@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each device did in this boot: counters that never fall, whatever the frames say.
+
+By UUID, by lock id where there is none. Pure: a frame and the time go in, what each device did
+since the last look comes out. Not observed is not idle: time that the driver did not tell of
+is in no counter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpulock_exporter.state.monotonic import KINDS, Counter
+from gpulock_exporter.state.plausibility import MOST_NAMES
+from gpulock_exporter.telemetry import Device, Frame, Xid
+
+IDLE_RATIO = 0.01  # of a look: so much a desktop or a monitor works, and it is nobody's work
+KEPT_CREDIT = 5.0  # seconds that one look may tell of more than has passed since the last one
+LONGEST_LOOK = 120.0  # seconds that a driver remembers
+MOST_KNOWN = 256  # devices that are remembered
+MOST_XID = 9999
+BOARD_COUNTERS = ("energy", "pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one device did from `since` until `at`; None is not known.
+
+    `energy_since` is when the energy was read before, where that was not at the last look.
+    """
+
+    since: float
+    at: float
+    busy: float | None = None
+    observed: float = 0.0
+    energy: float | None = None
+    memory: int | None = None
+    energy_since: float | None = None
+
+    @property
+    def worked(self) -> bool:
+        """Return whether the device was seen at work."""
+        return self.busy is not None and self.busy > IDLE_RATIO * self.observed
+
+
+@dataclass
+class Events:
+    """XIDs of one code: how many, and when the last one was."""
+
+    count: int
+    at: float
+
+
+@dataclass
+class DeviceTotals:
+    """The counters of one device; times are CLOCK_BOOTTIME seconds.
+
+    `device` is the lock id of the place where it was last seen, `observable` whether the driver
+    ever told whether it works. `counters` are by name: `energy`, `ecc.<name>`, `reason.<name>`.
+    """
+
+    key: str
+    device: str
+    index: int
+    looked: float
+    observable: bool = False
+    busy: float = 0.0
+    observed: float = 0.0
+    last_busy: float | None = None
+    credit: float = 0.0
+    counters: dict[str, Counter] = field(default_factory=dict[str, Counter])
+    xids: dict[int, Events] = field(default_factory=dict[int, Events])
+
+    def advance(self, device: Device, at: float, restarted: bool) -> Look:
+        """Take a look; return what the device did since the last one."""
+        since, self.looked = self.looked, at
+        busy, observed = self._observe(device.busy, device.observed, at - since)
+        restarted = restarted or self._fell(device.energy)
+        grown: float | None = None
+        gap: float | None = None
+        for name, kind, value in readings(device):
+            counter = self.counters.get(name)
+            if counter is None:
+                if len(self.counters) >= 2 * MOST_NAMES:
+                    continue
+                counter = self.counters[name] = Counter()
+            before = counter.last
+            step = counter.advance(value, at, KINDS[kind], restarted)
+            if name == "energy":
+                grown, gap = step, before.at if before and before.at < since else None
+        look = Look(since, at, busy, observed, grown, device.memory_used, gap)
+        if look.worked:
+            self.last_busy = at
+        return look
+
+    def _fell(self, energy: float | None) -> bool:
+        """Return whether the energy fell: 64 bits do not wrap, so the driver began anew."""
+        counter = self.counters.get("energy")
+        last = counter.last if counter else None
+        return energy is not None and last is not None and energy < last.value
+
+    def _observe(
+        self, busy: float | None, observed: float | None, passed: float
+    ) -> tuple[float | None, float]:
+        """Count a look's seconds; no more of them than have passed, garbage or told twice."""
+        room = min(self.credit + passed, LONGEST_LOOK)
+        self.credit = min(room, KEPT_CREDIT)
+        if busy is None or observed is None:
+            return None, 0.0
+        self.observable = True
+        if observed <= 0:
+            return None, 0.0
+        seen = min(observed, room)
+        worked = min(busy, observed) * seen / observed
+        self.credit = min(room - seen, KEPT_CREDIT)
+        self.busy += worked
+        self.observed += seen
+        return worked, seen
+
+    def begin_anew(self) -> None:
+        """Set to 0 what only we have counted: more than this was told, and nobody knows it now.
+
+        Prometheus takes a counter that falls for one that began at 0, and adds all it shows then.
+        What the driver counts from its own start goes on: it makes up for what was lost.
+        """
+        self.busy = self.observed = self.credit = 0.0
+        for name in list(self.counters):
+            kind = KINDS.get(name.partition(".")[0])
+            if kind is None or not kind.whole:
+                del self.counters[name]
+        for events in self.xids.values():
+            events.count = 0
+
+    def note(self, xid: int, at: float) -> None:
+        """Count an XID."""
+        events = self.xids.get(xid)
+        if events is not None:
+            events.count += 1
+            events.at = at
+        elif 0 <= xid <= MOST_XID and len(self.xids) < MOST_NAMES:
+            self.xids[xid] = Events(1, at)
+
+
+def readings(device: Device) -> Iterator[tuple[str, str, float]]:
+    """Yield name, kind and value of each raw counter that the device has."""
+    summed = device.summed or ()
+    for name in BOARD_COUNTERS:
+        value = getattr(device, name)
+        if value is not None:
+            yield name, "sum" if name in summed else name, value
+    for reason, seconds in (device.clock_reason_seconds or {}).items():
+        yield f"reason.{reason}", "reason", seconds
+    for place, errors in (device.ecc or {}).items():
+        yield f"ecc.{place}", "ecc", errors
+
+
+class Totals:
+    """All devices of this boot, by key; `at` is the last look, `places` has the key at each id."""
+
+    def __init__(self, devices: Mapping[str, DeviceTotals] | None = None, driver: str = "") -> None:
+        self.devices = dict(devices or {})
+        self.driver = driver
+        self.places = {one.device: key for key, one in self.devices.items()}
+        self.at: float | None = max((one.looked for one in self.devices.values()), default=None)
+
+    def of(self, device: str) -> DeviceTotals | None:
+        """Return the counters of the device at a lock id."""
+        return self.devices.get(self.places.get(device, ""))
+
+    def advance(self, frame: Frame, devices: Mapping[str, Device], now: float) -> dict[str, Look]:
+        """Take a frame, its devices cleaned and by lock id; return what each did since its last.
+
+        A device that is seen for the first time did nothing yet.
+        """
+        at = self._time(frame.boottime, now)
+        restarted = bool(self.driver and frame.driver and frame.driver != self.driver)
+        self.driver = frame.driver or self.driver
+        looks: dict[str, Look] = {}
+        taken: set[str] = set()
+        for name, device in devices.items():
+            key = self._key(name, device, taken)
+            taken.add(key)
+            totals = self.devices.get(key)
+            if totals is None:
+                totals = self.devices[key] = DeviceTotals(key, name, device.index, at)
+            if self.places.get(totals.device) == key:
+                del self.places[totals.device]  # it may be in another place now
+            totals.device, totals.index = name, device.index
+            self.places[name] = key
+            looks[name] = totals.advance(device, at, restarted)
+        for event in frame.xids:
+            self._note(event, at)
+        self._forget(taken)
+        self.at = at
+        return looks
+
+    def _time(self, told: float, now: float) -> float:
+        """Return when a frame was made: what it says, where that can be; time never runs back."""
+        last = self.at if self.at is not None else now - LONGEST_LOOK
+        return told if last <= told <= now else max(now, last)
+
+    def _key(self, name: str, device: Device, taken: set[str]) -> str:
+        """Return what a device is known by; one whose UUID is not told now keeps the one it had."""
+        known = self.places.get(name, name)
+        if not device.uuid:
+            return known if known not in taken else name
+        if device.uuid in taken:
+            return name
+        if known == name and name in self.devices and device.uuid not in self.devices:
+            # its UUID is known now; what was told of the place stays as it was told
+            totals = self.devices[device.uuid] = copy.deepcopy(self.devices[name])
+            totals.key = device.uuid
+        return device.uuid
+
+    def _note(self, event: Xid, at: float) -> None:
+        """Count an XID, also of a device that has gone since: that is what some of them tell."""
+        totals = self.devices.get(event.uuid) or self.of(event.uuid)
+        if totals is not None:
+            totals.note(event.xid, at)
+
+    def _forget(self, seen: set[str]) -> None:
+        """Forget those not seen for longest, where there are more than any node has."""
+        gone = sorted(set(self.devices) - seen, key=lambda key: self.devices[key].looked)
+        for key in gone[: max(0, len(self.devices) - MOST_KNOWN)]:
+            totals = self.devices.pop(key)
+            if self.places.get(totals.device) == key:
+                del self.places[totals.device]

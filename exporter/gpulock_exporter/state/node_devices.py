@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of the node: the driver's own list, completed by what NVML told.
+
+The driver's files in /proc take its locks, so that a driver that hangs hangs whoever reads them:
+a thread of its own does, and everybody else takes what it read last.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from gpulock.errors import Refusal
+from gpulock.node.devices import Device
+from gpulock_exporter import telemetry
+
+PERIOD = 10.0  # seconds between two readings of the driver's list
+NOT_LISTED = "the driver lists it, NVML does not"
+
+
+class DeviceList:
+    """What the driver listed last: None as long as it never did; `fault` says why it does not.
+
+    `version` tells whether the list has changed in what does not come from the driver: `glance`
+    has it read anew then. It must not block.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], list[Device]],
+        version: Callable[[], object] = lambda: None,
+        period: float = PERIOD,
+    ) -> None:
+        self._read = read
+        self._version = version
+        self._period = period
+        self._known: object = None  # the version that was read last
+        self._due = threading.Event()
+        self._ended = False
+        self._found: tuple[list[Device] | None, str] = (None, "not listed yet")
+
+    @property
+    def devices(self) -> list[Device] | None:
+        """Return the list; it is replaced, never changed."""
+        return self._found[0]
+
+    @property
+    def fault(self) -> str:
+        """Return why the last reading failed, empty where it did not."""
+        return self._found[1]
+
+    def read(self) -> None:
+        """Read the list now; may hang with the driver. A driver that is gone lists nothing."""
+        try:
+            self._found = (self._read(), "")
+        except Refusal as fault:
+            self._found = ([], fault.why)
+        except OSError as fault:
+            self._found = (None, str(fault))
+
+    def glance(self) -> None:
+        """Have the list read before its time where root has published another inventory."""
+        if self._version() != self._known:
+            self._due.set()
+
+    def start(self) -> None:
+        """Read again and again, in a thread that nobody waits for."""
+        threading.Thread(target=self._run, name="devices", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread, once it does not hang."""
+        self._ended = True
+        self._due.set()
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._due.clear()
+            self._known = self._version()
+            self.read()
+            if not self._ended:
+                self._due.wait(self._period)
+
+
+def inventory_version(lock_dir: str) -> tuple[int, int, int]:
+    """Return what tells one published inventory from another, zeros for none."""
+    try:
+        info = os.stat(f"{lock_dir}/inventory")
+    except OSError:
+        return (0, 0, 0)
+    return (info.st_ino, info.st_mtime_ns, info.st_size)
+
+
+def merged(
+    listed: Sequence[Device] | None,
+    looked: Mapping[str, telemetry.Device] | None,
+    remembered: Mapping[str, telemetry.Device],
+) -> list[Device] | None:
+    """Return the devices by index, with what NVML adds; None where nobody ever told.
+
+    `looked` is None where NVML is not heard now, `remembered` is what it said last. A card that
+    the driver lists and NVML does not is faulty: one off the bus shows like that.
+    """
+    if listed is None and not remembered:
+        return None
+    if not listed:
+        return from_nvml(remembered) if listed is None or looked else []
+    result: list[Device] = []
+    for one in listed:
+        device = copy.copy(one)
+        seen = remembered.get(device.id)
+        if seen is not None:
+            device.uuid = seen.uuid or device.uuid
+            device.model = device.model or seen.name
+        if looked is not None and device.id not in looked and not device.fault:
+            device.fault = NOT_LISTED
+        result.append(device)
+    return result
+
+
+def from_nvml(looked: Mapping[str, telemetry.Device]) -> list[Device]:
+    """Return the devices that can be granted: instances in place of a card in MIG mode."""
+    result: list[Device] = []
+    for name, seen in looked.items():
+        if seen.mig and not seen.parent:
+            continue
+        card = looked.get(seen.parent, seen)
+        device = Device(card.bus, card.index)
+        device.id = name
+        device.uuid, device.model, device.profile = seen.uuid, seen.name, seen.profile
+        device.minor = card.minor if card.minor is not None else -1
+        device.numa = card.numa if card.numa is not None else -1
+        result.append(device)
+    return sorted(result, key=lambda one: (one.index, one.id))

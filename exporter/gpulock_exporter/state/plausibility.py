@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be true of a device: everything else in a frame is dropped before it is believed.
+
+Drivers hand out garbage: 900 % of utilisation, all bits set, the memory of another card. A value
+that no hardware can have is not known, which is not 0, and its collector has failed. Names become
+keys of files and labels, so they are held to an alphabet. Board facts are never an instance's.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+from gpulock.errors import one_line
+from gpulock_exporter.telemetry import Device, Frame, Process
+
+MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
+MOST_NAMES = 64  # of reasons, of ECC counters, of links: of whatever becomes a label
+LONGEST_TEXT = 128  # characters
+MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
+MOST_BYTES = 1 << 50  # of memory
+MOST_ID = 1 << 12  # of an index, a minor, an instance
+KEPT = 2048  # texts, cut to LONGEST_TEXT, that are judged once: each second has the same ones
+
+BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
+NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}")
+
+# field: least and most, of what is measured
+MEASURED: dict[str, tuple[float, float]] = {
+    "utilization": (0, 1),
+    "memory_utilization": (0, 1),
+    "busy": (0, 1e6),  # seconds; `totals` compares them with the clock
+    "observed": (0, 1e6),
+    "memory_used": (0, MOST_BYTES),
+    "memory_total": (1, MOST_BYTES),
+    "power": (0, 5000),  # watts: the largest boards are at 1,400
+    "temperature": (-50, 200),
+    "sm_clock": (0, 2e10),  # hertz
+    "memory_clock": (0, 2e11),
+    "index": (0, MOST_ID),
+    "minor": (0, MOST_ID),
+    "numa": (0, MOST_ID),
+    "recovery_action": (0, 255),
+}
+# the same of what has names: the most of each value
+NAMED: dict[str, float] = {
+    "clock_reason_seconds": math.inf,
+    "ecc": math.inf,
+    "remapped": MOST_BYTES,
+    "gpm": 1.0,
+    "links": MOST_ID,
+}
+TOLD_BY = {  # the collector of a field that has not its name
+    **dict.fromkeys(("memory_utilization", "busy", "observed"), "utilization"),
+    **dict.fromkeys(("memory_used", "memory_total"), "memory"),
+    **dict.fromkeys(("sm_clock", "memory_clock", "clock_reason_seconds"), "clocks"),
+    **dict.fromkeys(("bus", "uuid", "index", "minor", "numa", "links"), "devices"),
+    "recovery_action": "remapped",
+}
+BOARD = (
+    *(
+        "memory_utilization",
+        "power",
+        "energy",
+        "temperature",
+        "sm_clock",
+        "memory_clock",
+        "clock_reasons",
+    ),
+    *("clock_reason_seconds", "ecc", "remapped", "remap_pending", "remap_failure"),
+    *("recovery_action", "pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive"),
+)
+
+_V = TypeVar("_V", int, float)
+
+
+def usable(frame: Frame) -> dict[str, Device]:
+    """Return the devices of a frame by lock id, cleaned; of two with one id the first.
+
+    What cannot be is a failure of its collector, and is put among those of the frame.
+    """
+    found: dict[str, Device] = {}
+    for device in frame.devices[:MOST_DEVICES]:
+        clean = physical(device, frame.failures)
+        if clean is not None:
+            found.setdefault(device_id(clean), clean)
+    return found
+
+
+def device_id(device: Device) -> str:
+    """Return the id of a device's lock: its bus id, and for an instance which one it is."""
+    if not device.parent:
+        return device.bus
+    return f"{device.parent}.gi{device.gi}.ci{device.ci}"
+
+
+def physical(device: Device, failures: dict[str, str] | None = None) -> Device | None:
+    """Return a device without what cannot be true; None for one that cannot be named.
+
+    `failures` gets what that was, by collector.
+    """
+    failures = {} if failures is None else failures
+    bus, parent = bus_id(device.bus), bus_id(device.parent)
+    if device.parent:
+        part = (device.gi, device.ci)
+        if not parent or not all(n is not None and 0 <= n <= MOST_ID for n in part):
+            _note(failures, "a device", "bus", f"{device.parent} {part}")
+            return None
+        bus = bus or parent
+    if not bus:
+        _note(failures, "a device", "bus", device.bus)
+        return None
+    clean = copy.copy(device)
+    clean.bus, clean.parent = bus, parent
+    clean.uuid = device.uuid if _is_uuid(device.uuid[:LONGEST_TEXT]) else ""
+    clean.name = _text(device.name[:LONGEST_TEXT])
+    clean.profile = _text(device.profile[:LONGEST_TEXT])
+    clean.clock_reasons = _names(device.clock_reasons)
+    clean.summed = _names(device.summed)
+    clean.processes = _processes(device.processes)
+    if clean.uuid != device.uuid:
+        _note(failures, bus, "uuid", device.uuid)
+    for field, highest in NAMED.items():
+        told = getattr(device, field)
+        if told:
+            named = _named(told, highest)
+            setattr(clean, field, named)
+            if len(named) < len(told):
+                _note(failures, bus, field, {one: told[one] for one in told if one not in named})
+    for field, (least, most) in MEASURED.items():
+        value = getattr(clean, field)
+        if value is not None and not least <= value <= most:
+            setattr(clean, field, None if field != "index" else 0)
+            _note(failures, bus, field, value)
+    if (clean.memory_used or 0) > (clean.memory_total or MOST_BYTES):
+        _note(failures, bus, "memory_used", clean.memory_used)
+        clean.memory_used = None
+    if clean.parent:
+        for field in BOARD:
+            setattr(clean, field, None)
+    return clean
+
+
+def _note(failures: dict[str, str], bus: str, field: str, value: object) -> None:
+    """Say of a field's collector that it has failed, and by what."""
+    text = f"{bus}: {field} cannot be {str(value)[:LONGEST_TEXT]}"
+    failures.setdefault(TOLD_BY.get(field, field), text)
+
+
+def bus_id(text: str) -> str:
+    """Return a PCI bus id as the kernel writes it, NVML's 8 digits or not; empty for none."""
+    return _bus_id(text[:LONGEST_TEXT])
+
+
+@lru_cache(KEPT)
+def _bus_id(text: str) -> str:
+    match = BUS.fullmatch(text.lower())
+    return f"{int(match[1], 16):04x}{match[2]}" if match else ""
+
+
+@lru_cache(KEPT)
+def _is_uuid(text: str) -> bool:
+    return UUID.fullmatch(text) is not None and "?" not in text
+
+
+@lru_cache(KEPT)
+def _is_name(text: str) -> bool:
+    return NAME.fullmatch(text) is not None
+
+
+@lru_cache(KEPT)
+def _text(text: str) -> str:
+    return one_line(text)
+
+
+def _names(names: list[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    return [name for name in names[:MOST_NAMES] if _is_name(name[:LONGEST_TEXT])]
+
+
+def _named(values: Mapping[str, _V], most: float) -> dict[str, _V]:
+    """Return what has a usable name and is a number from 0 to `most`."""
+    some = values.items() if len(values) <= MOST_NAMES else list(values.items())[:MOST_NAMES]
+    return {
+        name: value
+        for name, value in some
+        if _is_name(name[:LONGEST_TEXT]) and 0 <= value <= most and value != math.inf
+    }
+
+
+def _processes(found: list[Process] | None) -> list[Process] | None:
+    if found is None:
+        return None
+    return [
+        Process(one.pid, one.memory if 0 <= (one.memory or 0) <= MOST_BYTES else None)
+        for one in {p.pid: p for p in found if 0 < p.pid <= MOST_PID}.values()
+    ]

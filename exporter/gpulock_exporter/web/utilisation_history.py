@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last minutes of each device's utilisation, for the page; and the page's tiles. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+
+from gpulock.alloc import states
+from gpulock_exporter.clock import Moment
+from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.state.snapshot import Seen, Snapshot
+from gpulock_exporter.web.page import Page, Tile
+
+LENGTH = 300  # values, one a second
+SHOWN = 100  # points of a sparkline
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+class History:
+    """One value a second and device; None where it was not observed."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, deque[float | None]] = {}
+
+    def add(self, values: Mapping[str, float | None]) -> None:
+        """Take one second; a device that is gone is forgotten."""
+        for name in set(self._values) - set(values):
+            del self._values[name]
+        for name, value in values.items():
+            self._values.setdefault(name, deque(maxlen=LENGTH)).append(value)
+
+    def of(self, name: str) -> list[float | None]:
+        """Return a device's line, thinned to means of what was observed."""
+        seen = self._values.get(name, ())
+        values: list[float | None] = [None] * (LENGTH - len(seen))  # not seen, so not drawn
+        values += seen
+        step = max(1, LENGTH // SHOWN)
+        groups = [values[at : at + step] for at in range(0, len(values), step)]
+        return [mean(group) for group in groups]
+
+
+def mean(values: list[float | None]) -> float | None:
+    """Return the mean of what is known, None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def page_of(
+    snapshot: Snapshot,
+    history: History,
+    node: str,
+    limit: float,
+    fault: str,
+    label_user: LabelUser,
+    boot_id: str = "",
+) -> Page:
+    """Return the landing page of a moment, in the boot `boot_id` where that is known."""
+    sampled = snapshot.health.sampled
+    _, unread = snapshot.health.collectors.get("locks", (None, ""))
+    return Page(
+        node=node,
+        version=snapshot.health.version,
+        tiles=[
+            tile_of(seen, history, snapshot.at, label_user, boot_id)
+            for seen in sorted(snapshot.devices, key=place)
+            if seen.state is not None or (unread and not in_mig_mode(seen))
+        ],
+        old=max(0.0, snapshot.at.wall - sampled) if sampled is not None else None,
+        limit=limit,
+        fault=fault,
+        unread=unread,
+        driver=snapshot.driver,
+    )
+
+
+def in_mig_mode(seen: Seen) -> bool:
+    """Return whether a device is a card that nobody is granted, but its instances."""
+    return bool(seen.values and seen.values.mig and not seen.instance)
+
+
+def place(seen: Seen) -> tuple[bool, int, list[int]]:
+    """Return what devices are shown in order of: gi10 comes after gi2."""
+    numbers = [int(part) for part in re.findall(r"\d+", seen.instance)]
+    return seen.card is None, seen.card or 0, numbers
+
+
+def tile_of(seen: Seen, history: History, now: Moment, label_user: LabelUser, boot_id: str) -> Tile:
+    """Return one device's tile; a person is named as in the metrics, or not at all."""
+    values, record = seen.values, seen.owner
+    model = values.name if values else ""
+    job = user = held = ""
+    if record is not None:
+        job = record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
+        user = label_user.of(record)
+        earlier = boot_id and record.boot_id != boot_id  # its CLOCK_BOOTTIME was another one
+        since = now.wall - record.claimed_at if earlier else now.boottime - record.claimed_boottime
+        held = duration(since)
+    return Tile(
+        name=seen.instance or seen.name or seen.id,
+        model=values.profile or model if values and seen.instance else model,
+        state=seen.state or "unknown",
+        place=seen.id,
+        job=job,
+        user=user,
+        held=held,
+        note=note_of(seen),
+        card=f"GPU {seen.card} {model}" if seen.instance else "",
+        utilization=values.utilization if values else None,
+        history=history.of(seen.id),
+        memory_used=values.memory_used if values else None,
+        memory_total=values.memory_total if values else None,
+        temperature=values.temperature if values else None,
+        power=values.power if values else None,
+    )
+
+
+def note_of(seen: Seen) -> str:
+    """Return what a person should know of a device's state: why, since when, how many."""
+    if seen.state == states.HELD_IDLE and seen.idle is not None:
+        return f"observed to do nothing for {duration(seen.idle)}"
+    if seen.state in (states.FOREIGN, states.HELD, states.HELD_IDLE) and seen.foreign:
+        number = f"{seen.foreign} foreign process{'es' if seen.foreign > 1 else ''}"
+        return f"{number} beside the owner's" if seen.owner else number
+    return seen.reason
+
+
+def duration(seconds: float) -> str:
+    """Return `37s`, `12m`, `4h 12m` or `2d 3h`."""
+    whole = max(0, int(seconds))
+    if whole < MINUTE:
+        return f"{whole}s"
+    if whole < HOUR:
+        return f"{whole // MINUTE}m"
+    if whole < DAY:
+        return f"{whole // HOUR}h {whole % HOUR // MINUTE}m"
+    return f"{whole // DAY}d {whole % DAY // HOUR}h"

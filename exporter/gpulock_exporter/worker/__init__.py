@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that speaks NVML, and the supervisor that starts, restarts and never waits for it."""

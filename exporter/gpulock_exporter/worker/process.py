@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The child that speaks NVML: it looks, writes a frame, and sleeps; the parent may kill it.
+
+Usage: python -m gpulock_exporter.worker.process PERIOD PROCESS_PERIOD SOURCE, SOURCE being `nvml` or
+`simulated:DIR`. A call into a driver that hangs cannot be interrupted from within, so everything
+that could hang is here. It ends when its standard input does: then nobody reads any more; and
+where it hangs at that time, the kernel kills it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from gpulock_exporter.telemetry import Source, encode
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+CANNOT_OPEN = 3  # exit code: no driver, or one that does not answer as it should
+
+
+def main(argv: list[str]) -> int:
+    """Look until standard input ends; return the exit code."""
+    die_with_parent()
+    period, process_period, name = float(argv[1]), float(argv[2]), argv[3]
+    source = make_source(name)
+    try:
+        source.open()
+    except RuntimeError as fault:
+        os.write(2, f"{fault}\n".encode())
+        return CANNOT_OPEN
+    try:
+        run(source, period, process_period, sys.stdin.fileno(), send)
+    except RuntimeError as fault:  # the driver is gone as a whole: the next worker begins anew
+        os.write(2, f"{fault}\n".encode())
+        return CANNOT_OPEN
+    finally:
+        source.close()
+    return 0
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the exporter's main thread is over, prctl(2).
+
+    A driver that hangs would else keep it, beside the worker of the next exporter.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)  # without it, all else still holds
+
+
+def make_source(name: str) -> Source:
+    """Return the source of a name; nothing of another one is imported."""
+    kind, _, folder = name.partition(":")
+    if kind == "simulated":
+        from gpulock_exporter.simulated.source import Simulated
+
+        return Simulated(folder)
+    from gpulock_exporter.nvml.source import Nvml
+
+    return Nvml()
+
+
+def run(
+    source: Source, period: float, process_period: float, parent: int, send: Callable[[bytes], None]
+) -> None:
+    """Look every `period` seconds, at process lists every `process_period`."""
+    due = boottime()
+    processes_due = due
+    while True:
+        now = boottime()
+        with_processes = now >= processes_due
+        if with_processes:
+            processes_due = now + process_period
+        send(encode(source.look(with_processes)))
+        due = max(due + period, boottime())  # a look that took long does not make the next hurry
+        if ended(parent, due - boottime()):
+            return
+
+
+def ended(parent: int, seconds: float) -> bool:
+    """Sleep; return whether the parent has closed our standard input."""
+    readable, _, _ = select.select([parent], [], [], max(0.0, seconds))
+    return bool(readable) and os.read(parent, 1) == b""
+
+
+def send(line: bytes) -> None:
+    """Write a whole frame; the parent reads whatever comes."""
+    view = memoryview(line)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def boottime() -> float:
+    """Return the seconds since boot, suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

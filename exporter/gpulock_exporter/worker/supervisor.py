@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep one worker at work, and never wait for it.
+
+A frame that is late means a driver that hangs: the worker is killed. One that does not even die
+(uninterruptible, in the driver) is abandoned and counted, and no second one is started beside it:
+it would hang as well. What is due is decided in supervisor_decide; `Supervisor.step` does it. It
+sleeps until there is something to do: a wakening costs the node as much as a good deal of work.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError, decode
+from gpulock_exporter.worker.restart_policy import POLL, REAP, Act, Limits, Situation, decide, rest
+
+FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
+WORDS = 400  # bytes of a worker's standard error that are kept
+CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)
+
+
+class Supervisor:
+    """One worker; call `step` again and again, from one thread.
+
+    `abandoned` counts the workers that could not be killed and are not reaped yet, `starts` all.
+    `fault` says why there is no worker, in the driver's words where it has some.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        clock: Callable[[], float],
+        limits: Limits | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.starts = 0
+        self.fault = ""
+        self._argv = list(argv)
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._env = env
+        self._seen = Situation()
+        self._paused_until = 0.0  # a signal handler sets these two, at any moment
+        self._hurry = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._buffer = self._words = b""
+        self._backoff = FIRST_BACKOFF
+        self._ending = False  # it has closed a pipe
+        self._rung = False
+        self._bell, self._ringer = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        for end in (self._bell, self._ringer):
+            os.set_blocking(end, False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+
+    @property
+    def abandoned(self) -> int:
+        """Return how many workers hang in the driver."""
+        return int(self._seen.abandoned)
+
+    def is_paused(self) -> bool:
+        """Return whether the driver is let go on purpose."""
+        return self._clock() < self._paused_until
+
+    def pause(self, seconds: float) -> None:
+        """Let go of the driver, so that a GPU can be reset; ends by itself. For signal handlers."""
+        self._paused_until = self._clock() + seconds
+        self.wake()
+
+    def resume(self) -> None:
+        """Take up work again. For signal handlers."""
+        self._paused_until = 0.0
+        self._hurry = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End the sleep of a step. For signal handlers: Python itself would sleep on."""
+        self._rung = True
+        try:
+            os.write(self._ringer, b".")
+        except OSError:
+            pass  # so many rings that nobody is asleep, or closed already
+
+    def step(self, seconds: float) -> list[Frame]:
+        """Do what is due, wait at most `seconds` for frames; return those that came.
+
+        It comes back sooner where something is due sooner, or where a signal has come.
+        """
+        self._hush()
+        self._reap()
+        if self._hurry:
+            self._hurry = False
+            self._seen = replace(self._seen, not_before=0.0)
+        seen = replace(self._seen, paused_until=self._paused_until)
+        act = decide(self._clock(), seen, self._limits)
+        if act is Act.START:
+            self._start()
+        elif act is Act.KILL:
+            self._kill()
+        elif act is Act.ABANDON:
+            self._abandon()
+        return self._receive(min(seconds, self._rest()))
+
+    def close(self) -> None:
+        """End the worker; one that does not die is left behind."""
+        if self._child is not None:
+            self._child.kill()
+            self._close_pipes()
+            try:
+                self._child.wait(REAP)
+            except subprocess.TimeoutExpired:
+                pass
+        self._selector.close()
+        ends, self._bell, self._ringer = (self._bell, self._ringer), -1, -1
+        for end in ends:
+            if end >= 0:
+                os.close(end)
+
+    # --- inner --------------------------------------------------------------------------------
+
+    def _hush(self) -> None:
+        """Forget who rang before this step: it sees what they wanted."""
+        if self._rung:
+            self._rung = False
+            try:
+                os.read(self._bell, CHUNK)
+            except BlockingIOError:
+                pass  # it was heard in the last step already
+
+    def _rest(self) -> float:
+        """Return for how many seconds there is nothing to do unless something comes."""
+        if self._ending:
+            return POLL
+        seen = replace(self._seen, paused_until=self._paused_until)
+        return rest(self._clock(), seen, self._limits)
+
+    def _start(self) -> None:
+        now = self._clock()
+        self._ending = False
+        self._buffer = self._words = b""
+        self.starts += 1
+        try:
+            child = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._env,
+                start_new_session=True,  # a terminal's ^C is for the parent
+            )
+        except OSError as fault:
+            self.fault = f"the worker does not start: {fault}"
+            self._later(now)
+            return
+        self._child = child
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self._selector.register(pipe, selectors.EVENT_READ)
+        self._seen = Situation(running=True, since=now)
+
+    def _kill(self) -> None:
+        if self._child is None:
+            return
+        if self.is_paused():
+            self.fault = "paused"
+        else:
+            seconds = self._clock() - self._seen.since
+            self.fault = f"the driver has not answered for {seconds:.0f} s"
+        try:
+            os.kill(self._child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._close_pipes()
+        self._seen = replace(self._seen, killed=self._clock())
+
+    def _abandon(self) -> None:
+        self.fault = "the worker hangs in the driver and cannot be killed"
+        self._seen = replace(self._seen, abandoned=True)
+
+    def _reap(self) -> None:
+        """Notice that the child is over, without waiting for it."""
+        if self._child is None or self._child.poll() is None:
+            return
+        if not self._seen.killed:
+            self.fault = self._said() or f"the worker ended with {self._child.returncode}"
+        self._close_pipes()
+        heard = self._seen.heard
+        self._child = None
+        self._seen = Situation()
+        if heard:
+            self._backoff = FIRST_BACKOFF
+        self._later(self._clock())
+
+    def _later(self, now: float) -> None:
+        """Put off the next start, each time longer until a worker has sent a frame."""
+        self._seen = replace(self._seen, not_before=now + self._backoff)
+        self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
+
+    def _said(self) -> str:
+        """Return the worker's last words, as one line."""
+        pipe = self._child.stderr if self._child else None
+        if pipe is not None and not pipe.closed:
+            try:
+                self._words += os.read(pipe.fileno(), WORDS)
+            except OSError:
+                pass
+        text = self._words.decode("utf-8", "replace")
+        return "".join(c if c.isprintable() else " " for c in text).strip()[-WORDS:]
+
+    def _close_pipes(self) -> None:
+        if self._child is None:
+            return
+        for pipe in (self._child.stdout, self._child.stderr, self._child.stdin):
+            if pipe is None or pipe.closed:
+                continue
+            if pipe in self._selector.get_map():
+                self._selector.unregister(pipe)
+            try:
+                pipe.close()
+            except OSError:
+                continue  # a broken pipe: nothing was buffered
+
+    def _receive(self, seconds: float) -> list[Frame]:
+        """Wait for output; return every whole frame, oldest first. Garbage ends the worker."""
+        frames: list[Frame] = []
+        for key, _ in self._selector.select(seconds):
+            if key.fd not in self._selector.get_map():
+                continue  # garbage in the pipe before it has ended the worker
+            try:
+                data = os.read(key.fd, CHUNK)
+            except BlockingIOError:
+                continue
+            if key.fd == self._bell:
+                continue
+            if not data:
+                self._ending = True  # _reap says why
+                self._selector.unregister(key.fileobj)
+            elif self._child and key.fileobj is self._child.stderr:
+                self._words = (self._words + data)[-WORDS:]
+            else:
+                frames += self._frames(data)
+        if frames:
+            self.fault = ""
+            self._seen = replace(self._seen, heard=True, since=self._clock())
+        return frames
+
+    def _frames(self, data: bytes) -> list[Frame]:
+        """Return the frames that are whole by now; none after garbage."""
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        try:
+            if len(self._buffer) > LINE_LIMIT:
+                raise FrameError("a frame without end")
+            return [decode(line) for line in lines]
+        except FrameError as fault:
+            self._kill()
+            self.fault = str(fault)
+            return []

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the free devices a job gets: a pure, deterministic function.
+
+Hot. First the best links inside the set (a job's GPUs talk to each other), then the best links
+among the devices that stay free (a single takes the card that nobody misses), then the lowest
+indexes. Exact up to EXACT free devices (70 sets at most); beyond that greedy from every pair.
+"""
+
+from gpulock.node.devices import Device
+
+EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (reference sge 11)
+NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
+FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
+SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's
+
+
+def pair_score(a: Device, b: Device, links: dict[tuple[str, str], int]) -> int:
+    """Return how well two devices are joined; higher is better."""
+    if a.bus == b.bus:
+        return NVLINK * FABRIC_LINKS  # instances of one card
+    if a.switched and b.switched:
+        return NVLINK * FABRIC_LINKS
+    joined = links.get((a.bus, b.bus), 0)
+    if joined:
+        return NVLINK * joined
+    if behind_one_switch(a, b):
+        return SWITCH
+    return NUMA if a.numa == b.numa and a.numa >= 0 else OTHER
+
+
+def behind_one_switch(a: Device, b: Device) -> bool:
+    """Return whether the way from one device to the other goes through a PCIe switch alone."""
+    return len(a.path) >= SHARED_BRIDGES and a.path[:SHARED_BRIDGES] == b.path[:SHARED_BRIDGES]
+
+
+def choose(
+    free: list[Device], count: int, links: dict[tuple[str, str], int] | None = None
+) -> list[Device]:
+    """Return `count` of `free` (in their order), or nothing when there are too few."""
+    if count <= 0 or count > len(free):
+        return []
+    whole = [device for device in free if not device.parent]
+    if 1 < count <= len(whole):
+        free = whole  # CUDA shows a process one MIG instance only
+    if count == len(free):
+        return list(free)
+    scores = matrix(free, links or {})
+    chosen = exact(scores, count) if len(free) <= EXACT else greedy(scores, count)
+    return [free[i] for i in chosen]
+
+
+def matrix(free: list[Device], links: dict[tuple[str, str], int]) -> list[list[int]]:
+    """Return the score of every pair, 0 on the diagonal."""
+    size = len(free)
+    scores = [[0] * size for _ in free]
+    for i in range(size):
+        for j in range(i):
+            scores[i][j] = scores[j][i] = pair_score(free[i], free[j], links)
+    return scores
+
+
+def inside(scores: list[list[int]], members: list[int]) -> int:
+    """Return the sum of the scores of all pairs in `members`."""
+    return sum([scores[a][b] for n, a in enumerate(members) for b in members[:n]])
+
+
+def exact(scores: list[list[int]], count: int) -> list[int]:
+    """Return the best set of `count` indexes by trying all of them."""
+    weight = [sum(row) for row in scores]
+    # members, the sum of their pairs, what the rest loses by them
+    sets: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
+    for more in range(count):
+        sets = [
+            ((*members, new), value + sum([scores[new][m] for m in members]), lost + weight[new])
+            for members, value, lost in sets
+            for new in range(members[-1] + 1 if members else 0, len(scores) - count + more + 1)
+        ]
+    # the pairs that stay free: all, less those of the members, whose own pairs were taken twice
+    best = min(sets, key=lambda found: (-found[1], found[2] - found[1], found[0]))
+    return list(best[0])
+
+
+def greedy(scores: list[list[int]], count: int) -> list[int]:
+    """Return a good set: from each pair on, the device that adds most each time; the best of all.
+
+    Ties go to what the rest misses least, then to the lowest indexes. Against exhaustive search
+    on 16 devices it loses under 5 % at worst, and takes a few milliseconds.
+    """
+    size = len(scores)
+    weight = [sum(row) for row in scores]
+    if count == 1:
+        return [min(range(size), key=lambda i: (weight[i], i))]
+    best: tuple[int, int, list[int]] = (1, 0, [])
+    for second in range(size):
+        for first in range(second):
+            members, value = grown([first, second], scores, weight, count)
+            found = (-value, sum([weight[i] for i in members]), sorted(members))
+            best = min(best, found)
+    return best[2]
+
+
+def grown(
+    members: list[int], scores: list[list[int]], weight: list[int], count: int
+) -> tuple[list[int], int]:
+    """Return (members, inner score) after taking what adds most until there are `count`."""
+    first, second = members
+    value = scores[first][second]
+    gain = [a + b for a, b in zip(scores[first], scores[second], strict=True)]
+    left = [i for i in range(len(scores)) if i not in members]
+    while len(members) < count:
+        taken = max(left, key=lambda i: (gain[i], -weight[i], -i))
+        left.remove(taken)
+        members.append(taken)
+        value += gain[taken]
+        gain = [a + b for a, b in zip(gain, scores[taken], strict=True)]
+    return members, value

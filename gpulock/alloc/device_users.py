@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last guard of every reap and release: nobody may still have the device open.
+
+Hot, loaded with a release. A process holds a device when one of its file descriptors is the
+device's node, told by its number (rdev). What a killed or daemonised
+job leaves behind is found here although it is in no session and under no parent.
+"""
+
+import errno
+import os
+import time
+
+from gpulock.alloc.liveness import ROUNDS, Judge, Scan, is_system, program_names, session
+from gpulock.node.devices import MAJOR, Device
+from gpulock.node.mounts import Mounts, key_of
+from gpulock.node.procfs import Status
+from gpulock.store import atomic
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+INIT = 1  # was there before any job, and may hide its files even from root
+LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
+OFTEN = 1024  # descriptors between two looks at the clock
+PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
+LONG_PATH = "/dev/..."  # what is told of one that is too long to be told: it may be a node
+COMMON = (
+    *("/dev/null", "/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/shm/", "/dev/mqueue/"),
+    *("/dev/zero", "/dev/random", "/dev/urandom", "/dev/fuse"),
+)
+DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
+
+
+def node_keys(device: Device, dev_root: str, driver_root: str = "") -> list[tuple[int, int, int]]:
+    """Return what the device's nodes look like to fstat: (rdev, 0, 0), or a simulated file's.
+
+    Of a MIG instance its own access nodes, since all instances share the card's; where those
+    cannot be found out, the card's.
+    """
+    names = caps(device, driver_root) if device.parent and driver_root else []
+    keys: list[tuple[int, int, int]] = []
+    if not names:
+        names = [f"nvidia{device.minor}"]
+        keys = [(os.makedev(MAJOR, device.minor), 0, 0)] if device.minor >= 0 else []
+    for name in names:
+        try:
+            keys.append(key_of(os.stat(f"{dev_root}/{name}")))
+        except OSError:
+            if device.parent and "caps" in name:
+                return node_keys(device, dev_root)
+    return keys
+
+
+def caps(device: Device, driver_root: str) -> list[str]:
+    """Return the access nodes of a MIG instance, by the driver's table of their minors."""
+    try:
+        table = atomic.read_text(f"{driver_root}-caps/mig-minors", 1 << 20)
+    except OSError:
+        return []
+    gpu, compute = device.id.split(".")[-2:]
+    instance = f"gpu{device.minor}/{gpu}"
+    found: list[str] = []
+    for wanted in (f"{instance}/access", f"{instance}/{compute}/access"):
+        minors = [line.split()[1] for line in table.splitlines() if line.split()[:1] == [wanted]]
+        if len(minors) != 1:
+            return []
+        found.append(f"nvidia-caps/nvidia-cap{minors[0]}")
+    return found
+
+
+class Holders:
+    """Who has which device's node open; one pass over all file descriptors, when first asked."""
+
+    __slots__ = (
+        "_dev_root",
+        "_keys",
+        "_kthreadd",
+        "_late",
+        "_mounts",
+        "_open",
+        "_services",
+        "_statuses",
+        "blind",
+        "scan",
+    )
+
+    def __init__(
+        self,
+        scan: Scan,
+        devices: "Iterable[Device]",
+        dev_root: str,
+        services: tuple[str, ...],
+        driver_root: str = "",
+    ) -> None:
+        self.scan = scan
+        self._dev_root = dev_root
+        self._services = frozenset(services)
+        self._keys: dict[tuple[int, int, int], list[str]] = {}
+        for device in devices:
+            for key in node_keys(device, dev_root, driver_root):
+                self._keys.setdefault(key, []).append(device.id)
+        self._mounts = Mounts(scan.proc.root)
+        self._open: dict[str, list[int]] | None = None
+        self._statuses: dict[int, Status] = {}
+        self._kthreadd = False
+        self._late = 0.0
+        self.blind = ""
+
+    def of(self, device: str) -> list[int]:
+        """Return the processes, services left out, that have a device's node open."""
+        if self._open is None:
+            self._open = self._look()
+        return self._open.get(device, [])
+
+    def anybody(self) -> bool:
+        """Return whether any process has any of the devices open."""
+        self.of("")
+        return bool(self._open)
+
+    def _look(self) -> dict[str, list[int]]:
+        """Look at every process as Scan does: list again until nothing vanished unread.
+
+        One that may not be seen is tried again: a fork is hidden by its parent until its exec.
+        """
+        found: dict[str, list[int]] = {}
+        self._late = time.monotonic() + LONGEST
+        seen = set(self.scan.proc.kernel_threads())
+        self._kthreadd = self.scan.proc.has_kthreadd()
+        denied: list[int] = []
+        pids = list(self.scan.statuses()) if self._keys else []
+        for attempt in range(ROUNDS):
+            denied = []
+            vanished = False
+            for pid in pids:
+                seen.add(pid)
+                try:
+                    for device in self._held_by(pid):
+                        found.setdefault(device, []).append(pid)
+                except TimeoutError:
+                    self.blind = f"process {pid} has more files open than can be looked at in time"
+                    return found
+                except (FileNotFoundError, ProcessLookupError):
+                    vanished = True
+                except (OSError, ValueError):
+                    if pid != INIT and os.geteuid() in (0, self._uid(pid)):
+                        denied.append(pid)
+            if denied:
+                time.sleep(PAUSE * 2 ** min(attempt, 6))
+            if attempt > 0 and not denied and not vanished:
+                return found
+            pids = [pid for pid in self._pids() if pid not in seen or pid in denied]
+        self.blind = (
+            f"the files of process {denied[0]} cannot be seen"
+            if denied
+            else "processes came and went faster than their files could be read"
+        )
+        return found
+
+    def _pids(self) -> list[int]:
+        """Return the processes there are now, none where no device is looked for."""
+        return self.scan.proc.pids() if self._keys else []
+
+    def _uid(self, pid: int) -> int:
+        """Return the uid of a process, -1 for one that is gone."""
+        try:
+            return self.status(pid).uids[0]
+        except (OSError, ValueError):
+            return -1
+
+    def status(self, pid: int) -> Status:
+        """Return the status of a process that was looked at; raise OSError for one that is gone."""
+        if pid not in self._statuses:
+            self._statuses[pid] = self.scan.status(pid)
+        return self._statuses[pid]
+
+    def _held_by(self, pid: int) -> set[str]:
+        """Return the devices a process that is no service has open; raise OSError."""
+        status = self.status(pid)
+        held: set[str] = set()
+        if (status.kernel and self._kthreadd) or self.scan.proc.finished(pid, status.state):
+            return held
+        folder = f"{self.scan.proc.root}/{pid}"
+        self._add_open(pid, f"{folder}/fd", held)
+        if status.state in ("Z", "X"):  # a leader that ended shows no files, its threads do
+            for thread in os.listdir(f"{folder}/task"):
+                try:
+                    self._add_open(pid, f"{folder}/task/{thread}/fd", held)
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+        return set() if held and self._is_service(pid, status) else held
+
+    def _add_open(self, pid: int, folder: str, held: set[str]) -> None:
+        """Add the devices open in one table of files."""
+        for number, fd in enumerate(os.listdir(folder)):
+            if number % OFTEN == 0 and time.monotonic() > self._late:
+                raise TimeoutError(folder)
+            path = f"{folder}/{fd}"
+            try:
+                if not may_be_node(link_of(path), self._dev_root):
+                    continue
+                key = self._mounts.key(pid, folder, fd)
+            except FileNotFoundError:
+                continue
+            if time.monotonic() > self._late:
+                raise TimeoutError(folder)
+            if key is not None:
+                held.update(self._keys.get(key, ()))
+
+    def _is_service(self, pid: int, status: Status) -> bool:
+        """Return whether a process is a named service: a system user's, from no job."""
+        scan = self.scan
+        if not is_system(status) or not self._services & program_names(scan.proc, pid):
+            return False
+        daemons = frozenset([p for p, s in scan.statuses().items() if s.name in DAEMONS])
+        return not scan.descends(pid, daemons)
+
+
+def link_of(path: str) -> str:
+    """Return where a descriptor points, as far as the kernel tells; raise OSError.
+
+    A path of more than a page is told by no call (d_path(9)): anybody can have such a file open,
+    and it says nothing of what the file is.
+    """
+    try:
+        return os.readlink(path)
+    except OSError as fault:
+        if fault.errno != errno.ENAMETOOLONG:
+            raise
+        return LONG_PATH
+
+
+def may_be_node(link: str, dev_root: str) -> bool:
+    """Return whether an open file may be a device node, by its path alone.
+
+    Only then is it looked at more closely (gpulock.node.mounts). `/nvidia0` is how a container's own
+    /dev shows from outside. A node that was bound to a path elsewhere is not found; the job's
+    supplementary group still is.
+    """
+    if link.startswith("/dev/") and not link.startswith(COMMON):
+        return True
+    if dev_root != "/dev" and link.startswith(f"{dev_root}/"):
+        return True  # a simulated node, perhaps below /dev/shm
+    return link.startswith("/nvidia") and "/" not in link[1:]
+
+
+def group_left(lock: Lock, judge: Judge) -> str:
+    """Return which process of the job's own is still there, as a clause, or nothing.
+
+    By the supplementary groups of the job and of its tasks here (`lock` has its details read);
+    of a process's claim, or a simulated job, by the session that stands for them; of a Slurm job
+    by what its scheduler's part knows.
+    """
+    scan = judge.scan
+    record = lock.owner
+    assert record is not None
+    if lock.fault:
+        return lock.fault
+    for gid in lock.groups():
+        carriers = scan.carriers(gid)
+        if carriers:
+            return f"process {carriers[0]} carries the job's group {gid}"
+    for pid, start, _ in lock.anchors:
+        if scan.proc.running(pid, start):
+            return f"shepherd {pid} of a task runs"
+    if not record.add_grp_id and record.sid > 0:
+        members = [pid for pid in session(scan, record.sid) if pid != record.pid]
+        if members:
+            return f"process {members[0]} is of its session {record.sid}"
+    return judge.left(lock) or scan.blind
+
+
+def open_left(device: str, record: Owner, holders: Holders, held: dict[str, Lock]) -> str:
+    """Return who has one device open, as a clause for people, or nothing.
+
+    Processes of other claims in `held` are not this job's and do not keep its lock: without a
+    device cgroup, CUDA opens every node it can see.
+    """
+    for pid in holders.of(device):
+        if not any([belongs(pid, lock, record, holders) for lock in held.values()]):
+            return f"process {pid} has {device} open"
+    return holders.blind
+
+
+def belongs(pid: int, lock: Lock, record: Owner, holders: Holders) -> bool:
+    """Return whether a process is of another claim than `record`: by group, descent, session."""
+    other = lock.owner
+    if other is None or other.token == record.token:
+        return False
+    status, scan = holders.status(pid), holders.scan
+    if any([gid in status.groups and gid != record.add_grp_id for gid in lock.groups()]):
+        return True
+    if other.sid > 0 and other.sid != record.sid and status.session == other.sid:
+        return True
+    living = [p for p, start in lock.shepherds() if p and scan.proc.running(p, start)]
+    return bool(living) and scan.descends(pid, frozenset(living))

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an owner is alive, dead or unknown, with the proof; and the last guard.
+
+Hot, but loaded only when something must be settled. Dead only when proven: what cannot be seen
+is unknown, and unknown is held. A judge therefore proves its own sight first. Age proves nothing.
+"""
+
+import os
+import time
+
+from gpulock.node.procfs import Proc, Status
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Rule(Protocol):
+        """A scheduler's own way to judge a lock of its jobs."""
+
+        def __call__(self, lock: Lock, scan: "Scan") -> "Verdict": ...
+
+    class Members(Protocol):
+        """A scheduler's own way to find what is left of a job."""
+
+        def __call__(self, lock: Lock, scan: "Scan") -> str: ...
+
+    class Finder(Protocol):
+        """A scheduler's own way to find the processes that stand for its jobs."""
+
+        def __call__(self, held: dict[str, Lock], scan: "Scan") -> None: ...
+
+
+ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
+LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.2
+ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
+SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
+
+
+class Verdict:
+    """`state` with its `proof`, one clause for people."""
+
+    __slots__ = ("proof", "state")
+
+    def __init__(self, state: str, proof: str) -> None:
+        self.state = state
+        self.proof = proof
+
+
+class Scan:
+    """One look at all processes, taken when first needed and shared by all judgements.
+
+    /proc is listed twice at least, and again until nothing of a listing vanished before it was
+    read: one that forks and ends all the time cannot hide between two reads, nor by a pid that
+    wrapped behind the place the listing has reached. `blind` says why the look is not
+    to be trusted, and is empty where it is.
+    """
+
+    __slots__ = ("_statuses", "blind", "partial", "proc")
+
+    def __init__(self, proc: Proc) -> None:
+        self.proc = proc
+        self.blind = ""
+        self.partial = False
+        self._statuses: dict[int, Status] | None = None
+
+    def statuses(self) -> dict[int, Status]:
+        """Return the status of every process that is not over, by pid."""
+        if self._statuses is None:
+            self._statuses = self._look()
+        return self._statuses
+
+    def _look(self) -> dict[int, Status]:
+        found: dict[int, Status] = {}
+        late = time.monotonic() + LONGEST
+        seen = set(self.proc.kernel_threads())
+        for attempt in range(ROUNDS):
+            fresh = [pid for pid in self.proc.pids() if pid not in seen]
+            vanished = False
+            for pid in fresh:
+                if time.monotonic() > late:
+                    self.partial = True
+                    self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
+                    return found
+                try:
+                    status = self.proc.status(pid)
+                    if not self.proc.finished(pid, status.state):
+                        found[pid] = status
+                except ProcessLookupError:
+                    vanished = True
+                    continue
+                except (PermissionError, ValueError) as fault:
+                    self.blind = f"process {pid} cannot be seen: {fault}"
+                seen.add(pid)
+            if attempt > 0 and not vanished:
+                return found
+        self.blind = "processes came and went faster than they could be read"
+        return found
+
+    def status(self, pid: int) -> Status:
+        """Return one process's status, read afresh where it appeared since."""
+        return self.statuses().get(pid) or self.proc.status(pid)
+
+    def carriers(self, gid: int) -> list[int]:
+        """Return the processes that carry a supplementary group."""
+        return [pid for pid, status in self.statuses().items() if gid in status.groups]
+
+    def descends(self, pid: int, ancestors: frozenset[int]) -> bool:
+        """Return whether one of `ancestors` is `pid` or above it."""
+        statuses = self.statuses()
+        for _ in range(len(statuses) + 1):
+            if pid in ancestors:
+                return True
+            status = statuses.get(pid)
+            if status is None:
+                return False
+            pid = status.ppid
+        return False
+
+    def named(self, name: str) -> list[int]:
+        """Return the processes of one name (at most 15 characters, comm)."""
+        return [pid for pid, status in self.statuses().items() if status.name == name]
+
+
+def common_verdict(record: Owner, boot_id: str, node: str, proc: Proc) -> Verdict | None:
+    """Return what boot, node and pid namespace decide, or None where more must be seen.
+
+    Administrators' locks are alive for ever; another node's record is never judged here; a
+    record of another boot of this node is dead; a pid of another namespace means nothing to us.
+    """
+    if record.scheduler == "admin":
+        return Verdict(ALIVE, "an administrator's lock")
+    if record.node != node:
+        return Verdict(UNKNOWN, f"a record of another node, {record.node}")
+    if record.boot_id != boot_id:
+        return Verdict(DEAD, "claimed before this boot")
+    try:
+        ours = proc.pid_namespace()
+    except OSError as fault:
+        return Verdict(UNKNOWN, f"our pid namespace cannot be seen: {fault}")
+    if record.pid_ns != ours:
+        return Verdict(UNKNOWN, f"claimed in {record.pid_ns}, judged in {ours}")
+    return None
+
+
+def process_verdict(lock: Lock, scan: Scan) -> Verdict:
+    """Judge a lock that a process holds: it, its anchors, its session."""
+    record = lock.owner
+    assert record is not None
+    for pid, start in lock.shepherds():
+        try:
+            if scan.proc.running(pid, start):
+                return Verdict(ALIVE, f"process {pid} runs")
+        except (OSError, ValueError) as fault:
+            return Verdict(UNKNOWN, f"process {pid} cannot be seen: {fault}")
+    members = session(scan, record.sid) if record.sid > 0 else []
+    if members:
+        return Verdict(ALIVE, f"process {members[0]} of its session runs")
+    if scan.blind:
+        return Verdict(UNKNOWN, scan.blind)
+    return Verdict(DEAD, f"process {record.pid} is gone, its session is empty")
+
+
+def session(scan: Scan, sid: int) -> list[int]:
+    """Return the processes of one session that run."""
+    members: list[int] = []
+    for pid, status in scan.statuses().items():
+        try:
+            if (status.session if status.session >= 0 else scan.proc.stat(pid).session) == sid:
+                members.append(pid)
+        except ProcessLookupError:
+            continue
+        except (OSError, ValueError) as fault:
+            scan.blind = f"process {pid} cannot be seen: {fault}"
+    return members
+
+
+class Judge:
+    """Judge any lock of this node; the schedulers' own rules are given by name.
+
+    `rules` maps a scheduler to its function of (lock, scan). A scheduler without a rule is
+    unknown, and its locks are held. `members` maps a scheduler to a function that says what is
+    left of a job, for those whose jobs no group marks; `finder` tells locks their step daemons.
+    """
+
+    __slots__ = ("_finder", "_members", "_rules", "boot_id", "node", "scan")
+
+    def __init__(
+        self,
+        boot_id: str,
+        node: str,
+        scan: Scan,
+        rules: "dict[str, Rule]",
+        members: "dict[str, Members] | None" = None,
+        finder: "Finder | None" = None,
+    ) -> None:
+        self.boot_id = boot_id
+        self.node = node
+        self.scan = scan
+        self._rules = rules
+        self._members = members or {}
+        self._finder = finder
+
+    def attach(self, held: dict[str, Lock]) -> None:
+        """Tell locks the processes that stand for their jobs and are in no record."""
+        if self._finder:
+            self._finder(held, self.scan)
+
+    def left(self, lock: Lock) -> str:
+        """Return what its scheduler knows to be left of a lock's job, as a clause, or nothing."""
+        ask = self._members.get(lock.owner.scheduler) if lock.owner else None
+        return ask(lock, self.scan) if ask else ""
+
+    def verdict(self, lock: Lock) -> Verdict:
+        """Return the verdict on one lock (its details read already)."""
+        if lock.fault:
+            return Verdict(UNKNOWN, lock.fault)
+        if lock.owner is None:
+            return Verdict(DEAD, "a claim cut short: a lock without owner under the gate")
+        decided = common_verdict(lock.owner, self.boot_id, self.node, self.scan.proc)
+        if decided is not None:
+            return decided
+        rule = self._rules.get(lock.owner.scheduler)
+        if rule is None:
+            return Verdict(UNKNOWN, f"no rule for scheduler {lock.owner.scheduler}")
+        return rule(lock, self.scan)
+
+
+def is_system(status: Status) -> bool:
+    """Return whether root or a system user runs a process."""
+    return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
+
+
+def program_names(proc: Proc, pid: int) -> frozenset[str]:
+    """Return the names a process's program goes by, none where they cannot be seen.
+
+    The executable's, also when it was replaced by an upgrade; of a Python what it runs.
+    """
+    try:
+        name = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
+        if name.startswith("python"):
+            name = python_program(proc.read_memory(pid, "cmdline").split(b"\0")[1:])
+    except OSError:
+        return frozenset()
+    return frozenset((name,)) if name else frozenset()
+
+
+def python_program(words: list[bytes]) -> str:
+    """Return what a Python with these arguments runs: a script, or the program of a package.
+
+    `-m gpulock_exporter.worker.process` is a part of gpulock-exporter.
+    """
+    rest = iter(words)
+    for word in rest:
+        if word == b"-m":
+            package = next(rest, b"").partition(b".")[0]
+            return package.decode("utf-8", "replace").replace("_", "-")
+        if word == b"-c":
+            return ""
+        if word in (b"-X", b"-W"):
+            next(rest, b"")
+        elif word and not word.startswith(b"-"):
+            return os.path.basename(word.decode("utf-8", "replace"))
+    return ""

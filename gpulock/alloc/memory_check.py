@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clean hand-over: is a device's memory given back before the next job gets it?
+
+Hot, loaded where CLEAN is not off. The exporter's `sample` tells, and only a look that is newer
+than the moment at which the guard found the device quiet: that moment is noted in the lock, as
+`quiet`. What stays in use though nobody is there goes to quarantine, and the rest of the node goes
+on: half of its cards at most, of an exporter gone mad the rest keeps its locks. Where no exporter
+tells, the guard's look at open files has decided, and the record says so.
+"""
+
+import time
+
+from gpulock.deadline import Deadline, boottime
+from gpulock.errors import Refusal
+from gpulock.node import sample
+from gpulock.node.context import Node
+from gpulock.store import atomic, kv, quarantine
+from gpulock.store.locks import Lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CLEAN, DIRTY, WAIT, OTHERS, UNTOLD = "clean", "dirty", "wait", "others", "untold"
+MIB = 1 << 20
+PERIODS = 2  # of the exporter, that an epilog waits for its next look
+PAUSE = 0.05  # seconds
+BY, CAUSE = "gpulock", "memory"  # in the note of the quarantine
+TOLD = ("xid", "ecc", CAUSE)  # causes in a note that an exporter's word alone brought about
+BEYOND = (
+    "the exporter speaks against more than half of this node: look at it, or quarantine by hand"
+)
+FIRST = "its memory is looked at first"
+NOT_TOLD = " (no exporter told its memory)"
+
+
+def judge(
+    seen: "sample.Seen | None",
+    quiet: float,
+    now: float,
+    oldest: float,
+    limit: int,
+    listing: float,
+) -> str:
+    """Return what the exporter's last look at a device says; times are CLOCK_BOOTTIME seconds.
+
+    `quiet` is when nobody had it open any more, `oldest` the age at which a look is believed no
+    more, `limit` the bytes that the driver may keep for itself. Processes are listed seldom, every
+    `listing` seconds: a list from before the device was quiet has the job's own, which are gone.
+    Memory of one that is listed afterwards is a service's, which may stay.
+    """
+    if seen is None or seen.looked is None or now - seen.looked > oldest:
+        return UNTOLD
+    if seen.looked <= quiet:
+        return WAIT
+    if seen.memory_used is None:
+        return UNTOLD
+    if seen.memory_used <= limit:
+        return CLEAN
+    if seen.listed is not None and seen.listed <= quiet:
+        return WAIT if now - seen.listed <= listing + oldest else DIRTY
+    return OTHERS if seen.processes else DIRTY
+
+
+class Handover:
+    """Devices of one node on their way from a claim to the next, by one sample.
+
+    `away` has what it put out of service, by id, and why.
+    """
+
+    __slots__ = ("_found", "_node", "_now", "away")
+
+    def __init__(self, node: Node) -> None:
+        self.away: dict[str, str] = {}
+        self._node = node
+        self._now = boottime()
+        settings = node.settings
+        self._found = sample.read(
+            settings.exporter_dir, self._now, node.boot_id, settings.max_sample_age
+        )
+
+    def state(self, device: str, quiet: float) -> str:
+        """Return what the sample says of a device that is quiet since then."""
+        settings = self._node.settings
+        seen = self._found.devices.get(device) if self._found else None
+        limit = settings.clean_memory * MIB
+        oldest, listing = settings.max_sample_age, settings.process_period
+        return judge(seen, quiet, self._now, oldest, limit, listing)
+
+    def keeps(self, lock: Lock, quiet: float | None = None) -> str:
+        """Return why a quiet device's lock stays for now, or nothing: then it may be freed.
+
+        Without `quiet` the moment is the one noted in the lock, where there is one. A device
+        that is not clean goes to quarantine first; where that fails its lock stays. Gate held.
+        """
+        record = lock.owner
+        if record is None or record.boot_id != self._node.boot_id:
+            return ""  # a reboot empties every memory
+        if quiet is None:
+            quiet = self._noted(lock.id)
+        state = self.state(lock.id, quiet)
+        if state == WAIT:
+            self._note(lock.id, quiet)
+            return FIRST
+        return self._put_away(lock) if state == DIRTY else ""
+
+    def how(self, lock: Lock, how: str) -> str:
+        """Return how a lock is said to be freed: where nobody told its memory, also that."""
+        return f"{how}{NOT_TOLD}" if self.state(lock.id, 0.0) == UNTOLD else how
+
+    def _noted(self, device: str) -> float:
+        """Return since when a device is quiet: as noted in its lock, or now."""
+        try:
+            text = atomic.read_text(f"{self._node.store.locks_dir}/{device}/quiet")
+            return min(float(text), self._now)
+        except (OSError, ValueError):
+            return self._now
+
+    def _note(self, device: str, quiet: float) -> None:
+        """Note in a lock since when its device is quiet; where that fails it is the next time."""
+        path = f"{self._node.store.locks_dir}/{device}/quiet"
+        try:
+            atomic.replace_file(path, f"{quiet!r}\n".encode())
+        except OSError:
+            return
+
+    def _put_away(self, lock: Lock) -> str:
+        """Quarantine a device whose memory is in use though nobody is there; return what failed."""
+        assert lock.owner is not None
+        assert self._found is not None
+        used = (self._found.devices[lock.id].memory_used or 0) // MIB
+        because = f"{CAUSE}: {used} MiB stay in use after job {lock.owner.job()}"
+        try:
+            state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
+            out = quarantine.listed(state_dir, folder)
+            if lock.id in out:
+                return ""  # that note stands
+            if not within(card(lock.id), self._told(out), self._cards()):
+                return f"{because}; {BEYOND}"
+            quarantine.put(state_dir, folder, lock.id, BY, because)
+            self.away[lock.id] = because
+        except (OSError, kv.MalformedError, Refusal) as fault:
+            return f"{because}, and it cannot be quarantined: {fault}"
+        return ""
+
+    def _told(self, out: list[str]) -> set[str]:
+        """Return the cards that are out of service for what an exporter said."""
+        state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
+        return {card(name) for name in out if is_told(quarantine.read(state_dir, folder, name))}
+
+    def _cards(self) -> int:
+        """Return how many cards this node has, as far as that can be seen."""
+        from gpulock.alloc.release import present
+
+        return max(self._node.settings.gpus, len({device.bus for device in present(self._node)}))
+
+
+def card(name: str) -> str:
+    """Return the bus id of a lock id."""
+    return name.partition(".gi")[0]
+
+
+def is_told(note: dict[str, str]) -> bool:
+    """Return whether a device is out for what an exporter said."""
+    reasons = note.get("because", "").split("; ")
+    return note.get("by") == BY and any([word.partition(":")[0] in TOLD for word in reasons])
+
+
+def within(bus: str, out: set[str], cards: int) -> bool:
+    """Return whether a card may go out of service on the exporter's word alone.
+
+    As the policy has it (docs/quarantine.md): half of a node's `cards` at most, of one that one.
+    """
+    return bus in out or len(out) < max(1, cards // 2)
+
+
+def wait(node: Node, devices: "Iterable[str]", quiet: float, deadline: Deadline) -> Handover:
+    """Wait for the exporter's next look at devices that are quiet: two of its periods at most."""
+    limit = deadline.sooner(PERIODS * node.settings.sample_period)
+    names = list(devices)
+    while True:
+        found = Handover(node)
+        if not any([found.state(name, quiet) == WAIT for name in names]) or limit.left() <= 0:
+            return found
+        time.sleep(min(PAUSE, limit.left()))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of each device, one of eight words: the one source for status, sensor and exporter.
+
+Pure. The order of STATES is the order of precedence: a device that is missing is nothing else.
+"""
+
+from gpulock.alloc.liveness import DEAD, UNKNOWN, Verdict
+from gpulock.node.devices import Device, overlaps
+from gpulock.store.locks import Lock
+
+MISSING = "missing"
+QUARANTINED = "quarantined"
+STALE = "stale"
+NOT_KNOWN = "unknown"
+FOREIGN = "foreign"
+HELD_IDLE = "held_idle"
+HELD = "held"
+FREE = "free"
+STATES = (MISSING, QUARANTINED, STALE, NOT_KNOWN, FOREIGN, HELD_IDLE, HELD, FREE)
+
+
+class Row:
+    """One device with its state and why, and its lock where it has one.
+
+    `device` is None for a card that is only known to be missing; `noted` is the id under which one
+    that is out of service was put out: its own, or its card's.
+    """
+
+    __slots__ = ("device", "id", "lock", "noted", "reason", "state")
+
+    def __init__(
+        self, name: str, device: Device | None, lock: Lock | None, state: str, reason: str
+    ) -> None:
+        self.id = name
+        self.device = device
+        self.lock = lock
+        self.state = state
+        self.reason = reason
+        self.noted = ""
+
+
+def rows(
+    devices: list[Device],
+    held: dict[str, Lock],
+    out: dict[str, str],
+    verdicts: dict[str, Verdict] | None,
+    expected: int = 0,
+    foreign: frozenset[str] = frozenset(),
+    idle: frozenset[str] = frozenset(),
+) -> list[Row]:
+    """Return one row a device: the node's, locked ones that are gone, and as many as are missing.
+
+    `out` gives the reason for each quarantined id; `verdicts` those by token, None where they
+    are not known; `expected` GPUs, 0 where that is not known. `foreign` are ids with processes
+    of nobody's, `idle` those that are held and observed to do nothing.
+    """
+    result = [row_of(device, held, out, verdicts, foreign, idle) for device in devices]
+    known = [device.id for device in devices]
+    for name, lock in sorted(held.items()):
+        if not any([overlaps(name, other) for other in known]):
+            result.append(Row(name, None, lock, MISSING, "locked, but the driver does not show it"))
+    gone = expected - len({d.bus for d in devices}) - (len(result) - len(devices))
+    for number in range(gone):
+        result.append(Row(f"missing-{number}", None, None, MISSING, "expected, but not there"))
+    return result
+
+
+def row_of(
+    device: Device,
+    held: dict[str, Lock],
+    out: dict[str, str],
+    verdicts: dict[str, Verdict] | None,
+    foreign: frozenset[str],
+    idle: frozenset[str],
+) -> Row:
+    """Return the row of a device that the driver shows."""
+    lock = held.get(device.id)
+    if lock is None:
+        over = [held[name] for name in sorted(held) if overlaps(name, device.id)]
+        lock = over[0] if over else None
+    state, reason = judge(device, lock, out, verdicts)
+    if state == FREE and device.id in foreign:
+        state, reason = FOREIGN, "free, but in use by a process"
+    if state == HELD and device.id in idle:
+        state = HELD_IDLE
+    row = Row(device.id, device, lock, state, reason)
+    if state == QUARANTINED:
+        row.noted = next((name for name in out if overlaps(name, device.id)), "")
+    return row
+
+
+def judge(
+    device: Device,
+    lock: Lock | None,
+    out: dict[str, str],
+    verdicts: dict[str, Verdict] | None,
+) -> tuple[str, str]:
+    """Return (state, reason) as far as locks, quarantine and verdicts tell."""
+    if device.fault:
+        return MISSING, device.fault
+    for name, because in out.items():
+        if overlaps(name, device.id):
+            return QUARANTINED, because
+    if lock is None:
+        return FREE, ""
+    if lock.orphans:
+        return QUARANTINED, f"orphans: {lock.orphans}"
+    if lock.owner is None:
+        return NOT_KNOWN, lock.fault or "a claim cut short"
+    verdict = (verdicts or {}).get(lock.owner.token)
+    if verdict is not None and verdict.state == DEAD:
+        return STALE, verdict.proof
+    if verdict is not None and verdict.state == UNKNOWN:
+        return NOT_KNOWN, verdict.proof
+    return HELD, "its job is gone, processes are not" if lock.owner.settling else ""
+
+
+def counts(found: list[Row]) -> dict[str, int]:
+    """Return how many devices are in each of the eight states."""
+    total: dict[str, int] = {state: 0 for state in STATES}
+    for row in found:
+        total[row.state] += 1
+    return total

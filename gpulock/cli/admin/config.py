@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock config`: every setting with value, default, meaning and where it comes from."""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+import click
+
+from gpulock.cli.session import Refused, Session
+from gpulock.node.config_schema import ANSWER, CHOICE, FLAG, KEYS, LIMIT, SECONDS, WORDS
+from gpulock.node.settings import Settings, parse
+from gpulock.store import atomic
+from gpulock.text import table
+
+
+@click.command()
+@click.option("--check", metavar="FILE", help="Only say whether FILE is right; 1 if not.")
+@click.pass_obj
+def config(session: Session, check: str | None) -> None:
+    """Show every setting of this node, or check a file before it is installed."""
+    if check is not None:
+        number = checked(check)
+        click.echo(f"{check}: right, {number} of {len(KEYS)} keys set")
+        return
+    settings = session.settings()
+    names = given(session.config) if os.path.exists(session.config) else frozenset[str]()
+    click.echo("\n".join(lines(settings, names)))
+
+
+def checked(path: str) -> int:
+    """Return how many keys a right file sets; raise Refused with its first fault."""
+    try:
+        parse(atomic.read_text(os.path.realpath(path)), path)
+    except ValueError as fault:
+        raise Refused(str(fault), "correct that line") from fault
+    except OSError as fault:
+        raise Refused(f"{path}: {fault.strerror}", "name a settings file") from fault
+    return len(given(path))
+
+
+def given(path: str) -> frozenset[str]:
+    """Return the names that a settings file, known to be right, sets."""
+    found = [line.partition("=") for line in atomic.read_text(os.path.realpath(path)).splitlines()]
+    return frozenset(
+        [name.strip() for name, equals, _ in found if equals and not name.lstrip().startswith("#")]
+    )
+
+
+def lines(settings: Settings, names: frozenset[str]) -> list[str]:
+    """Return two lines a key: its value and source, its meaning; what the file sets stands out."""
+    result = [f"# {settings.path}"]
+    longest = max(len(name) for name, *_ in KEYS)
+    for name, kind, default, meaning in KEYS:
+        value = shown(getattr(settings, name.lower())) or '""'
+        usual = first(kind, default) or '""'
+        source = f"file, default {usual}" if name in names else "default"
+        head = f"{name.ljust(longest)}  {value}"
+        result.append(f"{table.paint(head, 'cyan' if name in names else None)}  ({source})")
+        result.append(" " * (longest + 2) + click.style(meaning + unit(kind, default), dim=True))
+    return result
+
+
+def shown(value: object) -> str:
+    """Return a value as it would stand in the file."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " ".join(map(str, cast("tuple[object, ...]", value)))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def first(kind: str, default: str) -> str:
+    """Return the default: of a choice its first word."""
+    return default.partition("|")[0] if kind == CHOICE else default
+
+
+def unit(kind: str, default: str) -> str:
+    """Return what a value may be, where that is not plain text."""
+    if kind == CHOICE:
+        return f" ({default})"
+    units = {
+        SECONDS: " (seconds)",
+        ANSWER: " (seconds; at most 20)",
+        LIMIT: " (seconds; 0: never)",
+        FLAG: " (yes|no)",
+        WORDS: " (words)",
+    }
+    return units.get(kind, "")

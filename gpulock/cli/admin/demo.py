@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock demo`: the life of a few jobs on a simulated DGX-1, under the real hooks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from gpulock.alloc.release import present
+from gpulock.cli.admin import reap
+from gpulock.cli.session import Refused
+from gpulock.cli.status import status
+from gpulock.cli.status.node_view import look
+from gpulock.cli.why import why
+from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.deadline import Deadline
+from gpulock.install.hooks import InstallError
+from gpulock.node.context import Node
+from gpulock.node.settings import load
+from gpulock.simulate.stage import Play, Stage, stage
+from gpulock.text import table
+from gpulock.text.words import counted
+from gpulock.workstation.process_claims import judge
+
+PAUSE = 1.0  # seconds after a scene, where somebody watches
+SETTLE_SECONDS = 3.0
+INDENT = "   "
+
+
+@click.command()
+def demo() -> None:
+    """See gpulock work: a simulated DGX-1, real hooks, half a minute of jobs in seconds."""
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, interrupted)
+    try:
+        with stage() as made:
+            Demo(made).play()
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+
+
+def interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    """End as Ctrl-C does, so that nothing is left behind."""
+    raise KeyboardInterrupt
+
+
+def program() -> str:
+    """Return what to type for gpulock: the path it was called by, where PATH has none."""
+    called = os.path.basename(sys.argv[0]) == "gpulock" and shutil.which("gpulock") is None
+    return sys.argv[0] if called else "gpulock"
+
+
+class Demo:
+    """The scenes, one after another."""
+
+    def __init__(self, made: Stage) -> None:
+        self.stage = made
+        self.width = min(table.terminal_width(), table.WIDE)
+        self._scene = 0
+        self._live = sys.stdout.isatty()
+
+    def play(self) -> None:
+        """Play every scene."""
+        click.echo(table.bold("gpulock demo") + ": a DGX-1 with 8 V100, made of files")
+        self.text("No GPU, no scheduler, no root; prolog and epilog are the real ones.")
+        pair = self.two_gpus()
+        tasks = self.array()
+        four = self.four_gpus()
+        self.refusals()
+        self.cpu_job()
+        self.killed_shepherd(tasks[1])
+        self.the_end([pair, tasks[0], four])
+
+    def two_gpus(self) -> Play:
+        """Show a pair with good links."""
+        self.scene("A job asks for 2 GPUs and gets a pair that talks fast.")
+        self.command("qsub -l gpu=2 train.sh")
+        pair = self.submit(101, "2")
+        node = self.node()
+        chosen = [
+            device for device in node.devices() if str(device.index) in pair.mask().split(",")
+        ]
+        links = node.links().get((chosen[0].bus, chosen[1].bus), 0)
+        first, second = (device.index for device in chosen)
+        self.text(
+            f"GPU {first} and GPU {second} share {counted(links, 'NVLink')}; "
+            f"most pairs of this machine have one or none."
+        )
+        self.pause()
+        return pair
+
+    def array(self) -> list[Play]:
+        """Show that each task has a GPU of its own."""
+        self.scene("Two tasks of an array: each has a GPU of its own.")
+        self.command("qsub -t 7-8 -l gpu=1 sweep.sh")
+        tasks = [self.submit(102, "1", 7), self.submit(102, "1", 8)]
+        self.pause()
+        return tasks
+
+    def four_gpus(self) -> Play:
+        """Show a full node."""
+        self.scene("Four more, and the node is full.")
+        self.command("qsub -l gpu=4 big.sh")
+        four = self.submit(103, "4")
+        self.status()
+        self.pause()
+        return four
+
+    def refusals(self) -> None:
+        """Show what a user sees of a request that cannot be met."""
+        self.scene("No GPU is left: the job goes back into the queue, and is told why.")
+        self.command("qsub -l gpu=1 late.sh")
+        self.refused(self.stage.submit(104, "1"), "Grid Engine queues it again")
+        self.scene("Half a GPU makes no sense: the job is stopped, the queue goes on.")
+        self.command("qsub -l gpu=1.5 half.sh")
+        self.refused(self.stage.submit(105, "1.5"), "job in error")
+        self.pause()
+
+    def cpu_job(self) -> None:
+        """Show the empty mask."""
+        self.scene("A job that asks for none sees none, even on a node full of them.")
+        self.command("qsub cpu.sh")
+        self.submit(106).finish()
+        self.pause()
+
+    def killed_shepherd(self, task: Play) -> None:
+        """Show that a lock outlives its shepherd exactly as long as the job does."""
+        self.scene(f"The shepherd of job {task.name} is killed. Its process computes on.")
+        self.command(f"kill -9 {task.shepherd.pid}")
+        task.kill_shepherd()
+        self.command(f"gpulock why {task.name}")
+        self.show(why.explain(self.node(), task.name, self.width - len(INDENT))[0])
+        self.pause()
+        self.text("Alive, so held: no other job can land on that GPU. Now the process ends.")
+        task.ring()
+        self.command("gpulock reap")
+        node = self.node()
+        report = reconcile(node, judge(node), Deadline(reap.REAP_SECONDS))
+        self.show(reap.lines(report, present(node)))
+        self.pause()
+
+    def the_end(self, plays: list[Play]) -> None:
+        """Show that epilogs give everything back."""
+        self.scene("The jobs end; their epilogs give everything back.")
+        for play in plays:
+            play.finish()
+        self.settle()
+        self.status()
+        if not self.all_free():
+            raise Refused("the demo did not end with every GPU free", "report this as a bug")
+        name = program()
+        click.echo(f"\nTry it: {name} simulate DIR, then {name} --config DIR/gpulock.conf status")
+
+    def all_free(self) -> bool:
+        """Return whether nothing is held."""
+        return all(row.state == "free" for row in look(self.node(), judging=True).rows())
+
+    def settle(self) -> None:
+        """Reconcile, as gpulockd does, what an epilog on a busy machine could not be sure of."""
+        deadline = Deadline(SETTLE_SECONDS)
+        while not self.all_free() and deadline.left() > 0:
+            node = self.node()
+            reconcile(node, judge(node), deadline)
+
+    def submit(self, job_id: int, gpus: str = "", task: int = 0) -> Play:
+        """Run a job's prolog and show the mask it got; raise Refused where it does not run."""
+        play = self.stage.submit(job_id, gpus, task)
+        if play.result is not None:
+            raise Refused(f"job {play.name} did not start: {play.output().strip()}", "see TMPDIR")
+        mask = play.mask() or '""'
+        click.echo(
+            f"{INDENT}job {play.name.ljust(6)} CUDA_VISIBLE_DEVICES={click.style(mask, fg='green')}"
+        )
+        return play
+
+    def refused(self, play: Play, what: str) -> None:
+        """Show the exit status of a prolog and the line that its user reads."""
+        result = play.finish()
+        code = click.style(f"prolog exits {result.prolog}", fg="yellow")
+        click.echo(f"{INDENT}job {play.name.ljust(6)} {code}: {what}")
+        for line in play.output().splitlines():
+            self.text(line)
+
+    def node(self) -> Node:
+        """Return the simulated node, as every command sees it."""
+        return Node(load(str(self.stage.node.config)))
+
+    def status(self) -> None:
+        """Show `gpulock status`."""
+        self.command("gpulock status")
+        view = look(self.node(), judging=True)
+        rows = view.rows()
+        self.show(status.lines(view, rows, rows, self.width - len(INDENT)))
+
+    def scene(self, title: str) -> None:
+        """Begin a scene."""
+        self._scene += 1
+        click.echo(f"\n{table.bold(f'{self._scene}. {title}')}")
+
+    def command(self, line: str) -> None:
+        """Show a command as it would be typed."""
+        click.echo(f"{INDENT}{click.style('$', dim=True)} {click.style(line, fg='cyan')}")
+
+    def text(self, line: str) -> None:
+        """Show a sentence, wrapped."""
+        for n, part in enumerate(textwrap.wrap(line, self.width - 2 * len(INDENT))):
+            click.echo((2 if n else 1) * INDENT + part)
+
+    def show(self, lines: list[str]) -> None:
+        """Show what a command printed."""
+        click.echo("\n".join(INDENT + line for line in lines))
+
+    def pause(self) -> None:
+        """Give a reader time; a log needs none."""
+        if self._live:
+            time.sleep(PAUSE)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock install`, `uninstall`, `doctor`: put gpulock onto a node, take it away, check it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from gpulock.cli.session import Refused, Session
+from gpulock.install.hooks import InstallError
+from gpulock.install.versions import DEFAULT_PREFIX
+from gpulock.text.words import counted
+
+if TYPE_CHECKING:
+    from gpulock.install.sge.install import Plan
+
+
+@click.group()
+def install() -> None:
+    """Install the hooks of a scheduler on this node."""
+
+
+@install.command("sge")
+@click.option("--queue", "queues", multiple=True, required=True, metavar="NAME", help="Repeatable.")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="GPUs of this node.  [default: count them]"
+)
+@click.option("--complex", default="gpu", show_default=True, help="Consumable for GPUs.")
+@click.option("--host", default="", help="Grid Engine's name of this host.  [default: ask it]")
+@click.option("--all-hosts", is_flag=True, help="Set the hooks for the whole queue.")
+@click.option(
+    "--prefix",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_PREFIX,
+    show_default=True,
+    help="Where the hooks go.",
+)
+@click.option("--interpreter", default=sys.executable, help="Python for the hooks.")
+@click.option("--sge-root", default="", help="Grid Engine's root, where there are several.")
+@click.option("--sge-cell", default="", help="Its cell.")
+@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.pass_obj
+def install_sge(session: Session, /, dry_run: bool, **options: Any) -> None:
+    """Install prolog, epilog and load sensor for Grid Engine on this node."""
+    from gpulock.install.sge.install import SgeOptions, plan_sge
+
+    try:
+        options["prefix"] = options["prefix"].absolute()
+        plan = plan_sge(SgeOptions(config=Path(session.config), **options))
+        show_or_apply(plan, dry_run)
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+
+
+@install.command("slurm")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="GPUs of this node.  [default: count them]"
+)
+@click.option("--node", default="", help="Slurm's name of this node.  [default: ask slurmd]")
+@click.option(
+    "--prefix",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_PREFIX,
+    show_default=True,
+    help="Where the hooks go.",
+)
+@click.option("--interpreter", default=sys.executable, help="Python for the hooks.")
+@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.pass_obj
+def install_slurm(session: Session, /, dry_run: bool, **options: Any) -> None:
+    """Install Prolog, TaskProlog and Epilog for Slurm on this node.
+
+    slurm.conf and gres.conf are only read; what to put there is shown.
+    """
+    from gpulock.install.slurm.install import SlurmOptions, plan_slurm
+
+    try:
+        options["prefix"] = options["prefix"].absolute()
+        plan = plan_slurm(SlurmOptions(config=Path(session.config), **options))
+        show_or_apply(plan, dry_run)
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+    for page in plan.pages:
+        click.echo("\n" + "\n".join(page))
+
+
+@install.command("systemd")
+@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.pass_obj
+def install_systemd(session: Session, /, dry_run: bool) -> None:
+    """Install gpulockd and the exporter as services of this node, and start them."""
+    from gpulock.install.systemd.install import SystemdOptions, plan_systemd
+
+    try:
+        plan = plan_systemd(SystemdOptions(config=Path(session.config).absolute()))
+        for change in () if dry_run else plan.changes:
+            click.echo("\n".join(change.lines()))
+        show_or_apply(plan, dry_run)
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+
+
+def show_or_apply(plan: Plan, dry_run: bool) -> None:
+    """Make the changes, or show them; then say what there is to know."""
+    for change in plan.changes if dry_run else ():
+        click.echo("\n".join(change.lines()))
+    if not dry_run:
+        plan.apply(click.echo)
+    for note in plan.notes:
+        click.echo(f"note: {note}")
+    if not plan.changes:
+        click.echo("nothing to change: it is installed as asked")
+    elif dry_run:
+        click.echo(f"{counted(len(plan.changes), 'change')} would be made")
+
+
+@click.group()
+def uninstall() -> None:
+    """Take the hooks of a scheduler away again."""
+
+
+@uninstall.command("sge")
+@click.option("--force", is_flag=True, help="Although devices are locked.")
+@click.option("--because", default="", metavar="TEXT", help="Why; needed with --force.")
+@click.pass_obj
+def uninstall_sge(session: Session, force: bool, because: str) -> None:
+    """Put back what was there before `install sge`."""
+    from gpulock.install.sge.uninstall import uninstall_sge
+    from gpulock.install.slurm.uninstall import keep_for_slurm
+
+    def take_away(config: Path, *, force: bool, because: str) -> list[str]:
+        if keep_for_slurm(config):
+            click.echo("the hooks and the settings stay: Slurm uses them")
+        return uninstall_sge(config, click.echo, force=force, because=because)
+
+    undo(session, take_away, force, because)
+
+
+@uninstall.command("slurm")
+@click.option("--force", is_flag=True, help="Although Slurm jobs hold devices.")
+@click.option("--because", default="", metavar="TEXT", help="Why; needed with --force.")
+@click.pass_obj
+def uninstall_slurm(session: Session, force: bool, because: str) -> None:
+    """Put back what was there before `install slurm`."""
+    from gpulock.install.slurm import uninstall
+
+    def take_away(config: Path, *, force: bool, because: str) -> list[str]:
+        return uninstall.uninstall_slurm(config, click.echo, force=force, because=because)
+
+    undo(session, take_away, force, because)
+
+
+@uninstall.command("systemd")
+@click.pass_obj
+def uninstall_systemd(session: Session) -> None:
+    """Stop both services, and put back what was there before `install systemd`."""
+    from gpulock.install.systemd import uninstall
+
+    def take_away(config: Path, *, force: bool, because: str) -> list[str]:
+        return uninstall.uninstall_systemd(config, click.echo)
+
+    undo(session, take_away, False, "")
+
+
+class TakeAway(Protocol):
+    """Uninstall for one scheduler; return what was left, and why."""
+
+    def __call__(self, config: Path, *, force: bool, because: str) -> list[str]:
+        """Raise InstallError where it must not be now."""
+        ...
+
+
+def undo(session: Session, take_away: TakeAway, force: bool, because: str) -> None:
+    """Uninstall, and say what was left as it is."""
+    if force and not because:
+        raise click.UsageError('--force needs --because "TEXT".')
+    try:
+        left = take_away(Path(session.config), force=force, because=because)
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+    for line in left:
+        click.echo(f"left as it is: {line}", err=True)
+    if left:
+        raise Refused(f"{counted(len(left), 'thing')} could not be put back", "see above")
+
+
+@click.command()
+@click.option("--prefix", type=click.Path(path_type=Path), default=None, hidden=True)
+@click.pass_context
+def doctor(ctx: click.Context, prefix: Path | None) -> None:
+    """Check this node, its settings and its scheduler; 3 if anything is at fault."""
+    from gpulock.install.doctor import doctor as checks
+
+    session: Session = ctx.obj
+    if os.geteuid() != 0 and not session.settings().simulation:
+        raise Refused("what there is to check is root's", "run it as root")
+    try:
+        found = checks.doctor(checks.Where(config=Path(session.config), prefix=prefix))
+    except InstallError as fault:
+        raise Refused(str(fault)) from fault
+    colours = dict(zip(checks.MARKS.values(), ("green", "yellow", "red"), strict=True))
+    checks.show(
+        found, lambda line: click.echo(click.style(line[:1], colours.get(line[:1])) + line[1:])
+    )
+    ctx.exit(checks.exit_code(found))

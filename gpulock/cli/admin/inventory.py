@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock inventory`: what gpulock sees of the devices, and how they are joined."""
+
+from __future__ import annotations
+
+import textwrap
+
+import click
+
+from gpulock.alloc import choose
+from gpulock.cli.session import Session
+from gpulock.errors import Refusal
+from gpulock.job.environment import driver_version
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.text import table
+from gpulock.text.table import Cell, Column
+from gpulock.text.words import counted, device_name, short_model
+
+COLUMNS = (
+    Column("GPU", right=True),
+    Column("BUS ID"),
+    Column("MINOR", right=True),
+    Column("MODEL", least=10),
+    Column("MIB", right=True),
+    Column("NUMA", right=True),
+    Column("UUID"),
+)
+LEGEND = (
+    "NV# so many NVLinks; NVS an NVSwitch; PIX the same PCI switch; NODE the same NUMA node; "
+    "SYS through the processors; MIG one card"
+)
+Links = dict[tuple[str, str], int]
+
+
+@click.command()
+@click.pass_obj
+def inventory(session: Session) -> None:
+    """Show the devices as gpulock sees them: index, place, UUID, links."""
+    node = session.node()
+    found = node.devices()
+    click.echo("\n".join(lines(node, found, table.terminal_width(), table.uncut_width())))
+
+
+def lines(node: Node, found: list[Device], width: int, table_width: int) -> list[str]:
+    """Return driver and devices, faults, and the matrix of links."""
+    result = [f"{counted(len(found), 'device')}, driver {version(node)}"]
+    if not found:
+        return result
+    result += table.render(COLUMNS, [cells(device) for device in found], table_width)
+    result += table.facts(
+        [(f"GPU {device_name(device)}", device.fault) for device in found if device.fault], width
+    )
+    if not node.inventory:
+        result.append(
+            "No NVLink, memory and MIG known: nobody published an inventory in this boot."
+        )
+    if len(found) > 1:
+        result += ["", *matrix(found, node.links()), *textwrap.wrap(LEGEND, width)]
+    bridges = {device.bus: device for device in found if device.path}
+    if bridges:
+        result += ["", "PCI bridges from the root:"]
+        result += table.facts([(f"GPU {d.index}", path(d)) for d in bridges.values()], width)
+    return result
+
+
+def path(device: Device) -> str:
+    """Return the bridges above a device; the domain is the device's."""
+    above = [part for part in device.path if not part.startswith(("devices", "pci"))]
+    return " ".join(part.partition(":")[2] for part in above) or "none"
+
+
+def version(node: Node) -> str:
+    """Return the driver's version, or why there is none."""
+    try:
+        return driver_version(node.settings.driver_root)
+    except Refusal as refusal:
+        return f"unknown ({refusal.why})"
+
+
+def cells(device: Device) -> list[Cell]:
+    """Return one row; what is not known stays empty."""
+    return [
+        Cell(device_name(device)),
+        Cell(device.bus),
+        Cell(str(device.minor) if device.minor >= 0 else ""),
+        Cell(f"{short_model(device.model)} {device.profile}".strip()),
+        Cell(str(device.memory_mib) if device.memory_mib else ""),
+        Cell(str(device.numa) if device.numa >= 0 else ""),
+        Cell(device.uuid or "not known yet"),
+    ]
+
+
+def matrix(found: list[Device], links: Links) -> list[str]:
+    """Return how each pair is joined, best known way first."""
+    names = [device_name(device) for device in found]
+    columns = [Column("", right=True), *(Column(name, right=True) for name in names)]
+    rows = [
+        [Cell(name), *(joined(device, other, links) for other in found)]
+        for name, device in zip(names, found, strict=True)
+    ]
+    return table.render(columns, rows, table.UNCUT)
+
+
+def joined(a: Device, b: Device, links: Links) -> Cell:
+    """Return how two devices are joined, as `choose` counts it."""
+    if a.id == b.id:
+        return Cell("-")
+    if a.bus == b.bus:
+        return Cell("MIG", "green")
+    if a.switched and b.switched:
+        return Cell("NVS", "green")
+    if count := links.get((a.bus, b.bus), 0):
+        return Cell(f"NV{count}", "green")
+    if choose.behind_one_switch(a, b):
+        return Cell("PIX", "cyan")
+    return Cell("NODE") if a.numa == b.numa and a.numa >= 0 else Cell("SYS")

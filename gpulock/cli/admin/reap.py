@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock reap`: one reconcile of this node, told line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+from gpulock.alloc.reaper import FREED, HELD, ORPHANS
+from gpulock.alloc.release import present
+from gpulock.cli.session import Session
+from gpulock.daemon.history.collect import History
+from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.deadline import Deadline, boottime
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node.devices import Device
+from gpulock.store.locks import Lock
+from gpulock.text.table import paint
+from gpulock.text.words import FORCE, counted, holder, label_of, listing
+from gpulock.workstation.process_claims import judge
+
+REAP_SECONDS = 120.0
+COLOURS = {FREED: "green", HELD: "cyan", ORPHANS: "magenta"}
+WOULD = {FREED: "would free"}
+ACT_WIDTH = 12
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
+@click.pass_obj
+def reap(session: Session, dry_run: bool) -> None:
+    """Free what dead owners hold, put back what was lost, publish the verdicts,
+    and write finished claims into the history."""
+    node = session.own_node()
+    report = reconcile(node, judge(node), Deadline(REAP_SECONDS), dry_run)
+    click.echo("\n".join(lines(report, present(node), dry_run)))
+    if not dry_run:
+        History(complain).run(node, report, boottime())
+    if report.fault:
+        raise Refusal(
+            BROKEN, f"the verdicts cannot be published: {report.fault}", "make room there"
+        )
+
+
+def complain(line: str) -> None:
+    """Tell what keeps finished claims out of the history; that fails no reap."""
+    click.echo(f"gpulock: reap: {line}", err=True)
+
+
+def lines(report: Report, devices: list[Device], dry_run: bool = False) -> list[str]:
+    """Return a line for each adopted claim, and for each that was judged; then the sum."""
+    result = [
+        told("adopted", "yellow", record.devices, devices, f"{holder(record)}, whose lock was lost")
+        for record in report.adopted
+    ]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for outcome in report.outcomes:
+        record = outcome.lock.owner
+        whose = f"{holder(record)}: " if record else ""
+        reason = outcome.reason
+        if outcome.act == HELD and outcome.lock.fault:
+            reason += f"; no reap frees it, but {helps(outcome.lock, devices)}"
+        # the locks of one claim have one fate, but for a device that is still open
+        groups.setdefault((outcome.act, whose + reason), []).append(outcome.lock.id)
+    for (act, why), ids in groups.items():
+        result.append(
+            told(WOULD.get(act, act) if dry_run else act, COLOURS[act], ids, devices, why)
+        )
+    result += [
+        told("quarantined", "red", [outcome.lock.id], devices, outcome.away)
+        for outcome in report.outcomes
+        if outcome.away
+    ]
+    freed = len([outcome for outcome in report.outcomes if outcome.act == FREED])
+    verb = "would be freed" if dry_run else "freed"
+    return [*result, f"{counted(len(report.outcomes), 'lock')}: {freed} {verb}"]
+
+
+def helps(lock: Lock, devices: list[Device]) -> str:
+    """Return the command that frees a lock which cannot be read, or the one that says what does."""
+    name = label_of(lock.id, devices).removeprefix("GPU ")
+    return f"see gpulock why {name}" if lock.fault.startswith("its folder") else FORCE.format(name)
+
+
+def told(act: str, colour: str, ids: Iterable[str], devices: list[Device], why: str) -> str:
+    """Return what became of some locks, of whom, and the proof."""
+    return f"{paint(act, colour)}{' ' * (ACT_WIDTH - len(act))}{listing(ids, devices)}: {why}"

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `run` and `claim` share: their options, the line of waiting callers, the claim itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+from gpulock.alloc.grant import Grant
+from gpulock.cli.select import SelectError, several
+from gpulock.cli.session import Refused, Session, user_name
+from gpulock.deadline import Deadline, boottime
+from gpulock.node.context import Node
+from gpulock.store.owner import Owner
+from gpulock.text.words import counted, duration, listing, parse_duration
+from gpulock.workstation import client, process_claims, tickets
+
+F = TypeVar("F", bound=Callable[..., object])
+FOR_EVER = "for ever"
+CLAIM_SECONDS = 60.0  # for one attempt, whose wait at the gate is GATE_TIMEOUT
+
+
+def to_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
+    """Return the seconds of --wait: none without it, no end without a duration."""
+    if value is None:
+        return 0.0
+    try:
+        return float("inf") if value == FOR_EVER else parse_duration(value)
+    except ValueError as fault:
+        raise click.BadParameter(f"{fault}. Put -- before the command.", ctx, param) from fault
+
+
+def claim_options(function: F) -> F:
+    """Add the options that say how many devices, which, and how long to wait."""
+    for option in (
+        click.option(
+            "--wait",
+            callback=to_seconds,
+            is_flag=False,
+            flag_value=FOR_EVER,
+            metavar="[DURATION]",
+            help="Wait in line: 90s, 30m, 1h; without a duration for ever.",
+        ),
+        click.option("--devices", metavar="LIST", help="Exactly these: 0,1, bus ids or UUIDs."),
+        click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="How many GPUs."),
+    ):
+        function = option(function)
+    return function
+
+
+def node_to_hold(session: Session) -> Node:
+    """Return the node, on which we or gpulockd for us may claim; raise Refused or Refusal."""
+    node = session.node()
+    if client.is_needed(node):
+        client.connect(node).close()  # nobody serves: say so before anything else
+        return node
+    return session.own_node()
+
+
+def prepare(node: Node) -> None:
+    """Make LOCK_DIR and STATE_DIR where they are missing and ours; raise Refusal."""
+    if not client.is_needed(node):
+        process_claims.prepare(node)
+
+
+def which(node: Node, count: int | None, devices: str | None) -> tuple[int, tuple[str, ...]]:
+    """Return how many devices are wanted, and which; raise UsageError or Refused."""
+    if devices is None:
+        if count is None:
+            raise click.UsageError("say how many GPUs with -n N, or which with --devices.")
+        return count, ()
+    try:
+        wanted = tuple(device.id for device in several(devices, node.devices()))
+    except SelectError as fault:
+        raise Refused(str(fault), "see gpulock status") from fault
+    if count not in (None, len(wanted)):
+        raise click.UsageError(f"-n {count} and --devices with {len(wanted)} do not fit.")
+    return len(wanted), wanted
+
+
+def obtain(node: Node, record: Owner, count: int, wanted: tuple[str, ...], wait: float) -> Grant:
+    """Claim in turn, waiting so long; raise Refusal or Refused.
+
+    Where LOCK_DIR is another's, its gpulockd claims for us.
+    """
+    line = Line(count)
+    try:
+        if client.is_needed(node):
+            return client.obtain(node, record, count, wanted, wait, line.tell)
+        refuse_second(node, record, count, wanted)
+        grant = tickets.in_turn(
+            node,
+            lambda: process_claims.claim_for(node, record, count, wanted, Deadline(CLAIM_SECONDS)),
+            Deadline(wait),
+            line.tell,
+        )
+        if grant.fault:
+            click.echo(f"gpulock: {grant.fault}", err=True)
+        return grant
+    finally:
+        line.end()
+
+
+def owner_of(node: Node, pid: int, comment: str = "") -> Owner:
+    """Return the record for a claim by `pid`, with its owner's name; raise Refusal."""
+    record = process_claims.template(node, pid, "", comment)
+    return record.copy(user=user_name(record.uid))
+
+
+def refuse_second(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) -> None:
+    """Raise Refused when the process holds another grant: one claim a process."""
+    other = process_claims.holds_other(node, record, count, wanted)
+    if other:
+        raise Refused(
+            f"pid {record.pid} holds {listing(other, node.devices())} already",
+            f"gpulock release --pid {record.pid} first",
+        )
+
+
+class Line:
+    """What a waiting caller is told on stderr: one line, kept up to date on a terminal."""
+
+    def __init__(self, count: int) -> None:
+        self._what = counted(count, "GPU")
+        self._begun = boottime()
+        self._last = ""
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def tell(self, before: int, why: str) -> None:
+        """Say how many callers are before this one, or what is in the way."""
+        short = why.partition(" (")[0]  # who has which: `gpulock status` says it better
+        reason = f"{counted(before, 'caller')} before this one" if before else f"next; {short}"
+        if self._live:
+            text = f"gpulock: waiting {duration(boottime() - self._begun)} for {self._what}: "
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+            sys.stderr.write(f"\r\x1b[K{(text + reason)[: max(20, width - 1)]}")
+            sys.stderr.flush()
+        elif reason != self._last:
+            click.echo(f"gpulock: waiting for {self._what}: {reason}", err=True)
+        self._last = reason
+
+    def end(self) -> None:
+        """Leave a clean line behind."""
+        if self._live and self._last:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock claim`: hold devices for a process that runs already, such as an interactive shell."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+import click
+
+from gpulock.alloc.grant import Grant
+from gpulock.cli.claims.acquire import claim_options, node_to_hold, obtain, owner_of, prepare, which
+from gpulock.cli.session import Refused, Session, calling_shell
+from gpulock.job import environment
+from gpulock.node.settings import Settings
+from gpulock.text.words import device_name, short_model
+
+
+@click.command()
+@claim_options
+@click.option("--pid", type=click.IntRange(min=2), help="Who holds them.  [default: the caller]")
+@click.option("--export", is_flag=True, help="Print export lines for eval.")
+@click.pass_obj
+def claim(
+    session: Session,
+    count: int | None,
+    devices: str | None,
+    wait: float,
+    pid: int | None,
+    export: bool,
+) -> None:
+    """Hold GPUs for a process until it ends or they are released.
+
+    \b
+    eval "$(gpulock claim -n 1 --export)"
+    """
+    node = node_to_hold(session)
+    number, wanted = which(node, count, devices)
+    prepare(node)
+    record = owner_of(node, pid or calling_shell(node.proc))
+    if os.geteuid() not in (0, record.uid):
+        raise Refused(f"process {record.pid} is {record.user}'s", "claim for one of your own")
+    binds = environment.driver_binds(node.settings) if export else ""
+    grant = obtain(node, record, number, wanted, wait)
+    click.echo("\n".join(exports(grant, node.settings, binds) if export else shown(grant)))
+    hint = f"gpulock: held by pid {record.pid} until it ends; give back: gpulock release"
+    click.echo(hint if pid is None else f"{hint} --pid {pid}", err=True)
+
+
+def exports(grant: Grant, settings: Settings, binds: str) -> list[str]:
+    """Return the lines that a shell evaluates."""
+    pairs = environment.variables(grant.devices, settings)
+    if binds:
+        own = environment.own_binds(os.environ)
+        pairs += [(name, environment.appended(old, binds)) for name, old in own]
+    return [f"export {name}={shlex.quote(value)}" for name, value in pairs]
+
+
+def shown(grant: Grant) -> list[str]:
+    """Return a line for each device granted."""
+    return [
+        f"GPU {device_name(d)}  {d.bus}  {short_model(d.model)}  {d.uuid}".rstrip()
+        for d in grant.devices
+    ]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock status --cluster`: all nodes, as Prometheus knows them. Cold."""

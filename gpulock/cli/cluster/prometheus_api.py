@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask a Prometheus server: instant queries by its HTTP API, within a deadline.
+
+What answers may be anything: no server, a proxy's page, garbage without end. Each is a Refused
+that says so. Neither the environment's proxies nor another scheme than HTTP are followed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+from urllib.error import HTTPError, URLError
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+
+from gpulock.cli.session import Refused
+from gpulock.errors import one_line
+
+SECONDS = 10.0  # for all queries of one call together
+LIMIT = 1 << 26  # bytes of an answer: 1,000 nodes with 8 GPUs are about 20 MB
+SHOWN = 60  # characters of what a server said instead of an answer
+DO = "look at PROMETHEUS_URL in gpulock.conf, and at that server"
+QUERY = "/api/v1/query"
+
+
+class Series(NamedTuple):
+    """One series at one moment."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class AnswerError(ValueError):
+    """Say what is wrong with an answer."""
+
+
+def ask(
+    url: str, queries: Sequence[str], seconds: float = SECONDS, limit: int = LIMIT
+) -> list[list[Series]]:
+    """Return the answer to each query; raise Refused.
+
+    A thread waits for the server: a name service or a server that gives a byte now and then keeps
+    nobody longer than `seconds`.
+    """
+    parts = address(url)
+    found: list[list[Series]] = []
+    fault: list[Exception] = []
+
+    def work() -> None:
+        try:
+            found.extend([vector(fetch(parts, one, seconds, limit)) for one in queries])
+        except Exception as error:  # whatever it is, the other thread says it
+            fault.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    shown = named(parts)
+    if fault:
+        raise Refused(f"Prometheus at {shown}: {words(fault[0], seconds)}", DO) from fault[0]
+    if len(found) < len(queries):
+        raise Refused(f"Prometheus at {shown}: no answer within {seconds:g} s", DO)
+    return found
+
+
+def address(url: str) -> SplitResult:
+    """Return the parts of a server's address; raise Refused where it is none."""
+    if not url:
+        raise Refused(
+            "PROMETHEUS_URL is not set: no server is known that sees all nodes",
+            "set it in gpulock.conf, such as PROMETHEUS_URL=http://prometheus:9090",
+        )
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:
+        pass
+    raise Refused("PROMETHEUS_URL is no http:// or https:// address", "correct it in gpulock.conf")
+
+
+def named(parts: SplitResult) -> str:
+    """Return an address as it is shown: without a password."""
+    return one_line(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+
+
+def fetch(parts: SplitResult, query: str, seconds: float, limit: int) -> bytes:
+    """Return the body of an answer, of an error as well; raise OSError, or AnswerError."""
+    bare = parts._replace(
+        netloc=parts.netloc.rpartition("@")[2],
+        path=quote(parts.path.rstrip("/") + QUERY, safe="/%"),
+        query=urlencode({"query": query, "timeout": f"{seconds:g}s"}),
+        fragment="",
+    )
+    request = urllib.request.Request(bare.geturl(), headers={"Accept": "application/json"})
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        # not to whom a redirect leads
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+    try:
+        with opener().open(request, timeout=seconds) as answer:
+            return body(answer, limit)
+    except HTTPError as error:
+        with error:
+            said = complaint(body(error, limit))
+        raise AnswerError(f"it answers {error.code} {error.reason}{said}") from None
+
+
+def opener() -> urllib.request.OpenerDirector:
+    """Return what opens http and https, and nothing else."""
+    made = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPRedirectHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.UnknownHandler(),
+    ):
+        made.add_handler(handler)
+    return made
+
+
+def body(answer: Any, limit: int) -> bytes:
+    """Return what a server sends; raise AnswerError where there is no end of it."""
+    data: bytes = answer.read(limit + 1)
+    if len(data) > limit:
+        raise AnswerError(f"its answer is longer than {limit >> 20} MiB")
+    if getattr(answer, "length", None):
+        raise AnswerError("its answer is cut short")
+    return data
+
+
+def vector(data: bytes) -> list[Series]:
+    """Return the series of an answer; raise AnswerError where it is none. Pure."""
+    found = document(data)
+    if found is None:
+        raise AnswerError(f"its answer is not Prometheus's: it begins with {beginning(data)}")
+    if found.get("status") != "success":
+        raise AnswerError(f"it cannot answer{complaint(data) or ', and does not say why'}")
+    try:
+        if found["data"]["resultType"] != "vector":
+            raise AnswerError("its answer is no vector")
+        return [series(one) for one in found["data"]["result"]]
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as fault:
+        raise AnswerError(f"its answer is not Prometheus's: {type(fault).__name__}") from None
+
+
+def series(one: Any) -> Series:
+    """Return one series; control characters of its labels reach no terminal."""
+    labels = {str(key): one_line(str(value)) for key, value in one["metric"].items()}
+    return Series(labels.pop("__name__", ""), labels, float(one["value"][1]))
+
+
+def document(data: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in an answer, None where it is something else."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def complaint(data: bytes) -> str:
+    """Return what a server's error says, in Prometheus's words where it is one."""
+    said = (document(data) or {}).get("error")
+    return f": {one_line(str(said))[:200]}" if said else ""
+
+
+def beginning(data: bytes) -> str:
+    """Return the first words of what is no answer."""
+    return repr(one_line(" ".join(data[: 4 * SHOWN].decode("utf-8", "replace").split()))[:SHOWN])
+
+
+def words(fault: Exception, seconds: float) -> str:
+    """Return a fault as a clause."""
+    reason = fault.reason if isinstance(fault, URLError) else fault
+    if isinstance(reason, TimeoutError):
+        return f"no answer within {seconds:g} s"
+    return one_line(str(reason)) or type(reason).__name__

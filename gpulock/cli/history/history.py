@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock history`: the claims that are over, and the GPU hours held, busy, idle, unobserved."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+
+import click
+
+from gpulock.cli.history.formats import VERSION, csv_lines, csv_of, json_of, put
+from gpulock.cli.select import SelectError, same_place, subject
+from gpulock.cli.session import Session
+from gpulock.daemon.history.files import FOLDER
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.report.bars import percent
+from gpulock.report.claims import Claim
+from gpulock.report.scan import Faults, Query, Sum, Sums, claims, matching, parsed
+from gpulock.text import table
+from gpulock.text.table import Cell, Column
+from gpulock.text.words import counted, duration, moment, parse_duration
+
+HOUR = 3600.0
+REFUSED = 1  # exit code
+LAST = 50  # claims that a table lists unless told otherwise
+TIMES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
+COLUMNS = (
+    Column("ENDED"),
+    Column("JOB", least=8),
+    Column("USER", least=6),
+    Column("GPUS", right=True),
+    Column("HELD", right=True),
+    Column("BUSY", right=True),
+    Column("IDLE", right=True),
+    Column("UNSEEN", right=True),
+    Column("HOW"),
+)
+SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
+
+
+@click.command()
+@click.option("--user", default="", metavar="NAME", help="Claims of this user only.")
+@click.option("--job", default="", metavar="JOB", help="Of this job: 12, 12.3 or 'pid 4711'.")
+@click.option("--device", default="", metavar="DEVICE", help="With this device: index, id, UUID.")
+@click.option("--since", default="", metavar="TIME", help="Ended since: 7d, 12h, 2026-11-01.")
+@click.option("--until", default="", metavar="TIME", help="Ended before: the same.")
+@click.option(
+    "--by", type=click.Choice(["user", "device", "queue"]), help="Sums instead of claims."
+)
+@click.option(
+    "--last",
+    "limit",
+    type=click.IntRange(min=0),
+    default=LAST,
+    show_default=True,
+    help="Rows of a table; 0: all.",
+)
+@click.option("--csv", "form", flag_value="csv", help="Print CSV; times in seconds.")
+@click.option("--json", "form", flag_value="json", help="Print JSON (docs/reports.md).")
+@click.option("--table", "form", flag_value="table", default=True, hidden=True)
+@click.pass_obj
+def history(session: Session, /, by: str | None, limit: int, form: str, **which: str) -> None:
+    """Show finished claims of this node, the latest last, and their GPU hours."""
+    node = session.node()
+    query = query_of(node, **which)
+    folder = f"{node.settings.state_dir}/{FOLDER}"
+    faults = Faults()
+    if by:
+        tell_sums(sums(folder, query, by, faults), by, form)
+    elif form in ("json", "csv"):
+        pieces = json_of if form == "json" else csv_of
+        put(pieces(claims(folder, query, faults)))
+    else:
+        tell_claims(folder, query, faults, limit)
+    for fault in faults.told():
+        click.echo(f"gpulock: history: {fault}", err=True)
+    if faults.files:
+        click.get_current_context().exit(REFUSED)  # no script is to take it for no hours
+
+
+def query_of(node: Node, user: str, job: str, device: str, since: str, until: str) -> Query:
+    """Return what is asked for; raise click.UsageError."""
+    now = time.time()
+    try:
+        begin = parse_time(since, now) if since else 0.0
+        end = parse_time(until, now) if until else float("inf")
+        meant = (
+            subject(f"job {job}" if job.replace(".", "").isdigit() else job, ()) if job else None
+        )
+        place = device_id(node, device) if device else ""
+    except (ValueError, SelectError) as fault:
+        raise click.UsageError(str(fault)) from fault
+    if meant is None:
+        return Query(begin, end, user, device=place)
+    if meant.pid:
+        return Query(begin, end, user, str(meant.pid), "", "process", place)
+    return Query(begin, end, user, meant.job, meant.task, device=place)
+
+
+def device_id(node: Node, text: str) -> str:
+    """Return the lock id that `text` names, of a device that is gone as well; raise SelectError."""
+    try:
+        found = subject(f"gpu {text}", node.devices()).device
+    except (SelectError, Refusal) as fault:
+        place = same_place(text.lower())
+        if place is None:
+            raise SelectError(f"{fault}: of a device that is gone give the bus id") from fault
+        return "".join(place)
+    assert found is not None
+    return found.id
+
+
+def parse_time(text: str, now: float) -> float:
+    """Return a point in time (epoch) of `7d` (ago) or `2026-11-01 12:30`; raise ValueError."""
+    for form in TIMES:
+        try:
+            return time.mktime(time.strptime(text, form))
+        except (ValueError, OverflowError):
+            continue
+    try:
+        return now - parse_duration(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time: 7d, 12h, 2026-11-01 or 2026-11-01T12:30") from None
+
+
+def sums(folder: str, query: Query, by: str, faults: Faults) -> dict[str, Sum]:
+    """Return the sum of each user, queue or device."""
+    found = Sums(by, query.device)
+    for one in matching(folder, query, faults):
+        found.add(one)
+    return found.named()
+
+
+def tell_claims(folder: str, query: Query, faults: Faults, limit: int) -> None:
+    """Print the table of the latest claims, and the sum of all, from one look at the files."""
+    found = Sums("", query.device)
+    latest: deque[bytes] = deque(maxlen=limit or None)
+    for one in matching(folder, query, faults):
+        found.add(one)
+        latest.append(one.line())
+    shown = [claim for line in latest if (claim := parsed(line, faults)) and query.fits(claim)]
+    if shown:
+        rows = [cells(claim) for claim in shown]
+        click.echo("\n".join(table.render(COLUMNS, rows, table.terminal_width())))
+    total = found.named().get("", Sum())
+    more = total.claims - len(shown)
+    if more > 0:
+        click.echo(f"{counted(more, 'earlier claim')} not shown: --last 0 shows all")
+    if total.claims or not faults.files:
+        click.echo(sentence(total))
+
+
+def cells(claim: Claim) -> list[Cell]:
+    """Return one row of the table."""
+    held = sum(card.held for card in claim.cards)
+    busy = sum(card.busy or 0.0 for card in claim.cards)
+    unseen = sum(card.unobserved for card in claim.cards)
+    seen = held > unseen
+    return [
+        Cell(moment(claim.ended or 0.0)),
+        Cell(claim.job),
+        Cell(claim.user),
+        Cell(str(len(claim.cards))),
+        Cell(duration(claim.held) if claim.timed else "-"),
+        Cell(share(busy, held) if seen else "-"),
+        Cell(share(held - unseen - busy, held) if seen else "-"),
+        Cell(share(unseen, held)),
+        Cell(claim.how),
+    ]
+
+
+def share(part: float, whole: float) -> str:
+    """Return a part as percent."""
+    return percent(part / whole if whole > 0 else None)
+
+
+def sentence(total: Sum) -> str:
+    """Return the sum of all in a line."""
+    if not total.claims:
+        return "no finished claim"
+    return (
+        f"{counted(total.claims, 'claim')}: {hours(total.held)} GPU hours held, "
+        f"{hours(total.busy)} busy, {hours(total.idle)} idle, "
+        f"{hours(total.unobserved)} not observed"
+    )
+
+
+def hours(seconds: float) -> str:
+    """Return GPU hours."""
+    return f"{seconds / HOUR:,.2f}" if seconds < 100 * HOUR else f"{seconds / HOUR:,.0f}"
+
+
+def tell_sums(found: dict[str, Sum], by: str, form: str) -> None:
+    """Print sums, the largest first."""
+    ordered = sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0]))
+    rows = [
+        {
+            by: name,
+            "claims": one.claims,
+            "gpu_seconds": round(one.held, 3),
+            "busy_seconds": round(one.busy, 3),
+            "idle_seconds": round(one.idle, 3),
+            "unobserved_seconds": round(one.unobserved, 3),
+        }
+        for name, one in ordered
+    ]
+    if form == "json":
+        click.echo(json.dumps({"version": VERSION, "by": by, "sums": rows}, indent=2))
+    elif form == "csv":
+        fields = [by, "claims", "gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds"]
+        put(csv_lines([fields, *([row[key] for key in fields] for row in rows)]))
+    else:
+        columns = [Column(by.upper(), least=8), *(Column(name, right=True) for name in SUMS)]
+        shown = [sum_cells(name or "-", one) for name, one in ordered]
+        click.echo("\n".join(table.render(columns, shown, table.terminal_width())))
+
+
+def sum_cells(name: str, one: Sum) -> list[Cell]:
+    """Return one row of sums."""
+    use = share(one.busy, one.observed)
+    times = [hours(value) for value in (one.held, one.busy, one.idle, one.unobserved)]
+    return [Cell(name), Cell(f"{one.claims:,}"), *map(Cell, times), Cell(use)]

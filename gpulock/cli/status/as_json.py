@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock status --json`: version 1 of the schema in docs/status-json.md."""
+
+from __future__ import annotations
+
+import json
+
+from gpulock.alloc import states
+from gpulock.alloc.states import Row
+from gpulock.cli.status.device_use import Use, foreign
+from gpulock.cli.status.node_view import View
+from gpulock.store.owner import TYPES
+from gpulock.text.words import held_seconds
+
+VERSION = 1
+
+
+def text(view: View, rows: list[Row], shown: list[Row]) -> str:
+    """Return the document: devices of `shown`, totals of `rows`."""
+    return json.dumps(document(view, rows, shown), indent=2)
+
+
+def document(view: View, rows: list[Row], shown: list[Row]) -> dict[str, object]:
+    """Return the document as a value."""
+    node = view.node
+    cards = {row.device.bus if row.device else row.id for row in rows}
+    return {
+        "version": VERSION,
+        "node": node.name,
+        "boot_id": node.boot_id,
+        "sample": told(view.use),
+        "gpus": [entry(view, row) for row in shown],
+        "totals": {**states.counts(rows), "expected": node.settings.gpus or len(cards)},
+    }
+
+
+def entry(view: View, row: Row) -> dict[str, object]:
+    """Return one device; what is not known is null."""
+    device = row.device
+    record = row.lock.owner if row.lock else None
+    held: dict[str, object] | None = None
+    seconds: float | None = None
+    if record is not None:
+        held = {key: getattr(record, key) for key in TYPES}
+        seconds = round(held_seconds(record, view.node.boot_id, view.boottime, view.now), 3)
+    return {
+        "index": device.index if device else None,
+        "id": row.id,
+        "uuid": (device.uuid or None) if device else None,
+        "minor": device.minor if device and device.minor >= 0 else None,
+        "model": (device.model or None) if device else None,
+        "numa_node": device.numa if device and device.numa >= 0 else None,
+        "memory_mib": (device.memory_mib or None) if device else None,
+        "state": row.state,
+        "reason": row.reason,
+        "held": held,
+        "held_seconds": seconds,
+        "use": use_of(view, row),
+    }
+
+
+def told(use: Use) -> dict[str, object] | None:
+    """Return how the exporter's sample is; null where none runs here."""
+    if use.sample is None and not use.why:
+        return None
+    age = round(use.age, 3) if use.age is not None else None
+    return {"fresh": use.sample is not None, "age_seconds": age, "reason": use.why}
+
+
+def use_of(view: View, row: Row) -> dict[str, object] | None:
+    """Return what the exporter tells of a device; null where it told nothing, or long ago."""
+    use = view.use
+    seen = use.seen(row.id)
+    if seen is None:
+        return None
+    account = use.account(row.id, row.lock)
+    last = seen.last_busy
+    return {
+        "utilization": seen.utilization,
+        "memory_used_bytes": seen.memory_used,
+        "memory_total_bytes": seen.memory_total,
+        "power_watts": seen.power,
+        "temperature_celsius": seen.temperature,
+        "last_busy": round(last - view.boottime + view.now, 3) if last is not None else None,
+        "processes": seen.processes,
+        "foreign_processes": foreign(seen),
+        "foreign_pids": list(seen.foreign_pids),
+        "idle_seconds": use.idle(row.id, row.lock),
+        "busy_seconds": account.busy if account else None,
+        "observed_seconds": account.observed if account else None,
+        "memory_peak_bytes": account.memory_peak if account else None,
+    }

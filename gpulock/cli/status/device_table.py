@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of `gpulock status`: a row a device, and the totals below it. Pure."""
+
+from __future__ import annotations
+
+from gpulock.alloc import states
+from gpulock.alloc.states import Row
+from gpulock.cli.status.device_use import Use, foreign
+from gpulock.cli.status.node_view import View
+from gpulock.store.locks import Lock
+from gpulock.text import table
+from gpulock.text.table import Cell, Column
+from gpulock.text.words import counted, device_name, duration, held_seconds, short_model
+
+# the higher `drop`, the earlier a column gives way to the others; what is empty is not shown
+COLUMNS = (
+    Column("GPU", right=True),
+    Column("BUS ID", drop=3),
+    Column("MODEL", least=10, drop=1),
+    Column("STATE"),
+    Column("JOB", least=12),
+    Column("USER", least=8),
+    Column("QUEUE", least=8, drop=2, spare=True),
+    Column("HELD FOR", right=True),
+    Column("UTIL", right=True, spare=True),
+    Column("MEAN", right=True, spare=True, drop=table.EARLY),
+    Column("MEM GIB", right=True, spare=True),
+    Column("LAST BUSY", right=True, spare=True),
+    Column("FOREIGN", right=True, spare=True, drop=table.EARLY + 1),
+)
+GIB = 1 << 30
+MINUTE, HOUR, DAY = 60, 3600, 86400
+SMALL = 9.95  # GiB, below which a decimal is shown
+UNKNOWN = Cell("-")
+
+
+def render(view: View, shown: list[Row], width: int) -> list[str]:
+    """Return the lines of the table."""
+    return table.render(COLUMNS, [cells(view, row) for row in shown], width)
+
+
+def cells(view: View, row: Row) -> list[Cell]:
+    """Return one row of the table."""
+    device = row.device
+    name, bus, model = "-", row.id, ""
+    if device is not None:
+        name, bus = device_name(device), device.bus
+        model = f"{short_model(device.model)} {device.profile}".strip()
+    elif row.lock is None:
+        bus = ""  # a card that is only known to be missing
+    job = user = queue = held = ""
+    record = row.lock.owner if row.lock else None
+    if record is not None:
+        job, user, queue = record.job(), record.user, record.queue
+        held = duration(held_seconds(record, view.node.boot_id, view.boottime, view.now))
+    texts = [name, bus, model, "", job, user, queue, held]
+    result = [Cell(text) for text in texts]
+    result[3] = table.state_cell(row.state)
+    use = use_cells(view.use, row) if device is not None else [Cell("")] * 5
+    return [*result, *use]
+
+
+def use_cells(use: Use, row: Row) -> list[Cell]:
+    """Return what the exporter tells of a device: `-` where it does not know."""
+    seen = use.seen(row.id)
+    if seen is None:
+        return [UNKNOWN] * 4 + [Cell("")]
+    strangers = foreign(seen)
+    mean = use.mean(row.id, row.lock) if row.lock else None
+    return [
+        percent(seen.utilization),
+        percent(mean) if row.lock else Cell(""),
+        memory(seen.memory_used, seen.memory_total),
+        last_busy(use, row.id, row.lock),
+        Cell(str(strangers), "yellow") if strangers else Cell(""),
+    ]
+
+
+def percent(ratio: float | None) -> Cell:
+    """Return `87%`."""
+    return UNKNOWN if ratio is None else Cell(f"{min(ratio, 1.0):.0%}")
+
+
+def memory(used: int | None, total: int | None) -> Cell:
+    """Return `12/32`, in GiB."""
+    if used is None or not total:
+        return UNKNOWN
+    share = used / GIB
+    return Cell(
+        f"{share:.1f}/{total / GIB:.0f}" if share < SMALL else f"{share:.0f}/{total / GIB:.0f}"
+    )
+
+
+def last_busy(use: Use, device: str, lock: Lock | None) -> Cell:
+    """Return `now`, `12m ago`, or `never` of a claim that was observed and did nothing."""
+    since = use.last_busy(device, lock)
+    if since is not None:
+        return Cell("now" if since <= use.oldest else ago(since))
+    return Cell("never", "blue") if use.idle(device, lock) is not None else UNKNOWN
+
+
+def ago(seconds: float) -> str:
+    """Return `37s ago`, `12m ago`, `4h ago` or `2d ago`."""
+    for unit, letter in ((DAY, "d"), (HOUR, "h"), (MINUTE, "m")):
+        if seconds >= unit:
+            return f"{seconds // unit:.0f}{letter} ago"
+    return f"{seconds:.0f}s ago"
+
+
+def totals(rows: list[Row], width: int) -> list[str]:
+    """Return `8 GPUs: 3 free, 4 held, 1 quarantined`; instances make it `devices`."""
+    found = states.counts(rows)
+    split = any(row.device is not None and row.device.parent for row in rows)
+    words = [
+        table.paint(f"{found[name]} {table.state_cell(name).text}", table.COLOURS[name])
+        for name in reversed(states.STATES)
+        if found[name] or name == states.FREE
+    ]
+    return table.flow(counted(len(rows), "device" if split else "GPU"), words, width)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the exporter saw of each device, as advice: fresh, or said in one line why it is not.
+
+A site that runs no exporter has no EXPORTER_DIR, and hears nothing of it. What is not known is
+None, never 0: a device that nobody observed is not idle.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from gpulock.errors import one_line
+from gpulock.node import sample
+from gpulock.node.sample import Account, Sample, Seen
+from gpulock.store.locks import Lock
+from gpulock.text.words import duration
+
+NONE_RUNS = "no gpulock-exporter runs that writes"
+PAUSED = "paused"  # what the exporter says of itself then
+LONGEST_FAULT = 60  # characters that are shown of what it says
+NOT_SHOWN = "utilisation and memory are not shown"
+
+
+class Use:
+    """The last sample, None where it is not to be believed; `why` says so, empty for no exporter.
+
+    `age` is how many seconds ago it was written, None where that is not known. `oldest` is the
+    age in seconds at which a value is dropped (MAX_SAMPLE_AGE).
+    """
+
+    def __init__(
+        self,
+        found: Sample | None,
+        now: float,
+        oldest: float,
+        why: str = "",
+        age: float | None = None,
+    ) -> None:
+        self.sample = found
+        self.now = now
+        self.oldest = oldest
+        self.why = why
+        self.age = age
+
+    def seen(self, device: str) -> Seen | None:
+        """Return what was seen of a device, None where that is old."""
+        found = self.sample.devices.get(device) if self.sample else None
+        if found is None or found.looked is None or self.now - found.looked > self.oldest:
+            return None
+        return found
+
+    def account(self, device: str, lock: Lock | None) -> Account | None:
+        """Return what a device did for the claim that holds it."""
+        if self.sample is None or lock is None or lock.owner is None:
+            return None
+        return self.sample.tokens.get(lock.owner.token, {}).get(device)
+
+    def idle(self, device: str, lock: Lock | None) -> float | None:
+        """Return the observed seconds since a claim's device was at work."""
+        if self.sample is None or lock is None or lock.owner is None:
+            return None
+        return self.sample.idle(device, lock.owner.token, self.oldest)
+
+    def idle_ids(self, held: dict[str, Lock], seconds: float) -> frozenset[str]:
+        """Return the locked devices that are idle for at least so long."""
+        found = [(name, self.idle(name, lock)) for name, lock in held.items()]
+        return frozenset([name for name, idle in found if idle is not None and idle >= seconds])
+
+    def foreign_ids(self) -> frozenset[str]:
+        """Return the devices with processes on them that are of no claim and no service."""
+        names = list(self.sample.devices) if self.sample else []
+        return frozenset([name for name in names if foreign(self.seen(name))])
+
+    def last_busy(self, device: str, lock: Lock | None) -> float | None:
+        """Return the seconds since a device was at work; of a held one, for its claim."""
+        seen = self.account(device, lock) if lock else self.seen(device)
+        return max(0.0, self.now - seen.last_busy) if seen and seen.last_busy is not None else None
+
+    def mean(self, device: str, lock: Lock | None) -> float | None:
+        """Return the share of its time in which a device worked for its claim."""
+        account = self.account(device, lock)
+        if account is None or account.busy is None or not account.observed:
+            return None
+        return min(1.0, account.busy / account.observed)
+
+
+def foreign(seen: Seen | None) -> int | None:
+    """Return how many foreign processes are on a device; none to be seen is not none at all."""
+    if seen is None or (seen.unseen and not seen.foreign):
+        return None
+    return seen.foreign
+
+
+def read(folder: str, now: float, boot_id: str, oldest: float) -> Use:
+    """Return what the exporter that writes `folder` saw; never raises. `now` is CLOCK_BOOTTIME."""
+    if not os.path.isdir(folder):
+        return Use(None, now, oldest)
+    path = f"{folder}/{sample.SAMPLE}"
+    found = sample.load(path, sample.SAMPLE_LINE)
+    if found is None:
+        there = os.path.lexists(path)
+        why = f"{path} cannot be read" if there else f"{NONE_RUNS} {folder}"
+        return Use(None, now, oldest, f"{why}: {NOT_SHOWN}")
+    return judge(found, now, boot_id, oldest, folder)
+
+
+def is_running(folder: str) -> bool:
+    """Return whether an exporter writes `folder`: it holds a lock on its file with its pid."""
+    try:
+        fd = os.open(f"{folder}/pid", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def judge(found: Sample, now: float, boot_id: str, oldest: float, folder: str) -> Use:
+    """Return a sample where it is to be believed. Pure."""
+    if found.boot_id != boot_id or found.boottime is None:
+        return Use(None, now, oldest, f"{NONE_RUNS} {folder} in this boot: {NOT_SHOWN}")
+    age = now - found.boottime
+    if age < -sample.AHEAD:
+        return Use(None, now, oldest, f"the sample in {folder} is of the future: {NOT_SHOWN}")
+    age = max(0.0, age)
+    if age > oldest:
+        why = f"the last one is {duration(age)} old, {NONE_RUNS} {folder}: {NOT_SHOWN}"
+        if is_running(folder):
+            why = f"gpulock-exporter runs, but has written nothing to {folder} for {duration(age)}"
+            why += f" (see its journal): {NOT_SHOWN}"
+        return Use(None, now, oldest, why, age)
+    looked = found.looked
+    if looked is None or now - looked > oldest:
+        since = "yet" if looked is None else f"for {duration(now - looked)}"
+        why = f"gpulock-exporter has had no answer of the driver {since}"
+        if found.fault == PAUSED:
+            why = "gpulock-exporter is paused (gpulock-exporter resume ends it)"
+        elif found.fault:
+            why += f" ({one_line(found.fault)[:LONGEST_FAULT]})"
+        return Use(None, now, oldest, f"{why}: {NOT_SHOWN}", age)
+    return Use(found, now, oldest, "", age)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at a node without changing it: what `status` and `why` show.
+
+Everybody reads the verdicts of the last reconcile. The owner of LOCK_DIR, who sees everything,
+judges in place as well, outside the gate: nothing is freed and nothing written.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from gpulock.alloc import states
+from gpulock.alloc.device_users import Holders
+from gpulock.alloc.liveness import Scan, Verdict
+from gpulock.alloc.memory_check import FIRST
+from gpulock.cli.status.device_use import Use
+from gpulock.cli.status.device_use import read as read_use
+from gpulock.deadline import boottime
+from gpulock.node.context import Node
+from gpulock.node.devices import Device, overlaps
+from gpulock.store import boot, quarantine, verdicts
+from gpulock.store.locks import Lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.alloc.reaper import Outcome
+
+ORPHANS = (
+    "orphans"  # gpulock.alloc.reaper.ORPHANS; that module is loaded only when locks are judged
+)
+SETTLE_SECONDS = 0.05  # a claim is that long without its owner record at the very most
+
+
+class View:
+    """A node as seen at one moment; `lost`: the locks of this boot were lost."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.boottime, self.now = boottime(), time.time()
+        self.devices: list[Device] = node.devices()
+        self.held: dict[str, Lock] = read_locks(node)
+        self.notes: dict[str, dict[str, str]] = read_notes(node)
+        self.lost: bool = was_lost(node)
+        self.verdicts: dict[str, Verdict] | None = None
+        self.foreign: frozenset[str] = frozenset()
+        settings = node.settings
+        self.use: Use = read_use(
+            settings.exporter_dir, self.boottime, node.boot_id, settings.max_sample_age
+        )
+
+    def rows(self) -> list[states.Row]:
+        """Return one row a device."""
+        out = {name: because(note) for name, note in self.notes.items()}
+        settings = self.node.settings
+        foreign = self.foreign | self.use.foreign_ids()
+        idle = self.use.idle_ids(self.held, settings.idle_after)
+        found = states.rows(
+            self.devices, self.held, out, self.verdicts, settings.gpus, foreign, idle
+        )
+        for row in found:
+            if row.state == states.STALE and row.lock is not None and self._remembers(row.lock):
+                row.reason = f"{row.reason}; {FIRST}"
+        return found
+
+    def _remembers(self, lock: Lock) -> bool:
+        """Return whether a lock waits for the exporter's word on its device's memory."""
+        path = f"{self.node.store.locks_dir}/{lock.id}/quiet"
+        return self.node.settings.clean != "off" and os.path.exists(path)
+
+    def lock_of(self, device: str) -> Lock | None:
+        """Return the lock on a device, its card or one of its instances."""
+        exact = self.held.get(device)
+        over = [lock for name, lock in self.held.items() if overlaps(name, device)]
+        return exact or (over[0] if over else None)
+
+
+class Sight:
+    """One look at all processes of the node: who runs, and who has which device open."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.scan = Scan(view.node.proc)
+        settings = view.node.settings
+        self.holders = Holders(self.scan, view.devices, settings.dev_root, settings.services)
+
+    def strangers(self, device: str) -> list[int]:
+        """Return who has a device open and is of no claim.
+
+        Without a device cgroup CUDA opens every node it can see, so that a job's process has
+        free devices open as well.
+        """
+        locks = self.view.held.values()
+        groups = {gid for lock in locks for gid in lock.groups()}
+        owners = frozenset(pid for lock in locks for pid, _ in lock.shepherds() if pid)
+        sids = {lock.owner.sid for lock in locks if lock.owner and lock.owner.sid}
+        return [
+            pid
+            for pid in self.holders.of(device)
+            if pid != os.getpid()
+            and not self._groups(pid) & groups
+            and not self.scan.descends(pid, owners)
+            and not (sids and self._session(pid) in sids)
+        ]
+
+    def _groups(self, pid: int) -> frozenset[int]:
+        """Return the groups of a process, none of one that is gone by now."""
+        try:
+            return self.holders.status(pid).groups
+        except (OSError, ValueError):
+            return frozenset()
+
+    def _session(self, pid: int) -> int:
+        try:
+            return self.view.node.proc.stat(pid).session
+        except (OSError, ValueError):
+            return 0
+
+    def outcomes(self) -> list[Outcome]:
+        """Judge every lock, changing nothing; of Slurm's jobs only those without a fresh verdict.
+
+        Those may need slurmctld's word, and nobody who looks waits for it twice.
+        """
+        if not self.view.held:
+            return []  # the judge's modules cost a third of what status does
+        from gpulock.alloc import reaper
+        from gpulock.workstation.process_claims import judge
+
+        judge_now = judge(self.view.node)
+        self.scan = self.holders.scan = judge_now.scan
+        held, known = self.view.held, self.view.verdicts or {}
+        for lock in held.values():
+            self.view.node.store.read_details(lock)
+        judge_now.attach(held)
+        return [
+            reaper.decide(lock, judge_now, self.holders, held)
+            for lock in held.values()
+            if not (lock.owner and lock.owner.scheduler == "slurm" and lock.owner.token in known)
+        ]
+
+
+def look(node: Node, judging: bool) -> View:
+    """Return what can be seen; with `judging`, by a look in place as well."""
+    view = View(node)
+    if node.store.boot_id() == node.boot_id:
+        view.verdicts = verdicts.read(node.store.path, view.boottime, node.boot_id)
+    if judging:
+        judge_in_place(view)
+    return view
+
+
+def judge_in_place(view: View) -> Sight:
+    """Fill in verdicts, orphans and foreign processes from one look at all processes."""
+    sight = Sight(view)
+    found = sight.outcomes()
+    view.verdicts = dict(view.verdicts or {})
+    for outcome in found:
+        lock = outcome.lock
+        lock.orphans = outcome.reason if outcome.act == ORPHANS else ""
+        if lock.owner:
+            view.verdicts[lock.owner.token] = outcome.verdict
+    free = [device.id for device in view.devices if view.lock_of(device.id) is None]
+    view.foreign = frozenset([name for name in free if sight.strangers(name)])
+    return sight
+
+
+def read_locks(node: Node) -> dict[str, Lock]:
+    """Return every lock with its details, none where nothing was ever claimed.
+
+    A lock without owner is read again: its claim may be at work this very moment.
+    """
+    try:
+        os.stat(node.store.locks_dir)
+    except FileNotFoundError:
+        return {}
+    held = node.store.all()
+    if any(lock.owner is None and not lock.fault for lock in held.values()):
+        time.sleep(SETTLE_SECONDS)
+        held = node.store.all()
+    for lock in held.values():
+        node.store.read_details(lock)
+    return held
+
+
+def stray(node: Node, lock: Lock | None) -> str:
+    """Return the path of what stands in the place of a lock's folder, or nothing."""
+    path = f"{node.store.locks_dir}/{lock.id}" if lock and lock.fault else ""
+    return path if path and os.path.lexists(path) and not is_folder(path) else ""
+
+
+def is_folder(path: str) -> bool:
+    """Return whether a path is a folder itself, not a link to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def read_notes(node: Node) -> dict[str, dict[str, str]]:
+    """Return what is quarantined, with the notes; nothing where STATE_DIR was never used."""
+    folder = quarantine.QUARANTINE
+    if not os.path.isdir(f"{node.settings.state_dir}/{folder}"):
+        return {}
+    names = quarantine.listed(node.settings.state_dir, folder)
+    return {name: quarantine.read(node.settings.state_dir, folder, name) for name in names}
+
+
+def because(note: dict[str, str]) -> str:
+    """Return the reason in a note, and who wrote it."""
+    reason = note.get("because", "no reason noted")
+    return f"{reason} ({note['by']})" if "by" in note else reason
+
+
+def was_lost(node: Node) -> bool:
+    """Return whether LOCK_DIR has not seen this boot although STATE_DIR has."""
+    if node.store.boot_id() == node.boot_id or not os.path.isdir(node.settings.state_dir):
+        return False
+    return boot.state_boot_id(node.settings.state_dir) == node.boot_id

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock status`: every device, who holds it, what it does, and what needs attention."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import click
+
+from gpulock.alloc import states
+from gpulock.alloc.states import Row
+from gpulock.cli.session import Refused, Session, owns
+from gpulock.cli.status import device_table
+from gpulock.cli.status.attention import attention
+from gpulock.cli.status.node_view import View, look
+from gpulock.errors import Refusal
+from gpulock.text import table
+from gpulock.text.words import label_of, moment, parse_duration
+
+TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN)  # whoever it is has it
+SHORTEST, LONGEST = 0.2, 3600.0  # seconds between two frames
+
+
+def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    """Return the duration that was given; refuse the usage where it is none."""
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as fault:
+        raise click.BadParameter(str(fault)) from None
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/status-json.md).")
+@click.option("--free", "only_free", is_flag=True, help="List free devices only; 1 if none.")
+@click.option(
+    "--idle",
+    metavar="DURATION",
+    callback=seconds,
+    help="List devices that are held and did nothing for so long (30m); 1 if none.",
+)
+@click.option(
+    "--watch",
+    "period",
+    is_flag=False,
+    flag_value="2",
+    type=click.FloatRange(SHORTEST, LONGEST),
+    metavar="[SECONDS]",
+    help="Show it again and again, every 2 seconds; q or Ctrl-C ends it.",
+)
+@click.option("--cluster", is_flag=True, help="All nodes, by a Prometheus (PROMETHEUS_URL).")
+@click.pass_context
+def status(
+    ctx: click.Context,
+    as_json: bool,
+    only_free: bool,
+    idle: float | None,
+    period: float | None,
+    cluster: bool,
+) -> None:
+    """Show every GPU, its state, who holds it and what it does."""
+    session: Session = ctx.obj
+    for wrong, why in (
+        (only_free and idle is not None, "--free and --idle: a free device is not held"),
+        (cluster and idle is not None, "--cluster and --idle: Prometheus tells no such time"),
+        (as_json and period is not None, "--json and --watch: call it again for each document"),
+    ):
+        if wrong:
+            raise click.UsageError(why)
+    take = of_cluster if cluster else of_node
+    if period is not None:
+        from gpulock.cli.status.watch import watch
+
+        watch(lambda: [heading(period), "", *attempted(take, session, only_free, idle)], period)
+        return
+    picture = take(session, only_free, idle)
+    if as_json:
+        click.echo(picture.json())
+    else:
+        click.echo("\n".join(picture.lines(table.terminal_width())))
+    if picture.empty and (only_free or idle is not None):
+        ctx.exit(1)
+
+
+class Picture(NamedTuple):
+    """What there is to show: as lines of some width, as JSON; `empty`: nothing was chosen."""
+
+    lines: Callable[[int], list[str]]
+    json: Callable[[], str]
+    empty: bool
+
+
+def of_node(session: Session, only_free: bool, idle: float | None) -> Picture:
+    """Look at this node; raise Refusal, or Refused where nobody knows what is idle."""
+    node = session.node()
+    view = look(node, judging=owns(node))
+    rows = view.rows()
+    shown = chosen(view, rows, only_free, idle)
+
+    def as_lines(width: int) -> list[str]:
+        return lines(view, rows, shown, width, idle, table.uncut_width())
+
+    def as_json() -> str:
+        from gpulock.cli.status.as_json import text
+
+        return text(view, rows, shown)
+
+    return Picture(as_lines, as_json, not shown)
+
+
+def of_cluster(session: Session, only_free: bool, _: float | None) -> Picture:
+    """Ask Prometheus for all nodes; raise Refused."""
+    from gpulock.cli.cluster import show
+
+    url = session.settings().prometheus_url
+    nodes = show.observe(url)
+    shown = show.having_free(nodes) if only_free else nodes
+
+    def as_lines(width: int) -> list[str]:
+        return show.lines(nodes, shown, width)
+
+    def as_json() -> str:
+        return show.text(url, nodes, shown)
+
+    return Picture(as_lines, as_json, not shown)
+
+
+def heading(period: float) -> str:
+    """Return what stands above each frame: where, when, and on a terminal how it ends."""
+    now = table.bold(f"{os.uname().nodename}  {moment(time.time())}")
+    hint = click.style(f"  every {period:g} s, q ends it", dim=True)
+    return now + hint if sys.stdout.isatty() else now
+
+
+def attempted(
+    take: Callable[[Session, bool, float | None], Picture],
+    session: Session,
+    only_free: bool,
+    idle: float | None,
+) -> list[str]:
+    """Return a frame; what is broken now may be well in the next one."""
+    try:
+        return take(session, only_free, idle).lines(table.terminal_width())
+    except Refusal as refusal:
+        return [refusal.sentence("status")]
+    except (Refused, OSError) as fault:
+        return [f"gpulock: status: {fault}"]
+
+
+def chosen(view: View, rows: list[Row], only_free: bool, idle: float | None) -> list[Row]:
+    """Return the rows that were asked for; raise Refused where nobody knows what is idle."""
+    if only_free:
+        return [row for row in rows if row.state == states.FREE]
+    if idle is None:
+        return rows
+    if view.use.sample is None:
+        why = (
+            view.use.why
+            or f"no gpulock-exporter runs: there is no {view.node.settings.exporter_dir}"
+        )
+        raise Refused(f"what is idle is not known: {why}", "look at gpulock-exporter")
+    ids = view.use.idle_ids(view.held, idle)
+    return [row for row in rows if row.state in TAKEN and row.id in ids]
+
+
+def lines(
+    view: View,
+    rows: list[Row],
+    shown: list[Row],
+    width: int,
+    idle: float | None = None,
+    table_width: int = 0,
+) -> list[str]:
+    """Return the table of `shown`, the totals of `rows` and what needs attention.
+
+    The table may be wider than the text (`table_width`, columns), where a program reads it.
+    """
+    result = device_table.render(view, shown, max(width, table_width)) if shown else []
+    result += device_table.totals(rows, width)
+    if idle is not None:
+        return result + unobserved(view, rows, width)
+    if len(shown) == len(rows):
+        result += attention(view, rows, width)
+    return result
+
+
+def unobserved(view: View, rows: list[Row], width: int) -> list[str]:
+    """Say which held devices may be idle or not: nobody can see that."""
+    names = [
+        label_of(row.id, view.devices)
+        for row in rows
+        if row.state in TAKEN and view.use.idle(row.id, row.lock) is None
+    ]
+    return table.facts([("not known", f"whether {', '.join(names)} idle")] if names else [], width)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock why`: who holds a device, the evidence, what would free it. Cold."""

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What speaks against a device: by the exporter's sample, by the driver. Pure.
+
+A finding has a key and a mark. Of an event (an XID, an ECC error) the mark is how many there were
+in this boot, of what lasts (a recovery action, a card that is gone) it says what. Whoever acts on
+a finding remembers the mark: the same is then no news, also after an administrator's `restore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from gpulock.daemon.health.xids import HARDWARE, action
+from gpulock.node import sample
+from gpulock.node.devices import EXCLUDED, Device
+
+XID, ECC, MISSING, MEMORY = "xid", "ecc", "missing", "memory"
+CAUSES: Final = (XID, ECC, MISSING, MEMORY)
+TOLD: Final = frozenset((XID, ECC, MEMORY))  # by the exporter alone
+UNCORRECTED: Final = "c.ecc.uncorrected."
+LASTING: Final = ("recovery", "remap", MISSING, MEMORY)  # keys of what is over when it is not told
+
+
+class Finding(NamedTuple):
+    """Something that speaks against `device` (a lock id), of one of CAUSES."""
+
+    device: str
+    cause: str
+    key: str
+    mark: int
+    words: str
+
+
+def of_sample(
+    found: sample.Sample, devices: Collection[Device], wanted: Collection[str]
+) -> Iterator[Finding]:
+    """Yield what a fresh sample says against devices of this node; it names no others."""
+    for name in sorted(names(devices) & found.devices.keys()):
+        seen = found.devices[name]
+        if XID in wanted:
+            yield from xids(name, seen)
+        if ECC in wanted:
+            yield from errors(name, seen)
+        asked = ECC if ECC in wanted else XID
+        if asked in wanted and seen.recovery_action:
+            words = f"the driver asks for {action(seen.recovery_action)}"
+            yield Finding(name, asked, "recovery", seen.recovery_action, words)
+
+
+def xids(name: str, seen: sample.Seen) -> Iterator[Finding]:
+    """Yield the XIDs of the card itself that a device had in this boot."""
+    for number, words in HARDWARE.items():
+        times = first(seen.own.get(f"x.{number}", ""))
+        if times:
+            yield Finding(name, XID, f"xid {number}", times, f"XID {number} ({words})")
+
+
+def errors(name: str, seen: sample.Seen) -> Iterator[Finding]:
+    """Yield the uncorrected ECC errors of a device, and a row that could not be remapped."""
+    for key in sorted(seen.own):
+        if key.startswith(UNCORRECTED) and (times := first(seen.own[key])):
+            place = key.removeprefix(UNCORRECTED)
+            plain = place if place.isascii() and place.isalnum() else "unknown"
+            words = f"{times} uncorrected ECC error{'s' if times > 1 else ''} ({plain})"
+            yield Finding(name, ECC, f"ecc {plain}", times, words)
+    if seen.remap_failure:
+        yield Finding(name, ECC, "remap", 1, "a row of its memory could not be remapped")
+
+
+def gone(devices: Collection[Device], known: Collection[str]) -> Iterator[Finding]:
+    """Yield the cards that were here in this boot and that the driver does not show now."""
+    shown = {device.bus: device.fault for device in devices}
+    for bus in sorted(known):
+        fault = shown.get(bus, "the driver does not show it any more")
+        if fault and fault != EXCLUDED:
+            yield Finding(bus, MISSING, MISSING, 1, fault)
+
+
+def names(devices: Collection[Device]) -> set[str]:
+    """Return the ids that may be quarantined: of devices, and of the cards they are on."""
+    return {device.id for device in devices} | {device.bus for device in devices}
+
+
+def card(name: str) -> str:
+    """Return the bus id of a lock id."""
+    return name.partition(".gi")[0]
+
+
+def first(text: str) -> int:
+    """Return the first of the exporter's numbers as a whole one, 0 where it is none."""
+    try:
+        return int(sample.real(text.partition(",")[0]))
+    except ValueError:
+        return 0
+
+
+def news(found: Collection[Finding], done: Mapping[tuple[str, str], int]) -> list[Finding]:
+    """Return the findings on which nobody has acted yet.
+
+    Events are counted, and news is one more; of what lasts, another mark is news.
+    """
+    fresh: list[Finding] = []
+    for one in found:
+        known = done.get((one.device, one.key), 0)
+        if one.mark > known or (one.key in LASTING and one.mark != known):
+            fresh.append(one)
+    return fresh
+
+
+def over(
+    done: Mapping[tuple[str, str], int],
+    found: Collection[Finding],
+    told: Collection[str],
+    clean: Collection[str],
+) -> dict[tuple[str, str], int]:
+    """Return the marks that stay: what is not found any more will be news again.
+
+    `told` are the devices of which all was told now, by a fresh sample; `clean` those whose
+    memory is given back.
+    """
+    marks = {(one.device, one.key): one.mark for one in found}
+    kept: dict[tuple[str, str], int] = {}
+    for (name, key), mark in done.items():
+        sure = key == MISSING or name in (clean if key == MEMORY else told)
+        left = min(mark, marks.get((name, key), 0)) if sure else mark
+        if left:
+            kept[name, key] = left
+    return kept
+
+
+def within(found: Collection[Finding], out: Collection[str], cards: int) -> set[str]:
+    """Return the cards that may be put out of service on the exporter's word alone.
+
+    It may be mad, or somebody else's by now: half of a node's `cards` at most (of one card, that
+    one) are `out` for what it says, the rest stays in service.
+    """
+    most = max(1, cards // 2)
+    allowed = {card(name) for name in out}
+    for one in found:
+        if len(allowed) >= most:
+            break
+        allowed.add(card(one.device))
+    return allowed

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a bad device from the next job while STATE_DIR takes no note: a lock of our own.
+
+LOCK_DIR is another file system, mostly. The lock is an administrator's in form, so that no reap
+frees it; `gpulock unreserve` does, and so do we, once the note stands.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpulock.alloc.grant import retire
+from gpulock.deadline import Deadline
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import overlaps
+from gpulock.store import boot
+from gpulock.store.gate import Gate
+from gpulock.store.locks import Lock
+from gpulock.store.quarantine import POLICY
+
+BECAUSE: Final = "bad, and STATE_DIR takes no note of it"
+
+
+def is_ours(lock: Lock) -> bool:
+    """Return whether a lock is one of these."""
+    record = lock.owner
+    if record is None or record.scheduler != "admin":
+        return False
+    return record.user == POLICY and record.comment == BECAUSE
+
+
+def hold(node: Node, name: str, seconds: float) -> str:
+    """Lock a device that is free; return what becomes of it, as a clause."""
+    try:
+        with Gate(node.store.path, Deadline(seconds)):
+            held = [lock for lock in node.store.all().values() if overlaps(lock.id, name)]
+            if held:
+                return "whoever holds it keeps it" if not is_ours(held[0]) else "it stays locked"
+            note = {"by": POLICY, "because": BECAUSE}
+            node.store.make(name, boot.reserve_owner(name, note, node.boot_id, node.name))
+    except (OSError, Refusal) as fault:
+        return f"nor can it be locked: {fault}"
+    return "it is locked instead"
+
+
+def let_go(node: Node, name: str, seconds: float) -> None:
+    """Free a device that was locked instead of noted; raise OSError or Refusal."""
+    if not node.store.exists() or not is_ours(node.store.read(name)):
+        return
+    with Gate(node.store.path, Deadline(seconds)):
+        lock = node.store.read(name)
+        if is_ours(lock):
+            retire(node, lock, "it is quarantined now")

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether what the policy took out may come back: one check of one device. Pure.
+
+Only a note of the policy's own is judged; an administrator's stays until `gpulock restore`. What
+the exporter says lifts nothing but what it brought about, and never alone where the card itself
+failed: root must have seen that it began anew (a boot, a driver or a card that was loaded again).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+from gpulock.alloc.memory_check import CLEAN, DIRTY
+from gpulock.daemon.health.findings import CAUSES, ECC, MEMORY, MISSING, XID
+from gpulock.node import sample
+from gpulock.store.quarantine import POLICY
+
+ENOUGH: Final = 3  # comebacks in a day, after which a device stays out
+KEPT: Final = "only an administrator brings it back"
+BOOT, DRIVER, PLACE = "boot", "driver", "place"  # what a note has of the time it was made in
+
+
+class Facts(NamedTuple):
+    """What root sees of the time in which a card runs; empty where it cannot be seen.
+
+    `driver` and `place` are inode numbers in sysfs, which the kernel never gives twice in a boot:
+    of the driver's module, and of the card below its PCI bridge.
+    """
+
+    boot: str
+    driver: str
+    place: str
+
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Return them as a note has them."""
+        return ((BOOT, self.boot), (DRIVER, self.driver), (PLACE, self.place))
+
+
+def facts(boot_id: str, sys_root: str, bus: str) -> Facts:
+    """Return the facts of one card."""
+    driver = inode(f"{sys_root}/module/nvidia")
+    return Facts(boot_id, driver, inode(f"{sys_root}/bus/pci/devices/{bus}"))
+
+
+def inode(path: str) -> str:
+    """Return the number of a folder, empty where there is none."""
+    try:
+        return str(os.stat(path).st_ino)
+    except OSError:
+        return ""
+
+
+def began_anew(note: Mapping[str, str], now: Facts) -> bool:
+    """Return whether the card was started again since a note was made."""
+    if not note.get(BOOT):
+        return False
+    if note[BOOT] != now.boot:
+        return True
+    pairs = ((note.get(DRIVER, ""), now.driver), (note.get(PLACE, ""), now.place))
+    return any(before and after and before != after for before, after in pairs)
+
+
+def is_ours(note: Mapping[str, str]) -> bool:
+    """Return whether the policy, and not an administrator, made a note."""
+    return note.get("by") == POLICY and bool(causes(note))
+
+
+def causes(note: Mapping[str, str]) -> tuple[str, ...]:
+    """Return why the policy took a device out, nothing where a cause is not known."""
+    reasons = note.get("because", "").split("; ")
+    words = [reason.partition(":")[0] for reason in reasons if ":" in reason]
+    known = tuple(dict.fromkeys([word for word in words if word in CAUSES]))
+    return known if len(words) == len([word for word in words if word in CAUSES]) else ()
+
+
+class Sight(NamedTuple):
+    """What is to be seen of a device now: `shown` by the driver, `seen` in a fresh sample.
+
+    `memory` is the hand-over's word for what stays in use, `bad` whether anything speaks against
+    the device now.
+    """
+
+    shown: bool
+    seen: sample.Seen | None
+    memory: str
+    bad: bool
+    now: Facts
+
+
+def check(note: Mapping[str, str], sight: Sight) -> bool | None:
+    """Return whether a device is clean, None where that cannot be told, or not by us."""
+    if KEPT in note.get("because", ""):
+        return None
+    if not sight.shown or sight.bad:
+        return False
+    if sight.seen is not None and (sight.seen.recovery_action or sight.seen.remap_failure):
+        return False
+    found = [one(cause, note, sight) for cause in causes(note)]
+    if False in found:
+        return False
+    return None if None in found or not found else True
+
+
+def one(cause: str, note: Mapping[str, str], sight: Sight) -> bool | None:
+    """Return whether one cause is over, None where that cannot be told."""
+    if cause == MISSING:
+        return True
+    if cause == MEMORY:
+        return {CLEAN: True, DIRTY: False}.get(sight.memory)
+    return True if sight.seen is not None and began_anew(note, sight.now) else None
+
+
+def comes_back(because: str) -> str:
+    """Return what brings a device back that the policy took out for this reason."""
+    found: Collection[str] = causes({"because": because})
+    if KEPT in because or not found:
+        return "an administrator"
+    clean = "RESTORE_AFTER clean checks of gpulockd's in a row"
+    if XID in found or ECC in found:
+        return f"a reboot or a reload of the driver, then {clean}; or an administrator"
+    return f"{clean}, or an administrator"

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the health policy remembers: of this boot in LOCK_DIR/health, of comebacks in STATE_DIR.
+
+On what was acted already, which cards were here, and the clean checks of what is out. It is lost
+with LOCK_DIR: then events count once more, which puts a card out and never back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpulock.node.context import Node
+from gpulock.node.devices import bus_key
+from gpulock.store import atomic, kv, quarantine
+
+NAME: Final = "health"  # in LOCK_DIR
+LINE: Final = "gpulock-health 1"
+COMEBACKS: Final = "comebacks"  # in STATE_DIR
+DAY: Final = 86400.0  # seconds
+LIMIT: Final = 1 << 20  # bytes: 128 instances with twenty findings each are 0.2 MB
+
+
+class Book:
+    """Marks by (device, key), cards that were here, and (clean checks, when) by device.
+
+    Times are CLOCK_BOOTTIME seconds.
+    """
+
+    def __init__(self) -> None:
+        self.done: dict[tuple[str, str], int] = {}
+        self.known: set[str] = set()
+        self.clean: dict[str, tuple[int, float]] = {}
+
+    def text(self, boot_id: str) -> str:
+        """Return the file."""
+        pairs = [("boot_id", boot_id), ("known", " ".join(sorted(self.known)))]
+        pairs += [(f"done {name} {key}", str(n)) for (name, key), n in sorted(self.done.items())]
+        checks = sorted(self.clean.items())
+        pairs += [(f"clean {name}", f"{times} {at:.3f}") for name, (times, at) in checks]
+        return f"{LINE}\n{kv.encode(pairs)}"
+
+
+def parse(text: str, boot_id: str) -> Book:
+    """Return the book in a text, an empty one for another boot; raise ValueError."""
+    pairs = kv.decode_versioned(text, LINE)
+    book = Book()
+    if pairs.get("boot_id") != boot_id:
+        return book
+    book.known = {name for name in pairs.get("known", "").split() if is_bus(name)}
+    for key, value in pairs.items():
+        kind, _, rest = key.partition(" ")
+        name, _, what = rest.partition(" ")
+        if kind == "done":
+            book.done[name, what] = int(value)
+        elif kind == "clean":
+            number, _, at = value.partition(" ")
+            book.clean[name] = (int(number), float(at))
+    return book
+
+
+def is_bus(name: str) -> bool:
+    """Return whether a word is a bus id."""
+    try:
+        return bool(bus_key(name))
+    except ValueError:
+        return False
+
+
+def load(node: Node) -> Book:
+    """Return what is remembered of this boot; what cannot be read was not written by us."""
+    try:
+        return parse(atomic.read_text(f"{node.store.path}/{NAME}", LIMIT), node.boot_id)
+    except (OSError, ValueError):
+        return Book()
+
+
+def save(node: Node, book: Book) -> None:
+    """Write the book; raise OSError."""
+    atomic.replace_file(f"{node.store.path}/{NAME}", book.text(node.boot_id).encode())
+
+
+def comebacks(node: Node, now: float) -> dict[str, list[float]]:
+    """Return when devices came back by themselves in the last day; epoch seconds.
+
+    Raises OSError or ValueError where that cannot be read: then none comes back.
+    """
+    try:
+        pairs = kv.decode(atomic.read_text(f"{node.settings.state_dir}/{COMEBACKS}", LIMIT))
+    except FileNotFoundError:
+        return {}
+    found = {name: [float(word) for word in text.split()] for name, text in pairs.items()}
+    return {name: [at for at in times if at > now - DAY] for name, times in found.items()}
+
+
+def note_comeback(node: Node, device: str, now: float) -> None:
+    """Note that a device comes back, before it does; raise OSError or ValueError."""
+    known = comebacks(node, now)
+    known.setdefault(device, []).append(now)
+    pairs = [(name, " ".join([f"{at:.0f}" for at in at_])) for name, at_ in known.items() if at_]
+    quarantine.durably(f"{node.settings.state_dir}/{COMEBACKS}", kv.encode(pairs).encode())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which claims idle: those whose devices were all seen to do nothing until now.
+
+Warm. Idleness is what the exporter observed: what was not observed is not idle, and a sample that
+is old counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from gpulock.alloc.liveness import ALIVE
+from gpulock.alloc.reaper import HELD
+from gpulock.daemon.history.claim_samples import usage_of
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.node import sample
+from gpulock.node.context import Node
+from gpulock.node.sample import Account
+from gpulock.store.owner import Owner
+
+SEEN: Final = 30.0  # seconds: an idleness that was true longer ago is not known any more
+
+
+class Idler(NamedTuple):
+    """A claim that idles: since how many observed seconds, and on which devices."""
+
+    owner: Owner
+    devices: tuple[str, ...]
+    seconds: float
+    alive: bool
+
+    def who(self) -> str:
+        """Return how people name the holder."""
+        return f"{job(self.owner)} of {self.owner.user or self.owner.uid}"
+
+    def what(self) -> str:
+        """Return what it holds, and for how long in vain."""
+        return f"{','.join(self.devices)} idle for {self.seconds:.0f} observed seconds"
+
+
+def find(node: Node, report: Report, now: float) -> list[Idler]:
+    """Return the claims whose devices are all seen to idle."""
+    standing: dict[str, tuple[Owner, list[str], bool]] = {}
+    for outcome in report.outcomes:
+        record = outcome.lock.owner
+        if record is None or outcome.act != HELD or record.settling or record.scheduler == "admin":
+            continue
+        known = standing.setdefault(record.token, (record, [], outcome.verdict.state == ALIVE))
+        known[1].append(outcome.lock.id)
+    if not standing:
+        return []
+    found = sample.read(node.settings.exporter_dir, now, node.boot_id, node.settings.max_sample_age)
+    if found is None:
+        return []
+    idlers: list[Idler] = []
+    for token, (record, devices, alive) in standing.items():
+        seconds = idleness(record, devices, found.tokens.get(token, {}), now)
+        if seconds is not None:
+            idlers.append(Idler(record, tuple(sorted(devices)), seconds, alive))
+    return idlers
+
+
+def idleness(
+    record: Owner, devices: Iterable[str], accounts: Mapping[str, Account], now: float
+) -> float | None:
+    """Return for how many observed seconds all devices of a claim did nothing, None: not known."""
+    held = now - record.claimed_boottime
+    least = held
+    for device in devices:
+        usage = usage_of(accounts.get(device), record, held, None)
+        if usage.idle is None or usage.seen is None:
+            return None
+        if not -sample.AHEAD <= now - usage.seen <= SEEN:
+            return None
+        least = min(least, usage.idle)
+    return max(0.0, least)
+
+
+def tokens(report: Report) -> set[str]:
+    """Return the claims that stand."""
+    return {o.lock.owner.token for o in report.outcomes if o.lock.owner}
+
+
+def job(record: Owner) -> str:
+    """Return how people name the holder."""
+    return record.job() if record.scheduler == "process" else f"job {record.job()}"

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the devices although the driver may hang: in a thread, with a deadline.
+
+A read below /proc/driver/nvidia waits for the driver's own locks, and no signal ends it. One
+thread asks at a time: as long as one does not come back, nobody asks again.
+"""
+
+from __future__ import annotations
+
+from gpulock.daemon.core.background_call import Asking
+from gpulock.daemon.reconcile.reconcile import Card
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node import devices
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.inventory import applied
+from gpulock.node.settings import Settings
+
+SECONDS = 5.0  # a healthy driver answers in 30 us a card
+
+
+class DaemonNode(Node):
+    """The node as gpulockd sees it, which must go on whatever the driver does."""
+
+    __slots__ = ("asking", "cards", "patience")
+
+    def __init__(self, settings: Settings, name: str = "", patience: float = SECONDS) -> None:
+        super().__init__(settings, name)
+        self.asking: Asking[list[Device]] | None = None
+        self.patience = patience
+        self.cards: dict[str, Card] = {}  # by bus id, as the driver showed them last
+
+    def ask_driver(self) -> list[Device]:
+        """Return what the driver shows, which may take for ever; raise Refusal."""
+        settings = self.settings
+        return devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
+
+    def devices(self) -> list[Device]:
+        """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
+        self.cards = {}
+        late = self.asking is not None  # who waited once in vain is not waited for again
+        asking = self.asking or Asking(self.ask_driver)
+        if not asking.wait(0.0 if late else self.patience):
+            self.asking = asking
+            raise Refusal(UNKNOWN, "the NVIDIA driver does not answer", "look at dmesg")
+        self.asking = None
+        if late:  # that answer is as old as the question
+            return self.devices()
+        found = asking.answer()
+        self.cards = {d.bus: Card(d.minor, d.uuid) for d in found if not d.fault}
+        self.read_inventory()
+        return applied(found, self.inventory)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reconcile of this node: what `gpulock reap` does once and gpulockd again and again.
+
+Warm. Under the gate: adopt where locks were lost, settle every lock, publish the verdicts.
+"""
+
+import os
+from typing import NamedTuple
+
+from gpulock.alloc.availability import count_reaps
+from gpulock.alloc.device_users import Holders
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.reaper import FREED, Outcome, make_holders, settle
+from gpulock.daemon.reconcile import adopt
+from gpulock.deadline import Deadline
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.slurm import note
+from gpulock.store import atomic, boot, verdicts
+from gpulock.store.counters import Totals
+from gpulock.store.gate import Gate
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
+
+WRITTEN = (
+    "boot_id",
+    "inventory",
+    "lost",
+    "totals",
+    "verdicts",
+)  # by a reconcile, or under the gate
+
+
+class Card(NamedTuple):
+    """What the driver itself shows of one card; `uuid` is empty where it does not tell."""
+
+    minor: int
+    uuid: str
+
+
+class Report:
+    """What a reconcile did: one outcome a lock, and the records it adopted.
+
+    `fault` says why the verdicts could not be published, empty where they were; `blind` why
+    processes could not be seen. `devices` are those the driver shows, `driver` why it shows none;
+    `cards` by bus id what it shows without NVML's help, where the node knows that.
+    """
+
+    __slots__ = ("adopted", "blind", "cards", "devices", "driver", "fault", "outcomes")
+
+    def __init__(self, adopted: list[Owner], outcomes: list[Outcome]) -> None:
+        self.adopted = adopted
+        self.outcomes = outcomes
+        self.fault = ""
+        self.blind = ""
+        self.devices: list[Device] = []
+        self.driver = ""
+        self.cards: dict[str, Card] = {}
+
+
+def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False) -> Report:
+    """Settle every lock of this node; raise Refusal, or OSError where LOCK_DIR fails.
+
+    With `dry_run` nothing is changed.
+    """
+    devices, driver = look(node)
+    if not node.store.exists() and dry_run:
+        return Report([], [])
+    boot.ensure(node.store)
+    with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+        adopted = [] if dry_run else begin(node, judge)
+        held = node.store.all()
+        holders = watched(node, devices, held, judge, driver)
+        report = Report(adopted, settle(node, held, judge, holders, dry_run))
+        report.devices, report.driver = devices, driver.why if driver else ""
+        report.blind = judge.scan.blind or holders.blind
+        if not dry_run:
+            try:
+                note_seen(node, report.outcomes)
+                publish(node, report.outcomes)
+                sweep(node)
+                adopt.mend_records(node)
+            except OSError as fault:
+                report.fault = f"{node.store.path}: {fault.strerror}"
+    isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
+    if isolated and not dry_run:
+        from gpulock.isolation import cleanup
+
+        report.fault = report.fault or cleanup.settle(node, devices, deadline)
+    return report
+
+
+def look(node: Node) -> tuple[list[Device], Refusal | None]:
+    """Return the devices the driver shows, and why it shows none."""
+    try:
+        return node.devices(), None
+    except Refusal as refusal:
+        return [], refusal
+
+
+def watched(
+    node: Node,
+    devices: list[Device],
+    held: dict[str, Lock],
+    judge: Judge,
+    driver: Refusal | None = None,
+) -> Holders:
+    """Return who has which device open: those the driver shows, and the locked ones it does not.
+
+    Of these the record says which node is theirs: a card that fell off the bus is still open.
+    Where it does not, no driver at all means that nothing can be open; a driver that did not
+    answer means that we are blind.
+    """
+    told = {device.id for device in devices if device.minor >= 0}
+    more: list[Device] = []
+    dark = ""
+    for lock in held.values():
+        minor = lock.owner.minor if lock.owner else ""
+        if lock.id in told:
+            continue
+        if minor.isascii() and minor.isdigit():
+            device = Device(lock.id.partition(".gi")[0], -1)
+            device.id, device.minor = lock.id, int(minor)
+            more.append(device)
+        elif lock.owner is not None and driver is not None and driver.kind == UNKNOWN:
+            dark = driver.why
+    holders = make_holders(node, [*devices, *more], judge)
+    holders.blind = dark
+    return holders
+
+
+def begin(node: Node, judge: Judge) -> list[Owner]:
+    """Make the lock directory ready for this boot, adopting what was lost within it."""
+    if node.store.boot_id() == node.boot_id:
+        boot.folders(node.store, node.settings.state_dir)
+        return []
+    if boot.state_boot_id(node.settings.state_dir) != node.boot_id:
+        boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+        return []
+    judge.scan.statuses()
+    if judge.scan.blind:
+        raise Refusal(UNKNOWN, judge.scan.blind, "run gpulock reap where all processes show")
+    boot.folders(node.store, node.settings.state_dir)
+    boot.mark_lost(node.store)
+    adopt.check_records(node)
+    adopted = adopt.adopt(node, judge.scan)
+    boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+    return adopted
+
+
+def note_seen(node: Node, outcomes: list[Outcome]) -> None:
+    """Note of which Slurm jobs the extern step was seen: from then on its absence counts."""
+    for outcome in outcomes:
+        if outcome.act != FREED and outcome.lock.extern and not outcome.lock.seen:
+            node.store.mark_seen(outcome.lock.id)
+
+
+def publish(node: Node, outcomes: list[Outcome]) -> None:
+    """Write verdicts and counters, and drop the notes of runs that are over."""
+    left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
+    verdicts.write(node.store.path, left, node.boot_id)
+    totals = Totals(node.store)
+    count_reaps(totals, outcomes)
+    totals.save()
+    for outcome in outcomes:
+        record = outcome.lock.owner
+        if outcome.act != FREED or record is None:
+            continue
+        if record.scheduler == "slurm":
+            who = record.slurmd, record.job_id, record.uid, record.restart
+            note.remove(node.store, *who)
+
+
+def sweep(node: Node) -> None:
+    """Remove what a killed process left half written in LOCK_DIR, gate held."""
+    for name in os.listdir(node.store.path):
+        if any([name.startswith(f".{file}.") for file in WRITTEN]):
+            atomic.remove_quietly(f"{node.store.path}/{name}")

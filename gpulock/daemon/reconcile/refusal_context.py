@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring a refusal to where the job's user looks: the context that `qstat -j` shows.
+
+qmaster is asked in a thread, which may take as long as it likes; a note that could not be brought
+is dropped, since the prolog has said it on stderr and in syslog. Slurm's users are told by the
+TaskProlog or by slurmctld's own words: a comment is theirs, and not written over.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from gpulock.daemon.core.background_call import Asking
+from gpulock.daemon.core.journal import INFO, Journal
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.deadline import Deadline
+from gpulock.errors import Refusal, one_line
+from gpulock.hooks.subprocess import Program
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.sge import qstat
+from gpulock.store import atomic
+from gpulock.store.refusal_notes import FOLDER
+
+VARIABLE = "gpulock"
+LENGTH = 240  # characters that are told
+AT_ONCE = 20  # notes of one round
+LIMIT = 4096  # bytes of a note
+OLD = 120.0  # seconds: a hook writes its note within its own deadline
+
+
+class Refusals:
+    """The chore that takes notes away, and has them told; one thread at a time."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.asking: Asking[list[str]] | None = None
+
+    def run(self, node: Node, report: Report, now: float) -> None:
+        """Have told what hooks noted since; raise OSError."""
+        if self.asking is not None:
+            if not self.asking.wait(0.0):
+                return
+            for line in self.asking.answer():
+                self._journal.say(INFO, line)
+            self.asking = None
+        notes = take(f"{node.store.path}/{FOLDER}", time.time())
+        if notes and node.settings.sge_root:
+            settings = node.settings
+            self.asking = Asking(lambda: tell(settings, notes))
+
+
+def take(folder: str, now: float) -> dict[str, str]:
+    """Return the notes by job and take them away, with what was cut short long before `now`.
+
+    Hooks write meanwhile: each is taken under another name first, so that a later note stays.
+    """
+    found: dict[str, str] = {}
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return {}
+    for name in names:
+        if not name.isdecimal():
+            forget_old(f"{folder}/{name}", now)
+        elif len(found) < AT_ONCE:
+            taken = f"{folder}/.{name}.taken"
+            try:
+                os.rename(f"{folder}/{name}", taken)
+                found[name] = atomic.read_text(taken, LIMIT)
+            except OSError:
+                pass  # whatever stands there, it is no note
+            atomic.remove_quietly(taken)
+    return found
+
+
+def forget_old(path: str, now: float) -> None:
+    """Remove what nobody writes any more; `now` is seconds since 1970."""
+    try:
+        old = now - os.lstat(path).st_mtime > OLD
+    except OSError:
+        return
+    if old:
+        atomic.remove_quietly(path)
+
+
+def tell(settings: Settings, notes: dict[str, str]) -> list[str]:
+    """Set the context of each job; return what went wrong, in lines."""
+    failed: list[str] = []
+    deadline = Deadline(settings.sge_qstat_timeout * 2)
+    for job, text in notes.items():
+        try:
+            qalter = Program(
+                qstat.binary(settings, "qalter"), qstat.environment(settings), "is qmaster up?"
+            )
+            qalter.output(["-ac", f"{VARIABLE}={value_of(text)}", job], deadline)
+        except (Refusal, OSError) as fault:
+            failed.append(f"job {job} was refused, which its context does not say: {fault}")
+    return failed
+
+
+def value_of(text: str) -> str:
+    """Return a text as the value of one variable: qalter(1) splits at commas."""
+    return one_line(text).replace(",", ";").replace('"', "'")[:LENGTH].strip()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reconcile found that an administrator must know, in lines. Pure.
+
+What was freed is told each time, with its proof. What lasts (a lock of nobody we know, a missing
+card) has a key that stays the same while it does, so that it is told once.
+"""
+
+from __future__ import annotations
+
+from gpulock.alloc.liveness import UNKNOWN
+from gpulock.alloc.memory_check import CAUSE
+from gpulock.alloc.reaper import FREED, HELD, ORPHANS, Outcome
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.store.owner import Owner
+
+BLIND = "processes cannot be seen, so that nothing of theirs is freed: "
+
+
+def whose(record: Owner | None) -> str:
+    """Return ` of job 12 (alice)`, or nothing for a lock without owner."""
+    if record is None:
+        return ""
+    job = record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
+    return f" of {job} ({record.user or record.uid})"
+
+
+def events(report: Report) -> list[str]:
+    """Return a line for each claim that was adopted or freed, with the proof."""
+    lines = [
+        f"put back {' '.join(record.devices)}{whose(record)}: its locks were lost"
+        for record in report.adopted
+    ]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for outcome in report.outcomes:
+        if outcome.act == FREED:
+            key = (whose(outcome.lock.owner), outcome.reason)
+            groups.setdefault(key, []).append(outcome.lock.id)
+    return lines + [f"freed {' '.join(ids)}{of}: {why}" for (of, why), ids in groups.items()]
+
+
+def standing(report: Report, expected: int, sightless: str = "") -> dict[str, str]:
+    """Return what lasts, by a key; `expected` GPUs, 0 where that is not known.
+
+    `sightless` says what this process may not see at all.
+    """
+    found: dict[str, str] = {}
+    if sightless:
+        found["sight"] = sightless
+    if report.blind:
+        found["blind"] = f"{BLIND}{report.blind}"
+    if report.fault:
+        found["fault"] = f"the verdicts cannot be published: {report.fault}"
+    if report.driver:
+        found["driver"] = report.driver
+    found.update(missing(report, expected))
+    for outcome in report.outcomes:
+        line = of_lock(outcome, report.blind)
+        if line:
+            token = outcome.lock.owner.token if outcome.lock.owner else ""
+            found[f"{outcome.lock.id} {token} {outcome.act}"] = line
+    return found
+
+
+def missing(report: Report, expected: int) -> dict[str, str]:
+    """Return the cards that should be there or cannot be read."""
+    found = {
+        f"fault {device.id}": f"GPU {device.id}: {device.fault}"
+        for device in report.devices
+        if device.fault
+    }
+    there = len({device.bus for device in report.devices})
+    if 0 < there < expected or (expected and not there and not report.driver):
+        found[f"missing {there}"] = f"{expected} GPUs expected (GPUS=), {there} are there"
+    known = {device.bus for device in report.devices}
+    for outcome in report.outcomes if known else ():
+        bus = outcome.lock.id.partition(".gi")[0]
+        if bus not in known and outcome.act != FREED:
+            found[f"gone {bus}"] = f"{bus} is locked, but the driver does not show it"
+    return found
+
+
+def of_lock(outcome: Outcome, blind: str) -> str:
+    """Return what is to be told of one lock that stays, or nothing."""
+    of = f"{outcome.lock.id}{whose(outcome.lock.owner)}"
+    if outcome.act == HELD and outcome.reason.startswith(f"settling: {CAUSE}:"):
+        return f"{of} is not freed: {outcome.reason.removeprefix('settling: ')}"
+    if outcome.act == ORPHANS:
+        return f"{of} is not freed: its owner is dead, but {outcome.reason}"
+    if outcome.act != FREED and outcome.verdict.state == UNKNOWN and outcome.reason != blind:
+        return f"{of} is not freed, whoever holds it: {outcome.reason}"
+    return ""
+
+
+def summary(report: Report, expected: int) -> str:
+    """Return how things stand, for the service manager."""
+    held = [outcome for outcome in report.outcomes if outcome.act != FREED]
+    unknown = [outcome for outcome in held if outcome.verdict.state == UNKNOWN]
+    total = max(expected, len(report.devices))
+    text = f"{len(held)} of {total} devices held"
+    if unknown:
+        text += f", {len(unknown)} by an unknown owner"
+    if report.driver:
+        text += f"; {report.driver}"
+    return f"{text}; {report.fault}" if report.fault else text

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the next reconcile is due. Pure; all times are CLOCK_BOOTTIME seconds.
+
+Every 30 s. A change brings it forward, but a burst of changes is one reconcile. While something
+is about to be free (a job that ended, whose processes are still going) it is looked at again
+after 1, 2, 4, ... seconds.
+"""
+
+from __future__ import annotations
+
+from gpulock.store.verdicts import PERIOD
+
+SETTLING = 0.05  # seconds after a change: an epilog that has just begun is done by then
+SPACING = 0.5  # seconds between two reconciles that changes brought forward
+FIRST = 1.0  # seconds until something restless is looked at again
+
+
+class Pace:
+    """Tell `wanted` of changes and `done` of reconciles; `due` is when the next one is."""
+
+    def __init__(self, now: float) -> None:
+        self.due = now
+        self._last = now - SPACING
+        self._pause = FIRST / 2
+
+    def wanted(self, now: float) -> None:
+        """Reconcile soon: something changed."""
+        self.due = min(self.due, max(now + SETTLING, self._last + SPACING))
+
+    def done(self, now: float, restless: bool) -> None:
+        """Note that one is over; `restless`: something it held may be free any moment."""
+        self._last = now
+        self._pause = min(self._pause * 2, PERIOD) if restless else FIRST / 2
+        self.due = now + (self._pause if restless else PERIOD)

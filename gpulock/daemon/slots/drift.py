@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the scheduler counts the devices that are really here: told, never changed.
+
+Grid Engine's count is qmaster's (`qconf -se`), asked for in a thread now and then, so that a
+qmaster that does not answer holds up nobody. Of Slurm the node knows enough by itself: the map of
+its positions. What is bad for a while (a quarantine, a stale lock) is the load sensor's to tell.
+"""
+
+from __future__ import annotations
+
+from gpulock.daemon.core.background_call import Asking
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.deadline import Deadline
+from gpulock.errors import Refusal
+from gpulock.hooks.subprocess import Program
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
+from gpulock.sge import qstat
+from gpulock.slurm import gres_map
+
+EVERY = 600.0  # seconds between two questions
+HINT = "is qmaster up?"
+
+
+class Drift:
+    """The chore that compares counts."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._next = 0.0
+        self.asking: Asking[str] | None = None
+        self._sge: dict[str, str] = {}
+
+    def run(self, node: Node, report: Report, now: float) -> None:
+        """Compare, where that is due; an answer of qmaster's is taken when it is there."""
+        if not report.devices:
+            return
+        if self.asking is not None and self.asking.wait(0.0):
+            self._sge = of_answer(self.asking, node.settings, len(report.devices))
+            self.asking = None
+        elif now < self._next:
+            return
+        if now >= self._next:
+            self._next = now + EVERY
+            if node.settings.sge_root and self.asking is None:
+                settings, name = node.settings, node.name
+                self.asking = Asking(lambda: exec_host(settings, name))
+        found = {**self._sge, **of_slurm(node.settings, report.devices)}
+        self._journal.stands("drift", found)
+
+
+def exec_host(settings: Settings, host: str) -> str:
+    """Return what qmaster keeps of this host; raise Refusal."""
+    env = {**qstat.environment(settings), "SGE_SINGLE_LINE": "1"}
+    qconf = Program(qstat.binary(settings, "qconf"), env, HINT)
+    answer = qconf.output(["-se", host], Deadline(settings.sge_qstat_timeout))
+    return answer.decode("utf-8", "replace")
+
+
+def of_answer(asking: Asking[str], settings: Settings, count: int) -> dict[str, str]:
+    """Return what is wrong with qmaster's count, by a key; no answer is nothing to tell."""
+    try:
+        known = complex_values(asking.answer())
+    except (Refusal, OSError):
+        return {}
+    return {
+        f"sge {name}": f"Grid Engine counts {name}={known[name]} here, there are {count} devices;"
+        f" see gpulock doctor"
+        for name in settings.sge_complexes
+        if name in known and known[name] != str(count)
+    }
+
+
+def complex_values(text: str) -> dict[str, str]:
+    """Return the consumables of a host, as `qconf -se` shows them on one line or several."""
+    whole = text.replace("\\\n", " ")
+    for line in whole.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "complex_values":
+            pairs = [item.partition("=") for item in "".join(value.split()).split(",")]
+            return {name: amount for name, _, amount in pairs if amount}
+    return {}
+
+
+def of_slurm(settings: Settings, devices: list[Device]) -> dict[str, str]:
+    """Return what is wrong with the map of Slurm's positions, by a key; none: no Slurm."""
+    try:
+        places = gres_map.read(settings.state_dir)
+    except Refusal as refusal:
+        missing = isinstance(refusal.__cause__, FileNotFoundError)
+        return {} if missing else {"slurm map": f"{refusal.why}; {refusal.do}"}
+    here = {gres_map.place_of(device) for device in devices if device.minor >= 0}
+    known = set(places.values())
+    found: dict[str, str] = {}
+    for place in sorted(known - here):
+        found[f"slurm {place}"] = f"Slurm counts /dev/nvidia{place}, which the driver does not show"
+    for place in sorted(here - known):
+        found[f"slurm {place}"] = f"Slurm does not count /dev/nvidia{place}: see gres.conf"
+    return found

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grid Engine's count of a host, lowered while devices are out of service and raised again.
+
+By the gpulockd of one admin host, for the hosts in SGE_COUNT_HOSTS: it asks qmaster what the load
+sensors report (`gpu.quarantined`) and changes `complex_values`. The load sensor alone keeps jobs
+away already; this is for sites whose tools read the configured count. It all happens in a thread:
+a qmaster that does not answer holds up nobody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from gpulock.daemon.core.background_call import Asking
+from gpulock.daemon.core.journal import NOTICE, Journal
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.slots import state
+from gpulock.daemon.slots.drift import complex_values
+from gpulock.daemon.slots.state import Lowered
+from gpulock.deadline import Deadline
+from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.hooks.subprocess import Program
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.sge import qstat
+
+EVERY: Final = 15.0  # seconds between two rounds
+HINT: Final = "is qmaster up?"
+OUT: Final = "gpu.quarantined"  # what a load sensor reports: quarantined or missing
+ALL: Final = 1_000_000  # more than any host has
+DIGITS: Final = 6
+_HOST: Final = re.compile(r"<host name='([^']*)'>(.*?)</host>", re.DOTALL)
+_VALUE: Final = re.compile(r"<resourcevalue name='([^']*)' dominance='hl'>([^<]*)<")
+_REQUEST: Final = re.compile(r'<hard_request name="([^"]*)"[^>]*>([^<]*)<')
+
+
+class Told(NamedTuple):
+    """What a round did, line by line, and what it could not do, by a key."""
+
+    done: list[str]
+    wrong: dict[str, str]
+
+
+class SgeCount:
+    """The chore; without hosts in the settings it still puts back what it once lowered."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.asking: Asking[Told] | None = None
+        self._next = 0.0
+
+    def run(self, node: Node, report: Report, now: float) -> None:
+        """Take the answer of the last round where it is there, and begin one where it is due."""
+        asking = self.asking
+        if asking is not None:
+            if not asking.wait(0.0):
+                return
+            self.asking = None
+            self._tell(asking)
+        settings = node.settings
+        if now < self._next or not settings.sge_root:
+            return
+        self._next = now + EVERY
+        if settings.sge_count_hosts or known(settings):
+            self.asking = Asking(lambda: whole_round(settings))
+
+    def _tell(self, asking: Asking[Told]) -> None:
+        try:
+            told = asking.answer()
+        except (Refusal, OSError, ValueError) as fault:
+            told = Told([], {"round": f"counts at qmaster are not kept: {fault}"})
+        for line in told.done:
+            self._journal.say(NOTICE, line)
+        self._journal.stands("sge count", told.wrong)
+
+
+def known(settings: Settings) -> bool:
+    """Return whether something is lowered, or was to be; in doubt it is."""
+    try:
+        return bool(state.load(settings.state_dir))
+    except (OSError, ValueError):
+        return True
+
+
+def whole_round(settings: Settings) -> Told:
+    """Bring every count of every host in step; raise Refusal, OSError or ValueError."""
+    notes = state.load(settings.state_dir)
+    hosts = sorted({*settings.sge_count_hosts, *(host for host, _ in notes)})
+    master = Master(settings)
+    out = sensed(master.ask("qhost", "-F", OUT, "-xml"))  # with -h one unknown host fails for all
+    running = master.ask("qstat", "-s", "r", "-u", "*", "-r", "-g", "t", "-xml")
+    told = Told([], {})
+    for host in hosts:
+        bad = out.get(host) if host in settings.sge_count_hosts else 0
+        try:
+            of_host(settings, master, host, bad, running, told)
+        except Refusal as fault:
+            told.wrong[host] = f"the count of {host} is not kept: {fault.why}"
+    return told
+
+
+def of_host(
+    settings: Settings, master: Master, host: str, bad: int | None, running: str, told: Told
+) -> None:
+    """Bring every count of one host in step; raise Refusal or OSError."""
+    values = complex_values(master.ask("qconf", "-se", host))
+    if bad is None:
+        told.wrong[host] = f"no load sensor tells how many devices of {host} are out ({OUT})"
+    for name in [name for name in settings.sge_complexes if name in values]:
+        if not values[name].isdecimal():
+            told.wrong[f"{host} {name}"] = f"{name}={values[name]} of {host} is no count"
+            continue
+        booked = held(running, host, name)
+        one(settings, master, (host, name), int(values[name]), bad, booked, told)
+
+
+def one(
+    settings: Settings,
+    master: Master,
+    key: state.Key,
+    current: int,
+    bad: int | None,
+    booked: int,
+    told: Told,
+) -> None:
+    """Bring one count in step: note, set, read again, note; raise Refusal or OSError."""
+    host, name = key
+    notes = state.load(settings.state_dir)
+    act = state.step(notes.get(key), current, bad, booked)
+    if act.told:
+        told.wrong[f"{host} {name}"] = f"{name} of {host}: {act.told}"
+    note(settings, notes, key, act.note)
+    if act.value is None or act.note is None:
+        return
+    master.ask("qconf", "-mattr", "exechost", "complex_values", f"{name}={act.value}", host)
+    found = complex_values(master.ask("qconf", "-se", host)).get(name)
+    if found != str(act.value):
+        told.wrong[f"{host} {name}"] = f"{name} of {host} is {found}, not {act.value} as was set"
+        return
+    again = state.step(act.note, act.value, bad, booked)
+    note(settings, notes, key, again.note)
+    told.done.append(f"Grid Engine counts {name}={act.value} on {host}, {bad} out of service")
+
+
+def note(
+    settings: Settings,
+    notes: dict[state.Key, Lowered],
+    key: state.Key,
+    wanted: Lowered | None,
+) -> None:
+    """Keep what is known of one count, where that is new; raise OSError."""
+    if notes.get(key) == wanted:
+        return
+    if wanted is None:
+        del notes[key]
+    else:
+        notes[key] = wanted
+    state.save(settings.state_dir, notes)
+
+
+class Master:
+    """qmaster, as this host's clients reach it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def ask(self, program: str, *words: str) -> str:
+        """Return what a client prints; raise Refusal for one that fails or hangs."""
+        env = {**qstat.environment(self._settings), "SGE_SINGLE_LINE": "1"}
+        client = Program(qstat.binary(self._settings, program), env, HINT)
+        code, said = client.answer(list(words), Deadline(self._settings.sge_qstat_timeout))
+        text = said.decode("utf-8", "replace")
+        if code != 0:
+            last = one_line(text.strip())[-200:]
+            raise Refusal(UNKNOWN, f"{program} {words[0]} failed: {last}", HINT)
+        return text
+
+
+def sensed(xml: str) -> dict[str, int]:
+    """Return how many devices each host's sensor reports as out of service; none: not told."""
+    found: dict[str, int] = {}
+    for host, inner in _HOST.findall(xml):
+        for name, value in _VALUE.findall(inner):
+            if name == OUT and value.replace(".", "").isdecimal():
+                found[host] = int(float(value))
+    return found
+
+
+def held(xml: str, host: str, name: str) -> int:
+    """Return how much of a complex the running jobs have on a host, at the most.
+
+    Each line of `qstat -g t` is a slot, or the master of a parallel job beside them.
+    """
+    return sum(
+        number(amount)
+        for block in jobs(xml, host)
+        for wanted, amount in _REQUEST.findall(block)
+        if wanted == name
+    )
+
+
+def number(text: str) -> int:
+    """Return how much a job asks for, at the most; what is not plain is all there is.
+
+    Users write it: `1K`, `0x10` and fractions are accepted at submission.
+    """
+    plain = text.strip()
+    return int(plain) if plain.isascii() and plain.isdigit() and len(plain) < DIGITS else ALL
+
+
+def jobs(xml: str, host: str) -> Iterable[str]:
+    """Return what is said of each job, once for each of its slots on a host."""
+    for block in xml.split("<job_list")[1:]:
+        queue = block.partition("<queue_name>")[2].partition("</queue_name>")[0]
+        if queue.rpartition("@")[2] == host:
+            slots = block.partition("<slots>")[2].partition("</slots>")[0]
+            yield from [block] * max(1, int(slots) if slots.isdecimal() else 1)

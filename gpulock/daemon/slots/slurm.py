@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm is told while devices of this node are out of service (SLURM_ON_BAD).
+
+Slurm 22.05 has nothing between one device and the whole node: a GRES with File= keeps its count,
+one without can be lowered but fails its node's next registration, a reservation holds no GRES
+(docs/quarantine.md has what was measured). So by default it is told to people; `drain` drains the
+node with a reason of ours, and takes back that drain and no other. The reason at slurmctld is the
+record: whoever was killed anywhere finds it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from gpulock.daemon.core.background_call import Asking
+from gpulock.daemon.core.journal import NOTICE, Journal
+from gpulock.daemon.health.findings import card
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.slurm import gres_map
+from gpulock.slurm.refuse import quoted
+from gpulock.slurm.scontrol import HINT, Control
+from gpulock.store import atomic, quarantine
+
+EVERY: Final = 15.0  # seconds between two rounds
+PREFIX: Final = "gpulock quarantine: "  # of our reason
+NAME: Final = "slurm-drain"  # in STATE_DIR: for which devices the node was drained
+LENGTH: Final = 180  # characters of a reason
+DRAIN: Final = "drain"
+
+
+class Act(NamedTuple):
+    """What to ask of scontrol (nothing: empty), the devices to note then, what to tell."""
+
+    words: tuple[str, ...]
+    noted: str
+    told: str = ""
+
+
+def act(state: str, reason: str, bad: Mapping[str, str], noted: str) -> Act:
+    """Return what is to be done about a node, by slurmctld's word for its state.
+
+    `bad` has the reason of each device that is out, `noted` those for which it was drained by us.
+    A drain that is not ours stays, and so does a node that somebody resumed after ours.
+    """
+    drained = "DRAIN" in state.replace("*", "+").split("+")
+    ours = drained and reason.startswith(PREFIX)
+    names = " ".join(sorted(bad))
+    if not bad:
+        return Act(("State=UNDRAIN",) if ours else (), "")
+    wanted = reason_of(bad)
+    if ours:
+        return Act(() if reason == wanted else (f"Reason={quoted(wanted)}",), names)
+    if drained:
+        return Act((), noted)
+    if noted and set(names.split()) <= set(noted.split()):
+        return Act((), noted, "the node was resumed by hand, and is left alone")
+    return Act(("State=DRAIN", f"Reason={quoted(wanted)}"), names)
+
+
+def reason_of(bad: Mapping[str, str]) -> str:
+    """Return the reason of a drain."""
+    name, why = sorted(bad.items())[0]
+    more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+    plain = one_line(f"{PREFIX}{name}: {why}").replace('"', "'")
+    return plain[: LENGTH - len(more)] + more
+
+
+class SlurmCount:
+    """The chore."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.asking: Asking[Act] | None = None
+        self._next = 0.0
+        self._first = True  # one that was killed may have drained without a note
+
+    def run(self, node: Node, report: Report, now: float) -> None:
+        """Take the answer of the last round where it is there, and begin one where it is due."""
+        settings = node.settings
+        if not report.devices:
+            return  # a driver that is away says nothing of any card
+        bad = out_here(node, report)
+        asking = self.asking
+        if asking is not None:
+            if not asking.wait(0.0):
+                return
+            self.asking = None
+            self._tell(asking)
+        noted = read(settings)
+        drains = settings.slurm_on_bad == DRAIN
+        if not drains and is_here(node, report):
+            self._journal.stands("slurm tell", told(bad))
+        if now < self._next or not (noted or (drains and (bad or self._first))):
+            return
+        self._next, self._first = now + EVERY, False
+        name, wanted = node.name, bad if drains else {}
+        self.asking = Asking(lambda: whole_round(settings, name, wanted))
+
+    def _tell(self, asking: Asking[Act]) -> None:
+        wrong: dict[str, str] = {}
+        try:
+            done = asking.answer()
+        except (Refusal, OSError, ValueError) as fault:
+            wrong["round"] = f"Slurm is not told of devices out of service: {fault}"
+        else:
+            if done.words:
+                self._journal.say(NOTICE, f"Slurm was told: {' '.join(done.words)}")
+            if done.told:
+                wrong["resumed"] = done.told
+        self._journal.stands("slurm count", wrong)
+
+
+def told(bad: Mapping[str, str]) -> dict[str, str]:
+    """Return what is told where nothing else is done."""
+    return {
+        name: f"Slurm goes on counting {name}, which is out ({why}); see SLURM_ON_BAD"
+        for name, why in bad.items()
+    }
+
+
+def out_here(node: Node, report: Report) -> dict[str, str]:
+    """Return why each device of this node that is out is out; raise Refusal."""
+    state_dir, folder = node.settings.state_dir, quarantine.QUARANTINE
+    found: dict[str, str] = {}
+    for name in quarantine.listed(state_dir, folder):
+        note = quarantine.read(state_dir, folder, name)
+        found[name] = note.get("because", "no reason noted")
+    buses = {device.bus for device in report.devices} | {card(name) for name in found}
+    if len(buses) < node.settings.gpus:
+        gone = node.settings.gpus - len(buses)
+        found["missing"] = f"{gone} of {node.settings.gpus} GPUs are not there"
+    return found
+
+
+def is_here(node: Node, report: Report) -> bool:
+    """Return whether this is a node of Slurm's."""
+    owners = [outcome.lock.owner for outcome in report.outcomes]
+    if node.settings.slurm_conf or any(one and one.scheduler == "slurm" for one in owners):
+        return True
+    try:
+        return bool(gres_map.read(node.settings.state_dir))
+    except Refusal:
+        return False
+
+
+def whole_round(settings: Settings, host: str, bad: Mapping[str, str]) -> Act:
+    """Ask for the node's state and do what is due; raise Refusal or OSError.
+
+    Drained first and noted then: whoever is killed in between finds a drain that is ours.
+    """
+    control = Control(settings)
+    name = name_of(control, host)
+    state, reason = state_of(ask(control, "show", "node", "-o", name))
+    due = act(state, reason, bad, read(settings))
+    if due.words:
+        ask(control, "update", f"NodeName={name}", *due.words)
+    if due.noted != read(settings):
+        atomic.replace_file(f"{settings.state_dir}/{NAME}", f"{due.noted}\n".encode())
+    return due
+
+
+def name_of(control: Control, host: str) -> str:
+    """Return the one node that Slurm takes this machine for; raise Refusal."""
+    found: list[str] = []
+    for one in dict.fromkeys((host, host.partition(".")[0])):
+        found = ask(control, "show", "aliases", one).split()
+        if len(found) == 1:
+            return found[0]
+    known = " ".join(found) or "no node"
+    raise Refusal(UNKNOWN, f"{host} is {known} to Slurm", "one is expected")
+
+
+def ask(control: Control, *words: str) -> str:
+    """Return what scontrol says; raise Refusal for a failure."""
+    code, said = control.run("scontrol", *words)
+    if code != 0:
+        raise Refusal(UNKNOWN, f"scontrol {words[0]}: {one_line(said.strip())[-200:]}", HINT)
+    return said
+
+
+def state_of(line: str) -> tuple[str, str]:
+    """Return state and reason of a node as `scontrol show node -o` has them."""
+    state = line.partition(" State=")[2].split(None, 1)[:1]
+    reason = line.partition(" Reason=")[2].rpartition(" [")[0]
+    return (state[0] if state else "", reason.strip())
+
+
+def read(settings: Settings) -> str:
+    """Return for which devices the node was drained, nothing where it was not by us."""
+    try:
+        return atomic.read_text(f"{settings.state_dir}/{NAME}").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CLEAN: what an epilog does about the processes that its own job left behind.
+
+Hot, loaded by epilogs where CLEAN is not off. `report` tells them, `kill` ends them: TERM first,
+then KILL, within CLEAN_TIMEOUT. Which process is the job's is the scheduler's part (`Remains`);
+what cannot be proven to be the job's is let live, and keeps the lock as the last guard says.
+"""
+
+import os
+import select
+import time
+from _signal import SIGKILL, SIGTERM, pidfd_send_signal  # the C module: see gpulock.child
+
+from gpulock.alloc.device_users import DAEMONS, INIT, belongs
+from gpulock.alloc.liveness import Judge, Scan
+from gpulock.alloc.reaper import make_holders
+from gpulock.alloc.release import ours_of, places
+from gpulock.deadline import Deadline
+from gpulock.errors import one_line
+from gpulock.node.context import Node
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from gpulock.alloc.device_users import Holders
+
+    class Remains(Protocol):
+        """A scheduler's proof of membership: pid -> a clause that says why it is the job's."""
+
+        def __call__(self, lock: Lock, scan: Scan) -> dict[int, str]: ...
+
+
+GRACE = 2.0  # seconds from TERM to KILL, of a third of CLEAN_TIMEOUT at most
+PAUSE = 0.02  # seconds between two looks at what does not end
+SHOWN = 4  # processes named in a line
+
+
+class Left:
+    """A process that a job left behind: pid, start time, name, and why it is the job's."""
+
+    __slots__ = ("name", "pid", "start", "why")
+
+    def __init__(self, pid: int, start: int, name: str, why: str) -> None:
+        self.pid = pid
+        self.start = start
+        self.name = name
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.pid} ({self.name}, {self.why})"
+
+
+def clean(
+    node: Node,
+    ours: "Callable[[Owner], bool]",
+    judge: "Callable[[], Judge]",
+    remains: "Remains",
+    deadline: Deadline,
+) -> list[str]:
+    """Report or end what the job left behind here; return lines to tell.
+
+    `judge` gives a fresh look at all processes. Raises Refusal where LOCK_DIR cannot be read.
+    """
+
+    def look() -> list[Left]:
+        return left_of(node, ours, judge(), remains)
+
+    found = look()
+    if not found:
+        return []
+    if node.settings.clean != "kill":
+        return [f"left behind: {named(found)}"]
+    lines = [f"left behind, ended: {named(found)}"]
+    limit = deadline.sooner(node.settings.clean_timeout)
+    lines += send(node, found, SIGTERM)
+    wait(found, node, limit.sooner(min(GRACE, limit.left() / 3)))
+    while found := look():
+        if limit.left() <= 0:
+            return [*lines, f"left behind, and does not end: {named(found)}"]
+        lines += [line for line in send(node, found, SIGKILL) if line not in lines]
+        wait(found, node, limit.sooner(PAUSE))
+    return lines
+
+
+def left_of(
+    node: Node, ours: "Callable[[Owner], bool]", judge: Judge, remains: "Remains"
+) -> list[Left]:
+    """Return the processes of this node's locks that are `ours`, each once."""
+    if not node.store.exists():
+        return []
+    held = node.store.all()
+    for lock in held.values():
+        node.store.read_details(lock)
+    mine = ours_of(held, ours)
+    if not mine:
+        return []
+    judge.attach(held)
+    holders = make_holders(node, places(node, mine), judge)
+    spared = spare(judge.scan)
+    found: dict[int, Left] = {}
+    for lock in mine.values():
+        for pid, why in remains(lock, judge.scan).items():
+            left = look_at(pid, why, lock, held, holders)
+            if left and pid not in spared:
+                found.setdefault(pid, left)
+    return list(found.values())
+
+
+def spare(scan: Scan) -> set[int]:
+    """Return this process and all above it: an epilog does not end itself or its daemon."""
+    found = {0, INIT}
+    pid = os.getpid()
+    while pid not in found:
+        found.add(pid)
+        try:
+            pid = scan.status(pid).ppid
+        except (OSError, ValueError):
+            break
+    return found
+
+
+def look_at(
+    pid: int, why: str, lock: Lock, held: dict[str, Lock], holders: "Holders"
+) -> Left | None:
+    """Return a process as left behind, None where it is gone, another's, or a service's.
+
+    root's processes are no job's, unless its owner may end them; a daemon of a scheduler never is.
+    """
+    record = lock.owner
+    assert record is not None
+    try:
+        status = holders.status(pid)
+        start = holders.scan.proc.start(pid)
+    except (OSError, ValueError):
+        return None
+    if status.kernel or (status.name in DAEMONS and status.uids[0] == 0):
+        return None
+    if 0 in status.uids[:3] and not may_signal(record.uid, status.uids):
+        return None
+    if any([belongs(pid, other, record, holders) for other in held.values()]):
+        return None
+    return Left(pid, start, one_line(status.name), why)
+
+
+def may_signal(uid: int, uids: tuple[int, ...]) -> bool:
+    """Return whether a user may end a process himself (kill(2)): by its real or saved uid.
+
+    So he may end a `su` that asks for a password, although it runs as root.
+    """
+    real, _, saved, *_ = uids
+    return uid in (0, real, saved)
+
+
+def send(node: Node, found: list[Left], number: int) -> list[str]:
+    """Send a signal to each process, by a pidfd that is proven to be its; return what failed."""
+    lines: list[str] = []
+    for left in found:
+        try:
+            fd = os.pidfd_open(left.pid)
+        except ProcessLookupError:
+            continue
+        except OSError as fault:  # a kernel before 5.3: a pid may be another's by now
+            return [f"process {left.pid} cannot be ended safely: pidfd_open: {fault.strerror}"]
+        try:
+            if node.proc.running(left.pid, left.start):
+                pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            pass
+        except (OSError, ValueError) as fault:
+            lines.append(f"process {left.pid} cannot be ended: {fault}")
+        finally:
+            os.close(fd)
+    return lines
+
+
+def wait(found: list[Left], node: Node, limit: Deadline) -> None:
+    """Wait until these processes are gone, for as long as `limit` allows."""
+    for left in found:
+        try:
+            fd = os.pidfd_open(left.pid)
+        except OSError:
+            continue
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            while node.proc.running(left.pid, left.start) and limit.left() > 0:
+                poll.poll(1000 * min(limit.left(), PAUSE))
+        except (OSError, ValueError):
+            time.sleep(min(limit.left(), PAUSE))
+        finally:
+            os.close(fd)
+
+
+def named(found: list[Left]) -> str:
+    """Return the first processes for a line."""
+    rest = len(found) - SHOWN
+    words = ", ".join([f"process {left}" for left in found[:SHOWN]])
+    return f"{words} and {rest} more" if rest > 0 else words

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hooks of every scheduler share: whose settings, what is told to whom.
+
+Hot.
+"""
+
+import os
+import syslog
+
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings, load
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.alloc.liveness import Judge, Members
+
+
+def settings_for(path: str) -> Settings:
+    """Load the settings; root, or a simulation's own user, and nobody else, may run a hook."""
+    os.umask(0o022)  # everybody may read locks and records, whatever the daemon's umask is
+    settings = load(path)
+    if os.geteuid() != 0 and not settings.simulation:
+        raise Refusal(BROKEN, f"the hook runs as uid {os.geteuid()}", "it must be root's")
+    return settings
+
+
+def looker(node: Node, members: "dict[str, Members] | None" = None) -> "Judge":
+    """Return a judge without rules, for a release: it looks at processes and judges nobody."""
+    from gpulock.alloc.liveness import Judge, Scan
+
+    return Judge(node.boot_id, node.name, Scan(node.proc), {}, members)
+
+
+def unexpected(fault: BaseException) -> Refusal:
+    """Return the refusal for a fault nobody foresaw: a broken node, with where it happened."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = ""
+    if trace is not None:
+        code = trace.tb_frame.f_code
+        place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+    kind = UNKNOWN if isinstance(fault, OSError) else BROKEN
+    return Refusal(kind, f"{type(fault).__name__}: {fault}{place}", "report this as a bug")
+
+
+def tell(settings: Settings | None, sentence: str, error: bool) -> None:
+    """Write one line to syslog and, for an error, to stderr; neither decides anything."""
+    line = sentence.encode("utf-8", "backslashreplace")  # names of processes may be any bytes
+    if error:
+        try:
+            os.write(2, line + b"\n")
+        except OSError:
+            pass
+    if settings is None or not settings.simulation:
+        syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
+        syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_INFO, line.decode())

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One finding of `gpulock doctor`, and how a look that fails becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gpulock.errors import Refusal
+from gpulock.install.hooks import InstallError
+
+OK, WARNING, FAULT = "ok", "warning", "fault"
+BROKEN: Final = 3  # exit code: this node is broken
+
+
+@dataclass(frozen=True)
+class Check:
+    """A thing looked at, its state, what was found, and what to do."""
+
+    name: str
+    state: str
+    what: str
+    do: str = ""
+
+
+def good(name: str, what: str) -> Check:
+    """Return a check that is well."""
+    return Check(name, OK, what)
+
+
+def warning(name: str, what: str, do: str = "") -> Check:
+    """Return a check that a person should look at."""
+    return Check(name, WARNING, what, do)
+
+
+def fault(name: str, what: str, do: str) -> Check:
+    """Return a check that keeps jobs from their GPUs, or lets them share."""
+    return Check(name, FAULT, what, do)
+
+
+def examine(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
+    """Return what a look finds; where it fails, what it found so far and the reason."""
+    found: list[Check] = []
+    try:
+        for check in look():
+            found.append(check)  # one by one: what was found before a failure counts
+    except Refusal as refusal:
+        found.append(warning(name, f"could not be found out: {refusal.why}", refusal.do))
+    except (InstallError, OSError, ValueError, KeyError) as reason:
+        found.append(warning(name, f"could not be found out: {reason}"))
+    return found

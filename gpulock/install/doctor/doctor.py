@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock doctor`: look at everything a job's GPUs depend on, and say what to do about faults.
+
+What cannot be found out is a warning with the reason, never silently well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.doctor.check import BROKEN, FAULT, OK, WARNING, Check, examine
+from gpulock.install.doctor.containers import container_checks
+from gpulock.install.doctor.health import health_checks
+from gpulock.install.doctor.isolation import isolation_checks
+from gpulock.install.doctor.leftovers import handover_checks
+from gpulock.install.doctor.node import node_checks, settings_check
+from gpulock.install.doctor.sge import sge_checks
+from gpulock.install.doctor.slurm import slurm_checks
+from gpulock.install.doctor.systemd import systemd_checks
+from gpulock.install.hooks import InstallError
+from gpulock.install.sge.install import PROFILE, current_settings, record_of
+from gpulock.install.sge.site import find_execds
+from gpulock.install.slurm.install import record_of as slurm_record
+from gpulock.install.versions import DEFAULT_PREFIX
+from gpulock.node.settings import DEFAULT_PATH, Settings
+
+__all__ = ["BROKEN", "FAULT", "OK", "WARNING", "Check", "Where", "doctor", "examine", "exit_code"]
+MARKS: Final = {OK: "✓", WARNING: "!", FAULT: "✗"}
+
+
+@dataclass(frozen=True)
+class Where:
+    """What doctor looks at; a simulated node has no hooks and no scheduler.
+
+    Without a prefix, where the hooks were installed last.
+    """
+
+    config: Path = Path(DEFAULT_PATH)
+    prefix: Path | None = None
+    profile: Path = PROFILE
+
+
+def doctor(where: Where) -> list[Check]:
+    """Return every check of this node, in the order of a job's way."""
+    settings, first = settings_check(where.config)
+    if settings is None:
+        return [first]
+    checks = [first, *node_checks(settings), *container_checks(settings)]
+    checks += health_checks(settings)
+    if not settings.simulation:
+        prefix = where.prefix or installed_prefix(settings)
+        if not is_for_slurm_alone(settings, where.config):
+            checks += sge_checks(settings, where.config, prefix, where.profile)
+        checks += slurm_checks(settings, where.config, prefix)
+        checks += systemd_checks(settings, where.config)
+        checks += isolation_checks(settings)
+        checks += handover_checks(settings)
+    return checks
+
+
+def is_for_slurm_alone(settings: Settings, config: Path) -> bool:
+    """Say whether the hooks are here for Slurm, and nothing is of Grid Engine."""
+    _, given = current_settings(config)
+    if not slurm_record(settings).load():
+        return False
+    return not (record_of(settings).load() or "SGE_ROOT" in given or find_execds())
+
+
+def installed_prefix(settings: Settings) -> Path:
+    """Return the folder of the installed hooks, as it was noted."""
+    noted: list[str] = []
+    for record in (slurm_record(settings), record_of(settings)):
+        try:
+            noted += [address[1] for address in record.load() if address[0] == "hooks"]
+        except InstallError:
+            continue
+    return Path(noted[-1]) if noted else DEFAULT_PREFIX
+
+
+def exit_code(checks: Iterable[Check]) -> int:
+    """Return 0, or 3 (this node is broken) for any fault."""
+    return BROKEN if any(check.state == FAULT for check in checks) else 0
+
+
+def show(checks: Iterable[Check], echo: Callable[[str], None]) -> None:
+    """Print each check with its mark, and what to do below a fault."""
+    for check in checks:
+        echo(f"{MARKS[check.state]} {check.name}: {check.what}")
+        if check.do:
+            echo(f"    {check.do}")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock install sge` and `uninstall sge`: Grid Engine's configuration and hooks. Cold."""

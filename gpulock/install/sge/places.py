@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The places in Grid Engine's configuration that gpulock changes, each compared and set alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpulock.install.sge.qconf import (
+    Qconf,
+    QconfError,
+    is_none,
+    parse_complexes,
+    parse_list,
+    parse_overrides,
+    table,
+)
+
+
+@dataclass(frozen=True)
+class QueueAttribute:
+    """An attribute of a queue (`gpu.q`) or of it on one host (`gpu.q@node1`)."""
+
+    qconf: Qconf
+    domain: str
+    name: str
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Kind and coordinates."""
+        return ("queue", self.domain, self.name)
+
+    @property
+    def title(self) -> str:
+        """Name it for people."""
+        return f"{self.name} of queue {self.domain}"
+
+    def read(self) -> str | None:
+        """Return the value; None for a host without one of its own."""
+        queue, _, host = self.domain.partition("@")
+        value = self.qconf.show("-sq", queue)[self.name]
+        default, overrides = parse_overrides(value)
+        return overrides.get(host) if host else default
+
+    def write(self, value: str | None) -> None:
+        """Set the value, or let the queue's hold for the host again."""
+        if value is None:
+            self.qconf.run("qconf", "-purge", "queue", self.name, self.domain)
+        else:
+            self.qconf.run("qconf", "-rattr", "queue", self.name, value, self.domain)
+
+
+@dataclass(frozen=True)
+class HostValue:
+    """How much of one complex an execution host has."""
+
+    qconf: Qconf
+    host: str
+    name: str
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Kind and coordinates."""
+        return ("exechost", self.host, self.name)
+
+    @property
+    def title(self) -> str:
+        """Name it for people."""
+        return f"complex_values {self.name} of host {self.host}"
+
+    def read(self) -> str | None:
+        """Return the amount."""
+        return parse_list(self.qconf.show("-se", self.host)["complex_values"]).get(self.name)
+
+    def write(self, value: str | None) -> None:
+        """Set the amount; the others keep theirs, and their order."""
+        values = parse_list(self.qconf.show("-se", self.host)["complex_values"])
+        if value is None:
+            values.pop(self.name, None)
+        else:
+            values[self.name] = value
+        text = ",".join(f"{name}={inner}" for name, inner in values.items()) or "NONE"
+        self.qconf.run("qconf", "-rattr", "exechost", "complex_values", text, self.host)
+
+
+@dataclass(frozen=True)
+class HostConfiguration:
+    """A line of a host's own configuration, which goes before the global one."""
+
+    qconf: Qconf
+    host: str
+    name: str
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Kind and coordinates."""
+        return ("configuration", self.host, self.name)
+
+    @property
+    def title(self) -> str:
+        """Name it for people."""
+        return f"{self.name} in the configuration of host {self.host}"
+
+    def read(self) -> str | None:
+        """Return the value."""
+        return (self.qconf.configuration(self.host) or {}).get(self.name)
+
+    def write(self, value: str | None) -> None:
+        """Set the line or take it away; a configuration without lines is none."""
+        found = self.qconf.configuration(self.host)
+        lines = dict(found or {})
+        if value is None:
+            lines.pop(self.name, None)
+        else:
+            lines[self.name] = value
+        if lines:
+            self.qconf.load("-Aconf" if found is None else "-Mconf", self.host, table(lines))
+        elif found is not None:
+            self.qconf.run("qconf", "-dconf", self.host)
+
+
+@dataclass(frozen=True)
+class Complex:
+    """One line of the complex table.
+
+    `patience` is how long to wait until qmaster has forgotten what a load sensor reported.
+    """
+
+    qconf: Qconf
+    name: str
+    patience: float = 0.0
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Kind and name."""
+        return ("complex", self.name)
+
+    @property
+    def title(self) -> str:
+        """Name it for people."""
+        return f"complex {self.name}"
+
+    def read(self) -> str | None:
+        """Return the line."""
+        return parse_complexes(self.qconf.run("qconf", "-sc")).get(self.name)
+
+    def write(self, value: str | None) -> None:
+        """Set the line; qconf takes the whole table, read a moment ago."""
+        deadline = time.monotonic() + self.patience
+        while True:
+            lines = parse_complexes(self.qconf.run("qconf", "-sc"))
+            if value is None:
+                lines.pop(self.name, None)
+            else:
+                lines[self.name] = value
+            try:
+                return self.qconf.load("-Mc", "complexes", "\n".join(lines.values()) + "\n")
+            except QconfError as fault:
+                if "still referenced" not in str(fault) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+
+def effective(
+    qconf: Qconf, queue: str, host: str, name: str, lines: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the hook that runs for a queue's jobs on a host: the queue's, the host's, the global.
+
+    exec_job.c of 8.1.9: a queue's value that is not NONE replaces the configuration's, which may
+    be given as `lines`.
+    """
+    value = qconf.show("-sq", f"{queue}@{host}").get(name)
+    if is_none(value):
+        value = (configured(qconf, host) if lines is None else lines).get(name)
+    return None if is_none(value) else value
+
+
+def configured(qconf: Qconf, host: str) -> dict[str, str]:
+    """Return the configuration that execd of a host goes by: its own lines before the global."""
+    return {**(qconf.configuration("global") or {}), **(qconf.configuration(host) or {})}

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this node's Grid Engine is: from the settings, or from the execd that runs here.
+
+The environment of whoever calls is not asked: it may lead to another cell than this node's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpulock.install.daemons import find_daemons, root_and_we, why_not_run
+from gpulock.install.hooks import InstallError
+from gpulock.install.sge.qconf import Qconf, QconfError
+from gpulock.node.settings import Settings
+
+_NAME = "sge_execd"
+_ELF = b"\x7fELF"
+CLIENTS = ("qconf", "qstat", "qselect", "gethostname", "qmod", "qalter")
+
+
+@dataclass(frozen=True)
+class Execd:
+    """The execd of this node: what it was started with, and its spool directory."""
+
+    pid: int
+    env: dict[str, str]
+    program: Path
+    spool: Path
+    owners: frozenset[int] = field(default_factory=root_and_we)  # whose programs beside it are run
+
+
+@dataclass(frozen=True)
+class Site:
+    """What leads to qmaster, as the keys of the settings name it."""
+
+    root: str
+    cell: str
+    qmaster_port: str
+    execd_port: str
+    binaries: str
+
+    def keys(self) -> dict[str, str]:
+        """Return the settings that lead a hook to the same qmaster; empty ones left out."""
+        pairs = {
+            "SGE_ROOT": self.root,
+            "SGE_CELL": self.cell,
+            "SGE_QMASTER_PORT": self.qmaster_port,
+            "SGE_EXECD_PORT": self.execd_port,
+            "SGE_BINARIES": self.binaries,
+        }
+        return {name: value for name, value in pairs.items() if value}
+
+    def qconf(self, seconds: float = 20.0) -> Qconf:
+        """Return the clients of this site."""
+        env = {name: value for name, value in self.keys().items() if name != "SGE_BINARIES"}
+        return Qconf(Path(self.binaries), env, seconds)
+
+
+def find_execds(proc: Path = Path("/proc")) -> list[Execd]:
+    """Return every execd of this machine that can be seen, none of another container's."""
+    return [
+        Execd(daemon.pid, daemon.env, daemon.program, daemon.folder, daemon.owners)
+        for daemon in find_daemons(_NAME, proc)
+    ]
+
+
+def find_execd(execds: list[Execd], root: str, cell: str) -> Execd | None:
+    """Return the one execd of a cell (empty: of any); raise InstallError for several."""
+    fitting = [
+        e
+        for e in execds
+        if root in ("", e.env.get("SGE_ROOT", ""))
+        and cell in ("", e.env.get("SGE_CELL", "default"))
+    ]
+    if len(fitting) > 1:
+        cells = " ".join(f"{e.env.get('SGE_ROOT')}/{e.env.get('SGE_CELL')}" for e in fitting)
+        raise InstallError(f"several execds run here ({cells}); name one by SGE_ROOT and SGE_CELL")
+    return fitting[0] if fitting else None
+
+
+def find_site(
+    settings: Settings, given: frozenset[str], execd: Execd | None, root: str = "", cell: str = ""
+) -> Site:
+    """Return the site: settings that were `given`, then what was asked for, then execd's.
+
+    Raises InstallError where nothing names SGE_ROOT, or two disagree.
+    """
+    env = execd.env if execd else {}
+    chosen = {"SGE_ROOT": root, "SGE_CELL": cell}
+    for name, value in chosen.items():
+        known = str(getattr(settings, name.lower())) if name in given else ""
+        if value and known and value != known:
+            raise InstallError(f"{settings.path} says {name}={known}, not {value}; change it there")
+
+    def pick(name: str, default: str = "") -> str:
+        known = str(getattr(settings, name.lower())) if name in given else ""
+        return known or chosen.get(name, "") or env.get(name, "") or default
+
+    root = pick("SGE_ROOT")
+    if not root:
+        raise InstallError("no execd runs here and SGE_ROOT is not known; start it or name them")
+    folder = settings.sge_binaries or find_binaries(Path(root), execd)
+    ports = pick("SGE_QMASTER_PORT"), pick("SGE_EXECD_PORT")
+    return Site(root, pick("SGE_CELL", "default"), *ports, folder)
+
+
+def find_binaries(root: Path, execd: Execd | None) -> str:
+    """Return the folder of the real clients: Debian's in the PATH are wrapper scripts.
+
+    Beside the execd that runs, or below an SGE_ROOT that may be its word: only what nobody but
+    root and the admin user could have put there. Without execd the root is the administrator's
+    own word. Raises InstallError.
+    """
+    folders = [execd.program.parent] if execd else []
+    folders += [*sorted((root / "bin").glob("*")), Path("/usr/lib/gridengine"), Path("/usr/bin")]
+    for folder in folders:
+        if all(_is_program(folder / name) for name in ("qconf", "qstat")):
+            if execd and (why := why_strange(folder, execd.owners)):
+                raise InstallError(
+                    f"the clients in {folder} are not run: {why}; mend it, or set SGE_BINARIES"
+                )
+            return str(folder)
+    raise InstallError(f"no qconf and qstat below {root}/bin; set SGE_BINARIES")
+
+
+def why_strange(folder: Path, owners: Collection[int]) -> str:
+    """Return why the clients in a folder are not run, or nothing."""
+    there = [folder / name for name in CLIENTS if (folder / name).exists()]
+    return next((why for path in there if (why := why_not_run(path, owners))), "")
+
+
+def _is_program(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == _ELF
+    except OSError:
+        return False
+
+
+def host_name(qconf: Qconf, name: str = "") -> str:
+    """Return this machine's name as Grid Engine has it; raise InstallError when it has none."""
+    hosts = qconf.names("-sel")
+    known = {host.lower(): host for host in hosts}
+    node = os.uname().nodename.lower()
+    try:
+        alias = qconf.run("gethostname", "-aname").strip().lower()
+    except QconfError:  # not every build has it
+        alias = node
+    for candidate in [name.lower()] if name else [alias, node, node.partition(".")[0]]:
+        if candidate in known:
+            return known[candidate]
+    short = [h for h in hosts if h.partition(".")[0].lower() == node.partition(".")[0]]
+    if not name and len(short) == 1:
+        return short[0]
+    raise InstallError(f"{name or node} is no execution host ({' '.join(hosts)}); see qconf -ae")

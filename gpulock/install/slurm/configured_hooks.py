@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which programs Slurm runs as Prolog, TaskProlog and Epilog, and whether ours is among them.
+
+Prolog and Epilog may be a pattern (glob): all that it names is run, in reverse alphabetical
+order, until one fails; what names nothing drains the node. TaskProlog is one program.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.hooks import HookPaths
+from gpulock.install.slurm.slurm_conf import Conf
+
+PROLOG, TASK, EPILOG = "Prolog", "TaskProlog", "Epilog"
+PATHS: Final[dict[str, Callable[[HookPaths], Path]]] = {
+    PROLOG: lambda paths: paths.slurm_prolog,
+    TASK: lambda paths: paths.slurm_task,
+    EPILOG: lambda paths: paths.slurm_epilog,
+}
+_SIGNS: Final = "*?["
+_SCRIPT: Final = 1 << 16  # bytes of a script that may call ours
+
+
+@dataclass(frozen=True)
+class InForce:
+    """One of Slurm's hooks: its value, and the programs that run here, in their order."""
+
+    key: str
+    values: tuple[str, ...]
+    programs: tuple[Path, ...]
+    ours: tuple[Path, ...]
+
+    @property
+    def others(self) -> tuple[Path, ...]:
+        """The programs that are the site's, or that call ours among other things."""
+        return tuple(path for path in self.programs if path not in self.ours)
+
+    @property
+    def text(self) -> str:
+        """The value as slurm.conf has it."""
+        return " ".join(self.values) or "none"
+
+
+def look(conf: Conf, key: str, paths: HookPaths) -> InForce:
+    """Return what is in force for one hook."""
+    target = PATHS[key](paths)
+    values = tuple(conf.patterns(key))
+    programs: list[Path] = []
+    for value in values:
+        if key != TASK and is_pattern(value):
+            programs += [Path(name) for name in sorted(glob.glob(value), reverse=True)]
+        elif value:
+            programs.append(Path(value))
+    ours = tuple(path for path in programs if leads_to(path, target))
+    return InForce(key, values, tuple(programs), ours)
+
+
+def all_hooks(conf: Conf, paths: HookPaths) -> list[InForce]:
+    """Return what is in force for each hook."""
+    return [look(conf, key, paths) for key in PATHS]
+
+
+def is_pattern(value: str) -> bool:
+    """Say whether a value is a glob pattern."""
+    return any(sign in value for sign in _SIGNS)
+
+
+def leads_to(path: Path, target: Path) -> bool:
+    """Say whether a program is ours, is a link to ours, or is a script that calls it."""
+    try:
+        if path == target or path.resolve(strict=True) == target.resolve(strict=True):
+            return True
+        with path.open("rb") as file:
+            text = file.read(_SCRIPT)
+    except OSError:
+        return False
+    return text.startswith(b"#!") and calls(text.decode("utf-8", "replace"), target)
+
+
+def calls(script: str, target: Path) -> bool:
+    """Say whether a script names a program outside its comments; pure."""
+    lines = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
+    return any(str(target) in line.replace('"', " ").replace("'", " ").split() for line in lines)
+
+
+def is_wrapper(path: Path, target: Path) -> bool:
+    """Say whether a program that leads to ours is a script of the site's around it."""
+    try:
+        return path != target and path.resolve(strict=True) != target.resolve(strict=True)
+    except OSError:
+        return False
+
+
+def link_name(pattern: str, key: str) -> str:
+    """Return a name that a pattern matches, so that our Prolog runs first, our Epilog last; pure.
+
+    Empty where the pattern leaves no such choice.
+    """
+    last = Path(pattern).name
+    name = last.replace("*", "zz-gpulock" if key == PROLOG else "00-gpulock", 1).replace("*", "")
+    return name if fnmatchcase(name, last) and not is_pattern(name) else ""
+
+
+def misplaced(hook: InForce) -> Path | None:
+    """Return a program of the site's that runs before our Prolog, or after our Epilog."""
+    if not hook.ours or not hook.others:
+        return None
+    at = hook.programs.index(hook.ours[0])
+    wrong = hook.programs[:at] if hook.key == PROLOG else hook.programs[at + 1 :]
+    return next((path for path in wrong if path not in hook.ours), None)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device stands at which position of slurmd's list, in the form of STATE_DIR/slurm-map.
+
+The order is what `slurmd -G` prints, not that of gres.conf's lines: Slurm sorts them by the types
+in slurm.conf's Gres=, cuts off what is too much, and sorts by file and links with AutoDetect
+(gres.c and gres_gpu.c of 22.05; tried with ConstrainDevices).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from gpulock.errors import Refusal
+from gpulock.install.hooks import InstallError
+from gpulock.install.slurm.site import Site
+from gpulock.node import devices
+from gpulock.node.settings import Settings
+from gpulock.slurm.gres_map import LINE
+from gpulock.store import atomic, kv
+
+_GPU: Final = "gpu"
+_ENTRY: Final = re.compile(r"\bGres Name=(\S+) .*?\bCount=(\d+)\b")
+_FILE: Final = re.compile(r" File=(\S+)")
+_CARD: Final = re.compile(r"nvidia(\d+)")
+_CAPABILITY: Final = re.compile(r"nvidia-cap(\d+)")
+_MOST: Final = 4096  # names of one expression: Slurm allows 1024 files a node
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of slurmd's list: type and File= as printed, and the files of each position."""
+
+    type: str
+    file: str
+    positions: tuple[tuple[str, ...], ...]
+
+
+def parse_list(text: str) -> list[Entry]:
+    """Return the GPUs that `slurmd -G` prints, in its order; raise InstallError; pure."""
+    found: list[Entry] = []
+    for line in text.splitlines():
+        match = _ENTRY.search(line)
+        if match is None or match[1] != _GPU:
+            continue
+        count, named = int(match[2]), _FILE.search(line)
+        files = expand(named[1]) if named else []
+        if count == 0:
+            continue
+        kind = re.search(r" Type=(\S+)", line)
+        if len(files) == count:
+            places: list[tuple[str, ...]] = [(name,) for name in files]
+        elif count == 1 and files:
+            places = [tuple(files)]  # MultipleFiles: one resource
+        else:
+            raise InstallError(f"slurmd's list is not understood: {line.strip()}; report this line")
+        typed = kind[1] if kind and kind[1] != "(null)" else ""
+        found.append(Entry(typed, named[1] if named else "", tuple(places)))
+    return found
+
+
+def expand(text: str) -> list[str]:
+    """Return the names of `/dev/nvidia[0-1,3],/dev/x`, in their order; raise InstallError; pure."""
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        pieces = re.split(r"\[([^\]]*)\]", part)
+        choices = [_numbers(p) if n % 2 else [p] for n, p in enumerate(pieces)]
+        names += ["".join(words) for words in product(*choices)]
+        if len(names) > _MOST:
+            raise InstallError(f"more than {_MOST} files in {text[:80]}; look at gres.conf")
+    return names
+
+
+def _numbers(text: str) -> list[str]:
+    found: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise InstallError(f"[{text}] is no list of numbers; look at gres.conf")
+        numbers = range(int(first), int(last if dash else first) + 1)
+        if len(numbers) > _MOST:
+            raise InstallError(f"[{text}] is too long; look at gres.conf")
+        found += [str(number).zfill(len(first)) for number in numbers]
+    return found
+
+
+def positions(entries: Iterable[Entry]) -> list[tuple[str, ...]]:
+    """Return the files of each position."""
+    return [files for entry in entries for files in entry.positions]
+
+
+def entries_of(site: Site) -> list[Entry]:
+    """Return slurmd's own list of GPUs; raise InstallError where two nodes here differ."""
+    lists = [parse_list(site.gres(node)) for node in site.nodes or ("",)]
+    if any(entries != lists[0] for entries in lists):
+        raise InstallError(
+            f"the nodes of this machine ({' '.join(site.nodes)}) have different GPUs in gres.conf,"
+            " and there is one map: name one by --node, and give the others settings of their own"
+        )
+    return lists[0]
+
+
+def counts_gres(settings: Settings) -> bool:
+    """Say whether jobs get GPUs by slurmd's list of gres/gpu, not by a mere count."""
+    return settings.slurm_chooser == "slurm" or settings.slurm_count == "gpus"
+
+
+def map_text(gres_conf: Path | None, places: list[str]) -> str:
+    """Return the text of the map; pure."""
+    pairs = [("gres_conf", str(gres_conf or ""))]
+    pairs += [(str(number), place) for number, place in enumerate(places)]
+    return f"{LINE}\n{kv.encode(pairs)}"
+
+
+class Places:
+    """What the driver calls the device files of this node; raises InstallError."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        # /dev elsewhere is a simulated or a lab's: its files may be any kind.
+        self.by_name = bool(settings.simulation) or settings.dev_root != "/dev"
+        self._instances: dict[int, str] | None = None
+
+    def of_all(self, wanted: Sequence[tuple[str, ...]]) -> list[str]:
+        """Return the place of each position, which must be a device that the driver shows."""
+        if not wanted:
+            return []
+        try:
+            found = devices.read_devices(self.settings.driver_root, self.settings.sys_root)
+        except Refusal as refusal:
+            raise InstallError(f"{refusal.why}; {refusal.do}, then run it again") from refusal
+        shown = {device.minor for device in found if not device.fault}
+        places: list[str] = []
+        for number, files in enumerate(wanted):
+            place = self.of(files)
+            if int(place.partition(".")[0]) not in shown:
+                minors = ",".join(map(str, sorted(shown))) or "none"
+                raise InstallError(
+                    f"position {number} of slurmd's list is {files[0]}, but the driver shows no"
+                    f" GPU with this minor (only {minors}); correct gres.conf, or look at the card"
+                )
+            if place in places:
+                raise InstallError(
+                    f"positions {places.index(place)} and {number} of slurmd's list are the same"
+                    f" device, {files[0]}; correct gres.conf"
+                )
+            places.append(place)
+        return places
+
+    def of(self, files: tuple[str, ...]) -> str:
+        """Return `<minor>`, or `<minor>.gi<g>.ci<c>` for the files of a MIG instance."""
+        cards: list[int] = []
+        capabilities: list[str] = []
+        for name in files:
+            if _CAPABILITY.fullmatch(Path(name).name):
+                capabilities.append(name)
+            else:
+                cards.append(self.minor(name))
+        if len(cards) != 1:
+            raise InstallError(
+                f"{','.join(files)} holds {len(cards)} cards: one position must be one card, or"
+                " one card with the capabilities of one MIG instance; correct gres.conf"
+            )
+        if not capabilities:
+            return str(cards[0])
+        return f"{cards[0]}.{self.instance(cards[0], capabilities)}"
+
+    def minor(self, name: str) -> int:
+        """Return the minor of a card's device file."""
+        info = _stat(name)
+        if stat.S_ISCHR(info.st_mode) and os.major(info.st_rdev) == devices.MAJOR:
+            return os.minor(info.st_rdev)
+        found = _CARD.fullmatch(Path(name).resolve().name)
+        if self.by_name and found:
+            return int(found[1])
+        raise InstallError(f"{name} is no NVIDIA device (major {devices.MAJOR}); correct gres.conf")
+
+    def instance(self, card: int, capabilities: list[str]) -> str:
+        """Return `gi<g>.ci<c>` for the capability files of one instance."""
+        if self._instances is None:
+            self._instances = read_instances(f"{self.settings.driver_root}-caps/mig-minors")
+        names = [self._instances.get(self.capability(name), "") for name in capabilities]
+        compute = [name for name in names if "/ci" in name]
+        whole = compute[0].rpartition("/")[0] if compute else ""
+        if len(compute) != 1 or not all(name in (whole, compute[0]) for name in names):
+            found = " and ".join(name or "unknown" for name in names)
+            raise InstallError(
+                f"{','.join(capabilities)} ({found}) is not one MIG instance; see"
+                " /proc/driver/nvidia-caps/mig-minors and correct gres.conf"
+            )
+        gpu, gi, ci = compute[0].split("/")
+        if gpu != f"gpu{card}":
+            raise InstallError(
+                f"{capabilities[0]} belongs to {gpu}, not to card {card}; correct it"
+            )
+        folder = f"{self.settings.driver_root}/capabilities/gpu{card}/mig/{gi}/{ci}"
+        if not os.path.isdir(folder):
+            raise InstallError(
+                f"MIG instance {gi}.{ci} of card {card} does not exist; make it first"
+            )
+        return f"{gi}.{ci}"
+
+    def capability(self, name: str) -> int:
+        """Return the minor of a capability's device file."""
+        info = _stat(name)
+        if stat.S_ISCHR(info.st_mode) and not self.by_name:
+            return os.minor(info.st_rdev)
+        found = _CAPABILITY.fullmatch(Path(name).name)
+        assert found is not None
+        return int(found[1])
+
+
+def read_instances(path: str) -> dict[int, str]:
+    """Return `gpu0/gi1` or `gpu0/gi1/ci0` by the minor of its capability; raise InstallError."""
+    try:
+        table = atomic.read_text(path, 1 << 20)
+    except OSError as fault:
+        raise InstallError(f"{path}: {fault.strerror}; gres.conf names MIG instances") from fault
+    found = re.findall(r"(?m)^(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)$", table)
+    return {int(minor): name for name, minor in found}
+
+
+def _stat(name: str) -> os.stat_result:
+    try:
+        return os.stat(name)
+    except OSError as fault:
+        raise InstallError(f"{name}: {fault.strerror}; correct gres.conf") from fault

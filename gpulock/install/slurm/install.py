@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock install slurm`: what must change on this node, and what to put into the cluster's files.
+
+On the node: the hooks, the settings, the map of slurmd's positions. slurm.conf and gres.conf are
+the cluster's, and are only read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gpulock.errors import Refusal
+from gpulock.install import commands
+from gpulock.install.change import Change, File, Folder, Record, changed
+from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
+from gpulock.install.sge.install import Plan, current_settings
+from gpulock.install.slurm.configured_hooks import all_hooks
+from gpulock.install.slurm.gres import Entry, Places, counts_gres, entries_of, map_text, positions
+from gpulock.install.slurm.gres_copy import GresCopy, gres_conf_of, has_flag, identity
+from gpulock.install.slurm.hook_trial import SlurmHooks, check_interpreter
+from gpulock.install.slurm.site import (
+    Site,
+    Slurmd,
+    SlurmError,
+    belonging,
+    find_site,
+    find_slurmds,
+    started_at,
+)
+from gpulock.install.slurm.slurm_conf import Conf, includes
+from gpulock.install.slurm.snippets import gres_conf_page, lua_page, settings_text
+from gpulock.install.slurm.texts import slurm_conf_page
+from gpulock.install.versions import CURRENT, DEFAULT_PREFIX
+from gpulock.node import devices
+from gpulock.node.config_schema import KEYS
+from gpulock.node.settings import DEFAULT_PATH, Settings, parse
+from gpulock.slurm.gres_map import COPY, NAME
+
+_BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
+NO_GRES: Final = (
+    "slurmd has no gres/gpu with File= on this node, so no job gets a GPU here; if it should, look"
+    " at NodeName= and File= in gres.conf, and at Gres= of the node in slurm.conf"
+)
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What the administrator asks for; what is None or empty is found out."""
+
+    gpus: int | None = None
+    node: str = ""
+    prefix: Path = DEFAULT_PREFIX
+    config: Path = Path(DEFAULT_PATH)
+    interpreter: str = sys.executable
+
+
+@dataclass
+class SlurmPlan(Plan):
+    """The changes on this node, and the pages on what the administrator changes himself."""
+
+    pages: list[list[str]] = field(default_factory=list[list[str]])
+
+
+def record_of(settings: Settings) -> Record:
+    """Return where it is noted what was installed for Slurm."""
+    return Record(Path(settings.state_dir, "install/slurm.json"))
+
+
+def plan_slurm(options: SlurmOptions) -> SlurmPlan:
+    """Return what must change on this node, and what to say; raise InstallError."""
+    settings, given = current_settings(options.config)
+    slurmds = belonging(find_slurmds(), settings)
+    site = find_site(settings, given, slurmds, options.node)
+    return Planner(options, settings, given, slurmds, site).plan()
+
+
+class Planner:
+    """Find out what is there, step by step."""
+
+    def __init__(
+        self,
+        options: SlurmOptions,
+        settings: Settings,
+        given: frozenset[str],
+        slurmds: list[Slurmd],
+        site: Site,
+    ) -> None:
+        self.options = options
+        self.settings = settings
+        self.given = given
+        self.slurmds = slurmds
+        self.site = site
+        self.plan_ = SlurmPlan(record_of(settings))
+
+    def plan(self) -> SlurmPlan:
+        """Return the whole plan."""
+        add = self.plan_.changes.extend
+        check_interpreter(real_interpreter(self.options.interpreter))
+        if not self.slurmds:
+            conf = self.site.conf or "an unknown slurm.conf"
+            self.note(f"no slurmd runs here: the map is of what it will find in {conf}")
+        for folder in (self.settings.lock_dir, self.settings.state_dir):
+            add(self.folder(Path(folder)))
+        add(self.config())
+        hooks = SlurmHooks(
+            self.options.prefix,
+            self.options.config,
+            self.options.interpreter,
+            Path(self.settings.lock_dir),
+        )
+        add(changed(hooks, hooks.wanted()))
+        entries = entries_of(self.site)
+        add(self.map(entries))
+        self.pages(entries)
+        return self.plan_
+
+    def note(self, text: str) -> None:
+        """Tell the administrator something."""
+        self.plan_.notes.append(text)
+
+    def folder(self, path: Path) -> Iterable[Change]:
+        """Make LOCK_DIR or STATE_DIR; one that is there is left to `doctor`."""
+        place = Folder(path)
+        return changed(place, "uid 0, mode 0755") if place.read() is None else ()
+
+    def config(self) -> Iterable[Change]:
+        """Add to the settings what a hook must know, and write them where there are none."""
+        wanted = {
+            **({"GPUS": str(gpus)} if (gpus := self.gpus()) else {}),
+            **self.way_to_slurm(),
+        }
+        place = File(self.options.config)
+        text = settings_text(place.read(), wanted, self.given)
+        try:
+            parse(text, str(self.options.config))
+        except ValueError as fault:
+            raise InstallError(f"{fault}; correct the file") from fault
+        return changed(place, text)
+
+    def way_to_slurm(self) -> dict[str, str]:
+        """Return the settings that lead to Slurm, where it is not at its usual place."""
+        found: dict[str, str] = {}
+        if str(self.site.binaries) != _BINARIES:
+            found["SLURM_BINARIES"] = str(self.site.binaries)
+        started = {slurmd.conf for slurmd in self.slurmds if slurmd.conf}
+        if self.site.conf and str(self.site.conf) in started:
+            found["SLURM_CONF"] = str(self.site.conf)
+        return found
+
+    def gpus(self) -> int:
+        """Return how many GPUs this node must have, 0 for a node without."""
+        asked, stated = self.options.gpus, self.settings.gpus
+        if asked and stated and asked != stated:
+            raise InstallError(f"{self.options.config} says GPUS={stated}, not {asked}; change it")
+        try:
+            shown = len(devices.read_devices(self.settings.driver_root, self.settings.sys_root))
+        except Refusal as refusal:
+            self.note(f"{refusal.why}: no GPU job will start here; {refusal.do}")
+            return asked or stated
+        count = asked or stated or shown
+        if count != shown:
+            self.note(f"the driver shows {shown} GPUs, not {count}: see gpulock doctor")
+        return count
+
+    def map(self, entries: list[Entry]) -> Iterable[Change]:
+        """Write the map, then the copy: between the two a prolog sees a stale map, no wrong one."""
+        wanted = positions(entries)
+        source = gres_conf_of(self.site)
+        if not wanted and counts_gres(self.settings):
+            self.note(NO_GRES)
+        before = identity(source) if source else None
+        try:
+            places = Places(self.settings).of_all(wanted)
+        except InstallError as fault:
+            if self.settings.slurm_chooser == "slurm":
+                raise
+            self.note(f"no map of Slurm's positions, which gpulock's choice does not need: {fault}")
+            return
+        folder = Path(self.settings.state_dir)
+        yield from changed(File(folder / NAME), map_text(source, places))
+        if source is not None:
+            self.note_gres(source)
+            for change in changed(GresCopy(folder / COPY, source), before):
+                self.note_age(source)
+                yield change
+
+    def note_gres(self, source: Path) -> None:
+        """Say what the copy of gres.conf does not show."""
+        if named := includes(source):
+            self.note(
+                f"{source} includes {' '.join(named)}: when that changes, run install slurm again"
+                " (a change of gres.conf itself is seen by the hooks)"
+            )
+
+    def note_age(self, source: Path) -> None:
+        """Say that slurmd may still go by another gres.conf than the map."""
+        try:
+            began = max([started_at(slurmd.pid) for slurmd in self.slurmds], default=0.0)
+        except (OSError, ValueError):
+            return
+        if began and source.stat().st_mtime > began:
+            self.note(
+                f"{source} is younger than slurmd: if no scontrol reconfigure was run since, run it"
+                " now, before the next GPU job starts here"
+            )
+
+    def pages(self, entries: list[Entry]) -> None:
+        """Say what to put into the cluster's own files."""
+        paths = HookPaths(self.options.prefix / CURRENT)
+        conf = self.conf()
+        hooks = all_hooks(conf, paths)
+        pages = [slurm_conf_page(conf, hooks, paths, self.settings)]
+        if self.settings.slurm_chooser == "gpulock":
+            gres = self.site.gres_conf
+            if self.settings.slurm_count == "gpus" and not (gres and has_flag(gres)):
+                pages.append(gres_conf_page(entries, gres))
+            if self.settings.slurm_count == "comment":
+                pages.append(lua_page(self.settings.slurm_gres))
+        self.plan_.pages += [page for page in pages if page]
+        for hook in hooks:
+            for path in hook.others:
+                if why := commands.rival(str(path)):
+                    text = f"does {hook.key} {path} hand out GPUs itself ({why})? Then take it out"
+                    self.note(text)
+
+    def conf(self) -> Conf:
+        """Return what is in force, or what slurm.conf says where slurmctld does not answer."""
+        try:
+            return self.site.in_force()
+        except SlurmError as silent:
+            conf = self.site.in_file()
+            self.note(f"{silent}: compared with {conf.source}, which may not be in force")
+            return conf

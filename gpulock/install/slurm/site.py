@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this node's Slurm is: its programs, its slurm.conf, the name it gives to this machine.
+
+From the settings, else from the slurmd that runs here. The environment of whoever calls is not
+asked: it may lead to another cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.daemons import find_daemons, root_and_we, why_not_run
+from gpulock.install.hooks import InstallError
+from gpulock.install.slurm.slurm_conf import Conf, parse_shown, read_conf
+from gpulock.node.settings import Settings
+
+NAME: Final = "slurmd"
+DEFAULT_CONF: Final = Path("/etc/slurm/slurm.conf")
+FETCHED_CONF: Final = Path("/run/slurm/conf/slurm.conf")  # where slurmd puts a fetched one
+_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+_GRES_SECONDS: Final = 40.0  # slurmd -G waits 19 s for a device file that is missing
+
+
+class SlurmError(InstallError):
+    """Say that a program of Slurm's failed, or that slurmctld did not answer."""
+
+
+@dataclass(frozen=True)
+class Slurmd:
+    """A slurmd of this machine: its program, and what it was started with (empty: defaults)."""
+
+    pid: int
+    program: Path
+    conf: str = ""
+    node: str = ""
+    owners: frozenset[int] = field(default_factory=root_and_we)  # whose programs beside it are run
+
+
+@dataclass(frozen=True)
+class Site:
+    """Slurm as this node reaches it; `conf` is None where slurm.conf is not to be found."""
+
+    binaries: Path
+    slurmd: Path
+    conf: Path | None
+    nodes: tuple[str, ...]
+    seconds: float = 5.0
+
+    @property
+    def gres_conf(self) -> Path | None:
+        """Where slurmd looks for gres.conf, whether there is one or not."""
+        return None if self.conf is None else self.conf.with_name("gres.conf")
+
+    def scontrol(self, *arguments: str) -> str:
+        """Return what scontrol prints; raise SlurmError."""
+        done = self._run([self.binaries / "scontrol", *arguments], self.seconds)
+        if done.returncode != 0:
+            raise SlurmError(f"scontrol {' '.join(arguments)}: {_last(done)}")
+        return done.stdout
+
+    def in_force(self) -> Conf:
+        """Return the configuration that slurmctld goes by; raise SlurmError."""
+        return parse_shown(self.scontrol("show", "config"))
+
+    def in_file(self) -> Conf:
+        """Return the configuration that slurm.conf on this node holds; raise InstallError."""
+        if self.conf is None:
+            raise InstallError("slurm.conf is not to be found; set SLURM_CONF in the settings")
+        return read_conf(self.conf)
+
+    def best(self) -> Conf:
+        """Return what is in force, else what stands in slurm.conf; raise InstallError."""
+        try:
+            return self.in_force()
+        except SlurmError:
+            return self.in_file()
+
+    def gres(self, node: str = "") -> str:
+        """Return slurmd's own list of GRES (`slurmd -G`, which prints it to stderr)."""
+        # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
+        command: list[str | Path] = [NAME, "-G"]
+        command += ["-N", node] if node else []
+        command += ["-f", self.conf] if self.conf else []
+        done = self._run(command, _GRES_SECONDS, self.slurmd)
+        if done.returncode != 0:
+            named = f" -N {node}" if node else ""
+            raise SlurmError(f"{NAME} -G{named}: {_last(done) or 'no such node?'}")
+        return done.stderr + done.stdout
+
+    def _run(
+        self, command: list[str | Path], seconds: float, program: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": _PATH, **({"SLURM_CONF": str(self.conf)} if self.conf else {})}
+        try:
+            return subprocess.run(
+                command,
+                executable=program,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            words = " ".join(map(str, command[:3]))
+            raise SlurmError(f"{words} gave no answer within {seconds:.0f} s") from late
+        except OSError as fault:
+            raise SlurmError(f"{program or command[0]}: {fault.strerror}") from fault
+
+
+def _last(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last thing a program said."""
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else ""
+
+
+def find_site(
+    settings: Settings, given: frozenset[str], slurmds: list[Slurmd], node: str = ""
+) -> Site:
+    """Return this node's Slurm: settings that were `given`, then what slurmd was started with.
+
+    `slurmds` are those of this site (see `belonging`). Raises InstallError where there is no Slurm,
+    or `node` is none of those that run here.
+    """
+    confs = {slurmd.conf for slurmd in slurmds if not node or slurmd.node in ("", node)}
+    if len(confs) > 1:
+        raise InstallError(
+            f"slurmds with different files run here ({' '.join(sorted(confs))}); set SLURM_CONF"
+        )
+    conf = settings.slurm_conf or "".join(confs)
+    path = (
+        Path(conf) if conf else next((p for p in (DEFAULT_CONF, FETCHED_CONF) if p.is_file()), None)
+    )
+    named = tuple(sorted({slurmd.node for slurmd in slurmds if slurmd.node}))
+    if node and named and node not in named:
+        raise InstallError(f"the slurmd that runs here is node {' '.join(named)}, not {node}")
+    nodes = (node,) if node else named
+    beside = [slurmd.program.parent for slurmd in slurmds]
+    clients = [Path(settings.slurm_binaries)]
+    named_by_hand = "SLURM_BINARIES" in given  # which the hooks would believe
+    if not named_by_hand:
+        clients = around([*beside, *clients])
+    scontrol = find_program("scontrol", clients, "set SLURM_BINARIES")
+    daemons = around([*beside, scontrol.parent])
+    program = slurmds[0].program if slurmds else find_program(NAME, daemons, "install slurmd")
+    if slurmds:
+        vouched = around([Path(settings.slurm_binaries)]) if named_by_hand else []
+        doubtful = [path for path in (program, scontrol) if path.parent not in vouched]
+        check_programs(doubtful, slurmds[0].owners)
+    return Site(scontrol.parent, program, path, nodes, settings.slurm_timeout)
+
+
+def belonging(slurmds: list[Slurmd], settings: Settings) -> list[Slurmd]:
+    """Return the slurmds that go by the slurm.conf of the settings; all where it names none."""
+    conf = settings.slurm_conf
+    return [slurmd for slurmd in slurmds if not conf or slurmd.conf in ("", conf)]
+
+
+def around(folders: list[Path]) -> list[Path]:
+    """Return folders with those beside them: daemons are in sbin, clients in bin."""
+    found = [folder.parent / name for folder in folders for name in (folder.name, "bin", "sbin")]
+    return list(dict.fromkeys(found))
+
+
+def find_program(name: str, folders: list[Path], do: str) -> Path:
+    """Return a program of Slurm's; raise InstallError."""
+    for folder in folders:
+        if os.access(folder / name, os.X_OK) and (folder / name).is_file():
+            return folder / name
+    raise InstallError(f"no {name} in {' '.join(map(str, folders))}; {do}")
+
+
+def check_programs(programs: list[Path], owners: Collection[int]) -> None:
+    """Raise InstallError for one that others than `owners` could have put where it is."""
+    for program in programs:
+        if why := why_not_run(program, owners):
+            raise InstallError(f"{program} is not run: {why}; mend it, or set SLURM_BINARIES")
+
+
+def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:
+    """Return every slurmd of this machine that can be seen, none of another container's."""
+    found: list[Slurmd] = []
+    for daemon in find_daemons(NAME, proc):
+        conf, node = started_with(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
+        found.append(Slurmd(daemon.pid, daemon.program, conf, node, daemon.owners))
+    return found
+
+
+def started_with(words: list[str], conf: str) -> tuple[str, str]:
+    """Return slurmd's own slurm.conf and node name, empty for the defaults; pure.
+
+    `conf` is the one that its environment names.
+    """
+    node = ""
+    for number, word in enumerate(words[1:], 1):
+        if word[:2] in ("-f", "-N") and not word.startswith("--"):
+            value = word[2:] or (words[number + 1] if number + 1 < len(words) else "")
+            conf, node = (value, node) if word[:2] == "-f" else (conf, value)
+    return conf if conf.startswith("/") else "", node
+
+
+def started_at(pid: int, proc: Path = Path("/proc")) -> float:
+    """Return when a process was started, in seconds of the epoch; raise OSError, ValueError."""
+    ticks = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+    booted = int((proc / "stat").read_text().partition("\nbtime ")[2].split()[0])
+    return booted + ticks / os.sysconf("SC_CLK_TCK")

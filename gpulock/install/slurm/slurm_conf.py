@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's configuration: what `scontrol show config` prints, and the files it is made from.
+
+Parsing is pure; keys are lower case, since Slurm does not mind. What is not set is not there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.hooks import InstallError
+from gpulock.store import atomic
+
+LARGEST: Final = 1 << 22  # bytes of one file: a cluster of thousands of nodes has some 100 KB
+_DEPTH: Final = 8  # of Include
+_NO_VALUE: Final = ("", "(null)", "(null type)", "none")
+_UNLIMITED: Final = 65534  # NO_VAL16 of slurm.h, which 22.05 prints for "no PrologEpilogTimeout"
+_PAIR: Final = re.compile(r'([A-Za-z]\w*)\s*=\s*("[^"]*"|\S+)')
+_INCLUDE: Final = re.compile(r"\s*include\s+(\S+)\s*$", re.IGNORECASE)
+# Lines of slurm.conf that describe one thing; their keys mean nothing beyond it.
+_THINGS: Final = ("nodename", "partitionname", "downnodes", "nodeset", "frontendname", "switchname")
+
+
+@dataclass(frozen=True)
+class Conf:
+    """What is in force, and who says so: `slurmctld`, or the path of the file that was read."""
+
+    values: dict[str, str]
+    source: str
+
+    def get(self, key: str) -> str:
+        """Return a value, empty where it is not set."""
+        return self.values.get(key.lower(), "")
+
+    def words(self, key: str) -> list[str]:
+        """Return the entries of a comma separated list, as they are written."""
+        return [word.strip() for word in self.get(key).split(",") if word.strip()]
+
+    def has(self, key: str, *words: str) -> bool:
+        """Say whether a list holds one of some words."""
+        return bool({word.lower() for word in words} & {w.lower() for w in self.words(key)})
+
+    def seconds(self, key: str) -> int | None:
+        """Return a time, None where it is not set or has no end."""
+        found = re.match(r"\d+", self.get(key))
+        return int(found[0]) if found and int(found[0]) != _UNLIMITED else None
+
+    def patterns(self, key: str) -> list[str]:
+        """Return the programs or globs of Prolog or Epilog; newer releases take several."""
+        return self.get(key).split("\n") if self.get(key) else []
+
+    def holds_exit(self, key: str, code: int) -> bool:
+        """Say whether a list like `75,80-82` holds an exit code."""
+        for word in self.words(key):
+            first, _, last = word.partition("-")
+            if (
+                first.isdigit()
+                and (last or first).isdigit()
+                and int(first) <= code <= int(last or first)
+            ):
+                return True
+        return False
+
+
+def parse_shown(text: str) -> Conf:
+    """Return what slurmctld goes by, as `scontrol show config` prints it; raise InstallError."""
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        name = re.sub(r"\[\d+\]$", "", key.strip()).lower()  # Prolog[1]: Slurm 24.05 and later
+        if not equals or not name.isidentifier():
+            continue
+        value = value.strip()
+        if value.lower() in _NO_VALUE:
+            continue
+        values[name] = (
+            f"{values[name]}\n{value}" if key.strip().endswith("]") and name in values else value
+        )
+    if "slurm_version" not in values:
+        raise InstallError(
+            "scontrol show config prints no SLURM_VERSION; is that Slurm's scontrol?"
+        )
+    return Conf(values, "slurmctld")
+
+
+def read_conf(path: Path) -> Conf:
+    """Return what a file like slurm.conf sets, with all that it includes; raise InstallError."""
+    values: dict[str, str] = {}
+    for line in lines_of(path):
+        pairs = _PAIR.findall(line)
+        if pairs and pairs[0][0].lower() in _THINGS:
+            continue
+        for key, value in pairs:
+            bare = value.strip('"')
+            if bare.lower() in _NO_VALUE:
+                values.pop(key.lower(), None)
+            else:
+                values[key.lower()] = bare
+    return Conf(values, str(path))
+
+
+def lines_of(path: Path, depth: int = 0) -> Iterator[str]:
+    """Yield the lines of a file of Slurm's and of those it includes; raise InstallError."""
+    if depth > _DEPTH:
+        raise InstallError(f"{path}: Include within Include without end; look at it")
+    for line in logical_lines(read(path).decode("utf-8", "surrogateescape")):
+        found = _INCLUDE.match(line)
+        if found is None:
+            yield line
+        else:
+            yield from lines_of(path.parent / found[1].strip('"'), depth + 1)
+
+
+def includes(path: Path) -> list[str]:
+    """Return the files that a file of Slurm's includes."""
+    lines = logical_lines(read(path).decode("utf-8", "surrogateescape"))
+    return [found[1] for line in lines if (found := _INCLUDE.match(line))]
+
+
+def logical_lines(text: str) -> list[str]:
+    """Return the lines without comments, those that end in a backslash joined; pure."""
+    joined = text.replace("\\\n", " ")
+    bare = [re.sub(r"(?<!\\)#.*", "", line).strip() for line in joined.splitlines()]
+    return [line for line in bare if line]
+
+
+def read(path: Path) -> bytes:
+    """Return the bytes of a configuration file; raise InstallError."""
+    try:
+        return atomic.read_file(str(path.resolve()), LARGEST)
+    except OSError as fault:
+        raise InstallError(f"{path}: {fault.strerror}; look at it") from fault
+
+
+def merged(words: list[str], *more: str) -> str:
+    """Return a comma separated list with some words added that it lacks; pure."""
+    known = {word.lower() for word in words}
+    return ",".join([*words, *(word for word in more if word.lower() not in known)])

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `install slurm` tells the administrator to put into slurm.conf; as good as pure.
+
+slurm.conf is the site's and one for the whole cluster: gpulock reads it, and never writes there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.hooks import HookPaths
+from gpulock.install.slurm.configured_hooks import (
+    PATHS,
+    PROLOG,
+    TASK,
+    InForce,
+    is_pattern,
+    is_wrapper,
+    link_name,
+)
+from gpulock.install.slurm.slurm_conf import Conf, merged
+from gpulock.node.settings import Settings
+from gpulock.slurm.call import DEADLINE
+
+SUGGESTED_TIMEOUT: Final = 120
+_CALLS: Final = 5  # to slurmctld, at most, after a hook's own deadline
+_SPARE: Final = 10.0
+_COLUMNS: Final = 92  # of a line that stands four columns in
+_FOLDER: Final = Path("/etc/slurm")
+
+INSTALL_FIRST: Final = (
+    "First install gpulock on every node of the cluster, those without GPUs too: where the file",
+    "of a Prolog is missing, Slurm drains the node at its next job.",
+)
+
+
+@dataclass(frozen=True)
+class Want:
+    """A key of slurm.conf that must be, or had better be, otherwise."""
+
+    key: str
+    value: str
+    now: str
+    why: str
+    needed: bool = True
+
+    def lines(self) -> list[str]:
+        """Return the line for slurm.conf with the reason, which a long one has above it."""
+        reason = f"# now: {self.now}; {self.why}" if self.now else f"# {self.why}"
+        line = f"{self.key}={self.value}"
+        one = f"{line}  {reason}"
+        return [one] if len(one) <= _COLUMNS else [f"# {self.why}", line]
+
+
+def hook_seconds(settings: Settings) -> int:
+    """Return how long a hook of ours may take: Slurm must not end it before."""
+    return math.ceil(DEADLINE + _CALLS * settings.slurm_timeout + _SPARE)
+
+
+def wants(conf: Conf, settings: Settings) -> list[Want]:
+    """Return what is to be set beside the hooks themselves, as far as it is not in force; pure."""
+    found: list[Want] = []
+    if not conf.has("PrologFlags", "Contain", "X11"):
+        kept = [word for word in conf.words("PrologFlags") if word.lower() != "nohold"]
+        why = "a job's extern step proves that it lives"
+        value = merged(kept, "Contain")
+        found.append(Want("PrologFlags", value, conf.get("PrologFlags"), why))
+    code = settings.requeue_exit
+    if code and not conf.holds_exit("RequeueExit", code):
+        value = merged(conf.words("RequeueExit"), str(code))
+        why = "REQUEUE_EXIT: a job that finds no GPU waits again"
+        found.append(Want("RequeueExit", value, conf.get("RequeueExit"), why))
+    if settings.isolation == "cgroup" and not opens_sessions(conf):
+        why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
+        found.append(Want("UsePAM", "1", conf.get("UsePAM"), why))
+    seconds, enough = conf.seconds("PrologEpilogTimeout"), hook_seconds(settings)
+    timeout = str(max(SUGGESTED_TIMEOUT, enough))
+    if seconds is None:
+        why = "a hook that hangs does not block the node for ever"
+        found.append(Want("PrologEpilogTimeout", timeout, "", why, False))
+    elif seconds < enough:
+        why = f"a hook may take {enough} s; one that is killed drains the node"
+        found.append(Want("PrologEpilogTimeout", timeout, str(seconds), why))
+    if not conf.has("LaunchParameters", "use_interactive_step"):
+        value = merged(conf.words("LaunchParameters"), "use_interactive_step")
+        why = "salloc's shell gets its mask"
+        found.append(Want("LaunchParameters", value, conf.get("LaunchParameters"), why, False))
+    if not conf.has("SchedulerParameters", "nohold_on_prolog_fail"):
+        value = merged(conf.words("SchedulerParameters"), "nohold_on_prolog_fail")
+        why = "jobs that meet a broken node are not held"
+        now = conf.get("SchedulerParameters")
+        found.append(Want("SchedulerParameters", value, now, why, False))
+    return found
+
+
+def opens_sessions(conf: Conf) -> bool:
+    """Return whether step daemons open PAM sessions."""
+    return conf.get("UsePAM").lower() in ("1", "yes", "true", "y")
+
+
+def slurm_conf_page(
+    conf: Conf, hooks: list[InForce], paths: HookPaths, settings: Settings
+) -> list[str]:
+    """Return what to put into slurm.conf; empty where all of it is in force; pure."""
+    lines: list[str] = []
+    sections: list[str] = []
+    for hook in hooks:
+        if hook.ours:
+            continue
+        if not hook.values:
+            lines.append(f"{hook.key}={PATHS[hook.key](paths)}")
+        else:
+            value, section = beside(hook, paths)
+            lines += [f"{hook.key}={value}"] if value else []
+            sections += ["", *section]
+    found = wants(conf, settings)
+    lines += [line for want in found if want.needed for line in want.lines()]
+    better = [line for want in found if not want.needed for line in want.lines()]
+    page: list[str] = []
+    if lines:
+        page += ["Into slurm.conf, the same on every node and at the controller:", ""]
+        page += [f"    {line}" for line in lines]
+    page += sections[0 if page else 1 :]
+    if better:
+        page += ["", "Recommended there:"] if page else ["Recommended in slurm.conf:"]
+        page += ["", *[f"    {line}" for line in better]]
+    if not page:
+        return []
+    page += ["", *INSTALL_FIRST] if not all(hook.ours for hook in hooks) else []
+    page += ["", "Then, at the controller: scontrol reconfigure (no restart is needed)."]
+    return [*page, "Until gpulockd comes, run gpulock reap from cron every minute on each node."]
+
+
+def beside(hook: InForce, paths: HookPaths) -> tuple[str, list[str]]:
+    """Return the value for slurm.conf (empty: it stays), and how the site's own hook is kept."""
+    target = PATHS[hook.key](paths)
+    if hook.key == TASK:
+        return beside_task(Path(hook.values[0]), target)
+    order = "first" if hook.key == PROLOG else "last"
+    pattern = next((value for value in hook.values if is_pattern(value)), "")
+    if pattern:
+        name = link_name(pattern, hook.key) or "NAME"
+        text = [
+            f"{hook.key} {pattern} stays as it is. On every node, so that ours runs {order} (Slurm",
+            "goes in reverse alphabetical order, and stops at the first that fails):",
+            "",
+            f"    ln -s {target} {Path(pattern).parent}/{name}",
+        ]
+        return "", text
+    folder = _FOLDER / f"{hook.key.lower()}.d"
+    number = "90" if hook.key == PROLOG else "10"
+    site = [f"    ln -s {path} {folder}/50-{path.name}" for path in hook.programs]
+    text = [
+        f"The site's {hook.key} goes on running, ours {order} (Slurm goes in reverse alphabetical",
+        "order, and stops at the first that fails). On every node:",
+        "",
+        f"    mkdir -p {folder}",
+        *site,
+        f"    ln -s {target} {folder}/{number}-gpulock",
+    ]
+    return f"{folder}/*", text
+
+
+def beside_task(site: Path, target: Path) -> tuple[str, list[str]]:
+    """Return the same for TaskProlog, of which Slurm takes one."""
+    script = _FOLDER / "task-prolog"
+    if script == site:
+        script = _FOLDER / "task-prolog-gpulock"
+    text = [
+        "The site's TaskProlog goes on running from a script, since Slurm takes one program. On",
+        f"every node, as {script} (mode 0755); the last word is gpulock's:",
+        "",
+        "    #!/bin/sh",
+        f"    {site} || exit",
+        f"    exec {target}",
+    ]
+    return str(script), text
+
+
+def removal_page(hooks: list[InForce], paths: HookPaths) -> list[str]:
+    """Return what is to be taken out of the cluster's files before the hooks can go."""
+    lines: list[str] = []
+    for hook in hooks:
+        for path in hook.ours:
+            target = PATHS[hook.key](paths)
+            if is_wrapper(path, target):
+                lines.append(f"from {path}, on every node: the line with {target}")
+            elif any(is_pattern(value) for value in hook.values) and str(path) not in hook.values:
+                lines.append(f"on every node: rm {path}")
+            else:
+                lines.append(f"from slurm.conf: {hook.key}={hook.text}")
+    return lines

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of systemd/, rendered for one installation: interpreter, settings, folders, devices.
+
+Pure but for `templates`. systemd reads `%`, quotes and blanks in its own way: a path with any of
+them is refused, not escaped.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.hooks import InstallError, share
+from gpulock.node.settings import Settings
+
+DAEMON: Final = "gpulockd.service"
+EXPORTER: Final = "gpulock-exporter.service"
+SOCKET: Final = "gpulock-exporter.socket"
+UNITS: Final = (DAEMON, EXPORTER, SOCKET)
+TMPFILES: Final = "tmpfiles.d/gpulock.conf"
+SYSUSERS: Final = "sysusers.d/gpulock.conf"
+LOGROTATE: Final = "gpulock.logrotate"
+USER: Final = "gpulock-exporter"
+_RUN: Final = "/run/"
+_STATE_DIR: Final = "/var/lib/gpulock"  # as the example for logrotate has it
+_TEMPORARY: Final = ("/tmp/", "/var/tmp/")  # what PrivateTmp= hides
+_CONTROL: Final = 255  # minor number of /dev/nvidiactl (nv.h, NV_CONTROL_DEVICE_MINOR)
+_HIGHEST_PORT: Final = 65535
+_NO_COMMAND: Final = ("ProtectSystem=strict", "NoNewPrivileges=yes", "MemoryDenyWriteExecute=yes")
+_ANY_COMMAND: Final = (
+    "# IDLE_COMMAND is the site's: it may send mail by a setgid program, through a spool.",
+    "ProtectSystem=full",
+    "NoNewPrivileges=no",
+    "MemoryDenyWriteExecute=no",
+    "CapabilityBoundingSet=CAP_SETUID CAP_SETGID",
+)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What the units are rendered from; `minors` are the cards', as in /dev/nvidiaN."""
+
+    python: str
+    config: Path
+    settings: Settings
+    minors: tuple[int, ...] = (0,)
+    was_isolated: bool = False  # by cgroup, in this boot: something may be left to clear away
+
+    def values(self) -> dict[str, str]:
+        """Return what each placeholder stands for; raise InstallError."""
+        settings = self.settings
+        return {
+            "PYTHON": plain("interpreter", self.python),
+            "CONFIG": plain("settings file", str(self.config)),
+            "LOCK_DIR": plain("LOCK_DIR", settings.lock_dir),
+            "STATE_DIR": plain("STATE_DIR", settings.state_dir),
+            "WRITABLE": " ".join(writable(settings)),
+            "COMMAND": "\n".join(_ANY_COMMAND if settings.idle_command else _NO_COMMAND),
+            "ISOLATION": "\n".join(isolation(settings.isolation, self.was_isolated)),
+            "MINORS": " ".join(f"-c {minor}" for minor in (_CONTROL, *self.minors)),
+            "NODES": "\n".join(f"DeviceAllow=/dev/nvidia{minor} rw" for minor in self.minors),
+            "FOLDER": "\n".join(exporter_folder(settings.exporter_dir)),
+            "PRIVATE_TMP": "no" if self._is_in_tmp() else "yes",
+            "LISTEN": "\n".join(
+                f"ListenStream={listen_stream(word)}" for word in settings.exporter_listen
+            ),
+        }
+
+    def _is_in_tmp(self) -> bool:
+        """Say whether the exporter reads anything that PrivateTmp= would hide."""
+        s = self.settings
+        read = (s.lock_dir, s.state_dir, s.exporter_dir, s.driver_root, s.sys_root, s.web_config)
+        return any(path.startswith(_TEMPORARY) for path in (*read, str(self.config), self.python))
+
+
+def templates() -> dict[str, str]:
+    """Return the text of every file by its path below systemd/; raise InstallError."""
+    root = share() / "systemd"
+    try:
+        return {name: (root / name).read_text() for name in (*UNITS, TMPFILES, SYSUSERS, LOGROTATE)}
+    except OSError as fault:
+        raise InstallError(f"{fault}; install gpulock again") from fault
+
+
+def rendered(installation: Installation) -> dict[str, str]:
+    """Return every file as it is installed; raise InstallError."""
+    values = installation.values()
+    files = {name: fill(text, values) for name, text in templates().items()}
+    files[LOGROTATE] = files[LOGROTATE].replace(_STATE_DIR, values["STATE_DIR"])
+    folder = installation.settings.exporter_dir
+    if not folder.startswith(_RUN):
+        files[TMPFILES] += f"d {plain('EXPORTER_DIR', folder)} 0755 {USER} {USER} -\n"
+    return files
+
+
+def fill(text: str, values: dict[str, str]) -> str:
+    """Return a template with its placeholders replaced; one that is not known is a KeyError."""
+    return re.sub("@([A-Z_]+)@", lambda found: values[found[1]], text)
+
+
+def plain(what: str, path: str) -> str:
+    """Return a path that systemd takes as it is written; raise InstallError for any other."""
+    if not path.startswith("/") or not re.fullmatch(r"[\w/.+=:@,-]+", path, re.ASCII):
+        raise InstallError(f"{what} {path!r} cannot stand in a unit; move it to a plain path")
+    return path
+
+
+def writable(settings: Settings) -> list[str]:
+    """Return the folders that gpulockd writes to.
+
+    The one above LOCK_DIR, not LOCK_DIR: when that was lost and made again, systemd's mount of the
+    old one would leave the new one read-only. A `-` marks what need not exist.
+    """
+    above = os.path.dirname(settings.lock_dir.rstrip("/"))
+    needed = [settings.lock_dir if above in ("", "/") else above, settings.state_dir]
+    others = [
+        settings.exporter_dir,
+        settings.job_map_dir,
+        settings.gpustat_dir,
+        settings.report_dir,
+        settings.cdi_dir.replace("/var/run/", _RUN, 1),
+    ]
+    found: list[str] = []
+    for path in (*needed, *filter(None, others)):
+        plain("folder", path)
+        if not any(f"{path}/".startswith(f"{known.lstrip('-')}/") for known in found):
+            found.append(path if path in needed else f"-{path}")
+    return found
+
+
+def isolation(kind: str, was_isolated: bool) -> list[str]:
+    """Return what gpulockd may do to other programs' cgroups, and to the devices' groups."""
+    if kind == "cgroup" or (was_isolated and kind == "off"):
+        found = [
+            "# ISOLATION=cgroup: it looks after what denies the devices, and clears it away.",
+            "ProtectControlGroups=no",
+            "CapabilityBoundingSet=CAP_SYS_ADMIN",
+            "SystemCallFilter=bpf",
+        ]
+    else:
+        found = ["ProtectControlGroups=yes"]
+    return [*found, "CapabilityBoundingSet=CAP_CHOWN"] if kind == "group" else found
+
+
+def exporter_folder(path: str) -> list[str]:
+    """Return how the exporter comes to its folder: systemd makes those below /run."""
+    plain("EXPORTER_DIR", path)
+    if not path.startswith(_RUN):
+        return [f"ReadWritePaths={path}"]
+    return [f"RuntimeDirectory={path.removeprefix(_RUN)}", "RuntimeDirectoryPreserve=yes"]
+
+
+def listen_stream(word: str) -> str:
+    """Return a word of EXPORTER_LISTEN as ListenStream= wants it; raise InstallError."""
+    host, colon, port = word.rpartition(":")
+    try:
+        if not (colon and port.isascii() and port.isdigit() and 0 < int(port) <= _HIGHEST_PORT):
+            raise ValueError
+        if not host:
+            return port
+        bracketed = host.startswith("[") and host.endswith("]")
+        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+        if bracketed != (address.version == 6):  # noqa: PLR2004 (IPv6)
+            raise ValueError
+    except ValueError:
+        raise InstallError(
+            f"EXPORTER_LISTEN={word}: systemd listens on :PORT, ADDRESS:PORT or [IPv6]:PORT,"
+            " not on a name; give the address"
+        ) from None
+    return word
+
+
+def minors_of(seen: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the cards' minors: those seen, else as many as the settings say there are."""
+    return tuple(sorted(minor for minor in seen if minor >= 0)) or tuple(range(max(count, 1)))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell other exporters which job has which GPU, in their own files; off by default.
+
+Hot, loaded where a site has set a folder. NVIDIA's dcgm-exporter reads JOB_MAP_DIR (a file a GPU
+index, `<gpu>.<instance>` for MIG, one job id a line; a name with a dot in front is not read);
+Princeton's nvidia_gpu_prometheus_exporter reads GPUSTAT_DIR (by UUID and by index: `JOB UID`).
+A mapping never stops a job: what cannot be written is left, and `gpulock doctor` says so.
+"""
+
+import os
+
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
+from gpulock.store import atomic
+from gpulock.store.owner import Owner
+
+
+def granted(settings: Settings, record: Owner, devices: list[Device]) -> None:
+    """Write the files of a grant."""
+    for device in devices:
+        for path, text in files(settings, record, device):
+            try:
+                atomic.replace_file(path, text.encode())
+            except OSError:
+                continue
+
+
+def released(node: Node, record: Owner, device: str) -> None:
+    """Empty or remove the files of a device, the gate held, unless another job is in them.
+
+    An empty file is renamed over: one that vanishes between the listing and the opening of
+    dcgm-exporter fails its whole scrape. JOB_MAP_RELEASE=unlink is for those before 4.4.0.
+    """
+    try:
+        found = [d for d in node.devices() if d.id == device]
+    except Refusal:
+        return
+    if not found:
+        return
+    keeps = node.settings.job_map_release == "empty"
+    kept = f"{node.settings.job_map_dir}/{place_of(found[0])}" if keeps else ""
+    for path, text in files(node.settings, record, found[0]):
+        try:
+            if atomic.read_text(path) != text:
+                continue
+            if path == kept:
+                atomic.replace_file(path, b"")
+            else:
+                os.unlink(path)
+        except OSError:
+            continue
+
+
+def files(settings: Settings, record: Owner, device: Device) -> list[tuple[str, str]]:
+    """Return (path, text) of each file that names a device's job."""
+    place = place_of(device)
+    found: list[tuple[str, str]] = []
+    if settings.job_map_dir:
+        found.append((f"{settings.job_map_dir}/{place}", f"{record.job()}\n"))
+    if settings.gpustat_dir:
+        text = f"{record.job_id} {record.uid}\n"
+        names = [place, *([device.uuid] if device.uuid and "/" not in device.uuid else [])]
+        found += [(f"{settings.gpustat_dir}/{name}", text) for name in names]
+    return found
+
+
+def place_of(device: Device) -> str:
+    """Return `<index>`, or `<index>.<GPU instance>` of a MIG instance."""
+    if not device.parent:
+        return str(device.index)
+    return f"{device.index}.{device.id.rpartition('.gi')[2].partition('.')[0]}"

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This node as a hook sees it: settings, processes, lock directory, boot.
+
+Hot.
+"""
+
+import os
+
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node import devices, inventory
+from gpulock.node.devices import Device, Memory
+from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
+from gpulock.store.locks import Lock, Store
+from gpulock.store.owner import Owner
+
+
+class Node:
+    """What every act on this node needs; made once a process."""
+
+    __slots__ = (
+        "_links",
+        "_memory",
+        "_version",
+        "boot_id",
+        "inventory",
+        "name",
+        "proc",
+        "settings",
+        "store",
+    )
+
+    def __init__(self, settings: Settings, name: str = "") -> None:
+        self.settings = settings
+        self.proc = Proc(settings.proc_root)
+        self.store = Store(settings.lock_dir)
+        self.name = name or os.uname().nodename
+        try:
+            self.boot_id = self.proc.boot_id()
+        except OSError as fault:
+            raise Refusal(UNKNOWN, f"boot id: {fault}", "look at PROC_ROOT") from fault
+        self.inventory: dict[str, str] = {}
+        self._links: dict[tuple[str, str], int] = {}
+        self._version = (0, 0, 0)
+        self._memory = Memory()
+
+    def devices(self) -> list[Device]:
+        """Return the node's devices by index; raise Refusal(BROKEN) without a driver."""
+        self.read_inventory()
+        settings = self.settings
+        found = devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
+        return inventory.applied(found, self.inventory)
+
+    def read_inventory(self) -> None:
+        """Read what root published from NVML, where it changed since the last time."""
+        try:
+            info = os.stat(f"{self.settings.lock_dir}/inventory")
+            version = (info.st_ino, info.st_mtime_ns, info.st_size)
+        except OSError:
+            version = (0, 0, 0)
+        if version != self._version:
+            self.inventory = inventory.read(self.settings.lock_dir, self.boot_id)
+            self._links = inventory.links(self.inventory)
+            self._version = version
+
+    def map_jobs(self, record: Owner, granted: list[Device]) -> None:
+        """Tell other exporters of a grant, where the site has set a folder for them."""
+        if self.settings.job_map_dir or self.settings.gpustat_dir:
+            from gpulock.job import job_map
+
+            job_map.granted(self.settings, record, granted)
+
+    def retire(self, lock: Lock, how: str) -> None:
+        """Free a device, gate held; raise OSError, or Refusal when the lock changed meanwhile."""
+        record = lock.owner
+        if record and record.scheduler in ("slurm", "process"):
+            from gpulock.store import claim_records
+
+            claim_records.drop(self.settings.state_dir, record, lock.id)
+        self.store.retire(lock, how, self.boot_id)
+        if record and (self.settings.job_map_dir or self.settings.gpustat_dir):
+            from gpulock.job import job_map
+
+            job_map.released(self, record, lock.id)
+
+    def links(self) -> dict[tuple[str, str], int]:
+        """Return the NVLinks between the devices read last."""
+        return self._links

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of this node, from what the NVIDIA driver shows in /proc and the kernel in /sys.
+
+Hot; needs no NVML, which can hang for seconds (reference locking 10). The order of the PCI bus
+ids is the NVML index and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA's. The index counts the
+driver's directories, so a card whose file is garbage keeps its place and no neighbour moves; one
+that the driver excludes (NVreg_ExcludedGpus) has none.
+"""
+
+import os
+
+from gpulock.errors import BROKEN, Refusal, one_line
+from gpulock.store import atomic, kv
+
+MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
+UNKNOWN_UUID = "?"  # the driver shows GPU-????????-... until the card is first initialised
+EXCLUDED = "the driver excludes it"
+BUS_PARTS = 3  # domain, bus, device.function
+PAGE = 4096  # bytes; the driver writes about 700
+
+
+class Device:
+    """A GPU, or an instance of one in MIG mode, that can be granted.
+
+    `id` names the lock: PCI bus id, with `.gi<g>.ci<c>` for an instance. `index` is the GPU's
+    NVML index, `minor` the N of /dev/nvidiaN, `numa` -1 where the kernel does not know.
+    `path` is the chain of PCI bridges from the root. `fault` says why it cannot be granted.
+    """
+
+    __slots__ = (
+        "bus",
+        "fault",
+        "id",
+        "index",
+        "memory_mib",
+        "minor",
+        "model",
+        "numa",
+        "path",
+        "profile",
+        "switched",
+        "uuid",
+    )
+
+    def __init__(self, bus: str, index: int) -> None:
+        self.id = bus
+        self.bus = bus
+        self.index = index
+        self.minor = -1
+        self.uuid = ""
+        self.model = ""
+        self.numa = -1
+        self.path: tuple[str, ...] = ()
+        self.memory_mib = 0
+        self.profile = ""
+        self.switched = False
+        self.fault = ""
+
+    @property
+    def parent(self) -> str:
+        """Return the bus id of the GPU an instance lives on, empty for a GPU."""
+        return self.bus if self.id != self.bus else ""
+
+
+def bus_key(bus: str) -> tuple[int, int, int, int]:
+    """Return the sort key of `0000:3b:00.0`; raise ValueError for anything else."""
+    parts = bus.split(":")
+    if len(parts) != BUS_PARTS:
+        raise ValueError(f"not a PCI bus id: {bus!r}")
+    slot, _, function = parts[2].partition(".")
+    return (int(parts[0], 16), int(parts[1], 16), int(slot, 16), int(function, 16))
+
+
+def read_devices(driver_root: str, sys_root: str, memory: "Memory | None" = None) -> list[Device]:
+    """Return the node's devices by index; raise Refusal(BROKEN) when no driver is loaded.
+
+    A directory that vanishes while it is read is a card that is gone. A file that cannot be
+    understood gives a device with a `fault`, which is never granted.
+    """
+    memory = memory or Memory()
+    try:
+        names = os.listdir(f"{driver_root}/gpus")
+    except FileNotFoundError:
+        raise Refusal(
+            BROKEN, f"no NVIDIA driver: {driver_root}/gpus is missing", "load the driver"
+        ) from None
+    except OSError as fault:
+        raise Refusal(BROKEN, f"{driver_root}/gpus: {fault}", "look at the driver") from fault
+    devices: list[Device] = []
+    index = 0
+    for bus in memory.sorted(names):
+        device = Device(bus.lower(), index)
+        try:
+            data = read_information(f"{driver_root}/gpus/{bus}/information")
+            memory.parse(data, device)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except (OSError, ValueError) as fault:
+            device.fault = f"its information cannot be read: {fault}"
+        memory.place(sys_root, device)
+        devices.append(device)
+        if device.fault == EXCLUDED:
+            device.index = -1  # NVML and CUDA do not count it
+        else:
+            index += 1
+    return devices
+
+
+class Memory:
+    """What was found out the last time, so that a process asks and parses only what may change.
+
+    Every file of the driver is read every time; where a card sits does not change in a boot.
+    """
+
+    __slots__ = ("_cards", "_names", "_places", "_sorted")
+
+    def __init__(self) -> None:
+        self._cards: dict[str, tuple[bytes, int, str, str, str]] = {}
+        self._names: list[str] = []
+        self._places: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._sorted: list[str] = []
+
+    def sorted(self, names: list[str]) -> list[str]:
+        """Return the names that are PCI bus ids, in bus order."""
+        if names != self._names:
+            self._names, self._sorted = names, sorted_buses(names)
+        return self._sorted
+
+    def parse(self, data: bytes, device: Device) -> None:
+        """Fill in what a card's file says; raise ValueError where it is garbage."""
+        card = self._cards.get(device.bus)
+        if card is None or card[0] != data:
+            parse_information(data.decode("utf-8", "surrogateescape"), device)
+            card = (data, device.minor, device.uuid, device.model, device.fault)
+            self._cards[device.bus] = card
+        _, device.minor, device.uuid, device.model, device.fault = card
+
+    def place(self, sys_root: str, device: Device) -> None:
+        """Fill in NUMA node and PCI path."""
+        if device.bus not in self._places:
+            read_place(sys_root, device)
+            if not device.path:
+                return
+            self._places[device.bus] = (device.path, device.numa)
+        device.path, device.numa = self._places[device.bus]
+
+
+def read_information(path: str) -> bytes:
+    """Return a card's file, by one read: it is shorter than a page; raise OSError, ValueError."""
+    fd = os.open(path, atomic.OPEN_READ)
+    try:
+        data = os.read(fd, PAGE)
+    finally:
+        os.close(fd)
+    if len(data) == PAGE:
+        raise ValueError(f"longer than {PAGE} bytes")
+    return data
+
+
+def sorted_buses(names: list[str]) -> list[str]:
+    """Return the directory names that are PCI bus ids, in bus order."""
+    buses: list[tuple[tuple[int, int, int, int], str]] = []
+    for name in names:
+        try:
+            buses.append((bus_key(name), name))
+        except ValueError:
+            continue
+    return [name for _, name in sorted(buses)]
+
+
+def parse_information(text: str, device: Device) -> None:
+    """Fill in what the driver's `information` file says; raise ValueError where it is garbage."""
+    text = f"\n{text}"
+    minor, place = value_of(text, "Device Minor"), value_of(text, "Bus Location")
+    if not (minor.isascii() and minor.isdigit()):
+        raise ValueError(f"Device Minor is {minor[:20]!r}")
+    if place.lower() != device.bus:
+        raise ValueError(f"Bus Location is {place[:20]!r}")
+    uuid = value_of(text, "GPU UUID")
+    if not kv.clean(uuid) or "," in uuid:
+        raise ValueError("GPU UUID is no UUID")
+    device.minor = int(minor)
+    device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
+    model = value_of(text, "Model")
+    device.model = model if model.isprintable() else one_line(model)
+    if "Yes" in (value_of(text, "GPU Excluded"), value_of(text, "Blacklisted")):
+        device.fault = EXCLUDED
+
+
+def value_of(text: str, name: str) -> str:
+    """Return what stands behind the first line's `name:`, empty where there is none.
+
+    `text` begins with a newline. Looked up, not split into all its lines: every claim reads every
+    card.
+    """
+    begin = text.find(f"\n{name}:")
+    if begin < 0:
+        return ""
+    begin += len(name) + 2
+    end = text.find("\n", begin)
+    return (text[begin:] if end < 0 else text[begin:end]).strip()
+
+
+def read_place(sys_root: str, device: Device) -> None:
+    """Fill in NUMA node and PCI path; what sysfs does not tell is left unknown."""
+    folder = f"{sys_root}/bus/pci/devices/{device.bus}"
+    try:
+        device.path = tuple([p for p in os.readlink(folder).split("/") if p != ".."][1:-1])
+        device.numa = int(atomic.read_text(f"{folder}/numa_node"))
+    except (OSError, ValueError):
+        return
+
+
+def number(text: str) -> int:
+    """Return a whole number, 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def overlaps(a: str, b: str) -> bool:
+    """Return whether two lock ids stand for the same silicon: equal, or a card and its instance."""
+    return a == b or a.startswith(f"{b}.gi") or b.startswith(f"{a}.gi")

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc says of a process (proc(5)), read one file at a time.
+
+Hot. `root` is a parameter so that tests can show a tree of their own. A process that is gone
+raises ProcessLookupError; what may not be seen raises PermissionError: the two are never mixed.
+"""
+
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.node.timed_read import Reader
+
+CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
+MOST = 128  # chunks: 65,536 groups, the most there can be, fit in
+LONG = 1024  # bytes of a list of groups
+KEPT = 256  # lists of groups: those of the processes of most nodes
+STAT_FIELDS = 20  # after the name, up to the start time
+KTHREADD = 2  # the parent of all kernel threads
+
+
+class Stat:
+    """Fields of /proc/PID/stat: parent, state letter, session, start time in clock ticks."""
+
+    __slots__ = ("ppid", "session", "start", "state")
+
+    def __init__(self, ppid: int, state: str, session: int, start: int) -> None:
+        self.ppid = ppid
+        self.state = state
+        self.session = session
+        self.start = start
+
+
+class Status:
+    """Fields of /proc/PID/status: name, state letter, parent, user ids, groups, session.
+
+    `uids` are real, effective, saved, file system; `session` is -1 where the kernel does not tell
+    it (NSsid); `kernel` says whether it is a kernel thread, which has no files.
+    """
+
+    __slots__ = ("groups", "kernel", "name", "ppid", "session", "state", "uids")
+
+    def __init__(
+        self,
+        name: str,
+        state: str,
+        ppid: int,
+        uids: tuple[int, ...],
+        groups: frozenset[int],
+    ) -> None:
+        self.name = name
+        self.state = state
+        self.ppid = ppid
+        self.uids = uids
+        self.groups = groups
+        self.session = -1
+        self.kernel = False
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Parse /proc/PID/stat; the name may hold blanks and parentheses: split after the last `)`."""
+    rest = data[data.rindex(b")") + 1 :].split()
+    if len(rest) < STAT_FIELDS:
+        raise ValueError("not a /proc/PID/stat file")
+    return Stat(int(rest[1]), rest[0].decode(), int(rest[3]), int(rest[19]))
+
+
+def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) -> Status:
+    """Parse /proc/PID/status; raise ValueError where a line is missing (a tree that is no proc).
+
+    The lines are looked up one after the other: thousands of processes are read in a scan. Most
+    have the groups of another, and may have 65,536 of them: `known` keeps each list once.
+    """
+    name = data[: data.index(b"\n")].partition(b":")[2].strip()
+    ppid = int(line_of(data, b"\nPPid:"))
+    found = Status(
+        name.decode("utf-8", "surrogateescape"),
+        line_of(data, b"\nState:").strip()[:1].decode(),
+        ppid,
+        tuple([int(uid) for uid in line_of(data, b"\nUid:").split()]),
+        groups_of(line_of(data, b"\nGroups:"), {} if known is None else known),
+    )
+    if b"\nNSsid:" in data:
+        found.session = int(line_of(data, b"\nNSsid:").split()[0])
+    # a user mode helper is a child of kthreadd as well, but it has memory of its own
+    found.kernel = ppid == KTHREADD and b"\nVmSize:" not in data
+    return found
+
+
+def groups_of(line: bytes, known: dict[bytes, frozenset[int]]) -> frozenset[int]:
+    """Return the groups on a line, from those that are `known` where it is."""
+    if line not in known:
+        if len(line) > LONG:
+            known.clear()  # a user with subordinate ids may have many such lists: one is kept
+        known[line] = frozenset(map(int, line.split()))
+    return known[line]
+
+
+def line_of(data: bytes, key: bytes) -> bytes:
+    """Return what follows `key` on its line; raise ValueError where there is none."""
+    begin = data.index(key) + len(key)
+    end = data.find(b"\n", begin)
+    return data[begin:] if end < 0 else data[begin:end]
+
+
+class Proc:
+    """The process tree below `root` (`/proc`)."""
+
+    __slots__ = ("_groups", "_kthreadd", "_reader", "root")
+
+    def __init__(self, root: str = "/proc") -> None:
+        self.root = root
+        self._groups: dict[bytes, frozenset[int]] = {}
+        self._kthreadd: bool | None = None
+        self._reader: Reader | None = None
+
+    def read(self, pid: int, name: str) -> bytes:
+        """Return the bytes of /proc/PID/NAME; raise ProcessLookupError when the process is gone.
+
+        The first MiB of them: a process may make its own environment and command line as large as
+        its memory (PR_SET_MM_MAP), and hooks read them with the gate held.
+        """
+        try:
+            fd = os.open(f"{self.root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.read(fd, CHUNK)
+                if len(data) < CHUNK:
+                    return data
+                parts = [data]
+                while len(data) == CHUNK and len(parts) < MOST:
+                    data = os.read(fd, CHUNK)
+                    parts.append(data)
+                return b"".join(parts)
+            finally:
+                os.close(fd)
+        except FileNotFoundError as gone:
+            raise ProcessLookupError(errno.ESRCH, "no such process", str(pid)) from gone
+
+    def read_memory(self, pid: int, name: str) -> bytes:
+        """Return /proc/PID/cmdline or environ; raise TimeoutError where the process hangs.
+
+        And whatever `read` raises.
+        """
+        if self._reader is None:
+            from gpulock.node.timed_read import Reader
+
+            self._reader = Reader()
+        return self._reader.read(pid, lambda: self.read(pid, name))
+
+    def stat(self, pid: int) -> Stat:
+        """Return the process's /proc/PID/stat."""
+        return parse_stat(self.read(pid, "stat"))
+
+    def status(self, pid: int) -> Status:
+        """Return the process's /proc/PID/status."""
+        if len(self._groups) > KEPT:
+            self._groups.clear()
+        return parse_status(self.read(pid, "status"), self._groups)
+
+    def start(self, pid: int) -> int:
+        """Return the start time in clock ticks since boot: with the pid, the process's identity."""
+        return self.stat(pid).start
+
+    def pids(self) -> list[int]:
+        """Return the process ids that can be seen now."""
+        return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
+
+    def kernel_threads(self) -> frozenset[int]:
+        """Return the children of kthreadd, which are no job's; nothing where that cannot be told.
+
+        A big node has thousands: to read each one's status is most of a scan. In a container
+        pid 2 is anybody's process.
+        """
+        if not self.has_kthreadd():
+            return frozenset()
+        try:
+            listed = self.read(KTHREADD, f"task/{KTHREADD}/children")
+            return frozenset([int(pid) for pid in listed.split()])
+        except (OSError, ValueError):
+            return frozenset()
+
+    def has_kthreadd(self) -> bool:
+        """Return whether pid 2 is the kernel's: asked once, it neither comes nor goes."""
+        if self._kthreadd is None:
+            self._kthreadd = self._is_kthreadd()
+        return self._kthreadd
+
+    def _is_kthreadd(self) -> bool:
+        """Return whether pid 2 is without parent, without memory, root's, and of that name."""
+        try:
+            data = self.read(KTHREADD, "status")
+            found = parse_status(data)
+        except (OSError, ValueError):
+            return False
+        real = found.name == "kthreadd" and found.ppid == 0 and not any(found.uids)
+        return real and b"\nVmSize:" not in data
+
+    def cwd(self, pid: int) -> str:
+        """Return the working directory; raise PermissionError where it may not be seen."""
+        return self.link(pid, "cwd")
+
+    def link(self, pid: int, name: str) -> str:
+        """Return where the symlink /proc/PID/NAME points; raise ProcessLookupError when gone."""
+        try:
+            return os.readlink(f"{self.root}/{pid}/{name}")
+        except FileNotFoundError as gone:
+            raise ProcessLookupError(errno.ESRCH, "no such process", str(pid)) from gone
+
+    def boot_id(self) -> str:
+        """Return the random id of this boot."""
+        fd = os.open(f"{self.root}/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 64).decode().strip()
+        finally:
+            os.close(fd)
+
+    def pid_namespace(self) -> str:
+        """Return our pid and time namespaces (`pid:[4026531836] time:[4026531834]`).
+
+        In another time namespace the start times of processes read differently. A kernel before
+        5.6 has none. Raises OSError where the pid namespace cannot be seen.
+        """
+        pids = os.readlink(f"{self.root}/self/ns/pid")
+        try:
+            return f"{pids} {os.readlink(f'{self.root}/self/ns/time')}"
+        except OSError:
+            return pids
+
+    def here(self) -> str:
+        """Return our pid namespace for a record, empty where it cannot be seen."""
+        try:
+            return self.pid_namespace()
+        except OSError:
+            return ""
+
+    def finished(self, pid: int, state: str) -> bool:
+        """Return whether a process in `state` is over: a zombie with no thread left running.
+
+        A leader that called pthread_exit shows Z while its threads go on (and keep its files).
+        """
+        if state not in ("Z", "X"):
+            return False
+        try:
+            for thread in os.listdir(f"{self.root}/{pid}/task"):
+                if self.thread_state(pid, thread) not in ("Z", "X"):
+                    return False
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return True
+
+    def thread_state(self, pid: int, thread: str) -> str:
+        """Return the state letter of one thread; a thread that is gone counts as dead."""
+        try:
+            return parse_stat(self.read(pid, f"task/{thread}/stat")).state
+        except ProcessLookupError:
+            return "X"
+
+    def running(self, pid: int, start: int) -> bool:
+        """Return whether that very process (pid and start time) still runs."""
+        try:
+            found = self.stat(pid)
+        except ProcessLookupError:
+            return False
+        return found.start == start and not self.finished(pid, found.state)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the exporter saw, once a second: the reader of its files, for the rest of gpulock.
+
+Hot. Written by an ordinary user, so it is advice: it may quarantine, never free. `sample` is how
+things stand, `finished/TOKEN` what is left of one claim. Both are a version line, `key=value`
+lines, then a line for each device and each device of a claim:
+
+    device <lock id> key=value ...
+    token <token> <lock id> key=value ...
+
+FIELDS is normative. What is not known is left out, never 0. Unknown lines and keys are ignored,
+and so is a value that is not of its type: the rest of the file still counts.
+"""
+
+from __future__ import annotations
+
+from gpulock.store import atomic, kv
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SAMPLE_LINE, FINISHED_LINE = "gpulock-sample 1", "gpulock-finished 1"
+SAMPLE, FINISHED = "sample", "finished"  # names in the exporter's folder
+LIMIT = 1 << 21  # bytes: 128 MIG instances, each claimed on its own, are 0.3 MB
+FRESH = 10.0  # seconds; the exporter writes once in one
+AHEAD = 1.0  # seconds that a sample may seem to be of the future: read while it was written
+BUCKETS = 64  # of a claim; when they are full, two become one
+MILLI = 1000
+DEVICE_WORDS, TOKEN_WORDS = 2, 3  # of a line, before its pairs
+COUNT_DIGITS = 18  # of a whole number: no counter of a device has more
+TOKEN_LENGTH = 64  # characters at most
+TEXT, COUNT, REAL, LIST = "text", "count", "real", "list"
+
+# line, key, type, meaning; times are CLOCK_BOOTTIME seconds unless they say otherwise
+FIELDS: tuple[tuple[str, str, str, str], ...] = (
+    ("", "boot_id", TEXT, "boot in which it was written"),
+    ("", "sequence", COUNT, "one more each time it is written"),
+    ("", "boottime", REAL, "when it was written"),
+    ("", "wall", REAL, "the same moment, epoch seconds"),
+    ("", "looked", REAL, "when the driver last answered"),
+    ("", "driver", TEXT, "version of the driver"),
+    (
+        "",
+        "fault",
+        TEXT,
+        "why the driver is not looked at; `paused` where an administrator wants it",
+    ),
+    ("device", "uuid", TEXT, "as NVML names it"),
+    ("device", "index", COUNT, "NVML index of the card"),
+    ("device", "looked", REAL, "when the driver last told of this device; its values are so old"),
+    ("device", "utilization", REAL, "share of time at work, of the last look"),
+    ("device", "memory_used", COUNT, "bytes"),
+    ("device", "memory_total", COUNT, "bytes"),
+    ("device", "power", REAL, "watts"),
+    ("device", "temperature", REAL, "degrees Celsius"),
+    ("device", "busy", REAL, "seconds at work, in this boot"),
+    ("device", "observed", REAL, "seconds of which it is known whether it was at work"),
+    ("device", "last_busy", REAL, "when it was last seen at work"),
+    ("device", "energy", REAL, "joules, in this boot"),
+    ("device", "processes", COUNT, "processes that NVML lists"),
+    ("device", "listed", REAL, "when NVML listed them; who of these ended since is not known"),
+    ("device", "foreign", COUNT, "of these, neither the owner's nor a service"),
+    ("device", "unseen", COUNT, "of these, hidden: not known whose"),
+    ("device", "foreign_pids", LIST, "the first of the foreign ones"),
+    ("device", "recovery_action", COUNT, "what the driver asks for, by nvml.h; 0: nothing"),
+    ("device", "remap_failure", COUNT, "1: a row of its memory could not be remapped"),
+    ("device", "remap_pending", COUNT, "1: a row is remapped at the next reset"),
+    ("token", "since", REAL, "the claim; its buckets begin here"),
+    ("token", "until", REAL, "the last look that counts for it"),
+    ("token", "busy", REAL, "seconds at work"),
+    ("token", "observed", REAL, "seconds of which it is known whether it was at work"),
+    ("token", "seen", REAL, "when it was last known whether it was at work"),
+    ("token", "idle", REAL, "observed seconds since it was last at work; true as of `seen`"),
+    ("token", "last_busy", REAL, "when it was last seen at work"),
+    ("token", "energy", REAL, "joules"),
+    ("token", "memory_peak", COUNT, "bytes, the most that was seen in use"),
+    ("token", "foreign", REAL, "seconds in which foreign processes were seen beside it"),
+    ("token", "width", REAL, "seconds of a bucket"),
+    ("token", "used", LIST, "milliseconds at work in each bucket"),
+    ("token", "covered", LIST, "milliseconds observed in each bucket"),
+)
+TYPES = {(line, key): kind for line, key, kind, _ in FIELDS}
+
+
+class Seen:
+    """One device; a value that is not known is None. `own` is the exporter's own memory."""
+
+    uuid: str
+    index: int | None
+    looked: float | None
+    utilization: float | None
+    memory_used: int | None
+    memory_total: int | None
+    power: float | None
+    temperature: float | None
+    busy: float | None
+    observed: float | None
+    last_busy: float | None
+    energy: float | None
+    processes: int | None
+    listed: float | None
+    foreign: int | None
+    unseen: int | None
+    foreign_pids: tuple[int, ...]
+    recovery_action: int | None
+    remap_failure: int | None
+    remap_pending: int | None
+
+    def __init__(self, values: dict[str, object], own: dict[str, str]) -> None:
+        self.__dict__ = {**BLANK["device"], **values}
+        self.own = own
+
+
+class Account:
+    """What one device did for one claim; a value that is not known is None."""
+
+    since: float | None
+    until: float | None
+    busy: float | None
+    observed: float | None
+    seen: float | None
+    idle: float | None
+    last_busy: float | None
+    energy: float | None
+    memory_peak: int | None
+    foreign: float | None
+    width: float | None
+    used: tuple[int, ...]
+    covered: tuple[int, ...]
+
+    def __init__(self, values: dict[str, object]) -> None:
+        self.__dict__ = {**BLANK["token"], **values}
+
+    def means(self) -> list[float | None]:
+        """Return the share of time at work in each bucket, None where nothing was observed."""
+        pairs = zip(self.used, self.covered, strict=False)
+        return [min(1.0, used / covered) if covered else None for used, covered in pairs]
+
+
+class Sample:
+    """A whole file: devices by lock id, accounts by token and lock id, words of other lines."""
+
+    boot_id: str
+    sequence: int | None
+    boottime: float | None
+    wall: float | None
+    looked: float | None
+    driver: str
+    fault: str
+
+    def __init__(self, values: dict[str, object]) -> None:
+        self.__dict__ = {**BLANK[""], **values}
+        self.devices: dict[str, Seen] = {}
+        self.tokens: dict[str, dict[str, Account]] = {}
+        self.others: list[list[str]] = []
+
+    def idle(self, device: str, token: str, oldest: float) -> float | None:
+        """Return the observed seconds since a device was at work for a claim.
+
+        None where nobody knows, and where it is not observed any more: for longer than `oldest`
+        seconds at the last look.
+        """
+        account = self.tokens.get(token, {}).get(device)
+        if account is None or account.seen is None or self.looked is None:
+            return None
+        return account.idle if self.looked - account.seen <= oldest else None
+
+
+def blank(line: str) -> dict[str, object]:
+    """Return the value of each field of a line that lacks it."""
+    empty: dict[str, object] = {TEXT: "", LIST: ()}
+    return {key: empty.get(kind) for of, key, kind, _ in FIELDS if of == line}
+
+
+BLANK = {line: blank(line) for line in ("", "device", "token")}
+
+
+def read(folder: str, now: float, boot_id: str, oldest: float = FRESH) -> Sample | None:
+    """Return the last sample, None where there is none of this boot that is fresh.
+
+    `now` is CLOCK_BOOTTIME in seconds.
+    """
+    found = load(f"{folder}/{SAMPLE}", SAMPLE_LINE)
+    if found is None or found.boot_id != boot_id or found.boottime is None:
+        return None
+    return found if -AHEAD <= now - found.boottime <= oldest else None
+
+
+def read_finished(folder: str, token: str) -> Sample | None:
+    """Return what is left of one claim that is over, None where nothing is."""
+    if not is_token(token):
+        return None
+    return load(f"{folder}/{FINISHED}/{token}", FINISHED_LINE)
+
+
+def load(path: str, first_line: str) -> Sample | None:
+    """Return a file of either kind, None where there is none that can be read."""
+    try:
+        return parse(atomic.read_text(path, LIMIT), first_line)
+    except (OSError, kv.MalformedError):
+        return None
+
+
+def parse(text: str, first_line: str) -> Sample:
+    """Return the sample in a text; raise kv.MalformedError for another version."""
+    head, _, body = text.partition("\n")
+    if head != first_line:
+        raise kv.MalformedError(f"begins with {head[:40]!r}, not with {first_line!r}")
+    lines = [line.split(" ") for line in body.split("\n") if line]
+    pairs = [" ".join(words) for words in lines if "=" in words[0]]
+    found = Sample(typed("", pairs)[0])
+    for words in lines:
+        if words[0] == "device" and len(words) >= DEVICE_WORDS:
+            found.devices[words[1]] = Seen(*typed("device", words[DEVICE_WORDS:]))
+        elif words[0] == "token" and len(words) >= TOKEN_WORDS and is_token(words[1]):
+            account = Account(typed("token", words[TOKEN_WORDS:])[0])
+            found.tokens.setdefault(words[1], {})[words[2]] = account
+        elif "=" not in words[0]:
+            found.others.append(words)
+    return found
+
+
+def typed(line: str, pairs: Iterable[str]) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the values of the fields of a line, and the pairs that are no fields of it."""
+    values: dict[str, object] = {}
+    others: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        kind = TYPES.get((line, key))
+        if kind is None:
+            others[key] = text
+        elif equals:
+            try:
+                values[key] = convert(kind, text)
+            except ValueError:
+                continue
+    return values, others
+
+
+def convert(kind: str, text: str) -> object:
+    """Return a value; raise ValueError for one that is not of its type. None is below 0."""
+    if kind == TEXT:
+        return text
+    if kind == LIST:
+        return tuple([count(word) for word in text.split(",")]) if text else ()
+    return count(text) if kind == COUNT else real(text)
+
+
+def count(text: str) -> int:
+    """Return a whole number from 0; raise ValueError."""
+    if not (text.isascii() and text.isdigit()) or len(text) > COUNT_DIGITS:
+        raise ValueError("no whole number")
+    return int(text)
+
+
+def real(text: str) -> float:
+    """Return a number from 0 that is finite; raise ValueError."""
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise ValueError("no number from 0")
+    return number
+
+
+def is_token(text: str) -> bool:
+    """Return whether a text may be a claim's token, and so the name of a file."""
+    return 0 < len(text) <= TOKEN_LENGTH and text.isascii() and text.isalnum()

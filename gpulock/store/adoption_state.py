@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether STATE_DIR has a record of every claim of this boot, for an adoption.
+
+Hot, loaded at the first claim of a boot and where STATE_DIR is full. One empty file says it by its
+name, for a rename needs no room: `runs.whole`, or `runs.partial` once a claim had to go on without
+its record. From then on a lost LOCK_DIR is not filled again, because a job would be missing in it.
+A reconcile writes what is missing as soon as there is room; meanwhile the file is `runs.mending`.
+"""
+
+import errno
+import os
+
+from gpulock.store import atomic
+
+WHOLE, PARTIAL, MENDING = "runs.whole", "runs.partial", "runs.mending"
+TRIES = 3  # a reconcile renames at most twice while we look
+
+
+def begin(state_dir: str) -> None:
+    """Let a boot begin, in which nothing was claimed; what fails lets a full disk refuse claims."""
+    if rename(state_dir, PARTIAL, WHOLE) or rename(state_dir, MENDING, WHOLE):
+        return
+    try:
+        atomic.new_file(f"{state_dir}/{WHOLE}", b"")
+    except OSError:  # among others: it is there
+        return
+
+
+def mark(state_dir: str) -> None:
+    """Note that a claim has no record; raise OSError where that cannot be noted."""
+    for _ in range(TRIES):
+        if rename(state_dir, WHOLE, PARTIAL) or rename(state_dir, MENDING, PARTIAL):
+            return
+        if os.path.lexists(f"{state_dir}/{PARTIAL}"):
+            return
+    raise FileNotFoundError(errno.ENOENT, "cannot be noted", f"{state_dir}/{WHOLE}")
+
+
+def is_whole(state_dir: str) -> bool:
+    """Return whether every claim has its record."""
+    return os.path.lexists(f"{state_dir}/{WHOLE}")
+
+
+def mend(state_dir: str) -> None:
+    """Begin to write what is missing, or what an earlier version never said; raise OSError."""
+    if rename(state_dir, PARTIAL, MENDING) or os.path.lexists(f"{state_dir}/{MENDING}"):
+        return
+    atomic.new_file(f"{state_dir}/{MENDING}", b"")
+
+
+def rename(state_dir: str, old: str, new: str) -> bool:
+    """Rename the file; return whether it was there; raise OSError."""
+    try:
+        os.rename(f"{state_dir}/{old}", f"{state_dir}/{new}")
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boot rule: a lock directory belongs to one boot, and must not be lost within it.
+
+Hot. The boot id stands in LOCK_DIR and in STATE_DIR. Both this boot's: go on. LOCK_DIR's missing
+while STATE_DIR knows this boot: the locks of running jobs were lost, and nothing is granted until
+`gpulock reap` or gpulockd has put them back. Neither: the first claim of a boot makes ready.
+"""
+
+import os
+import time
+
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
+from gpulock.node.devices import number
+from gpulock.store import atomic, quarantine
+from gpulock.store.locks import Store
+from gpulock.store.owner import Owner
+
+# file systems on which mkdir and rename are atomic and local (/proc/self/mountinfo names)
+LOCAL = frozenset(
+    ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
+)
+
+
+def ensure(store: Store) -> None:
+    """Check LOCK_DIR; make it first where it is missing: /run is empty after a boot."""
+    if not os.path.lexists(store.path):
+        try:
+            make_folder(store.path)
+        except OSError as fault:
+            raise Refusal(
+                BROKEN, f"LOCK_DIR cannot be made: {fault}", "make it, root's and mode 0755"
+            ) from fault
+    store.check()
+
+
+def make_ready(store: Store, state_dir: str, boot_id: str, node: str) -> None:
+    """Let claims go on in this boot, gate held; raise Refusal when locks were lost."""
+    if store.boot_id() == boot_id:
+        return
+    if state_boot_id(state_dir) == boot_id:
+        raise Refusal(
+            UNKNOWN, "the locks of this boot were lost", "run gpulock reap as root: it adopts"
+        )
+    begin(store, state_dir, boot_id, node)
+
+
+def forget(folder: str) -> None:
+    """Remove the files of a folder as far as that is possible; they are never believed later."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        atomic.remove_quietly(f"{folder}/{name}")
+
+
+def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
+    """Make both directories ready for this boot, gate held.
+
+    STATE_DIR's boot id is written first: a crash in between leads to an adoption too many, never
+    to a grant too many. LOCK_DIR's is written last: until then nothing is granted.
+    """
+    try:
+        kind = file_system(store.path)
+    except (OSError, IndexError) as fault:
+        raise Refusal(UNKNOWN, f"LOCK_DIR's file system: {fault}", "look at LOCK_DIR") from fault
+    if kind not in LOCAL:
+        raise Refusal(
+            BROKEN, f"LOCK_DIR {store.path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock"
+        )
+    folders(store, state_dir)
+    if state_boot_id(state_dir) != boot_id:
+        forget(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
+        from gpulock.store import adoption_state, claim_records
+
+        claim_records.limit_owed(state_dir)
+        adoption_state.begin(state_dir)
+    try:
+        write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
+        if store.boot_id():
+            atomic.remove_quietly(f"{store.path}/lost")  # of an earlier boot, on a kept LOCK_DIR
+        reserve_again(store, state_dir, boot_id, node)
+        atomic.replace_file(f"{store.path}/boot_id", boot_id.encode() + b"\n")
+    except OSError as fault:
+        raise Refusal(
+            BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
+        ) from fault
+
+
+def write_boot_id(path: str, data: bytes) -> None:
+    """Write STATE_DIR's boot id, on a full disk into the file of an earlier boot; raise OSError."""
+    try:
+        atomic.replace_file(path, data)
+    except OSError as fault:
+        if fault.errno not in atomic.FULL:
+            raise
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:  # in place and of the same length: that needs no room
+            if os.fstat(fd).st_size != len(data):
+                raise
+            atomic.write_all(fd, data)
+        finally:
+            os.close(fd)
+
+
+def folders(store: Store, state_dir: str) -> None:
+    """Make the folders that every claim lists; raise Refusal(BROKEN)."""
+    try:
+        for folder in (store.locks_dir, store.released_dir):
+            make_folder(folder)
+        for name in (quarantine.QUARANTINE, quarantine.RESERVES):
+            make_folder(f"{state_dir}/{name}")
+    except OSError as fault:
+        raise Refusal(
+            BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
+        ) from fault
+
+
+def mark_lost(store: Store) -> None:
+    """Note that locks of this boot were lost: from now on a device in use is not granted.
+
+    A job whose shepherd was killed has no record to adopt, and its processes live on.
+    """
+    atomic.replace_file(f"{store.path}/lost", b"locks of this boot were lost\n")
+
+
+def was_lost(store: Store) -> bool:
+    """Return whether locks of this boot were lost; raise Refusal where that cannot be seen."""
+    try:
+        os.stat(f"{store.path}/lost")
+    except FileNotFoundError:
+        return False
+    except OSError as fault:
+        raise Refusal(UNKNOWN, f"LOCK_DIR: {fault}", "look at LOCK_DIR") from fault
+    return True
+
+
+def reserve_again(store: Store, state_dir: str, boot_id: str, node: str) -> None:
+    """Lock again what an administrator reserved before this boot."""
+    for device in quarantine.listed(state_dir, quarantine.RESERVES):
+        note = quarantine.read(state_dir, quarantine.RESERVES, device)
+        record = reserve_owner(device, note, boot_id, node)
+        try:
+            store.make(device, record)
+        except FileExistsError:
+            held = store.read(device)
+            if not held.fault and (held.owner is None or held.owner.boot_id != boot_id):
+                store.rewrite(device, record)
+
+
+def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) -> Owner:
+    """Return the owner record of an administrator's lock."""
+    return Owner(
+        scheduler="admin",
+        cluster="admin",
+        node=node,
+        job_id=device,
+        task_id="1",
+        user=one_line(note.get("by", "root")),
+        uid=os.geteuid(),
+        boot_id=boot_id,
+        claimed_at=float(number(note.get("at", ""))),
+        claimed_boottime=time.clock_gettime(time.CLOCK_BOOTTIME),
+        token=os.urandom(8).hex(),
+        devices=(device,),
+        comment=one_line(note.get("because", "")),
+    )
+
+
+def make_folder(path: str) -> None:
+    """Make one folder, or accept the one that is there."""
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        return
+
+
+def state_boot_id(state_dir: str) -> str:
+    """Return the boot that STATE_DIR saw last; raise Refusal where that cannot be found out."""
+    try:
+        return atomic.read_text(f"{state_dir}/boot_id").strip()
+    except FileNotFoundError:
+        if not os.path.isdir(state_dir):
+            raise Refusal(
+                BROKEN, f"STATE_DIR {state_dir} is missing", "mount or make it, root's, mode 0755"
+            ) from None
+        return ""
+    except OSError as fault:
+        raise Refusal(UNKNOWN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
+
+
+def file_system(path: str, proc_root: str = "/proc") -> str:
+    """Return the type of the file system `path` is on, as /proc/self/mountinfo names it.
+
+    By mount id (fdinfo), which also tells btrfs and overlay mounts apart; statfs(2) has no face
+    in the stdlib.
+    """
+    fd = os.open(path, atomic.OPEN_DIRECTORY)
+    try:
+        info = atomic.read_text(f"{proc_root}/self/fdinfo/{fd}")
+    finally:
+        os.close(fd)
+    mount = info.partition("mnt_id:")[2].split(None, 1)[0]
+    for line in atomic.read_text(f"{proc_root}/self/mountinfo", 1 << 22).splitlines():
+        if line.split(None, 1)[0] == mount:
+            return line.partition(" - ")[2].split(None, 1)[0]
+    return "unknown"

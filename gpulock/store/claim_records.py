@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of claims in STATE_DIR, for when LOCK_DIR is lost: one file a claim.
+
+Hot. `runs/`: for adoption within a boot, of claims that have no spool directory to keep theirs in
+(Slurm's, and `gpulock run`'s). `owed/`: of every claim, until its line is in the history, so that
+a reboot loses none. Whoever writes the line removes the record.
+"""
+
+import os
+
+from gpulock.node.settings import Settings
+from gpulock.store import atomic, kv, owner
+from gpulock.store.locks import RELEASED_PRUNE, folders_in
+from gpulock.store.owner import Owner
+
+FOLDER, OWED = "runs", "owed"
+WITHOUT = "the claim has no record there, and its line in the history none after a reboot"
+OWED_CAP = 1000  # records that are kept over a boot
+
+
+def keep(state_dir: str, record: Owner) -> str:
+    """Note a claim for a later adoption; return the file's path; raise OSError."""
+    data = owner.encode(record).encode("utf-8")
+    path = f"{state_dir}/{FOLDER}/{record.token}"
+    try:
+        atomic.replace_file(path, data)
+    except FileNotFoundError:
+        os.makedirs(f"{state_dir}/{FOLDER}", 0o755, exist_ok=True)
+        atomic.replace_file(path, data)
+    return path
+
+
+def keep_or_mark(state_dir: str, record: Owner) -> tuple[str, str]:
+    """Note a claim for a later adoption; return the file's path, or none and why; raise OSError.
+
+    A full disk is no fault of this node's: the lock stands in LOCK_DIR, and it is noted that a
+    record is missing. Where not even that can be noted the claim has no way to go on.
+    """
+    try:
+        return keep(state_dir, record), ""
+    except OSError as fault:
+        if fault.errno not in atomic.FULL:
+            raise
+        from gpulock.store import adoption_state
+
+        adoption_state.mark(state_dir)
+        return "", f"STATE_DIR {state_dir}: {fault.strerror}: {WITHOUT}"
+
+
+def drop(state_dir: str, record: Owner, device: str) -> None:
+    """Take a device out of its claim's record, before its lock goes: nobody adopts it again.
+
+    Where there is no room for that the record goes, and it is noted that one is missing; where
+    even that is not possible it stays: it locks too much, never too little.
+    """
+    path = f"{state_dir}/{FOLDER}/{record.token}"
+    left: tuple[str, ...] = ()
+    try:
+        if record.devices != (device,):
+            kept = owner.parse(atomic.read_text(path))
+            left = tuple([name for name in kept.devices if name != device])
+        if left:
+            keep(state_dir, record.copy(devices=left))
+            return
+    except FileNotFoundError:
+        return
+    except OSError as fault:
+        if fault.errno in atomic.FULL and not marked(state_dir):
+            return
+    except kv.MalformedError:
+        pass  # whatever it is, it is no claim to come back to
+    atomic.remove_quietly(path)
+
+
+def marked(state_dir: str) -> bool:
+    """Note that a record is missing; return whether that is noted."""
+    from gpulock.store import adoption_state
+
+    try:
+        adoption_state.mark(state_dir)
+    except OSError:
+        return False
+    return True
+
+
+def owe(settings: Settings, record: Owner, kept: str, dir_fd: int | None = None) -> None:
+    """Note that a claim will be owed a line of the history; what fails here fails no job.
+
+    `kept` is its record for adoption, below `dir_fd` where that is given. Where released locks
+    pile up nobody writes a history: these records would pile up as well.
+    """
+    folder = f"{settings.state_dir}/{OWED}"
+    try:
+        if folders_in(f"{settings.lock_dir}/released") >= RELEASED_PRUNE:
+            return
+        try:
+            _owe(folder, record, kept, dir_fd)
+        except FileNotFoundError:
+            os.mkdir(folder, 0o755)
+            _owe(folder, record, kept, dir_fd)
+    except (OSError, ValueError):
+        return
+
+
+def _owe(folder: str, record: Owner, kept: str, dir_fd: int | None) -> None:
+    """Link the record, which costs a tenth of a new file; or write it, on another file system."""
+    path = f"{folder}/{record.token}"
+    try:
+        os.link(kept, path, src_dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        atomic.new_file(path, owner.encode(record).encode("utf-8"))
+
+
+def limit_owed(state_dir: str) -> None:
+    """Drop the oldest records once there are too many, as far as that is possible."""
+    folder = f"{state_dir}/{OWED}"
+    try:
+        names = os.listdir(folder)
+        names.sort(key=lambda name: os.lstat(f"{folder}/{name}").st_mtime)
+    except OSError:
+        return
+    for name in names[: max(0, len(names) - OWED_CAP)]:
+        atomic.remove_quietly(f"{folder}/{name}")

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of this boot in LOCK_DIR/totals, and the streak of requests that were not understood.
+
+Hot. Replaced under the gate. A counter that cannot be written never stops a claim. A hook that
+found the gate shut adds a line to `timeouts`; the next one that gets in folds it in.
+"""
+
+import os
+
+from gpulock.store import atomic, kv
+from gpulock.store.locks import Store
+
+# how a proof begins (gpulock.alloc.liveness, settle, sge.verdict, slurm.verdict), and its kind: a label
+PROOFS = (
+    ("a claim cut short", "cut_short"),
+    ("claimed before this boot", "reboot"),
+    ("released by its job", "released"),
+    ("process ", "process"),
+    ("its shepherd ", "shepherd"),
+    ("its steps", "steps"),
+    ("slurmctld ", "slurmctld"),
+)
+OTHER_PROOF = "other"
+STREAK_JOBS, STREAK_OWNERS = 3, 2  # unknowns of so many jobs and owners in a row: a broken node
+
+
+class Totals:
+    """The counters as read; change them, then `save`."""
+
+    __slots__ = ("_path", "_timeouts", "values")
+
+    def __init__(self, store: Store) -> None:
+        self._path = f"{store.path}/totals"
+        self._timeouts = f"{store.path}/timeouts"
+        try:
+            self.values = kv.decode(atomic.read_text(self._path))
+        except (OSError, kv.MalformedError):
+            self.values = {}
+
+    def add(self, key: str, amount: float = 1) -> None:
+        """Add to one counter."""
+        try:
+            before = float(self.values.get(key, "0"))
+        except ValueError:
+            before = 0.0
+        self.values[key] = f"{before + amount:.6f}".rstrip("0").rstrip(".")
+
+    def granted(self, waited: float) -> None:
+        """Count a grant: a success ends the streak of unknowns."""
+        self.values.pop("streak", None)
+        self.refused("granted", waited)
+
+    def refused(self, kind: str, waited: float) -> None:
+        """Count a claim by its result."""
+        self.add(f"claims_{kind}")
+        self.add("gate_wait_seconds", waited)
+
+    def streak(self, job: str, user: str) -> bool:
+        """Note an unknown; return whether the streak now means a broken node."""
+        entries = [e for e in self.values.get("streak", "").split(",") if e]
+        entry = f"{user}:{job}".replace(",", "?")
+        if entry not in entries:
+            entries = [*entries[-7:], entry]
+        self.values["streak"] = ",".join(entries)
+        owners = {e.partition(":")[0] for e in entries}
+        return len(entries) >= STREAK_JOBS and len(owners) >= STREAK_OWNERS
+
+    def fold_timeouts(self) -> None:
+        """Count the hooks that found the gate shut since."""
+        try:
+            size = os.stat(self._timeouts).st_size
+        except OSError:
+            return
+        self.add("gate_timeouts", size)
+        atomic.remove_quietly(self._timeouts)
+
+    def save(self) -> None:
+        """Write the counters; what fails is lost, and stops nobody."""
+        self.fold_timeouts()
+        try:
+            atomic.replace_file(self._path, kv.encode(list(self.values.items())).encode())
+        except (OSError, ValueError):
+            return
+
+
+def kind_of(proof: str) -> str:
+    """Return of which kind a proof of death is, one of few words."""
+    for beginning, kind in PROOFS:
+        if proof.startswith(beginning):
+            return kind
+    return OTHER_PROOF
+
+
+def note_timeout(store: Store) -> None:
+    """Count, without the gate, that the gate stayed shut: one byte a time."""
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(f"{store.path}/timeouts", flags, 0o644)
+        try:
+            atomic.write_all(fd, b".")
+        finally:
+            os.close(fd)
+    except OSError:
+        return

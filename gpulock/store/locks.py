@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lock directory: one directory a held device, made by mkdir, with the owner record inside.
+
+Hot. Everything here but `check` is done with the gate held. mkdir is the grant: it is atomic and
+fails when the lock is there. A lock leaves by one rename into `released/`.
+"""
+
+import os
+import stat
+import time
+
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.store import atomic, kv, owner
+from gpulock.store.owner import Owner
+
+RELEASED_CAP = 1000  # released locks that wait for their history line
+RELEASED_PRUNE = 500  # how many of the oldest go when the cap is reached
+
+
+class Lock:
+    """One lock as found: its owner, or the `fault` in its record; neither: a claim cut short.
+
+    `anchors` are (pid, start, supplementary group) of further shepherds, `orphans` what stopped
+    a reap, `seen` whether a Slurm job's extern step was ever seen; empty until `read_details`.
+    `steps` are (pid, start) of a Slurm job's step daemons and processes, `extern` whether one is
+    the daemon of the whole allocation; told by `Judge.attach`.
+    """
+
+    __slots__ = ("anchors", "extern", "fault", "id", "orphans", "owner", "seen", "steps")
+
+    def __init__(self, name: str, record: Owner | None, fault: str) -> None:
+        self.id = name
+        self.owner = record
+        self.fault = fault
+        self.anchors: list[tuple[int, int, int]] = []
+        self.orphans = ""
+        self.seen = False
+        self.extern = False
+        self.steps: list[tuple[int, int]] = []
+
+    def shepherds(self) -> list[tuple[int, int]]:
+        """Return (pid, start) of every process that keeps the lock alive."""
+        own = [(self.owner.pid, self.owner.start)] if self.owner else []
+        return own + [anchor[:2] for anchor in self.anchors] + self.steps
+
+    def groups(self) -> list[int]:
+        """Return the supplementary groups of the job's processes here."""
+        own = [self.owner.add_grp_id] if self.owner else []
+        return [gid for gid in own + [anchor[2] for anchor in self.anchors] if gid]
+
+
+class Store:
+    """The lock directory at `path`; paths are made, nothing is opened before it is asked for."""
+
+    __slots__ = ("locks_dir", "path", "released_dir")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.locks_dir = f"{path}/locks"
+        self.released_dir = f"{path}/released"
+
+    def check(self) -> None:
+        """Raise Refusal(BROKEN) unless the directory is ours and nobody else may write there."""
+        try:
+            info = os.lstat(self.path)
+        except OSError as fault:
+            raise Refusal(BROKEN, f"LOCK_DIR: {fault}", "run gpulock doctor") from fault
+        if not stat.S_ISDIR(info.st_mode):
+            raise Refusal(BROKEN, f"LOCK_DIR {self.path} is no directory", "remove it")
+        if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise Refusal(
+                BROKEN,
+                f"LOCK_DIR {self.path} has uid {info.st_uid}, mode {info.st_mode & 0o7777:o}",
+                f"it must be uid {os.geteuid()}'s and writable by nobody else",
+            )
+
+    def exists(self) -> bool:
+        """Return whether any claim was ever made here; raise Refusal where that cannot be seen."""
+        try:
+            os.stat(self.locks_dir)
+        except FileNotFoundError:
+            return False
+        except OSError as fault:
+            raise Refusal(UNKNOWN, f"locks: {fault}", "look at LOCK_DIR") from fault
+        return True
+
+    def boot_id(self) -> str:
+        """Return the boot in which this directory was made ready, or nothing."""
+        try:
+            return atomic.read_text(f"{self.path}/boot_id").strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as fault:
+            raise Refusal(UNKNOWN, f"boot_id: {fault}", "look at LOCK_DIR") from fault
+
+    def all(self) -> dict[str, Lock]:
+        """Return every lock by id; raise Refusal where the directory cannot be read."""
+        try:
+            names = sorted(os.listdir(self.locks_dir))
+        except OSError as fault:
+            raise Refusal(UNKNOWN, f"locks: {fault}", "look at LOCK_DIR") from fault
+        return {name: self.read(name) for name in names if not name.startswith(".")}
+
+    def read(self, name: str) -> Lock:
+        """Return one lock; a record that cannot be read or understood is a `fault`."""
+        try:
+            return Lock(name, owner.parse(atomic.read_text(f"{self.locks_dir}/{name}/owner")), "")
+        except FileNotFoundError:
+            return Lock(name, None, "")
+        except (OSError, kv.MalformedError) as fault:
+            return Lock(name, None, f"its owner record: {fault}")
+
+    def read_details(self, lock: Lock) -> None:
+        """Fill in anchors and orphans, which only a judge needs."""
+        try:
+            names = os.listdir(f"{self.locks_dir}/{lock.id}")
+        except FileNotFoundError:
+            return
+        except OSError as fault:
+            lock.fault = f"its folder: {fault}"
+            return
+        lock.seen = "seen" in names
+        if "orphans" in names:
+            try:
+                lock.orphans = atomic.read_text(f"{self.locks_dir}/{lock.id}/orphans").strip()
+            except OSError:
+                lock.orphans = "unreadable"
+        if "anchors" in names:
+            try:
+                folder = f"{self.locks_dir}/{lock.id}/anchors"
+                found = [read_anchor(folder, n) for n in os.listdir(folder) if n[0] != "."]
+                lock.anchors = [anchor for anchor in found if anchor]
+            except (OSError, ValueError) as fault:
+                lock.fault = f"its anchors: {fault}"
+
+    def make(self, name: str, record: Owner) -> None:
+        """Lock one device: mkdir, then the owner; raise OSError (EEXIST: it is held)."""
+        self.make_text(name, owner.encode(record))
+
+    def make_text(self, name: str, text: str) -> None:
+        """Lock one device for the owner that `text` describes."""
+        folder = f"{self.locks_dir}/{name}"
+        os.mkdir(folder, 0o755)
+        atomic.replace_file(f"{folder}/owner", text.encode("utf-8"))
+
+    def rewrite(self, name: str, record: Owner) -> None:
+        """Replace the owner record of a lock that is held."""
+        data = owner.encode(record).encode("utf-8")
+        atomic.replace_file(f"{self.locks_dir}/{name}/owner", data)
+
+    def undo(self, name: str) -> None:
+        """Take back a lock made a moment ago by this process; what fails is settled later."""
+        try:
+            atomic.remove_folder(f"{self.locks_dir}/{name}")
+        except OSError:
+            return
+
+    def anchor(self, name: str, pid: int, start: int, gid: int) -> None:
+        """Let one more shepherd, with the group of its task, keep the lock alive."""
+        folder = f"{self.locks_dir}/{name}/anchors"
+        try:
+            os.mkdir(folder, 0o755)
+        except FileExistsError:
+            pass
+        atomic.replace_file(f"{folder}/{pid}.{start}", f"{gid}\n".encode())
+
+    def drop_anchor(self, name: str, pid: int, start: int) -> None:
+        """Forget a shepherd that is over; one that cannot be forgotten does no harm."""
+        atomic.remove_quietly(f"{self.locks_dir}/{name}/anchors/{pid}.{start}")
+
+    def mark_seen(self, name: str) -> None:
+        """Note that the extern step of its Slurm job was seen: from now on its absence counts."""
+        atomic.replace_file(f"{self.locks_dir}/{name}/seen", b"seen\n")
+
+    def mark_orphans(self, name: str, text: str) -> None:
+        """Note which processes kept a dead owner's device open."""
+        atomic.replace_file(f"{self.locks_dir}/{name}/orphans", text.encode() + b"\n")
+
+    def retire(self, lock: Lock, how: str, boot_id: str = "") -> None:
+        """Free a device: rename its lock into `released/`; raise OSError.
+
+        The token is compared first, so that a lock made anew since it was judged stays. Of a lock
+        of another boot than `boot_id` it is not noted when that is by CLOCK_BOOTTIME.
+        """
+        ours = lock.owner.token if lock.owner else None
+        if lock.fault or not self.still(lock.id, ours):
+            raise Refusal(UNKNOWN, f"the lock of {lock.id} changed meanwhile", "try again")
+        if ours is None:
+            atomic.remove_folder(f"{self.locks_dir}/{lock.id}")
+            return
+        ended_here = lock.owner is None or boot_id in ("", lock.owner.boot_id)
+        self.note_release(
+            lock.id, how, ended_here
+        )  # first: whoever is killed in between frees nothing
+        os.rename(f"{self.locks_dir}/{lock.id}", f"{self.released_dir}/{ours}.{lock.id}")
+        try:
+            self.prune()
+        except OSError:
+            return
+
+    def note_release(self, name: str, how: str, ended_here: bool = True) -> None:
+        """Note when and how a lock is released; where that fails its history lacks the how.
+
+        The clock that goes on between two readings is not that of a boot that is over.
+        """
+        path = f"{self.locks_dir}/{name}/released"
+        boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
+        times = [("released_at", f"{time.time():.3f}")]
+        times += [("released_boottime", f"{boottime:.3f}")] if ended_here else []
+        try:
+            data = kv.encode([*times, ("how", how)]).encode()
+            try:
+                atomic.new_file(path, data)
+            except FileExistsError:  # of a release that was cut short
+                os.unlink(path)
+                atomic.new_file(path, data)
+        except (OSError, ValueError):
+            return
+
+    def still(self, name: str, token: str | None) -> bool:
+        """Return whether a lock has this token, or for None no owner; raise OSError."""
+        try:
+            text = atomic.read_text(f"{self.locks_dir}/{name}/owner")
+        except FileNotFoundError:
+            return token is None
+        return token is not None and f"\ntoken={token}\n" in text
+
+    def prune(self) -> None:
+        """Drop the oldest released locks once there are too many; one stat where there are not."""
+        if folders_in(self.released_dir) < RELEASED_CAP:
+            return
+        names = os.listdir(self.released_dir)
+        names.sort(key=lambda name: os.lstat(f"{self.released_dir}/{name}").st_mtime)
+        for name in names[:RELEASED_PRUNE]:
+            atomic.remove_folder(f"{self.released_dir}/{name}")
+
+
+def folders_in(path: str) -> int:
+    """Return how many folders are in one; raise OSError.
+
+    One stat where the links are counted. btrfs, a merged overlay, and ext4 beyond 65,000 say 1.
+    """
+    links = os.stat(path).st_nlink
+    return links - 2 if links > 1 else len(os.listdir(path))
+
+
+def read_anchor(folder: str, name: str) -> tuple[int, int, int] | None:
+    """Return (pid, start, group) of an anchor, None for one forgotten since it was listed.
+
+    Raises OSError or ValueError.
+    """
+    pid, _, start = name.partition(".")
+    try:
+        return int(pid), int(start), int(atomic.read_text(f"{folder}/{name}"))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner record inside a lock: whose a device is, and how that owner's death can be proven.
+
+Hot. FIELDS is normative. The key fields (scheduler, cluster, node, job_id, task_id) mean the same
+in all versions; an unknown key is ignored; an unknown version is held and reported, never reaped.
+"""
+
+from gpulock.store import kv
+
+VERSION_LINE = "gpulock-owner 1"
+TEXT, NUMBER, REAL, LIST = "text", "number", "real", "list"
+
+# key, type, who sets it, meaning
+FIELDS: tuple[tuple[str, str, str, str], ...] = (
+    ("scheduler", TEXT, "all", "sge, slurm, process or admin"),
+    ("cluster", TEXT, "all", "cluster or cell"),
+    ("node", TEXT, "all", "host name of this node"),
+    ("job_id", TEXT, "all", "job id; of a process its pid; of a reserve its device"),
+    ("task_id", TEXT, "all", "array task, 1 where there is none"),
+    ("pid", NUMBER, "sge, process", "shepherd, or the process that holds"),
+    ("start", NUMBER, "sge, process", "its start time in clock ticks since boot"),
+    ("restart", NUMBER, "slurm", "restart count of the job"),
+    ("slurmd", TEXT, "slurm", "SLURMD_NODENAME: several may run on one machine"),
+    ("positions", TEXT, "slurm", "SLURM_JOB_GPUS of the prolog, empty: Slurm does not tell"),
+    ("het_leader", TEXT, "slurm", "job id of a heterogeneous job's leader"),
+    ("user", TEXT, "all", "name of the owner"),
+    ("uid", NUMBER, "all", "uid of the owner"),
+    ("queue", TEXT, "sge, slurm", "queue or partition"),
+    ("spool_dir", TEXT, "sge", "the job's spool directory"),
+    ("add_grp_id", NUMBER, "sge", "supplementary group of the job's processes, 0: none"),
+    ("sid", NUMBER, "process", "session of the holding process"),
+    ("boot_id", TEXT, "all", "boot in which the claim was made"),
+    ("pid_ns", TEXT, "all", "pid namespace in which pid means something"),
+    ("settling", NUMBER, "release", "1: released by its job, processes not yet gone"),
+    ("claimed_at", REAL, "all", "epoch seconds, for people"),
+    ("claimed_boottime", REAL, "all", "CLOCK_BOOTTIME seconds, for durations"),
+    ("token", TEXT, "all", "random, one a claim"),
+    ("devices", LIST, "all", "ids of the whole grant"),
+    ("uuid", TEXT, "all", "UUID of this device, empty: not known at the claim"),
+    ("minor", TEXT, "all", "N of its /dev/nvidiaN, empty: not known"),
+    ("comment", TEXT, "admin", "why"),
+)
+TYPES = {field[0]: field[1] for field in FIELDS}
+EMPTY: dict[str, object] = {TEXT: "", NUMBER: 0, REAL: 0.0, LIST: ()}
+BLANK = {field[0]: EMPTY[field[1]] for field in FIELDS}
+
+
+class Owner:
+    """One owner record; every field of FIELDS is an attribute."""
+
+    scheduler: str
+    cluster: str
+    node: str
+    job_id: str
+    task_id: str
+    pid: int
+    start: int
+    restart: int
+    slurmd: str
+    positions: str
+    het_leader: str
+    user: str
+    uid: int
+    queue: str
+    spool_dir: str
+    add_grp_id: int
+    sid: int
+    boot_id: str
+    pid_ns: str
+    settling: int
+    claimed_at: float
+    claimed_boottime: float
+    token: str
+    devices: tuple[str, ...]
+    uuid: str
+    minor: str
+    comment: str
+
+    def __init__(self, **fields: object) -> None:
+        self.__dict__ = known({**BLANK, **fields})
+
+    def copy(self, **changes: object) -> "Owner":
+        """Return the same record with some fields changed."""
+        other = Owner.__new__(Owner)
+        other.__dict__ = known({**self.__dict__, **changes})
+        return other
+
+    def key(self) -> tuple[str, str, str, str, str]:
+        """Return what names the job: scheduler, cluster, node (Slurm's own name), job, task."""
+        node = self.slurmd or self.node
+        return (self.scheduler, self.cluster, node, self.job_id, self.task_id)
+
+    def run(self) -> tuple[int, int, int]:
+        """Return what tells one run of the same job from another."""
+        return (self.pid, self.start, self.restart)
+
+    def job(self) -> str:
+        """Return how people name the job: `12`, `12.3` for an array task, `pid 4711`."""
+        if self.scheduler == "process":
+            return f"pid {self.job_id}"
+        if self.scheduler == "admin":
+            return "reserve"
+        return self.job_id if self.task_id in ("", "1") else f"{self.job_id}.{self.task_id}"
+
+
+def known(fields: dict[str, object]) -> dict[str, object]:
+    """Return the fields of a record; raise TypeError for one that FIELDS does not have."""
+    if len(fields) != len(BLANK):
+        raise TypeError(f"no such field: {sorted(set(fields) - set(BLANK))}")
+    return fields
+
+
+def encode(owner: Owner) -> str:
+    """Return the record as text; raise kv.MalformedError for a control character in a field."""
+    pairs: list[tuple[str, str]] = []
+    values = owner.__dict__
+    for key, empty in BLANK.items():
+        value = values[key]
+        if value == empty:
+            continue
+        if isinstance(value, tuple):
+            pairs.append((key, ",".join(owner.devices)))
+        elif isinstance(value, float):
+            pairs.append((key, f"{value:.3f}"))
+        else:
+            pairs.append((key, str(value)))
+    return VERSION_LINE + "\n" + kv.encode(pairs)
+
+
+def parse(text: str) -> Owner:
+    """Return the record; raise kv.MalformedError for another version or a bad number."""
+    fields: dict[str, object] = {}
+    for key, value in kv.decode_versioned(text, VERSION_LINE).items():
+        kind = TYPES.get(key)
+        try:
+            if kind == TEXT:
+                fields[key] = value
+            elif kind == NUMBER:
+                fields[key] = int(value)
+            elif kind == REAL:
+                fields[key] = float(value)
+            elif kind == LIST:
+                fields[key] = tuple(value.split(",")) if value else ()
+        except ValueError:
+            raise kv.MalformedError(f"{key}={value[:40]!r} is no number") from None
+    for key in ("scheduler", "node", "job_id", "token", "boot_id"):
+        if not fields.get(key):
+            raise kv.MalformedError(f"{key} is missing")
+    return Owner(**fields)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that an administrator or a policy took out, kept in STATE_DIR over a reboot.
+
+Hot: every claim lists the two folders, `quarantine/` (out of service) and `reserves/` (an
+administrator's lock to be put back after a boot). One file a device: when, by whom, why.
+"""
+
+import os
+import time
+
+from gpulock.errors import BROKEN, Refusal
+from gpulock.store import atomic, kv
+
+QUARANTINE, RESERVES = "quarantine", "reserves"
+POLICY = "gpulock"  # by whom, where no administrator did it; the cause stands before a colon
+
+
+def listed(state_dir: str, folder: str) -> list[str]:
+    """Return the ids in one folder; raise Refusal(BROKEN) when it cannot be read (fail closed)."""
+    try:
+        return sorted([n for n in os.listdir(f"{state_dir}/{folder}") if not n.startswith(".")])
+    except OSError as fault:
+        raise Refusal(
+            BROKEN, f"{state_dir}/{folder}: {fault.strerror}", "run gpulock reap as root"
+        ) from fault
+
+
+def read(state_dir: str, folder: str, device: str) -> dict[str, str]:
+    """Return what is noted of one device; a note that cannot be read still counts."""
+    try:
+        return kv.decode(atomic.read_text(f"{state_dir}/{folder}/{device}"))
+    except (OSError, kv.MalformedError) as fault:
+        return {"because": f"unreadable note: {fault}"}
+
+
+def put(
+    state_dir: str,
+    folder: str,
+    device: str,
+    by: str,
+    because: str,
+    more: "tuple[tuple[str, str], ...]" = (),
+) -> None:
+    """Note a device, durably, with `more` of what the policy must know later.
+
+    Raises OSError or kv.MalformedError.
+    """
+    pairs = [("by", by), ("because", because), ("at", f"{time.time():.0f}"), *more]
+    durably(f"{state_dir}/{folder}/{device}", kv.encode(pairs).encode())
+
+
+def lift(state_dir: str, folder: str, device: str) -> None:
+    """Take a note back; raise FileNotFoundError when there is none."""
+    os.unlink(f"{state_dir}/{folder}/{device}")
+    sync(f"{state_dir}/{folder}")
+
+
+def durably(path: str, data: bytes) -> None:
+    """Put `data` in the place of `path` so that it outlives a power cut; raise OSError.
+
+    A rename alone may outlive one as an empty file: ext4 allocates late.
+    """
+    atomic.replace_file(path, data)
+    sync(path)
+    sync(f"{path.rpartition('/')[0]}/.")  # STATE_DIR may be a link
+
+
+def sync(path: str) -> None:
+    """Make a file, or what a folder lists, survive a power cut."""
+    fd = os.open(path, atomic.OPEN_READ)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

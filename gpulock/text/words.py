@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How times, devices and owners are said and read; pure."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+
+from gpulock.node.devices import Device
+from gpulock.store.owner import Owner
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}
+FORCE = 'gpulock release {} --force --because "TEXT"'
+MAKERS = re.compile(r"^(NVIDIA |Tesla |GeForce |Quadro (?=RTX))+| (Generation|Graphics)$")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of `90`, `90s`, `30m`, `1h`, `1h30m`, `2d`; raise ValueError."""
+    if text.isascii() and text.isdigit():
+        return float(text)
+    parts = re.findall(r"([0-9]+)([smhd])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is no duration: 90s, 30m, 1h, 1h30m or 2d")
+    return float(sum(int(number) * UNITS[unit] for number, unit in parts))
+
+
+def duration(seconds: float) -> str:
+    """Return `37s`, `12m`, `04:12` (hours and minutes) or `2d 03:15`."""
+    whole = max(0, int(seconds))
+    if whole < MINUTE:
+        return f"{whole}s"
+    if whole < HOUR:
+        return f"{whole // MINUTE}m"
+    clock = f"{whole % DAY // HOUR:02}:{whole % HOUR // MINUTE:02}"
+    return clock if whole < DAY else f"{whole // DAY}d {clock}"
+
+
+def held_seconds(record: Owner, boot_id: str, boottime: float, now: float) -> float:
+    """Return how long a claim stands; by the wall clock where it is of another boot."""
+    if record.boot_id == boot_id:
+        return max(0.0, boottime - record.claimed_boottime)
+    return max(0.0, now - record.claimed_at)
+
+
+def moment(epoch: float) -> str:
+    """Return a point in time as people write it, in their zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch))
+
+
+def short_model(model: str) -> str:
+    """Return `V100-SXM2-32GB` of `Tesla V100-SXM2-32GB`: what tells one card from another."""
+    return MAKERS.sub("", model.strip()) or model
+
+
+def device_name(device: Device) -> str:
+    """Return what names a device among its neighbours: `0`, or `0:gi1.ci0`."""
+    if not device.parent:
+        return str(device.index)
+    return f"{device.index}:{device.id[len(device.bus) + 1 :]}"
+
+
+def label_of(name: str, devices: Iterable[Device]) -> str:
+    """Return `GPU 3` for a lock id, the id itself where the driver does not show it."""
+    for device in devices:
+        if device.id == name:
+            return f"GPU {device_name(device)}"
+    return name
+
+
+def listing(ids: Iterable[str], devices: list[Device]) -> str:
+    """Return `GPU 3` or `GPUs 0, 3` for lock ids, in the order of the node."""
+    wanted = list(ids)
+    known = [device_name(device) for device in devices if device.id in wanted]
+    gone = [name for name in wanted if name not in {device.id for device in devices}]
+    names = [*known, *gone]
+    return f"GPU{'s' if len(names) != 1 else ''} {', '.join(names) or 'none'}"
+
+
+def holder(record: Owner) -> str:
+    """Return who holds a lock: `job 12.3 of alice`, `pid 4711 of bob`, `a reserve of root`."""
+    if record.scheduler == "admin":
+        return f"a reserve of {record.user}"
+    if record.scheduler == "process":
+        return f"pid {record.job_id} of {record.user}"
+    return f"job {record.job()} of {record.user}"
+
+
+def counted(number: int, thing: str) -> str:
+    """Return `1 GPU`, `2 GPUs`, `1 process`, `2 processes`."""
+    plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
+    return f"{number} {thing if number == 1 else plural}"

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask gpulockd for what an ordinary user may not do himself: the other end of its socket.
+
+The claim's owner is the process that the kernel says connected: nobody has to be believed. What
+is granted is the daemon's word; the devices are read from the driver here as well.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from gpulock.alloc.grant import Grant
+from gpulock.alloc.memory_check import FIRST, PERIODS
+from gpulock.cli.session import Refused, owns, user_name
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, KINDS, Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.store import atomic
+from gpulock.store.owner import Owner
+from gpulock.workstation.wire import (
+    CLAIM,
+    FOR_EVER,
+    GRANTED,
+    LARGEST,
+    REFUSED,
+    RELEASE,
+    RELEASED,
+    SOCKET,
+    WAITING,
+    Reply,
+    Request,
+    encode_request,
+    new_socket,
+    parse_reply,
+)
+
+BACK_SECONDS = 60.0  # a gpulockd that is restarted comes back within that
+PAUSE = 0.5
+ANSWER_SECONDS = 60.0  # for a release
+
+
+class EndedError(Exception):
+    """The daemon ended while we waited: our place in line is kept, another one takes over."""
+
+
+def is_needed(node: Node) -> bool:
+    """Return whether the caller must ask the daemon: LOCK_DIR is there, and another's."""
+    return os.path.lexists(node.store.path) and not owns(node)
+
+
+def connect(node: Node) -> socket.socket:
+    """Return a connection to this node's gpulockd; raise Refused where nobody serves."""
+    path = node.store.path
+    connection = new_socket()
+    try:
+        folder = os.open(path, atomic.OPEN_DIRECTORY)
+        try:
+            connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")
+        finally:
+            os.close(folder)
+    except OSError as fault:
+        connection.close()
+        uid = os.lstat(path).st_uid
+        missing = isinstance(fault, FileNotFoundError)
+        what = "gpulockd does not serve users here" if missing else "gpulockd does not run"
+        raise Refused(
+            f"only {user_name(uid)} may change the locks in {path}, and {what}",
+            f"run it as {user_name(uid)}, or ask for SERVE=yes on this node",
+        ) from fault
+    return connection
+
+
+def converse(
+    node: Node, request: Request, waiting: Callable[[int, str], None], deadline: Deadline
+) -> Reply:
+    """Send a request and return the last reply; raise Refused, Refusal or EndedError."""
+    with connect(node) as connection:
+        try:
+            connection.send(encode_request(request))
+            while True:
+                connection.settimeout(deadline.left() if deadline.left() < FOR_EVER else None)
+                data = connection.recv(LARGEST)
+                if not data:
+                    raise EndedError
+                reply = parse_reply(data)
+                if reply.state != WAITING:
+                    break
+                waiting(reply.before, reply.why)
+        except (OSError, ValueError) as fault:
+            raise EndedError from fault
+    if reply.state == REFUSED:
+        kind = reply.kind if reply.kind in KINDS else BROKEN
+        raise Refusal(kind, reply.why, reply.do)
+    return reply
+
+
+def obtain(
+    node: Node,
+    record: Owner,
+    count: int,
+    wanted: tuple[str, ...],
+    wait: float,
+    waiting: Callable[[int, str], None],
+) -> Grant:
+    """Have the daemon claim for a process of ours; wait so long. Raises Refused or Refusal."""
+    end = Deadline(wait)
+    lost: Deadline | None = None
+    while True:
+        request = Request(
+            CLAIM, record.pid, record.start, count, wanted, end.left(), record.comment
+        )
+        ended: Exception
+        try:
+            reply = converse(node, request, waiting, Deadline(FOR_EVER))
+            break
+        except EndedError:
+            ended = Refusal(BROKEN, "gpulockd ended", "try again")
+        except Refused as nobody:
+            if lost is None:
+                raise
+            ended = nobody
+        lost = lost or Deadline(BACK_SECONDS)
+        if wait <= 0 or lost.left() <= 0:
+            raise ended
+        time.sleep(PAUSE)
+    if reply.state != GRANTED:
+        raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it of this version?")
+    return Grant(devices_of(node, reply), granted(record, reply), True, 0.0)
+
+
+def granted(record: Owner, reply: Reply) -> Owner:
+    """Return the record of what was granted."""
+    return record.copy(token=reply.token, devices=reply.devices)
+
+
+def devices_of(node: Node, reply: Reply) -> list[Device]:
+    """Return the devices that were granted, by index; raise Refusal where one is not there."""
+    found = [device for device in node.devices() if device.id in reply.devices]
+    if len(found) != len(reply.devices):
+        raise Refusal(BROKEN, f"not all of {', '.join(reply.devices)} are there", "see status")
+    return found
+
+
+def release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Have the daemon free what a process holds, or these devices; raise Refused or Refusal.
+
+    It does not wait for the exporter's next look at their memory; we do, and ask again.
+    """
+    deadline = Deadline((PERIODS + 1) * node.settings.sample_period)
+    while True:
+        try:
+            return release_now(node, pid, devices)
+        except Refusal as refusal:
+            if FIRST not in refusal.why or deadline.left() <= 0:
+                raise
+        time.sleep(PAUSE)
+
+
+def release_now(node: Node, pid: int, devices: tuple[str, ...]) -> tuple[str, ...]:
+    """Ask once; raise Refused or Refusal."""
+    start = 0 if devices else node.proc.start(pid)
+    request = Request(RELEASE, pid, start, devices=devices)
+    try:
+        reply = converse(node, request, lambda _before, _why: None, Deadline(ANSWER_SECONDS))
+    except EndedError as fault:
+        raise Refusal(BROKEN, "gpulockd does not answer", "try again") from fault
+    if reply.state != RELEASED:
+        raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it of this version?")
+    return reply.devices

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is at the other end of the socket, by the kernel's word (unix(7), SO_PEERCRED).
+
+The pid is that of the process that connected. Its number may be another's by now, so a pidfd of
+that very process is asked for (SO_PEERPIDFD, Linux 6.5); an older kernel has the client name its
+start time, which a process that got the number later does not share.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+
+from gpulock.errors import SENSELESS, UNKNOWN, Refusal
+from gpulock.node.procfs import Proc
+
+PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
+CREDENTIALS = struct.Struct("3i")  # struct ucred
+
+
+class Peer:
+    """The process that connected: pid, uid, and a pidfd of it, -1 where there is none.
+
+    `certain`: the pidfd is of the process that connected, whatever its number is now.
+    """
+
+    __slots__ = ("certain", "fd", "pid", "uid")
+
+    def __init__(self, pid: int, uid: int, fd: int, certain: bool) -> None:
+        self.pid = pid
+        self.uid = uid
+        self.fd = fd
+        self.certain = certain
+
+    def close(self) -> None:
+        """Close the pidfd."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def gone(self) -> bool:
+        """Return whether that process has ended."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Return who connected; raise Refusal for one that is gone or of another pid namespace."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(data)
+    if pid <= 0:
+        raise Refusal(
+            UNKNOWN, "a process of another pid namespace asks", "run gpulock outside the container"
+        )
+    try:
+        return Peer(pid, uid, connection.getsockopt(socket.SOL_SOCKET, PEERPIDFD), True)
+    except OSError:
+        pass  # an older kernel, or the process is gone: the next call tells
+    try:
+        return Peer(pid, uid, os.pidfd_open(pid), False)
+    except OSError as fault:
+        raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "try again") from fault
+
+
+def check_holder(peer: Peer, proc: Proc, pid: int, start: int) -> None:
+    """Raise Refusal unless `peer` may hold devices with process `pid` of that start time.
+
+    Its own process, or another of the same user: never another user's, nor one that runs with
+    another's rights.
+    """
+    try:
+        found, uids = proc.start(pid), proc.status(pid).uids
+    except (OSError, ValueError) as fault:
+        raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "is it alive?") from fault
+    if set(uids[:3]) != {peer.uid}:
+        raise Refusal(SENSELESS, f"process {pid} is not yours", "claim for one of your own")
+    if found != start:
+        raise Refusal(SENSELESS, f"process {pid} is another by now", "try again")
+    if pid == peer.pid and peer.gone():
+        raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims that a process holds: `gpulock run` and `gpulock claim`, where there is no scheduler.
+
+The process's pid and start time are the owner. Where it leads a session of its own, the whole
+session keeps the claim; of a command started from a terminal, whose session is the login's,
+only itself and whoever has its devices open.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpulock.alloc import liveness
+from gpulock.alloc.claim import claim, claim_quiet
+from gpulock.alloc.grant import Grant
+from gpulock.alloc.liveness import Judge, Scan
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, Refusal, one_line
+from gpulock.node.context import Node
+from gpulock.sge import hook
+from gpulock.sge.verdict import Rule
+from gpulock.slurm import verdict
+from gpulock.slurm.scontrol import Control
+from gpulock.slurm.steps import Steps
+from gpulock.store import boot, claim_records
+from gpulock.store.gate import Gate
+from gpulock.store.owner import Owner
+
+
+def judge(node: Node, control: Control | None = None) -> Judge:
+    """Return a judge of every kind of lock this version knows; `control` asks slurmctld."""
+    steps = Steps(node.settings)
+    rules: dict[str, liveness.Rule] = {
+        "sge": Rule(bool(node.settings.simulation)),
+        "slurm": verdict.Rule(steps, control or Control(node.settings)),
+        "process": liveness.process_verdict,
+    }
+    members: dict[str, liveness.Members] = {"slurm": steps.left, **hook.members(node)}
+    return Judge(node.boot_id, node.name, Scan(node.proc), rules, members, steps.attach)
+
+
+def template(node: Node, pid: int, user: str, comment: str = "") -> Owner:
+    """Return the record of a claim held by process `pid`; raise Refusal when it is not there."""
+    try:
+        stat = node.proc.stat(pid)
+        uid = node.proc.status(pid).uids[0]
+    except (OSError, ValueError) as fault:
+        raise Refusal(BROKEN, f"process {pid} cannot be seen: {fault}", "is it alive?") from fault
+    return Owner(
+        scheduler="process",
+        cluster=node.settings.cluster,
+        node=node.name,
+        job_id=str(pid),
+        task_id="1",
+        pid=pid,
+        start=stat.start,
+        sid=pid if stat.session == pid else 0,
+        user=one_line(user),
+        uid=uid,
+        boot_id=node.boot_id,
+        pid_ns=node.proc.here(),
+        comment=one_line(comment),
+    )
+
+
+def holds_other(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what the process of `record` holds in another grant: it may have one."""
+    if not node.store.exists():
+        return ()
+    for lock in node.store.all().values():
+        other = lock.owner
+        if other is None or other.key() != record.key():
+            continue
+        if other.run() != record.run() or other.boot_id != record.boot_id:
+            continue  # of an earlier process of this number
+        if len(other.devices) != count or (wanted and set(wanted) != set(other.devices)):
+            return other.devices
+    return ()
+
+
+def prepare(node: Node) -> None:
+    """Make LOCK_DIR and STATE_DIR where they are missing and may be made; raise Refusal."""
+    for path in (node.settings.state_dir, node.settings.lock_dir):
+        try:
+            os.makedirs(path, 0o755, exist_ok=True)
+        except OSError as fault:
+            raise Refusal(
+                BROKEN,
+                f"{path}: {fault.strerror}",
+                "run as root, or set your own LOCK_DIR and STATE_DIR with --config",
+            ) from fault
+    node.store.check()
+    with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
+        boot.make_ready(node.store, node.settings.state_dir, node.boot_id, node.name)
+
+
+def claim_for(
+    node: Node, record: Owner, count: int, wanted: tuple[str, ...], deadline: Deadline
+) -> Grant:
+    """Claim for a process, and note it for a later adoption; raise Refusal."""
+    if wanted:
+        grant = claim(node, record, count, lambda: judge(node), deadline, wanted)
+    else:
+        grant = claim_quiet(node, record, count, lambda: judge(node), deadline)
+    try:
+        kept, grant.fault = claim_records.keep_or_mark(node.settings.state_dir, grant.owner)
+    except OSError as fault:
+        from gpulock.alloc.release import release
+
+        token = grant.owner.token
+        release(node, lambda o: o.token == token, judge(node), deadline, "claim undone")
+        raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
+    if grant.fresh and kept:
+        claim_records.owe(node.settings, grant.owner, kept)
+    return grant

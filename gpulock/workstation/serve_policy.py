@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether gpulockd serves users: SERVE=yes, and no scheduler that owns this node."""
+
+from __future__ import annotations
+
+import os
+
+from gpulock.alloc.liveness import Scan
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.node.context import Node
+from gpulock.sge.verdict import EXECD
+from gpulock.slurm.gres_map import NAME as SLURM_MAP
+from gpulock.slurm.steps import SLURMD
+
+SCHEDULERS = ("sge", "slurm")
+LOOK_EVERY = 600.0  # seconds between two looks for a scheduler's daemon
+
+
+class Serving:
+    """The answer, which costs a look at all processes now and then; `why_not` says no."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._daemon = ""
+
+    def why_not(self, node: Node, report: Report | None, now: float) -> str:
+        """Return why users are not served, nothing where they are."""
+        if not node.settings.serve:
+            return "SERVE is not set"
+        told = by_settings(node) or (by_locks(report) if report is not None else "")
+        if told:
+            return told
+        if now >= self._next:
+            self._next = now + LOOK_EVERY
+            self._daemon = "" if node.settings.simulation else by_processes(Scan(node.proc))
+        return self._daemon
+
+    def ask_again(self) -> None:
+        """Look at the processes the next time."""
+        self._next = 0.0
+
+
+def by_settings(node: Node) -> str:
+    """Return which scheduler the hooks were installed for, or nothing."""
+    if node.settings.sge_root:
+        return "SGE_ROOT is set: Grid Engine owns this node"
+    if os.path.exists(f"{node.settings.state_dir}/{SLURM_MAP}"):
+        return f"STATE_DIR has a {SLURM_MAP}: Slurm owns this node"
+    return ""
+
+
+def by_locks(report: Report) -> str:
+    """Return which scheduler has jobs here, or nothing."""
+    for outcome in report.outcomes:
+        record = outcome.lock.owner
+        if record is not None and record.scheduler in SCHEDULERS:
+            return f"{outcome.lock.id} is held by a job of {record.scheduler}"
+    return ""
+
+
+def by_processes(scan: Scan) -> str:
+    """Return which scheduler's daemon runs here as root, or why that is not known, or nothing."""
+    for name in (EXECD, SLURMD):
+        for pid in scan.named(name):
+            if scan.status(pid).uids[0] == 0:
+                return f"{name} runs here (pid {pid})"
+    return scan.blind if scan.partial else ""

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve `gpulock run`, `claim` and `release` to ordinary users, on LOCK_DIR/socket.
+
+For a shared workstation (SERVE=yes), never where a scheduler owns the node. Whoever connects can
+ask for no more than a place in line (gpulock.workstation.wait_queue).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from gpulock.daemon.core.journal import ERROR, INFO, Journal
+from gpulock.daemon.core.loop import Loop
+from gpulock.deadline import Deadline, boottime
+from gpulock.errors import BROKEN, BUSY, SENSELESS, Refusal
+from gpulock.node.context import Node
+from gpulock.store import atomic
+from gpulock.workstation import socket_claim
+from gpulock.workstation.connection import Client
+from gpulock.workstation.peer import check_holder, peer_of
+from gpulock.workstation.user_release import give_back
+from gpulock.workstation.wait_queue import BREATH, GATE_SECONDS, Line
+from gpulock.workstation.wire import (
+    CLAIM,
+    LARGEST,
+    REFUSED,
+    RELEASED,
+    SOCKET,
+    Reply,
+    Request,
+    new_socket,
+    parse_request,
+)
+
+MOST, MOST_OF_USER = 200, 16  # connections
+SILENCE = 10.0  # seconds until the request must be there
+BACKLOG = 64
+GONE = select.POLLHUP | select.POLLERR | select.POLLRDHUP
+
+
+class Server:
+    """The socket, and who is connected; `turn` it whenever the loop goes round."""
+
+    def __init__(self, loop: Loop, journal: Journal, node: Callable[[], Node]) -> None:
+        self.attempts = socket_claim.Attempts(journal)
+        self._loop = loop
+        self._journal = journal
+        self._node = node
+        self._socket: socket.socket | None = None
+        self._file = (0, 0)
+        self._clients: dict[int, Client] = {}
+        self._line = Line(self.attempts, node, self._end)
+        self._releases: deque[tuple[Client, Request]] = deque()
+        self._next = 0.0
+
+    def open(self) -> None:
+        """Listen, or go on listening where the socket is still there; raise OSError."""
+        path = f"{self._node().store.path}/{SOCKET}"
+        if self._socket is not None and self._file == identity(path):
+            return
+        self._stop_listening()
+        folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
+        listening = new_socket(socket.SOCK_NONBLOCK)
+        try:
+            atomic.remove_quietly(path)  # of an earlier gpulockd: we are the one that runs
+            name = f"/proc/self/fd/{folder}/{SOCKET}"  # a path of a socket has 107 bytes at most
+            listening.bind(name)
+            os.chmod(name, 0o666)
+            listening.listen(BACKLOG)
+        except BaseException:
+            listening.close()
+            raise
+        finally:
+            os.close(folder)
+        self._socket, self._file = listening, identity(path)
+        self._loop.watch(listening.fileno(), self._accept)
+
+    def close(self, why: str = "") -> None:
+        """Serve nobody any more; who waits is told why.
+
+        Without a reason we end: who waits keeps the ticket, and asks the next gpulockd.
+        """
+        self._stop_listening()
+        if why:  # also what an earlier gpulockd left, which served
+            atomic.remove_quietly(f"{self._node().store.path}/{SOCKET}")
+        for client in list(self._clients.values()):
+            if why:
+                client.send(Reply(REFUSED, kind=BROKEN, why=why, do="use the scheduler"))
+            self._drop(client, keep_ticket=not why)
+
+    def is_open(self) -> bool:
+        """Return whether the socket is there."""
+        return self._socket is not None
+
+    def stir(self) -> None:
+        """Try again at once: a lock came or went."""
+        self._line.stir()
+
+    def due(self) -> float:
+        """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
+        silent = [c.since + SILENCE for c in self._clients.values() if c.request is None]
+        return min([*silent, self._line.due(), *([self._next] if self._releases else [])])
+
+    def turn(self, now: float) -> None:
+        """Serve the first in line, if he can be; send those away who say nothing."""
+        for client in list(self._clients.values()):
+            if client.request is None and now >= client.since + SILENCE:
+                self._refuse(client, SENSELESS, "no request came", "use gpulock run")
+        if self._releases and now >= self._next:
+            client, request = self._releases.popleft()
+            self._guarded(client, lambda: self._release(client, request))
+            self._next = boottime() + BREATH
+        self._line.turn(now)
+
+    def _accept(self, _: int) -> None:
+        """Let one more in, unless there are too many."""
+        assert self._socket is not None
+        try:
+            connection, _address = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError as fault:  # no descriptor left: poll would call us again and again
+            self._journal.say(ERROR, f"nobody is served until the next reconcile: {fault}")
+            self._stop_listening()
+            return
+        connection.setblocking(False)
+        try:
+            peer = peer_of(connection)
+        except (Refusal, OSError):
+            connection.close()
+            return
+        client = Client(connection, peer, boottime())
+        mine = [c for c in self._clients.values() if c.peer.uid == peer.uid]
+        if len(mine) >= MOST_OF_USER or len(self._clients) >= MOST:
+            who = "you" if len(mine) >= MOST_OF_USER else "others"
+            why = f"{who} have too many calls at once"
+            client.send(Reply(REFUSED, kind=BUSY, why=why, do="wait for them"))
+            client.close()
+            return
+        self._clients[connection.fileno()] = client
+        self._loop.watch(
+            connection.fileno(), lambda events: self._ready(client, events), select.POLLIN | GONE
+        )
+        self._loop.watch(peer.fd, lambda _: self._drop(client))
+
+    def _ready(self, client: Client, events: int) -> None:
+        """Read what a client sent; one that has gone is forgotten."""
+        try:
+            data = client.connection.recv(LARGEST + 1) if events & select.POLLIN else b""
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or events & GONE:
+            self._drop(client)
+            return
+        self._guarded(client, lambda: self._asked(client, data))
+
+    def _guarded(self, client: Client, act: Callable[[], None]) -> None:
+        """Do something for a client, who is told why where it cannot be done."""
+        try:
+            act()
+        except Refusal as refusal:
+            self._refuse(client, refusal.kind, refusal.why, refusal.do)
+        except ValueError as fault:
+            self._refuse(client, SENSELESS, f"not understood: {fault}", "use gpulock run")
+        except OSError as fault:
+            self._refuse(client, BROKEN, str(fault), "see gpulock doctor")
+
+    def _asked(self, client: Client, data: bytes) -> None:
+        """Do what a client asks for, or put him in line; raise Refusal or ValueError."""
+        if client.request is not None or len(data) > LARGEST:
+            raise ValueError("more than one request")
+        request = parse_request(data)
+        client.request = request
+        node = self._node()
+        if request.act == CLAIM:
+            check_holder(client.peer, node.proc, request.pid, request.start)
+            client.until = boottime() + request.wait
+            self._line.stand(client)
+            return
+        # one a turn: each may look at every open file, and gpulockd has more to do
+        self._releases.append((client, request))
+
+    def _release(self, client: Client, request: Request) -> None:
+        """Give back what a client asked for; raise Refusal or OSError."""
+        freed = give_back(self._node(), client.peer, request, Deadline(GATE_SECONDS))
+        self._journal.say(INFO, f"uid {client.peer.uid} gave back {' '.join(freed)}")
+        self._end(client, Reply(RELEASED, devices=freed))
+        self.stir()
+
+    def _refuse(self, client: Client, kind: str, why: str, do: str) -> None:
+        self._end(client, Reply(REFUSED, kind=kind, why=why, do=do))
+
+    def _end(self, client: Client, reply: Reply) -> None:
+        """Send the last reply; what was granted to one who is gone is taken back."""
+        sent = client.send(reply)
+        if reply.token and not sent:
+            self.attempts.undo(self._node(), reply.token, Deadline(GATE_SECONDS))
+        self._drop(client)
+
+    def _drop(self, client: Client, keep_ticket: bool = False) -> None:
+        """Forget a client, and give back his place in line."""
+        if self._clients.pop(client.connection.fileno(), None) is None:
+            return
+        self._loop.forget(client.connection.fileno())
+        self._loop.forget(client.peer.fd)
+        self._releases = deque(one for one in self._releases if one[0] is not client)
+        self._line.leave(client)
+        # a process that connects twice has one ticket
+        keep_ticket |= any(other.ticket == client.ticket for other in self._clients.values())
+        if not keep_ticket:
+            socket_claim.give_back(self._node(), client)
+        client.close()
+
+    def _stop_listening(self) -> None:
+        if self._socket is not None:
+            self._loop.forget(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+
+def identity(path: str) -> tuple[int, int]:
+    """Return what tells one file from another of its name, (0, 0) for none."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return (0, 0)
+    return (info.st_dev, info.st_ino)

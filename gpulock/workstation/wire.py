@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `gpulock run` and gpulockd say to each other: one packet a message (SOCK_SEQPACKET).
+
+A message is a version line and key=value lines. A request is believed in nothing but what its
+sender may choose; who sends it is the kernel's word (gpulock.workstation.peer). Pure, but for `socket`.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple
+
+from gpulock.errors import one_line
+from gpulock.store import kv
+
+SOCKET = "socket"  # in LOCK_DIR
+REQUEST_LINE, REPLY_LINE = "gpulock-request 1", "gpulock-reply 1"
+LARGEST = 1 << 14  # bytes of a packet: 128 bus ids are 2 KiB
+CLAIM, RELEASE = "claim", "release"
+WAITING, GRANTED, RELEASED, REFUSED = "waiting", "granted", "released", "refused"
+MOST_DEVICES = 1024
+FOR_EVER = float("inf")
+
+
+class Request(NamedTuple):
+    """What a client asks for. `pid` and `start` name the process that holds or is to hold.
+
+    `number` devices, of `devices` (lock ids) alone where there are some. `wait` in seconds.
+    `comment` as in an owner record.
+    """
+
+    act: str
+    pid: int
+    start: int
+    number: int = 0
+    devices: tuple[str, ...] = ()
+    wait: float = 0.0
+    comment: str = ""
+
+
+class Reply(NamedTuple):
+    """What the daemon answers; after WAITING there is more to come.
+
+    `kind`, `why` and `do` of a refusal; `why` and `before` (callers in line) while waiting.
+    """
+
+    state: str
+    token: str = ""
+    devices: tuple[str, ...] = ()
+    before: int = 0
+    kind: str = ""
+    why: str = ""
+    do: str = ""
+
+
+def encode_request(request: Request) -> bytes:
+    """Return the packet of a request."""
+    pairs = [
+        ("act", request.act),
+        ("pid", str(request.pid)),
+        ("start", str(request.start)),
+        ("count", str(request.number)),
+        ("devices", ",".join(request.devices)),
+        ("wait", str(request.wait)),
+        ("comment", one_line(request.comment)),
+    ]
+    return packet(REQUEST_LINE, pairs)
+
+
+def parse_request(data: bytes) -> Request:
+    """Return the request in a packet; raise ValueError for anything else."""
+    pairs = kv.decode_versioned(data.decode("ascii"), REQUEST_LINE)
+    act, wait = pairs.get("act", ""), float(pairs.get("wait", "0"))
+    if act not in (CLAIM, RELEASE) or not wait >= 0:
+        raise ValueError("neither claim nor release")
+    names = pairs.get("devices", "")
+    devices = tuple(names.split(",")) if names else ()
+    count = whole(pairs, "count")
+    if len(devices) > MOST_DEVICES or len(set(devices)) != len(devices):
+        raise ValueError("no set of devices")
+    if act == CLAIM and not 0 < count <= MOST_DEVICES:
+        raise ValueError("no number of devices")
+    if act == CLAIM and devices and len(devices) != count:
+        raise ValueError("number and devices do not fit")
+    comment = pairs.get("comment", "")
+    if comment not in ("", "run"):
+        raise ValueError("no such comment")
+    return Request(act, whole(pairs, "pid"), whole(pairs, "start"), count, devices, wait, comment)
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Return the packet of a reply."""
+    pairs = [
+        ("state", reply.state),
+        ("token", reply.token),
+        ("devices", ",".join(reply.devices)),
+        ("before", str(reply.before)),
+        ("kind", reply.kind),
+        ("why", one_line(reply.why)[:1000]),
+        ("do", one_line(reply.do)[:1000]),
+    ]
+    return packet(REPLY_LINE, pairs)
+
+
+def parse_reply(data: bytes) -> Reply:
+    """Return the reply in a packet; raise ValueError for anything else."""
+    pairs = kv.decode_versioned(data.decode("utf-8", "replace"), REPLY_LINE)
+    names = pairs.get("devices", "")
+    return Reply(
+        pairs.get("state", ""),
+        pairs.get("token", ""),
+        tuple(names.split(",")) if names else (),
+        whole(pairs, "before"),
+        pairs.get("kind", ""),
+        pairs.get("why", ""),
+        pairs.get("do", ""),
+    )
+
+
+def packet(first_line: str, pairs: list[tuple[str, str]]) -> bytes:
+    """Return one packet."""
+    return f"{first_line}\n{kv.encode(pairs)}".encode("utf-8", "replace")
+
+
+def whole(pairs: dict[str, str], key: str) -> int:
+    """Return a whole number from 0; raise ValueError."""
+    text = pairs.get(key, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):  # noqa: PLR2004 (64 bits)
+        raise ValueError(f"{key} is no number")
+    return int(text)
+
+
+def new_socket(flags: int = 0) -> socket.socket:
+    """Return a socket of the kind that both ends use."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | flags)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real exporter on a node of a lab, on the NVML double: its GPUs are what a test says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpulock.node.sample import SAMPLE, SAMPLE_LINE, Sample, load
+from tests.labs.sge.wait import PATIENCE, until
+from tests.nvml.double import Double
+
+CONFIG = "/etc/gpulock/gpulock.conf"
+PROGRAM = [
+    sys.executable,
+    "-c",
+    "from gpulock_exporter.app.program import main; raise SystemExit(main())",
+]
+ADDRESS = "127.0.0.1:9465"
+
+
+class Observer:
+    """The exporter of one node; `nvml` is what it hears, `folder` is EXPORTER_DIR."""
+
+    def __init__(self, nvml: Double, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.nvml = nvml
+        self.folder = folder
+        self._process = process
+
+    def sample(self) -> Sample | None:
+        """Return what it told last, however long ago."""
+        return load(f"{self.folder}/{SAMPLE}", SAMPLE_LINE)
+
+    def crash(self) -> None:
+        """Kill it, as an OOM killer would."""
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+
+@contextmanager
+def exporter(
+    place: Path,
+    driver: Path,
+    enter: Sequence[str],
+    until_then: Callable[[Sample], bool],
+    prepare: Callable[[Double], None] = lambda _: None,
+) -> Generator[Observer]:
+    """Run an exporter on a node whose settings have `place/exporter` as EXPORTER_DIR.
+
+    `enter` begins a command line that runs there; `prepare` sets the double before the exporter's
+    first look, `until_then` says what it must have told before we go on.
+    """
+    folder, stderr = place / "exporter", place / "stderr"
+    with Double(place / "nvml", node=driver) as nvml:
+        prepare(nvml)
+        words = ["--config", CONFIG, "--folder", str(folder), "--listen", ADDRESS]
+        env = [f"{key}={value}" for key, value in nvml.env.items()]
+        with stderr.open("wb") as errors:
+            process = subprocess.Popen(
+                [*enter, "env", *env, *PROGRAM, *words], stderr=errors, stdin=subprocess.DEVNULL
+            )
+        made = Observer(nvml, folder, process)
+
+        def told() -> bool:
+            found = made.sample()
+            return found is not None and until_then(found)
+
+        try:
+            until(told, what="the exporter to tell", why=stderr.read_text)
+            yield made
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)

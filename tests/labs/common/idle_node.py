@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two tasks of one array on a node: one works, one idles, and gpulockd ends the one that idles."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpulock.node.devices import Device
+from gpulock.store.owner import Owner
+from tests.labs.common.exporter_node import Observer, exporter
+from tests.labs.daemon.daemon_lab import Daemon
+from tests.labs.sge.wait import until
+from tests.nvml.double import Double
+
+BUSY = 90  # percent
+WARN, KILL = "2", "4"  # observed seconds
+COMMAND = '#!/bin/sh\necho "$1 $GPULOCK_JOB_ID $GPULOCK_TASK_ID $GPULOCK_DEVICES" >> {}\n'
+
+
+class Idling:
+    """A node whose policy is to end what idles; `told` is what the site's command was told."""
+
+    def __init__(self, place: Path, seen_by: Observer, devices: Sequence[Device]) -> None:
+        self._place = place
+        self._nvml = seen_by.nvml
+        self._index = {device.id: device.index for device in devices}
+
+    def told(self) -> list[str]:
+        """Return what the command was told, by its calls."""
+        path = self._place / "told"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def idle(self, device: str) -> None:
+        """Let a device do nothing from now on."""
+        self._nvml.load(self._index[device], 0)
+
+
+def keys(place: Path) -> dict[str, str]:
+    """Make a folder anew for a node's command and exporter; return the settings that name it."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    command = place / "command"
+    command.write_text(COMMAND.format(place / "told"))
+    command.chmod(0o755)
+    return {
+        "EXPORTER_DIR": str(place / "exporter"),
+        "IDLE_WARN": WARN,
+        "IDLE_KILL": KILL,
+        "IDLE_COMMAND": str(command),
+    }
+
+
+@contextmanager
+def idling(
+    place: Path, driver: Path, enter: Sequence[str], devices: Sequence[Device]
+) -> Generator[Idling]:
+    """Observe a node with the settings that `keys` made; all its GPUs are busy."""
+
+    def work(nvml: Double) -> None:
+        for device in devices:
+            nvml.load(device.index, BUSY)
+
+    with exporter(place, driver, enter, lambda told: bool(told.devices), work) as seen_by:
+        yield Idling(place, seen_by, devices)
+
+
+def assert_ends_the_idle_one(
+    node: Idling,
+    daemon: Daemon,
+    locks: Callable[[], dict[str, Owner]],
+    idle: str,
+    how: str,
+) -> None:
+    """Let one of two devices in use do nothing: its task is warned, then ended, the other not."""
+    before = locks()
+    record = before[idle]
+    (other,) = set(before) - {idle}
+
+    def ended() -> bool:
+        daemon.goes_round()
+        assert other in locks(), daemon.said()
+        return idle not in locks()
+
+    daemon.goes_round()
+    assert node.told() == []
+    node.idle(idle)
+    until(ended, what=f"{record.job()} to be ended", interval=0.5, why=daemon.said)
+    facts = f"{record.job_id} {record.task_id} {idle}"
+    until(lambda: len(node.told()) > 1, what="the command to be told", why=daemon.said)
+    daemon.goes_round()
+    assert node.told() == [f"warn {facts}", f"kill {facts}"]
+    assert how in daemon.said()
+    assert {name: one.token for name, one in locks().items()} == {other: before[other].token}

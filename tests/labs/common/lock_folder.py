@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The locks of a lab's node as its files tell them, while hooks make and take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpulock.store import owner
+from gpulock.store.owner import Owner
+from tests.labs.sge.wait import until
+
+
+def owners(folder: Path) -> dict[str, Owner]:
+    """Return the owner of every lock in a `locks` folder; a claim at work is waited for."""
+    places = sorted(folder.iterdir()) if folder.is_dir() else []
+    return {place.name: record for place in places for record in settled(place)}
+
+
+def settled(place: Path) -> list[Owner]:
+    """Return the owner of one lock once it has one, nobody where the lock is gone."""
+    return until(lambda: look(place), what=f"an owner in {place}", interval=0.01)
+
+
+def look(place: Path) -> list[Owner] | None:
+    """Return its owner, nobody where the lock is gone, None where it has no owner yet."""
+    try:
+        return [owner.parse((place / "owner").read_text())]
+    except FileNotFoundError:
+        return None if place.is_dir() else []

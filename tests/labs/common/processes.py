@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of whatever lab: whether and what they run, their kin, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tests.labs.sge.wait import until
+
+
+def running(pid: int) -> bool:
+    """Return whether a process is there and no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state, empty for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, empty for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process, None for one that is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    return int(status.partition("\nPPid:")[2].partition("\n")[0])
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the living children of a process."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [one for one in pids if parent_of(one) == pid and running(one)]
+
+
+def eldest(family: Callable[[], Iterable[int]]) -> int:
+    """Wait for the one of a family whose parent is none of it; return it.
+
+    Its number says nothing: they begin anew behind the greatest.
+    """
+
+    def found() -> int | None:
+        pids = set(family())
+        heads = [pid for pid in pids if parent_of(pid) not in {None, *pids}]
+        return heads[0] if len(heads) == 1 else None
+
+    return until(found, what="the first process of a job")
+
+
+def end(pids: Iterable[int]) -> None:
+    """Kill processes and wait until they are gone."""
+    pids = list(pids)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(map(running, pids)), what=f"processes {pids} to end")

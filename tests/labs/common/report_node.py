@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node of a lab whose GPUs do what a test says, seen by a real exporter on the NVML double."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpulock.node.sample import Sample
+from tests.labs.common.exporter_node import exporter
+from tests.nvml.double import Double
+
+GPULOCK = "from gpulock.cli import main; main()"
+WATTS, GIB = 200, 1 << 30
+
+
+@contextmanager
+def observed(
+    folder: Path,
+    driver: Path,
+    enter: Sequence[str],
+    configure: Callable[..., None],
+) -> Generator[Double]:
+    """Let a node be observed; `enter` begins a command line that runs there.
+
+    GPU 0 works for 75 % of the time and uses 3 GiB, GPU 1 does nothing; reports are made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = folder.parent / "shared"
+    shared.mkdir(exist_ok=True)
+    shared.chmod(0o1777)
+    program = folder / "gpulock"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{GPULOCK}' \"$@\"\n")
+    program.chmod(0o755)
+    configure(
+        EXPORTER_DIR=str(folder / "exporter"),
+        REPORT_AT_END="yes",
+        REPORT_DIR=str(shared),
+        REPORT_COMMAND=str(program),
+    )
+    with exporter(folder, driver, enter, looks, at_work) as found:
+        yield found.nvml
+
+
+def at_work(nvml: Double) -> None:
+    """Let GPU 0 work from now on."""
+    energy = f"7000000000+{WATTS * 1000}/s@{time.time_ns() // 1000}"  # millijoules
+    nvml.update({"gpu0.memory.used": 3 * GIB, "gpu0.energy": energy})
+    nvml.load(0, 75)
+
+
+def looks(found: Sample) -> bool:
+    """Return whether the exporter has seen GPU 0 at work."""
+    return any((seen.busy or 0) > 0 for seen in found.devices.values())

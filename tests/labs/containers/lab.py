@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the container tests share: a node whose jobs start containers, and those containers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from gpulock.isolation import confine, policy, tree
+from gpulock.job.environment import BIND_LISTS, driver_version, drop_names
+from gpulock.node.settings import load
+from tests.labs.containers.install import install, make_image, sid
+from tests.labs.containers.stage import CAPS_MAJOR, MAJOR, Stage
+from tests.labs.sge.wait import LabError, until
+from tests.support.cli_site import Site
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+CGROUPS: Final = Path("/sys/fs/cgroup")
+CDI_DIR: Final = "/run/cdi"
+CONTROL: Final = ("nvidiactl", "nvidia-uvm")
+# This machine may be one on which podman's own wishes (a million files) cannot be had.
+_LIMITS: Final = ("--ulimit", "nofile=20000:20000", "--ulimit", "nproc=1000:1000")
+_PODMAN: Final = (
+    "podman --root /var/lib/lab --runroot /run/lab --storage-driver vfs "
+    "--cgroup-manager cgroupfs --events-backend none --runtime runc"
+)
+# "$1" the settings, "$2" the archive of the image; what follows are arguments of podman run.
+_IN_PODMAN: Final = f"""
+set -eu
+conf=$1 image=$2; shift 2
+"$PYTHON" -c 'from gpulock.cli import main; main()' --config "$conf" cdi --write >&2
+{_PODMAN} import -q "$image" lab:1 >/dev/null
+exec {_PODMAN} run --rm --network none "$@"
+"""
+
+
+class Containers:
+    """A node of a preset with driver sets and CDI, an image, and the places to start it."""
+
+    def __init__(self, folder: Path) -> None:
+        install()
+        self.folder = folder
+        self.parent = f"gpulock-containers-{os.urandom(4).hex()}"
+        self.image = make_image(folder / "image")
+        folder.chmod(0o755)  # alice's containers are started from here
+
+    def node(self, preset: str, **keys: str) -> Node:
+        """Return a node of its own."""
+        return Node(self, self.folder / f"{preset}-{os.urandom(3).hex()}", preset, keys)
+
+    def down(self) -> None:
+        """Remove the cgroups that podman leaves; all else went with its namespaces."""
+
+        def gone() -> bool:
+            for place in self.groups():
+                for path, _, _ in os.walk(place, topdown=False):
+                    with suppress(OSError):  # its last process is still on its way out
+                        os.rmdir(path)
+            return not self.groups()
+
+        until(gone, what="podman's cgroups to go", why=lambda: str(self.groups()))
+
+    def groups(self) -> list[str]:
+        """Return the cgroups that podman has made, whatever others make and remove meanwhile."""
+        walks = os.walk(CGROUPS)
+        return [f"{top}/{n}" for top, names, _ in walks for n in names if n.startswith(self.parent)]
+
+
+class Node:
+    """One node: what a job on it is given, and its containers."""
+
+    def __init__(self, lab: Containers, folder: Path, preset: str, keys: Mapping[str, str]) -> None:
+        folder.mkdir()
+        self.lab = lab
+        self.site = Site(folder, preset)
+        self.settings = load(self.site.config)
+        self.version = driver_version(self.settings.driver_root)
+        self.sets = folder / "sets"
+        self.add_set(self.version)
+        own = {"DRIVER_DIR": str(self.sets), "CDI_DIR": CDI_DIR, **keys}
+        config = Path(self.site.config)
+        lines = [f"{key}={value}\n" for key, value in own.items()]
+        config.write_text(config.read_text() + "".join(lines))
+        # The same node with its devices in /dev, which a stage has: no simulated one there.
+        self.staged = folder / "staged.conf"
+        kept = [
+            line
+            for line in config.read_text().splitlines(keepends=True)
+            if not line.startswith(("SIMULATION=", "DEV_ROOT="))
+        ]
+        self.staged.write_text("".join(kept))
+
+    def add_set(self, version: str) -> None:
+        """Put a driver's files where this node's containers look for them."""
+        for part, name in (("bin", "nvidia-smi"), ("lib", "libcuda.so.1")):
+            (self.sets / version / part).mkdir(parents=True)
+            (self.sets / version / part / name).write_text(f"{version}\n")
+
+    @property
+    def nodes(self) -> dict[str, tuple[int, int]]:
+        """The device nodes of this node, by name in /dev."""
+        dev = Path(self.settings.dev_root)
+        minors = [gpu.minor for gpu in self.site.files.machine.present]
+        found = {f"nvidia{minor}": (MAJOR, minor) for minor in minors}
+        found |= {name: (MAJOR, 255 - number) for number, name in enumerate(CONTROL)}
+        for path in (dev / "nvidia-caps").glob("nvidia-cap*"):
+            minor = int(path.name.removeprefix("nvidia-cap"))
+            found[f"nvidia-caps/{path.name}"] = (CAPS_MAJOR, minor)
+        return found
+
+    def job(self, count: int, **users: str) -> dict[str, str]:
+        """Return what a job with so many GPUs finds of ours in its environment."""
+        command = ("run", "-n", str(count), "--", "/usr/bin/env", "-0")
+        done = self.site.run(*command, env={"PATH": os.environ["PATH"], **users})
+        if done.returncode != 0:
+            raise LabError(done.stderr)
+        pairs = [pair.partition("=") for pair in done.stdout.split("\0") if pair]
+        ours = {*drop_names(), *BIND_LISTS, *users}
+        return {name: value for name, _, value in pairs if name in ours}
+
+    def apptainer(
+        self,
+        script: str,
+        env: Mapping[str, str],
+        *flags: str,
+        rules: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell script in Apptainer as alice; `rules` stand in apptainer.conf instead."""
+        stage = Stage(sid(), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
+        start = ["apptainer", "--quiet", "exec", *flags, str(self.lab.image), "sh", "-c", script]
+        if rules:
+            edits = [f"s/^{key} = .*/{key} = {value}/" for key, value in rules.items()]
+            conf = sid() / "etc/apptainer/apptainer.conf"
+            changed = self.lab.folder / "apptainer.conf"
+            edit = [part for text in edits for part in ("-e", text)]
+            done = subprocess.run(["sed", *edit, str(conf)], capture_output=True, check=True)
+            changed.write_bytes(done.stdout)
+            os.chmod(changed, 0o644)
+            mounts = {str(changed): "/etc/apptainer/apptainer.conf"}
+            return stage.run(start, env, mounts=mounts)
+        return stage.run(start, env)
+
+    def on_sid(
+        self, command: Sequence[str], env: Mapping[str, str], groups: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as alice where Apptainer is."""
+        stage = Stage(sid(), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
+        return stage.run(command, env, groups=groups)
+
+    def here(
+        self, command: Sequence[str], env: Mapping[str, str], groups: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as alice where this machine's own programs are."""
+        stage = Stage(Path("/"), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
+        return stage.run(command, env, groups=groups)
+
+    @contextmanager
+    def confined(self, job: Mapping[str, str]) -> Generator[list[str]]:
+        """Give cgroups that are closed as ISOLATION=cgroup closes a job's."""
+        uuids = job["GPULOCK_DEVICES"].split(",")
+        granted = [device for device in self.site.node().devices() if device.uuid in uuids]
+        rules = policy.rules(granted, policy.caps_major("/proc"), self.settings.driver_root)
+        folders = [f"{one.top}/{self.lab.parent}-confined" for one in tree.trees("/sys")]
+        try:
+            for one, folder in zip(tree.trees("/sys"), folders, strict=True):
+                confine.shut(one, folder, rules, "/dev")
+            yield folders
+        finally:
+            until(lambda: all(map(tree.remove, folders)), what="the job's cgroups are empty")
+
+    def podman(
+        self, script: str, env: Mapping[str, str], *flags: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell script in podman as root, with the CDI spec that gpulock writes there."""
+        archive = self.lab.folder / "image.tar"
+        if not archive.exists():
+            subprocess.run(["tar", "-C", str(self.lab.image), "-cf", str(archive), "."], check=True)
+        shared = (self.lab.folder, ROOT)
+        stage = Stage(Path("/"), self.lab.folder / "mnt", shared, self.nodes)
+        cgroup = f"--cgroup-parent=/{self.lab.parent}"
+        start = ["sh", "-c", _IN_PODMAN, "podman", str(self.staged), str(archive)]
+        run = [*_LIMITS, cgroup, *flags, "lab:1", "sh", "-c", script]
+        python = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        return stage.run([*start, *run], {**env, **python}, uid=0)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's GPUs are in real containers: Apptainer, podman, bubblewrap, Charliecloud."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.job.environment import BIND_LISTS, TWINS, variables
+from gpulock.node.settings import load
+from tests.labs.common.device_nodes import alone
+from tests.labs.containers.lab import Containers, Node
+
+pytestmark = pytest.mark.lab
+SHOW = "env; echo; ls /dev /dev/nvidia-caps 2>/dev/null; cat /nvbin/nvidia-smi /nvlib/libcuda.so.1"
+CLEAN = ("--cleanenv", "--containall", "--compat")
+ALLOWED = "No such device or address"  # ENXIO: there is no driver
+ABSENT, REFUSED = "No such file or directory", "Operation not permitted"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Containers]:
+    """Bring up the containers once, and see that nothing of them stays.
+
+    Not in pytest's own folders, which are closed to alice.
+    """
+    before = Path("/etc/passwd").read_bytes()
+    with tempfile.TemporaryDirectory(prefix="gpulock-containers-") as folder:
+        made = Containers(Path(folder))
+        yield made
+        made.down()
+    mounts = Path("/proc/self/mountinfo").read_text()
+    assert (Path("/etc/passwd").read_bytes(), os.path.exists(folder)) == (before, False)
+    assert (folder in mounts, made.groups()) == (False, [])
+
+
+@pytest.fixture(scope="module")
+def node(lab: Containers) -> Node:
+    """Return a node of eight cards whose minors are not their indexes."""
+    return lab.node("dgx-h200", VISIBLE_DEVICES="uuid")
+
+
+def told(text: str) -> dict[str, str]:
+    """Return the environment that SHOW printed."""
+    lines = text.partition("\n\n")[0].splitlines()
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+def visible(job: dict[str, str]) -> dict[str, str]:
+    """Return what a container must find of a job's variables."""
+    names = [name.removeprefix(TWINS[0]) for name in job if name.startswith(TWINS[0])]
+    assert "CUDA_VISIBLE_DEVICES" in names
+    return {name: job[name] for name in names}
+
+
+@pytest.mark.parametrize("flags", [(), *[(flag,) for flag in CLEAN], ("--nv", "--containall")])
+def test_the_mask_and_the_nodes_own_driver_reach_apptainer(
+    node: Node, flags: tuple[str, ...]
+) -> None:
+    job = node.job(2)
+    done = node.apptainer(SHOW, job, *flags)
+
+    assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, [node.version] * 2), done.stderr
+    assert told(done.stdout).items() >= visible(job).items()
+
+
+@pytest.mark.parametrize("flags", [(flag,) for flag in CLEAN])
+def test_the_names_of_singularity_alone_are_as_good(node: Node, flags: tuple[str, ...]) -> None:
+    job = node.job(2)
+    left = {name: value for name, value in job.items() if not name.startswith("APPTAINER")}
+    assert set(left) < set(job)
+    done = node.apptainer(SHOW, left, *flags)
+
+    assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, [node.version] * 2), done.stderr
+    assert told(done.stdout).items() >= visible(job).items()
+
+
+@pytest.mark.parametrize("flag", CLEAN)
+def test_what_a_user_exports_for_his_container_is_overwritten(node: Node, flag: str) -> None:
+    users = {f"{twin}CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7" for twin in TWINS}
+    job = node.job(1, **users)
+    done = node.apptainer(SHOW, job, flag)
+
+    assert told(done.stdout)["CUDA_VISIBLE_DEVICES"] == job["GPULOCK_DEVICES"] != ""
+
+
+@pytest.mark.parametrize("name", [*BIND_LISTS, "APPTAINER_BIND", "SINGULARITY_BIND"])
+def test_a_users_own_binds_stay(node: Node, name: str) -> None:
+    own = node.lab.folder / "own"
+    own.mkdir(exist_ok=True)
+    (own / "file").write_text("mine\n")
+    job = node.job(1, **{name: f"{own}:/mine:ro"})
+    done = node.apptainer(f"cat /mine/file; {SHOW}", job, "--containall")
+
+    assert done.stdout.splitlines()[0] == "mine", done.stderr
+    assert done.stdout.splitlines()[-2:] == [node.version] * 2
+
+
+def test_a_job_that_was_submitted_from_a_job_of_another_node_has_this_nodes_driver(
+    node: Node,
+) -> None:
+    if not (node.sets / "1.2.3").exists():
+        node.add_set("1.2.3")
+    theirs = f"{node.sets}/1.2.3/bin:/nvbin,{node.sets}/1.2.3/lib:/nvlib"
+    job = node.job(1, **dict.fromkeys(BIND_LISTS, theirs))
+    done = node.apptainer(SHOW, job)
+
+    assert done.stdout.splitlines()[-2:] == [node.version] * 2
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["/tmp/../tmp:/a:rw,,", "/tmp:/a\n", ",,/tmp:/b:ro", "/tmp:/a," * 50, "/tmp:/ä"],
+)
+def test_strange_binds_of_a_user_hide_none_of_ours(node: Node, hostile: str) -> None:
+    job = node.job(1, **dict.fromkeys(BIND_LISTS, hostile))
+    done = node.apptainer(SHOW, job, "--containall")
+
+    assert done.stdout.splitlines()[-2:] == [node.version] * 2, done.stderr
+
+
+def test_a_program_without_gpus_sees_an_empty_mask_and_not_none(node: Node) -> None:
+    job = dict(variables([], node.settings))
+    for flags in ((), ("--cleanenv",), ("--containall",)):
+        assert told(node.apptainer(SHOW, job, *flags).stdout)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_an_image_file_has_the_same(node: Node) -> None:
+    job = node.job(1)
+    image = "/tmp/image.sif"
+    build = f"apptainer --quiet build {image} {node.lab.image} >&2"
+    start = f"apptainer --quiet exec --containall {image} sh -c '{SHOW}'"
+    done = node.on_sid(["sh", "-c", f"{build} && {start}"], job)
+
+    assert done.stdout.splitlines()[-2:] == [node.version] * 2, done.stderr
+    assert told(done.stdout).items() >= visible(job).items()
+
+
+@pytest.mark.parametrize(
+    ("rules", "ends", "driver", "devices"),
+    [
+        ({}, True, True, True),
+        ({"user bind control": "no"}, True, False, True),
+        ({"enable overlay": "no", "enable underlay": "no"}, False, False, False),
+        ({"enable overlay": "no"}, True, True, True),
+        ({"mount dev": "minimal"}, True, True, False),
+        ({"mount dev": "minimal", "always use nv": "yes"}, True, True, True),
+    ],
+)
+def test_the_rules_of_which_doctor_warns_do_what_it_says(
+    node: Node, rules: dict[str, str], ends: bool, driver: bool, devices: bool
+) -> None:
+    script = "ls /nvlib; ls /dev; true"
+    done = node.apptainer(script, node.job(1), rules=rules)
+
+    found = ("libcuda.so.1\n" in done.stdout, "nvidia0\n" in done.stdout)
+    assert (done.returncode == 0, *found) == (ends, driver, devices), done.stderr
+
+
+def opens(*paths: str) -> str:
+    """Return a script that tells of each node whether it can be opened."""
+    return "; ".join(f'echo "opened {path}: $(cat {path} 2>&1)"' for path in paths)
+
+
+def answers(text: str) -> list[str]:
+    """Return what `opens` told, in its order."""
+    return [line.rpartition(": ")[2] for line in text.splitlines() if line.startswith("opened ")]
+
+
+def minors_of(node: Node, job: dict[str, str]) -> tuple[list[int], int]:
+    """Return the minors of a job's cards, and one of another card."""
+    machine = node.site.files.machine
+    own = job["GPULOCK_DEVICES"].split(",")
+    mine = [gpu.minor for gpu in machine.gpus if machine.uuid(gpu) in own]
+    return mine, next(gpu.minor for gpu in machine.gpus if gpu.minor not in mine)
+
+
+def test_podman_gives_a_job_its_own_cards_by_the_names_it_was_told(node: Node) -> None:
+    job = node.job(2)
+    (first, second), other = minors_of(node, job)
+    look = opens(f"/dev/nvidia{first}", f"/dev/nvidia{second}", f"/dev/nvidia{other}", "/tmp/made")
+    script = f"{SHOW}; mknod /tmp/made c 195 {other}; {look}"
+    done = node.podman(script, job, *job["GPULOCK_CDI"].split(), "--cap-add", "MKNOD")
+
+    shown = [line for line in done.stdout.splitlines() if line.startswith("nvidia")]
+    own = {f"nvidia{first}", f"nvidia{second}"}
+    assert set(shown) == own | {"nvidiactl", "nvidia-uvm"}, done.stderr
+    assert answers(done.stdout) == [ALLOWED, ALLOWED, ABSENT, REFUSED]
+    assert f"\n{node.version}\n{node.version}\n" in done.stdout
+    assert told(done.stdout)["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_podman_knows_a_card_by_each_of_its_names_and_no_other(node: Node) -> None:
+    gpu = node.site.files.machine.gpus[3]
+    for name in ("3", gpu.bus, node.site.files.machine.uuid(gpu)):
+        done = node.podman("ls /dev", {}, "--device", f"gpulock.io/gpu={name}")
+        assert f"nvidia{gpu.minor}\n" in done.stdout, done.stderr
+    for name in ("all", "8", "GPU-x"):
+        done = node.podman("ls /dev", {}, "--device", f"gpulock.io/gpu={name}")
+        assert (done.returncode != 0, "unresolvable CDI device" in done.stderr) == (True, True)
+
+
+def test_podman_gives_nothing_to_a_job_without_gpus(node: Node) -> None:
+    job = dict(variables([], load(node.site.config)))
+    done = node.podman("ls /dev", job, *job["GPULOCK_CDI"].split())
+    assert (done.returncode, "nvidia" in done.stdout) == (0, False)
+
+
+def test_podman_gives_an_instance_with_its_own_access_nodes(lab: Containers) -> None:
+    node = lab.node("a100-mig")
+    machine = node.site.files.machine
+    gpu = machine.gpus[0]
+    name = machine.instance_uuid(gpu, gpu.mig[1])
+    done = node.podman("ls /dev /dev/nvidia-caps", {}, "--device", f"gpulock.io/gpu={name}")
+
+    shown = [line for line in done.stdout.splitlines() if line.startswith("nvidia")]
+    access = [line for line in shown if line.startswith("nvidia-cap") and line[-1].isdigit()]
+    assert (f"nvidia{gpu.minor}" in shown, len(access)) == (True, 2), done.stderr
+
+
+def test_bubblewrap_has_the_mask_and_the_card_that_it_is_given(node: Node) -> None:
+    job = node.job(1)
+    (own,), other = minors_of(node, job)
+    driver = ("--tmpfs", "/mnt", "--ro-bind", f"{node.sets}/{node.version}/lib", "/mnt/nvlib")
+    device = ("--dev", "/dev", "--dev-bind", f"/dev/nvidia{own}", f"/dev/nvidia{own}")
+    look = opens(f"/dev/nvidia{own}", f"/dev/nvidia{other}")
+    script = f"env; echo; cat /mnt/nvlib/*; {look}"
+    done = node.here(["bwrap", "--ro-bind", "/", "/", *driver, *device, "sh", "-c", script], job)
+
+    assert told(done.stdout).items() >= job.items(), done.stderr
+    assert f"\n{node.version}\n" in done.stdout
+    assert answers(done.stdout) == [ALLOWED, ABSENT]
+
+
+def test_charliecloud_has_the_mask_and_the_driver_that_it_is_given(node: Node) -> None:
+    job = node.job(1)
+    binds = [f"--bind={node.sets}/{node.version}/lib:/mnt/0"]
+    start = ["ch-run", *binds, str(node.lab.image), "--", "sh", "-c", "env; echo; cat /mnt/0/*"]
+    done = node.here(start, job)
+
+    assert done.stdout.splitlines()[-1] == node.version, done.stderr
+    assert told(done.stdout).items() >= job.items()
+
+
+@pytest.mark.parametrize("program", ["apptainer", "apptainer --nv", "bwrap", "ch-run", "unshare"])
+def test_a_confined_job_opens_its_own_card_and_no_other_from_a_container(
+    node: Node, program: str
+) -> None:
+    job = node.job(1)
+    (own,), other = minors_of(node, job)
+    shell = ("sh", "-c", opens(f"/dev/nvidia{own}", f"/dev/nvidia{other}", "/dev/nvidiactl"))
+    image = str(node.lab.image)
+    with alone(), node.confined(job) as groups:
+        if program.startswith("apptainer"):
+            start = ["apptainer", "--quiet", "exec", *program.split()[1:], image, *shell]
+            done = node.on_sid(start, job, groups)
+        else:
+            start = {
+                "bwrap": ["bwrap", "--dev-bind", "/", "/", *shell],
+                "ch-run": ["ch-run", image, "--", *shell],
+                "unshare": ["unshare", "--map-root-user", "--mount", *shell],
+            }[program]
+            done = node.here(start, job, groups)
+
+    assert answers(done.stdout) == [ALLOWED, REFUSED, ALLOWED], done.stderr

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A shared workstation: real users, a real gpulockd, cards that are only to be seen.
+
+Everything runs in a pid namespace of its own, where no scheduler's daemon is to be seen: else
+gpulockd would serve nobody, and rightly so.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpulock.simulate.node import write_node
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+HIDDEN = ("SIMULATION=", "LOCK_DIR=", "STATE_DIR=", "PROC_ROOT=")
+LIBRARY = f"import sys; sys.path[:0] = [{str(CHECKOUT)!r}]; "
+GPULOCK = f"{LIBRARY}from gpulock.cli import main; main()"
+GPULOCKD = f"{LIBRARY}from gpulock.daemon.app import main; sys.exit(main())"
+HOLDER = Path(__file__).with_name("daemon_holder.py")
+LONGEST = 180.0  # seconds that anything may take
+TICK = 0.01
+
+Process = subprocess.Popen[bytes]
+
+
+class Site:
+    """The workstation below `root`, which everybody may read."""
+
+    def __init__(self, root: Path) -> None:
+        node = write_node(root / "node", "dgx1")
+        lines = node.config.read_text().splitlines()
+        kept = [line for line in lines if not line.startswith(HIDDEN)]
+        self.root = root
+        self.lock = root / "lock"
+        self.config = root / "gpulock.conf"
+        own = (f"LOCK_DIR={self.lock}", f"STATE_DIR={root / 'state'}", "SERVE=yes")
+        self.config.write_text("\n".join([*kept, *own]) + "\n")
+        self.taken = root / "taken"  # one file a device, locked by whoever believes to have it
+        self.taken.mkdir()
+        self.taken.chmod(0o1777)
+        (root / "state").mkdir()
+        self.log = root / "daemon.log"
+        self.daemon = self.start_daemon()
+
+    def start_daemon(self) -> Process:
+        """Start a gpulockd, and wait until it serves."""
+        argv = [sys.executable, "-c", GPULOCKD, "--config", str(self.config)]
+        before = self.served()
+        with self.log.open("ab") as log:
+            self.daemon = subprocess.Popen(argv, stderr=log)
+        await_(lambda: self.served() not in (0, before), "gpulockd serves")
+        return self.daemon
+
+    def served(self) -> int:
+        """Return which socket there is, 0 for none: a new gpulockd makes it anew."""
+        try:
+            return os.stat(self.lock / "socket").st_ino
+        except FileNotFoundError:
+            return 0
+
+    def run(self, uid: int, *words: str, seconds: float = 0.0) -> Process:
+        """Let a user run a command that holds its devices so long."""
+        command = [sys.executable, "-IS", str(HOLDER), str(self.taken), str(seconds)]
+        return self.gpulock(uid, "run", *words, "--", *command)
+
+    def gpulock(self, uid: int, *words: str) -> Process:
+        """Let a user call gpulock."""
+        argv = [sys.executable, "-c", GPULOCK, "--config", str(self.config), *words]
+        return subprocess.Popen(
+            argv,
+            user=uid,
+            group=uid,
+            extra_groups=[],
+            env={"PATH": "/usr/bin:/bin", "HOME": "/"},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def locks(self) -> list[str]:
+        """Return what is locked."""
+        return sorted(os.listdir(self.lock / "locks"))
+
+    def tickets(self) -> list[str]:
+        """Return who stands in line."""
+        folder = self.lock / "tickets"
+        return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+    def await_line(self, count: int) -> None:
+        """Wait until so many stand in line."""
+        await_(lambda: len(self.tickets()) == count, f"{count} stand in line")
+
+    def events(self) -> list[list[str]]:
+        """Return what the holders wrote: take, give or double; pid; uid; devices."""
+        path = self.taken / "log"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def close(self) -> None:
+        """End gpulockd."""
+        self.daemon.terminate()
+        self.daemon.wait(LONGEST)
+
+
+def await_(holds: Callable[[], object], what: str) -> None:
+    """Wait until something holds; raise AssertionError when that takes too long."""
+    end = time.monotonic() + LONGEST
+    while not holds():
+        assert time.monotonic() < end, f"it does not come true: {what}"
+        time.sleep(TICK)
+
+
+def said(process: Process) -> str:
+    """Return what a program that has ended said."""
+    return process.communicate(timeout=LONGEST)[0].decode()

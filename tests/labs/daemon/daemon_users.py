@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users do on a shared workstation, to be run in a pid namespace of its own, as root.
+
+Usage: python -m tests.labs.daemon.daemon_users STORY FOLDER [NUMBER]. Exits 0 when all holds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tests.labs.daemon.daemon_site import LONGEST, TICK, Process, Site, await_, said
+
+FIRST_UID = 31000
+USERS = 20
+KILLED = 0.5  # share of the clients
+SOME = 3  # stand in line when gpulockd is killed
+LATEST = 1.5  # seconds after its start that a client is killed
+HOURS = 7200.0  # seconds that one holds who is to be killed
+
+
+def crowd(site: Site, rounds: int) -> None:
+    """20 users run commands through the socket, and are killed at random; gpulockd is as well."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for number in range(rounds):
+        users = list(range(FIRST_UID, FIRST_UID + USERS))
+        chance.shuffle(users)
+        clients: dict[int, Process] = {}
+        restarts = number % 2
+        holder = site.run(FIRST_UID - 1, "-n", "8", seconds=HOURS) if restarts else None
+        if holder:  # until some stand in line, however slow they are
+            await_(lambda: len(site.locks()) == 8, "all devices are held")
+        for uid in users:
+            count = chance.choice((1, 1, 2, 4, 8))
+            holds = chance.random() * 0.2
+            clients[uid] = site.run(uid, "-n", str(count), "--wait", "10m", seconds=holds)
+        begun = time.monotonic()
+        dying = {uid: begun + chance.random() * LATEST for uid in users if chance.random() < KILLED}
+        killed: set[int] = set()
+        while any(client.poll() is None for client in clients.values()):
+            assert time.monotonic() < begun + 3 * LONGEST, f"they wait: {site.tickets()}"
+            if holder and len(site.tickets()) > SOME:
+                site.daemon.kill()
+                site.daemon.wait()
+                site.start_daemon()
+                holder.kill()
+                said(holder)
+                holder = None
+            for uid, when in dying.items():
+                if time.monotonic() >= when and clients[uid].poll() is None:
+                    clients[uid].kill()
+                    killed.add(uid)
+            time.sleep(TICK)
+        for uid, client in clients.items():
+            text = said(client)
+            late = restarts and "gpulockd does not run" in text  # came while there was none
+            if client.returncode != -signal.SIGKILL and not late:
+                assert client.returncode == 0, f"uid {uid} exits {client.returncode}: {text}"
+        assert not holder, "gpulockd was not killed"
+        print(f"round {number}: {len(killed)} killed, {len(site.events())} events")
+        await_(lambda: not site.locks(), "everything is free again")
+    assert not [event for event in site.events() if event[0] == "double"], "two holders"
+    await_(lambda: not site.tickets(), "nobody stands in line")
+    assert site.daemon.poll() is None, "gpulockd ended"
+
+
+def order(site: Site, _: int) -> None:
+    """Who came first is served first, the large as well as the small, over a restart."""
+    holder = site.run(FIRST_UID, "-n", "8", seconds=HOURS)
+    await_(lambda: len(site.locks()) == 8, "all devices are held")
+    clients: list[Process] = []
+    for place, count in enumerate((4, 8, 1, 2, 8, 1)):
+        uid = FIRST_UID + 1 + place
+        clients.append(site.run(uid, "-n", str(count), "--wait", "10m", seconds=0.05))
+        site.await_line(place + 1)
+    clients[2].kill()
+    site.daemon.kill()
+    site.daemon.wait()
+    site.start_daemon()
+    holder.kill()
+    for client in clients:
+        said(client)
+    served = [int(event[2]) - FIRST_UID - 1 for event in site.events() if event[0] == "take"][1:]
+    print(f"served: {served}")
+    assert served == [0, 1, 3, 4, 5], served
+    said(holder)
+    await_(lambda: not site.locks(), "everything is free again")
+
+
+def rights(site: Site, _: int) -> None:
+    """Nobody claims as another or as root, nor gives back what is another's."""
+    mine, other = FIRST_UID, FIRST_UID + 1
+    holder = site.run(mine, "-n", "2", seconds=HOURS)
+    await_(lambda: len(site.locks()) == 2, "two devices are held")
+    for words in (
+        ("claim", "-n", "1", "--pid", str(holder.pid)),
+        ("claim", "-n", "1", "--pid", str(site.daemon.pid)),
+        ("release", "0"),
+        ("release", "--pid", str(holder.pid)),
+        ("release", "--force", "--because", "mine", "0"),
+        ("reap",),
+        ("reserve", "3", "--because", "mine"),
+        ("quarantine", "3", "--because", "mine"),
+    ):
+        call = site.gpulock(other, *words)
+        text = said(call)
+        print(f"{' '.join(words)}: exit {call.returncode}: {text.strip()}")
+        assert call.returncode in (1, 2, 3), words
+        assert "Traceback" not in text, text
+        assert len(site.locks()) == 2, words
+    holder.kill()
+    said(holder)
+    await_(lambda: not site.locks(), "a killed command's devices are free at once")
+    site.daemon.terminate()
+    site.daemon.wait(LONGEST)
+    call = site.run(mine, "-n", "1")
+    assert "gpulockd does not run" in said(call)
+
+
+STORIES = {"crowd": crowd, "order": order, "rights": rights}
+
+
+def main(story: str, folder: str, number: str = "1") -> int:
+    """Tell one story; return the exit code."""
+    os.umask(0o022)
+    site = Site(Path(folder))
+    try:
+        STORIES[story](site, int(number))
+    finally:
+        site.close()
+        print(site.log.read_text()[-4000:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

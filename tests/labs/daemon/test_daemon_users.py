@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A shared workstation without a scheduler: gpulockd serves real users through its socket."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.bench.scene import folder
+from tests.labs.daemon.daemon_site import CHECKOUT
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(7200)]
+ROUNDS = 100 if os.environ.get("GPULOCK_SOAK") == "1" else 2
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def told(story: str, number: int = 1) -> None:
+    """Tell a story in a pid namespace of its own."""
+    with folder("users") as root:
+        argv = [*ALONE, sys.executable, "-m", "tests.labs.daemon.daemon_users", story, str(root)]
+        done = subprocess.run(
+            [*argv, str(number)],
+            cwd=CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout
+
+
+def test_users_killed_at_random_never_share_a_device_and_lose_none() -> None:
+    told("crowd", ROUNDS)
+
+
+def test_who_came_first_is_served_first_over_a_restart_of_gpulockd() -> None:
+    told("order")
+
+
+def test_nobody_claims_or_releases_as_another() -> None:
+    told("rights")

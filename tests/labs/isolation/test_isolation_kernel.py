@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine's kernel does with our cgroups: each version alone, beside others' programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpulock.isolation import bpf, confine, sessions, tree
+from gpulock.isolation.policy import NOTHING
+from gpulock.isolation.tree import V1, V2, Tree
+from gpulock.node.context import Node
+from gpulock.node.devices import MAJOR, Device
+from gpulock.node.settings import Settings
+from tests.labs.common.device_nodes import (
+    PROBE,
+    TREES,
+    alone,
+    make_nodes,
+    opened,
+    programs,
+    programs_beyond,
+)
+
+pytestmark = pytest.mark.lab
+NOBODY = 65534
+COUNT = 4
+ALL = {f"nvidia{n}" for n in range(COUNT)}
+PYTHON = "/usr/bin/python3"  # one that every user may start
+CAPS = 240  # nvidia-caps has what the kernel gave it: one of those for experiments
+RULES = {MAJOR: frozenset({1, 254, 255})}
+ONE_CARD = {"ENXIO": {"nvidia1", "nvidiactl"}, "EPERM": ALL - {"nvidia1"}}
+BOTH = pytest.mark.parametrize("one", TREES, ids=lambda one: f"version {one.version}")
+
+
+@pytest.fixture(autouse=True)
+def undisturbed() -> Iterator[None]:
+    """Let no other test make programs meanwhile."""
+    with alone():
+        yield
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Path:
+    """Make device nodes that every user reaches."""
+    folder = tmp_path / "dev"
+    make_nodes(folder, COUNT)
+    for place in (folder, *folder.parents):
+        if place.stat().st_mode & 0o005 != 0o005:
+            place.chmod(place.stat().st_mode | 0o055)
+    return folder
+
+
+@pytest.fixture
+def group(one: Tree) -> Iterator[str]:
+    """Give a cgroup that is gone after the test, with its programs."""
+    before = programs()
+    folder = f"{one.top}/gpulock-kernel-test"
+    os.mkdir(folder)
+    yield folder
+    os.rmdir(folder)
+    assert programs_beyond(before) == 0
+
+
+def inside(
+    folders: Sequence[str], dev: Path, *around: str, uid: int = NOBODY
+) -> dict[str, set[str]]:
+    """Return what a process in cgroups may open, by error."""
+
+    def enter() -> None:
+        for folder in folders:
+            tree.move(os.getpid(), folder)
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+
+    done = subprocess.run(
+        [*around, PYTHON, "-IS", "-c", PROBE, str(dev)],
+        preexec_fn=enter,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return opened(done.stdout)
+
+
+def test_this_machine_has_both_versions() -> None:
+    assert [one.version for one in TREES] == [V1, V2]
+
+
+@BOTH
+@pytest.mark.parametrize("uid", [0, NOBODY])
+def test_one_version_alone_closes_every_other_card(
+    one: Tree, group: str, dev: Path, uid: int
+) -> None:
+    confine.shut(one, group, RULES, str(dev))
+
+    assert inside([group], dev, uid=uid) == ONE_CARD
+    assert inside([group], dev, "/usr/bin/unshare", "-Urm", uid=NOBODY) == ONE_CARD
+    assert inside([], dev) == {"ENXIO": ALL | {"nvidiactl"}}
+
+
+@BOTH
+def test_a_user_inside_makes_no_node_of_his_own_and_no_way_out(
+    one: Tree, group: str, dev: Path
+) -> None:
+    confine.shut(one, group, RULES, str(dev))
+    script = (
+        f"mknod {dev}/x c {MAJOR} 0; echo $$ > {one.top}/cgroup.procs; mkdir {group}/x;"
+        f" echo a > {group}/devices.allow; {PYTHON} -IS -c '{PROBE}' {dev}"
+    )
+    assert inside([group], dev, "/bin/sh", "-c", script) == ONE_CARD
+    assert not (dev / "x").exists()
+
+
+@BOTH
+def test_what_is_closed_again_opens_what_the_new_rules_say(
+    one: Tree, group: str, dev: Path
+) -> None:
+    confine.shut(one, group, NOTHING, str(dev))
+    confine.shut(one, group, RULES, str(dev))
+
+    assert inside([group], dev) == ONE_CARD
+
+
+@BOTH
+def test_an_instance_has_its_own_access_nodes_and_no_other(
+    one: Tree, group: str, dev: Path
+) -> None:
+    access = dev / "nvidia-caps"
+    access.mkdir()
+    for minor in range(1, 7):
+        os.mknod(access / f"nvidia-cap{minor}", 0o020666, os.makedev(CAPS, minor))
+        (access / f"nvidia-cap{minor}").chmod(0o666)
+    confine.shut(one, group, {**RULES, CAPS: frozenset({3, 4})}, str(dev))
+
+    own = {"nvidia-cap3", "nvidia-cap4"}
+    others = {f"nvidia-cap{minor}" for minor in (1, 2, 5, 6)}
+    assert inside([group], access) == {"ENXIO": own, "EPERM": others}
+    confine.shut(one, group, {**RULES, CAPS: frozenset[int]()}, str(dev))
+    assert inside([group], access) == {"EPERM": own | others}
+
+
+@pytest.mark.parametrize("one", [one for one in TREES if one.version == V2], ids=["version 2"])
+def test_a_program_of_somebody_elses_stays_and_both_are_asked(group: str, dev: Path) -> None:
+    other = attach_other(group, {MAJOR: frozenset({0, 1, 255})})
+    bpf.attach(group, bpf.assemble(RULES))
+    bpf.attach(group, bpf.assemble({MAJOR: frozenset({1, 2, 255})}))
+
+    assert inside([group], dev) == ONE_CARD
+    bpf.detach(group)
+    assert not bpf.is_attached(group)
+    assert inside([group], dev)["ENXIO"] == {"nvidia0", "nvidia1", "nvidiactl"}
+    os.close(other)
+
+
+def attach_other(folder: str, rules: dict[int, frozenset[int]]) -> int:
+    """Attach a program that is not ours, as systemd does for DevicePolicy=."""
+    name, bpf.NAME = bpf.NAME, b"sd_devices"
+    try:
+        bpf.attach(folder, bpf.assemble(rules))
+    finally:
+        bpf.NAME = name
+    return os.open(folder, os.O_RDONLY)
+
+
+@pytest.mark.parametrize("place", sessions.PLACES)
+def test_sessions_are_closed_to_users_and_open_to_root(dev: Path, place: str) -> None:
+    before = programs()
+    top = next(one.top for one in TREES if one.version == V2)
+    folder = f"{top}/{place}"
+    made = [path for path in (os.path.dirname(folder), folder) if not os.path.isdir(path)]
+    for path in made:
+        os.mkdir(path)
+    try:
+        sessions.close(TREES, NOTHING)
+        count = len({*programs()} - {*before})
+        sessions.close(TREES, NOTHING)
+        assert len({*programs()} - {*before}) == count, "closed twice"
+        closed = {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+        assert inside([folder], dev) == closed
+        assert inside([folder], dev, "/usr/bin/unshare", "-Ur") == closed
+        assert inside([folder], dev, uid=0) == {"ENXIO": ALL | {"nvidiactl"}}
+        sessions.open_again(TREES)
+        assert inside([folder], dev) == {"ENXIO": ALL | {"nvidiactl"}}
+    finally:
+        for path in reversed(made):
+            os.rmdir(path)
+    assert programs_beyond(before) == 0
+
+
+def test_what_a_job_leaves_behind_opens_nothing_any_more(dev: Path, tmp_path: Path) -> None:
+    node = Node(Settings({"DEV_ROOT": str(dev), "LOCK_DIR": str(tmp_path / "run")}))
+    device = Device("0000:02:00.0", 1)
+    device.minor = 1
+    before = programs()
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    script = f"read line < {go}; exec {PYTHON} -IS -c '{PROBE}' {dev}"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"({script}) & wait"], stdout=subprocess.PIPE, text=True
+    ) as job:
+        start = node.proc.start(job.pid)
+        while not (children := Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text()):
+            pass
+        confine.confine(node, "9.1", job.pid, start, [device])
+        for one in TREES:  # where it would be, had the job been confined from its beginning
+            tree.move(int(children), f"{one.top}/{tree.name_of('9.1', job.pid, start)}")
+        confine.free(node, "9.1", job.pid, start)
+        go.write_text("go\n")
+        assert job.stdout is not None
+        assert opened(job.stdout.read()) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+    for one in TREES:
+        assert tree.remove(f"{one.top}/{tree.name_of('9.1', job.pid, start)}")
+    assert programs_beyond(before) == 0

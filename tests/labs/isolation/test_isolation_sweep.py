@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks that confine a job, on this machine's own cgroups: stopped at every system call, and in
+a long row.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.bench.scene import folder
+from tests.labs.common.device_nodes import programs, programs_beyond
+from tests.sweep import grouped, isolated, isolated_slurm
+from tests.sweep.play import Case
+from tests.sweep.test_sweep import (
+    play,
+    strace,
+    test_a_fault_at_any_system_call_loses_nothing,
+)
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(7200)]
+__all__ = ["play", "strace", "test_a_fault_at_any_system_call_loses_nothing"]
+CASES = (*isolated.CASES, *isolated_slurm.CASES, *grouped.CASES)
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.param
+    return found
+
+
+MANY = 500 if os.environ.get("GPULOCK_SOAK") == "1" else 20
+
+
+def test_hooks_in_a_long_row_leave_no_cgroup_and_no_program() -> None:
+    with folder("row") as root:
+        stage = isolated.ConfinedStage(root)
+        try:
+            before = programs()
+            for _ in range(MANY):
+                for hook in ("prolog", "epilog"):
+                    stage.must(stage.hook(stage.mine, hook), 0)
+            assert [path for top in stage.service.folders for path in top.glob("gpulock-*")] == []
+            assert programs_beyond(before) == 0
+            assert stage.locks() == {}
+        finally:
+            stage.close()

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's cgroup below a service of a real systemd, with cgroups of both versions and of one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs.common.device_nodes import (
+    PROBE,
+    alone,
+    make_nodes,
+    opened,
+    programs,
+    programs_beyond,
+)
+from tests.labs.sge.gpulock import GPUS
+from tests.labs.sge.jobs import SOAK
+from tests.labs.sge.wait import until
+from tests.labs.systemd.machine import Machine
+
+pytestmark = pytest.mark.lab
+REPOSITORY = Path(__file__).resolve().parents[3]
+INSIDE, DEV, SEEN = "/opt/checkout", "/opt/dev", "/run/seen"
+PYTHON = "/usr/bin/python3"
+ALL = {f"nvidia{n}" for n in range(4)}
+OWN = {"ENXIO": {"nvidia1", "nvidiactl"}, "EPERM": ALL - {"nvidia1"}}
+NONE = {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+EVERY = {"ENXIO": ALL | {"nvidiactl"}}
+UNIT = "sgeexecd.service"
+USER = "glalice"
+# The daemon is what a shepherd is: the job descends from it.
+SERVICE = f"""[Service]
+ExecStart=/bin/sh -c 'setsid sh -c "while :; do {PYTHON} -IS /opt/dev.py {DEV} >{SEEN}.new; \
+mv {SEEN}.new {SEEN}; done" & wait'
+Delegate=yes
+"""
+CONFINE = f"""
+import sys
+sys.path[:0] = ["{INSIDE}"]
+from gpulock.devices import Device
+from gpulock.isolation import confine, sessions, tree
+from gpulock.isolation.policy import NOTHING
+from gpulock.node import Node
+from gpulock.settings import Settings
+node = Node(Settings({{"DEV_ROOT": "{DEV}"}}))
+device = Device("0000:02:00.0", 1)
+device.minor = 1
+pid = int(sys.argv[1])
+sessions.close(tree.trees("/sys"), NOTHING)
+confine.confine(node, "7.1", pid, node.proc.start(pid), [device])
+for one in tree.trees("/sys"):
+    print(tree.folder_of(one, node.proc, pid))
+    for child in open(f"/proc/{{pid}}/task/{{pid}}/children").read().split():
+        tree.move(int(child), tree.folder_of(one, node.proc, pid))
+"""
+
+
+@pytest.fixture(params=["hybrid", "unified"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
+    """Boot a machine with device nodes, and a daemon below which a job runs."""
+    made = Machine(request.param, binds={REPOSITORY: INSIDE})
+    with alone():
+        made.up()
+        try:
+            make_nodes(made.path(DEV), 4)
+            made.write("/opt/dev.py", PROBE)
+            made.write(f"/run/systemd/system/{UNIT}", SERVICE)
+            made.run("systemctl", "daemon-reload")
+            made.run("systemctl", "start", UNIT)
+            yield made
+        finally:
+            made.down()
+
+
+def job_opens(machine: Machine) -> dict[str, set[str]]:
+    """Return what the job may open from now on, by error."""
+    place = machine.path(SEEN)
+    machine.run("rm", "-f", SEEN)
+    until(place.exists, what="the job to look")
+    machine.run("rm", "-f", SEEN)  # of a look that may have begun before
+    until(place.exists, what="the job to look again")
+    return opened(place.read_text())
+
+
+def confined(machine: Machine) -> list[str]:
+    """Confine the job to nvidia1; return its cgroups."""
+    pid = machine.show(UNIT, "MainPID")
+    return machine.run(PYTHON, "-IS", "-c", CONFINE, pid).stdout.split()
+
+
+def remove(machine: Machine, folder: str) -> None:
+    """Remove a cgroup, once the last of it has left."""
+    until(
+        lambda: machine.run("rmdir", folder, check=False).returncode == 0,
+        what=f"{folder} to be empty",
+    )
+
+
+def test_a_reload_opens_nothing_and_to_stop_the_service_stops_the_job(machine: Machine) -> None:
+    before = programs()
+    assert job_opens(machine) == EVERY
+    folders = confined(machine)
+    assert all(f"/{UNIT}/gpulock-7.1-" in folder for folder in folders if "unified" in folder)
+    assert job_opens(machine) == OWN
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "set-property", "--runtime", UNIT, "CPUWeight=200")
+    machine.run("systemctl", "set-property", "--runtime", UNIT, "DeviceAllow=/dev/null rw")
+    assert job_opens(machine)["EPERM"] >= ALL - {"nvidia1"}
+
+    machine.run("systemctl", "stop", UNIT)
+
+    assert machine.run("pgrep", "-f", "/opt/dev.py", check=False).stdout == ""
+    left = [f for f in folders if machine.run("test", "-d", f, check=False).returncode == 0]
+    for folder in left:  # systemd removes the groups of the tree it keeps; the reaper the others
+        remove(machine, folder)
+    machine.run("systemctl", "stop", "user.slice", check=False)
+    assert programs_beyond(before, most=1) <= 1  # user.slice's own
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "unified"] if SOAK else ["unified"])
+def test_a_job_of_grid_engine_stays_confined_over_a_reload_and_ends_with_its_service(
+    mode: str,
+) -> None:
+    machine = Machine(mode, binds={REPOSITORY: INSIDE})
+    with alone():
+        machine.up()
+        try:
+            machine.run("rm", "-rf", "/etc/gpulock")  # which its nodes make themselves
+            command = (sys.executable, "-m", "tests.labs.isolation.isolation_reload", "/opt")
+            around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
+            told = json.loads(machine.run(*around, *command, seconds=400).stdout)
+        finally:
+            machine.down()
+    own = set(told["own"])
+    others = {f"nvidia{n}" for n in range(GPUS)} - own
+    assert [opened(seen) for seen in told["seen"]] == [
+        {"ENXIO": own | {"nvidiactl"}, "EPERM": others}
+    ] * 3
+    assert len(own) == 2
+    assert told["groups"] and all("/gpulock-execd.scope/" in path for path in told["groups"])
+    assert (told["left"], told["programs"], told["stopped"]) == ([], 0, True)
+
+
+def test_a_job_of_slurm_stays_confined_over_a_reload() -> None:
+    machine = Machine("hybrid", binds={REPOSITORY: INSIDE})
+    with alone():
+        machine.up()
+        try:
+            machine.run("rm", "-rf", "/etc/gpulock", "/var/lib/gpulock")
+            command = (sys.executable, "-m", "tests.labs.slurm.isolation_reload", "/opt")
+            around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
+            told = json.loads(machine.run(*around, *command, seconds=400).stdout)
+        finally:
+            machine.down()
+    own = set(told["own"])
+    others = {f"nvidia{n}" for n in range(4)} - own
+    assert [opened(seen) for seen in told["seen"]] == [
+        {"ENXIO": own | {"nvidiactl"}, "EPERM": others}
+    ] * 4
+    assert len(own) == 2
+    assert told["groups"] and all("/gpulock-slurmd.scope/" in path for path in told["groups"])
+    assert (told["ended"], told["left"], told["programs"], told["locks"]) == ("COMPLETED", [], 0, 0)
+
+
+def test_a_users_own_manager_is_no_way_round(machine: Machine) -> None:
+    machine.run("useradd", "-m", USER)
+    machine.run("systemctl", "start", "dbus", "systemd-logind")
+    machine.run("loginctl", "enable-linger", USER)
+    uid = machine.run("id", "-u", USER).stdout.strip()
+    manager = f"user@{uid}.service"
+    until(
+        lambda: machine.show(manager, "ActiveState") == "active",
+        what="the user's manager to run",
+        why=lambda: "\n".join(machine.journal(manager)),
+    )
+    confined(machine)
+    enter = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env", "-C", "/"]
+    line = [*enter, f"XDG_RUNTIME_DIR=/run/user/{uid}", "systemd-run", "--user", "--pipe"]
+    done = machine.run(*line, "--wait", "--quiet", PYTHON, "-IS", "/opt/dev.py", DEV)
+
+    assert opened(done.stdout) == NONE
+    root = ["systemd-run", "--pipe", "--wait", "--quiet", "--slice=user.slice"]
+    assert opened(machine.run(*root, PYTHON, "-IS", "/opt/dev.py", DEV).stdout) == EVERY

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated node with its exporter and the Prometheus that scrapes it, and jobs to play on it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.settings import load
+from gpulock.simulate.execd import Job
+from gpulock.simulate.packed_job import Resource
+from gpulock.simulate.stage import Play, Stage
+from gpulock.store import atomic
+from gpulock.store.locks import Store
+from tests.labs.prometheus.lab import (
+    ENVIRONMENT,
+    Program,
+    Prometheus,
+    exporter,
+    free_address,
+    gpulock,
+    shipped,
+    shortened,
+)
+from tests.labs.sge.wait import until
+
+
+@dataclass
+class Scene:
+    """A simulated node, its exporter and the Prometheus that scrapes it."""
+
+    stage: Stage
+    folder: Path
+    address: str
+    server: Prometheus
+    exporter: Program
+    plays: list[Play] = field(default_factory=list[Play])
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
+
+    def run(self, count: int) -> subprocess.Popen[bytes]:
+        """Run a job that holds GPUs until it is ended, by `gpulock run`."""
+        return self._run("-n", str(count))
+
+    def hold(self, devices: Sequence[Device]) -> subprocess.Popen[bytes]:
+        """Run a job on these very devices."""
+        return self._run("--devices", ",".join(device.uuid or device.id for device in devices))
+
+    def devices(self) -> list[Device]:
+        """Return the devices of the node."""
+        return Node(load(str(self.stage.node.config))).devices()
+
+    def _run(self, *options: str) -> subprocess.Popen[bytes]:
+        words = gpulock(self.stage.node.config, "run", *options, "--", "sleep", "600")
+        self.started.append(subprocess.Popen(words, env=ENVIRONMENT))
+        return self.started[-1]
+
+    def end(self, job: subprocess.Popen[bytes]) -> None:
+        """End a job of `gpulock run`, and free what it held as gpulockd does."""
+        job.terminate()
+        job.wait()
+        self.free()
+
+    def free(self) -> None:
+        """Wait until no device is held, looked after as gpulockd does."""
+
+        def freed() -> bool:
+            self.reap()
+            return not locks.all()
+
+        locks = Store(str(self.stage.node.lock_dir))
+        until(freed, what="all devices to be free", interval=0.5, why=lambda: str(locks.all()))
+
+    def reap(self) -> None:
+        """Look after the owners of all locks, once, as gpulockd does."""
+        words = gpulock(self.stage.node.config, "reap")
+        subprocess.run(words, env=ENVIRONMENT, check=True, capture_output=True, timeout=120)
+
+    def submit(self, job_id: int, user: str, task: int = 0) -> Play:
+        """Start a job of another user under the real hooks of Grid Engine, with one GPU.
+
+        `task` is that of an array, 0 for none.
+        """
+        who = pwd.getpwnam(user)
+        bell = self.stage.node.directory / f"bell.{job_id}"
+        os.mkfifo(bell)
+        bell.chmod(0o666)
+        command = ("/bin/sh", "-c", 'read -r _ < "$1"', "job", str(bell))
+        one = (Resource("gpu", 1.0, "1"),)
+        job = Job(
+            job_id,
+            command,
+            owner=user,
+            uid=who.pw_uid,
+            gid=who.pw_gid,
+            task_id=task,
+            resources=one,
+        )
+        play = Play(self.stage, job, bell)
+        self.plays.append(play)
+        play.start()
+        return play
+
+    def clear(self) -> None:
+        """End every job, and let nothing be otherwise than the driver shows it."""
+        for play in self.plays:
+            play.close()
+        for process in self.started:
+            process.kill()
+            process.wait()
+        self.script("")
+        self.free()
+
+    def restart_exporter(self) -> None:
+        """Kill the exporter and start it anew on the same folder."""
+        self.exporter.end(kill=True)
+        folder = self.folder / "exporter"
+        self.exporter = exporter(self.stage.node.config, folder, self.address)
+
+    def script(self, text: str) -> None:
+        """Say what the simulated driver shows otherwise."""
+        atomic.replace_file(str(self.stage.node.directory / "telemetry"), text.encode())
+
+    def metrics(self) -> str:
+        """Return what the exporter says."""
+        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=30) as answer:
+            text: str = answer.read().decode()
+        return text
+
+
+@contextmanager
+def scene(preset: str) -> Generator[Scene]:
+    """Give a scene in a folder that other users can look into, and leave nothing of it."""
+    with tempfile.TemporaryDirectory(prefix="gpulock-lab-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        stage = Stage(folder, preset)
+        address = free_address()
+        found: Scene | None = None
+        running = exporter(stage.node.config, folder / "exporter", address)
+        try:
+            rules = shortened(shipped())
+            with Prometheus(folder, {"gpulock": [address]}, rules) as server:
+                found = Scene(stage, folder, address, server, running)
+                yield found
+        finally:
+            (found.exporter if found else running).end()
+            for play in found.plays if found else []:
+                play.close()
+            for process in found.started if found else []:
+                process.kill()
+                process.wait()
+            stage.close()

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every query of the dashboards, gpulock's own and Grafana's 12239, gives series of a real node."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpulock.simulate.presets import PRESETS
+from tests.labs.prometheus.lab import ROOT, SHORTER
+from tests.labs.prometheus.scene import Scene, scene
+
+pytestmark = pytest.mark.lab
+FOLDER = ROOT / "exporter" / "dashboards"
+SGE_JOB = 78
+EVERYTHING = ("$scheduler", "$task_id", "$cluster", "$user")
+
+# Grafana's 12239, "NVIDIA DCGM Exporter Dashboard": its panels in the revisions of 2020 to 2026.
+OLDER = '{instance=~"$instance", gpu=~"$gpu"}'
+NEWER = '{Hostname=~"$Hostname", gpu=~"$gpu"}'
+BOARD_12239 = [
+    f"DCGM_FI_DEV_GPU_TEMP{OLDER}",
+    f"avg(DCGM_FI_DEV_GPU_TEMP{OLDER})",
+    f"DCGM_FI_DEV_POWER_USAGE{OLDER}",
+    f"sum(DCGM_FI_DEV_POWER_USAGE{OLDER})",
+    f"DCGM_FI_DEV_SM_CLOCK{OLDER} * 1000000",
+    f"DCGM_FI_DEV_MEM_CLOCK{OLDER} * 1000000",
+    f"DCGM_FI_DEV_GPU_UTIL{OLDER}",
+    f"DCGM_FI_DEV_MEM_COPY_UTIL{OLDER}",
+    f"DCGM_FI_DEV_FB_USED{OLDER}",
+    f"DCGM_FI_DEV_FB_FREE{OLDER}",
+    f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{OLDER}",
+    f"max(DCGM_FI_DEV_GPU_TEMP{NEWER}) by (Hostname, gpu, uuid)",
+    f"avg(DCGM_FI_DEV_GPU_TEMP{NEWER})",
+    f"max(DCGM_FI_DEV_POWER_USAGE{NEWER}) by (Hostname, gpu, uuid)",
+    f"sum(max(DCGM_FI_DEV_POWER_USAGE{NEWER}) by (gpu))",
+    f"max(DCGM_FI_DEV_SM_CLOCK{NEWER} * 1000000) by (Hostname, UUID, gpu)",
+    f"max(DCGM_FI_PROF_GR_ENGINE_ACTIVE{NEWER}) by (Hostname, gpu, GPU_I_ID, GPU_I_PROFILE)",
+    f"max(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{NEWER}) by (Hostname, gpu, GPU_I_ID, GPU_I_PROFILE)",
+    f"max(DCGM_FI_DEV_FB_USED{NEWER}) by (Hostname, gpu, GPU_I_ID, GPU_I_PROFILE)",
+]
+ITS_CHOICES = [
+    ("DCGM_FI_DEV_GPU_TEMP", "instance"),
+    ("DCGM_FI_DEV_GPU_TEMP", "gpu"),
+    ("DCGM_FI_DEV_FB_FREE", "Hostname"),
+    ("DCGM_FI_DEV_FB_FREE", "gpu"),
+]
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Scene]:
+    """Give a node of H200s, two of them split, with jobs that have been at work and idle."""
+    # no preset has cards that are split and tell how busy each part is
+    machine, card = PRESETS["a100-mig"], PRESETS["dgx-h200"].card
+    split = dataclasses.replace(machine, name="h200-mig", card=card)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpulock.simulate.node.PRESETS", {"h200-mig": split})
+        with scene("h200-mig") as found:
+            yield prepared(found)
+
+
+def prepared(found: Scene) -> Scene:
+    """Have everything on the node that a panel can show."""
+    whole = [one for one in found.devices() if ".gi" not in one.id]
+    parts = [one for one in found.devices() if ".gi" in one.id]
+    found.server.wait("gpulock_gpu_info", series=8)
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        found.hold([*whole[:2], *parts[:2]])
+        found.submit(SGE_JOB, "daemon", task=2)
+        found.reap()
+        script = {
+            "idle": [whole[0].id, parts[0].id],
+            "foreign": [f"{whole[1].id}:{stranger.pid}"],
+            "xid": [f"{whole[1].id}:31"],
+        }
+        found.script("".join(f"{name}={','.join(each)}\n" for name, each in script.items()))
+        found.server.wait("gpulock:gpu_hold:idle_seconds >= 6")
+        found.server.wait("gpulock:mig_hold:idle_seconds >= 6")
+        found.server.wait("gpulock_gpu_foreign_processes > 0")
+        found.server.wait("gpulock_gpu_xid_errors_total")
+        found.server.wait('ALERTS{alertname=~"Gpulock.*",alertstate="firing"}')
+        stranger.kill()
+    return found
+
+
+def boards() -> dict[str, Any]:
+    """Return the dashboards as they are shipped, by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+
+
+def expressions() -> list[tuple[str, str]]:
+    """Return every query with the name of its dashboard."""
+    return [
+        (name, target["expr"])
+        for name, board in boards().items()
+        for panel in board["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+def chosen(expression: str, found: Scene, job_id: str) -> str:
+    """Return an expression as Grafana sends it, with windows that a test can wait for."""
+    for name in EVERYTHING:
+        expression = expression.replace(name, ".*")
+    values = {
+        "$instance": found.address,
+        "$Hostname": "127.0.0.1|x",
+        "$gpu": "0|1|2|3|4|5|6|7",
+        "$job_id": job_id,
+        "$__rate_interval": "10s",
+        "$__range": "1m",
+    }
+    for name, value in values.items():
+        expression = expression.replace(name, value)
+    for pattern, shorter in SHORTER:
+        expression = pattern.sub(shorter, expression)
+    return expression
+
+
+def test_every_query_of_every_dashboard_gives_series(node: Scene) -> None:
+    job = str(node.started[0].pid)
+    asked = [(name, chosen(one, node, job)) for name, one in expressions()]
+    assert len(asked) > 70
+    assert [one for one in asked if "$" in one[1]] == []
+    for _, one in asked:
+        node.server.wait(one)
+
+
+def test_the_choices_of_the_dashboards_are_not_empty(node: Scene) -> None:
+    asked: list[str] = []
+    for board in boards().values():
+        for one in board["templating"]["list"]:
+            if one["type"] == "query" and one["name"] != "cluster":  # a label that a site adds
+                asked.append(one["query"])
+    for query in asked:
+        series, _, label = query.removeprefix("label_values(").removesuffix(")").rpartition(", ")
+        found = node.server.wait(f"count by ({label}) ({chosen(series, node, str(SGE_JOB))})")
+        assert [one for one in found if one.labels], query
+    assert len(asked) == 5
+
+
+def test_dashboard_12239_shows_gpulocks_values(node: Scene) -> None:
+    for one in BOARD_12239:
+        assert node.server.wait(chosen(one, node, ""))
+
+
+def test_dashboard_12239_has_its_choices_and_each_gpu_once(node: Scene) -> None:
+    for series, label in ITS_CHOICES:
+        found = node.server.wait(f"count by ({label}) ({series})")
+        assert found and all(one.labels[label] for one in found), label
+    (count,) = node.server.wait("count(DCGM_FI_DEV_GPU_TEMP) >= 8")
+    assert count.value == 8
+    twice = "count by (gpu, GPU_I_ID) (DCGM_FI_DEV_FB_USED) > 1"
+    assert node.server.query(twice) == []
+    parts = node.server.wait('count by (gpu) (DCGM_FI_DEV_FB_USED{GPU_I_ID!=""})')
+    assert {one.labels["gpu"] for one in parts} == {"0", "1"}, "the cards that are split"
+    assert node.server.faults() == []

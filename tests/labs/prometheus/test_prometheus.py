@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a real Prometheus makes of the exporter of a simulated node, as jobs come and go."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.liveness import DEAD, Verdict
+from gpulock.store import verdicts
+from gpulock.store.locks import Store
+from tests.labs.prometheus.lab import program
+from tests.labs.prometheus.scene import Scene, scene
+
+pytestmark = pytest.mark.lab
+GPUS = 8
+
+
+@pytest.fixture(scope="module")
+def scraped() -> Iterator[Scene]:
+    """Give a DGX H200, scraped."""
+    with scene("dgx-h200") as found:
+        found.server.wait("gpulock_gpu_busy_seconds_total", series=GPUS)
+        yield found
+
+
+@pytest.fixture
+def node(scraped: Scene) -> Iterator[Scene]:
+    """Give it to a test without jobs; none of that test's is left for the next one."""
+    yield scraped
+    scraped.clear()
+    scraped.server.wait("gpulock:gpu_hold:info", series=0)
+
+
+def test_promtool_has_no_complaint_about_the_metrics(node: Scene) -> None:
+    command = [program("promtool"), "check", "metrics"]
+    done = subprocess.run(
+        command, input=node.metrics(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_gpu_goes_from_one_users_job_to_anothers_and_each_is_told_its_own(node: Scene) -> None:
+    server = node.server
+    first = node.run(2)
+    held = server.wait("gpulock:gpu_hold:energy_joules_total", series=2)
+    assert {one.labels["job_id"] for one in held} == {str(first.pid)}
+    server.wait("gpulock:job:gpus:count == 2", series=1)
+    server.wait(f'gpulock:cluster:gpus:sum{{state="free"}} == {GPUS - 2}', series=1)
+    uuid = min(held, key=lambda one: one.labels["gpu"]).labels["uuid"]
+
+    twice = "changes(gpulock:gpu_hold:energy_joules_total[1m]) >= 2"
+    server.wait(twice, series=2)
+    node.end(first)
+    server.wait("gpulock:gpu_hold:info", series=0)
+    job = node.submit(77, "daemon")
+    (now,) = server.wait("gpulock:gpu_hold:energy_joules_total", series=1)
+    assert (now.labels["user"], now.labels["job_id"]) == ("daemon", "77")
+    assert now.labels["uuid"] == uuid, "the first GPU went to the next job"
+    server.wait('gpulock:gpu_hold:busy_seconds_total{job_id="77"} > 0')
+    server.wait(f'{twice} and gpulock:gpu_hold:info{{job_id="77"}}', series=1)
+    job.finish()
+    node.free()
+    server.wait("gpulock:gpu_hold:info", series=0)
+
+    # two holds of one GPU, one after the other: what both got is no more than what it took
+    both = f'max_over_time(gpulock:gpu_hold:energy_joules_total{{uuid="{uuid}"}}[5m])'
+    since = f'min_over_time(gpulock:gpu_hold:energy_joules_total{{uuid="{uuid}"}}[5m])'
+    spent = {one.labels["user"]: one.value for one in server.query(f"{both} - {since}")}
+    card = f'gpulock_gpu_energy_joules_total{{uuid="{uuid}"}}'
+    whole = server.value(f"max_over_time({card}[5m]) - min_over_time({card}[5m])")
+    assert set(spent) == {pwd.getpwuid(os.geteuid()).pw_name, "daemon"}
+    assert all(joules > 0 for joules in spent.values())
+    assert whole is not None and sum(spent.values()) <= whole
+    holders = f'count by (uuid) (gpulock:gpu_hold:info{{uuid="{uuid}"}})'
+    assert server.value(f"max_over_time(({holders})[5m:1s])") == 1, "never two at one moment"
+    assert server.faults() == []
+
+
+def test_a_job_that_does_nothing_is_held_idle_and_one_that_works_is_not(node: Scene) -> None:
+    bus = node.stage.node.machine.gpus[0].bus
+    node.script(f"idle={bus}\n")
+    job = node.run(2)
+    (alert,) = node.server.wait_firing("GpulockHeldIdle")
+    assert alert["labels"]["gpu"] == "0" and alert["labels"]["job_id"] == str(job.pid)
+    assert f"job {job.pid}" in alert["annotations"]["summary"]
+    node.server.wait("gpulock:job:gpus_idle:count == 1", series=1)
+    node.script("")
+    node.server.wait_quiet("GpulockHeldIdle")
+    node.end(job)
+
+
+def test_a_process_without_a_lock_is_told_of_until_it_ends(node: Scene) -> None:
+    bus = node.stage.node.machine.gpus[5].bus
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        node.script(f"foreign={bus}:{stranger.pid}\n")
+        (alert,) = node.server.wait_firing("GpulockForeignProcess")
+        stranger.kill()
+    node.script("")
+    assert alert["labels"]["gpu"] == "5"
+    node.server.wait_quiet("GpulockForeignProcess")
+
+
+def test_an_xid_is_told_of_with_what_to_do_and_is_over_after_a_while(node: Scene) -> None:
+    bus = node.stage.node.machine.gpus[4].bus
+    node.script(f"xid={bus}:79\n")
+    (alert,) = node.server.wait_firing("GpulockXidCritical")
+    uuid = alert["labels"]["uuid"]
+    assert alert["labels"]["xid"] == "79" and alert["labels"]["gpu"] == "4"
+    assert f"gpulock quarantine {uuid}" in alert["annotations"]["description"]
+    node.server.wait_quiet("GpulockXidCritical")
+    (counted,) = node.server.wait("gpulock_gpu_xid_errors_total", series=1)
+    assert counted.value == 1
+
+
+def test_a_lock_of_a_dead_owner_is_stale_as_long_as_it_stands(node: Scene) -> None:
+    job = node.run(1)
+    node.server.wait("gpulock:gpu_hold:info", series=1)
+    (lock,) = Store(str(node.stage.node.lock_dir)).all().values()
+    assert lock.owner is not None
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    found = {lock.owner.token: Verdict(DEAD, "its process has ended")}
+    verdicts.write(str(node.stage.node.lock_dir), found, boot_id)
+    (alert,) = node.server.wait_firing("GpulockLockStale")
+    assert "gpulock reap" in alert["annotations"]["description"]
+    node.end(job)
+    node.server.wait_quiet("GpulockLockStale")
+
+
+def test_a_card_that_falls_off_the_bus_is_missing_by_name(node: Scene) -> None:
+    driver = node.stage.node.driver_root / "gpus" / node.stage.node.machine.gpus[7].bus
+    away = node.folder / "away"
+    driver.rename(away)
+    (alert,) = node.server.wait_firing("GpulockGpuMissing")
+    assert alert["labels"]["gpu"] == "7" and "GPU 7" in alert["annotations"]["summary"]
+    node.server.wait('gpulock_gpus{state="missing"} == 1')
+    away.rename(driver)
+    node.server.wait_quiet("GpulockGpuMissing")
+    assert node.server.faults() == []
+
+
+def test_totals_go_on_when_the_exporter_was_killed(node: Scene) -> None:
+    server = node.server
+    job = node.run(1)
+    (before,) = server.wait("gpulock:gpu_hold:busy_seconds_total > 3", series=1)
+    node.exporter.end(kill=True)
+    (down,) = server.wait_firing("GpulockExporterDown")
+    assert node.address in down["annotations"]["summary"]
+    node.restart_exporter()
+    server.wait_quiet("GpulockExporterDown")
+    (after,) = server.wait("gpulock:gpu_hold:busy_seconds_total", series=1)
+    assert after.labels == before.labels, "it is the same hold"
+    assert after.value >= before.value
+    # a counter that fell by a second would be taken for one that began at nought again
+    for counter in ("energy_joules", "busy_seconds", "observed_seconds"):
+        assert server.value(f"sum(resets(gpulock_gpu_{counter}_total[2m]))") == 0
+    node.end(job)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab's machines and daemons: how they come up, stop, and go without a trace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.labs.sge import config
+from tests.labs.sge.install import install
+from tests.labs.sge.machines import PATH, Machine, User, connect, end_processes, mark, processes
+from tests.labs.sge.wait import PATIENCE, LabError, until
+
+DEFAULT_LAB: Final = "/tmp/gpulock-lab-sge"
+MASTER: Final = "glmaster"
+NODES: Final = ("glnode1", "glnode2", "glnode3")
+USERS: Final = {"glalice": 27001, "glbob": 27002}
+PROGRAMS: Final = Path("/usr/lib/gridengine")
+_MARKER: Final = "gpulock-sge-lab"
+
+
+class Cluster:
+    """A qmaster's machine and three nodes, the daemons on them, and two ordinary users."""
+
+    def __init__(self, lab: str | os.PathLike[str] | None = None, *, admin_root: bool = False):
+        self.lab = Path(lab or os.environ.get("GPULOCK_LAB") or DEFAULT_LAB)
+        if not self.lab.is_absolute() or set(str(self.lab)) & set(" ,:;\\\n\t"):
+            raise LabError(f"the lab's folder must be absolute and of plain characters: {self.lab}")
+        self.admin_root = admin_root
+        names = (MASTER, *NODES)
+        self.machines = {name: Machine(name, i, self.lab) for i, name in enumerate(names, 1)}
+        self.users = {
+            name: User(name, uid, self.lab / "home" / name) for name, uid in USERS.items()
+        }
+        self.env = {"SGE_ROOT": str(self.lab / "root"), "SGE_CELL": config.CELL}
+
+    # --- the lab itself -----------------------------------------------------------------------
+
+    def up(self) -> dict[str, float]:
+        """Bring the lab up, or leave it as it is when it is; return seconds by step."""
+        if os.geteuid() != 0:
+            raise LabError("namespaces and several users need root")
+        clock, laps = time.monotonic(), dict[str, float]()
+
+        def lap(step: str) -> None:
+            laps[step] = time.monotonic() - clock
+
+        install()
+        lap("installed")
+        if self.is_up() and self._admin_user() == config.admin_user(self.admin_root):
+            self._wait_heard(NODES)
+            lap("was up")
+            return laps
+        self.down()
+        self.lay_out()
+        machines = list(self.machines.values())
+        for machine in machines:
+            machine.boot(list(self.users.values()), machines, config.SERVICES)
+        connect(machines[0], machines[1:])
+        lap("machines")
+        self.start_qmaster()
+        for sequence, (name, slots) in enumerate(config.QUEUES.items()):
+            queue = config.queue(name, NODES, slots, sequence)
+            self.load("-Aq", name, config.table(queue))
+        scheduler = self.client("qconf", "-ssconf").stdout
+        self.load("-Msconf", "scheduler", config.edited(scheduler, config.SCHEDULER))
+        lap("qmaster")
+        self._start_execds(NODES)
+        lap("execds")
+        return laps
+
+    def down(self, *, keep: bool = False) -> None:
+        """End every process of the lab, and with them its namespaces; remove its folder."""
+        end_processes(self.lab)
+        if self.lab.exists() and not keep:
+            if not (self.lab / _MARKER).exists() and any(self.lab.iterdir()):
+                raise LabError(f"{self.lab} is not a lab's folder: not removed")
+            shutil.rmtree(self.lab)
+
+    def is_up(self) -> bool:
+        """Say whether all machines and daemons run."""
+        return (
+            all(machine.pid for machine in self.machines.values())
+            and bool(self.qmaster_pid())
+            and all(self.execd_pid(node) for node in NODES)
+        )
+
+    def _admin_user(self) -> str:
+        bootstrap = self.lab / "root" / config.CELL / "common/bootstrap"
+        return bootstrap.read_text().partition("admin_user")[2].split()[0]
+
+    def left_behind(self) -> list[str]:
+        """Say what of the lab is still on the host; empty after `down`."""
+        left = [f"process {pid} ({name})" for pid, name in processes(self.lab).items()]
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        left += [f"mount {m}" for m in mounts if mark(self.lab) in m or f" {self.lab}" in m]
+        passwd = Path("/etc/passwd").read_text()
+        left += [f"user {name}" for name in USERS if f"\n{name}:" in passwd]
+        left += [f"folder {self.lab}"] if (self.lab / _MARKER).exists() else []
+        return left
+
+    def run_in(
+        self,
+        node: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as root on a machine, with Grid Engine's two variables and `env`."""
+        return self.machines[node].run(
+            command, env={**self.env, **(env or {})}, seconds=seconds, stdin=stdin
+        )
+
+    def run_as(
+        self,
+        user: str,
+        command: Sequence[str],
+        *,
+        node: str = MASTER,
+        env: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as an ordinary user in his home, with a login's environment and `env`."""
+        who = self.users[user]
+        login = {"HOME": str(who.home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
+        return self.machines[node].run(
+            command,
+            env={**self.env, **login, **(env or {})},
+            uid=who.uid,
+            cwd=str(who.home),
+            seconds=seconds,
+            stdin=stdin,
+        )
+
+    def client(
+        self, program: str, *args: str, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a client program as root on the master."""
+        done = self.run_in(MASTER, [str(PROGRAMS / program), *args])
+        if check and done.returncode != 0:
+            raise LabError(f"{program} {' '.join(args)} failed: {done.stdout}{done.stderr}")
+        return done
+
+    def load(self, option: str, name: str, text: str) -> None:
+        """Have qconf read an object from a file, whose name matters to `-Mconf`."""
+        folder = self.lab / "conf"
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+        self.client("qconf", option, str(folder / name))
+
+    def path_in(self, node: str, inside: str) -> Path:
+        """Where this process finds a path of a machine, such as its /run/gpulock."""
+        return self.machines[node].path(inside)
+
+    # --- daemons ------------------------------------------------------------------------------
+
+    def qmaster_pid(self) -> int:
+        """The running qmaster of this lab, or 0."""
+        return self._daemon(self.lab / "spool/qmaster/qmaster.pid", "sge_qmaster")
+
+    def execd_pid(self, node: str) -> int:
+        """The running execd of a node, or 0."""
+        return self._daemon(self.lab / "spool" / node / "execd.pid", "sge_execd")
+
+    def start_qmaster(self) -> None:
+        """Start qmaster and wait until it answers."""
+        self._start(MASTER, "sge_qmaster")
+        until(
+            lambda: self.client("qconf", "-sh", check=False).returncode == 0,
+            what="qmaster to answer",
+            why=lambda: self.messages("qmaster"),
+        )
+
+    def stop_qmaster(self, *, kill: bool = False) -> None:
+        """End qmaster; jobs and execds live on."""
+        self._stop(self.qmaster_pid(), "qmaster", kill)
+
+    def start_execd(self, node: str) -> None:
+        """Start a node's execd and wait until qmaster has it and its queues are open."""
+        self._start_execds([node])
+
+    def stop_execd(self, node: str, *, kill: bool = False) -> None:
+        """End a node's execd, by SIGKILL if asked; its shepherds and jobs live on."""
+        self._stop(self.execd_pid(node), f"execd on {node}", kill)
+
+    def messages(self, daemon: str, lines: int = 20) -> str:
+        """Return the last lines of a daemon's log: `qmaster`, or a node's name for its execd."""
+        try:
+            text = (self.lab / "spool" / daemon / "messages").read_text(errors="replace")
+        except FileNotFoundError:
+            return f"({daemon} has written no messages)"
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _daemon(self, pid_file: Path, name: str) -> int:
+        try:
+            pid = int(pid_file.read_text())
+        except (OSError, ValueError):
+            return 0
+        return pid if processes(self.lab, [pid]).get(pid) == name else 0
+
+    def _start(self, machine: str, program: str) -> None:
+        # Jobs inherit the whole environment of execd: it gets Grid Engine's two variables, a PATH.
+        done = self.run_in(machine, [str(PROGRAMS / program)])
+        if done.returncode != 0:
+            raise LabError(f"{program} on {machine} failed: {done.stdout}{done.stderr}")
+
+    def _start_execds(self, nodes: Sequence[str]) -> None:
+        before = {node: self._registrations(node) for node in nodes}
+        # execd returns after two seconds, whatever it does: all at once.
+        starting = [
+            subprocess.Popen(
+                [*self.machines[node].enter(), str(PROGRAMS / "sge_execd")],
+                env={"PATH": PATH, **self.env},
+                stdin=subprocess.DEVNULL,
+            )
+            for node in nodes
+        ]
+        until(
+            lambda: all(self._registrations(node) > before[node] for node in nodes),
+            what=f"execd on {' '.join(nodes)} to register",
+            why=lambda: "\n".join(map(self.messages, ("qmaster", *nodes))),
+        )
+        until(  # it registers first, and says who it is then
+            lambda: all(map(self.execd_pid, nodes)),
+            what=f"execd on {' '.join(nodes)} to write its pid",
+        )
+        self._wait_heard(nodes)
+        for process in starting:
+            process.wait(PATIENCE)
+
+    def _wait_heard(self, nodes: Sequence[str]) -> None:
+        until(
+            lambda: not any(self._unheard(node) for node in nodes),
+            what=f"the queues of {' '.join(nodes)} to open",
+            why=lambda: self.client("qstat", "-f", "-explain", "aAE", check=False).stdout,
+        )
+
+    def _registrations(self, node: str) -> int:
+        log = self.lab / "spool/qmaster/messages"
+        return log.read_text(errors="replace").count(f"|execd on {node} registered\n")
+
+    def _unheard(self, node: str) -> bool:
+        lines = self.client("qstat", "-f", "-q", f"*@{node}", check=False).stdout.splitlines()
+        states = [line.split()[5:] for line in lines if "@" in line]
+        return not states or any("u" in state[0] for state in states if state)
+
+    def _stop(self, pid: int, name: str, kill: bool) -> None:
+        if not pid:
+            raise LabError(f"{name} is not running")
+        os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
+        until(lambda: not processes(self.lab, [pid]), what=f"{name} ({pid}) to end")
+
+    def lay_out(self) -> None:
+        """Make the scratch folder: a cell, spool folders, homes."""
+        self.lab.mkdir(mode=0o755, parents=True, exist_ok=True)
+        (self.lab / _MARKER).touch()
+        config.write_root(self.lab, MASTER, self.admin_root)
+        config.write_spool(self.lab, MASTER, NODES)
+        for node in NODES:
+            (self.lab / "spool" / node).mkdir()
+        for tree in (self.lab / "spool", self.lab / "root" / config.CELL):
+            _give(tree, "sgeadmin")
+        for user in self.users.values():
+            user.home.mkdir(parents=True)
+            os.chown(user.home, user.uid, user.uid)
+
+
+def _give(tree: Path, user: str) -> None:
+    """Change the owner of a whole tree."""
+    for folder, _, files in os.walk(tree):
+        for name in ("", *files):
+            shutil.chown(Path(folder, name), user, user)

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of Grid Engine ask of jobs, locks and processes on a lab's nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from tests.labs.common import reaped
+from tests.labs.common import shut_gate as gate
+from tests.labs.common.lock_folder import owners
+from tests.labs.common.processes import command_of, end
+from tests.labs.common.reaped import REPOSITORY, Reaped
+from tests.labs.sge.cluster import MASTER
+from tests.labs.sge.gpulock import CONFIG, Gpulock
+from tests.labs.sge.lab import JobId
+from tests.labs.sge.wait import until
+
+# a daemon of its own, and itself: two that sleep
+DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
+SOAK = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
+
+
+def reap(gpus: Gpulock, node: str, *around: str) -> Reaped:
+    """Reconcile on a node; `around` are words before the command, such as `unshare --pid`."""
+    line = [*around, *reaped.command(CONFIG)]
+    return reaped.reaped(gpus.sge.run_in(node, line, env=reaped.ENV))
+
+
+def on(node: str, *more: str) -> tuple[str, ...]:
+    """Return the words of qsub that send a job to one node, output in one file."""
+    return ("-j", "y", "-q", "gpu.q", "-l", f"h={node}", *more)
+
+
+def said(gpus: Gpulock, job: JobId, name: str = "STDIN", user: str = "glalice") -> str:
+    """Return what a job and its hooks printed, empty as long as there is no file."""
+    try:
+        path = gpus.sge.users[user].home / f"{name}.o{job}"
+        return path.read_text(errors="surrogateescape")
+    except FileNotFoundError:
+        return ""
+
+
+def wait_said(
+    gpus: Gpulock, job: JobId, text: str, *, name: str = "STDIN", seconds: float = 60.0
+) -> str:
+    """Wait until a job or its hooks have printed `text`; return all they printed."""
+    return until(
+        lambda: said(gpus, job, name) if text in said(gpus, job, name) else None,
+        what=f"job {job} to print {text!r}",
+        seconds=seconds,
+        why=lambda: (
+            said(gpus, job, name) + gpus.sge.qstat("-u", "*") + gpus.sge.messages("qmaster")
+        ),
+    )
+
+
+def records(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, str]]:
+    """Return every accounting record of a job, once there is any: one each time it was at a node.
+
+    qmaster may write it a moment after qstat has told that the job is gone.
+    """
+    return until(lambda: visits(gpus, job, user) or None, what=f"job {job} in accounting")
+
+
+def visits(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, str]]:
+    """Return the accounting records of a job as they are now."""
+    done = gpus.sge.client("qacct", "-o", user, "-j", str(job), check=False)
+    found: list[dict[str, str]] = []
+    for block in done.stdout.split("=" * 62)[1:]:
+        pairs = [line.split(None, 1) for line in block.splitlines()]
+        found.append({pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2})
+    return found
+
+
+def claims(gpus: Gpulock, node: str) -> dict[str, set[str]]:
+    """Return the devices that each job had on a node since `prepare`, released ones included."""
+    found: dict[str, set[str]] = {}
+    for folder in ("locks", "released"):  # a lock that is let go meanwhile is found in the second
+        for record in owners(gpus.sge.path_in(node, f"/run/gpulock/{folder}")).values():
+            found.setdefault(record.job_id, set()).update(record.devices)
+    return found
+
+
+def held(gpus: Gpulock, node: str, job: JobId) -> list[str]:
+    """Return the devices a job holds on a node."""
+    return gpus.held_by(job)[node]
+
+
+def restart_execd(gpus: Gpulock, node: str, **changes: str) -> None:
+    """Change a node's own configuration and let its execd read it."""
+    for key, value in changes.items():
+        gpus.sge.set_conf(key, value, host=node)
+    gpus.sge.stop_execd(node)
+    gpus.sge.start_execd(node)
+
+
+def forget_conf(gpus: Gpulock, node: str, *keys: str) -> None:
+    """Take lines out of a node's own configuration again, and let its execd read it."""
+    gpus.sge.forget_conf(node, *keys)
+    gpus.sge.stop_execd(node)
+    gpus.sge.start_execd(node)
+
+
+def carriers(gid: int) -> list[int]:
+    """Return the living processes that carry a supplementary group."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                status = (entry / "status").read_text()
+                groups = status.partition("\nGroups:")[2].partition("\n")[0].split()
+                if str(gid) in groups and "\nState:\tZ" not in status:
+                    found.append(int(entry.name))
+    return found
+
+
+def end_carriers(gid: int) -> None:
+    """Kill what carries a group, whatever it starts meanwhile, and wait until it is gone."""
+    while pids := carriers(gid):
+        end(pids)
+
+
+def sleepers(gid: int, count: int) -> list[int]:
+    """Wait until just `count` processes carry a group and all sleep; return them.
+
+    The shells that started them are over by then, and none of them starts another.
+    """
+
+    def found() -> list[int] | None:
+        pids = carriers(gid)
+        sleeps = all(command_of(pid).startswith("sleep ") for pid in pids)
+        return pids if sleeps and len(pids) == count else None
+
+    return until(found, what=f"{count} that sleep with group {gid}")
+
+
+def group_of(gpus: Gpulock, node: str, job: JobId) -> int:
+    """Return the supplementary group in the record of a job's lock."""
+    return next(r.add_grp_id for r in gpus.locks(node).values() if r.job_id == str(job))
+
+
+def hook_of(gpus: Gpulock, shepherd: int) -> int:
+    """Wait for the hook below a shepherd, past its launcher; return its pid."""
+
+    def find() -> int | None:
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if str(shepherd).encode() in words and b"-IS" in words:
+                    return int(entry.name)
+        return None
+
+    return until(find, what=f"a hook below shepherd {shepherd}")
+
+
+def at_gate(pid: int) -> bool:
+    """Return whether a process has a gate open: it holds it or waits for it."""
+    with contextlib.suppress(OSError):
+        return any(os.readlink(fd).endswith("/gate") for fd in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def shut_gate(gpus: Gpulock, node: str) -> contextlib.AbstractContextManager[None]:
+    """Hold a node's gate by a process that is stopped."""
+    return gate.held(gpus.sge.path_in(node, "/run/gpulock/gate"))
+
+
+@contextlib.contextmanager
+def other_boot(gpus: Gpulock, node: str) -> Generator[None]:
+    """Let a node have another boot id, as after a reboot."""
+    fake = gpus.sge.lab / f"boot_id.{node}"
+    fake.write_text("0b00b00b-0000-4000-8000-000000000001\n")
+    place = "/proc/sys/kernel/random/boot_id"
+    mount(gpus, node, "--bind", str(fake), place)
+    try:
+        yield
+    finally:
+        umount(gpus, node, place)
+
+
+def mount(gpus: Gpulock, node: str, *words: str) -> None:
+    """Mount something on one node."""
+    done = gpus.sge.run_in(node, ["mount", *words])
+    assert done.returncode == 0, done.stderr
+
+
+def umount(gpus: Gpulock, node: str, place: str) -> None:
+    """Take a mount of one node away, whoever uses it."""
+    done = gpus.sge.run_in(node, ["umount", "-l", place])
+    assert done.returncode == 0, done.stderr
+
+
+def script(gpus: Gpulock, name: str, text: str) -> Path:
+    """Write a program into the lab's scratch folder; return its path."""
+    folder = gpus.sge.lab / "programs"
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def gate_file(gpus: Gpulock, name: str, user: str = "glalice") -> Path:
+    """Return a file in a user's home for which jobs wait, not there yet."""
+    path = gpus.sge.users[user].home / name
+    path.unlink(missing_ok=True)
+    return path
+
+
+def waiting_for(path: Path) -> str:
+    """Return a job's line that waits for a file."""
+    return f"until [ -e {path} ]; do sleep 0.1; done\n"
+
+
+def submit_args(gpus: Gpulock, user: str, words: Sequence[str], env: dict[str, str]) -> JobId:
+    """Submit with exactly these words and a hostile environment, set as the user."""
+    pairs = [f"{name}={value}" for name, value in env.items()]
+    program = "/usr/lib/gridengine/qsub"
+    done = gpus.sge.run_as(
+        user, ["/usr/bin/env", *pairs, program, "-terse", *words], node=MASTER, stdin=""
+    )
+    first = done.stdout.split(".")[0].strip()
+    assert first.isdigit(), f"{words}: {done.stdout}{done.stderr}"
+    return JobId(int(first))
+
+
+def wait_refused(gpus: Gpulock, node: str, job: JobId) -> None:
+    """Wait until a prolog has put the queue of its node into error."""
+    gpus.sge.wait_queue(node, "E", seconds=60)
+    gpus.sge.wait_state(job, "qw")
+
+
+def command(gpus: Gpulock, node: str, *words: str) -> str:
+    """Run `gpulock` as root on a node; return what it printed."""
+    start = "from gpulock.cli import main; main()"
+    done = gpus.sge.run_in(
+        node,
+        [sys.executable, "-c", start, "--config", CONFIG, *words],
+        env={"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def totals(gpus: Gpulock, node: str) -> dict[str, str]:
+    """Return the counters of a node."""
+    try:
+        text = gpus.sge.path_in(node, "/run/gpulock/totals").read_text()
+    except FileNotFoundError:
+        return {}
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

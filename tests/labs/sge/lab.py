@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Grid Engine on one machine: a qmaster and three execution hosts in namespaces.
+
+    python tests/labs/sge/lab.py up [--admin-root] | down | status | exec NODE -- COMMAND...
+
+Needs root and Debian's packages (installed when missing). Everything but those packages lives in
+one scratch folder (--lab, GPULOCK_LAB) and in namespaces, and is gone after `down`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NewType
+
+if not __package__:  # run as a script: the tests are imported from the repository's root
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.labs.sge import config
+from tests.labs.sge.cluster import MASTER, NODES, PROGRAMS, Cluster
+from tests.labs.sge.machines import PATH
+from tests.labs.sge.wait import PATIENCE, LabError, until
+
+JobId = NewType("JobId", int)
+
+
+class GridEngine(Cluster):
+    """The lab as its tests use it; each method raises `LabError` when it could not do its work."""
+
+    # --- configuration ------------------------------------------------------------------------
+
+    def qconf(self, *args: str) -> str:
+        """Run qconf as root on the master; return what it printed."""
+        return self.client("qconf", *args).stdout
+
+    def set_conf(self, key: str, value: str, *, host: str = "global") -> None:
+        """Set one line of the global or of a host's configuration."""
+        shown = self.qconf("-sconf", host)
+        self.load("-Mconf", host, config.edited(shown, {key: value}))
+
+    def forget_conf(self, host: str, *keys: str) -> None:
+        """Take lines out of a host's own configuration; its execd reads that when it reports."""
+        self.load("-Mconf", host, without(self.qconf("-sconf", host), keys))
+
+    def set_hooks(self, prolog: str, epilog: str, *, queues: Iterable[str] = config.QUEUES) -> None:
+        """Set prolog and epilog of the queues; `NONE` takes one away."""
+        for queue in queues:
+            self.qconf("-rattr", "queue", "prolog", prolog, queue)
+            self.qconf("-rattr", "queue", "epilog", epilog, queue)
+
+    def set_complex(self, line: str) -> None:
+        """Add or replace a complex: `name shortcut TYPE RELOP REQ CONSUMABLE DEFAULT URGENCY`."""
+        name, rest = line.split(maxsplit=1)
+        self.load("-Mc", "complexes", config.edited(self.qconf("-sc"), {name: rest}))
+
+    def set_exechost(self, node: str, complex_values: str) -> None:
+        """Set the consumables of a node."""
+        self.qconf("-rattr", "exechost", "complex_values", complex_values, node)
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        user: str,
+        *qsub_args: str,
+        env: Mapping[str, str] | None = None,
+        node: str | None = None,
+        stdin: str | None = None,
+    ) -> JobId:
+        """Submit with qsub as a user, from the master or from `node`, in his home.
+
+        A script on `stdin` is run as it is; words after `-b y` go through a shell on the node.
+        """
+        command = [str(PROGRAMS / "qsub"), "-terse", *qsub_args]
+        done = self.run_as(user, command, node=node or MASTER, env=env, stdin=stdin)
+        first = done.stdout.split(".")[0].strip()
+        if done.returncode != 0 or not first.isdigit():
+            raise LabError(f"{user}: {command} failed: {done.stdout}{done.stderr}")
+        return JobId(int(first))
+
+    def qrsh(
+        self,
+        user: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        node: str | None = None,
+        seconds: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run qrsh as a user without a terminal of its own; `-pty no` where hooks are set."""
+        command = [str(PROGRAMS / "qrsh"), *args]
+        return self.run_as(user, command, node=node or MASTER, env=env, seconds=seconds)
+
+    def qstat(self, *args: str) -> str:
+        """Run qstat as root on the master; return what it printed."""
+        return self.client("qstat", *args).stdout
+
+    def qdel(self, *args: str) -> str:
+        """Run qdel as root on the master; return what it printed."""
+        return self.client("qdel", *args, check=False).stdout
+
+    def qmod(self, *args: str) -> str:
+        """Run qmod as root on the master; return what it printed."""
+        return self.client("qmod", *args).stdout
+
+    def state(self, job: JobId, task: int | None = None) -> str:
+        """Return qstat's state of a job (of one task), `r` or `Eqw`; empty once it is gone."""
+        for line in self.qstat("-u", "*", "-g", "d").splitlines():
+            fields = line.split()
+            if fields[:1] == [str(job)] and (task is None or fields[-1] == str(task)):
+                return fields[4]
+        return ""
+
+    def wait_state(self, job: JobId, *states: str, seconds: float = PATIENCE) -> str:
+        """Wait until a job is in one of the states; return it."""
+        return until(
+            lambda: [s for s in [self.state(job)] if s in states] or None,
+            what=f"job {job} to become {' or '.join(states)}",
+            seconds=seconds,
+            why=lambda: self._about(job),
+        )[0]
+
+    def wait_running(self, job: JobId, *, seconds: float = PATIENCE) -> None:
+        """Wait until a job runs, which is past its prolog: its own process has its group."""
+        self.wait_state(job, "r", seconds=seconds)
+        until(
+            lambda: any(map(started, self._spools(job))),
+            what=f"job {job} to have a process",
+            seconds=seconds,
+            why=lambda: self._about(job),
+        )
+
+    def wait_done(self, job: JobId, *, seconds: float = PATIENCE) -> None:
+        """Wait until qmaster has forgotten a job: its epilog is over and its slot is free."""
+        self.wait_state(job, "", seconds=seconds)
+
+    def acct(self, job: JobId, task: int | None = None) -> dict[str, str]:
+        """Return the last accounting record of a job (of one task), as qacct names its fields."""
+
+        def last() -> dict[str, str] | None:
+            task_args = [] if task is None else ["-t", str(task)]
+            done = self.client("qacct", "-j", str(job), *task_args, check=False)
+            records = done.stdout.split("=" * 62)[1:]
+            pairs = [line.split(None, 1) for line in records[-1].splitlines()] if records else []
+            return {pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2} or None
+
+        return until(last, what=f"job {job} in accounting")
+
+    def spool_dir(self, job: JobId, task: int = 1, *, node: str | None = None) -> Path:
+        """Return a job's active spool folder, on `node` or wherever it is."""
+        found = [d for d in self._spools(job, task) if node is None or d.parts[-3] == node]
+        if len(found) != 1:
+            raise LabError(f"job {job}.{task} has {len(found)} spool folders: {found}")
+        return found[0]
+
+    def shepherd_pid(self, job: JobId, task: int = 1, *, node: str | None = None) -> int:
+        """Return the pid of a job's shepherd."""
+        return int((self.spool_dir(job, task, node=node) / "pid").read_text())
+
+    def queue_states(self, queue: str = "gpu.q") -> dict[str, str]:
+        """Return a queue's state on each node: empty is good, `E` in error, `au` not heard of."""
+        states: dict[str, str] = {}
+        for line in self.qstat("-f", "-q", queue).splitlines():
+            fields = line.split()
+            if fields and fields[0].startswith(f"{queue}@"):
+                states[fields[0].partition("@")[2]] = fields[5] if len(fields) > 5 else ""
+        return states
+
+    def wait_queue(
+        self, node: str, state: str, *, queue: str = "gpu.q", seconds: float = PATIENCE
+    ) -> None:
+        """Wait until a queue's state on a node has the letters asked for; empty is no state."""
+        until(
+            lambda: (
+                (now := self.queue_states(queue).get(node, "?")) == state
+                or (bool(state) and state in now)
+            ),
+            what=f"{queue}@{node} to be {state or 'open'}",
+            seconds=seconds,
+            why=lambda: self.qstat("-f", "-explain", "aAE"),
+        )
+
+    def clear_queue_errors(self) -> None:
+        """Take all queues out of error and open them again."""
+        self.qmod("-c", "*")
+        self.qmod("-e", "*")
+
+    def recover(self) -> None:
+        """Put right what a test has left: daemons run, no job is there, every queue is open."""
+        if not self.qmaster_pid():
+            self.start_qmaster()
+        for node in NODES:
+            if not self.execd_pid(node):
+                self.start_execd(node)
+        self.clear_jobs()
+        self.clear_queue_errors()
+
+    def clear_jobs(self) -> None:
+        """Delete all jobs and wait until they are gone."""
+        self.qdel("-u", "*")
+        until(
+            lambda: not self.qstat("-u", "*").strip(),
+            what="all jobs to be deleted",
+            seconds=2 * PATIENCE,  # one whose shepherd was killed takes half a minute
+            why=lambda: self.qstat("-u", "*"),
+        )
+
+    # --- inner --------------------------------------------------------------------------------
+
+    def _about(self, job: JobId) -> str:
+        logs = "\n".join(f"--- {name}\n{self.messages(name, 8)}" for name in ("qmaster", *NODES))
+        return self.client("qstat", "-j", str(job), check=False).stdout[-2000:] + logs
+
+    def _spools(self, job: JobId, task: int | None = None) -> list[Path]:
+        name = f"{job}.{'*' if task is None else task}"
+        return sorted((self.lab / "spool").glob(f"*/active_jobs/{name}"))
+
+
+def without(text: str, names: Sequence[str]) -> str:
+    """Return what qconf showed of an object without some of its lines, for qconf to read back."""
+    lines = text.replace("\\\n", " ").splitlines()
+    kept = [line for line in lines if line and line[0] != "#" and line.split()[0] not in names]
+    return "\n".join(kept) + "\n"
+
+
+def started(spool: Path) -> bool:
+    """Return whether the shepherd's child has become the job's: it forks first, and names it.
+
+    One that is over by now has been the job's too.
+    """
+    try:
+        pid = int((spool / "job_pid").read_text())
+        group = (spool / "addgrpid").read_text().strip()
+    except (FileNotFoundError, ValueError):
+        return False
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return group in status.partition("\nGroups:")[2].partition("\n")[0].split()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Bring the lab up or down, or do something in it; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--lab", help="scratch folder (GPULOCK_LAB, /tmp/gpulock-lab-sge)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="bring the lab up, or leave it when it is")
+    up.add_argument("--admin-root", action="store_true", help="no admin_user: daemons stay root")
+    down = commands.add_parser("down", help="end it and check that nothing is left")
+    down.add_argument("--keep", action="store_true", help="leave the scratch folder")
+    run = commands.add_parser("exec", help="run a command as root on a machine")
+    run.add_argument("node", choices=[MASTER, *NODES])
+    run.add_argument("argv", nargs="+", metavar="COMMAND")
+    commands.add_parser("status", help="show daemons, queues and jobs")
+    chosen = parser.parse_args(arguments)
+    try:
+        sge = GridEngine(chosen.lab, admin_root=getattr(chosen, "admin_root", False))
+        return _do(sge, chosen)
+    except LabError as error:
+        print(f"sge_lab: {error}", file=sys.stderr)
+        return 1
+
+
+def _do(sge: GridEngine, chosen: argparse.Namespace) -> int:
+    if chosen.command == "up":
+        print(" ".join(f"{step} {seconds:.1f}s" for step, seconds in sge.up().items()))
+    elif chosen.command == "down":
+        sge.down(keep=chosen.keep)
+        left = [what for what in sge.left_behind() if not (chosen.keep and "folder" in what)]
+        print("\n".join(f"left behind: {what}" for what in left) or "down, nothing left behind")
+        return 1 if left else 0
+    elif chosen.command == "exec":
+        line = [*sge.machines[chosen.node].enter(), *chosen.argv]
+        return subprocess.run(line, env={"PATH": PATH, **sge.env}, check=False).returncode
+    elif not sge.is_up():
+        print("down" if not (left := sge.left_behind()) else "partly up: " + ", ".join(left))
+        return 1
+    else:
+        print(sge.qstat("-f", "-u", "*"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

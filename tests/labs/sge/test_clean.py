@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CLEAN on a real Grid Engine: what a job left behind is ended by its epilog, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.labs.common.freezer import frozen
+from tests.labs.common.processes import children_of, command_of, end, parent_of, running
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import Gpulock
+from tests.labs.sge.jobs import (
+    carriers,
+    end_carriers,
+    forget_conf,
+    gate_file,
+    group_of,
+    held,
+    on,
+    reap,
+    restart_execd,
+    sleepers,
+    waiting_for,
+)
+from tests.labs.sge.lab import JobId
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+NODE = NODES[1]
+DEAF = "trap '' TERM HUP INT"
+LIMIT = "10"  # seconds, CLEAN_TIMEOUT
+# each child lives for 20 ms and is replaced by two; it ends by itself when nobody ends it
+FORKS = """\
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    if os.fork():
+        time.sleep(0.02)
+        os._exit(0)
+    if os.fork():
+        os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.01)
+        os._exit(0)
+"""
+
+
+@pytest.fixture
+def sparing(gpus: Gpulock) -> Iterator[Gpulock]:
+    """Let execd leave daemonised children of a job alone: otherwise it ends them itself."""
+    restart_execd(gpus, NODE, execd_params="ENABLE_ADDGRP_KILL=false")
+    yield gpus
+    gpus.sge.clear_jobs()
+    forget_conf(gpus, NODE, "execd_params")
+
+
+def left(
+    gpus: Gpulock, child: str, count: int = 1, there: Callable[[], bool] | None = None
+) -> tuple[JobId, int]:
+    """Let a job leave daemonised children behind that are deaf to TERM; return it, and its group.
+
+    The job ends when the gate file `go` is touched. `there` says that a child has begun, where
+    none lives long enough to be looked at.
+    """
+    go = gate_file(gpus, "go")
+    text = f"(setsid sh -c '(setsid sh -c \"{child}\" >/dev/null 2>&1 &)' &)\n" * count
+    words = on(NODE, "-l", "gpu=1")
+    job = gpus.sge.submit("glalice", *words, stdin=f"{text}{waiting_for(go)}")
+    gpus.sge.wait_running(job)
+    gid, shepherd = group_of(gpus, NODE, job), gpus.sge.shepherd_pid(job)
+
+    def alone() -> bool:
+        said = {pid: command_of(pid) for pid in carriers(gid)}
+        own = {shepherd, *said}  # whoever still has a parent among these is none
+        away = [pid for pid in said if said[pid] and parent_of(pid) not in own]
+        # who starts one is on its way out by then, or the job's shell that has yet to exec
+        begun = [pid for pid in away if "/job_scripts/" not in said[pid]]
+        return len(begun) >= count and not any("setsid" in words for words in said.values())
+
+    until(there or alone, what="its children", why=lambda: str([*map(command_of, carriers(gid))]))
+    return job, gid
+
+
+def leave(gpus: Gpulock, job: JobId) -> None:
+    """Let the job end, its epilog included."""
+    (gpus.sge.users["glalice"].home / "go").touch()
+    gpus.sge.wait_done(job)
+
+
+def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
+    sparing: Gpulock,
+) -> None:
+    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT=LIMIT)
+    words = on(NODE, "-l", "gpu=1")
+    neighbour = sparing.sge.submit("glalice", *words, stdin="exec sleep 600\n")
+    sparing.sge.wait_running(neighbour)
+    others = sleepers(group_of(sparing, NODE, neighbour), 1)
+    job, gid = left(sparing, f"{DEAF}; while :; do sleep 1; done", count=3)
+    leave(sparing, job)
+    assert carriers(gid) == []
+    assert held(sparing, NODE, job) == []
+    assert carriers(group_of(sparing, NODE, neighbour)) == others
+    assert len(held(sparing, NODE, neighbour)) == 1
+
+
+def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
+    sparing: Gpulock,
+) -> None:
+    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT=LIMIT)
+    text = "rm -f $SGE_STDOUT_PATH; mkfifo $SGE_STDOUT_PATH\n"
+    hostile = sparing.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=text)
+    sparing.sge.wait_running(hostile)
+    shepherd, gid = sparing.sge.shepherd_pid(hostile), group_of(sparing, NODE, hostile)
+    until(lambda: not carriers(gid), what="the job's end")
+    forks = until(lambda: children_of(shepherd) or None, what="its epilog to hang")
+    try:
+        for hanging in (shepherd, None):
+            if hanging is None:
+                end([shepherd])  # its fork hangs on
+            job, gid = left(sparing, "exec sleep 600")
+            leave(sparing, job)
+            assert carriers(gid) == []
+            assert held(sparing, NODE, job) == []
+            assert all(map(running, forks))
+    finally:
+        end([shepherd, *forks])
+
+
+def test_report_ends_nothing_and_the_lock_settles(sparing: Gpulock) -> None:
+    sparing.configure(NODE, CLEAN="report")
+    job, gid = left(sparing, "exec sleep 600")
+    leave(sparing, job)
+    assert len(carriers(gid)) == 1
+    assert len(held(sparing, NODE, job)) == 1
+    end_carriers(gid)
+    assert reap(sparing, NODE).acts() == [("freed", "dead")]
+
+
+def test_one_that_nothing_ends_keeps_its_device_and_the_epilog_ends_in_time(
+    sparing: Gpulock,
+) -> None:
+    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT="1")
+    job, gid = left(sparing, "exec sleep 600")
+    child = until(  # past the shells that start it, and not what its job waits with
+        lambda: next((pid for pid in carriers(gid) if command_of(pid) == "sleep 600"), None),
+        what="its child",
+    )
+    with frozen("gpulock-lab-frozen-sge", [child]):
+        leave(sparing, job)
+        assert child in carriers(gid)
+        assert len(held(sparing, NODE, job)) == 1
+        assert reap(sparing, NODE).acts() == [("held", "alive")]
+    until(lambda: carriers(gid) == [], what="the signal that waited to end it")
+    assert reap(sparing, NODE).acts() == [("freed", "dead")]
+
+
+def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
+    sparing: Gpulock,
+) -> None:
+    """Whether they are ended in time is chance; that a device with them on it is free is not."""
+    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT="2")
+    script = sparing.sge.users["glalice"].home / "forks.py"
+    script.write_text(FORKS)
+    begun = gate_file(sparing, "begun")
+    job, gid = left(sparing, f"exec /usr/bin/python3 {script} {begun}", there=begun.exists)
+    leave(sparing, job)
+    if held(sparing, NODE, job) == []:
+        assert carriers(gid) == []
+    until(lambda: carriers(gid) == [], what="the forks to end", seconds=60)
+    # a look that others' processes outrun is no look: the next one frees
+    until(lambda: reap(sparing, NODE) and sparing.locks(NODE) == {}, what="the lock to go")

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is at fault on a node or at qmaster: the documented refusal, and nothing half done."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.simulate.node import write_node
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import CONFIG, GPUS, Gpulock
+from tests.labs.sge.jobs import (
+    claims,
+    command,
+    gate_file,
+    held,
+    mount,
+    on,
+    other_boot,
+    reap,
+    records,
+    said,
+    script,
+    totals,
+    umount,
+    wait_refused,
+    wait_said,
+    waiting_for,
+)
+from tests.labs.sge.lab import JobId
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+NODE, OTHER, THIRD = NODES
+SHOW = "echo mask=${CUDA_VISIBLE_DEVICES-unset};\n"
+SLEEP = "exec sleep 600\n"
+REAL = "/usr/lib/gridengine"
+# by the job's name: `lost*` loses execd's file of the job, `wait*` waits for a file
+AROUND = """#!/bin/sh
+PATH=/usr/bin:/bin
+case $JOB_NAME in
+*wait*) until [ -e {go} ]; do sleep 0.1; done ;;
+esac
+case $JOB_NAME in
+*lost*) cd -P /proc/$PPID/cwd && rm ../../jobs/*/*/$(printf %04d "$JOB_ID").* ;;
+esac
+cd /
+exec /usr/bin/env -i PATH=/usr/bin:/bin JOB_ID="$JOB_ID" SGE_TASK_ID="$SGE_TASK_ID" \\
+    QUEUE="$QUEUE" {launch} {prolog}
+"""
+# each call gives the next wrong answer; the first argument after the program is -j, then the id
+LIES = """#!/bin/sh
+n=$(cat {count} 2>/dev/null || echo 0)
+echo $((n + 1)) >{count}
+job="<JB_job_number>$2</JB_job_number><JB_owner>glalice</JB_owner><JB_uid>27001</JB_uid>"
+case $n in
+0) echo "<JB_job_number>1$2</JB_job_number><JB_owner>x</JB_owner><JB_uid>1</JB_uid>" ;;
+1) ;;
+2) echo "$job"; echo "<JB_job_number>7</JB_job_number>" ;;
+*) echo "$job<JB_hard_resource_list><CE_name>gpu</CE_name></JB_hard_resource_list>" ;;
+esac
+"""
+
+
+@pytest.fixture
+def around(gpus: Gpulock) -> Gpulock:
+    """Let a job's name decide what befalls it before its prolog."""
+    go = gate_file(gpus, "go")
+    text = AROUND.format(go=go, launch=gpus.hooks.launch, prolog=gpus.hooks.prolog)
+    line = (
+        "root@/usr/bin/env -i JOB_NAME=$job_name JOB_ID=$job_id SGE_TASK_ID=$ja_task_id "
+        f"QUEUE=$queue {script(gpus, 'around', text)}"
+    )
+    gpus.sge.set_hooks(line, gpus.line("epilog"))
+    return gpus
+
+
+def submit(gpus: Gpulock, node: str, count: int, name: str, user: str = "glalice") -> JobId:
+    """Submit a job that shows its mask."""
+    more = ("-l", f"gpu={count}") if count else ()
+    return gpus.sge.submit(user, *on(node, *more, "-N", name), stdin=SHOW)
+
+
+def program(gpus: Gpulock, folder: str, text: str) -> str:
+    """Put a qstat of our own into a folder; return the folder."""
+    place = gpus.sge.lab / folder
+    place.mkdir(exist_ok=True)
+    (place / "qstat").write_text(text)
+    (place / "qstat").chmod(0o755)
+    return str(place)
+
+
+def test_without_execds_file_the_real_qstat_answers_and_a_bad_one_never_unmasks(
+    around: Gpulock,
+) -> None:
+    hang = program(around, "hang", "#!/bin/sh\nexec sleep 600\n")
+    lies = program(around, "lies", LIES.format(count=around.sge.lab / "lies/count"))
+    (around.sge.lab / "lies/count").unlink(missing_ok=True)
+    around.configure(NODE, SGE_BINARIES=REAL, SGE_QSTAT_TIMEOUT="20")  # a machine may be busy
+    around.configure(OTHER, SGE_BINARIES=hang, SGE_QSTAT_TIMEOUT="1")
+    around.configure(THIRD, SGE_BINARIES=lies)
+    asked = [submit(around, NODE, count, "lost") for count in (2, 0)]
+    hanging = [submit(around, OTHER, count, "lost") for count in (1, 0)]
+    lied = [submit(around, THIRD, count, "lost") for count in (1, 0, 1, 2)]
+    for job in asked:
+        around.sge.wait_done(job)
+    assert said(around, asked[0], "lost") == "mask=0,1\n"
+    assert said(around, asked[1], "lost") == "mask=\n"
+    for job in hanging:
+        around.sge.wait_state(job, "Rq", seconds=60)
+        assert " in time; is qmaster up?" in said(around, job, "lost")
+    for job in lied:
+        around.sge.wait_state(job, "Rq", seconds=60)
+        assert "unknown: qstat's answer" in said(around, job, "lost")
+    for job in (*hanging, *lied):
+        assert "mask=" not in said(around, job, "lost")
+        assert {r["failed"].split()[0] for r in records(around, job)} == {"25"}
+    assert set(around.sge.queue_states().values()) == {""}
+    assert claims(around, OTHER) == claims(around, THIRD) == {}
+
+
+def test_unknowns_of_three_jobs_of_two_owners_are_a_broken_node_and_counted(
+    around: Gpulock,
+) -> None:
+    missing = program(around, "missing", "#!/bin/sh\nexit 1\n")
+    around.configure(OTHER, SGE_BINARIES=missing)
+    for user, number in (("glalice", 1), ("glalice", 2)):
+        job = submit(around, OTHER, 1, f"lost{number}", user)
+        around.sge.wait_state(job, "Rq", seconds=60)
+        around.sge.qdel(str(job))  # which would be sent to the node again, and counted again
+        around.sge.wait_done(job)
+    assert around.sge.queue_states()[OTHER] == ""
+    last = submit(around, OTHER, 1, "lost3", "glbob")
+    until(
+        lambda: "for several jobs in a row" in said(around, last, "lost3", "glbob"),
+        what="the third unknown to be a broken node",
+        why=lambda: said(around, last, "lost3", "glbob") + str(totals(around, OTHER)),
+    )
+    around.sge.wait_queue(OTHER, "E")
+    counted = totals(around, OTHER)
+    assert (counted["claims_unknown"], counted["claims_broken"]) == ("2", "1")
+
+
+def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds_file(
+    around: Gpulock,
+) -> None:
+    around.configure(NODE, SGE_BINARIES=REAL)
+    going = submit(around, NODE, 2, "wait")
+    lost = submit(around, NODE, 1, "wait_lost")
+    spool = around.sge.lab / "spool" / NODE / "active_jobs"
+    until(
+        lambda: all((spool / f"{job}.1/pid").exists() for job in (going, lost)),
+        what="two shepherds",
+    )
+    for job in (going, lost):
+        around.sge.wait_state(job, "r")  # else qmaster may not know that they were sent
+    around.sge.stop_qmaster()
+    try:
+        (around.sge.users["glalice"].home / "go").touch()
+        wait_said(around, going, "mask=0,1", name="wait")
+        wait_said(around, lost, "unknown: ", name="wait_lost")
+        around.wait_free()
+        assert "mask=" not in said(around, lost, "wait_lost")
+    finally:
+        around.sge.start_qmaster()
+    around.sge.wait_queue(NODE, "", seconds=120)
+    around.sge.wait_done(going, seconds=120)
+    assert records(around, going)[-1]["failed"] == "0"
+
+
+def test_without_a_driver_gpu_jobs_stop_the_queue_and_others_run_masked(gpus: Gpulock) -> None:
+    for node in (NODE, OTHER):
+        gpus.configure(node, DRIVER_ROOT="/nonexistent")
+    gpus.configure(THIRD, DRIVER_ROOT="/nonexistent", GPUS="0")
+    broken = submit(gpus, NODE, 1, "broken")
+    masked = [submit(gpus, node, 0, "masked") for node in (OTHER, THIRD)]
+    for job in masked:
+        gpus.sge.wait_done(job)
+        assert said(gpus, job, "masked") == "mask=\n"
+    wait_refused(gpus, NODE, broken)
+    assert "broken: no NVIDIA driver" in said(gpus, broken, "broken")
+    assert [r["failed"].split()[0] for r in records(gpus, broken)] == ["8"]
+    assert gpus.sge.queue_states()[OTHER] == gpus.sge.queue_states()[THIRD] == ""
+
+
+def test_a_card_that_fell_off_is_the_nodes_fault_only_when_it_is_needed(gpus: Gpulock) -> None:
+    buses = sorted((gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir())
+    gone = gpus.sge.lab / "gone"
+    buses[7].rename(gone)
+    try:
+        served = submit(gpus, NODE, 7, "served")
+        gpus.sge.wait_done(served)
+        assert said(gpus, served, "served") == "mask=0,1,2,3,4,5,6\n"
+        broken = submit(gpus, NODE, 8, "broken")
+        wait_refused(gpus, NODE, broken)
+        assert "8 GPUs asked for, 7 of 8 work" in said(gpus, broken, "broken")
+    finally:
+        gone.rename(buses[7])
+    assert gpus.locks(NODE) == {}
+
+
+@pytest.fixture
+def small(gpus: Gpulock) -> Iterator[Gpulock]:
+    """Put LOCK_DIR of NODE and OTHER on small file systems of their own."""
+    for node in (NODE, OTHER):
+        mount(gpus, node, "-t", "tmpfs", "-o", "mode=755,size=512k", "small", "/run/gpulock")
+    yield gpus
+    gpus.sge.clear_jobs()
+    for node in (NODE, OTHER):
+        umount(gpus, node, "/run/gpulock")
+
+
+def test_a_full_or_read_only_lock_directory_stops_the_queue_and_leaves_nothing_half_done(
+    small: Gpulock,
+) -> None:
+    running = [
+        small.sge.submit("glalice", *on(n, "-l", "gpu=1"), stdin=SLEEP) for n in (NODE, OTHER)
+    ]
+    for job in running:
+        small.sge.wait_running(job)
+    lock_dir = small.sge.path_in(NODE, "/run/gpulock")
+    fill = small.sge.run_in(NODE, ["dd", "if=/dev/zero", "of=/run/gpulock/fill", "bs=4k"])
+    assert "No space left" in fill.stderr
+    mount(small, OTHER, "-o", "remount,ro", "/run/gpulock")
+    full, closed = submit(small, NODE, 2, "full"), submit(small, OTHER, 2, "closed")
+    wait_refused(small, NODE, full)
+    assert "broken: a lock cannot be written" in said(small, full, "full")
+    wait_refused(small, OTHER, closed)
+    assert "Read-only file system" in said(small, closed, "closed")
+    assert len(small.locks(NODE)) == len(small.locks(OTHER)) == 1
+    for job in running:
+        small.sge.qdel(str(job))
+        small.sge.wait_done(job)
+        assert [r["failed"].split()[0] for r in records(small, job)] == ["100"]  # killed: by us
+    assert small.locks(NODE) == {}  # a release is one rename: it needs no room
+    (lock_dir / "fill").unlink()
+    mount(small, OTHER, "-o", "remount,rw", "/run/gpulock")
+    assert reap(small, OTHER).acts() == [("freed", "dead")]
+    small.sge.clear_queue_errors()
+    small.sge.wait_done(full)
+    small.sge.wait_done(closed)
+    assert "mask=0,1" in said(small, full, "full")
+
+
+def test_a_state_directory_that_is_missing_or_read_only_grants_nothing(gpus: Gpulock) -> None:
+    gpus.configure(NODE, STATE_DIR="/nonexistent/state")
+    mount(gpus, OTHER, "-t", "tmpfs", "-o", "ro", "state", "/var/lib/gpulock")
+    mount(gpus, THIRD, "-t", "proc", "proc", "/run/gpulock")
+    try:
+        jobs = {node: submit(gpus, node, 1, "job") for node in NODES}
+        for node, job in jobs.items():
+            wait_refused(gpus, node, job)
+        assert "STATE_DIR /nonexistent/state is missing" in said(gpus, jobs[NODE], "job")
+        assert "Read-only file system" in said(gpus, jobs[OTHER], "job")
+        assert "broken: LOCK_DIR" in said(gpus, jobs[THIRD], "job") or "gate" in said(
+            gpus, jobs[THIRD], "job"
+        )
+        assert not any("mask=" in said(gpus, job, "job") for job in jobs.values())
+        gpus.sge.clear_jobs()
+    finally:
+        umount(gpus, OTHER, "/var/lib/gpulock")
+        umount(gpus, THIRD, "/run/gpulock")
+    assert all(gpus.locks(node) == {} for node in NODES)
+
+
+def test_settings_that_cannot_be_believed_stop_the_queue_and_spare_jobs_that_end(
+    gpus: Gpulock,
+) -> None:
+    go = gate_file(gpus, "end")
+    ending = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=waiting_for(go))
+    gpus.sge.wait_running(ending)
+    places = {node: gpus.sge.path_in(node, CONFIG) for node in NODES}
+    places[NODE].write_text("LOCK_DIR=/run/gpulock\nGUPS=8\n")
+    os.chown(places[OTHER], 27001, 27001)
+    places[THIRD].write_text("GATE_TIMEOUT=soon\n")
+    jobs = {node: submit(gpus, node, 1, "job") for node in NODES}
+    for node, job in jobs.items():
+        wait_refused(gpus, node, job)
+    assert f"{CONFIG}:2: unknown key 'GUPS'" in said(gpus, jobs[NODE], "job")
+    assert "belongs to uid 27001" in said(gpus, jobs[OTHER], "job")
+    assert f"{CONFIG}:1: GATE_TIMEOUT must be a number" in said(gpus, jobs[THIRD], "job")
+    go.touch()
+    gpus.sge.wait_done(ending)
+    assert [r["failed"].split()[0] for r in records(gpus, ending, "glbob")] == ["0"]
+    os.chown(places[OTHER], 0, 0)
+    gpus.configure(NODE)
+    assert len(gpus.locks(NODE)) == 1
+    assert reap(gpus, NODE).acts() == [("freed", "dead")]
+
+
+def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finished_job(
+    gpus: Gpulock,
+) -> None:
+    broken = gpus.sge.lab / "broken"
+    shutil.rmtree(broken, ignore_errors=True)
+    shutil.copytree(gpus.hooks.folder, broken)
+    for hook in ("prolog/sge", "epilog/sge"):
+        rest = (broken / hook).read_text().partition("\n")[2]
+        (broken / hook).write_text(f"#!/nonexistent/python3 -IS\n{rest}")
+
+    def line(hook: str) -> str:
+        return gpus.line(hook).replace(str(gpus.hooks.folder), str(broken))
+
+    gpus.sge.set_hooks(gpus.line("prolog"), line("epilog"), queues=["cpu.q"])
+    gpus.sge.set_hooks(line("prolog"), gpus.line("epilog"), queues=["gpu.q"])
+    stopped = submit(gpus, NODE, 1, "stopped")
+    words = ("-j", "y", "-q", "cpu.q", "-l", f"h={OTHER},gpu=1", "-N", "ended")
+    ended = gpus.sge.submit("glalice", *words, stdin=SHOW)
+    wait_refused(gpus, NODE, stopped)
+    gpus.sge.wait_done(ended)
+    assert said(gpus, ended, "ended").startswith("mask=0\n")
+    assert [r["failed"].split()[0] for r in records(gpus, ended)] == ["0"]
+    assert set(gpus.sge.queue_states("cpu.q").values()) == {""}
+    assert reap(gpus, OTHER).acts() == [("freed", "dead")]
+
+
+def test_a_quarantined_device_is_not_granted_and_a_reserve_survives_a_reboot(
+    gpus: Gpulock,
+) -> None:
+    command(gpus, NODE, "quarantine", "0", "--because", "its fan died")
+    command(gpus, OTHER, "reserve", "3", "--because", "a workshop")
+    short, served = submit(gpus, NODE, 8, "short"), submit(gpus, NODE, 7, "served")
+    gpus.sge.wait_state(short, "Rq", seconds=60)
+    assert "0: quarantined" in said(gpus, short, "short")
+    gpus.sge.wait_done(served)
+    assert said(gpus, served, "served") == "mask=1,2,3,4,5,6,7\n"
+    gpus.sge.qdel(str(short))
+    gpus.sge.wait_done(short)
+    command(gpus, NODE, "restore", "0")
+    whole = submit(gpus, NODE, 8, "whole")
+    gpus.sge.wait_done(whole)
+    assert said(gpus, whole, "whole") == "mask=0,1,2,3,4,5,6,7\n"
+    lock_dir = gpus.sge.path_in(OTHER, "/run/gpulock")
+    for place in lock_dir.iterdir():
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    with other_boot(gpus, OTHER):
+        after = submit(gpus, OTHER, 7, "after")
+        gpus.sge.wait_done(after)
+        assert said(gpus, after, "after") == "mask=0,1,2,4,5,6,7\n"
+        assert [record.scheduler for record in gpus.locks(OTHER).values()] == ["admin"]
+        command(gpus, OTHER, "unreserve", "3")
+    assert gpus.locks(OTHER) == {}
+
+
+def machine(gpus: Gpulock, node: str, preset: str) -> Path:
+    """Give a node the GPUs of another machine; return its tree."""
+    tree = gpus.sge.lab / f"machine.{preset}"
+    shutil.rmtree(tree, ignore_errors=True)
+    found = write_node(tree, preset)
+    gpus.configure(
+        node,
+        DRIVER_ROOT=str(found.driver_root),
+        SYS_ROOT=str(found.sys_root),
+        DEV_ROOT=str(found.dev_root),
+        GPUS=str(len(found.machine.gpus)),
+    )
+    inventory = tree / "run/gpulock/inventory"
+    shutil.copy(inventory, gpus.sge.path_in(node, "/run/gpulock/inventory"))
+    gpus.sge.set_exechost(node, "gpu=16,gpuj=16,slots=16")
+    return tree
+
+
+def test_instances_are_granted_by_uuid_and_the_sixteenth_gpu_by_its_index(gpus: Gpulock) -> None:
+    try:
+        tree = machine(gpus, NODE, "a100-mig")
+        machine(gpus, OTHER, "big")
+        words = on(NODE, "-l", "gpu=1")  # of several devices CUDA sees one instance alone
+        split = [gpus.sge.submit("glalice", *words, stdin=SHOW + SLEEP) for _ in range(3)]
+        big = submit(gpus, OTHER, 16, "big")
+        masks = [wait_said(gpus, job, "mask=").strip().removeprefix("mask=") for job in split]
+        instances = (tree / "run/gpulock/inventory").read_text()
+        granted = ",".join(masks).split(",")
+        assert len(granted) == len(set(granted)) == 3
+        assert all(uuid.startswith("MIG-") and uuid in instances for uuid in granted)
+        assert len(held(gpus, NODE, split[1])) == 1
+        gpus.sge.wait_done(big)
+        indices = ",".join(map(str, range(2 * GPUS)))
+        assert said(gpus, big, "big") == f"mask={indices}\n"
+    finally:
+        gpus.sge.clear_jobs()
+        for node in (NODE, OTHER):
+            gpus.sge.set_exechost(node, f"gpu={GPUS},gpuj={GPUS},slots=16")

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock install sge` and `doctor` on a real Grid Engine: in, at work, and out again."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpulock.simulate.node import write_node
+from tests.labs.sge.lab import GridEngine, JobId
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+ROOT = Path(__file__).resolve().parents[3]
+NODE = "glnode1"
+ON_NODE = ("-q", f"gpu.q@{NODE}", "-j", "y")
+PREFIX = "/var/lib/gpulock-hooks"  # private to each machine of the lab
+CONFIG = "/etc/gpulock/gpulock.conf"
+GPULOCK = "from gpulock.cli import main; main()"
+DOCTOR = """
+from gpulock.install.doctor import Where, doctor
+for check in doctor(Where()):
+    print(check.state, check.name, check.what, check.do, sep="|")
+"""
+SITE_HOOK = """#!/bin/sh
+echo "$0 $* user=$(id -un) groups=$(id -Gn) cwd=$PWD vmem=$(ulimit -v)" >>{log}
+tr '\\0' '\\n' </proc/$$/environ | sort >{log}.$1.env
+exit ${{SITE_CODE:-0}}
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One execution host on which gpulock is to be installed."""
+
+    sge: GridEngine
+
+    def python(self, program: str, *args: str) -> str:
+        """Run Python as root on the node; return what it printed, errors and all."""
+        done = self.sge.run_in(
+            NODE, [sys.executable, "-c", program, *args], env={"PYTHONPATH": str(ROOT)}, seconds=240
+        )
+        return done.stdout + done.stderr
+
+    def install(self, *args: str) -> str:
+        """Run `gpulock install sge` for gpu.q."""
+        words = ("install", "sge", "--queue", "gpu.q", "--prefix", PREFIX)
+        return self.python(GPULOCK, *words, *args)
+
+    def uninstall(self, *args: str) -> str:
+        """Run `gpulock uninstall sge`."""
+        return self.python(GPULOCK, "uninstall", "sge", *args)
+
+    def doctor(self) -> dict[str, tuple[str, str, str]]:
+        """Return (state, what, do) of the worst check of each name."""
+        rows = [line.split("|") for line in self.python(DOCTOR).splitlines()]
+        rank = {"ok": 0, "warning": 1, "fault": 2}
+        rows.sort(key=lambda row: rank[row[0]])
+        return {row[1]: (row[0], row[2], row[3]) for row in rows}
+
+    def objects(self) -> dict[str, str]:
+        """Return all of Grid Engine's configuration that an installation may touch."""
+        shown = {
+            option: self.sge.qconf(*option.split())
+            for option in ("-sq gpu.q", "-sq cpu.q", "-sc", "-sconf", "-sconfl", f"-sconf {NODE}")
+        }
+        host = self.sge.qconf("-se", NODE).replace("\\\n", " ").splitlines()
+        shown["-se"] = "\n".join(line for line in host if not line.startswith("load_values"))
+        return shown
+
+    def files(self) -> dict[str, list[str]]:
+        """Return what lies where an installation puts files."""
+        return {
+            folder: sorted(p.name for p in self.sge.path_in(NODE, folder).glob("*"))
+            for folder in ("/etc/gpulock", "/etc/profile.d", PREFIX)
+        }
+
+    def run(self, *args: str, script: str) -> tuple[JobId, str]:
+        """Run a job of glalice to its end; return its number and what it printed."""
+        job = self.sge.submit("glalice", *ON_NODE, "-o", "install.out", *args, stdin=script)
+        self.sge.wait_done(job)
+        out = self.sge.users["glalice"].home / "install.out"
+        text = out.read_text() if out.exists() else ""
+        out.unlink(missing_ok=True)
+        return job, text
+
+
+@pytest.fixture(scope="module")
+def reporting(sge: GridEngine) -> Iterator[None]:
+    """Let execd report every second, which is when it reads its configuration and its sensor."""
+    sge.set_conf("load_report_time", "00:00:01", host=NODE)
+    yield
+    sge.forget_conf(NODE, "load_report_time")
+
+
+@pytest.fixture
+def node(sge: GridEngine, reporting: None) -> Iterator[Node]:
+    """Give a node without gpulock; afterwards it is without gpulock again."""
+    sge.set_hooks("NONE", "NONE")
+    tree = sge.lab / "drivers-install"
+    if not tree.exists():
+        write_node(tree, "dgx1", 8)
+    sge.path_in(NODE, CONFIG).write_text(
+        f"DRIVER_ROOT={tree}/proc/driver/nvidia\nSYS_ROOT={tree}/sys\nDEV_ROOT={tree}/dev\n"
+        "SGE_COMPLEXES=gpu gpuj\n"
+    )
+    for folder in ("/run/gpulock", "/var/lib/gpulock"):
+        for inner in sge.path_in(NODE, folder).iterdir():
+            shutil.rmtree(inner) if inner.is_dir() else inner.unlink()
+    node = Node(sge)
+    yield node
+    sge.clear_jobs()
+    node.uninstall("--force", "--because", "the test is over")
+    sge.set_hooks("NONE", "NONE")
+    sge.set_conf("epilog", "none")
+    sge.set_exechost(NODE, "gpu=8,gpuj=8,slots=16")
+    sge.set_complex("gpu gpu INT <= YES YES 0 0")
+    sge.clear_queue_errors()
+
+
+@pytest.fixture
+def site_hook(sge: GridEngine) -> Iterator[Path]:
+    """Write a hook of the site's that tells how it was started, for every user."""
+    folder = sge.lab / "site"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o1777)
+    hook = folder / "hook"
+    hook.write_text(SITE_HOOK.format(log=folder / "log"))
+    hook.chmod(0o755)
+    (folder / "log").touch()
+    (folder / "log").chmod(0o666)
+    yield hook
+    shutil.rmtree(folder)
+
+
+def test_a_dry_run_shows_every_change_and_makes_none(node: Node) -> None:
+    objects, files = node.objects(), node.files()
+
+    said = node.install("--dry-run")
+
+    for what in (
+        "gpulock.conf",
+        "complex gpu.free",
+        "load_sensor",
+        "prolog of queue gpu.q@glnode1",
+    ):
+        assert what in said
+    assert "10 changes would be made" in said
+    assert (node.objects(), node.files()) == (objects, files)
+
+
+def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
+    objects, files = node.objects(), node.files()
+    config = node.sge.path_in(NODE, CONFIG).read_text()
+
+    node.install()
+    assert "nothing to change" in node.install()
+    _, text = node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")
+    assert text == "0,1\n"
+    _, text = node.run(script="echo [$CUDA_VISIBLE_DEVICES]\n")
+    assert text == "[]\n"
+    until(
+        lambda: "gpu.free=8" in node.sge.client("qhost", "-F", "gpu.free", "-h", NODE).stdout,
+        what="the sensor's values to arrive",
+        why=lambda: node.sge.messages(NODE),
+    )
+    said = node.uninstall()
+
+    assert "left as it is" not in said
+    assert (node.objects(), node.files()) == (objects, files)
+    assert node.sge.path_in(NODE, CONFIG).read_text() == config
+
+
+def test_the_sites_hooks_go_on_as_their_users_in_their_environment(
+    node: Node, site_hook: Path
+) -> None:
+    node.sge.qconf("-rattr", "queue", "prolog", f"{site_hook} pro $job_name $host", "gpu.q")
+    node.sge.set_conf("epilog", f"sgeadmin@{site_hook} epi $queue")
+    log = site_hook.with_name("log")
+    args = ("-l", "gpu=2", "-N", "named", "-v", "LD_LIBRARY_PATH=/x,TEXT=a\\b  c,SITE_CODE=0")
+    until(
+        lambda: bool(node.run(*args, script="exit 3\n")) and " epi " in log.read_text(),
+        what="execd to know the global epilog",
+        seconds=120,
+    )
+    alone = Path(f"{log}.pro.env").read_text(), Path(f"{log}.epi.env").read_text()
+    first = log.read_text().splitlines()[-2:]
+    log.write_text("")
+
+    said = node.install()
+    assert "the prolog in force goes on running with ours" in said
+    _, text = node.run(*args, script="echo $CUDA_VISIBLE_DEVICES; exit 3\n")
+
+    assert text == "0,1\n"
+    assert log.read_text().splitlines() == first
+    for before, name in zip(alone, ("pro", "epi"), strict=True):
+        after = Path(f"{log}.{name}.env").read_text()
+        assert _lasting(after) == _lasting(before)
+        assert "TEXT=a\\b  c\n" in after
+    assert "SGE_JOBEXIT_STAT=3\n" in Path(f"{log}.epi.env").read_text()
+    assert node.sge.path_in(NODE, "/run/gpulock/locks").is_dir()
+    assert not list(node.sge.path_in(NODE, "/run/gpulock/locks").iterdir())
+
+
+@pytest.mark.parametrize(("code", "failed"), [("100", "30"), ("99", "25")])
+def test_a_sites_prolog_that_fails_keeps_its_meaning_and_no_lock_stays(
+    node: Node, site_hook: Path, code: str, failed: str
+) -> None:
+    node.sge.qconf("-rattr", "queue", "prolog", f"{site_hook} pro", "gpu.q")
+    node.install()
+
+    args = ("-l", "gpu=2", "-v", f"SITE_CODE={code}", "-o", "/dev/null")
+    job = node.sge.submit("glalice", *ON_NODE, *args, stdin="true\n")
+    node.sge.wait_state(job, "Eqw", "Rq")
+
+    assert node.sge.acct(job)["failed"].split()[0] == failed
+    locks = node.sge.path_in(NODE, "/run/gpulock/locks")
+    until(lambda: not list(locks.iterdir()), what="the locks to be gone")
+
+
+def test_uninstall_waits_for_jobs_and_leaves_what_others_changed(node: Node) -> None:
+    node.install()
+    job = node.sge.submit(
+        "glalice", *ON_NODE, "-l", "gpu=1", "-o", "/dev/null", stdin="sleep 600\n"
+    )
+    node.sge.wait_running(job)
+
+    assert "1 devices are locked" in node.uninstall()
+
+    node.sge.qdel(str(job))
+    node.sge.wait_done(job)
+    domain = f"gpu.q@{NODE}"
+    node.sge.qconf("-rattr", "queue", "epilog", "root@/bin/true", domain)
+    said = node.uninstall()
+    assert f"epilog of queue {domain} was changed since" in said
+    assert "root@/bin/true" in node.sge.qconf("-sq", domain)
+    node.sge.qconf("-purge", "queue", "epilog", domain)
+
+
+def test_doctor_finds_planted_faults(node: Node) -> None:
+    node.install()
+    sge, domain = node.sge, f"gpu.q@{NODE}"
+    until(
+        lambda: node.doctor()["load sensor"][0] == "ok",
+        what="the sensor's values to arrive",
+        interval=1,
+    )
+    well = node.doctor()
+    assert [name for name, (state, _, _) in well.items() if state == "fault"] == []
+    assert well["interactive jobs"][0] == "warning"
+    ours = sge.qconf("-sq", domain).replace("\\\n", " ").partition("epilog")[2].partition("\n")[0]
+
+    def planted(name: str) -> str:
+        state, what, do = node.doctor()[name]
+        assert (state, bool(do)) == ("fault", True), (name, what)
+        return what
+
+    sge.qconf("-rattr", "queue", "epilog", "NONE", domain)
+    assert "its epilog is none" in planted("queue gpu.q")
+    sge.qconf("-rattr", "queue", "epilog", " ".join(ours.split()).removeprefix("root@"), domain)
+    assert "root@ is missing" in planted("queue gpu.q")
+    sge.qconf("-rattr", "queue", "epilog", " ".join(ours.split()), domain)
+    sge.set_exechost(NODE, "gpu=9,gpuj=8,slots=16")
+    assert "gpu=9, but there are 8" in planted("complex_values")
+    sge.set_exechost(NODE, "gpu=8,gpuj=8,slots=16")
+    sge.set_complex("gpu gpu INT <= YES YES 1 0")
+    assert "default is 1" in planted("complex gpu")
+    sge.set_complex("gpu gpu INT <= YES YES 0 0")
+    sge.path_in(NODE, "/run/gpulock").chmod(0o777)
+    assert "mode 777" in planted("LOCK_DIR")
+    sge.path_in(NODE, "/run/gpulock").chmod(0o755)
+    hook = sge.path_in(NODE, f"{PREFIX}/current/epilog/sge")
+    text = hook.read_text()
+    hook.write_text(text.replace("main(", "mein("))
+    assert "epilog/sge" in planted("hooks")
+    hook.write_text(text)
+    device = sge.lab / "drivers-install/dev/nvidia5"
+    device.unlink()
+    assert "nvidia5 is missing" in planted("device nodes")
+    device.touch()
+    profile = sge.path_in(NODE, "/etc/profile.d/gpulock.sh")
+    profile.write_text(profile.read_text().replace("active_jobs", "jobs"))
+    assert "does not fit" in planted("profile")
+    sge.set_conf("load_sensor", "none", host=NODE)
+    assert "not ours" in planted("load sensor")
+
+
+def _lasting(environ: str) -> list[str]:
+    """Return the variables that do not differ from job to job, without ours."""
+    differ = ("JOB_ID=", "JOB_SCRIPT=", "PATH=", "TMP", "SGE_JOB_SPOOL_DIR=", "PWD=", "OLDPWD=")
+    ours = ("CUDA_", "NVIDIA_", "GPU", "SGE_GPU=", "APPTAINERENV_", "SINGULARITYENV_")
+    return [line for line in environ.splitlines() if not line.startswith((*differ, *ours))]

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel keeps a job of a real Grid Engine to its own GPUs; no daemon of gpulock's runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs.common.device_nodes import (
+    PROBE,
+    Service,
+    make_nodes,
+    modes,
+    opened,
+    programs,
+    programs_beyond,
+)
+from tests.labs.containers import job as container_job
+from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER, Boxes, Seen
+from tests.labs.daemon.daemon_lab import gpulockd
+from tests.labs.isolation.test_isolation_kernel import inside
+from tests.labs.sge import jobs
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.jobs import gate_file, held, on, reap, said, wait_said, waiting_for
+from tests.labs.sge.lab import JobId
+from tests.labs.sge.test_ends import kill_shepherd
+from tests.labs.sge.test_parallel import MPI, until_wrapped
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+NODE = NODES[0]
+ALL = {f"nvidia{n}" for n in range(GPUS)}
+CLOSED = 0o020660  # a character device that is root's alone
+ROWS = 25 if jobs.SOAK else 1
+ROW = 20  # jobs, some of them at once
+
+
+class Site:
+    """A node that confines its jobs, with device nodes that have no driver."""
+
+    def __init__(self, gpus: Gpulock, service: Service, dev: Path) -> None:
+        self.gpus = gpus
+        self.service = service
+        self.dev = dev
+        self.programs = programs()
+        self.probe = f"/usr/bin/python3 -IS {jobs.script(gpus, 'probe.py', PROBE)} {dev}\n"
+
+    def configure(self, isolation: str = "cgroup", **changes: str) -> None:
+        """Write the node's settings."""
+        keys = {"SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
+        self.gpus.configure(NODE, ISOLATION=isolation, **keys)
+
+    def submit(self, *asked: str, script: str) -> JobId:
+        """Submit a job of glalice to the node."""
+        return self.gpus.sge.submit("glalice", *on(NODE, *asked), stdin=script)
+
+    def own(self, job: JobId) -> set[str]:
+        """Return the names of the nodes of a job's devices."""
+        return {
+            f"nvidia{record.minor}"
+            for record in self.gpus.locks(NODE).values()
+            if record.job_id == str(job)
+        }
+
+    def left(self) -> list[str]:
+        """Return what isolation has left behind; programs go with their cgroups."""
+        if jobs := self.service.jobs():
+            return jobs
+        more = programs_beyond(self.programs)
+        return [f"{more} programs"] if more else []
+
+    def nothing_left(self) -> bool:
+        """Return whether nothing is left, when the reaper has been there as well.
+
+        A process of podman's that ends while the epilog runs leaves the job's cgroup to the reaper:
+        one that opens no GPU any more.
+        """
+        for place in self.service.places():
+            assert inside([str(place)], self.dev) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+        return not self.left() or not (reap(self.gpus, NODE) and self.left())
+
+
+@pytest.fixture
+def site(gpus: Gpulock) -> Iterator[Site]:
+    dev = gpus.sge.lab / "dev"
+    make_nodes(dev, GPUS)
+    service = Service("gpulock-lab-execd.service", gpus.sge.execd_pid(NODE))
+    made = Site(gpus, service, dev)
+    made.configure()
+    try:
+        yield made
+        gpus.sge.clear_jobs()
+    finally:
+        service.close()
+        shutil.rmtree(dev)
+
+
+def test_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    child = f"(setsid sh -c '(sleep 0.3; echo child; {site.probe.strip()}; echo over) &' &)\n"
+    job = site.submit("-l", "gpu=2", script=site.probe + "id -u\n" + child + waiting_for(go))
+    first, _, second = wait_said(site.gpus, job, "over").partition("child\n")
+    own = site.own(job)
+    assert len(own) == 2
+    for text in (first, second):
+        assert opened(text) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert str(site.gpus.sge.users["glalice"].uid) in first.splitlines()
+    shepherd = site.gpus.sge.shepherd_pid(job)
+    assert [place.parent for place in site.service.of(shepherd)] == site.service.folders
+    until(lambda: not site.service.strays(), what="the child to end")
+    go.touch()
+    site.gpus.sge.wait_done(job)
+    assert site.left() == []
+    assert site.gpus.locks(NODE) == {}
+
+
+def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    both = gate_file(site.gpus, "both")
+    script = waiting_for(both) + site.probe + "echo over\n" + waiting_for(go)
+    jobs = [site.submit("-l", "gpu=1", script=script) for _ in range(2)]
+    for job in jobs:
+        site.gpus.sge.wait_running(job)
+    both.touch()
+    owns = [site.own(job) for job in jobs]
+    for job, own in zip(jobs, owns, strict=True):
+        seen = opened(wait_said(site.gpus, job, "over"))
+        assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert len(owns[0] | owns[1]) == 2
+    go.touch()
+
+
+def test_a_command_of_qrsh_opens_its_own_gpus_and_no_other(site: Site) -> None:
+    done = site.gpus.sge.qrsh(
+        "glalice", "-pty", "no", "-q", "gpu.q", "-l", f"h={NODE},gpu=3", *site.probe.split()
+    )
+    seen = opened(done.stdout)
+    assert (len(seen["ENXIO"]), len(seen["EPERM"])) == (3 + 1, GPUS - 3), done.stderr
+
+
+def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
+    job = site.submit(script=site.probe)
+    site.gpus.sge.wait_done(job)
+    assert opened(said(site.gpus, job)) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+    assert site.left() == []
+
+
+def test_the_mask_holds_uuids(site: Site) -> None:
+    job = site.submit("-l", "gpu=1", script="echo CVD=$CUDA_VISIBLE_DEVICES\n")
+    site.gpus.sge.wait_done(job)
+    assert "CVD=GPU-" in said(site.gpus, job)
+
+
+def test_a_node_that_cannot_confine_starts_no_job(site: Site) -> None:
+    empty = site.gpus.sge.lab / "no-cgroups"
+    empty.mkdir(exist_ok=True)
+    site.configure(SYS_ROOT=str(empty))
+    job = site.submit("-l", "gpu=1", script="echo ran\n")
+    jobs.wait_refused(site.gpus, NODE, job)
+    site.gpus.sge.clear_queue_errors()
+    assert "cgroup version 2" in said(site.gpus, job)
+    assert "ran" not in said(site.gpus, job).split()
+    assert held(site.gpus, NODE, job) == []
+
+
+@pytest.fixture
+def boxes(site: Site) -> Iterator[Boxes]:
+    """Let jobs on the node start containers."""
+    machine = site.gpus.sge.machines[NODE]
+    with container_job.fitted(machine, site.dev, site.gpus.node(NODE).settings) as fitted:
+        yield fitted
+
+
+def looked_round(site: Site, boxes: Boxes, isolation: str) -> tuple[set[str], dict[str, Seen]]:
+    """Let a job look round in every kind of container; return its devices and what it saw."""
+    site.configure(isolation, CLEAN="kill", **boxes.keys)
+    jobs.command(site.gpus, NODE, "cdi", "--write")
+    go = gate_file(site.gpus, "go")
+    script = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{waiting_for(go)}"
+    job = site.submit("-l", "gpu=2", script=script)
+    text = wait_said(site.gpus, job, "\nout\n")
+    own = site.own(job)
+    go.touch()
+    site.gpus.sge.wait_done(job)
+    boxed = container_job.seen(text)
+    assert {one.mask for one in boxed.values()} == {text.partition("mine=")[2].split()[0]}
+    assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
+    assert site.nothing_left()  # of podman neither, which leaves a process of its own behind
+    assert site.gpus.locks(NODE) == {}
+    return own, boxed
+
+
+def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site, boxes: Boxes) -> None:
+    own, boxed = looked_round(site, boxes, "cgroup")
+    assert len(own) == 2
+    mine = {"ENXIO": own | {"nvidiactl"}}
+    every = {name: {**mine, "EPERM": ALL - own} for name in STARTS}
+    assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
+
+
+def test_by_group_a_job_opens_its_own_gpus_and_no_other_from_any_container(
+    grouped: Site, boxes: Boxes
+) -> None:
+    own, boxed = looked_round(grouped, boxes, "group")
+    mine = {"ENXIO": own | {"nvidiactl"}}
+    every = {name: {**mine, "EACCES": ALL - own} for name in STARTS}
+    assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
+
+
+def test_what_a_killed_shepherd_leaves_stays_confined_until_it_ends(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    late = gate_file(site.gpus, "late")
+    script = waiting_for(late) + site.probe + "echo over\n" + waiting_for(go)
+    job = site.submit("-l", "gpu=1", script=script)
+    site.gpus.sge.wait_running(job)
+    own = site.own(job)
+    kill_shepherd(site.gpus, NODE, job)
+    reap(site.gpus, NODE)
+    assert len(site.service.jobs()) == 2
+    late.touch()
+    assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == ALL - own
+    go.touch()
+    until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
+
+
+def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    probes = [gate_file(site.gpus, name) for name in ("killed", "back")]
+    script = "".join(f"{waiting_for(one)}{site.probe}echo {one.name} over\n" for one in probes)
+    enter, lock_dir = (
+        site.gpus.sge.machines[NODE].enter(),
+        site.gpus.sge.path_in(NODE, "/run/gpulock"),
+    )
+    with gpulockd(enter, lock_dir, site.gpus.sge.lab / "gpulockd.log") as daemon:
+        job = site.submit("-l", "gpu=1", script=script + waiting_for(go))
+        site.gpus.sge.wait_running(job)
+        own = site.own(job)
+        daemon.goes_round()
+        daemon.crash()
+        probes[0].touch()
+        first = wait_said(site.gpus, job, "killed over")
+        daemon.restart()
+        daemon.goes_round()
+        probes[1].touch()
+        rest = wait_said(site.gpus, job, "back over").partition("killed over")[2]
+        for text in (first, rest):
+            assert opened(text) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+        go.touch()
+        site.gpus.sge.wait_done(job)
+    assert site.left() == []
+
+
+def row(site: Site, *asked: str) -> JobId:
+    """Submit half a row of jobs."""
+    return site.submit("-t", f"1-{ROW // 2}", "-tc", "4", *asked, script="true\n")
+
+
+def wait_row(site: Site, job: JobId) -> None:
+    """Wait until every job of half a row has ended well."""
+    site.gpus.sge.wait_done(job)
+    until(lambda: len(jobs.records(site.gpus, job)) == ROW // 2, what="a row in accounting")
+    ends = {(one["failed"], one["exit_status"]) for one in jobs.records(site.gpus, job)}
+    assert ends == {("0", "0")}
+
+
+def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
+    before = modes(site.dev)
+    for _ in range(ROWS):
+        for job in (row(site, "-l", "gpu=1"), row(site)):
+            wait_row(site, job)
+        assert site.left() == []
+        assert modes(site.dev) == before
+        # where processes come and go all the time a release may leave a lock to the reaper
+        left = site.gpus.locks(NODE)
+        assert all(record.settling for record in left.values())
+        assert reap(site.gpus, NODE).acts() == [("freed", "dead")] * len(left)
+        assert site.gpus.locks(NODE) == {}
+
+
+def closed(site: Site) -> set[tuple[int, int, int]]:
+    """Return owner, group and mode of the GPUs' nodes, once each."""
+    return {info for name, info in modes(site.dev).items() if name in ALL}
+
+
+@pytest.fixture
+def grouped(site: Site) -> Iterator[Site]:
+    """Give a node whose driver leaves its nodes alone, with ISOLATION=group."""
+    params = site.gpus.drivers / NODE / "proc/driver/nvidia/params"
+    before = params.read_text()
+    params.write_text(before.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"))
+    site.configure("group")
+    yield site
+    params.write_text(before)
+
+
+def test_by_group_a_job_opens_its_own_gpus_and_no_other_job_of_its_user_does(
+    grouped: Site,
+) -> None:
+    go, both = gate_file(grouped.gpus, "go"), gate_file(grouped.gpus, "both")
+    script = waiting_for(both) + grouped.probe + "echo over\n" + waiting_for(go)
+    jobs = [grouped.submit("-l", "gpu=2", script=script) for _ in range(2)]
+    jobs.append(grouped.submit(script=script))
+    for job in jobs:
+        grouped.gpus.sge.wait_running(job)
+    both.touch()
+    for job in jobs:
+        own = grouped.own(job)
+        seen = opened(wait_said(grouped.gpus, job, "over"))
+        assert seen == {"ENXIO": own | {"nvidiactl"}, "EACCES": ALL - own}
+    assert len({name for job in jobs for name in grouped.own(job)}) == 4
+    go.touch()
+    for job in jobs:
+        grouped.gpus.sge.wait_done(job)
+    assert closed(grouped) == {(0, 0, CLOSED)}
+    assert grouped.left() == []
+
+
+def test_by_group_many_jobs_in_a_row_leave_every_node_closed(grouped: Site) -> None:
+    for _ in range(ROWS):
+        for job in (row(grouped, "-l", "gpu=1"), row(grouped, "-l", "gpu=1")):
+            wait_row(grouped, job)
+        assert closed(grouped) == {(0, 0, CLOSED)}
+
+
+def test_a_driver_that_opens_its_nodes_again_starts_no_job_by_group(site: Site) -> None:
+    site.configure("group")
+    job = site.submit("-l", "gpu=1", script="echo ran\n")
+    jobs.wait_refused(site.gpus, NODE, job)
+    site.gpus.sge.clear_queue_errors()
+    assert "NVreg_ModifyDeviceFiles=0" in said(site.gpus, job)
+    assert "ran" not in said(site.gpus, job).split()
+
+
+def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Site) -> None:
+    gpus = grouped.gpus
+    go = gate_file(gpus, "go")
+    older = grouped.submit("-l", "gpu=1", script=waiting_for(go))
+    gpus.sge.wait_running(older)
+    device = grouped.dev / grouped.own(older).pop()
+    gid = jobs.group_of(gpus, NODE, older)
+    assert device.stat().st_gid == gid
+    kill_shepherd(gpus, NODE, older)  # the job lives on, and keeps its lock
+    next_one = grouped.submit(script="true\n")
+    gpus.sge.wait_done(next_one)
+    assert device.stat().st_gid == 0
+    assert len(gpus.locks(NODE)) == 1
+    go.touch()
+    until(lambda: reap(gpus, NODE) and not gpus.locks(NODE), what="the older job to be over")
+
+
+def test_a_job_of_several_hosts_whose_tasks_nothing_confines_does_not_start(site: Site) -> None:
+    without = ("-j", "y", "-q", "gpu.q", "-masterq", f"gpu.q@{NODE}", "-pe", "mpi", "6")
+    job = site.gpus.sge.submit("glalice", *without, stdin="echo started\n")
+    site.gpus.sge.wait_state(job, "Eqw")
+    text = wait_said(site.gpus, job, "nothing would keep its tasks")
+    assert "started" not in text
+    assert site.left() == []
+    site.gpus.sge.qdel(str(job))
+
+
+@pytest.fixture
+def parallel(site: Site) -> Iterator[Site]:
+    """Let slave tasks of parallel jobs be confined on the node, and have GPUs on every one."""
+    gpus = site.gpus
+    for node in NODES[1:]:
+        gpus.configure(node, SGE_SLAVE_TASKS="yes")
+    site.configure(SGE_SLAVE_TASKS="yes")
+    for node in NODES:
+        shepherd = gpus.hooks.folder / "prolog/sge_shepherd"
+        gpus.sge.set_conf("shepherd_cmd", str(shepherd), host=node)
+    until_wrapped(gpus)
+    yield site
+    gpus.sge.clear_jobs()
+    for node in NODES:
+        gpus.sge.set_conf("shepherd_cmd", "none", host=node)
+
+
+def test_a_slave_task_opens_what_its_job_holds_on_its_own_host(parallel: Site) -> None:
+    go = gate_file(parallel.gpus, "go")
+    ask = f"qrsh -inherit {NODE} '{parallel.probe.strip()}'\necho over\n{waiting_for(go)}"
+    job = parallel.gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=ask)
+    without = ("-j", "y", "-q", "gpu.q", "-pe", "mpi", "6")
+    other = parallel.gpus.sge.submit("glalice", *without, stdin=ask)
+    seen = opened(wait_said(parallel.gpus, job, "over"))
+    none = opened(wait_said(parallel.gpus, other, "over"))
+    own = parallel.own(job)
+    assert len(own) == 2
+    assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert none == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+    go.touch()
+    for ended in (job, other):
+        parallel.gpus.sge.wait_done(ended)
+
+    def nothing_left() -> bool:
+        reap(parallel.gpus, NODE)
+        return not parallel.left()
+
+    until(nothing_left, what="the reaper to remove what tasks have left")

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary jobs of a real Grid Engine get GPUs that nobody else has."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.lab import JobId
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+NODE = NODES[0]
+ON_NODE = ("-l", f"h={NODE}", "-q", "gpu.q")
+SHOW = "env | grep -E '^(CUDA|NVIDIA|GPU|SGE_GPU|APPTAINERENV|SINGULARITYENV)' | sort\n"
+SLEEP = "echo over\nsleep 600\n"
+
+
+def output(gpus: Gpulock, job: JobId, name: str = "STDIN", suffix: str = "") -> str:
+    """Return what a job of glalice printed."""
+    home = gpus.sge.users["glalice"].home
+    return (home / f"{name}.o{job}{suffix}").read_text()
+
+
+def variables(text: str) -> dict[str, str]:
+    """Return the variables in what `env` printed."""
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def run(gpus: Gpulock, *args: str, script: str = SHOW) -> dict[str, str]:
+    """Run a job to its end; return the variables it saw."""
+    job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, *args, stdin=script)
+    gpus.sge.wait_done(job)
+    return variables(output(gpus, job))
+
+
+def test_a_job_gets_two_gpus_and_gives_them_back(gpus: Gpulock) -> None:
+    job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", "gpu=2", stdin=SHOW + SLEEP)
+    gpus.sge.wait_running(job)
+    held = gpus.locks(NODE)
+    assert len(held) == 2
+    record = next(iter(held.values()))
+    assert (record.job_id, record.task_id, record.user, record.queue) == (
+        str(job),
+        "1",
+        "glalice",
+        "gpu.q",
+    )
+    assert record.pid == gpus.sge.shepherd_pid(job)
+    until(lambda: "over\n" in output(gpus, job), what="the job to print")
+    assert variables(output(gpus, job))["CUDA_VISIBLE_DEVICES"] == "0,1"
+    gpus.sge.qdel(str(job))
+    gpus.sge.wait_done(job)
+    gpus.wait_free()
+
+
+def test_every_variable_of_the_contract_is_there_with_its_container_twins(gpus: Gpulock) -> None:
+    seen = run(gpus, "-l", "gpu=1")
+    names = {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "GPU_DEVICE_ORDINAL": "0",
+        "SGE_GPU": "0",
+    }
+    uuid = seen["GPULOCK_DEVICES"]
+    assert re.fullmatch(r"GPU-[0-9a-f-]{36}", uuid)
+    names |= {"GPULOCK_DEVICES": uuid, "NVIDIA_VISIBLE_DEVICES": uuid}
+    for name, value in names.items():
+        for twin in ("", "APPTAINERENV_", "SINGULARITYENV_"):
+            assert seen[twin + name] == value
+
+
+def test_a_job_without_gpus_sees_none_and_holds_none(gpus: Gpulock) -> None:
+    seen = run(gpus)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "" and seen["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert gpus.locks(NODE) == {}
+
+
+def test_gpu_0_is_a_job_without_gpus(gpus: Gpulock) -> None:
+    assert run(gpus, "-l", "gpu=0")["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_per_slot_requests_count_once_a_slot_and_per_job_requests_once(gpus: Gpulock) -> None:
+    per_slot = run(gpus, "-pe", "smp", "3", "-l", "gpu=2")
+    per_job = run(gpus, "-pe", "smp", "3", "-l", "gpuj=2")
+    assert len(per_slot["CUDA_VISIBLE_DEVICES"].split(",")) == 6
+    assert len(per_job["CUDA_VISIBLE_DEVICES"].split(",")) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ("gpu=1.5", "no number of GPUs"),
+        ("gpu=1,gpuj=1", "asked for twice"),
+    ],
+)
+def test_a_senseless_request_puts_the_job_into_error_and_tells_why(
+    gpus: Gpulock, asked: str, reason: str
+) -> None:
+    job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", asked, stdin=SHOW)
+    gpus.sge.wait_state(job, "Eqw")
+    assert reason in output(gpus, job)
+    assert gpus.sge.queue_states()[NODE] == ""
+    assert gpus.locks(NODE) == {}
+
+
+def test_another_complex_with_a_similar_name_is_not_a_gpu(gpus: Gpulock) -> None:
+    gpus.sge.set_complex("mygpu mygpu INT <= YES YES 0 0")
+    gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16,mygpu=9")
+    try:
+        seen = run(gpus, "-l", "gpu=1,mygpu=4")
+        assert len(seen["CUDA_VISIBLE_DEVICES"].split(",")) == 1
+        assert run(gpus, "-l", "mygpu=4")["CUDA_VISIBLE_DEVICES"] == ""
+    finally:
+        gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
+
+
+def test_tasks_of_an_array_hold_different_gpus(gpus: Gpulock) -> None:
+    gate = gpus.sge.users["glalice"].home / "go"
+    gate.unlink(missing_ok=True)
+    wait = f"until [ -e {gate} ]; do sleep 0.1; done\n"
+    job = gpus.sge.submit(
+        "glalice", "-j", "y", "-t", "1-8", *ON_NODE, "-l", "gpu=1", stdin=SHOW + wait
+    )
+    until(lambda: len(gpus.locks(NODE)) == GPUS or None, what="eight tasks to hold a GPU")
+    tasks = {record.task_id for record in gpus.locks(NODE).values()}
+    assert tasks == {str(task) for task in range(1, 9)}
+    gate.touch()
+    gpus.sge.wait_done(job)
+    shown = {
+        variables(output(gpus, job, suffix=f".{task}"))["CUDA_VISIBLE_DEVICES"]
+        for task in range(1, 9)
+    }
+    assert shown == {str(index) for index in range(GPUS)}
+    gpus.wait_free()
+
+
+def test_the_other_queue_is_masked_and_served_alike(gpus: Gpulock) -> None:
+    job = gpus.sge.submit("glalice", "-j", "y", "-l", f"h={NODE},gpu=1", "-q", "cpu.q", stdin=SHOW)
+    gpus.sge.wait_done(job)
+    assert variables(output(gpus, job))["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_qrsh_with_a_command_gets_its_gpus(gpus: Gpulock) -> None:
+    done = gpus.sge.qrsh("glalice", "-pty", "no", *ON_NODE, "-l", "gpu=2", "/usr/bin/env")
+    assert variables(done.stdout)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    gpus.wait_free()
+
+
+def test_when_all_gpus_are_locked_the_job_is_requeued_and_runs_later(gpus: Gpulock) -> None:
+    """The scheduler's count is ours plus locks it does not know: the prolog has the last word."""
+    node = gpus.node(NODE)
+    holder = gpus.sge.submit("glbob", *ON_NODE, "-l", "gpu=8", stdin="sleep 300")
+    gpus.sge.wait_running(holder)
+    gpus.sge.set_exechost(NODE, "gpu=16,gpuj=8,slots=16")
+    try:
+        job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", "gpu=1", stdin=SHOW)
+        gpus.sge.wait_state(job, "Rq")
+        assert "busy: 1 GPU asked for, 0 of 8 free" in output(gpus, job)
+        assert gpus.sge.queue_states()[NODE] == ""
+        gpus.sge.qdel(str(holder))
+        gpus.sge.wait_done(job, seconds=60)
+        assert variables(output(gpus, job))["CUDA_VISIBLE_DEVICES"] == "0"
+    finally:
+        gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
+    assert node.store.all() == {}

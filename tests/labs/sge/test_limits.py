@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's own rlimits never cost the node a queue, a lock or a second run of the job."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import Gpulock
+from tests.labs.sge.jobs import claims, on, records, said, script
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+NODE = NODES[0]
+CAP_SYS_RESOURCE = 24
+SIGNALLED = 128
+MEMORY = ("h_vmem=8M", "h_vmem=0", "h_vmem=1")  # no room for an interpreter: see the reference
+ALL = "h_vmem=8M,h_data=1M,h_stack=16k,h_fsize=0,h_cpu=1"
+OTHERS = ("h_data=1M", "h_stack=16k", "h_fsize=0", "h_cpu=1")
+HARMLESS = (*OTHERS[1:], "h_vmem=64M,h_data=64M,h_stack=1M,h_fsize=1M,h_cpu=1")
+
+
+def may_raise(gpus: Gpulock) -> bool:
+    """Return whether execd's children may lift limits: CAP_SYS_RESOURCE is in its bounds."""
+    status = Path(f"/proc/{gpus.sge.execd_pid(NODE)}/status").read_text()
+    bounds = int(status.partition("CapBnd:")[2].split()[0], 16)
+    return bool(bounds >> CAP_SYS_RESOURCE & 1)
+
+
+def test_jobs_under_tiny_limits_run_once_or_are_refused_and_no_queue_stops(
+    gpus: Gpulock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising = may_raise(gpus)
+    with capsys.disabled():
+        print(f"\n[limits: root {'may' if raising else 'may not'} lift them here] ", end="")
+    home = gpus.sge.users["glalice"].home
+    asked = [*MEMORY, ALL, *OTHERS]
+    jobs = {
+        limits: gpus.sge.submit(
+            "glalice",
+            *on(NODE, "-l", f"gpu=1,{limits}"),
+            stdin=f"echo x >>{home}/ran.{number}\n",
+        )
+        for number, limits in enumerate(asked)
+    }
+    ended = {
+        limits: gpus.sge.wait_state(job, "", "Eqw", seconds=90) for limits, job in jobs.items()
+    }
+    gpus.wait_free()
+    assert gpus.sge.queue_states()[NODE] == ""
+    granted = claims(gpus, NODE)
+    for number, (limits, job) in enumerate(jobs.items()):
+        ran = home / f"ran.{number}"
+        times = len(ran.read_text().splitlines()) if ran.exists() else 0
+        failed = [record["failed"].split()[0] for record in records(gpus, job)]
+        if raising or limits in HARMLESS:
+            assert ended[limits] == "", limits
+        if ended[limits] == "":
+            assert (times, failed) == (1, ["0"]), limits
+            assert len(granted[str(job)]) == 1, limits
+        else:
+            assert times == 0 and failed == ["30"], limits
+            assert re.search("limits.*ask for h", said(gpus, job)), limits
+    if not raising:
+        assert all(ended[limits] == "Eqw" for limits in (*MEMORY, ALL)), ended
+
+
+def test_jobs_without_gpus_and_jobs_ended_by_a_limit_leave_the_queue_alone(gpus: Gpulock) -> None:
+    spin = "while :; do :; done\n"
+    masked = gpus.sge.submit("glalice", *on(NODE, "-l", "h_vmem=8M"), stdin="echo ran\n")
+    burner = gpus.sge.submit("glalice", *on(NODE, "-l", "h_cpu=1,gpu=1"), stdin=spin)
+    writer = gpus.sge.submit(
+        "glalice", *on(NODE, "-l", "h_fsize=0,gpu=1"), stdin="head -c 99999 /dev/zero >$HOME/big\n"
+    )
+    jobs = (masked, burner, writer)
+    ended = [gpus.sge.wait_state(job, "", "Eqw", seconds=90) for job in jobs]
+    gpus.wait_free()
+    assert gpus.sge.queue_states()[NODE] == ""
+    assert ended[1:] == ["", ""]
+    assert all(len(records(gpus, job)) == 1 for job in jobs)
+    if may_raise(gpus):
+        assert said(gpus, masked) == "ran\n"
+    else:
+        assert ended[0] == "Eqw" and "limits" in said(gpus, masked)
+
+
+def test_a_large_environment_under_a_file_limit_refuses_the_job_and_not_the_node(
+    gpus: Gpulock,
+) -> None:
+    """The floor of h_fsize is 15 KiB: a longer environment file cannot be written under it."""
+    large = ",".join(f"BIG{n}={'x' * 5000}" for n in range(8))
+    job = gpus.sge.submit(
+        "glalice", *on(NODE, "-v", large, "-l", "h_fsize=0,gpu=1"), stdin="echo ran\n"
+    )
+    ended = gpus.sge.wait_state(job, "", "Eqw", seconds=60)
+    gpus.wait_free()
+    assert gpus.sge.queue_states()[NODE] == ""
+    if may_raise(gpus):
+        assert ended == ""
+    else:
+        assert ended == "Eqw"
+        assert "senseless: its environment is too large" in said(gpus, job)
+
+
+def test_the_launcher_lifts_every_limit_first_and_becomes_the_prolog_where_it_may(
+    gpus: Gpulock, tmp_path: Path
+) -> None:
+    """Seen by strace; the lifting is made to succeed by it, as with CAP_SYS_RESOURCE."""
+    calls = traced(gpus, tmp_path, "prolog", "inject=prlimit64:retval=0")
+    lifted = [limit for limit in calls if limit != "execve"]
+    assert lifted == ["RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_CPU", "RLIMIT_STACK"]
+    assert calls[-1] == "execve"
+    assert (tmp_path / "argv").read_text() == "1\n"  # the pid of the shepherd
+
+
+def test_the_launcher_keeps_a_prolog_as_a_child_where_a_limit_stays(
+    gpus: Gpulock, tmp_path: Path
+) -> None:
+    traced(gpus, tmp_path, "prolog", "inject=prlimit64:error=EPERM:when=2+")
+    assert (tmp_path / "argv").read_text() == "2\n"  # the pid and --limited
+
+
+def test_an_epilog_is_0_to_grid_engine_and_a_prolog_under_limits_never_stops_a_queue(
+    gpus: Gpulock, tmp_path: Path
+) -> None:
+    for code in (1, 2, 99, 100, 127, 137, 139):
+        last = f"kill -{code - 128} $$" if code > SIGNALLED else f"exit {code}"
+        ended: dict[str, int] = {}
+        for hook in ("epilog", "prolog"):
+            path = hook_script(tmp_path, hook, last)
+            limited = ["prlimit", "--data=12000000", str(gpus.hooks.launch), str(path)]
+            ended[hook] = subprocess.run(limited, check=False).returncode
+        assert ended["epilog"] == 0
+        if may_raise(gpus):
+            assert ended["prolog"] in (code, SIGNALLED - code)
+        else:
+            assert ended["prolog"] == (code if code in (99, 100) else 100)
+
+
+def hook_script(folder: Path, hook: str, line: str) -> Path:
+    """Write a hook of one line where the launcher takes it for a prolog or an epilog."""
+    path = folder / hook / "sge"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+    return path
+
+
+def traced(gpus: Gpulock, folder: Path, hook: str, how: str) -> list[str]:
+    """Run the launcher under strace; return the limits it set, and `execve` of the hook."""
+    program = hook_script(folder, hook, f'echo $# >"{folder}/argv"')
+    log = folder / "strace"
+    trace = ["strace", "-f", "-o", str(log), "-e", "trace=prlimit64,setrlimit,execve", "-e", how]
+    subprocess.run([*trace, str(gpus.hooks.launch), str(program)], check=True, timeout=120)
+    found: list[str] = []
+    for line in log.read_text().splitlines():
+        if set_ := re.search(r"(?:prlimit64\(0, |setrlimit\()(RLIMIT_\w+), \{", line):
+            found.append(set_[1])
+        elif f'execve("{program}"' in line:
+            found.append("execve")
+    return found
+
+
+def test_the_limits_of_a_hook_are_those_of_the_job(gpus: Gpulock) -> None:
+    """What makes the launcher needed; where this no longer holds, it may go."""
+    home = gpus.sge.users["glalice"].home
+    seen = home / "limits"
+    path = script(gpus, "show-limits", f"#!/bin/sh\nulimit -v >{seen}\nexit 0\n")
+    gpus.sge.set_hooks(f"root@{path}", "NONE")
+    job = gpus.sge.submit("glalice", *on(NODE, "-l", "h_vmem=8M"), stdin="true\n")
+    gpus.sge.wait_done(job)
+    assert until(lambda: seen.read_text().strip() or None, what="the limits") == "10240"

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slave tasks of a parallel job get the GPUs of their own host, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs.common.processes import command_of
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import Gpulock
+from tests.labs.sge.test_jobs import output
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+MPI = ("-q", "gpu.q", "-pe", "mpi", "6", "-l", "gpu=1")
+ASK = 'echo "$(hostname) CVD=${CUDA_VISIBLE_DEVICES-unset} refused=${GPULOCK_REFUSED-}"'
+# one task after the other on each host of the job, then all at once
+SERIAL = f"for h in $(cut -d' ' -f1 $PE_HOSTFILE); do qrsh -inherit $h '{ASK}'; done\n"
+HOLD = "for h in $(cut -d' ' -f1 $PE_HOSTFILE); do qrsh -inherit $h sleep 300 & done\nwait\n"
+
+
+@pytest.fixture
+def tasks(gpus: Gpulock) -> Iterator[Gpulock]:
+    """Give slave tasks their GPUs on every node."""
+    shepherd = gpus.hooks.folder / "prolog/sge_shepherd"
+    for node in NODES:
+        gpus.configure(node, SGE_SLAVE_TASKS="yes")
+        gpus.sge.set_conf("shepherd_cmd", str(shepherd), host=node)
+    starter = gpus.hooks.folder / "prolog/sge-starter"
+    gpus.sge.qconf("-rattr", "queue", "starter_method", str(starter), "gpu.q")
+    until_wrapped(gpus)
+    yield gpus
+    gpus.sge.clear_jobs()
+    for node in NODES:
+        gpus.sge.set_conf("shepherd_cmd", "none", host=node)
+    gpus.sge.qconf("-rattr", "queue", "starter_method", "NONE", "gpu.q")
+
+
+def until_wrapped(gpus: Gpulock) -> None:
+    """Wait until every execd has read its new configuration: a probe task says so."""
+
+    def wrapped() -> bool | None:
+        job = gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL)
+        if gpus.sge.wait_state(job, "", "Eqw"):  # what isolation refuses until its host has read it
+            gpus.sge.qdel(str(job))
+            return None
+        lines = [line for line in output(gpus, job).splitlines() if "CVD=" in line]
+        return True if len(lines) == 3 and not any("unset" in line for line in lines) else None
+
+    until(wrapped, what="execds to start shepherds by gpulock", seconds=60)
+    for node in NODES:
+        gpus.reconcile(node)
+
+
+def test_each_host_of_a_job_gives_its_tasks_its_own_gpus(tasks: Gpulock) -> None:
+    job = tasks.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL + HOLD)
+    until(
+        lambda: all(len(held) == 2 for held in tasks.held_by(job).values()) or None,
+        what="two GPUs to be held on every host",
+        why=lambda: str(tasks.held_by(job)) + output(tasks, job),
+    )
+    expected = sorted(f"{node} CVD=0,1 refused=" for node in NODES)
+    until(
+        lambda: sorted(x for x in output(tasks, job).splitlines() if "CVD=" in x) == expected,
+        what="each host's task to show its GPUs",
+        why=lambda: output(tasks, job),
+    )
+
+
+def test_tasks_of_one_host_share_the_grant_and_the_reaper_frees_it(tasks: Gpulock) -> None:
+    job = tasks.sge.submit("glalice", "-j", "y", *MPI, stdin=HOLD)
+    until(
+        lambda: all(len(held) == 2 for held in tasks.held_by(job).values()) or None,
+        what="two GPUs to be held on every host",
+    )
+    # until a shepherd has its handlers, execd's SIGTTIN stops it for good (8.1.9)
+    until(lambda: len(sleepers()) == len(NODES), what="every task to run")
+    for node in NODES:
+        assert [o.act for o in tasks.reconcile(node).outcomes] == ["held", "held"]
+    tasks.sge.qdel(str(job))
+    tasks.sge.wait_done(job)
+
+    kept: list[str] = []
+
+    def freed() -> bool:
+        found = [(node, one) for node in NODES for one in tasks.reconcile(node).outcomes]
+        kept[:] = [f"{node}: {one.act}, {one.reason} {one.verdict.proof}" for node, one in found]
+        return not any(tasks.locks(node) for node in NODES)
+
+    until(freed, what="the reaper to free every host", why=lambda: "\n".join(kept))
+
+
+def sleepers() -> list[int]:
+    """Return the tasks of HOLD that run."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if command_of(pid) == "sleep 300"]
+
+
+def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpulock) -> None:
+    blocked = NODES[2]
+    holder = tasks.sge.submit("glbob", "-q", "gpu.q", "-l", f"gpu=7,h={blocked}", stdin="sleep 300")
+    tasks.sge.wait_running(holder)
+    tasks.sge.set_exechost(blocked, "gpu=16,gpuj=8,slots=16")
+    try:
+        first = ("-masterq", f"gpu.q@{NODES[0]}")  # a prolog would send the whole job back
+        job = tasks.sge.submit("glalice", "-j", "y", *first, *MPI, stdin=SERIAL)
+        tasks.sge.wait_done(job)
+        text = output(tasks, job)
+    finally:
+        tasks.sge.set_exechost(blocked, "gpu=8,gpuj=8,slots=16")
+    assert "busy: 2 GPUs asked for, 1 of 8 free" in text
+    assert f"{blocked} CVD" not in text
+    assert len([line for line in text.splitlines() if "CVD=0,1" in line]) == 2
+
+
+def test_without_the_feature_a_job_over_several_hosts_is_refused(gpus: Gpulock) -> None:
+    job = gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL)
+    gpus.sge.wait_state(job, "Eqw")
+    assert "GPUs on several hosts" in output(gpus, job)
+    assert all(held == [] for held in gpus.held_by(job).values())
+
+
+def test_a_parallel_job_without_gpus_is_masked_on_every_host(tasks: Gpulock) -> None:
+    job = tasks.sge.submit("glalice", "-j", "y", "-q", "gpu.q", "-pe", "mpi", "6", stdin=SERIAL)
+    tasks.sge.wait_done(job)
+    lines = [line for line in output(tasks, job).splitlines() if "CVD=" in line]
+    assert len(lines) == 3 and all("CVD= refused=" in line for line in lines)

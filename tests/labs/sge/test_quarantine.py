@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quarantine by policy on a real Grid Engine: nobody gets the device, and the count follows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+
+import pytest
+
+from gpulock.store import quarantine
+from tests.labs.common.told import PLACE, exporter
+from tests.labs.daemon.daemon_lab import Daemon, gpulockd
+from tests.labs.sge import test_sensor
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.jobs import held, on, reap, visits
+from tests.labs.sge.test_sensor import wait_reported
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+sensed = test_sensor.sensed  # a fixture
+NODE = NODES[0]
+SLEEP = "exec sleep 600\n"
+KEYS = {"QUARANTINE_ON": "xid memory", "RESTORE_AFTER": "2", "PROCESS_PERIOD": "1"}
+
+
+@contextlib.contextmanager
+def daemon_on(gpus: Gpulock) -> Generator[Daemon]:
+    """Run a gpulockd on the node."""
+    lock_dir = gpus.sge.path_in(NODE, "/run/gpulock")
+    enter = gpus.sge.machines[NODE].enter()
+    with gpulockd(enter, lock_dir, gpus.sge.lab / "gpulockd.log") as daemon:
+        yield daemon
+
+
+def configured(gpus: Gpulock) -> int:
+    """Return how many GPUs qmaster has in the node's configuration."""
+    shown = gpus.sge.qconf("-se", NODE).replace("\\\n", "")
+    words = shown.partition("complex_values")[2].split()[0].split(",")
+    return int(next(word[4:] for word in words if word.startswith("gpu=")))
+
+
+def notes(gpus: Gpulock) -> dict[str, str]:
+    """Return why each device of the node is out of service."""
+    state, folder = str(gpus.sge.path_in(NODE, "/var/lib/gpulock")), quarantine.QUARANTINE
+    names = quarantine.listed(state, folder)
+    return {name: quarantine.read(state, folder, name).get("because", "") for name in names}
+
+
+def names_of(gpus: Gpulock) -> list[str]:
+    """Return the lock ids of the node's devices."""
+    return [device.id for device in gpus.node(NODE).devices()]
+
+
+def reload_driver(gpus: Gpulock) -> None:
+    """Let the node's driver have been loaded anew, as sysfs shows it."""
+    module = gpus.drivers / NODE / "sys/module/nvidia"
+    if module.exists():
+        module.rename(module.with_name(f"unloaded{module.stat().st_ino}"))
+    module.mkdir(parents=True)
+
+
+@pytest.mark.usefixtures("sensed")
+def test_a_device_that_failed_goes_to_no_job_and_the_count_falls_and_comes_back(
+    gpus: Gpulock,
+) -> None:
+    place = gpus.sge.path_in(NODE, PLACE)
+    gpus.configure(NODE, EXPORTER_DIR=PLACE, SGE_COUNT_HOSTS=NODE, **KEYS)
+    reload_driver(gpus)
+    reap(gpus, NODE)
+    with exporter(place, names_of(gpus)) as told, daemon_on(gpus) as daemon:
+        wait_reported(gpus, hl_gpu_free=GPUS, hl_gpu_quarantined=0)
+        first = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin=SLEEP)
+        gpus.sge.wait_running(first)
+        bad = held(gpus, NODE, first)[0]
+        told.tell(bad, "x.79=1,100.0")
+
+        def out() -> bool:
+            daemon.goes_round()
+            found = notes(gpus)
+            assert found in ({}, {bad: "xid: XID 79 (GPU has fallen off the bus)"})
+            return bool(found)  # none while what is told is too old
+
+        until(out, what="the device to be put away", interval=0.5, why=daemon.said)
+        assert bad in held(gpus, NODE, first)
+        wait_reported(gpus, hl_gpu_quarantined=1)
+
+        def lowered() -> bool:
+            daemon.goes_round()
+            return configured(gpus) == GPUS - 1
+
+        until(lowered, what="the count to fall", seconds=120, interval=2, why=daemon.said)
+        gpus.sge.qdel(str(first))
+        gpus.sge.wait_done(first)
+        second = gpus.sge.submit("glbob", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
+        whole = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS}"), stdin=SLEEP)
+        gpus.sge.wait_running(second, seconds=60)
+        assert bad not in held(gpus, NODE, second)
+        assert len(held(gpus, NODE, second)) == GPUS - 1
+        gpus.sge.qdel(str(second))
+        reload_driver(gpus)
+
+        def back() -> bool:
+            daemon.goes_round()
+            return notes(gpus) == {}
+
+        until(back, what="the device to come back", seconds=120, interval=2, why=daemon.said)
+
+        def raised() -> bool:
+            daemon.goes_round()
+            return configured(gpus) == GPUS
+
+        until(raised, what="the count to rise", seconds=120, interval=2, why=daemon.said)
+        gpus.sge.wait_running(whole, seconds=60)
+        assert len(held(gpus, NODE, whole)) == GPUS
+        assert visits(gpus, whole) == []  # it was sent nowhere in vain
+        said = daemon.said()
+        assert said.count("is out of service") == said.count("is back in service") == 1, said
+
+
+def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(
+    gpus: Gpulock,
+) -> None:
+    place = gpus.sge.path_in(NODE, PLACE)
+    gpus.configure(NODE, EXPORTER_DIR=PLACE, **KEYS)
+    reap(gpus, NODE)
+    names = names_of(gpus)
+    with exporter(place, names) as told, daemon_on(gpus) as daemon:
+        told.tell(names[0], f"memory_used={3 << 30}")
+
+        def away() -> bool:
+            daemon.goes_round()
+            return names[0] in notes(gpus)
+
+        until(away, what="the device to be put away", interval=0.5, why=daemon.said)
+        job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
+        gpus.sge.wait_running(job)
+        assert names[0] not in held(gpus, NODE, job)
+        told.tell(names[0])
+
+        def back() -> bool:
+            daemon.goes_round()
+            return notes(gpus) == {}
+
+        until(back, what="the device to come back", seconds=120, interval=2, why=daemon.said)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load sensor under a real execd: jobs wait where their prolog would have to refuse them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs.common.processes import end
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import CONFIG, GPUS, Gpulock
+from tests.labs.sge.jobs import (
+    command,
+    end_carriers,
+    forget_conf,
+    group_of,
+    held,
+    on,
+    reap,
+    restart_execd,
+    visits,
+)
+from tests.labs.sge.wait import until
+
+pytestmark = pytest.mark.lab
+NODE = NODES[0]
+VALUES = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
+SLEEP = "exec sleep 600\n"
+
+
+@pytest.fixture
+def sensed(gpus: Gpulock) -> Iterator[Gpulock]:
+    """Let execd of NODE run the load sensor."""
+    for name in VALUES:
+        gpus.sge.set_complex(f"{name} {name} INT <= YES NO 0 0")
+    sensor = {"load_sensor": str(gpus.hooks.sensor), "load_report_time": "00:00:01"}
+    restart_execd(gpus, NODE, **sensor)
+    yield gpus
+    gpus.sge.clear_jobs()
+    forget_conf(gpus, NODE, *sensor)
+
+
+def reported(gpus: Gpulock) -> dict[str, str]:
+    """Return what `qhost -F` shows of the GPUs, `hl:gpu.free` by `7`."""
+    names = ",".join(("gpu", "gpuj", *VALUES))
+    text = gpus.sge.client("qhost", "-F", names, "-h", NODE).stdout
+    words = [word for word in text.split() if word.startswith(("hl:", "hc:"))]
+    return {word.partition("=")[0]: word.partition("=")[2].partition(".")[0] for word in words}
+
+
+def wait_reported(gpus: Gpulock, **wanted: int | None) -> None:
+    """Wait until `qhost -F` shows these values, `_` for `:` and `.`; None: it is not shown."""
+    shown = {name: None if value is None else str(value) for name, value in wanted.items()}
+
+    def there() -> bool:
+        now = {key.replace(":", "_").replace(".", "_"): v for key, v in reported(gpus).items()}
+        return all(now.get(name) == value for name, value in shown.items())
+
+    until(there, what=f"{wanted}", interval=0.3, why=lambda: str(reported(gpus)))
+
+
+def sensors(gpus: Gpulock) -> list[int]:
+    """Return the real uids of the processes that run our sensor."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if entry.name.isdigit() and os.fsencode(gpus.hooks.sensor) in words:
+                found.append((entry / "status").stat().st_uid)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
+    sensed: Gpulock,
+) -> None:
+    wait_reported(sensed, hl_gpu_free=8, hl_gpu_held=0, hl_gpu_stale=0, hl_gpu_quarantined=0)
+    assert sensors(sensed) and set(sensors(sensed)) == {0}
+    command(sensed, NODE, "quarantine", "7", "--because", "its fan died")
+    wait_reported(sensed, hl_gpu=7, hl_gpuj=7, hl_gpu_free=7, hl_gpu_quarantined=1)
+    waiting = sensed.sge.submit("glalice", *on(NODE, "-l", "gpu=8"), stdin=SLEEP)
+    served = sensed.sge.submit("glbob", *on(NODE, "-l", "gpu=2"), stdin=SLEEP)
+    sensed.sge.wait_running(served)
+    offers = f'cannot run at host "{NODE}" because it offers only hc:gpu='
+    until(
+        lambda: offers in sensed.sge.qstat("-j", str(waiting)),
+        what="the scheduler to say why",
+        why=lambda: sensed.sge.qstat("-j", str(waiting)),
+    )
+    assert sensed.sge.state(waiting) == "qw"
+    assert visits(sensed, waiting) == []  # it was at no node
+    wait_reported(sensed, hl_gpu=5, hl_gpu_free=5, hl_gpu_held=2, hl_gpu_quarantined=1)
+    command(sensed, NODE, "restore", "7")
+    sensed.sge.qdel(str(served))
+    sensed.sge.wait_running(waiting, seconds=60)
+    assert len(held(sensed, NODE, waiting)) == GPUS
+    assert visits(sensed, waiting) == []
+    wait_reported(sensed, hl_gpu_free=0, hl_gpu_held=8, hl_gpu_quarantined=0)
+
+
+def test_stale_locks_are_told_and_a_sensor_that_cannot_know_offers_nothing(
+    sensed: Gpulock,
+) -> None:
+    """What is no longer reported is forgotten by qmaster with execd's next report (8.1.9).
+
+    A sensor that kept silent would so offer all that the bookkeeping has.
+    """
+    wait_reported(sensed, hl_gpu_free=8)
+    job = sensed.sge.submit("glalice", *on(NODE, "-l", "gpu=3"), stdin=SLEEP)
+    sensed.sge.wait_running(job)
+    gid, shepherd = group_of(sensed, NODE, job), sensed.sge.shepherd_pid(job)
+    end([shepherd])
+    end_carriers(gid)
+    wait_reported(sensed, hl_gpu=5, hl_gpu_stale=3, hl_gpu_held=0)
+    assert reap(sensed, NODE).acts() == [("freed", "dead")] * 3
+    wait_reported(sensed, hl_gpu_free=8, hl_gpu_stale=0)
+    sensed.sge.path_in(NODE, CONFIG).write_text("GUPS=8\n")
+    wait_reported(sensed, hl_gpu=0, hl_gpu_free=0)
+    sensed.configure(NODE)
+    wait_reported(sensed, hl_gpu_free=8)
+    sensed.configure(NODE, DRIVER_ROOT="/nonexistent")
+    wait_reported(sensed, hl_gpu=0, hl_gpu_free=0)
+    sensed.sge.set_conf("load_sensor", "none", host=NODE)
+    wait_reported(sensed, hl_gpu_free=None, hl_gpu=None, hc_gpu=8)

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Slurm lab's daemons: how they come up, stop, and go without a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tests.labs.sge.machines import connect, end_processes, processes
+from tests.labs.sge.wait import PATIENCE, LabError, until
+from tests.labs.slurm import haste
+from tests.labs.slurm.install import install
+from tests.labs.slurm.machines import MARKER, Machines
+from tests.labs.slurm.processes import remove_groups
+
+_REGISTERED: Final = "_handle_node_reg_resp: slurmctld sent back"  # in slurmd's log, at debug
+
+
+_OUT: Final = {"DRAIN", "DOWN", "FAIL", "INVALID_REG"}  # words of a node that takes no jobs
+_FIELD: Final = re.compile(r"(\S+?)=(.*?)(?=\s+[\w/:]+=|\s*$)")
+
+
+class Cluster(Machines):
+    """Munged and slurmctld on the head machine, a slurmd on each node.
+
+    `unheard`: slurmctld was started since all nodes have registered, and may not know their GPUs.
+    """
+
+    unheard = False
+
+    # --- the lab itself -----------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self.up()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+    def up(self) -> dict[str, float]:
+        """Bring the lab up anew; return seconds by step."""
+        if os.geteuid() != 0:
+            raise LabError("namespaces and several users need root")
+        clock, laps = time.monotonic(), dict[str, float]()
+
+        def lap(step: str) -> None:
+            laps[step] = time.monotonic() - clock
+
+        install()
+        lap("installed")
+        self.down()
+        self.lay_out()
+        machines = list(self.machines.values())
+        for machine in machines:
+            machine.boot(list(self.users.values()), machines, "")
+        connect(machines[0], machines[1:])
+        lap("machines")
+        self._start_munged()
+        lap("munged")
+        self._start_all()
+        lap("slurm")
+        return laps
+
+    def down(self) -> None:
+        """End every process of the lab, and with them its namespaces; remove what it made."""
+        end_processes(self.lab)
+        remove_groups(self.nodes)
+        if self.lab.exists():
+            if not (self.lab / MARKER).exists() and any(self.lab.iterdir()):
+                raise LabError(f"{self.lab} is not a lab's folder: not removed")
+            shutil.rmtree(self.lab)
+
+    def reconfigure(self, **changes: Any) -> None:
+        """Change fields of the setup and start Slurm anew with them; jobs live on."""
+        self.setup = dataclasses.replace(self.setup, **changes)
+        # A job on its way out keeps slurmd and slurmctld waiting for each other, half a minute.
+        until(
+            lambda: self.queue("-h", "-t", "CG") == "",
+            what="jobs to be completed",
+            why=self.logs,
+        )
+        self.stop_slurmctld()
+        for node in self.nodes:
+            self.stop_slurmd(node)
+        self._start_all()
+
+    # --- daemons ------------------------------------------------------------------------------
+
+    def slurmctld_pid(self) -> int:
+        """The running slurmctld of this lab, or 0."""
+        return self._daemon(self.lab / "state/slurmctld.pid", "slurmctld")
+
+    def slurmd_pid(self, node: str) -> int:
+        """The running slurmd of a node, or 0."""
+        return self._daemon(self.lab / f"spool/{node}.pid", "slurmd")
+
+    def start_slurmctld(self, *options: str) -> None:
+        """Start slurmctld and wait until it answers; `-c` forgets its state."""
+        self.unheard = True  # slurmctld asks its nodes in its own time, up to eight seconds later
+        self._start(self.master, "slurmctld", *options, env=haste.environ(self.lab))
+        until(
+            lambda: "is UP" in self.run_in(self.master, ["scontrol", "ping"]).stdout,
+            what="slurmctld to answer",
+            why=lambda: self.log("slurmctld"),
+        )
+
+    def stop_slurmctld(self, *, kill: bool = False) -> None:
+        """End slurmctld; slurmds and jobs live on.
+
+        By SIGKILL, if asked, it forgets what it has not saved, such as the start of a last job.
+        """
+        self._stop(self.slurmctld_pid(), "slurmctld", kill)
+
+    def start_slurmd(self, node: str, *, wipe: bool = False) -> None:
+        """Start a node's slurmd, on an empty spool if asked; wait until slurmctld has it."""
+        if wipe:
+            shutil.rmtree(self.lab / "spool" / node)
+            (self.lab / "spool" / node).mkdir()
+        before = self._registrations(node)
+        self._start(node, "slurmd")
+        if self.slurmctld_pid():
+            self._wait_registered({node: before})
+        else:
+            until(lambda: self.slurmd_pid(node) > 0, what=f"slurmd on {node} to run", why=self.logs)
+
+    def stop_slurmd(self, node: str, *, kill: bool = False) -> None:
+        """End a node's slurmd, by SIGKILL if asked; its steps and jobs live on."""
+        self._stop(self.slurmd_pid(node), f"slurmd on {node}", kill)
+
+    def hear_out(self, node: str) -> None:
+        """Start a node's slurmd anew: the one that ends has told slurmctld all that it had to.
+
+        Of a Prolog that failed it tells when the job is long requeued, its Epilog over (22.05,
+        `_rpc_prolog`): slurmctld would drain a node that was resumed meanwhile.
+        """
+        self.stop_slurmd(node)
+        self.start_slurmd(node)
+
+    def restart_slurmds(self) -> None:
+        """Start every slurmd anew: it registers at once."""
+        before: dict[str, int] = {}
+        for node in self.nodes:
+            self.stop_slurmd(node)
+            before[node] = self._registrations(node)  # slurmctld may have asked the old one
+            self._start(node, "slurmd")
+        self._wait_registered(before)
+        self.unheard = False
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    def scontrol(self, *args: str, check: bool = True) -> str:
+        """Run scontrol as root on the head machine; return what it printed."""
+        done = self.run_in(self.master, ["scontrol", *args])
+        if check and done.returncode != 0:
+            raise LabError(f"scontrol {' '.join(args)} failed: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def queue(self, *options: str) -> str | None:
+        """Return what squeue prints, None where slurmctld is too busy to answer."""
+        done = self.run_in(self.master, ["squeue", *options])
+        return done.stdout if done.returncode == 0 else None
+
+    def node_state(self, node: str) -> tuple[str, str]:
+        """Return a node's state and the reason set for it: `("IDLE+DRAIN", "Prolog error")`."""
+        shown = fields(self.scontrol("show", "node", "-o", node))
+        return shown["State"], shown.get("Reason", "").rpartition(" [")[0]
+
+    def node_words(self, node: str) -> set[str]:
+        """Return the words of a node's state."""
+        return set(self.node_state(node)[0].rstrip("*").split("+"))
+
+    def is_out(self, node: str) -> bool:
+        """Say whether a node is drained or down."""
+        return bool(_OUT & self.node_words(node))
+
+    def wait_node(self, node: str, word: str, *, seconds: float = PATIENCE) -> str:
+        """Wait until a node's state has a word, such as DRAIN; return the reason."""
+        until(
+            lambda: word in self.node_words(node),
+            what=f"{node} to be {word}",
+            seconds=seconds,
+            why=lambda: self.scontrol("show", "node", node) + self.logs(),
+        )
+        return self.node_state(node)[1]
+
+    def resume_node(self, node: str) -> None:
+        """Put a drained or failed node back to work, unless it has come back by itself."""
+        self.scontrol("update", f"nodename={node}", "state=resume", check=False)
+        until(
+            lambda: not self.is_out(node),
+            what=f"{node} to be back",
+            why=lambda: self.scontrol("show", "node", node) + self.logs(),
+        )
+
+    # --- inner --------------------------------------------------------------------------------
+
+    def _start_munged(self) -> None:
+        folder = self.lab / "munge"
+        names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log"}
+        places = [f"--{option}={folder}/{name}" for option, name in names.items()]
+        self._start(self.master, "munged", *places, f"--seed-file={folder}/seed")
+
+    def _start_all(self) -> None:
+        self.write_etc()
+        before = {node: self._registrations(node) for node in self.nodes}
+        self.start_slurmctld()
+        for node in self.nodes:
+            self._start(node, "slurmd")
+        self._wait_registered(before)
+        self.unheard = False
+
+    def _start(
+        self, machine: str, program: str, *options: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        done = self.run_in(machine, [program, *options], env=env)
+        if done.returncode != 0:
+            raise LabError(f"{program} on {machine} failed: {done.stdout}{done.stderr}")
+
+    def _stop(self, pid: int, name: str, kill: bool) -> None:
+        if not pid:
+            raise LabError(f"{name} is not running")
+        os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
+        until(
+            lambda: not processes(self.lab, [pid]),
+            what=f"{name} ({pid}) to end",
+            interval=0.01,
+            why=self.logs,
+        )
+
+    def _daemon(self, pid_file: Path, name: str) -> int:
+        try:
+            pid = int(pid_file.read_text())
+        except (OSError, ValueError):
+            return 0
+        return pid if processes(self.lab, [pid]).get(pid) == name else 0
+
+    def _registrations(self, node: str) -> int:
+        try:
+            return (self.lab / f"log/{node}.log").read_text(errors="replace").count(_REGISTERED)
+        except FileNotFoundError:
+            return 0
+
+    def _wait_registered(self, before: Mapping[str, int]) -> None:
+        until(
+            lambda: all(self._registrations(node) > count for node, count in before.items()),
+            what=f"slurmd on {' '.join(before)} to register",
+            interval=0.01,
+            why=self.logs,
+        )
+
+
+def fields(line: str) -> dict[str, str]:
+    """Return what scontrol shows of a job or node in one line."""
+    return dict(_FIELD.findall(line))

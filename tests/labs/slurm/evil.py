@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hostile user of Slurm brings along: the kit, and variables of a job's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tests.labs.common.hostile_kit import Kit
+from tests.labs.sge.wait import LabError
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.lab import JobId
+
+# every program that a hook of Slurm may want, looked up by a PATH of the job's
+_PROGRAMS: Final = ("env", "python3", "sh", "dash", "squeue", "scontrol", "scancel", "id", "sleep")
+_MASK: Final = "0,1,2,3"
+
+
+class Evil(Kit):
+    """The kit of a hostile user of Slurm."""
+
+    def variables(self) -> dict[str, str]:
+        """Return variables that would steer a naive hook, or forge its answers."""
+        names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
+        twins = ("", "APPTAINERENV_", "SINGULARITYENV_")
+        return {
+            **self.steering(),
+            **{twin + name: _MASK for twin in twins for name in names},
+            **FORGED,
+            "SLURM_JOB_ID": "999999",
+            "SLURM_JOBID": "999999",
+            "AAA_LINES": f"a\nexport CUDA_VISIBLE_DEVICES={_MASK}\n",
+            "ZZZ_LINES": f"z\nCUDA_VISIBLE_DEVICES={_MASK}",
+            "APPTAINER_BINDPATH": f"/a\nexport CUDA_VISIBLE_DEVICES={_MASK}",
+            "LARGE": "x" * 100_000,
+            "BYTES": "\udcff\udcfe=\udc80",
+            **self.function("sleep"),
+        }
+
+
+# What Slurm's own hooks are told; of these a job's owner can set each, for himself.
+FORGED: Final[Mapping[str, str]] = {
+    "SLURM_JOB_GPUS": _MASK,
+    "SLURM_STEP_GPUS": _MASK,
+    "SLURM_GPUS_ON_NODE": "4",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_UID": "0",
+    "SLURM_JOB_RESTART_COUNT": "99",
+    "SLURM_JOB_COMMENT": "gres:gpu:4",
+    "SLURM_HET_JOB_ID": "999999",
+    "SLURM_JOB_ID_HET_GROUP_0": "999999",
+    "SLURMD_NODENAME": "slnode3",
+    "SLURM_LOCALID": "7",
+    "SLURM_GTIDS": "0,1,2,3",
+    "SLURM_SCRIPT_CONTEXT": "epilog_slurmd",
+}
+
+
+def kit(gpus: Gpulock) -> Evil:
+    """Build the kit in the lab's scratch folder."""
+    evil = Evil(gpus.slurm.lab / "evil")
+    evil.build(_PROGRAMS, "HIDE_UNREQUESTED=no\n")
+    return evil
+
+
+def submit(
+    gpus: Gpulock, user: str, words: Sequence[str], env: Mapping[str, str], script: str
+) -> JobId:
+    """Submit a script with an environment that is set as the user: root loads nothing of it."""
+    pairs = [f"{name}={value}" for name, value in env.items()]
+    line = ["/usr/bin/env", *pairs, "/usr/bin/sbatch", "--parsable", "--output=out.%j", *words]
+    done = gpus.slurm.run_as(user, line, stdin=script)
+    if not done.stdout.strip().isdigit():
+        raise LabError(f"{words}: {done.stdout}{done.stderr}")
+    return JobId(int(done.stdout))

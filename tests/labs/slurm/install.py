@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have Debian's Slurm and what the machines are made with installed, and nothing started."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.labs.common import debian
+
+_PACKAGES: Final = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "slurm-client": "sbatch",
+    "munge": "munged",
+    "iproute2": "ip",
+    "util-linux": "nsenter",
+}
+
+
+def install() -> bool:
+    """Install what is missing; return whether anything was."""
+    return debian.install(_PACKAGES)

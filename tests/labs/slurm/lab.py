@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Slurm on one machine: slurmctld, munged and up to four slurmds in namespaces.
+
+    with Slurm(Setup(gres="gpulock"), nodes=2) as slurm:
+        job = slurm.submit("slalice", "--gres=gpu:2", script="env | grep SLURM")
+        slurm.wait_done(job)
+
+Needs root and Debian's packages (installed when missing). Everything but those packages lives in
+one scratch folder (GPULOCK_LAB), in namespaces and in Slurm's cgroups, and is gone after `down`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NewType
+
+from tests.labs.sge.wait import PATIENCE, LabError, until
+from tests.labs.slurm import config, processes
+from tests.labs.slurm.cluster import Cluster, fields
+from tests.labs.slurm.machines import USERS
+from tests.labs.slurm.processes import Step
+
+JobId = NewType("JobId", int)
+
+# A job that is COMPLETING still runs its epilogs.
+STARTED: Final = ("CONFIGURING", "RUNNING")
+ENDED: Final = ("CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+
+
+class Slurm(Cluster):
+    """The lab as its tests use it; each method raises `LabError` when it could not do its work."""
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        user: str,
+        *sbatch_args: str,
+        script: str = "true\n",
+        env: Mapping[str, str] | None = None,
+    ) -> JobId:
+        """Submit the lines of a bash script; what it prints is for `said`.
+
+        Of an array the id is that of the whole (see `tasks`), of a heterogeneous job the leader's.
+        """
+        text = script if script.startswith("#!") else f"#!/bin/bash\n{script}"
+        command = ["sbatch", "--parsable", "--output=out.%j", *sbatch_args]
+        done = self.run_as(user, command, env=env, stdin=text)
+        if done.returncode != 0 or not done.stdout.strip().isdigit():
+            raise LabError(f"{user}: {command} failed: {done.stdout}{done.stderr}")
+        return JobId(int(done.stdout))
+
+    def srun(
+        self,
+        user: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run srun as a user on the head machine, to its end."""
+        return self.run_as(user, ["srun", *args], env=env, seconds=seconds)
+
+    def salloc(
+        self,
+        user: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run salloc as a user on the head machine, to the end of the command given to it."""
+        return self.run_as(user, ["salloc", *args], env=env, seconds=seconds)
+
+    def start(
+        self, user: str, *command: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a command, such as srun or salloc, as a user; the caller waits for it."""
+        who = self.users[user]
+        line = self.machines[self.master].enter(uid=who.uid, cwd=str(who.home))
+        return subprocess.Popen(
+            [*line, *command],
+            env={"PATH": "/usr/bin:/bin", **self.login(user), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def said(self, job: JobId) -> str:
+        """Return what a batch job has printed; empty as long as there is no file."""
+        found = [path for user in self.users.values() for path in user.home.glob(f"out.{job}")]
+        return found[0].read_text(errors="replace") if found else ""
+
+    def scancel(self, *args: str | JobId) -> None:
+        """Run scancel as root."""
+        self.run_in(self.master, ["scancel", *map(str, args)])
+
+    def requeue(self, job: JobId) -> None:
+        """Put a running job back into the queue."""
+        self.scontrol("requeue", str(job))
+
+    def begin(self, job: JobId, *, at_once: bool = False) -> None:
+        """Let a requeued job start now, and not after two minutes.
+
+        `at_once`: with the next second of the clock, when slurmd still knows the job and therefore
+        runs neither its Prolog nor an extern step. Within the same second it would mostly refuse
+        the run ("credential revoked"): it counts in whole ones.
+        """
+        self.wait_state(job, "PENDING", *(() if at_once else STARTED))
+        start = "now+1" if at_once else "now+2"
+        try:
+            self.scontrol("update", f"jobid={job}", f"starttime={start}")
+        except LabError as fault:  # after a node failure a job waits for no two minutes
+            if at_once or "no longer pending" not in str(fault):
+                raise
+
+    def suspend(self, job: JobId) -> None:
+        """Stop a job's processes."""
+        self.scontrol("suspend", str(job))
+
+    def resume(self, job: JobId) -> None:
+        """Let a suspended job go on."""
+        self.scontrol("resume", str(job))
+
+    # --- what becomes of them -----------------------------------------------------------------
+
+    def job(self, job: JobId) -> dict[str, str]:
+        """Return what scontrol shows of one job; nothing once it is forgotten."""
+        records = map(fields, until(lambda: self._shown(job), what="slurmctld's answer"))
+        return next(
+            (record for record in records if record.get("JobId") == str(job)), dict[str, str]()
+        )
+
+    def state(self, job: JobId) -> str:
+        """Return a job's state, such as RUNNING; empty once it is forgotten."""
+        return self.job(job).get("JobState", "")
+
+    def tasks(self, array: JobId) -> dict[int, JobId]:
+        """Return the job ids of an array's tasks, of those that have started."""
+        shown = self.scontrol("show", "job", "-o", str(array))
+        pairs = re.findall(r"JobId=(\d+) ArrayJobId=\d+ ArrayTaskId=(\d+) ", shown)
+        return {int(task): JobId(int(job)) for job, task in pairs}
+
+    def wait_state(self, job: JobId, *states: str, seconds: float = PATIENCE) -> str:
+        """Wait until a job is in one of the states; return it."""
+        return until(
+            lambda: [now for now in [self.state(job)] if now in states] or None,
+            what=f"job {job} to become {' or '.join(states)}",
+            seconds=seconds,
+            why=lambda: self._about(job),
+        )[0]
+
+    def wait_running(self, job: JobId, *, seconds: float = PATIENCE) -> None:
+        """Wait until a batch job or its steps run, which is past Prolog and TaskProlog."""
+        until(
+            lambda: bool(self.job_processes(job)),
+            what=f"job {job} to have a process",
+            seconds=seconds,
+            why=lambda: self._about(job),
+        )
+
+    def wait_done(self, job: JobId, *, seconds: float = PATIENCE) -> str:
+        """Wait until a job and its epilogs are over; return the state it ended in."""
+        return self.wait_state(job, *ENDED, "", seconds=seconds)
+
+    def steps(self, job: JobId, node: str | None = None) -> list[Step]:
+        """Return a job's step daemons, on one node or on all."""
+        machines = [self.machines[name] for name in ([node] if node else self.nodes)]
+        return [step for step in processes.steps(machines) if step.job == job]
+
+    def wait_steps(self, job: JobId, *names: str, seconds: float = PATIENCE) -> None:
+        """Wait until a job has step daemons of these names."""
+        until(
+            lambda: set(names) <= {step.name for step in self.steps(job)},
+            what=f"job {job} to have steps {' '.join(names)}",
+            seconds=seconds,
+            why=lambda: self._about(job),
+        )
+
+    def wait_stepless(self, job: JobId, node: str | None = None) -> None:
+        """Wait until no step daemon of a job is left: its Epilog may run while one ends."""
+        until(
+            lambda: not self.steps(job, node),
+            what=f"the step daemons of job {job} to end",
+            why=lambda: f"{self.steps(job, node)}\n{self._about(job)}",
+        )
+
+    def wait_revoked(self, job: JobId, node: str) -> None:
+        """Wait until a node's slurmd was told that a job ends: before, it starts the script."""
+        self.wait_logged(node, f"credential for job {job} revoked")
+
+    def wait_logged(self, node: str, words: str) -> None:
+        """Wait until a node's slurmd has written something to its log."""
+        log = self.lab / f"log/{node}.log"
+        until(
+            lambda: words in log.read_text(errors="replace"),
+            what=f"slurmd on {node} to say: {words}",
+            why=self.logs,
+        )
+
+    def job_processes(self, job: JobId, node: str | None = None) -> list[int]:
+        """Return a job's own processes, on one node or on all."""
+        machines = [self.machines[name] for name in ([node] if node else self.nodes)]
+        return processes.job_processes(machines, job)
+
+    def clear_jobs(self) -> None:
+        """Cancel all jobs and wait until their epilogs are over."""
+        for user in USERS:  # of several --user scancel obeys the last
+            self.scancel(f"--user={user}")
+        until(
+            lambda: self.queue("-h", "--all") == "",
+            what="all jobs to be gone",
+            seconds=2 * PATIENCE,  # a node that lost its slurmd is given up after a minute
+            why=lambda: f"{self.queue('--all')}\n{self.logs()}",
+        )
+
+    def recover(self) -> None:
+        """Put right what a test has left: daemons run, no job is there, every node is idle."""
+        if not self.slurmctld_pid():
+            self.start_slurmctld()
+        for node in self.nodes:
+            if not self.slurmd_pid(node):
+                self.start_slurmd(node)
+        self.clear_jobs()
+        if self.unheard:
+            self.restart_slurmds()
+        for node in self.nodes:
+            if self.is_out(node):
+                self.hear_out(node)
+                self.resume_node(node)
+
+    def device(self, node: str, minor: int) -> Path:
+        """Return the device file of gres.conf; opening it says ENXIO, or EPERM if denied."""
+        return config.device(self.lab, node, minor)
+
+    # --- inner --------------------------------------------------------------------------------
+
+    def _shown(self, job: JobId) -> list[str] | None:
+        """Return what scontrol prints of a job, None where slurmctld is too busy to answer."""
+        done = self.run_in(self.master, ["scontrol", "show", "job", "-o", "-d", str(job)])
+        known = done.returncode == 0 or "Invalid job id" in done.stdout + done.stderr
+        return done.stdout.splitlines() if known else None
+
+    def _about(self, job: JobId) -> str:
+        shown = self.scontrol("show", "job", str(job), check=False)
+        return f"{shown}\n--- it printed\n{self.said(job)[-2000:]}\n{self.logs()}"

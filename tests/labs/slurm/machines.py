@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Slurm lab's machines, users and scratch folder.
+
+The machines are those of the Grid Engine lab: network, host name and mounts of their own on one
+kernel with one /proc. So each node has its own /run/gpulock, /etc/gpulock and users under one
+slurm.conf, and nothing listens on the host's own network.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.labs.sge.machines import Machine, User, mark, processes
+from tests.labs.sge.wait import LabError
+from tests.labs.slurm import config
+from tests.labs.slurm.config import Setup
+from tests.labs.slurm.processes import groups
+
+DEFAULT_LAB: Final = "/tmp/gpulock-lab-slurm"
+USERS: Final = {"slalice": 27011, "slbob": 27012}
+MARKER: Final = "gpulock-slurm-lab"
+
+
+class Machines:
+    """A head machine and up to four nodes, two ordinary users, and what Slurm is to be told."""
+
+    def __init__(
+        self,
+        setup: Setup | None = None,
+        *,
+        nodes: int = 1,
+        names: str = "sl",
+        lab: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Describe a lab; labs that are up at the same time need different `names`."""
+        chosen = os.environ.get("GPULOCK_LAB")  # the Grid Engine lab takes the folder itself
+        self.lab = Path(lab or (f"{chosen}-slurm" if chosen else DEFAULT_LAB))
+        if not self.lab.is_absolute() or set(str(self.lab)) & set(" ,:;\\[]%\n\t"):
+            raise LabError(f"the lab's folder must be absolute and of plain characters: {self.lab}")
+        self.setup = setup or Setup()
+        self.master = f"{names}master"
+        self.nodes = tuple(f"{names}node{number}" for number in range(1, nodes + 1))
+        self.machines = {
+            name: Machine(name, number, self.lab)
+            for number, name in enumerate((self.master, *self.nodes), 1)
+        }
+        self.users = {
+            name: User(name, uid, self.lab / "home" / name) for name, uid in USERS.items()
+        }
+        self.env = {"SLURM_CONF": str(self.lab / "etc/slurm.conf")}
+
+    def left_behind(self) -> list[str]:
+        """Say what of the lab is still on the host; empty after `down`."""
+        left = [f"process {pid} ({name})" for pid, name in processes(self.lab).items()]
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        left += [f"mount {m}" for m in mounts if mark(self.lab) in m or f" {self.lab}" in m]
+        left += [f"cgroup {group}" for group in groups(self.nodes)]
+        left += [f"folder {self.lab}"] if self.lab.exists() else []
+        return left
+
+    def lay_out(self) -> None:
+        """Make the scratch folder: a key, devices, spool folders, homes."""
+        self.lab.mkdir(mode=0o755, parents=True, exist_ok=True)
+        (self.lab / MARKER).touch()
+        for folder in ("etc", "log", "munge", "state", "spool"):
+            (self.lab / folder).mkdir(mode=0o755)
+        key = self.lab / "munge/key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        for folder in ("log", "state"):
+            shutil.chown(self.lab / folder, "slurm", "slurm")
+        for node in self.nodes:
+            (self.lab / "spool" / node).mkdir()
+        for user in self.users.values():
+            user.home.mkdir(parents=True)
+            os.chown(user.home, user.uid, user.uid)
+
+    def write_etc(self) -> None:
+        """Write Slurm's configuration and make the device files it names."""
+        addresses = {name: self.machines[name].address for name in self.nodes}
+        master = (self.master, self.machines[self.master].address)
+        for name, text in config.files(self.lab, self.setup, master, addresses).items():
+            (self.lab / "etc" / name).write_text(text)
+        for node in self.nodes:
+            for minor in self.setup.minors(node):
+                place = config.device(self.lab, node, minor)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if not place.exists():
+                    os.mknod(place, stat.S_IFCHR, os.makedev(config.MAJOR, minor))
+                    place.chmod(0o666)
+
+    # --- commands on the machines -------------------------------------------------------------
+
+    def run_in(
+        self,
+        machine: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as root on a machine, with SLURM_CONF and `env`."""
+        whole = {**self.env, **(env or {})}
+        return self.machines[machine].run(command, env=whole, seconds=seconds, stdin=stdin)
+
+    def run_as(
+        self,
+        user: str,
+        command: Sequence[str],
+        *,
+        machine: str | None = None,
+        env: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as an ordinary user in his home, on the head machine unless told."""
+        who = self.users[user]
+        return self.machines[machine or self.master].run(
+            command,
+            env={**self.login(user), **(env or {})},
+            uid=who.uid,
+            cwd=str(who.home),
+            seconds=seconds,
+            stdin=stdin,
+        )
+
+    def login(self, user: str) -> dict[str, str]:
+        """Return the environment of a user's login."""
+        home = str(self.users[user].home)
+        return {**self.env, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
+
+    def path_in(self, node: str, inside: str) -> Path:
+        """Where this process finds a path of a machine, such as its /run/gpulock."""
+        return self.machines[node].path(inside)
+
+    # --- logs ---------------------------------------------------------------------------------
+
+    def log(self, daemon: str, lines: int = 20) -> str:
+        """Return the last lines of a log: `slurmctld`, or a node's name for its slurmd."""
+        try:
+            text = (self.lab / f"log/{daemon}.log").read_text(errors="replace")
+        except FileNotFoundError:
+            return f"({daemon} has written no log)"
+        return "\n".join(text.splitlines()[-lines:])
+
+    def logs(self, lines: int = 20) -> str:
+        """Return the last lines of all logs, for the message of a failure."""
+        names = ("slurmctld", *self.nodes)
+        return "\n".join(f"--- {name}\n{self.log(name, lines)}" for name in names)
+
+    def watch_logs(self) -> Callable[[], str]:
+        """Return what tells later what the daemons have written since."""
+        places = [self.lab / f"log/{name}.log" for name in ("slurmctld", *self.nodes)]
+        sizes = {place: place.stat().st_size for place in places}
+
+        def written() -> str:
+            return "\n".join(
+                f"--- {place.stem}\n{place.read_bytes()[size:].decode(errors='replace')}"
+                for place, size in sizes.items()
+            )
+
+        return written

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two ways a site may run gpulock under Slurm, set up on every node of the lab."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from tests.labs.sge.wait import PATIENCE, until
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.lab import JobId
+
+REQUEUE_EXIT: Final = "213"
+NODE: Final = "slnode1"
+SLURM_CONF: Final = {"RequeueExit": REQUEUE_EXIT, "LaunchParameters": "use_interactive_step"}
+SHOW: Final = "env | grep -E '^(CUDA|NVIDIA|GPU|APPTAINERENV|SINGULARITYENV)' | sort\n"
+
+
+class Mode(Protocol):
+    """One of the two ways; `keys` are settings of gpulock, `setup` what the lab's Slurm is."""
+
+    def __call__(
+        self, gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any
+    ) -> None: ...
+
+
+def by_gpulock(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any) -> None:
+    """Let gpulock choose: Slurm counts, and sets no variable (Flags=no_gpu_env)."""
+    setup.setdefault("gres", "gpulock")
+    gpus.prepare(**{"extra": SLURM_CONF, **setup})
+    for node in gpus.slurm.nodes:
+        gpus.configure(node, **settings(gpus, SLURM_CHOOSER="gpulock", **(keys or {})))
+
+
+def by_slurm(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any) -> None:
+    """Let Slurm choose, by positions in gres.conf."""
+    gpus.prepare(**{"extra": SLURM_CONF, **setup}, gres="slurm")
+    for node in gpus.slurm.nodes:
+        gpus.configure(node, **settings(gpus, SLURM_CHOOSER="slurm", **(keys or {})))
+        write_map(gpus, node, gpus.slurm.setup.minors(node))
+
+
+def settings(gpus: Gpulock, **keys: str) -> dict[str, str]:
+    """Return the settings of a node of the lab."""
+    return {"SLURM_CONF": str(gpus.slurm.lab / "etc/slurm.conf"), "SLURM_WAIT": "2", **keys}
+
+
+def write_map(gpus: Gpulock, node: str, minors: Sequence[int]) -> None:
+    """Write what `gpulock install slurm` finds: the minor at each position."""
+    source = gpus.slurm.lab / "etc/gres.conf"
+    lines = [f"{position}={minor}\n" for position, minor in enumerate(minors)]
+    state = gpus.slurm.path_in(node, "/var/lib/gpulock")
+    text = "".join(["gpulock-slurm-map 1\n", f"gres_conf={source}\n", *lines])
+    (state / "slurm-map").write_text(text)
+    shutil.copy(source, state / "slurm-gres.conf")
+
+
+def run(gpus: Gpulock, *args: str, script: str = SHOW) -> dict[str, str]:
+    """Run a batch job to its end; return the variables it printed."""
+    job = gpus.slurm.submit("slalice", *args, script=script)
+    gpus.slurm.wait_done(job)
+    return variables(gpus.slurm.said(job))
+
+
+def variables(text: str) -> dict[str, str]:
+    """Return the variables in what `env` printed."""
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def wait_said(gpus: Gpulock, job: JobId, word: str, *, seconds: float = PATIENCE) -> str:
+    """Wait until a batch job has printed a word; return all it has printed."""
+    slurm = gpus.slurm
+    return until(
+        lambda: said if word in (said := slurm.said(job)) else None,
+        what=f"job {job} to print {word}",
+        seconds=seconds,
+        why=lambda: f"{slurm.job(job)}\n{slurm.said(job)}\n{slurm.logs()}",
+    )
+
+
+def wait_empty(gpus: Gpulock, *, seconds: float = PATIENCE) -> None:
+    """Wait until Slurm's queue is empty and every epilog over."""
+    slurm = gpus.slurm
+    until(
+        lambda: slurm.queue("-h", "--all") == "",
+        what="the queue to be empty",
+        seconds=seconds,
+        interval=0.2,
+        why=slurm.logs,
+    )

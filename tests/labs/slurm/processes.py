@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a Slurm lab's jobs runs: step daemons, the jobs' own processes, cgroups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.labs.sge.machines import Machine
+from tests.labs.sge.wait import until
+
+_STEP: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A running step daemon; `name` is batch, extern, interactive or a number."""
+
+    job: int
+    name: str
+    node: str
+    pid: int
+
+
+def steps(machines: Iterable[Machine]) -> list[Step]:
+    """Return the step daemons of some machines; the child that becomes a task is none."""
+    found: list[Step] = []
+    for machine, pid in _within(machines):
+        with contextlib.suppress(OSError):
+            title = _STEP.match(Path(f"/proc/{pid}/cmdline").read_bytes())
+            # /proc/PID itself is root's for the child as well, because it is undumpable.
+            if title and "\nUid:\t0\t0\t" in Path(f"/proc/{pid}/status").read_text():
+                found.append(Step(int(title[1]), title[2].decode(), machine.name, pid))
+    return found
+
+
+def job_processes(machines: Iterable[Machine], job: int) -> list[int]:
+    """Return what runs with a job's environment, detached or not, but for its hooks.
+
+    Tasks of every component of a heterogeneous job carry the leader's id.
+    """
+    found: list[int] = []
+    for _, pid in _within(machines):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            environ = {name: value for name, _, value in (word.partition(b"=") for word in words)}
+            if environ.get(b"SLURM_JOB_ID") == b"%d" % job and not _is_hook(environ):
+                found.append(pid)
+    return found
+
+
+def _is_hook(environ: Mapping[bytes, bytes]) -> bool:
+    """Tell a hook, or what it has started, by its environment.
+
+    A task keeps the context of its TaskProlog. It is that TaskProlog as long as the process that
+    becomes the task is still the step daemon's child.
+    """
+    context = environ.get(b"SLURM_SCRIPT_CONTEXT", b"")
+    if context != b"prolog_task":
+        return context != b""
+    task = environ.get(b"SLURM_TASK_PID", b"none").decode()
+    try:
+        return _STEP.match(Path(f"/proc/{task}/cmdline").read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def hook_runs(context: str) -> bool:
+    """Return whether any hook of a kind runs, such as `epilog_slurmd`."""
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"SLURM_SCRIPT_CONTEXT={context}".encode() in place.read_bytes().split(b"\0"):
+                return True
+    return False
+
+
+def groups(nodes: Sequence[str]) -> list[Path]:
+    """Return the cgroups that Slurm has made for nodes, in all hierarchies."""
+    return [group for node in nodes for group in sorted(_CGROUPS.glob(f"*/slurm_{node}"))]
+
+
+def remove_groups(nodes: Sequence[str]) -> None:
+    """Remove the cgroups of nodes on which nothing runs any more."""
+
+    def all_removed() -> bool:
+        for group in groups(nodes):
+            for folder, _, _ in os.walk(group, topdown=False):
+                with contextlib.suppress(OSError):  # its last process is still on its way out
+                    os.rmdir(folder)
+        return not groups(nodes)
+
+    until(all_removed, what="the lab's cgroups to go", why=lambda: str(groups(nodes)))
+
+
+def _within(machines: Iterable[Machine]) -> Iterator[tuple[Machine, int]]:
+    """Go through the processes in the machines' mount namespaces."""
+    spaces = {os.stat(f"/proc/{machine.pid}/ns/mnt").st_ino: machine for machine in machines}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                machine = spaces.get(os.stat(f"/proc/{entry}/ns/mnt").st_ino)
+                if machine is not None:
+                    yield machine, int(entry)

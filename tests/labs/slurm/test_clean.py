@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CLEAN on a real Slurm: what outlives its step daemon is ended by the Epilog, and nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.labs.common.freezer import frozen
+from tests.labs.common.processes import command_of, end, running
+from tests.labs.sge.wait import until
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import held, kill_steps, reap, started
+from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
+
+pytestmark = pytest.mark.lab
+KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6", "CLEAN": "kill", "CLEAN_TIMEOUT": "10"}
+EXTRA = {**SLURM_CONF, "KillWait": "1"}
+TWO = "--gres=gpu:2"
+DEAF = "trap '' TERM\nwhile :; do sleep 1; done\n"
+PROCTRACK = pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
+
+
+@PROCTRACK
+def test_what_a_killed_step_daemon_leaves_is_ended_and_a_neighbour_is_not(
+    slurm_gpus: Gpulock, proctrack: str
+) -> None:
+    by_gpulock(slurm_gpus, KEYS, extra=EXTRA, proctrack=proctrack)
+    slurm = slurm_gpus.slurm
+    neighbour = started(slurm_gpus, NODE, "--gres=gpu:1")
+    others = slurm.job_processes(neighbour, NODE)
+    job = started(slurm_gpus, NODE, TWO, script=DEAF)
+    left = kill_steps(slurm_gpus, job, NODE)
+    assert left != []
+    slurm.scancel(job)
+    slurm.wait_done(job)  # the Epilog ran
+    assert not any(map(running, left))
+    assert held(slurm_gpus, job, NODE) == []
+    assert others != [] and slurm.job_processes(neighbour, NODE) == others
+    assert len(held(slurm_gpus, neighbour, NODE)) == 1
+
+
+@PROCTRACK
+def test_report_ends_nothing_and_the_lock_settles(slurm_gpus: Gpulock, proctrack: str) -> None:
+    by_gpulock(slurm_gpus, {**KEYS, "CLEAN": "report"}, extra=EXTRA, proctrack=proctrack)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    left = kill_steps(slurm_gpus, job, NODE)
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    assert all(map(running, left))
+    assert len(held(slurm_gpus, job, NODE)) == 2
+    end(left)
+    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}
+
+
+def test_one_that_nothing_ends_keeps_its_devices_and_the_epilog_ends_in_time(
+    slurm_gpus: Gpulock,
+) -> None:
+    extra = {**EXTRA, "UnkillableStepTimeout": "2"}
+    by_gpulock(slurm_gpus, {**KEYS, "CLEAN_TIMEOUT": "1"}, extra=extra)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO, script="exec sleep 600\n")
+    pids = until(
+        lambda: [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)] or None,
+        what="the job's sleep",
+    )
+    with frozen("gpulock-lab-frozen", pids):
+        slurm.scancel(job)
+        slurm.wait_done(job)
+        assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
+        assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
+    slurm.wait_stepless(job)  # its daemon ends with it
+    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}

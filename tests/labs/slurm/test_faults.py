@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""slurmctld forgets, a boot or LOCK_DIR is lost, hooks are cut short: nothing is granted twice."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Generator
+
+import pytest
+
+from tests.labs.common.freezer import frozen
+from tests.labs.common.processes import command_of, end, running
+from tests.labs.sge.wait import LabError, until
+from tests.labs.slurm.gpulock import CONFIG, Gpulock
+from tests.labs.slurm.hooks import Stops, stops
+from tests.labs.slurm.jobs import (
+    SHOW_MASK,
+    gate_file,
+    held,
+    kill_steps,
+    lose_locks,
+    mounted,
+    notes,
+    other_boot,
+    reap,
+    record_of,
+    shut_gate,
+    started,
+    wait_requeued,
+    waiting_for,
+)
+from tests.labs.slurm.lab import ENDED, JobId
+from tests.labs.slurm.modes import (
+    NODE,
+    SLURM_CONF,
+    Mode,
+    by_gpulock,
+    by_slurm,
+    settings,
+    variables,
+    wait_said,
+)
+from tests.labs.slurm.processes import hook_runs
+
+pytestmark = pytest.mark.lab
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
+KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
+# a job is not missed whose slurmd was killed a while ago (22.05, `_purge_missing_jobs`)
+EXTRA = {**SLURM_CONF, "KillWait": "1", "BatchStartTimeout": "120"}
+TWO = "--gres=gpu:2"
+OTHER = "slnode2"
+MORE = {NODE: range(16)}  # Slurm believes in four times as many devices as there are
+
+
+@pytest.fixture
+def hooks(slurm_gpus: Gpulock) -> Stops:
+    """Give a test hooks that it can stop."""
+    return stops(slurm_gpus)
+
+
+def forget(gpus: Gpulock, job: JobId) -> None:
+    """Start slurmctld without its state; the next job gets the id of `job`."""
+    slurm = gpus.slurm
+    slurm.stop_slurmctld(kill=True)
+    place = slurm.lab / "etc/slurm.conf"
+    place.write_text(re.sub("(?m)^FirstJobId=.*", f"FirstJobId={job}", place.read_text()))
+    for kept in (slurm.lab / "state").glob("job_state*"):  # the last id outlives `-c`
+        kept.unlink()
+    slurm.start_slurmctld("-c")
+
+
+# --- slurmctld forgets ----------------------------------------------------------------------------
+
+
+def tokens(gpus: Gpulock) -> set[str]:
+    """Return which claims hold devices of the node."""
+    return {record.token for record in gpus.locks(NODE).values()}
+
+
+def die(gpus: Gpulock, job: JobId, user: str) -> None:
+    """Let a node die with a job on it and slurmctld forget it; submit another with its id."""
+    slurm = gpus.slurm
+    slurm.stop_slurmd(NODE, kill=True)
+    end(kill_steps(gpus, job, NODE))
+    forget(gpus, job)
+    slurm.start_slurmd(NODE, wipe=True)
+    assert len(held(gpus, job, NODE)) == 2
+    text = f"echo again\n{SHOW_MASK}exec sleep 600\n"
+    assert slurm.submit(user, "-w", NODE, TWO, "--output=again.%j", script=text) == job
+
+
+def said_again(gpus: Gpulock, job: JobId, user: str) -> str:
+    """Return what the second job of an id has printed."""
+    place = gpus.slurm.users[user].home / f"again.{job}"
+    return place.read_text() if place.exists() else ""
+
+
+@BOTH
+def test_a_job_that_got_the_id_of_a_forgotten_one_of_the_same_user_claims_afresh(
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    old = record_of(slurm_gpus, job, NODE).token
+    die(slurm_gpus, job, "slalice")
+    until(lambda: "mask=0,1." in said_again(slurm_gpus, job, "slalice"), what="the second job")
+    assert not hooks.has_run("Epilog", NODE, job), "the trap is not set: an Epilog ran"
+    assert len(held(slurm_gpus, job, NODE)) == len(slurm_gpus.locks(NODE)) == 2
+    assert record_of(slurm_gpus, job, NODE).token != old
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    assert slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
+def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_one(
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    old = record_of(slurm_gpus, job, NODE)
+    die(slurm_gpus, job, "slbob")
+    if mode is by_slurm:  # Slurm gives the very devices that the dead job holds
+        wait_requeued(slurm_gpus, job)
+        assert f"0: job {job}" in said_again(slurm_gpus, job, "slbob")
+        assert {r.token for r in slurm_gpus.locks(NODE).values()} == {old.token}
+        slurm.wait_stepless(job)
+        told = reap(slurm_gpus, NODE)
+        assert told.acts() == [("freed", "dead")] * 2
+        assert "another user's job" in told.reasons()
+        slurm.begin(job)
+    mask = "mask=0,1." if mode is by_slurm else "mask=2,3."
+    until(lambda: mask in said_again(slurm_gpus, job, "slbob"), what="bob's job to run")
+    assert not hooks.has_run("Epilog", NODE, job) or mode is by_slurm
+    bobs = [r for r in slurm_gpus.locks(NODE).values() if r.uid == slurm.users["slbob"].uid]
+    assert len(bobs) == 2
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    slurm.wait_stepless(job)
+    left = [record.token for record in slurm_gpus.locks(NODE).values()]
+    assert left == ([] if mode is by_slurm else [old.token] * 2)
+    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"}
+    assert slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
+def test_a_job_that_slurmctld_forgot_is_ended_and_leaks_nothing_past_a_reconcile(
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    forget(slurm_gpus, JobId(job + 1))
+    slurm.stop_slurmd(NODE)
+    slurm.start_slurmd(NODE)  # it registers at once
+    until(lambda: slurm.steps(job) == [], what="its steps to end", why=slurm.logs)
+    # told of two orphan steps, slurmd mostly runs no Epilog at all
+    ran = hooks.has_run("Epilog", NODE, job)
+    until(
+        lambda: (
+            {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"}
+            and slurm_gpus.locks(NODE) == {}
+        ),  # one that was refused has freed nothing
+        what="its locks to be freed",
+    )
+    assert slurm_gpus.locks(NODE) == {}
+    until(lambda: notes(slurm_gpus, NODE) == [], what="its note to go")
+    assert not ran or "SLURM_JOB_GPUS" not in hooks.environ("Epilog", NODE, job)
+
+
+def test_a_job_whose_start_slurmctld_forgot_never_runs_with_the_mask_of_its_first_run(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    """The state that slurmctld comes back with is from before the job's start."""
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job, token = until(
+        lambda: forgotten_start(slurm_gpus, hooks), what="a run that is not revoked", seconds=360
+    )
+    if slurm.job(job)["Restarts"] != "0":  # slurmd ran no Prolog, and the task was stopped
+        assert "this node has no claim of the job" in slurm.said(job)
+        assert slurm_gpus.locks(NODE) == {}
+        slurm.begin(job)
+    until(lambda: len(held(slurm_gpus, job, NODE)) == 2, what="its claim", why=slurm.logs)
+    wait_said(slurm_gpus, job, "mask=0,1.")
+    assert token not in tokens(slurm_gpus)
+    assert len(slurm_gpus.locks(NODE)) == 2
+
+
+def forgotten_start(gpus: Gpulock, hooks: Stops) -> tuple[JobId, str] | None:
+    """Return a job in its second run, of which slurmctld knows no first, and that one's token.
+
+    None where slurmd had not forgotten it, and refused the run ("credential revoked"), which ends
+    the job.
+    """
+    slurm = gpus.slurm
+    text = f"echo run\n{SHOW_MASK}exec sleep 600\n"
+    job = slurm.submit("slalice", "--hold", "--requeue", "-w", NODE, TWO, script=text)
+    slurm.stop_slurmctld()
+    state, kept = slurm.lab / "state", slurm.lab / "state.kept"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(state, kept)
+    slurm.start_slurmctld()
+    slurm.scontrol("release", str(job))
+    slurm.wait_running(job)
+    first = record_of(gpus, job, NODE)
+    slurm.stop_slurmctld(kill=True)
+    for place in kept.iterdir():
+        if place.is_file() and place.suffix != ".pid":
+            shutil.copyfile(place, state / place.name)
+    slurm.start_slurmctld()
+    assert (slurm.state(job), slurm.job(job)["Restarts"]) == ("PENDING", "0")
+    until(lambda: hooks.has_run("Epilog", NODE, job), what="slurmd to end the first run")
+    until(lambda: first.token not in tokens(gpus), what="its locks to go", why=slurm.logs)
+    slurm.begin(job, at_once=True)
+    slurm.scontrol("release", str(job))
+    until(
+        lambda: (
+            slurm.state(job) in ENDED or slurm.job(job)["Restarts"] != "0" or tokens(gpus) != set()
+        ),
+        what="the second run",
+        why=slurm.logs,
+    )
+    if slurm.state(job) not in ENDED:
+        return job, first.token
+    assert tokens(gpus) == set()
+    return None
+
+
+# --- boots ----------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("wiped", [False, True])
+def test_after_a_reboot_old_locks_are_dead_whether_lock_dir_was_kept_or_not(
+    slurm_gpus: Gpulock, mode: Mode, wiped: bool
+) -> None:
+    """What decides is the boot id alone, as old pids mean nothing."""
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    old = started(slurm_gpus, NODE, "--gres=gpu:4")
+    slurm.stop_slurmd(NODE, kill=True)
+    end(kill_steps(slurm_gpus, old, NODE))
+    if wiped:
+        lose_locks(slurm_gpus, NODE)
+    with other_boot(slurm_gpus, NODE):
+        slurm.start_slurmd(NODE)
+        if not wiped:
+            told = reap(slurm_gpus, NODE)
+            assert told.acts() == [("freed", "dead")] * 4
+            assert "claimed before this boot" in told.reasons()
+        slurm.scancel(old)
+        slurm.wait_done(old)
+        later = slurm.submit(
+            "slbob", "-w", NODE, "--gres=gpu:4", script=f"{SHOW_MASK}exec sleep 600\n"
+        )
+        wait_said(slurm_gpus, later, "mask=0,1,2,3.")
+        assert len(held(slurm_gpus, later, NODE)) == 4
+        assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 4
+        slurm.clear_jobs()
+        assert slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
+def test_a_claim_itself_frees_what_an_earlier_boot_held(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    old = started(slurm_gpus, NODE, "--gres=gpu:4")
+    slurm.stop_slurmd(NODE, kill=True)
+    end(kill_steps(slurm_gpus, old, NODE))
+    slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=reboot")
+    slurm.scancel(old)  # else it starts by itself, as soon as its node is back
+    slurm.wait_done(old)
+    with other_boot(slurm_gpus, NODE):
+        slurm.start_slurmd(NODE, wipe=True)
+        until(lambda: not slurm.is_out(NODE), what="the node to be back")
+        assert len(slurm_gpus.locks(NODE)) == 4
+        later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
+        assert slurm.wait_done(later) == "COMPLETED"
+        assert slurm.said(later) == "mask=0,1.\n"
+
+
+@BOTH
+def test_when_lock_dir_is_lost_nothing_is_granted_until_living_jobs_are_adopted(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    order = (3, 1, 0, 2, *(range(4, 8) if mode is by_gpulock else ()))
+    mode(slurm_gpus, KEYS, extra=EXTRA, order={NODE: order})
+    slurm = slurm_gpus.slurm
+    goes = [gate_file(slurm_gpus, name) for name in ("one", "two")]
+    step = "srun sh -c 'echo step=$CUDA_VISIBLE_DEVICES devices=$GPULOCK_DEVICES'\n"
+    text = f"env\necho shown\n{waiting_for(goes[0])}{step}echo rc=$?\n{waiting_for(goes[1])}{step}"
+    other = started(slurm_gpus, NODE, "--gres=gpu:1")
+    job = started(slurm_gpus, NODE, TWO, script=f"{text}exec sleep 600\n")
+    wait_said(slurm_gpus, job, "shown\n")
+    before = {name: (r.token, r.job_id) for name, r in slurm_gpus.locks(NODE).items()}
+    seen = variables(slurm.said(job))
+    lose_locks(slurm_gpus, NODE)
+    goes[0].touch()  # a step that starts now would have a mask of nothing
+    said = wait_said(slurm_gpus, job, "rc=")
+    assert "rc=0" not in said and "step=" not in said
+    refused = slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="echo ran\n")
+    wait_requeued(slurm_gpus, refused)
+    assert "the locks of this boot were lost" in slurm.said(refused)
+    assert slurm_gpus.locks(NODE) == {}
+    assert not slurm.is_out(NODE)
+    told = reap(slurm_gpus, NODE)
+    assert sorted(told.adopted) == sorted([str(other), str(job)])
+    assert {name: (r.token, r.job_id) for name, r in slurm_gpus.locks(NODE).items()} == before
+    goes[1].touch()
+    mask, devices = seen["CUDA_VISIBLE_DEVICES"], seen["GPULOCK_DEVICES"]
+    wait_said(slurm_gpus, job, f"step={mask} devices={devices}\n")
+    if mode is by_gpulock:
+        more = slurm.submit("slbob", "-w", NODE, TWO, script="echo ran\n")
+        wait_requeued(slurm_gpus, more)
+        assert "1 of 4 free" in slurm.said(more)
+    slurm.begin(refused)
+    assert slurm.wait_done(refused) == "COMPLETED"
+    slurm.scancel(job, other)
+    slurm.wait_done(job)
+    slurm.wait_done(other)
+    assert slurm_gpus.locks(NODE) == {}
+    assert notes(slurm_gpus, NODE) == []
+
+
+@BOTH
+def test_a_job_that_ended_while_its_locks_were_lost_is_not_adopted_for_good(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    ended, living = (started(slurm_gpus, NODE, TWO) for _ in range(2))
+    before = tokens(slurm_gpus)
+    lose_locks(slurm_gpus, NODE)
+    slurm.scancel(ended)
+    slurm.wait_done(ended)
+    slurm.wait_stepless(ended)
+    reap(slurm_gpus, NODE)
+    assert len(held(slurm_gpus, living, NODE)) == len(slurm_gpus.locks(NODE)) == 2
+    assert tokens(slurm_gpus) < before
+    later = slurm.submit("slbob", "-w", NODE, TWO, script=SHOW_MASK)
+    assert slurm.wait_done(later) == "COMPLETED"
+    assert notes(slurm_gpus, NODE) == [f"{NODE}.{living}"]
+
+
+@BOTH
+def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    place = slurm_gpus.slurm.path_in(NODE, CONFIG)
+    text = place.read_text()
+    place.write_text(f"{text}GUPS=4\n")
+    slurm.scancel(job)
+    assert slurm.wait_done(job) == "CANCELLED"
+    slurm.wait_stepless(job)
+    assert not slurm.is_out(NODE)
+    place.write_text(text)
+    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
+    assert notes(slurm_gpus, NODE) == []
+
+
+# --- hooks cut short ------------------------------------------------------------------------------
+
+
+def test_a_prolog_that_slurmd_ends_at_the_gate_leaves_nothing(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    extra = {**EXTRA, "PrologEpilogTimeout": "8"}
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
+    slurm = slurm_gpus.slurm
+    first = started(slurm_gpus, NODE, "--gres=gpu:1")
+    with shut_gate(slurm_gpus, NODE):
+        job = slurm.submit("slalice", "-w", NODE, TWO, script="echo ran\n")
+        assert slurm.wait_node(NODE, "DRAIN") == "Prolog error"
+        wait_requeued(slurm_gpus, job)
+    assert {record.job_id for record in slurm_gpus.locks(NODE).values()} == {str(first)}
+    assert notes(slurm_gpus, NODE) == [f"{NODE}.{first}"]
+    slurm.resume_node(NODE)
+    hooks.set("Prolog", NODE, "after")
+    late = slurm.submit("slalice", "-w", NODE, TWO, script="echo ran\n")
+    hooks.wait("Prolog", NODE, "after", late)
+    assert len(held(slurm_gpus, late, NODE)) == 2
+    slurm.wait_node(NODE, "DRAIN")
+    wait_requeued(slurm_gpus, late)
+    hooks.go("Prolog", NODE, "after")
+    assert {record.job_id for record in slurm_gpus.locks(NODE).values()} == {str(first)}
+    assert slurm.said(job) + slurm.said(late) == ""
+
+
+def test_an_epilog_that_slurmd_ends_leaves_locks_that_a_reconcile_frees(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    extra = {**EXTRA, "PrologEpilogTimeout": "8"}
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=extra, order=MORE)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    with shut_gate(slurm_gpus, NODE):
+        slurm.scancel(job)
+        slurm.wait_done(job)
+        assert slurm.wait_node(NODE, "DRAIN") == "Epilog error"
+    slurm.wait_stepless(job)
+    until(lambda: not hook_runs("epilog_slurmd"), what="the killed Epilog to end")
+    assert len(slurm_gpus.locks(NODE)) == 2
+    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")] * 2
+
+
+def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(
+    slurm_gpus: Gpulock,
+) -> None:
+    extra = {**EXTRA, "UnkillableStepTimeout": "2"}
+    by_gpulock(slurm_gpus, KEYS, extra=extra, order=MORE)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO, script="exec sleep 600\n")
+    pids = until(
+        lambda: [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)] or None,
+        what="the job's sleep",
+    )
+    with frozen("gpulock-lab-frozen", pids):
+        slurm.scancel(job)
+        assert slurm.wait_node(NODE, "DRAIN") == "Kill task failed"
+        slurm.wait_done(job)
+        assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
+        assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
+    slurm.wait_stepless(job)  # its daemon ends with it
+    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}
+
+
+# --- hooks that a killed slurmd left behind -------------------------------------------------------
+
+
+def give_up(gpus: Gpulock, node: str, job: JobId) -> None:
+    """Let slurmctld give up what it waits for on a node, not after a minute; requeue the job."""
+    gpus.slurm.start_slurmd(node)
+    gpus.slurm.scontrol("update", f"nodename={node}", "state=down", "reason=test")
+    wait_requeued(gpus, job)
+    gpus.slurm.resume_node(node)
+
+
+def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    """A site's own Epilog calls ours at its end, say, and was slow; slurmd was killed meanwhile."""
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    go = gate_file(slurm_gpus, "go")
+    words = ("--requeue", "-w", NODE, TWO)
+    job = slurm.submit("slalice", *words, script=f"{waiting_for(go)}{SHOW_MASK}exec sleep 600\n")
+    slurm.wait_running(job)
+    until(lambda: len(held(slurm_gpus, job, NODE)) == 2, what="the job to claim")
+    hooks.set("Epilog", NODE, "before")
+    slurm.requeue(job)
+    late = hooks.wait("Epilog", NODE, "before", job)
+    slurm.stop_slurmd(NODE, kill=True)
+    kept = hooks.keep("Epilog", NODE, "before", late)
+    give_up(slurm_gpus, NODE, job)
+    slurm.begin(job)
+    slurm.wait_running(job)
+    until(lambda: records(slurm_gpus, NODE, job, restart=1) == 2, what="the second run to claim")
+    until(lambda: slurm.steps(job, NODE) != [], what="its extern step")
+    told = notes(slurm_gpus, NODE)
+    assert len(told) == 1
+    assert running(late)
+    kept.unlink()
+    until(lambda: not hook_runs("epilog_slurmd"), what="the late Epilog to end")
+    assert records(slurm_gpus, NODE, job, restart=1) == 2
+    assert {record.settling for record in slurm_gpus.locks(NODE).values()} == {0}
+    assert notes(slurm_gpus, NODE) == told
+    go.touch()
+    wait_said(slurm_gpus, job, "mask=0,1.")
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    assert slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
+def test_a_prolog_of_the_first_run_that_comes_late_changes_nothing_of_the_second(
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    hooks.set("Prolog", NODE, "before")
+    job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script="exec sleep 600\n")
+    late = hooks.wait("Prolog", NODE, "before", job)
+    slurm.stop_slurmd(NODE, kill=True)
+    kept = hooks.keep("Prolog", NODE, "before", late)
+    slurm.start_slurmd(NODE)
+    slurm.requeue(job)
+    give_up_if_completing(slurm_gpus, job)
+    slurm.begin(job)
+    slurm.wait_running(job)
+    assert records(slurm_gpus, NODE, job, restart=1) == 2
+    note = slurm_gpus.slurm.path_in(NODE, f"/run/gpulock/tasks/{NODE}.{job}")
+    text, first = note.read_text(), tokens(slurm_gpus)
+    assert running(late)
+    kept.unlink()
+    until(lambda: not hook_runs("prolog_slurmd"), what="the late Prolog to end")
+    assert tokens(slurm_gpus) == first
+    assert records(slurm_gpus, NODE, job, restart=1) == len(slurm_gpus.locks(NODE)) == 2
+    assert note.read_text() == text  # what its later steps are told
+    assert not slurm.is_out(NODE)
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    assert slurm_gpus.locks(NODE) == {}
+
+
+def give_up_if_completing(gpus: Gpulock, job: JobId) -> None:
+    """Let slurmctld give up a requeued job that waits for a hook's end."""
+    if gpus.slurm.state(job) == "COMPLETING":
+        gpus.slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=test")
+        wait_requeued(gpus, job)
+        gpus.slurm.begin(job)  # not at once, by itself, when slurmd still knows the first run
+        gpus.slurm.resume_node(NODE)
+
+
+def records(gpus: Gpulock, node: str, job: JobId, *, restart: int) -> int:
+    """Return how many devices a run of a job holds on a node."""
+    mine = [r for r in gpus.locks(node).values() if r.job_id == str(job)]
+    return len([record for record in mine if record.restart == restart])
+
+
+# --- several slurmds on one machine ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def one_machine(gpus: Gpulock) -> Generator[None]:
+    """Let two nodes be slurmds on one machine: one LOCK_DIR, one STATE_DIR, one host name."""
+    slurm = gpus.slurm
+    shared = slurm.lab / "shared"
+    shutil.rmtree(shared, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        for folder in ("run", "state"):
+            (shared / folder).mkdir(parents=True, mode=0o755)
+        for node in (NODE, OTHER):
+            for place, inner in (("/run/gpulock", "run"), ("/var/lib/gpulock", "state")):
+                bind = ("--bind", str(shared / inner))
+                stack.enter_context(mounted(gpus, node, place, *bind))
+            gpus.configure(node, **settings(gpus, SLURM_CHOOSER="gpulock", **KEYS))
+        rename(gpus, OTHER, NODE)
+        stack.callback(rename, gpus, OTHER, OTHER)
+        yield
+
+
+def rename(gpus: Gpulock, node: str, name: str) -> None:
+    """Give a node's machine a host name, behind the back of its slurmd."""
+    done = gpus.slurm.run_in(node, ["hostname", name])
+    if done.returncode != 0:
+        raise LabError(done.stderr)
+
+
+def test_two_slurmds_on_one_machine_share_its_devices_and_free_only_their_own(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    by_gpulock(slurm_gpus, KEYS, hooks=hooks.hooks, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    with one_machine(slurm_gpus):
+        step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\n"
+        words = ("-N2", "-w", f"{NODE},{OTHER}", TWO)
+        job = slurm.submit("slalice", *words, script=f"{step}exec sleep 600\n")
+        until(lambda: slurm.said(job).count("\n") == 2, what="two tasks", why=slurm.logs)
+        masks = [set(mask.split(",")) for mask in variables(slurm.said(job)).values()]
+        assert sorted(masks[0] | masks[1]) == ["0", "1", "2", "3"]
+        locks = slurm_gpus.locks(NODE)
+        assert locks.keys() == slurm_gpus.locks(OTHER).keys() and len(locks) == 4
+        assert sorted(record.slurmd for record in locks.values()) == [NODE] * 2 + [OTHER] * 2
+        assert {record.node for record in locks.values()} == {NODE}
+        assert notes(slurm_gpus, NODE) == [f"{NODE}.{job}", f"{OTHER}.{job}"]
+        assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 4
+        refused = slurm.submit("slbob", "-w", OTHER, "--gres=gpu:1", script="echo ran\n")
+        wait_requeued(slurm_gpus, refused)
+        assert "0 of 4 free" in slurm.said(refused)
+        hooks.set("Epilog", OTHER, "before")
+        slurm.scancel(job)
+        hooks.wait("Epilog", OTHER, "before", job)
+        until(
+            lambda: [r.slurmd for r in slurm_gpus.locks(NODE).values()] == [OTHER] * 2,
+            what="the first node to free its own",
+            why=lambda: str(slurm_gpus.locks(NODE)),
+        )
+        until(  # its last act
+            lambda: notes(slurm_gpus, NODE) == [f"{OTHER}.{job}"],
+            what="the first node's note to go",
+        )
+        hooks.go("Epilog", OTHER, "before")
+        slurm.wait_done(job)
+        assert slurm_gpus.locks(NODE) == {}
+        slurm.clear_jobs()

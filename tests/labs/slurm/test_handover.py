@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs of a real Slurm from job to job, their memory told by a real exporter."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.labs.common.handover_node import (
+    KEYS,
+    Gpus,
+    Job,
+    assert_given_back,
+    assert_put_away,
+    assert_untold,
+    assert_waits,
+    observed,
+    wait_out,
+)
+from tests.labs.common.processes import eldest
+from tests.labs.daemon.daemon_lab import gpulockd
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import gate_file, reap, started, waiting_for
+from tests.labs.slurm.modes import NODE, by_gpulock
+
+pytestmark = pytest.mark.lab
+GPUS = 4
+
+
+@pytest.fixture
+def node(slurm_gpus: Gpulock) -> Iterator[Gpus]:
+    """Observe a node for a test."""
+    slurm = slurm_gpus.slurm
+    place = slurm.lab / "handover"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    by_gpulock(slurm_gpus, {**KEYS, "EXPORTER_DIR": str(place / "exporter")})
+    enter, root = slurm.machines[NODE].enter(), slurm.path_in(NODE, "/")
+    devices = slurm_gpus.node(NODE).devices()
+    with observed(place, slurm_gpus.drivers / NODE, enter, root, devices) as found:
+        yield found
+
+
+def working(gpus: Gpulock, node: Gpus, name: str) -> Job:
+    """Return a job of one GPU that uses memory."""
+    go = gate_file(gpus, name)
+    job = started(gpus, NODE, "--gres=gpu:1", script=waiting_for(go))
+    (device,) = gpus.held_by(job)[NODE]
+    shell = eldest(lambda: gpus.slurm.job_processes(job, NODE))
+    return node.work(Job(job, device, shell, go, lambda: gpus.slurm.wait_done(job)))
+
+
+def holding(gpus: Gpulock, count: int) -> list[str]:
+    """Return the devices of a job that holds so many GPUs of the node."""
+    return gpus.held_by(started(gpus, NODE, f"--gres=gpu:{count}"))[NODE]
+
+
+def test_memory_that_is_given_back_lets_the_epilog_free_the_device(
+    slurm_gpus: Gpulock, node: Gpus
+) -> None:
+    assert_given_back(node, working(slurm_gpus, node, "go"))
+
+
+def test_memory_that_stays_puts_the_device_out_until_it_is_clean_and_the_rest_goes_on(
+    slurm_gpus: Gpulock, node: Gpus
+) -> None:
+    slurm = slurm_gpus.slurm
+    job = working(slurm_gpus, node, "go")
+    lock_dir, enter = slurm.path_in(NODE, "/run/gpulock"), slurm.machines[NODE].enter()
+    assert_waits(node, job)
+    with gpulockd(enter, lock_dir, slurm.lab / "gpulockd.log") as daemon:
+        assert_put_away(node, job, daemon)
+        assert job.device not in holding(slurm_gpus, GPUS - 1)
+        node.rest(job.device, 0)
+        wait_out(node, daemon, {})
+        assert holding(slurm_gpus, 1) == [job.device]
+
+
+def test_without_the_exporter_open_files_decide_and_the_record_says_so(
+    slurm_gpus: Gpulock, node: Gpus
+) -> None:
+    jobs = working(slurm_gpus, node, "first"), working(slurm_gpus, node, "second")
+    assert_untold(node, *jobs, lambda: reap(slurm_gpus, NODE))

@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Slurm job brings along is never run as root, never believed, and frees nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.labs.common.processes import end
+from tests.labs.sge.wait import until
+from tests.labs.slurm.evil import FORGED, Evil, kit, submit
+from tests.labs.slurm.gpulock import CONFIG, Gpulock
+from tests.labs.slurm.hooks import Stops, stops
+from tests.labs.slurm.jobs import (
+    ALL,
+    SHOW_MASK,
+    gate_file,
+    held,
+    kill_steps,
+    notes,
+    occupied,
+    reap,
+    record_of,
+    script,
+    started,
+    wait_requeued,
+    waiting_for,
+)
+from tests.labs.slurm.lab import STARTED, JobId
+from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, wait_said
+
+pytestmark = pytest.mark.lab
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
+KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
+EXTRA = {**SLURM_CONF, "KillWait": "1"}
+MASK = "CUDA_VISIBLE_DEVICES"
+UUIDS = ("NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
+ALICE = 27011
+# the script is no shell: it shows what the kernel gave it, every variable as often as it stands
+SHOW_ENVIRON = "#!/bin/cat /proc/self/environ\n"
+
+
+@pytest.fixture
+def hooks(slurm_gpus: Gpulock) -> Stops:
+    """Give a test hooks that it can stop."""
+    return stops(slurm_gpus)
+
+
+@pytest.fixture
+def evil(slurm_gpus: Gpulock) -> Evil:
+    """Give a test a hostile user's kit."""
+    return kit(slurm_gpus)
+
+
+def environ(text: str) -> list[tuple[str, str]]:
+    """Return what `cat /proc/self/environ` printed, in its order."""
+    pairs = [entry.partition("=") for entry in text.split("\0")]
+    return [(name, value) for name, equals, value in pairs if equals]
+
+
+def mask_of(shown: list[tuple[str, str]]) -> list[str]:
+    """Return the indexes that a job sees; each variable stands once, and all agree."""
+    twins = ("", "APPTAINERENV_", "SINGULARITYENV_")
+    found: dict[str, list[str]] = {twin + name: [] for twin in twins for name in (MASK, *UUIDS)}
+    for name, value in shown:
+        if name in found:
+            found[name].append(value)
+    first = found[MASK]
+    assert len(first) == 1
+    mask = first[0].split(",") if first[0] else []
+    for name, values in found.items():
+        if MASK in name:
+            assert values == first, name
+        elif mask:
+            assert len(values) == 1 and values[0].count("GPU-") == len(mask), name
+        else:
+            assert values in ([], [""], ["void"]), name
+    return mask
+
+
+@BOTH
+def test_a_hostile_environment_runs_nothing_as_root_and_forges_no_mask(
+    slurm_gpus: Gpulock, evil: Evil, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    other = slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="exec sleep 600\n")
+    slurm.wait_running(other)
+    word = f"SLURM_CONF={evil.folder}/slurm.conf,LD_PRELOAD={evil.folder}/evil.so"
+    words = ["-w", NODE, "--gres=gpu:2", f"--export=ALL,{word}", "--requeue"]
+    job = submit(slurm_gpus, "slalice", words, evil.variables(), SHOW_ENVIRON)
+    assert slurm.wait_done(job) == "COMPLETED"
+    shown = environ(slurm.said(job))
+    assert dict(shown)["LARGE"] == "x" * 100_000  # the whole environment travelled
+    mask = mask_of(shown)
+    assert len(mask) == 2 and "0" not in mask
+    # a step, of whose environment the script decides
+    lines = "".join(f"export {name}={value}\n" for name, value in FORGED.items())
+    text = (
+        f"#!/bin/bash\n{lines}srun /bin/cat /proc/self/environ\necho shown\nexec /bin/sleep 600\n"
+    )
+    second = submit(slurm_gpus, "slalice", words, evil.variables(), text)
+    assert mask_of(environ(wait_said(slurm_gpus, second, "shown\n"))) == mask
+    records = slurm_gpus.locks(NODE).values()
+    assert {r.job_id: (r.uid, r.user, r.slurmd, r.restart) for r in records} == {
+        str(other): (27012, "slbob", NODE, 0),
+        str(second): (ALICE, "slalice", NODE, 0),
+    }
+    slurm.scancel(second)
+    slurm.wait_done(second)
+    assert evil.ran(0) == ""
+    by_user = evil.ran(ALICE)
+    assert "library" in by_user and "rc" in by_user  # the kit works: it ran as the user
+    assert slurm_gpus.locks(NODE).keys() == set(slurm_gpus.held_by(other)[NODE])
+    assert not slurm.is_out(NODE)
+
+
+@BOTH
+@pytest.mark.parametrize("export", ["NONE", "SLURM_JOB_GPUS=0"])
+def test_a_job_without_its_submitters_environment_is_masked_too(
+    slurm_gpus: Gpulock, evil: Evil, mode: Mode, export: str
+) -> None:
+    """slurmd has the login files of the user run then, as the user."""
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    profile = slurm_gpus.slurm.users["slalice"].home / ".bash_profile"
+    profile.write_text(f". {evil.folder}/rc\nexport {MASK}=0,1,2,3\n")
+    try:
+        words = ["-w", NODE, "--gres=gpu:2", f"--export={export}"]
+        job = submit(slurm_gpus, "slalice", words, {}, SHOW_ENVIRON)
+        assert slurm_gpus.slurm.wait_done(job) == "COMPLETED"
+    finally:
+        profile.unlink()
+    assert mask_of(environ(slurm_gpus.slurm.said(job))) == ["0", "1"]
+    assert evil.ran(0) == ""
+
+
+@BOTH
+def test_a_job_without_gpus_forges_itself_none(slurm_gpus: Gpulock, evil: Evil, mode: Mode) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    words = ["-w", NODE, f"--export=ALL,{MASK}=0"]
+    job = submit(slurm_gpus, "slalice", words, {**evil.variables(), **FORGED}, SHOW_ENVIRON)
+    assert slurm.wait_done(job) == "COMPLETED"
+    assert mask_of(environ(slurm.said(job))) == []
+    lines = "".join(f"export {name}={value}\n" for name, value in FORGED.items())
+    text = f"#!/bin/bash\n{lines}export {MASK}=0\nsrun /bin/cat /proc/self/environ\n"
+    step = submit(slurm_gpus, "slalice", ["-w", NODE], {}, text)
+    slurm.wait_done(step)
+    said = slurm.said(step)
+    # a step that says it has GPUs of which the node knows nothing may be stopped as well
+    assert "this node has no claim" in said or mask_of(environ(said)) == []
+    assert slurm_gpus.locks(NODE) == {}
+
+
+def test_limits_of_the_submitter_starve_no_hook(slurm_gpus: Gpulock) -> None:
+    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    limits = "ulimit -v 400000; ulimit -n 30; ulimit -f 64; ulimit -t 20; "
+    line = f"{limits}exec sbatch --parsable --propagate=ALL -o out.%j -w {NODE} --gres=gpu:2"
+    text = f"#!/bin/bash\nulimit -n -f\n{SHOW_MASK}"
+    done = slurm_gpus.slurm.run_as("slalice", ["/bin/bash", "-c", line], stdin=text)
+    job = JobId(int(done.stdout))
+    assert slurm_gpus.slurm.wait_done(job) == "COMPLETED"
+    said = slurm_gpus.slurm.said(job)
+    assert " 30\n" in said and "mask=0,1.\n" in said
+    assert slurm_gpus.locks(NODE) == {}
+
+
+# --- what slurmctld is asked ----------------------------------------------------------------------
+
+
+def rows(job: JobId, uid: int, state: str) -> str:
+    """Return a text that looks like squeue's answer, and like scontrol's."""
+    columns = (str(job), str(uid), state, "0", str(job), "N/A", "1", "1")
+    line = "".join(column.ljust(24) for column in columns)
+    return f"x\n{line}\nJobId={job} UserId=root(0) JobState={state} ExitCode=0:0\n{line}"
+
+
+def test_names_and_comments_that_look_like_slurmctlds_answers_free_nothing(
+    slurm_gpus: Gpulock,
+) -> None:
+    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    held_job = slurm.submit("slalice", "--hold", "-w", NODE)
+    job = JobId(held_job + 1)
+    text = rows(job, 0, "COMPLETED")
+    odd = (f"--job-name={text}", f"--comment={text}", f"--chdir={folder_of_lines(slurm_gpus, job)}")
+    words = ["-w", NODE, "--gres=gpu:2", *odd, "--output=evil.out"]
+    assert submit(slurm_gpus, "slalice", words, {}, "#!/bin/bash\nexec sleep 600\n") == job
+    slurm.wait_running(job)
+    assert "COMPLETED" in slurm.scontrol("show", "job", str(job))
+    end(kill_steps(slurm_gpus, job, NODE))  # only slurmctld is left to say that it lives
+    told = reap(slurm_gpus, NODE)
+    assert told.acts() == [("held", "alive")] * 2
+    assert "slurmctld says RUNNING" in told.reasons()
+    slurm.scancel(job, held_job)
+    slurm_gpus.wait_free()  # the lab itself would take the job's name for its state
+    until(lambda: notes(slurm_gpus, NODE) == [], what="the Epilog's last act")
+
+
+def folder_of_lines(gpus: Gpulock, job: JobId) -> Path:
+    """Make a folder with a name of several lines in slalice's home."""
+    folder = gpus.slurm.users["slalice"].home / f"w\nSLURM_JOB_ID={job}\nSLURM_JOB_UID=0"
+    folder.mkdir(exist_ok=True)
+    os.chown(folder, ALICE, ALICE)
+    return folder
+
+
+# --- processes that pretend -----------------------------------------------------------------------
+
+
+def pretend(
+    gpus: Gpulock, user: str, title: str, env: Mapping[str, str], program: str = "sleep"
+) -> subprocess.Popen[bytes]:
+    """Run a process of a user on the node, outside of any job, with a title and environment."""
+    copy = gpus.slurm.lab / "programs" / program
+    if not copy.exists():
+        script(gpus, program, "").write_bytes(Path("/bin/sleep").read_bytes())
+    who = gpus.slurm.users[user]
+    line = gpus.slurm.machines[NODE].enter(uid=who.uid, cwd="/")
+    call = f"exec -a '{title}' {copy} 600"
+    return subprocess.Popen([*line, "/bin/bash", "-c", call], env={"PATH": "/usr/bin:/bin", **env})
+
+
+def test_a_process_that_pretends_to_be_slurms_neither_keeps_nor_frees_anothers_lock(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    by_gpulock(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)
+    slurm = slurm_gpus.slurm
+    living = started(slurm_gpus, NODE, "--gres=gpu:1")
+    ended = started(slurm_gpus, NODE, "--gres=gpu:2")
+    end(kill_steps(slurm_gpus, living, NODE))
+    hooks.set("Epilog", NODE, "instead")
+    slurm.scancel(ended)
+    hooks.wait("Epilog", NODE, "instead", ended)
+    hooks.go("Epilog", NODE, "instead")
+    slurm.wait_done(ended)
+    env = {"SLURM_JOB_ID": str(ended), "SLURMD_NODENAME": NODE}
+    context = {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd"}
+    fakes = [
+        pretend(slurm_gpus, "slbob", f"slurmstepd: [{ended}.batch]", {}, "slurmstepd"),
+        pretend(slurm_gpus, "slbob", f"slurmstepd: [{ended}.extern]", env, "slurmstepd"),
+        pretend(slurm_gpus, "slbob", "slurmstepd", {}, "slurmstepd"),
+        pretend(slurm_gpus, "slbob", "/usr/sbin/slurmd", {**env, **context}, "slurmd"),
+        pretend(slurm_gpus, "slalice", "sleep", {**env, **context}),
+    ]
+    try:
+        until(
+            lambda: all(  # past nsenter and bash, which have it in a longer word
+                Path(f"/proc/{fake.pid}/cmdline").read_bytes().endswith(b"\x00600\x00")
+                for fake in fakes
+            ),
+            what="the pretenders",
+        )
+        told = reap(slurm_gpus, NODE)
+        assert sorted(told.acts()) == [("freed", "dead")] * 2 + [("held", "alive")]
+        assert "slurmctld says RUNNING" in told.reasons()
+        assert held(slurm_gpus, living, NODE) == ["0"]
+    finally:
+        for fake in fakes:
+            fake.kill()
+            fake.wait()
+
+
+def test_a_user_can_write_nothing_where_hooks_read(slurm_gpus: Gpulock) -> None:
+    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, "--gres=gpu:1")
+    device = slurm_gpus.held_by(job)[NODE][0]
+    note, run = f"/run/gpulock/tasks/{NODE}.{job}", "/var/lib/gpulock/runs"
+    tries = (
+        "touch /run/gpulock/tasks/x",
+        f"rm -f {note}",
+        f"mv {note} {note}x",
+        f"echo >>{note}",
+        f"rm -rf /run/gpulock/locks/{device}",
+        f"echo >>/run/gpulock/locks/{device}/owner",
+        f"touch /run/gpulock/locks/{device}/seen",
+        "mkdir /run/gpulock/locks/x",
+        "cat /run/gpulock/gate",
+        f"touch {run}/x",
+        f"rm -f {run}/*",
+        "touch /var/lib/gpulock/slurm-map",
+        f"echo >>{CONFIG}",
+    )
+    before = tree(slurm_gpus)
+    for line in tries:
+        done = slurm.run_as("slalice", ["/bin/bash", "-c", line], machine=NODE)
+        assert done.returncode != 0 and "ermission denied" in done.stderr, line
+    assert tree(slurm_gpus) == before
+    open_mode = [name for name, (mode, uid, _) in before.items() if mode & 0o022 or uid != 0]
+    assert open_mode == []
+
+
+def tree(gpus: Gpulock) -> dict[str, tuple[int, int, bytes]]:
+    """Return mode, uid and content of all that the hooks keep on the node."""
+    found: dict[str, tuple[int, int, bytes]] = {}
+    for top in ("/run/gpulock", "/var/lib/gpulock"):
+        for place in gpus.slurm.path_in(NODE, top).rglob("*"):
+            info = place.lstat()
+            text = place.read_bytes() if place.is_file() else b""
+            found[f"{top}/{place.name}"] = (info.st_mode & 0o777, info.st_uid, text)
+    return found
+
+
+# --- a user's own TaskProlog ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_user_who_kills_or_stops_his_taskprolog_has_no_task(
+    slurm_gpus: Gpulock, hooks: Stops, number: signal.Signals
+) -> None:
+    by_gpulock(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)
+    slurm = slurm_gpus.slurm
+    hooks.set("TaskProlog", NODE, "before")
+    job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script="echo ran\n")
+    pid = hooks.wait("TaskProlog", NODE, "before", job)
+    kill = ["/bin/kill", f"-{number.value}", str(pid)]
+    assert slurm.run_as("slalice", kill, machine=NODE).returncode == 0
+    hooks.go("TaskProlog", NODE, "before")
+    other = slurm.submit("slbob", "-w", NODE, "--gres=gpu:3", script=SHOW_MASK)
+    assert slurm.wait_done(other) == "COMPLETED"
+    assert slurm.said(other).count(",") == 2
+    if number == signal.SIGSTOP:
+        assert slurm.state(job) == "RUNNING"
+        assert held(slurm_gpus, job, NODE) == ["0"]
+        slurm.scancel(job)
+    assert slurm.wait_done(job) in ("FAILED", "CANCELLED")
+    assert "ran" not in slurm.said(job)
+    assert slurm_gpus.locks(NODE) == {}
+    assert not slurm.is_out(NODE)
+
+
+def test_a_taskprolog_of_the_users_own_changes_what_is_advice_and_no_lock(
+    slurm_gpus: Gpulock,
+) -> None:
+    """docs/slurm.md: without a device cgroup a mask is advice."""
+    own = script(slurm_gpus, "own", f"#!/bin/sh\necho export {MASK}=0,1,2,3\n")
+    by_slurm(slurm_gpus, KEYS, extra=EXTRA, proctrack="cgroup", constrain_devices=True)
+    slurm = slurm_gpus.slurm
+    opens = " ".join(str(slurm.device(NODE, minor)) for minor in ALL)
+    step = f"srun --task-prolog={own} sh -c '{SHOW_MASK.strip()}; head -qc1 {opens}' 2>&1\n"
+    script_ = f"{step}echo opened\nexec sleep 600\n"
+    job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=script_)
+    said = wait_said(slurm_gpus, job, "opened")
+    assert "mask=0,1,2,3." in said
+    assert said.count("No such device or address") == 1  # it may: there is no driver
+    assert said.count("Operation not permitted") == 3
+    assert held(slurm_gpus, job, NODE) == ["0"]
+    assert record_of(slurm_gpus, job, NODE).devices == (slurm_gpus.held_by(job)[NODE][0],)
+
+
+@BOTH
+def test_a_job_whose_output_cannot_be_written_runs_neither_unmasked_nor_refused(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    told = gate_file(slurm_gpus, "told")
+    closed = f"exec >&- 2>&- <&-\nsrun --output=none sh -c 'echo ${MASK} >{told}'\n"
+    places = ("/dev/full", "/dev/null", "/nonexistent/x", "out.%j")
+    words = ("-w", NODE, "--gres=gpu:1")
+    for job in [slurm.submit("slalice", *words, "-o", p, script=closed) for p in places]:
+        slurm.wait_done(job)
+    assert told.read_text() in {f"{number}\n" for number in ALL}
+    assert slurm_gpus.locks(NODE) == {}
+    told.unlink()
+    ran = f"echo ran >{told}\n"
+    with occupied(slurm_gpus, NODE, *ALL):
+        for job in [slurm.submit("slalice", *words, "-o", p, script=ran) for p in places]:
+            wait_refused(slurm_gpus, job)
+        assert not told.exists()
+    assert not slurm.is_out(NODE)
+
+
+def wait_refused(gpus: Gpulock, job: JobId) -> None:
+    """Wait until a job was requeued or has failed."""
+    until(
+        lambda: gpus.slurm.state(job) == "FAILED" or gpus.slurm.job(job)["Restarts"] != "0",
+        what=f"job {job} to be refused",
+        why=gpus.slurm.logs,
+    )
+
+
+# --- a TaskProlog that fails ----------------------------------------------------------------------
+
+
+def without_settings(gpus: Gpulock, _: JobId) -> None:
+    """Let ordinary users read no settings."""
+    place = gpus.slurm.path_in(NODE, CONFIG)
+    text = place.read_text()
+    place.unlink()
+    place.touch(0o600)
+    place.write_text(text)
+
+
+def with_a_typing_error(gpus: Gpulock, _: JobId) -> None:
+    """Leave the settings such that nobody understands them."""
+    place = gpus.slurm.path_in(NODE, CONFIG)
+    place.write_text(f"{place.read_text()}GUPS=4\n")
+
+
+def without_note(gpus: Gpulock, job: JobId) -> None:
+    """Take the job's note away."""
+    note_of(gpus, job).unlink()
+
+
+def with_half_a_note(gpus: Gpulock, job: JobId) -> None:
+    """Cut the job's note short."""
+    place = note_of(gpus, job)
+    place.write_text(place.read_text()[: len(place.read_text()) // 2])
+
+
+def with_anothers_note(gpus: Gpulock, job: JobId) -> None:
+    """Let the job's note be another user's."""
+    place = note_of(gpus, job)
+    place.write_text(place.read_text().replace(f"uid={ALICE}", "uid=27012"))
+
+
+def with_a_folder(gpus: Gpulock, job: JobId) -> None:
+    """Let a folder stand where the job's note was."""
+    note_of(gpus, job).unlink()
+    note_of(gpus, job).mkdir()
+
+
+def without_its_lock(gpus: Gpulock, job: JobId) -> None:
+    """Let the job's device be somebody else's."""
+    device = gpus.held_by(job)[NODE][0]
+    place = gpus.slurm.path_in(NODE, f"/run/gpulock/locks/{device}/owner")
+    token = record_of(gpus, job, NODE).token
+    place.write_text(place.read_text().replace(f"token={token}", "token=0123456789abcdef"))
+
+
+def note_of(gpus: Gpulock, job: JobId) -> Path:
+    """Return the note of a job."""
+    return gpus.slurm.path_in(NODE, f"/run/gpulock/tasks/{NODE}.{job}")
+
+
+SPOILED: Mapping[Callable[[Gpulock, JobId], None], str] = {
+    without_settings: "Permission denied",
+    with_a_typing_error: "unknown key 'GUPS'",
+    without_note: "this node has no claim of the job",
+    with_half_a_note: "not a task's note",
+    with_anothers_note: "this node has no claim of the job",
+    with_a_folder: "not a regular file",
+    without_its_lock: "another job has it",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_in_doubt_a_task_never_runs(
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode, spoil: Callable[[Gpulock, JobId], None]
+) -> None:
+    mode(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)
+    slurm = slurm_gpus.slurm
+    hooks.set("Prolog", NODE, "after")
+    job = slurm.submit("slalice", "--no-requeue", "-w", NODE, "--gres=gpu:1", script="echo ran\n")
+    hooks.wait("Prolog", NODE, "after", job)
+    spoil(slurm_gpus, job)
+    hooks.go("Prolog", NODE, "after")
+    wait_refused(slurm_gpus, job)
+    slurm_gpus.slurm.path_in(NODE, CONFIG).chmod(0o644)
+    assert SPOILED[spoil] in slurm.said(job)
+    assert "ran\n" not in slurm.said(job)
+    assert not slurm.is_out(NODE)
+
+
+def test_a_step_whose_job_has_lost_its_lock_does_not_run(slurm_gpus: Gpulock) -> None:
+    by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
+    slurm = slurm_gpus.slurm
+    go = gate_file(slurm_gpus, "go")
+    text = f"srun echo first\n{waiting_for(go)}srun echo second\necho rc=$?\nexec sleep 600\n"
+    job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=text)
+    wait_said(slurm_gpus, job, "first")
+    without_its_lock(slurm_gpus, job)
+    go.touch()
+    said = wait_said(slurm_gpus, job, "rc=")
+    assert "rc=0" not in said and "second" not in said
+    assert "the lock of GPU 0 is lost" in said
+
+
+def test_a_task_of_a_refused_job_cannot_be_run_by_a_step_that_hides_its_job(
+    slurm_gpus: Gpulock,
+) -> None:
+    """A refused salloc-like allocation is cancelled; a batch job's script never starts an srun."""
+    by_gpulock(slurm_gpus, {**KEYS, "SLURM_WAIT": "8"}, extra=EXTRA)  # time for some tries
+    slurm = slurm_gpus.slurm
+    told = gate_file(slurm_gpus, "told")
+    with occupied(slurm_gpus, NODE, *ALL):
+        job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script="exec sleep 600\n")
+        attach = ["srun", f"--jobid={job}", "--overlap", "sh", "-c", f"echo ran >{told}"]
+        slurm.wait_state(job, *STARTED)  # of one that is still to start none could be run
+        tries = 0
+        while slurm.job(job)["Restarts"] == "0" and tries < 20:
+            slurm.run_as("slalice", attach)
+            tries += 1
+        wait_requeued(slurm_gpus, job)
+        assert tries > 0 and not told.exists()

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel keeps a job of a real Slurm without ConstrainDevices to its own GPUs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import HookPaths
+from tests.labs.common.device_nodes import (
+    PROBE,
+    Service,
+    make_nodes,
+    modes,
+    opened,
+    programs,
+    programs_beyond,
+)
+from tests.labs.containers import job as container_job
+from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER
+from tests.labs.daemon.daemon_lab import gpulockd
+from tests.labs.sge.wait import until
+from tests.labs.slurm import evil as slurm_evil
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import SOAK, gate_file, kill_steps, reap, script, waiting_for
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.machines import USERS
+from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, settings, wait_empty, wait_said
+
+pytestmark = pytest.mark.lab
+COUNT = 4
+ALL = {f"nvidia{n}" for n in range(COUNT)}
+ROWS = 25 if SOAK else 1
+ROW = 20  # jobs, some of them at once
+PAM = "account required pam_permit.so\nsession required pam_exec.so {hook}\n"
+WITH_PAM = {**SLURM_CONF, "UsePAM": "1"}
+# a step daemon may end when the Epilog has begun; what it leaves then is the reaper's
+LATE = """#!/bin/sh
+while /usr/bin/pgrep -f "^slurmstepd: \\[$SLURM_JOB_ID\\." >/dev/null; do /bin/sleep 0.05; done
+exec {epilog}
+"""
+
+
+class Site:
+    """A node that confines its jobs, with device nodes that have no driver."""
+
+    def __init__(self, gpus: Gpulock, dev: Path) -> None:
+        self.gpus = gpus
+        self.slurm = gpus.slurm
+        self.dev = dev
+        self.probe = f"/usr/bin/python3 -IS {script(gpus, 'probe.py', PROBE)} {dev}"
+        self.service = Service("gpulock-lab-slurmd.service", self.slurm.slurmd_pid(NODE))
+        self.programs = programs()
+
+    def configure(self, **changes: str) -> None:
+        """Write the node's settings."""
+        keys = {"ISOLATION": "cgroup", "SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
+        self.gpus.configure(NODE, **settings(self.gpus, SLURM_CHOOSER="gpulock", **keys))
+
+    def submit(self, *asked: str, text: str) -> JobId:
+        """Submit a job of slalice to the node."""
+        return self.slurm.submit("slalice", "-w", NODE, *asked, script=text)
+
+    def own(self, job: JobId) -> set[str]:
+        """Return the names of the nodes of a job's devices."""
+        locks = self.gpus.locks(NODE).values()
+        return {f"nvidia{record.minor}" for record in locks if record.job_id == str(job)}
+
+    def left(self) -> list[str]:
+        """Return what isolation has left behind; programs go with their cgroups."""
+        if jobs := self.service.jobs():
+            return jobs
+        more = programs_beyond(self.programs)
+        return [f"{more} programs"] if more else []
+
+
+@pytest.fixture
+def site(slurm_gpus: Gpulock) -> Iterator[Site]:
+    epilog = script(slurm_gpus, "epilog", LATE.format(epilog=slurm_gpus.setup.hooks["Epilog"]))
+    by_gpulock(slurm_gpus, extra=WITH_PAM, hooks={**slurm_gpus.setup.hooks, "Epilog": epilog})
+    hooks = HookPaths(slurm_gpus.slurm.lab / "hooks")
+    stack = slurm_gpus.slurm.path_in(NODE, "/etc/pam.d/slurm")
+    stack.write_text(PAM.format(hook=hooks.folder / "prolog/slurm-session"))
+    dev = slurm_gpus.slurm.lab / "nodes"
+    make_nodes(dev, COUNT)
+    made = Site(slurm_gpus, dev)
+    made.configure()
+    try:
+        yield made
+        slurm_gpus.slurm.clear_jobs()
+    finally:
+        made.service.close()
+        stack.unlink()
+        shutil.rmtree(dev)
+
+
+def test_every_step_of_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    child = f"(setsid sh -c '(sleep 0.3; echo child; {site.probe}; echo over) &' &)\n"
+    text = f"{site.probe}\necho srun\nsrun {site.probe}\n{child}{waiting_for(go)}"
+    job = site.submit("--gres=gpu:2", text=text)
+    said = wait_said(site.gpus, job, "over")
+    own = site.own(job)
+    assert len(own) == 2
+    first, _, rest = said.partition("srun\n")
+    for part in (first, *rest.split("child\n")):
+        assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    until(lambda: not site.service.strays(), what="the child to end")
+    go.touch()
+    assert site.slurm.wait_done(job) == "COMPLETED"
+    assert site.left() == []
+
+
+def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site) -> None:
+    machine, settings = site.slurm.machines[NODE], site.gpus.node(NODE).settings
+    go = gate_file(site.gpus, "go")
+    with container_job.fitted(machine, site.dev, settings) as boxes:
+        site.configure(CLEAN="kill", **boxes.keys)
+        assert site.gpus.command(NODE, "cdi", "--write").returncode == 0
+        text = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{waiting_for(go)}"
+        job = site.submit("--gres=gpu:2", text=text)
+        said = wait_said(site.gpus, job, "\nout\n")
+        own = site.own(job)
+        go.touch()
+        assert site.slurm.wait_done(job) == "COMPLETED"
+        assert site.left() == []  # of podman neither, which leaves a process of its own behind
+    boxed = container_job.seen(said)
+    mine = {"ENXIO": own | {"nvidiactl"}}
+    every = {name: {**mine, "EPERM": ALL - own} for name in STARTS}
+    assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
+    assert {one.mask for one in boxed.values()} == {said.partition("mine=")[2].split()[0]}
+    assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
+
+
+def test_a_hostile_environment_runs_nothing_as_root_and_opens_no_other_gpu(site: Site) -> None:
+    evil = slurm_evil.kit(site.gpus)
+    preload = f"--export=ALL,LD_PRELOAD={evil.folder}/evil.so"
+    text = f"#!/bin/bash\n{site.probe}\necho over\n/bin/sleep 600\n"
+    words = ("-w", NODE, "--gres=gpu:1", preload)
+    job = slurm_evil.submit(site.gpus, "slalice", words, evil.variables(), text)
+    seen = opened(wait_said(site.gpus, job, "over"))
+    own = site.own(job)
+    site.slurm.scancel(job)
+    site.slurm.wait_done(job)
+    assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert (evil.ran(0), "library" in evil.ran(USERS["slalice"])) == ("", True)
+
+
+def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
+    go, both = gate_file(site.gpus, "go"), gate_file(site.gpus, "both")
+    text = f"echo begun\n{waiting_for(both)}{site.probe}\necho over\n{waiting_for(go)}"
+    jobs = [site.submit("--gres=gpu:1", text=text) for _ in range(2)]
+    for job in jobs:
+        wait_said(site.gpus, job, "begun")
+    both.touch()
+    owns = [site.own(job) for job in jobs]
+    for job, own in zip(jobs, owns, strict=True):
+        seen = opened(wait_said(site.gpus, job, "over"))
+        assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert len(owns[0] | owns[1]) == 2
+    go.touch()
+
+
+def test_a_step_without_a_script_opens_its_own_gpus_and_no_other(site: Site) -> None:
+    done = site.slurm.srun("slalice", "-w", NODE, "--gres=gpu:3", *site.probe.split())
+    seen = opened(done.stdout)
+    assert (len(seen["ENXIO"]), len(seen["EPERM"])) == (3 + 1, COUNT - 3), done.stderr
+
+
+def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
+    job = site.submit(text=site.probe)
+    site.slurm.wait_done(job)
+    assert opened(site.slurm.said(job)) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+    assert site.left() == []
+
+
+def test_a_step_for_which_no_session_is_opened_does_not_start(site: Site) -> None:
+    site.slurm.path_in(NODE, "/etc/pam.d/slurm").write_text(
+        "account required pam_permit.so\nsession required pam_permit.so\n"
+    )
+    job = site.submit("--gres=gpu:1", text="echo ran\n")
+    said = wait_said(site.gpus, job, "UsePAM=1")
+    assert "ran" not in said.split()
+    site.slurm.wait_state(job, "PENDING")  # by RequeueExit
+    site.slurm.scancel(job)
+
+
+@pytest.mark.parametrize("change", [{"ISOLATION": "group"}, {"SYS_ROOT": "/nonexistent"}])
+def test_a_node_that_cannot_confine_is_drained_and_says_why(
+    site: Site, change: dict[str, str]
+) -> None:
+    site.configure(**change)
+    job = site.submit("--gres=gpu:1", text="echo ran\n")
+    until(lambda: site.slurm.is_out(NODE), what="the node to be drained")
+    shown = site.slurm.scontrol("show", "node", NODE)
+    assert "gpulock" in shown and "isolation" in shown.lower()
+    never_ran(site, job)
+
+
+def test_a_step_that_cannot_be_confined_does_not_start(site: Site) -> None:
+    site.configure(DEV_ROOT="/dev/null")  # where the Prolog does not look
+    job = site.submit("--gres=gpu:1", text="echo ran\n")
+    until(lambda: site.slurm.is_out(NODE), what="the node to be drained")
+    never_ran(site, job)
+
+
+def never_ran(site: Site, job: JobId) -> None:
+    """Expect that nothing is left of a job that was put back into the queue."""
+    site.slurm.wait_state(job, "PENDING")
+    site.slurm.scancel(job)
+    assert "ran" not in site.slurm.said(job).split()
+    assert site.left() == []
+    site.gpus.wait_free()
+
+
+def test_what_a_killed_step_daemon_leaves_stays_confined_until_it_ends(site: Site) -> None:
+    go, late = gate_file(site.gpus, "go"), gate_file(site.gpus, "late")
+    text = f"echo begun\n{waiting_for(late)}{site.probe}\necho over\n{waiting_for(go)}"
+    job = site.submit("--gres=gpu:1", text=text)
+    wait_said(site.gpus, job, "begun")
+    own = site.own(job)
+    kill_steps(site.gpus, job, NODE)
+    reap(site.gpus, NODE)
+    assert len(site.service.jobs()) == 2
+    late.touch()
+    assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == ALL - own
+    site.slurm.scancel(job)
+    go.touch()
+    until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
+
+
+def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> None:
+    go = gate_file(site.gpus, "go")
+    probes = [gate_file(site.gpus, name) for name in ("killed", "back")]
+    parts = [f"{waiting_for(one)}{site.probe}\necho {one.name} over\n" for one in probes]
+    text = "echo begun\n" + "".join(parts) + waiting_for(go)
+    enter, lab = site.slurm.machines[NODE].enter(), site.slurm.lab
+    with gpulockd(enter, site.slurm.path_in(NODE, "/run/gpulock"), lab / "gpulockd.log") as daemon:
+        job = site.submit("--gres=gpu:1", text=text)
+        wait_said(site.gpus, job, "begun")
+        own = site.own(job)
+        daemon.goes_round()
+        daemon.crash()
+        probes[0].touch()
+        first = wait_said(site.gpus, job, "killed over")
+        daemon.restart()
+        daemon.goes_round()
+        probes[1].touch()
+        rest = wait_said(site.gpus, job, "back over").partition("killed over")[2]
+        for part in (first, rest):
+            assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+        go.touch()
+        assert site.slurm.wait_done(job) == "COMPLETED"
+    assert site.left() == []
+
+
+def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
+    before = modes(site.dev)
+    for _ in range(ROWS):
+        array = f"--array=1-{ROW // 2}%4"
+        jobs = [site.submit(array, *asked, text="srun true\n") for asked in (["--gres=gpu:1"], [])]
+        wait_empty(site.gpus)
+        tasks = [task for job in jobs for task in site.slurm.tasks(job).values()]
+        assert [site.slurm.state(task) for task in tasks] == ["COMPLETED"] * ROW
+        assert site.left() == []
+        assert modes(site.dev) == before
+        assert site.gpus.locks(NODE) == {}

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary jobs of a real Slurm get GPUs that nobody else has, whoever chooses them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.labs.sge.wait import until
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.journal import doubles
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import (
+    NODE,
+    Mode,
+    by_gpulock,
+    by_slurm,
+    run,
+    variables,
+    wait_empty,
+    wait_said,
+)
+
+pytestmark = pytest.mark.lab
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
+TASKS = 200 if os.environ.get("GPULOCK_SOAK") else 24
+STEP = "sh -c 'echo $SLURMD_NODENAME.$SLURM_PROCID=$CUDA_VISIBLE_DEVICES'"
+
+
+def held(gpus: Gpulock, job: JobId, node: str = NODE) -> list[str]:
+    """Return the indexes of the devices a job holds on a node, of what `status` shows."""
+    rows = gpus.status(node)["gpus"]
+    return [str(r["index"]) for r in rows if r["held"] and r["held"]["job_id"] == str(job)]
+
+
+@BOTH
+def test_a_job_gets_two_gpus_and_gives_them_back(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    job = slurm.submit("slalice", "--gres=gpu:2", "-w", NODE, script="exec sleep 600\n")
+    slurm.wait_running(job)
+    locks = slurm_gpus.locks(NODE)
+    assert len(locks) == 2
+    record = next(iter(locks.values()))
+    found = (record.scheduler, record.job_id, record.user, record.uid, record.slurmd)
+    assert found == ("slurm", str(job), "slalice", slurm.users["slalice"].uid, NODE)
+    assert (record.queue, record.restart, record.cluster) == ("main", 0, "gpulock")
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    slurm_gpus.wait_free()
+    until(lambda: slurm.node_state(NODE)[0] == "IDLE", what="an idle node", why=slurm.logs)
+
+
+@BOTH
+def test_the_variables_and_their_container_twins_agree(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus)
+    seen = run(slurm_gpus, "--gres=gpu:2", "-w", NODE)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert seen["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    uuids = [g["uuid"] for g in slurm_gpus.status(NODE)["gpus"][:2]]
+    assert seen["GPULOCK_DEVICES"] == seen["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"):
+        assert seen[f"APPTAINERENV_{name}"] == seen[f"SINGULARITYENV_{name}"] == seen[name]
+
+
+@BOTH
+def test_a_job_that_asked_for_none_sees_none(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus)
+    script = "export CUDA_VISIBLE_DEVICES=0,1,2,3\nenv | grep ^CUDA_V\nsrun env | grep ^CUDA_V\n"
+    job = slurm_gpus.slurm.submit("slalice", script=f"env | grep -c ^CUDA_V\n{script}")
+    slurm_gpus.slurm.wait_done(job)
+    said = slurm_gpus.slurm.said(job).splitlines()
+    assert said == ["1", "CUDA_VISIBLE_DEVICES=0,1,2,3", "CUDA_VISIBLE_DEVICES="]
+    assert run(slurm_gpus, "-w", NODE)["CUDA_VISIBLE_DEVICES"] == ""
+    assert not slurm_gpus.locks(NODE)
+
+
+@BOTH
+@pytest.mark.timeout(900)
+def test_an_array_shares_four_gpus_and_none_is_in_two_jobs(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    script = slurm_gpus.journal.around("sleep 0.2")
+    job = slurm.submit("slalice", f"--array=1-{TASKS}", "--gres=gpu:1", "-w", NODE, script=script)
+    wait_empty(slurm_gpus, seconds=800)
+    holds = slurm_gpus.journal.holds()
+    assert len(holds) == TASKS, f"{len(holds)} of {TASKS} tasks of {job} ran"
+    assert {len(hold.devices) for hold in holds} == {1}
+    assert len({d for hold in holds for d in hold.devices}) == 4, "not all GPUs were used"
+    assert doubles(holds) == []
+    slurm_gpus.wait_free()
+    assert "DRAIN" not in slurm.node_state(NODE)[0]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("request_", "count"),
+    [
+        (["--gres=gpu:3"], 3),
+        (["--gpus=2"], 2),
+        (["--gpus-per-node=4"], 4),
+        (["-n2", "--gpus-per-task=1"], 2),
+        (["--gres=gpu"], 1),
+    ],
+)
+def test_every_way_to_ask_counts_the_same(
+    slurm_gpus: Gpulock, mode: Mode, request_: list[str], count: int
+) -> None:
+    mode(slurm_gpus)
+    seen = run(slurm_gpus, "-N1", "-w", NODE, *request_)
+    assert len(seen["CUDA_VISIBLE_DEVICES"].split(",")) == count
+    assert len(seen["GPULOCK_DEVICES"].split(",")) == count
+
+
+@BOTH
+def test_srun_salloc_and_an_interactive_step_have_their_mask(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    show = ["sh", "-c", "echo mask=$CUDA_VISIBLE_DEVICES"]
+    assert "mask=0,1" in slurm.srun("slalice", "--gres=gpu:2", "-w", NODE, *show).stdout
+    done = slurm.salloc("slalice", "--gres=gpu:2", "-w", NODE, "srun", *show)
+    assert "mask=0,1" in done.stdout, done
+    ask = ["srun", "--interactive", "--gres=gpu:2", *show]
+    assert "mask=0,1" in slurm.salloc("slalice", "--gres=gpu:2", "-w", NODE, *ask).stdout
+    slurm_gpus.wait_free()
+
+
+@BOTH
+def test_each_node_of_a_job_has_its_own_locks(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    other = slurm.submit("slbob", "--gres=gpu:1", "-w", "slnode2", script="exec sleep 600\n")
+    slurm.wait_running(other)
+    script = f"srun {STEP}\necho both\nexec sleep 600\n"
+    job = slurm.submit("slalice", "-N2", "--gres=gpu:2", "-w", "slnode[1-2]", script=script)
+    seen = variables(wait_said(slurm_gpus, job, "both\n"))
+    for rank, node in enumerate(("slnode1", "slnode2")):
+        assert seen[f"{node}.{rank}"].split(",") == held(slurm_gpus, job, node)
+    assert held(slurm_gpus, job, "slnode2") != held(slurm_gpus, job, "slnode1")
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    assert not any(slurm_gpus.held_by(job).values())
+    slurm.scancel(other)
+
+
+@BOTH
+def test_a_heterogeneous_job_has_its_components_locks(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    parts = ["--gres=gpu:1", "-w", "slnode1", ":", "--gres=gpu:3", "-w", "slnode2"]
+    job = slurm.submit("slalice", *parts, script=f"srun --het-group=0,1 {STEP}\n")
+    slurm.wait_done(job)
+    seen = variables(slurm.said(job))
+    assert len(seen["slnode1.0"].split(",")) == 1
+    assert len(seen["slnode2.1"].split(",")) == 3
+    slurm_gpus.wait_free()
+
+
+@BOTH
+def test_a_step_sees_what_it_asked_for(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus)
+    home = slurm_gpus.slurm.users["slalice"].home
+    script = (
+        f"rm -f {home}/a {home}/b\n"
+        f"srun -n1 --gres=gpu:1 {STEP}\nsrun -n1 --gres=gpu:none {STEP}\n"
+        "srun -n1 --gres=none sh -c 'echo none=$CUDA_VISIBLE_DEVICES.'\n"
+        f"(srun {beside('a', 'b')} & srun {beside('b', 'a')}; wait)\n"
+    )
+    seen = run(slurm_gpus, "-n2", "--gres=gpu:2", "-w", NODE, script=script)
+    assert seen[f"{NODE}.0"] == "0"
+    assert seen["none"] == "."
+    assert {seen["a"], seen["b"]} == {"0", "1"}
+
+
+def beside(name: str, other: str) -> str:
+    """Return the words of a step of one GPU that ends when there is another one beside it."""
+    wait = f"touch {name}; until [ -e {other} ]; do sleep 0.1; done"
+    return f"-n1 --gres=gpu:1 --exact sh -c 'echo {name}=$CUDA_VISIBLE_DEVICES; {wait}'"
+
+
+@BOTH
+def test_tasks_have_the_share_that_slurm_bound_to_them(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus, {"SLURM_SPLIT_TASKS": "yes"})
+    assert shares(slurm_gpus, "--gpus-per-task=2") == ["0", "1", "2", "3"]
+
+
+def test_tasks_split_the_gpus_where_the_site_wants_it(slurm_gpus: Gpulock) -> None:
+    by_gpulock(slurm_gpus, {"SLURM_SPLIT_TASKS": "yes"})
+    assert shares(slurm_gpus, "--gres=gpu:4") == ["0", "1", "2", "3"]
+
+
+def shares(gpus: Gpulock, *args: str) -> list[str]:
+    """Return what two tasks of a step see, one after the other; each sees two."""
+    seen = run(gpus, "-N1", "-n2", "-w", NODE, *args, script=f"srun {STEP}\n")
+    found = [seen[f"{NODE}.{rank}"].split(",") for rank in range(2)]
+    assert [len(share) for share in found] == [2, 2]
+    return sorted(found[0] + found[1])
+
+
+def test_all_tasks_see_all_gpus_otherwise(slurm_gpus: Gpulock) -> None:
+    by_gpulock(slurm_gpus)
+    seen = run(slurm_gpus, "-N1", "-n2", "--gres=gpu:4", "-w", NODE, script=f"srun {STEP}\n")
+    assert {seen[f"{NODE}.0"], seen[f"{NODE}.1"]} == {"0,1,2,3"}
+
+
+@BOTH
+def test_a_requeued_job_holds_again_and_a_suspended_one_still_does(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus)
+    slurm = slurm_gpus.slurm
+    job = slurm.submit(
+        "slalice", "--requeue", "--gres=gpu:2", "-w", NODE, script="exec sleep 600\n"
+    )
+    slurm.wait_running(job)
+    slurm.requeue(job)
+    slurm.begin(job)
+    slurm.wait_running(job)
+    assert {lock.restart for lock in slurm_gpus.locks(NODE).values()} == {1}
+    slurm.suspend(job)
+    slurm_gpus.reconcile(NODE)
+    assert len(held(slurm_gpus, job)) == 2
+    slurm.resume(job)
+    slurm.scancel(job)
+    slurm.wait_done(job)
+    slurm_gpus.wait_free()
+
+
+def test_slurms_position_names_the_right_card(slurm_gpus: Gpulock) -> None:
+    by_slurm(slurm_gpus, order={NODE: (3, 1, 0, 2)})
+    slurm = slurm_gpus.slurm
+    job = slurm.submit("slalice", "--gres=gpu:1", "-w", NODE, script="exec sleep 600\n")
+    slurm.wait_running(job)
+    minors = [lock.minor for lock in slurm_gpus.locks(NODE).values()]
+    assert minors == ["3"]
+    slurm.scancel(job)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_a_device_cgroup_and_the_lock_are_of_the_same_card(
+    slurm_gpus: Gpulock, order: tuple[int, ...]
+) -> None:
+    by_slurm(slurm_gpus, order={NODE: order}, proctrack="cgroup", constrain_devices=True)
+    slurm = slurm_gpus.slurm
+    first = slurm.submit("slbob", "--gres=gpu:1", "-w", NODE, script="exec sleep 600\n")
+    slurm.wait_running(first)
+    opens = " ".join(str(slurm.device(NODE, minor)) for minor in range(4))
+    script = f"echo mask=$CUDA_VISIBLE_DEVICES\nfor d in {opens}; do head -c1 $d; done 2>&1\n"
+    script += "echo opened\nexec sleep 600\n"
+    job = slurm.submit("slalice", "--gres=gpu:2", "-w", NODE, script=script)
+    wait_said(slurm_gpus, job, "opened")
+    mine = sorted(lock.minor for lock in slurm_gpus.locks(NODE).values() if lock.uid == 27011)
+    allowed = [
+        line.partition("/nvidia")[2][0]
+        for line in slurm.said(job).splitlines()
+        if "No such device or address" in line
+    ]
+    assert mine == sorted(allowed) == sorted(map(str, order[1:3]))
+    assert "mask=0,1" in slurm.said(job)
+    slurm.scancel(first, job)
+
+
+def test_a_comment_or_slurmctld_says_how_many_where_a_gres_is_only_counted(
+    slurm_gpus: Gpulock,
+) -> None:
+    keys = {"SLURM_GRES": "gpux"}
+    by_gpulock(slurm_gpus, {**keys, "SLURM_COUNT": "slurmctld"}, gres="count")
+    seen = run(slurm_gpus, "--gres=gpux:3", "-w", NODE)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "0,1,2"
+    assert run(slurm_gpus, "-w", NODE)["CUDA_VISIBLE_DEVICES"] == ""
+    by_gpulock(slurm_gpus, {**keys, "SLURM_COUNT": "comment"}, gres="count")
+    seen = run(slurm_gpus, "--gres=gpux:2", "--comment=gres:gpux:2", "-w", NODE)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "0,1"

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quarantine by policy on a real Slurm: nobody gets the device; a drain of ours, and no other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+
+import pytest
+
+from gpulock.daemon.slots.slurm import PREFIX
+from gpulock.store import quarantine
+from tests.labs.common.told import PLACE, exporter
+from tests.labs.daemon.daemon_lab import Daemon, gpulockd
+from tests.labs.sge.wait import until
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import held, reap, started, wait_requeued
+from tests.labs.slurm.modes import NODE, by_gpulock
+
+pytestmark = pytest.mark.lab
+KEYS = {
+    "QUARANTINE_ON": "xid memory",
+    "RESTORE_AFTER": "2",
+    "PROCESS_PERIOD": "1",
+    "EXPORTER_DIR": PLACE,
+}
+USED = f"memory_used={3 << 30}"
+
+
+@contextlib.contextmanager
+def daemon_on(gpus: Gpulock) -> Generator[Daemon]:
+    """Run a gpulockd on the node."""
+    lock_dir = gpus.slurm.path_in(NODE, "/run/gpulock")
+    enter = gpus.slurm.machines[NODE].enter()
+    with gpulockd(enter, lock_dir, gpus.slurm.lab / "gpulockd.log") as daemon:
+        yield daemon
+
+
+def out(gpus: Gpulock) -> list[str]:
+    """Return the minors of the node's devices that are out of service."""
+    state = str(gpus.slurm.path_in(NODE, "/var/lib/gpulock"))
+    names = quarantine.listed(state, quarantine.QUARANTINE)
+    return [str(device.minor) for device in gpus.node(NODE).devices() if device.id in names]
+
+
+def wait_out(gpus: Gpulock, daemon: Daemon, *minors: str) -> None:
+    """Wait until these devices are out of service, and no other."""
+
+    def so() -> bool:
+        daemon.goes_round()
+        return out(gpus) == list(minors)
+
+    until(so, what=f"{minors} to be out", seconds=120, interval=1, why=daemon.said)
+
+
+def wait_drained(gpus: Gpulock, daemon: Daemon, drained: bool) -> str:
+    """Wait until the node is drained, or is not; return the reason."""
+
+    def so() -> bool:
+        daemon.goes_round()
+        return ("DRAIN" in gpus.slurm.node_words(NODE)) is drained
+
+    until(so, what=f"drained: {drained}", seconds=120, interval=2, why=daemon.said)
+    return gpus.slurm.node_state(NODE)[1]
+
+
+def names_of(gpus: Gpulock) -> dict[str, str]:
+    """Return the lock ids of the node's devices, by minor."""
+    return {str(device.minor): device.id for device in gpus.node(NODE).devices()}
+
+
+def test_no_job_gets_a_device_that_is_out_and_slurm_is_told_nothing_by_default(
+    slurm_gpus: Gpulock,
+) -> None:
+    by_gpulock(slurm_gpus, KEYS)
+    reap(slurm_gpus, NODE)
+    names = names_of(slurm_gpus)
+    place = slurm_gpus.slurm.path_in(NODE, PLACE)
+    with exporter(place, [*names.values()]) as told, daemon_on(slurm_gpus) as daemon:
+        job = started(slurm_gpus, NODE, "--gres=gpu:1")
+        mine = held(slurm_gpus, job, NODE)
+        bad = names[mine[0]]
+        told.tell(bad, "x.48=1,100.0")
+        wait_out(slurm_gpus, daemon, *mine)
+        assert held(slurm_gpus, job, NODE) == mine
+        slurm_gpus.slurm.scancel(job)
+        slurm_gpus.slurm.wait_done(job)
+        three = started(slurm_gpus, NODE, "--gres=gpu:3")
+        assert mine[0] not in held(slurm_gpus, three, NODE)
+        slurm_gpus.slurm.scancel(three)
+        slurm_gpus.slurm.wait_done(three)
+        four = slurm_gpus.slurm.submit("slalice", "-w", NODE, "--gres=gpu:4", script="true\n")
+        wait_requeued(slurm_gpus, four)
+        slurm_gpus.slurm.scancel(four)
+        daemon.goes_round()  # the one that put it out may have been at an end with that
+        assert "DRAIN" not in slurm_gpus.slurm.node_words(NODE)
+        assert f"Slurm goes on counting {bad}" in daemon.said()
+
+
+def test_a_node_is_drained_with_the_reason_and_resumed_when_its_device_is_clean(
+    slurm_gpus: Gpulock,
+) -> None:
+    by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_BAD": "drain"})
+    reap(slurm_gpus, NODE)
+    slurm, names = slurm_gpus.slurm, names_of(slurm_gpus)
+    place = slurm.path_in(NODE, PLACE)
+    with exporter(place, [*names.values()]) as told, daemon_on(slurm_gpus) as daemon:
+        job = started(slurm_gpus, NODE, "--gres=gpu:1")
+        free = next(minor for minor in names if minor not in held(slurm_gpus, job, NODE))
+        told.tell(names[free], USED)
+        wait_out(slurm_gpus, daemon, free)
+        reason = wait_drained(slurm_gpus, daemon, drained=True)
+        assert reason.startswith(f"{PREFIX}{names[free]}: memory: 3072 MiB stay in use")
+        assert slurm.state(job) == "RUNNING"
+        told.tell(names[free])
+        wait_out(slurm_gpus, daemon)
+        wait_drained(slurm_gpus, daemon, drained=False)
+        assert slurm.state(job) == "RUNNING"
+        started(slurm_gpus, NODE, "--gres=gpu:3")
+
+
+def test_an_administrators_drain_and_resume_stand(slurm_gpus: Gpulock) -> None:
+    by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_BAD": "drain"})
+    reap(slurm_gpus, NODE)
+    slurm = slurm_gpus.slurm
+    with daemon_on(slurm_gpus) as daemon:
+        slurm_gpus.command(NODE, "quarantine", "1", "--because", "its fan died")
+        assert "its fan died" in wait_drained(slurm_gpus, daemon, drained=True)
+        slurm.resume_node(NODE)
+
+        def seen() -> bool:
+            daemon.goes_round()
+            return "left alone" in daemon.said()
+
+        until(seen, what="gpulockd to see it", seconds=120, interval=2, why=daemon.said)
+        assert "DRAIN" not in slurm.node_words(NODE)
+        slurm.scontrol("update", f"nodename={NODE}", "state=drain", "reason=new cooling")
+        slurm_gpus.command(NODE, "restore", "1")
+        asked = slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock") / "slurm-drain"
+
+        def forgotten() -> bool:
+            daemon.goes_round()
+            return asked.read_text().strip() == ""
+
+        until(forgotten, what="gpulockd to forget it", seconds=120, interval=2, why=daemon.said)
+        assert slurm.node_state(NODE)[1] == "new cooling"

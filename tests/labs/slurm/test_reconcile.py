@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpulockd on a Slurm node: what a job without an Epilog leaves, and what only looks dead."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator
+
+import pytest
+
+from tests.labs.common.processes import end
+from tests.labs.daemon.daemon_lab import Daemon, gpulockd
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.hooks import Stops, stops
+from tests.labs.slurm.jobs import held, kill_steps, shut_gate, started
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import NODE, by_gpulock
+from tests.labs.slurm.test_ends import EXTRA, KEYS, TWO, leak
+
+pytestmark = pytest.mark.lab
+SOON = 15.0  # seconds: half a period, which begins anew with a round
+
+
+@pytest.fixture
+def hooks(slurm_gpus: Gpulock) -> Stops:
+    """Give a test, in which gpulock chooses, hooks that it can stop."""
+    found = stops(slurm_gpus)
+    by_gpulock(slurm_gpus, KEYS, hooks=found.hooks, extra=EXTRA)
+    return found
+
+
+@contextlib.contextmanager
+def daemon_on(gpus: Gpulock, node: str = NODE) -> Generator[Daemon]:
+    lock_dir = gpus.slurm.path_in(node, "/run/gpulock")
+    enter = gpus.slurm.machines[node].enter()
+    with gpulockd(enter, lock_dir, gpus.slurm.lab / "gpulockd.log") as daemon:
+        yield daemon
+
+
+def locked(gpus: Gpulock, job: JobId) -> bool:
+    return bool(held(gpus, job, NODE))
+
+
+def test_a_job_whose_epilog_did_not_run_is_freed_at_once_where_its_steps_were_seen(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    with daemon_on(slurm_gpus) as daemon:
+        job = started(slurm_gpus, NODE, TWO)
+        daemon.goes_round()
+        begun = time.monotonic()
+        leak(slurm_gpus, hooks, job)
+        long = time.monotonic() - begun  # so far apart are its looks at most by then
+        assert daemon.frees(lambda: locked(slurm_gpus, job)) < max(SOON, 2 * long)
+
+
+def test_a_job_whose_step_daemons_were_killed_is_held_as_long_as_it_lives(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    with daemon_on(slurm_gpus) as daemon:
+        job = started(slurm_gpus, NODE, TWO)
+        daemon.goes_round()
+        living = kill_steps(slurm_gpus, job, NODE)
+        assert living
+        daemon.goes_round()
+        slurm_gpus.slurm.scancel(job)
+        slurm_gpus.slurm.wait_done(job)  # the Epilog ran, and left it to gpulockd
+        daemon.goes_round()
+        assert len(held(slurm_gpus, job, NODE)) == 2
+        end(living)
+        daemon.frees(lambda: locked(slurm_gpus, job))
+
+
+def test_what_only_looks_dead_keeps_its_devices(slurm_gpus: Gpulock, hooks: Stops) -> None:
+    """A slurmd that is restarted, a slurmctld that is down, a gate that is held too long."""
+    slurm = slurm_gpus.slurm
+    with daemon_on(slurm_gpus) as daemon:
+        job = started(slurm_gpus, NODE, TWO)
+        before = held(slurm_gpus, job, NODE)
+        slurm.stop_slurmd(NODE, kill=True)
+        daemon.goes_round()
+        slurm.start_slurmd(NODE)
+        daemon.goes_round()
+        slurm.stop_slurmctld()
+        try:
+            daemon.goes_round()
+            assert held(slurm_gpus, job, NODE) == before
+        finally:
+            slurm.start_slurmctld()
+        with shut_gate(slurm_gpus, NODE):
+            daemon.process.send_signal(1)
+        daemon.goes_round()
+        assert held(slurm_gpus, job, NODE) == before
+        assert "freed" not in daemon.said()
+
+
+def test_without_slurmctld_an_unseen_job_is_held_and_told_once(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    """Its Prolog claimed before gpulockd came; it ended before a step of it was ever seen."""
+    slurm = slurm_gpus.slurm
+    job = started(slurm_gpus, NODE, TWO)
+    leak(slurm_gpus, hooks, job)
+    slurm.stop_slurmctld()
+    try:
+        with daemon_on(slurm_gpus) as daemon:
+            for _ in range(2):
+                daemon.goes_round()
+            assert len(held(slurm_gpus, job, NODE)) == 2
+            told = [line for line in daemon.said().splitlines() if "is not freed" in line]
+            assert len(told) == 2, told  # one a device
+    finally:
+        slurm.start_slurmctld()
+    with daemon_on(slurm_gpus) as daemon:
+        daemon.frees(lambda: locked(slurm_gpus, job))
+        assert "slurmctld says CANCELLED" in daemon.said()

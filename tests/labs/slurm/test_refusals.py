@@ -1,0 +1,577 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Slurm job that may not have its devices is told why, and nobody else is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Callable, Generator, Mapping
+
+import pytest
+
+from tests.labs.sge.wait import until
+from tests.labs.slurm.gpulock import CONFIG, Gpulock
+from tests.labs.slurm.jobs import (
+    ALL,
+    SHOW_MASK,
+    gate_file,
+    held,
+    lose_locks,
+    mounted,
+    notes,
+    occupied,
+    reap,
+    script,
+    shut_gate,
+    started,
+    totals,
+    wait_requeued,
+    waiting_for,
+)
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
+
+pytestmark = pytest.mark.lab
+BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
+OTHER = "slnode2"
+SOON = {"SLURM_WAIT": "0.2"}
+GPU = "--gres=gpu:1"
+
+
+def wait_waits(gpus: Gpulock, job: JobId, why: str) -> None:
+    """Wait until a job is requeued, and Slurm's scheduler has looked at why it waits."""
+    wait_requeued(gpus, job)
+    until(
+        lambda: why in gpus.slurm.job(job)["Reason"],
+        what=f"job {job} to wait for {why}",
+        why=lambda: f"{gpus.slurm.job(job)}",
+    )
+
+
+def busy(gpus: Gpulock, job: JobId, node: str = NODE) -> str:
+    """Wait until a batch job was requeued by its own task; return what it was told."""
+    wait_waits(gpus, job, "BeginTime")  # not held, as after a failed Prolog
+    assert gpus.slurm.job_processes(job) == []
+    assert not any(gpus.held_by(job).values())
+    assert not gpus.slurm.is_out(node)
+    return gpus.slurm.said(job)
+
+
+def is_busy(text: str) -> bool:
+    """Return whether a refusal says that other jobs have the devices."""
+    return re.search(": busy: .*([01] of 4 free|not free is)", text) is not None
+
+
+# --- batch jobs of one node -----------------------------------------------------------------------
+
+
+@BOTH
+def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    other = started(slurm_gpus, NODE, GPU)
+    assert slurm_gpus.command(NODE, "reserve", "3", "--because", "a talk").returncode == 0
+    with occupied(slurm_gpus, NODE, 1, 2) as pid:
+        job = slurm.submit("slbob", "-w", NODE, GPU, script=SHOW_MASK)
+        said = busy(slurm_gpus, job)
+        assert said.splitlines()[0].startswith(
+            f"gpulock: job {job}: busy: 1 GPU asked for, 0 of 4 free "
+            f"(0: job {other}; 1: pid {pid}; 2: pid {pid}; 3: reserve); "
+            if mode is by_gpulock
+            else f"gpulock: job {job}: busy: the job has to have GPU 1, not free is 1: pid {pid}; "
+        )
+        assert slurm.state(other) == "RUNNING"
+        assert held(slurm_gpus, other, NODE) == ["0"]
+        assert notes(slurm_gpus, NODE) == [f"{NODE}.{other}"]
+    slurm.begin(job)
+    assert slurm.wait_done(job) == "COMPLETED"
+    assert slurm.said(job).endswith("mask=1.\n")
+    assert (slurm.state(other), slurm.job(other)["Restarts"]) == ("RUNNING", "0")
+
+
+@BOTH
+def test_a_device_freed_while_the_prolog_waits_is_granted(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus, {"SLURM_WAIT": "20"})
+    slurm = slurm_gpus.slurm
+    with occupied(slurm_gpus, NODE, *ALL):
+        job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:2", script=SHOW_MASK)
+        until(lambda: int(totals(slurm_gpus, NODE).get("claims_busy", "0")) >= 2, what="two looks")
+        assert held(slurm_gpus, job, NODE) == []
+    assert slurm.wait_done(job) == "COMPLETED"
+    assert slurm.job(job)["Restarts"] == "0"
+    assert slurm.said(job) == "mask=0,1.\n"
+
+
+@BOTH
+def test_the_task_that_has_the_arrays_own_id_is_requeued_alone(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    array = slurm.submit("slalice", "--array=1-3%2", "-w", NODE, GPU, script="exec sleep 600\n")
+    until(lambda: len(slurm_gpus.locks(NODE)) == 2, what="two tasks to start")
+    with occupied(slurm_gpus, NODE, 2, 3):
+        slurm.scontrol("update", f"jobid={array}", "arraytaskthrottle=3")
+        assert is_busy(busy(slurm_gpus, array))
+        tasks = slurm.tasks(array)
+        assert tasks.pop(3) == array, "the trap is not set: another task has the array's id"
+        for task in tasks.values():
+            slurm.wait_running(task)
+            assert (slurm.state(task), slurm.job(task)["Restarts"]) == ("RUNNING", "0")
+        assert sorted(held(slurm_gpus, t, NODE)[0] for t in tasks.values()) == ["0", "1"]
+
+
+@BOTH
+def test_a_job_that_is_not_to_be_requeued_does_not_run_either(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    with occupied(slurm_gpus, NODE, *ALL):
+        job = slurm.submit("slalice", "--no-requeue", "-w", NODE, GPU, script="echo ran\n")
+        wide = ("--no-requeue", "-N2", "-w", f"{NODE},{OTHER}", GPU)
+        several = slurm.submit("slbob", *wide, script="srun echo ran\n")
+        until(
+            lambda: slurm.state(job) == "FAILED" or slurm.job(job)["Restarts"] != "0",
+            what="the job to be refused",
+            why=slurm.logs,
+        )
+        assert is_busy(slurm.said(job))
+        assert slurm.wait_done(several) == "CANCELLED"
+        assert is_busy(slurm.job(several)["AdminComment"])
+        assert "ran" not in slurm.said(job) + slurm.said(several)
+        assert not any(slurm_gpus.held_by(several).values())
+        assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
+
+
+@BOTH
+def test_a_site_may_have_busy_jobs_fail(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus, {**SOON, "ON_BUSY": "error"})
+    slurm = slurm_gpus.slurm
+    with occupied(slurm_gpus, NODE, *ALL):
+        job = slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
+        several = slurm.submit(
+            "slbob", "-N2", "-w", f"{NODE},{OTHER}", GPU, script="exec sleep 600\n"
+        )
+        assert slurm.wait_done(job) == "FAILED"
+        assert slurm.job(job)["ExitCode"] == "1:0"
+        assert slurm.said(job).startswith(f"gpulock: job {job}: busy: ")
+        assert "ran\n" not in slurm.said(job)
+        assert slurm.wait_done(several) in ("CANCELLED", "FAILED")
+        assert not any(slurm_gpus.held_by(several).values())
+        assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
+
+
+# --- jobs of several nodes ------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "refused", [(NODE,), (OTHER,), (NODE, OTHER)], ids=["first", "second", "both"]
+)
+def test_a_job_refused_on_some_of_its_nodes_is_requeued_as_a_whole(
+    slurm_gpus: Gpulock, mode: Mode, refused: tuple[str, ...]
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    go = gate_file(slurm_gpus, "go")
+    with contextlib.ExitStack() as stack:
+        for node in refused:
+            stack.enter_context(occupied(slurm_gpus, node, *ALL))
+        words = ("-N2", "-w", f"{NODE},{OTHER}", "--gres=gpu:2")
+        # an srun of the first run would outlive it by half a minute, and keep the locks
+        step = "srun sh -c 'echo $SLURMD_NODENAME=$CUDA_VISIBLE_DEVICES'\nexec sleep 600\n"
+        job = slurm.submit("slalice", *words, script=waiting_for(go) + step)
+        shown = wait_requeued(slurm_gpus, job)
+        assert is_busy(shown["AdminComment"])
+        assert not any(f"{node}=" in slurm.said(job) for node in (NODE, OTHER))
+        assert not any(slurm_gpus.held_by(job).values())
+        assert notes(slurm_gpus, NODE) == notes(slurm_gpus, OTHER) == []
+        assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
+    go.touch()
+    slurm.begin(job)
+    until(
+        lambda: all(f"{node}=0,1\n" in slurm.said(job) for node in (NODE, OTHER)),
+        what="both nodes to see their devices",
+        why=lambda: slurm.said(job) + slurm.logs(),
+    )
+    assert [len(held(slurm_gpus, job, node)) for node in (NODE, OTHER)] == [2, 2]
+
+
+@BOTH
+@pytest.mark.parametrize(("refuse", "state"), [("requeue", "PENDING"), ("cancel", "CANCELLED")])
+def test_of_an_array_over_two_nodes_the_refused_task_goes_alone(
+    slurm_gpus: Gpulock, mode: Mode, refuse: str, state: str
+) -> None:
+    mode(slurm_gpus, {**SOON, "REFUSE": refuse})
+    slurm = slurm_gpus.slurm
+    words = ("--array=1-2%1", "-N2", "-w", f"{NODE},{OTHER}", GPU)
+    array = slurm.submit("slalice", *words, script="exec sleep 600\n")
+    until(lambda: len(slurm_gpus.locks(OTHER)) == 1, what="a task to start")
+    with occupied(slurm_gpus, OTHER, 1, 2, 3):
+        slurm.scontrol("update", f"jobid={array}", "arraytaskthrottle=2")
+        if refuse == "requeue":
+            wait_requeued(slurm_gpus, array)
+        slurm.wait_state(array, state)
+        tasks = slurm.tasks(array)
+        assert tasks.pop(2) == array, "the trap is not set: another task has the array's id"
+        (first,) = tasks.values()
+        slurm.wait_running(first)
+        assert (slurm.state(first), slurm.job(first)["Restarts"]) == ("RUNNING", "0")
+        assert {node: len(names) for node, names in slurm_gpus.held_by(first).items()} == {
+            NODE: 1,
+            OTHER: 1,
+            "slnode3": 0,
+        }
+        until(lambda: not any(slurm_gpus.held_by(array).values()), what="its other lock to go")
+        assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
+
+
+@pytest.mark.parametrize("refused", [NODE, OTHER], ids=["leader", "second"])
+def test_a_component_that_is_refused_takes_its_whole_job_along(
+    slurm_gpus: Gpulock, refused: str
+) -> None:
+    by_gpulock(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    parts = ("--gres=gpu:2", "-w", NODE, ":", "--gres=gpu:2", "-w", OTHER)
+    with occupied(slurm_gpus, refused, 1, 2, 3):
+        tell = "srun --het-group=0,1 sh -c 'echo ran on $SLURMD_NODENAME'\nexec sleep 600\n"
+        leader = slurm.submit("slalice", *parts, script=tell)
+        jobs = (leader, JobId(leader + 1))
+        until(
+            lambda: any(
+                slurm.state(job) in ("CANCELLED", "COMPLETED") or slurm.job(job)["Restarts"] != "0"
+                for job in jobs
+            ),
+            what="the job to be refused",
+            why=slurm.logs,
+        )
+        states = {slurm.wait_state(job, "CANCELLED", "PENDING", "COMPLETED") for job in jobs}
+        assert states <= {"CANCELLED", "PENDING"}
+        assert f"ran on {refused}" not in slurm.said(leader)
+        until(  # an Epilog may still be at work when its job's state is told
+            lambda: not any(name for job in jobs for name in slurm_gpus.held_by(job).values()),
+            what="their locks to go",
+            why=slurm.logs,
+        )
+        assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
+
+
+# --- srun and salloc ------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("program", ["srun", "salloc"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_srun_and_salloc_are_cancelled_and_told_why(
+    slurm_gpus: Gpulock, mode: Mode, program: str, nodes: int
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    where = ("-w", OTHER) if nodes == 1 else ("-N2", "-w", f"{NODE},{OTHER}")
+    other = started(slurm_gpus, NODE, GPU)
+    with occupied(slurm_gpus, OTHER, *ALL):
+        words = (*where, "-J", "refused", GPU, "sh", "-c", "echo ran; sleep 60")
+        done = slurm.srun("slbob", *words) if program == "srun" else slurm.salloc("slbob", *words)
+        assert done.returncode != 0
+        assert is_busy(done.stderr)
+        assert program == "salloc" or "ran" not in done.stdout
+    shown = slurm.run_in(slurm.master, ["squeue", "-h", "-t", "all", "-n", "refused", "-o", "%A"])
+    job = JobId(max(map(int, shown.stdout.split())))
+    assert slurm.wait_done(job) in ("CANCELLED", "FAILED")
+    assert is_busy(slurm.job(job)["AdminComment"])
+    assert not any(slurm_gpus.held_by(job).values())
+    assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
+    assert held(slurm_gpus, other, NODE) == ["0"]
+
+
+# --- a broken node --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_driver(gpus: Gpulock) -> Generator[None]:
+    tree = gpus.drivers / NODE / "proc/driver/nvidia"
+    tree.rename(tree.with_name("gone"))
+    try:
+        yield
+    finally:
+        tree.with_name("gone").rename(tree)
+
+
+@contextlib.contextmanager
+def without_map(gpus: Gpulock) -> Generator[None]:
+    gpus.slurm.path_in(NODE, "/var/lib/gpulock/slurm-map").unlink()
+    yield
+
+
+@contextlib.contextmanager
+def with_another_gres_conf(gpus: Gpulock) -> Generator[None]:
+    place = gpus.slurm.lab / "etc/gres.conf"
+    text = place.read_text()
+    place.write_text(f"{text}# changed\n")
+    try:
+        yield
+    finally:
+        place.write_text(text)
+
+
+@contextlib.contextmanager
+def with_a_typing_error(gpus: Gpulock) -> Generator[None]:
+    place = gpus.slurm.path_in(NODE, CONFIG)
+    place.write_text(f"{place.read_text()}GUPS=4\n")
+    yield
+
+
+@contextlib.contextmanager
+def with_a_users_lock_dir(gpus: Gpulock) -> Generator[None]:
+    place = str(gpus.slurm.path_in(NODE, "/run/gpulock"))
+    shutil.chown(place, 27012, 27012)
+    try:
+        yield
+    finally:
+        shutil.chown(place, 0, 0)
+
+
+@contextlib.contextmanager
+def with_a_full_lock_dir(gpus: Gpulock) -> Generator[None]:
+    small = ("-t", "tmpfs", "-o", "mode=755,size=64k", "small")
+    with mounted(gpus, NODE, "/run/gpulock", *small):
+        fill = ["dd", "if=/dev/zero", "of=/run/gpulock/fill", "bs=4k"]
+        assert "No space left" in gpus.slurm.run_in(NODE, fill).stderr
+        yield
+
+
+@contextlib.contextmanager
+def with_a_read_only_state_dir(gpus: Gpulock) -> Generator[None]:
+    with mounted(gpus, NODE, "/var/lib/gpulock", "-t", "tmpfs", "-o", "ro", "state"):
+        yield
+
+
+@contextlib.contextmanager
+def with_a_full_state_dir(gpus: Gpulock) -> Generator[None]:
+    """Let it be on a disk of its own, with what it has, and no room for more."""
+    here, copy = "/var/lib/gpulock", str(gpus.slurm.lab / "state-dir")
+    shutil.copytree(gpus.slurm.path_in(NODE, here), copy)
+    try:
+        with mounted(gpus, NODE, here, "-t", "tmpfs", "-o", "mode=755,size=64k", "small"):
+            assert gpus.slurm.run_in(NODE, ["cp", "-a", f"{copy}/.", here]).returncode == 0
+            fill = ["dd", "if=/dev/zero", f"of={here}/fill", "bs=4k"]
+            assert "No space left" in gpus.slurm.run_in(NODE, fill).stderr
+            yield
+    finally:
+        shutil.rmtree(copy)
+
+
+@contextlib.contextmanager
+def without_a_card(gpus: Gpulock) -> Generator[None]:
+    card = max((gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir())
+    gone = card.parent.with_name("gone")
+    card.rename(gone)
+    try:
+        yield
+    finally:
+        gone.rename(card)
+
+
+Breaker = Callable[[Gpulock], contextlib.AbstractContextManager[None]]
+BROKEN: Mapping[Breaker, str] = {
+    without_driver: "no NVIDIA driver",
+    without_a_card: "4 GPUs asked for, 3 of 4 work",
+    with_a_typing_error: "unknown key 'GUPS'",
+    with_a_users_lock_dir: "LOCK_DIR /run/gpulock has uid 27012",
+    with_a_full_lock_dir: "No space left on device",
+    with_a_read_only_state_dir: "Read-only file system",
+}
+BROKEN_BY_SLURM: Mapping[Breaker, str] = {
+    without_driver: "no NVIDIA driver",
+    without_a_card: "the driver shows no GPU for Slurm's",
+    without_map: "slurm-map: ",
+    with_another_gres_conf: "gres.conf changed since the slurm-map was made",
+}
+CASES = [
+    *[pytest.param(by_gpulock, *case, id=f"gpulock-{case[0].__name__}") for case in BROKEN.items()],
+    *[
+        pytest.param(by_slurm, *case, id=f"slurm-{case[0].__name__}")
+        for case in BROKEN_BY_SLURM.items()
+    ],
+]
+
+
+@pytest.mark.parametrize(("mode", "breaker", "reason"), CASES)
+def test_a_broken_node_is_drained_with_our_reason_and_the_job_waits(
+    slurm_gpus: Gpulock, mode: Mode, breaker: Breaker, reason: str
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    with breaker(slurm_gpus):
+        job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:4", script="echo ran\n")
+        told = slurm.wait_node(NODE, "DRAIN")
+        wait_waits(slurm_gpus, job, "launch_failed_requeued_held")
+        assert told.startswith("gpulock: ") and "broken: " in told and reason in told
+        assert slurm.said(job) == ""
+        assert slurm_gpus.locks(NODE) == {}
+        assert notes(slurm_gpus, NODE) == []
+    left = slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock/runs")
+    assert not left.exists() or list(left.iterdir()) == []
+
+
+@BOTH
+def test_a_job_that_met_a_broken_node_runs_once_it_is_mended(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    with without_driver(slurm_gpus):
+        job = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
+        slurm.wait_node(NODE, "DRAIN")
+        wait_requeued(slurm_gpus, job)
+    slurm.hear_out(NODE)
+    slurm.resume_node(NODE)
+    slurm.scontrol("release", str(job))
+    slurm.begin(job)
+    assert slurm.wait_done(job) == "COMPLETED"
+    assert slurm.said(job) == "mask=0.\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "breaker"),
+    [
+        (by_gpulock, without_driver),
+        (by_slurm, without_map),
+        (by_gpulock, with_a_users_lock_dir),
+        (by_gpulock, with_a_full_lock_dir),
+        (by_gpulock, with_a_read_only_state_dir),
+    ],
+)
+def test_a_job_without_gpus_runs_masked_on_a_broken_node(
+    slurm_gpus: Gpulock, mode: Mode, breaker: Breaker
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    with breaker(slurm_gpus):
+        job = slurm.submit("slalice", "-w", NODE, script=f"{SHOW_MASK}srun sh -c '{SHOW_MASK}'\n")
+        assert slurm.wait_done(job) == "COMPLETED"
+        assert slurm.said(job) == "mask=.\nmask=.\n"
+        assert not slurm.is_out(NODE)
+
+
+@BOTH
+def test_a_full_state_dir_fails_no_job_and_drains_no_node(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    first = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
+    assert slurm.wait_done(first) == "COMPLETED"
+    with with_a_full_state_dir(slurm_gpus):
+        for _ in range(2):
+            job = slurm.submit("slalice", "-w", NODE, GPU, script=SHOW_MASK)
+            assert slurm.wait_done(job) == "COMPLETED"
+            assert slurm.said(job) == "mask=0.\n"
+        assert not slurm.is_out(NODE)
+        state = ["ls", "/var/lib/gpulock"]
+        assert "runs.partial" in slurm.run_in(NODE, state).stdout.split()
+    assert slurm_gpus.locks(NODE) == {}
+
+
+@BOTH
+def test_a_site_may_have_a_broken_node_requeue(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus, {**SOON, "ON_BROKEN": "requeue"})
+    with without_driver(slurm_gpus):
+        job = slurm_gpus.slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
+        said = busy(slurm_gpus, job)
+    assert said.startswith(f"gpulock: job {job}: broken: no NVIDIA driver")
+
+
+@BOTH
+def test_srun_on_a_broken_node_is_told_why(slurm_gpus: Gpulock, mode: Mode) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    with without_driver(slurm_gpus):
+        done = slurm.srun("slalice", "-w", NODE, GPU, "echo", "ran")
+    assert done.returncode != 0 and "ran" not in done.stdout
+    assert "broken: no NVIDIA driver" in done.stderr
+    assert "broken: no NVIDIA driver" in slurm.wait_node(NODE, "DRAIN")
+
+
+# --- what cannot be read, or found out ------------------------------------------------------------
+
+
+def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None:
+    by_gpulock(slurm_gpus, {"SLURM_GRES": "gpux", "SLURM_COUNT": "comment"}, gres="count")
+    slurm = slurm_gpus.slurm
+    asked = {
+        "gres:gpux:99": "senseless: 99 GPUs asked for, this node has 4",
+        "gres:gpux:two\nx": "senseless: the request 'gres:gpux:two?x' cannot be read",
+        "gres:gpux:1,gres:gpux:1": "senseless: the request 'gres:gpux:1,gres:gpux:1' ",
+        "gres:gpux:1.5": "senseless: the request 'gres:gpux:1.5' cannot be read",
+    }
+    jobs = {
+        slurm.submit(
+            user, "-w", NODE, "--gres=gpux:1", f"--comment={text}", script="echo ran\n"
+        ): why
+        for text, why in asked.items()
+        for user in ("slalice", "slbob")
+    }
+    for job, why in jobs.items():
+        assert slurm.wait_done(job) == "FAILED"
+        assert why in slurm.said(job)
+        assert "ran\n" not in slurm.said(job)
+    assert not slurm.is_out(NODE)
+    assert slurm_gpus.locks(NODE) == {}
+
+
+def test_a_silent_slurmctld_requeues_and_is_no_fault_of_the_node(slurm_gpus: Gpulock) -> None:
+    silent = script(slurm_gpus, "silent/squeue", "#!/bin/sh\nexit 1\n")
+    for name in ("scontrol", "scancel"):
+        silent.with_name(name).unlink(missing_ok=True)
+        silent.with_name(name).symlink_to(f"/usr/bin/{name}")
+    keys = {"SLURM_GRES": "gpux", "SLURM_COUNT": "slurmctld", "SLURM_BINARIES": str(silent.parent)}
+    by_gpulock(slurm_gpus, keys, gres="count")
+    words = ("-w", NODE, "--gres=gpux:1")
+    for user in ("slalice", "slbob", "slalice", "slbob"):
+        job = slurm_gpus.slurm.submit(user, *words, script="echo ran\n")
+        said = busy(slurm_gpus, job)
+        assert "unknown: squeue says ''" in said and "ran\n" not in said
+
+
+@BOTH
+def test_unknown_for_three_jobs_of_two_owners_is_a_broken_node(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, SOON)
+    slurm = slurm_gpus.slurm
+    first = slurm.submit("slalice", "-w", NODE, GPU)
+    slurm.wait_done(first)
+    lose_locks(slurm_gpus, NODE)
+    for _ in range(3):
+        job = slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
+        assert "unknown: the locks of this boot were lost" in busy(slurm_gpus, job)
+    last = slurm.submit("slbob", "-w", NODE, GPU, script="echo ran\n")
+    told = slurm.wait_node(NODE, "DRAIN")
+    assert told.startswith(f"gpulock: job {last}: broken: the locks of this boot were lost ")
+    assert "(for several jobs in a row)" in told
+    wait_waits(slurm_gpus, last, "launch_failed_requeued_held")
+    counted = totals(slurm_gpus, NODE)
+    assert (counted["claims_unknown"], counted["claims_broken"]) == ("3", "1")
+
+
+@BOTH
+def test_a_gate_that_stays_shut_requeues_and_a_job_that_ends_meanwhile_is_freed_later(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    mode(slurm_gpus, {**SOON, "GATE_TIMEOUT": "1"})
+    slurm = slurm_gpus.slurm
+    ending = started(slurm_gpus, NODE, GPU)
+    with shut_gate(slurm_gpus, NODE):
+        slurm.scancel(ending)
+        job = slurm.submit("slbob", "-w", NODE, "--gres=gpu:3", script=SHOW_MASK)
+        said = busy(slurm_gpus, job)
+        assert "unknown: the gate /run/gpulock/gate stayed shut" in said
+        slurm.wait_done(ending)
+        slurm.wait_stepless(ending)
+        assert held(slurm_gpus, ending, NODE) == ["0"]
+    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")]
+    slurm.begin(job)
+    assert slurm.wait_done(job) == "COMPLETED"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job of a real Slurm is told at its end, against what its GPUs were made to do."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.labs.common.report_node import GIB, WATTS, observed
+from tests.labs.sge.wait import until
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import by_slurm, settings
+
+pytestmark = pytest.mark.lab
+SECONDS = 10
+
+
+def watched(gpus: Gpulock, stack: ExitStack, nodes: list[str]) -> Path:
+    """Let nodes be observed; return the folder that collects their reports."""
+    by_slurm(gpus)
+    for node in nodes:
+
+        def configure(node: str = node, **keys: str) -> None:
+            gpus.configure(node, **settings(gpus, SLURM_CHOOSER="slurm", **keys))
+
+        folder = gpus.slurm.lab / "report" / node
+        enter = gpus.slurm.machines[node].enter()
+        stack.enter_context(observed(folder, gpus.drivers / node, enter, configure))
+    return gpus.slurm.lab / "report" / "shared"
+
+
+def claims(gpus: Gpulock, node: str, job: JobId) -> list[dict[str, Any]]:
+    """Return the claims that a report tells of."""
+    done = gpus.command(node, "report", str(job), "--json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["claims"]
+    return found
+
+
+def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(
+    slurm_gpus: Gpulock,
+) -> None:
+    slurm, node = slurm_gpus.slurm, slurm_gpus.slurm.nodes[0]
+    with ExitStack() as stack:
+        shared = watched(slurm_gpus, stack, [node])
+        begun = time.monotonic()
+        job = slurm.submit(
+            "slalice",
+            "--gres=gpu:2",
+            "-w",
+            node,
+            script=f"sleep {SECONDS}\n",
+        )
+        slurm.wait_done(job)
+        whole = time.monotonic() - begun
+        filed = until(
+            lambda: list(shared.glob(f"{job}.*.json")) or None, what="the report to be filed"
+        )
+        assert filed[0].stat().st_uid == slurm.users["slalice"].uid
+        done = slurm_gpus.command(node, "reap")
+        assert done.returncode == 0, done.stderr
+        (found,) = claims(slurm_gpus, node, job)
+        assert json.loads(filed[0].read_text())["devices"] == found["devices"]
+        first, second = found["devices"]
+        held = first["held_seconds"]
+        assert SECONDS - 1 <= held <= whole + 1
+        assert first["utilization"] == pytest.approx(0.75, abs=0.06)
+        assert (second["utilization"], second["last_busy"]) == (0.0, None)
+        assert first["memory_peak_bytes"] == pytest.approx(3 * GIB, rel=0.01)
+        assert first["energy_joules"] == pytest.approx(WATTS * held, rel=0.15)
+        assert (found["how"], found["user"], found["node"]) == ("epilog", "slalice", node)
+        printed = until(
+            lambda: slurm.said(job) if "gpulock report" in slurm.said(job) else None,
+            what="the report in the job's output",
+        )
+        assert f"Job {job} of slalice on {node}" in printed
+
+
+def test_a_job_on_two_nodes_is_told_as_one_also_to_jobstats(slurm_gpus: Gpulock) -> None:
+    slurm, nodes = slurm_gpus.slurm, list(slurm_gpus.slurm.nodes[:2])
+    with ExitStack() as stack:
+        shared = watched(slurm_gpus, stack, nodes)
+        job = slurm.submit(
+            "slalice", "-N2", "--gres=gpu:1", "-w", ",".join(nodes), script=f"sleep {SECONDS}\n"
+        )
+        slurm.wait_done(job)
+
+        def both() -> bool:
+            return len(list(shared.glob(f"{job}.*.json"))) == 2
+
+        until(both, what="both nodes' reports")
+        for node in nodes:
+            assert sorted(one["node"] for one in claims(slurm_gpus, node, job)) == nodes
+        comment = slurm_gpus.command(nodes[0], "report", str(job), "--js1").stdout.strip()
+        known = json.loads(gzip.decompress(base64.b64decode(comment.removeprefix("JS1:"))))
+        assert sorted(known["nodes"]) == nodes and known["gpus"] == 2
+        for node in nodes:
+            assert known["nodes"][node]["gpu_utilization"]["0"] == pytest.approx(75, abs=6)
+            assert known["nodes"][node]["gpu_used_memory"]["0"] == pytest.approx(3 * GIB, rel=0.01)
+        assert "gpulock report" not in slurm.said(job), "two nodes would write one file at once"

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine with a real systemd as its PID 1, in namespaces, on this machine's own file system.
+
+What it writes goes into memory and is gone with it. Its cgroups are below one of ours in every
+hierarchy, made by `up` and removed by `down`. Nothing of the host is mounted for writing but the
+cgroups and the folder of the lab.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.labs.sge.wait import PATIENCE, LabError, until
+
+DEFAULT_LAB: Final = "/tmp/gpulock-lab-systemd"
+MARKER: Final = "gpulock-systemd-lab"
+BOOT: Final = Path(__file__).with_name("boot.sh")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+V1: Final = ("systemd", "devices", "memory", "pids", "cpu", "cpuacct", "freezer", "blkio")
+POWER_OFF: Final = signal.SIGRTMIN + 4  # systemd(1): starts poweroff.target
+ENV: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
+NAMESPACES: Final = ("--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup")
+WATCHED: Final = ("/dev/null", "/dev/console", "/dev/tty")
+
+
+class Machine:
+    """One machine; `binds` are folders of the host that it sees, by their path inside."""
+
+    def __init__(
+        self, mode: str = "hybrid", *, binds: Mapping[Path, str] | None = None, lab: str = ""
+    ) -> None:
+        chosen = os.environ.get("GPULOCK_LAB")
+        self.lab = Path(lab or (f"{chosen}-systemd" if chosen else DEFAULT_LAB))
+        self.mode = mode
+        self.binds = dict(binds or {})
+        self._name = f"gpulock-lab-{self.lab.name}"
+        self._holder: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+
+    # --- up and down --------------------------------------------------------------------------
+
+    def up(self) -> None:
+        """Boot, and wait until systemd has started what it starts."""
+        self.down()
+        self.lab.mkdir(mode=0o755, parents=True)
+        (self.lab / MARKER).touch()
+        for name in ("root", "over"):
+            (self.lab / name).mkdir()
+        groups = [top / self._name for top in hierarchies(self.mode)]
+        for group in groups:
+            group.mkdir(exist_ok=True)
+        enter = " && ".join(f"echo $$ > {group}/cgroup.procs" for group in groups)
+        pairs = [f"{source}:{target}" for source, target in self.binds.items()]
+        script = f'{enter} && exec setsid unshare --fork --kill-child=SIGKILL "$@"'
+        words = [*NAMESPACES, "--propagation=private"]
+        boot = [str(BOOT), str(self.lab), self.mode, *pairs]
+        with (self.lab / "log").open("wb") as log:
+            self._holder = subprocess.Popen(
+                ["bash", "-c", script, "gpulock-lab", *words, *boot],
+                env=ENV,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        (self.lab / "pid").write_text(f"{self._holder.pid}\n")
+        try:
+            until(self._booted, what="systemd to be up", seconds=3 * PATIENCE, why=self._log)
+        except BaseException:
+            self.down()
+            raise
+
+    def down(self) -> None:
+        """Power off, and take away what is left of this lab, also of one that was cut short."""
+        init, holder = self.pid or self._find(), self._holding()
+        if init:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(init, POWER_OFF)
+            try:
+                until(lambda: not Path(f"/proc/{init}").exists(), what="power off", seconds=20)
+            except LabError:
+                os.kill(init, signal.SIGKILL)
+        elif holder:
+            os.kill(holder, signal.SIGKILL)
+        if self._holder is not None:
+            self._holder.wait(PATIENCE)
+        self._holder, self.pid = None, 0
+        until(self._groups_gone, what="the lab's cgroups to be empty")
+        if (self.lab / MARKER).exists():
+            shutil.rmtree(self.lab)
+
+    def left_behind(self) -> list[str]:
+        """Say what of the lab is still on the host; empty after `down`."""
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        left = [f"mount {line}" for line in mounts if f" {self.lab}" in line]
+        left += [f"cgroup {top / self._name}" for top in self._groups()]
+        left += [f"folder {self.lab}"] if self.lab.exists() else []
+        return left
+
+    def _booted(self) -> bool:
+        holder = self._holder
+        assert holder is not None
+        if holder.poll() is not None:
+            raise LabError(f"systemd did not boot: {self._log()}")
+        self.pid = self._find()
+        if not self.pid:
+            return False
+        state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
+        return state in ("running", "degraded")
+
+    def _holding(self) -> int:
+        """Return the process whose child is our PID 1, 0 where there is none."""
+        try:
+            pid = int((self.lab / "pid").read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return 0
+        return pid if str(self.lab).encode() in command else 0
+
+    def _find(self) -> int:
+        """Return our PID 1 as the host sees it, 0 while it is not systemd yet."""
+        holder = self._holding()
+        try:
+            children = Path(f"/proc/{holder}/task/{holder}/children").read_text().split()
+            name = Path(f"/proc/{children[0]}/comm").read_text().strip()
+        except (OSError, IndexError):
+            return 0
+        return int(children[0]) if name == "systemd" else 0
+
+    def _groups(self) -> list[Path]:
+        return [top for top in hierarchies("hybrid") if (top / self._name).is_dir()]
+
+    def _groups_gone(self) -> bool:
+        for top in self._groups():
+            for folder, _, _ in os.walk(top / self._name, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+        return not self._groups()
+
+    def _log(self) -> str:
+        log = self.lab / "log"
+        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def path(self, inside: str) -> Path:
+        """Where this process finds a path of the machine."""
+        return Path(f"/proc/{self.pid}/root{inside}")
+
+    def enter(self) -> list[str]:
+        """Return what begins a command line that runs as root on the machine."""
+        return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-C", "--"]
+
+    def run(
+        self, *command: str | Path, check: bool = True, seconds: float = 60.0, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as root on the machine; raise LabError where it fails."""
+        done = subprocess.run(
+            [*self.enter(), *map(str, command)],
+            env=ENV,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            said = f"{done.stdout}{done.stderr}"
+            raise LabError(f"{command} ended with {done.returncode}: {said}")
+        return done
+
+    def show(self, unit: str, name: str) -> str:
+        """Return what systemd goes by for a property of a unit."""
+        return self.run("systemctl", "show", unit, f"--property={name}", "--value").stdout.strip()
+
+    def journal(self, unit: str) -> list[str]:
+        """Return the lines of a unit's journal, as `journalctl -o cat` shows them."""
+        return self.run("journalctl", "-u", unit, "-o", "cat", "--no-pager").stdout.splitlines()
+
+    def write(self, inside: str, text: str) -> None:
+        """Write a file on the machine."""
+        self.run("install", "-D", "-m", "644", "/dev/stdin", inside, stdin=text)
+
+
+def hierarchies(mode: str) -> list[Path]:
+    """Return the cgroup hierarchies of the host that a machine of a mode uses."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        return [CGROUPS]
+    v1 = [CGROUPS / name for name in V1 if (CGROUPS / name).is_dir()]
+    return [CGROUPS / "unified", *(v1 if mode == "hybrid" else [])]
+
+
+def host_state() -> dict[str, str]:
+    """Return what a careless guest would change on the host: devices' modes, kernel settings."""
+    modes = {path: oct(os.stat(path).st_mode) for path in WATCHED if os.path.exists(path)}
+    settings: dict[str, str] = {}
+    for top in ("/proc/sys/fs", "/proc/sys/kernel", "/proc/sys/vm"):
+        for path in Path(top).iterdir():
+            if path.is_file() and path.name not in _LIVE:
+                with contextlib.suppress(OSError):
+                    settings[str(path)] = path.read_text()
+    return {**modes, **settings}
+
+
+# counters and the like, which change by themselves
+_LIVE: Final = frozenset(
+    (
+        *("aio-nr", "dentry-state", "file-nr", "inode-nr", "inode-state", "ns_last_pid", "pty"),
+        *("hung_task_detect_count", "hung_task_warnings", "perf_event_max_sample_rate", "random"),
+    )
+)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims of Grid Engine jobs on a Box, for the tests of a claim."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.alloc.grant import Grant
+from gpulock.alloc.liveness import Judge
+from gpulock.errors import Refusal
+from gpulock.store import kv
+from gpulock.store.owner import Owner
+from tests.support.trees import Box, bus, judging, record, soon
+
+
+def never() -> Judge:
+    pytest.fail("nothing had to be settled")
+
+
+def ask(box: Box, count: int = 2, **changes: object) -> Grant:
+    node = box.node()
+    return claim(node, record(token="", devices=(), **changes), count, judging(node), soon())
+
+
+def pick(box: Box, device: str, job_id: str = "12") -> Grant:
+    node = box.node()
+    one = record(token="", devices=(), job_id=job_id)
+    return claim(node, one, 1, judging(node), soon(), (device,))
+
+
+def refused(box: Box, count: int = 2, **changes: object) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        ask(box, count, **changes)
+    return caught.value
+
+
+def ids(grant: Grant) -> list[str]:
+    return [device.id for device in grant.devices]
+
+
+def holder(box: Box, number: int) -> Owner:
+    found = box.node().store.read(bus(number)).owner
+    assert found is not None
+    return found
+
+
+def totals(box: Box) -> dict[str, str]:
+    return kv.decode((box.lock / "totals").read_text())

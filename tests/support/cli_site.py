@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated node to call the command line on, in this process or in one of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from gpulock.alloc.liveness import Verdict
+from gpulock.cli import commands
+from gpulock.node.context import Node
+from gpulock.node.settings import load
+from gpulock.simulate.node import write_node
+from gpulock.store import verdicts
+from gpulock.store.owner import Owner
+from gpulock.workstation.process_claims import prepare
+
+NOBODY = 65534
+PROGRAM = (sys.executable, "-c", "from gpulock.cli import main; main()")
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 60.0
+
+
+class Site:
+    """A node of a preset below `folder`."""
+
+    def __init__(self, folder: Path, preset: str = "dgx1", gpus: int | None = None) -> None:
+        self.files = write_node(folder / "node", preset, gpus)
+        self.config = str(self.files.config)
+
+    def call(self, *args: str) -> Result:
+        """Run a command in this process."""
+        return CliRunner().invoke(commands, ["--config", self.config, *args])
+
+    def command(self, *args: str) -> list[str]:
+        """Return the argument list of a command as a process of its own."""
+        return [*PROGRAM, "--config", self.config, *args]
+
+    def start(self, *args: str, **others: Any) -> subprocess.Popen[str]:
+        """Start a command as a process with pipes."""
+        options: dict[str, Any] = {"cwd": ROOT, **others}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            self.command(*args), stdin=pipe, stdout=pipe, stderr=pipe, text=True, **options
+        )
+
+    def run(self, *args: str, **others: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command as a process to its end."""
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "cwd": ROOT, **others}
+        return subprocess.run(
+            self.command(*args),
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
+            **options,
+        )
+
+    def json(self, *args: str) -> Any:
+        """Return what `status --json` says."""
+        return json.loads(self.call("status", "--json", *args).stdout)
+
+    def states(self) -> list[str]:
+        """Return the state of each device."""
+        return [gpu["state"] for gpu in self.json()["gpus"]]
+
+    def node(self) -> Node:
+        """Return the node, made ready for claims."""
+        node = Node(load(self.config))
+        prepare(node)
+        return node
+
+    def id(self, index: int) -> str:
+        """Return the lock id of a GPU."""
+        return self.files.machine.gpus[index].bus
+
+    def hold(self, *indexes: int, token: str = "t", **fields: object) -> Owner:
+        """Lock devices with a record of a Grid Engine job, or of what `fields` say."""
+        node = self.node()
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        base: dict[str, object] = {
+            "scheduler": "sge",
+            "cluster": "default",
+            "node": node.name,
+            "job_id": "12",
+            "task_id": "1",
+            "user": "alice",
+            "uid": 4242,
+            "queue": "gpu.q",
+            "boot_id": node.boot_id,
+            "pid_ns": node.proc.here(),
+            "pid": os.getpid(),
+            "start": node.proc.start(os.getpid()),
+            "claimed_at": time.time(),
+            "claimed_boottime": now,
+            "token": token,
+            "devices": tuple(self.id(index) for index in indexes),
+        }
+        record = Owner(**base | fields)
+        for index in indexes:
+            node.store.make(self.id(index), record)
+        return record
+
+    def publish(self, **found: Verdict) -> None:
+        """Publish verdicts by token, as a reconcile does."""
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        verdicts.write(str(self.files.lock_dir), found, boot_id)
+
+    def tickets(self) -> list[str]:
+        """Return the tickets of waiting callers."""
+        folder = self.files.lock_dir / "tickets"
+        return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
+def dead_process() -> tuple[int, int]:
+    """Return pid and a start time of a process that is gone."""
+    process = subprocess.Popen(["/bin/true"])
+    process.wait()
+    return process.pid, 1
+
+
+def until(what: Callable[[], object], seconds: float = DEADLINE) -> None:
+    """Wait until `what` is true; fail after a while."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"still not: {what}"
+        time.sleep(0.01)

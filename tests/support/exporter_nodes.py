@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node as the exporter sees it: frames, facts and ticks, on a clock that a test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpulock_exporter.clock import Moment
+from gpulock_exporter.files.sample_file import Memory
+from gpulock_exporter.state.claim_accounting import Accounts
+from gpulock_exporter.state.collector_state import Book
+from gpulock_exporter.state.local_state import Facts
+from gpulock_exporter.state.process_attribution import Kin
+from gpulock_exporter.state.snapshot import Health, Limits, Snapshot
+from gpulock_exporter.telemetry import Device, Frame, Xid
+
+from gpulock.alloc.liveness import Verdict
+from gpulock.node import devices
+from gpulock.node.procfs import Proc
+from gpulock.store.locks import Lock
+from tests.support.trees import BOOT, bus, record
+
+EPOCH = 1_700_000_000.0  # wall clock at boottime 0
+GIB = 1 << 30
+
+
+def uuid(number: int) -> str:
+    """Return the UUID of a card."""
+    return f"GPU-{number:08d}-0000-0000-0000-000000000000"
+
+
+def card(number: int = 0, **changes: Any) -> Device:
+    """Return a card that was observed for one second, half of it at work."""
+    fields: dict[str, Any] = {
+        "bus": bus(number),
+        "uuid": uuid(number),
+        "index": number,
+        "minor": number,
+        "name": "NVIDIA H100 80GB HBM3",
+        "utilization": 0.5,
+        "busy": 0.5,
+        "observed": 1.0,
+        "memory_used": 10 * GIB,
+        "memory_total": 80 * GIB,
+        **changes,
+    }
+    return Device(**fields)
+
+
+def full_card(number: int = 0, **changes: Any) -> Device:
+    """Return a card that tells everything there is."""
+    fields: dict[str, Any] = {
+        "mig": False,
+        "persistence": True,
+        "numa": number // 4,
+        "memory_utilization": 0.25,
+        "power": 412.5,
+        "energy": 12_345.678,
+        "temperature": 61.0,
+        "sm_clock": 1.98e9,
+        "memory_clock": 2.619e9,
+        "clock_reasons": ["sw_power_cap"],
+        "clock_reason_seconds": {"sw_power_cap": 3.5, "hw_thermal_slowdown": 0.0},
+        "ecc": {"corrected.dram": 3, "uncorrected.sram": 0},
+        "remapped": {"correctable": 1, "uncorrectable": 0},
+        "remap_pending": False,
+        "remap_failure": True,
+        "recovery_action": 1,
+        "pcie_transmit": 10_000,
+        "pcie_receive": 20_000,
+        "nvlink_transmit": 30_000,
+        "nvlink_receive": 40_000,
+        "gpm": {"sm_active": 0.5, "sm_occupancy": 0.25, "tensor_active": 0.125, "dram_active": 0.1},
+        **changes,
+    }
+    return card(number, **fields)
+
+
+def instance(number: int, gi: int, **changes: Any) -> Device:
+    """Return a MIG instance of a card; without GPM nobody knows whether it works."""
+    fields: dict[str, Any] = {
+        "bus": bus(number),
+        "parent": bus(number),
+        "uuid": f"MIG-{number:04d}-{gi:04d}",
+        "index": number,
+        "minor": number,
+        "gi": gi,
+        "ci": 0,
+        "profile": "1g.10gb",
+        "memory_used": GIB,
+        "memory_total": 10 * GIB,
+        **changes,
+    }
+    return Device(**fields)
+
+
+def listed(number: int = 0, part: str = "") -> devices.Device:
+    """Return a card as the driver's own list has it."""
+    found = devices.Device(bus(number), number)
+    found.minor = number
+    if part:
+        found.id = f"{bus(number)}.{part}"
+    return found
+
+
+def lock(number: int = 0, token: str = "feedfacefeedface", part: str = "", **changes: Any) -> Lock:
+    """Return a lock as it was read."""
+    name = f"{bus(number)}.{part}" if part else bus(number)
+    fields: dict[str, Any] = {"claimed_boottime": 900.0, "claimed_at": EPOCH + 900, **changes}
+    return Lock(name, record(token=token, devices=(name,), **fields), "")
+
+
+def facts(*locks: Lock, verdicts: dict[str, Verdict] | None = None, **more: Any) -> Facts:
+    """Return what gpulock's files say."""
+    return Facts(locks={one.id: one for one in locks}, quarantined={}, verdicts=verdicts, **more)
+
+
+class Node:
+    """A book and a clock: each tick is a second."""
+
+    def __init__(
+        self, memory: Memory | None = None, proc: str = "/nonexistent", **limits: Any
+    ) -> None:
+        self.now = 1000.0
+        self.sequence = 0
+        self.facts = facts()
+        self.over: dict[str, Accounts] = {}
+        self.book = Book(
+            BOOT, Limits(**limits), ("Xorg",), lambda: Kin(Proc(proc)), memory or Memory()
+        )
+
+    @property
+    def moment(self) -> Moment:
+        """Return this moment."""
+        return Moment(self.now, EPOCH + self.now)
+
+    def frame(self, *seen: Device, **changes: Any) -> Frame:
+        """Return a frame of this moment."""
+        self.sequence += 1
+        fields: dict[str, Any] = {"driver": "580.1", **changes}
+        return Frame(self.sequence, self.now, EPOCH + self.now, devices=list(seen), **fields)
+
+    def tick(
+        self, *seen: Device, xids: Sequence[Xid] = (), seconds: float = 1.0
+    ) -> dict[str, Accounts]:
+        """Let a second pass, then look at devices; return the claims that are over."""
+        self.now += seconds
+        over = self.book.tick([self.frame(*seen, xids=list(xids))], self.facts, self.moment)
+        self.over |= over
+        return over
+
+    def silence(self, seconds: float = 1.0) -> dict[str, Accounts]:
+        """Let time pass without an answer of the driver."""
+        self.now += seconds
+        over = self.book.tick([], self.facts, self.moment)
+        self.over |= over
+        return over
+
+    def snapshot(
+        self, found: Sequence[devices.Device] | None = None, health: Health | None = None
+    ) -> Snapshot:
+        """Return what is to be told now."""
+        return self.book.snapshot(found, self.facts, self.moment, health or Health("0.1"))
+
+    def text(self) -> str:
+        """Return the sample of now."""
+        return self.book.text(self.moment)

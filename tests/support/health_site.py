@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node whose health is watched: real folders, a clock that a test turns, a written sample."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.health.policy import Health
+from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.deadline import boottime
+from gpulock.node.sample import SAMPLE_LINE
+from gpulock.store import quarantine
+from gpulock.store.owner import Owner
+from gpulock.store.quarantine import QUARANTINE
+from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
+
+GIB = 1 << 30
+ROUND = 30.0  # seconds between two rounds
+
+
+class Ward(Box):
+    """A node with an exporter's folder and the chore; `now` is CLOCK_BOOTTIME seconds."""
+
+    def __init__(self, root: Path, gpus: int = 4, **keys: str) -> None:
+        self.exporter = root / "exporter"
+        self.exporter.mkdir()
+        defaults = {"QUARANTINE_ON": "xid ecc missing memory", "RESTORE_AFTER": "3"}
+        super().__init__(root, gpus, EXPORTER_DIR=str(self.exporter), **{**defaults, **keys})
+        self.module = root / "sys/module/nvidia"
+        self.module.mkdir(parents=True)
+        self.now = boottime()
+        self.boot = BOOT
+        self.facts: dict[int, str] = {}
+        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.start()
+
+    def close(self) -> None:
+        """Give the journal's pipe back."""
+        for fd in self.ends:
+            os.close(fd)
+
+    def start(self) -> None:
+        """Let gpulockd begin anew."""
+        self.health = Health(Journal(self.ends[1], levels=True), lambda: self.now)
+
+    def tell(self, number: int, *pairs: str) -> None:
+        """Let the exporter tell this of a GPU from now on."""
+        self.facts[number] = " ".join(pairs)
+
+    def sample(self, *lines: str, ago: float = 0.0) -> None:
+        """Let the exporter write how things stand."""
+        at = self.now - ago
+        head = [SAMPLE_LINE, f"boot_id={self.boot}", f"boottime={at}", f"looked={at}"]
+        cards = [
+            " ".join([f"device {bus(n)}", *told(at, facts)]) for n, facts in self.facts.items()
+        ]
+        (self.exporter / "sample").write_text("\n".join([*head, *cards, *lines]) + "\n")
+
+    def round(self, times: int = 1, *, sampled: bool = True) -> None:
+        """Let so many rounds pass, each with a fresh sample."""
+        for _ in range(times):
+            self.now += ROUND
+            if sampled:
+                self.sample()
+            node = self.node()
+            report = reconcile(node, judge_of(node), soon())
+            self.health.run(node, report, self.now)
+
+    def reboot(self) -> None:
+        """Boot the machine: LOCK_DIR is empty, and the exporter counts from nothing."""
+        self.boot = "22222222-2222-2222-2222-222222222222"
+        self.proc.boot(self.boot)
+        for number in self.facts:
+            self.facts[number] = ""
+        self.start()
+
+    def reload(self) -> None:
+        """Load the driver anew."""
+        self.module.rename(self.module.with_name("unloaded"))
+        self.module.mkdir()
+
+    def hold(self, number: int) -> Owner:
+        """Let a living job hold a GPU."""
+        self.proc.execd(self.root)
+        self.proc.shepherd(500, self.root)
+        own = record(devices=(bus(number),), claimed_at=time.time(), minor=str(number))
+        self.node().store.make(bus(number), own)
+        return own
+
+    def out(self) -> list[str]:
+        """Return what is out of service."""
+        return quarantine.listed(str(self.state), QUARANTINE)
+
+    def because(self, number: int) -> str:
+        """Return why a GPU is out of service."""
+        return quarantine.read(str(self.state), QUARANTINE, bus(number))["because"]
+
+    def by_hand(self, number: int, because: str = "its fan died") -> None:
+        """Let an administrator take a GPU out."""
+        quarantine.put(str(self.state), QUARANTINE, bus(number), "root", because)
+
+    def restored(self, number: int) -> None:
+        """Let an administrator bring a GPU back."""
+        quarantine.lift(str(self.state), QUARANTINE, bus(number))
+
+    def said(self) -> list[str]:
+        """Return what the chore said since the last time."""
+        try:
+            return os.read(self.ends[0], 1 << 16).decode().splitlines()
+        except BlockingIOError:
+            return []
+
+
+def told(at: float, facts: str) -> list[str]:
+    """Return what is told of a device: that nothing is on it, unless `facts` say otherwise."""
+    pairs = {"looked": str(at), "memory_used": "0", "processes": "0"}
+    pairs.update({key: value for key, _, value in (word.partition("=") for word in facts.split())})
+    return [f"{key}={value}" for key, value in pairs.items()]

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Box whose claims end, and an exporter's folder that says what they did."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpulock.daemon.history.collect import History
+from gpulock.deadline import boottime
+from gpulock.node.sample import FINISHED_LINE, SAMPLE_LINE
+from gpulock.store import boot, claim_records
+from gpulock.store.owner import Owner
+from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
+
+GIB = 1 << 30
+
+
+@contextmanager
+def public_place(mode: int = 0o755) -> Generator[Path]:
+    """Give a folder that others may enter: pytest keeps its own to its user."""
+    with tempfile.TemporaryDirectory(prefix="gpulock-test-") as name:
+        Path(name).chmod(mode)
+        yield Path(name)
+
+
+class Ended(Box):
+    """A node with the history of its claims."""
+
+    def __init__(self, root: Path, gpus: int = 4, **keys: str) -> None:
+        self.exporter = root / "exporter"
+        (self.exporter / "finished").mkdir(parents=True)
+        super().__init__(root, gpus, EXPORTER_DIR=str(self.exporter), **keys)
+        node = self.node()
+        boot.ensure(node.store)
+        boot.begin(node.store, str(self.state), BOOT, node.name)
+        self.told: list[str] = []
+        self.history = History(self.told.append)
+
+    def hold(self, *numbers: int, token: str = "feed", ago: float = 100.0, **about: Any) -> Owner:
+        """Let a claim stand that was made `ago` seconds ago."""
+        fields: dict[str, Any] = {
+            "token": token,
+            "devices": tuple(bus(number) for number in numbers),
+            "claimed_at": time.time() - ago,
+            "claimed_boottime": boottime() - ago,
+        }
+        own = record(**fields | about)
+        for number in numbers:
+            self.node().store.make(bus(number), own.copy(minor=str(number), uuid=f"GPU-{number}"))
+        return own
+
+    def run_job(self, *numbers: int, token: str = "feed", **about: Any) -> Owner:
+        """Let a claim stand whose record is kept, as a prolog keeps it."""
+        own = self.hold(*numbers, token=token, **about)
+        place = self.root / "spool" if own.scheduler == "sge" else self.state
+        claim_records.owe(self.node().settings, own, claim_records.keep(str(place), own))
+        return own
+
+    def reboot(self, wiped: bool = True) -> None:
+        """Let the node come up again, with a /run that is empty."""
+        self.proc.boot(OTHER_BOOT if self.node().boot_id == BOOT else BOOT)
+        if wiped:
+            shutil.rmtree(self.lock)
+        node = self.node()
+        boot.ensure(node.store)
+        boot.make_ready(node.store, str(self.state), node.boot_id, node.name)
+        self.history = History(self.told.append)
+
+    def end(self, *numbers: int, how: str = "epilog") -> None:
+        """Release devices."""
+        store = self.node().store
+        for number in numbers:
+            store.retire(store.read(bus(number)), how)
+
+    def claim(self, *numbers: int, token: str = "feed", **about: Any) -> Owner:
+        """Let a claim be made and end."""
+        own = self.hold(*numbers, token=token, **about)
+        self.end(*numbers)
+        return own
+
+    def account(self, own: Owner, number: int, **fields: object) -> str:
+        """Return the exporter's line of one device of a claim: half at work, by default."""
+        since = own.claimed_boottime
+        pairs: dict[str, object] = {
+            "since": since,
+            "until": since + 100,
+            "busy": 40.0,
+            "observed": 80.0,
+            "seen": since + 100,
+            "idle": 5.0,
+            "last_busy": since + 95,
+            "energy": 5000.0,
+            "memory_peak": 3 * GIB,
+            "foreign": 0.0,
+            "width": 2.0,
+            "used": ",".join(["1000"] * 40),
+            "covered": ",".join(["2000"] * 40),
+            **fields,
+        }
+        text = " ".join(f"{key}={value}" for key, value in pairs.items())
+        return f"token {own.token} {bus(number)} {text}"
+
+    def finish(self, own: Owner, *lines: str, boot_id: str = BOOT) -> None:
+        """Let the exporter say what is left of a claim."""
+        head = f"{FINISHED_LINE}\nboot_id={boot_id}\nboottime={boottime()}\nwall={time.time()}\n"
+        (self.exporter / "finished" / own.token).write_text(head + "\n".join(lines) + "\n")
+
+    def sample(self, *lines: str, ago: float = 0.0, total: int = 80 * GIB) -> None:
+        """Let the exporter say how things stand."""
+        now, wall = boottime() - ago, time.time() - ago
+        cards = [f"device {bus(n)} index={n} looked={now} memory_total={total}" for n in range(4)]
+        head = [SAMPLE_LINE, f"boot_id={BOOT}", "sequence=1", f"boottime={now}", f"wall={wall}"]
+        (self.exporter / "sample").write_text("\n".join([*head, *cards, *lines]) + "\n")
+
+    def write(self) -> int:
+        """Run the chore once."""
+        node = self.node()
+        return self.history.once(node, node.devices())
+
+    @property
+    def path(self) -> Path:
+        """The file that grows."""
+        return self.state / "history" / "history.jsonl"
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return what the history has, every file of it."""
+        folder = self.state / "history"
+        paths = sorted(folder.glob("history.jsonl*"), reverse=True) if folder.is_dir() else []
+        return [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
+
+    def tokens(self) -> list[str]:
+        """Return the tokens in the history."""
+        return [str(found["token"]) for found in self.records()]
+
+    def owed(self) -> list[str]:
+        """Return whose line is owed."""
+        folder = self.state / claim_records.OWED
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+    def waiting(self) -> list[str]:
+        """Return what waits in `released/`."""
+        return sorted(path.name for path in (self.lock / "released").iterdir())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node for the installer's tests: simulated driver, recorded Grid Engine, all in one folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpulock.install import versions
+from gpulock.install.doctor import sge as doctor_sge
+from gpulock.install.hooks import HookPaths
+from gpulock.install.sge import install, uninstall
+from gpulock.install.sge.install import SgeOptions
+from gpulock.install.sge.site import Execd
+from gpulock.simulate.node import write_node
+
+RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
+FAKE = Path(__file__).parent / "fake_qconf.py"
+
+
+def untested(_: HookPaths) -> None:
+    """Take hooks for good without starting them."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where everything is."""
+
+    root: Path
+    config: Path
+
+    @property
+    def state(self) -> Path:
+        """What the recorded Grid Engine knows."""
+        return self.root / "sge/state"
+
+    def options(self, **changes: object) -> SgeOptions:
+        """Return what an administrator of this node asks for."""
+        values: dict[str, object] = {
+            "queues": ("gpu.q",),
+            "prefix": self.root / "libexec",
+            "config": self.config,
+            "interpreter": sys.executable,
+            "profile": self.root / "profile.d/gpulock.sh",
+            **changes,
+        }
+        return SgeOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    def show(self, name: str) -> str:
+        """Return a recorded object as it is now."""
+        return (self.state / name).read_text()
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Change a recorded object as an administrator would."""
+        text = self.show(name)
+        assert old in text
+        (self.state / name).write_text(text.replace(old, new))
+
+
+def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
+    """Lay the node out and let the installer find an execd there."""
+    folder.mkdir(exist_ok=True)
+    node = write_node(folder / "node", "dgx1")
+    programs = folder / "sge"
+    shutil.copytree(RECORDED, programs / "state")
+    (programs / "state/states").write_text("")
+    for name in ("qconf", "qselect", "qstat", "gethostname"):
+        shutil.copy(FAKE, programs / name)
+    common = folder / "root/default/common"
+    common.mkdir(parents=True)
+    (common / "bootstrap").write_text("admin_user              sgeadmin\n")
+    spool = folder / "spool/node1"
+    spool.mkdir(parents=True)
+    execd = Execd(os.getpid(), {"SGE_ROOT": str(folder / "root")}, programs / "sge_execd", spool)
+    for module in (install, uninstall, doctor_sge):
+        patch.setattr(module, "find_execds", lambda: [execd])
+    patch.setattr(versions, "self_test", untested)  # ten processes; has its own test
+    config = folder / "etc/gpulock.conf"
+    config.parent.mkdir()
+    text = node.config.read_text() + f"SGE_BINARIES={programs}\n"
+    config.write_text(text)
+    return Site(folder, config)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node of Slurm for the installer's tests: simulated driver, recorded Slurm, one folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpulock.install import versions
+from gpulock.install.doctor import slurm as doctor_slurm
+from gpulock.install.hooks import HookPaths
+from gpulock.install.slurm import hook_trial, install, uninstall
+from gpulock.install.slurm.install import SlurmOptions, SlurmPlan, plan_slurm
+from gpulock.install.slurm.site import Slurmd
+from gpulock.simulate.node import write_node
+from gpulock.simulate.presets import PRESETS
+
+RECORDED = Path(__file__).parent / "data/slurm-22.05"
+FAKE = Path(__file__).parent / "fake_slurm.py"
+NODE = "node1"
+
+
+def ignore(*_: object) -> None:
+    """Take a line that nobody reads, or a program that is not tried."""
+
+
+@dataclass(frozen=True)
+class SlurmNode:
+    """Where everything is."""
+
+    root: Path
+    config: Path
+
+    @property
+    def state(self) -> Path:
+        """What the recorded Slurm knows."""
+        return self.root / "slurm/state"
+
+    @property
+    def conf(self) -> Path:
+        """slurm.conf of this node."""
+        return self.root / "etc-slurm/slurm.conf"
+
+    @property
+    def map(self) -> Path:
+        """The map that the installer writes."""
+        return self.root / "node/state/slurm-map"
+
+    @property
+    def paths(self) -> HookPaths:
+        """The hooks in force."""
+        return HookPaths(self.root / "libexec/current")
+
+    def device(self, minor: int | str) -> str:
+        """Return the file of a card, or of several."""
+        return f"{self.root}/node/dev/nvidia{minor}"
+
+    def options(self, **changes: object) -> SlurmOptions:
+        """Return what an administrator of this node asks for."""
+        values: dict[str, object] = {
+            "prefix": self.root / "libexec",
+            "config": self.config,
+            "interpreter": sys.executable,
+            **changes,
+        }
+        return SlurmOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    def plan(self, **changes: object) -> SlurmPlan:
+        """Return the plan of an installation."""
+        return plan_slurm(self.options(**changes))
+
+    def install(self) -> None:
+        """Install as asked."""
+        self.plan().apply(ignore)
+
+    def put(self, key: str, value: str, in_force: bool = True) -> None:
+        """Set a key in slurm.conf and, as after `scontrol reconfigure`, in force."""
+        with self.conf.open("a") as file:
+            file.write(f"{key}={value}\n")
+        if in_force:
+            text = (self.state / "config").read_text()
+            line = rf"(?m)^({key}\s*)= .*$"
+            assert re.search(line, text), key
+            (self.state / "config").write_text(re.sub(line, rf"\1= {value}", text))
+
+    def put_hooks(self) -> None:
+        """Put all that the installer asks for into slurm.conf."""
+        self.put("Prolog", str(self.paths.slurm_prolog))
+        self.put("TaskProlog", str(self.paths.slurm_task))
+        self.put("Epilog", str(self.paths.slurm_epilog))
+        self.put("PrologFlags", "Alloc,Contain")
+        self.put("RequeueExit", "213")
+
+    def list_gpus(self, *lines: str, node: str = "") -> None:
+        """Let slurmd list these `Count=N File=F`, each with the rest of its line around."""
+        text = "".join(f"slurmd: Gres Name=gpu {line} (null)\n" for line in lines)
+        (self.state / (f"gres.{node}" if node else "gres")).write_text(text)
+
+    def set(self, **keys: str) -> None:
+        """Add keys to the settings."""
+        with self.config.open("a") as file:
+            file.writelines(f"{key}={value}\n" for key, value in keys.items())
+
+
+def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1") -> SlurmNode:
+    """Lay the node out and let the installer find a slurmd there."""
+    assert preset in PRESETS
+    folder.mkdir(exist_ok=True)
+    node = write_node(folder / "node", preset)
+    (folder / "node/state").mkdir(exist_ok=True)
+    programs = folder / "slurm"
+    shutil.copytree(RECORDED, programs / "state")
+    for name in ("bin/scontrol", "sbin/slurmd"):
+        (programs / name).parent.mkdir()
+        shutil.copy(FAKE, programs / name)
+    conf = folder / "etc-slurm/slurm.conf"
+    conf.parent.mkdir()
+    conf.write_text("ClusterName=lab\nGresTypes=gpu\nNodeName=node1 Gres=gpu:8 CPUs=40\n")
+    (conf.parent / "gres.conf").write_text(f"Name=gpu File={folder}/node/dev/nvidia[0-7]\n")
+    (conf.parent / "cgroup.conf").write_text("ConstrainDevices=no\n")
+    slurmd = Slurmd(os.getpid(), programs / "sbin/slurmd", str(conf), NODE)
+    for module in (install, uninstall, doctor_slurm):
+        patch.setattr(module, "find_slurmds", lambda: [slurmd])
+    # A dozen processes; they have their own tests.
+    patch.setattr(versions, "self_test", ignore)
+    patch.setattr(hook_trial, "try_hooks", ignore)
+    patch.setattr(doctor_slurm, "try_hooks", ignore)
+    for module in (install, doctor_slurm):
+        patch.setattr(module, "check_interpreter", ignore)
+    config = folder / "etc/gpulock.conf"
+    config.parent.mkdir()
+    config.write_text(node.config.read_text())
+    made = SlurmNode(folder, config)
+    made.list_gpus(f"Type=(null) Count=8 Index=0 ID=7696487 File={made.device('[0-7]')}")
+    return made
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Return the text of every file below a folder."""
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def told(node: SlurmNode) -> str:
+    """Return all pages and notes of an installation."""
+    plan = node.plan()
+    return "\n".join([*("\n".join(page) for page in plan.pages), *plan.notes])

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim: all devices or none, the same for the same run, nothing from a living owner."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.claim import claim, claim_quiet
+from gpulock.errors import BUSY
+from gpulock.store import boot, quarantine
+from tests.support.claims import ask, holder, ids, never, refused, totals
+from tests.support.trees import NAME, OTHER_BOOT, Box, bus, record, soon
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    made.proc.shepherd(500, tmp_path)
+    return made
+
+
+def test_a_claim_locks_what_it_grants_and_nothing_else(box: Box) -> None:
+    node = box.node()
+    grant = claim(node, record(token="", devices=()), 2, never, soon())
+    assert ids(grant) == box.locks() == [bus(0), bus(1)]
+    assert grant.fresh
+    for number in (0, 1):
+        found = holder(box, number)
+        assert (found.devices, found.token) == ((bus(0), bus(1)), grant.owner.token)
+        assert found.uuid == grant.devices[number].uuid
+        assert found.claimed_at > 0 < found.claimed_boottime
+    assert len(grant.owner.token) == 16
+    assert (totals(box)["claims_granted"], "gate_wait_seconds" in totals(box)) == ("1", True)
+
+
+def test_another_job_gets_other_devices(box: Box) -> None:
+    first, second = ask(box), ask(box, job_id="123", pid=501)
+    assert not set(ids(first)) & set(ids(second))
+    assert first.owner.token != second.owner.token
+    box.proc.shepherd(501, box.root)
+    assert refused(box, 1, job_id="1234", pid=502).kind == BUSY
+    assert totals(box)["claims_busy"] == "1"
+
+
+def test_the_same_run_gets_the_same_answer(box: Box) -> None:
+    first = ask(box)
+    node = box.node()
+    again = claim(node, record(token="", devices=()), 2, never, soon())
+    assert (ids(again), again.owner.token) == (ids(first), first.owner.token)
+    assert (first.fresh, again.fresh) == (True, False)
+
+
+def test_part_of_a_grant_is_given_up_and_claimed_afresh(box: Box) -> None:
+    first = ask(box)
+    shutil.rmtree(box.lock / "locks" / bus(0))
+    again = ask(box)
+    assert (len(again.devices), again.fresh) == (2, True)
+    assert again.owner.token != first.owner.token
+    assert box.locks() == sorted(ids(again))
+
+
+def test_part_of_a_grant_that_somebody_uses_is_not_given_up(box: Box) -> None:
+    ask(box)
+    shutil.rmtree(box.lock / "locks" / bus(0))
+    box.proc.add(700, fds={9: box.dev / "nvidia1"})
+    assert refused(box).kind == BUSY
+    assert box.locks() == [bus(1)]
+
+
+def test_a_grant_that_is_being_released_is_not_given_again(box: Box) -> None:
+    first = ask(box)
+    store = box.node().store
+    for number in (0, 1):
+        store.rewrite(bus(number), holder(box, number).copy(settling=1))
+    assert ask(box).owner.token != first.owner.token
+
+
+def test_an_earlier_run_that_is_dead_is_freed(box: Box) -> None:
+    first = ask(box)
+    box.proc.shepherd(500, box.root, start=2000)
+    second = ask(box, start=2000)
+    assert second.owner.token != first.owner.token
+    assert box.locks() == sorted(ids(second))
+
+
+@pytest.mark.parametrize("why", ["shepherd", "group", "device", "blind"])
+def test_an_earlier_run_that_is_not_proven_dead_is_a_refusal(box: Box, why: str) -> None:
+    first = ask(box)
+    box.proc.shepherd(501, box.root)
+    if why != "shepherd":
+        box.proc.remove(500)
+    if why == "group":
+        box.proc.add(700, groups=[65400])
+    if why == "device":
+        box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    if why == "blind":
+        box.proc.remove(50)
+    assert refused(box, pid=501).kind == BUSY
+    assert box.locks() == ids(first)
+
+
+def test_another_uid_with_the_same_key_and_run_gets_no_others_grant(box: Box) -> None:
+    first = ask(box)
+    again = ask(box, uid=1001)
+    assert again.owner.token != first.owner.token
+    assert again.owner.uid == 1001
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"boot_id": OTHER_BOOT}, "granted"),
+        ({"pid": 999}, "granted"),
+        ({"node": "node2"}, BUSY),
+        ({"node": "node2", "boot_id": OTHER_BOOT}, BUSY),
+        ({"scheduler": "slurm"}, BUSY),
+        ({"scheduler": "admin"}, BUSY),
+        ({"add_grp_id": 0, "pid": 999}, BUSY),
+        ({"pid_ns": "pid:[1]", "pid": 999}, BUSY),
+    ],
+)
+def test_a_held_device_is_taken_only_from_a_dead_owner(
+    box: Box, changes: dict[str, object], kind: str
+) -> None:
+    ask(box, 3)
+    box.node().store.make(bus(3), record(**{"job_id": "7", "token": "x", **changes}))
+    box.proc.shepherd(501, box.root)
+    asked: dict[str, object] = {"job_id": "13", "pid": 501, "add_grp_id": 65401}
+    if kind == "granted":
+        assert ids(ask(box, 1, **asked)) == [bus(3)]
+        assert any(key.startswith("reaped_") for key in totals(box))
+    else:
+        assert refused(box, 1, **asked).kind == kind
+        assert len(box.locks()) == 4
+
+
+def test_an_unknown_version_is_held(box: Box) -> None:
+    ask(box, 3)
+    (box.lock / "locks" / bus(3)).mkdir()
+    (box.lock / "locks" / bus(3) / "owner").write_text("gpulock-owner 9\nboot_id=x\n")
+    assert refused(box, 1, job_id="13").kind == BUSY
+
+
+def test_a_claim_cut_short_is_settled_only_when_devices_are_short(box: Box) -> None:
+    ask(box, 1)
+    (box.lock / "locks" / bus(3)).mkdir()
+    ask(box, 2, job_id="13")
+    assert len(box.locks()) == 4
+    assert ids(ask(box, 1, job_id="14")) == [bus(3)]
+    assert totals(box)["reaped_cut_short"] == "1"
+
+
+def test_a_job_whose_number_begins_like_another_is_another_job(box: Box) -> None:
+    first, second = ask(box, 1, job_id="12"), ask(box, 1, job_id="123", pid=501)
+    third = ask(box, 1, job_id="12", task_id="3", pid=502)
+    assert len({ids(first)[0], ids(second)[0], ids(third)[0]}) == 3
+
+
+def test_the_node_in_a_record_is_this_one(box: Box) -> None:
+    assert ask(box).owner.node == NAME
+    assert os.path.isdir(box.lock / "locks" / bus(0))
+
+
+PROCESS = {"scheduler": "process", "job_id": "600", "pid": 600, "add_grp_id": 0}
+
+
+@pytest.mark.parametrize(("count", "granted"), [(1, [2]), (2, [2, 3]), (3, [0, 1, 2])])
+def test_a_process_is_granted_what_nobody_has_open_where_that_is_enough(
+    box: Box, count: int, granted: list[int]
+) -> None:
+    box.proc.add(700, fds={9: box.dev / "nvidia0", 10: box.dev / "nvidia1"})
+    node, one = box.node(), record(token="", devices=(), **PROCESS)
+    found = claim_quiet(node, one, count, never, soon())
+    assert ids(found) == [bus(number) for number in granted]
+
+
+def test_what_a_process_itself_has_open_is_no_reason_to_give_it_another(box: Box) -> None:
+    box.proc.add(600, fds={9: box.dev / "nvidia0"})
+    node, one = box.node(), record(token="", devices=(), **PROCESS)
+    assert ids(claim_quiet(node, one, 1, never, soon())) == [bus(0)]
+
+
+def test_a_device_that_is_named_is_granted_whoever_has_it_open(box: Box) -> None:
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    node = box.node()
+    one = record(token="", devices=(), **PROCESS)
+    assert ids(claim(node, one, 1, never, soon(), (bus(0),))) == [bus(0)]
+
+
+def test_a_schedulers_job_is_granted_what_it_always_was_and_nobody_is_looked_at(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object) -> None:
+        pytest.fail("a hook looked at processes")
+
+    monkeypatch.setattr("gpulock.alloc.claim.foreign", look)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    assert ids(ask(box, 1)) == [bus(0)]
+
+
+def test_who_waits_for_what_is_out_of_service_is_not_told_to_wait_for_jobs(box: Box) -> None:
+    node = box.node()
+    out = str(box.state), quarantine.QUARANTINE
+    boot.ensure(node.store)
+    boot.folders(node.store, str(box.state))
+    for number in range(4):
+        quarantine.put(*out, bus(number), "root", "its fan died")
+    assert refused(box, 1).do.startswith("the job can run when enough are back in service")
+
+    quarantine.lift(*out, bus(3))
+    ask(box, 1)
+    assert refused(box, 1, job_id="13").do == "the job can run when others have ended"

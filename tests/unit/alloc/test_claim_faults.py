@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim while system calls fail or somebody else comes between: never half a grant."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.alloc.grant import Grant
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.store import atomic
+from gpulock.store.locks import Store
+from tests.support.trees import Box, bus, judging, record, soon
+
+CALLS = ("mkdir", "rename", "write", "open")
+MOST = 60  # system calls of one kind in one claim
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    made.proc.shepherd(500, tmp_path)
+    return made
+
+
+def ask(box: Box, **changes: object) -> Grant:
+    node = box.node()
+    return claim(node, record(token="", devices=(), **changes), 2, judging(node), soon())
+
+
+def nothing(*_: object) -> None:
+    """Clean nothing up."""
+
+
+class Failing:
+    """Let the k-th call of one os function fail, or do something just before it."""
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        name: str,
+        at: int,
+        fault: BaseException | None = None,
+        before: Callable[[str], object] | None = None,
+    ) -> None:
+        self.calls: list[str] = []
+        real = getattr(os, name)
+
+        def call(*arguments: object, **more: object) -> object:
+            self.calls.append(str(arguments[0]))
+            if len(self.calls) == at:
+                if before is not None:
+                    before(str(arguments[0]))
+                if fault is not None:
+                    raise fault
+            return real(*arguments, **more)
+
+        patch.setattr(os, name, call)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE])
+def test_whichever_call_fails_the_claim_is_whole_or_refused_and_undone(
+    box: Box, name: str, code: int
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for at in range(1, MOST):
+        shutil.rmtree(box.lock, ignore_errors=True)
+        shutil.rmtree(box.state)
+        box.state.mkdir()
+        node = box.node()
+        with pytest.MonkeyPatch.context() as patch:
+            calls = Failing(patch, name, at, OSError(code, os.strerror(code))).calls
+            try:
+                grant = claim(node, record(token=""), 2, judging(node), soon())
+            except OSError:  # the hook takes it for "could not find out"
+                assert box.locks() == [], f"{name} {at}: {calls[-1]}"
+            except Refusal as refusal:
+                assert refusal.kind in (BROKEN, UNKNOWN)
+                assert box.locks() == [], f"{name} {at}: {calls[-1]}"
+            else:
+                assert box.locks() == sorted(d.id for d in grant.devices)
+        if len(calls) < at:
+            break
+    else:
+        pytest.fail("more calls than were thought of")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_after_any_crash_the_next_claims_get_everything_and_nothing_twice(
+    box: Box, name: str
+) -> None:
+    """A crash is an exception that no clean-up survives: what stands on disk then must do."""
+    for at in range(1, MOST):
+        shutil.rmtree(box.lock, ignore_errors=True)
+        shutil.rmtree(box.state)
+        box.state.mkdir()
+        ask(box, job_id="7", pid=999)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Store, "undo", nothing)
+            patch.setattr(atomic, "remove_quietly", nothing)
+            calls = Failing(patch, name, at, KeyboardInterrupt()).calls
+            try:
+                ask(box, job_id="8", pid=998)
+            except KeyboardInterrupt:
+                pass
+        grants = [ask(box, job_id=str(100 + n), pid=500) for n in range(2)]
+        given = [d.id for grant in grants for d in grant.devices]
+        assert sorted(given) == [bus(n) for n in range(4)], f"{name} {at}: {calls[-1]}"
+        if len(calls) < at:
+            break
+    else:
+        pytest.fail("more calls than were thought of")
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_device_that_somebody_locks_meanwhile_is_left_to_him(
+    box: Box, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    ask(box, job_id="7", pid=999)
+    real = os.mkdir
+
+    def peer(path: str) -> None:
+        real(path, 0o755)
+        Path(path, "owner").write_text("theirs")
+
+    Failing(monkeypatch, "mkdir", nth, before=peer)
+    with pytest.raises(Refusal) as caught:
+        ask(box)
+    assert caught.value.kind == BROKEN
+    theirs = [p.parent.name for p in box.lock.glob("locks/*/owner") if p.read_text() == "theirs"]
+    assert theirs == [bus(1 + nth)]
+    assert box.locks() == [bus(0), bus(1), bus(1 + nth)]
+
+
+def test_what_was_made_is_undone_newest_first(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(box, job_id="7", pid=999)
+    removed: list[str] = []
+    real = os.rmdir
+
+    def rmdir(path: str) -> None:
+        removed.append(os.path.basename(path))
+        real(path)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    Failing(monkeypatch, "rename", 2, OSError(errno.ENOSPC, "no space"))
+    with pytest.raises(Refusal):
+        ask(box)
+    assert removed == [bus(3), bus(2)]
+
+
+def test_a_name_that_cannot_be_written_locks_nothing(box: Box) -> None:
+    with pytest.raises(Refusal) as caught:
+        ask(box, user="alice\nuid=0")
+    assert caught.value.kind == BROKEN
+    assert box.locks() == []
+
+
+@pytest.mark.parametrize(
+    "text", ["a=\r\n", "\0\0\0", "claims_granted=x\n", "gate_wait_seconds=nan"]
+)
+def test_counters_that_are_garbage_stop_no_claim(
+    box: Box, text: str, request: pytest.FixtureRequest
+) -> None:
+    ask(box)
+    (box.lock / "totals").write_text(text)
+    assert len(ask(box, job_id="13").devices) == 2

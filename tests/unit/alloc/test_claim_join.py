@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of one job on this host share what it holds here, and each keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.alloc.grant import Grant
+from gpulock.errors import BUSY, Refusal
+from tests.support.trees import Box, judge_of, judging, record, soon
+
+FIRST, SECOND, THIRD = 600, 601, 602
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    return made
+
+
+def task(box: Box, pid: int, **changes: object) -> Grant:
+    """Let a task with shepherd `pid` and group 65000 + pid ask for two devices."""
+    box.proc.shepherd(pid, box.root)
+    node = box.node()
+    one = record(token="", devices=(), pid=pid, add_grp_id=65000 + pid, **changes)
+    return claim(node, one, 2, judging(node), soon(), join=True)
+
+
+def states(box: Box) -> set[str]:
+    node = box.node()
+    locks = node.store.all()
+    for lock in locks.values():
+        node.store.read_details(lock)
+    judge = judge_of(node)
+    return {judge.verdict(lock).state for lock in locks.values()}
+
+
+def test_the_first_task_claims_and_the_others_share(box: Box) -> None:
+    first, second, third = (task(box, pid) for pid in (FIRST, SECOND, THIRD))
+    assert first.owner.token == second.owner.token == third.owner.token
+    assert [first.fresh, second.fresh, third.fresh] == [True, False, False]
+    assert len(box.locks()) == 2
+
+
+def test_the_lock_lives_as_long_as_any_of_them(box: Box) -> None:
+    task(box, FIRST)
+    task(box, SECOND)
+    box.proc.remove(FIRST)
+    assert states(box) == {"alive"}
+    box.proc.remove(SECOND)
+    assert states(box) == {"dead"}
+
+
+def test_a_process_of_a_task_whose_shepherd_was_killed_keeps_the_lock(box: Box) -> None:
+    task(box, FIRST)
+    task(box, SECOND)
+    box.proc.remove(FIRST)
+    box.proc.remove(SECOND)
+    box.proc.add(700, groups=[65000 + SECOND])
+    assert states(box) == {"alive"}
+
+
+def test_a_task_after_the_first_has_ended_shares_what_the_second_keeps(box: Box) -> None:
+    first = task(box, FIRST)
+    task(box, SECOND)
+    box.proc.remove(FIRST)
+    assert task(box, THIRD).owner.token == first.owner.token
+
+
+def test_a_task_after_all_have_ended_claims_afresh(box: Box) -> None:
+    first = task(box, FIRST)
+    box.proc.remove(FIRST)
+    again = task(box, SECOND)
+    assert (again.fresh, again.owner.token == first.owner.token) == (True, False)
+    assert len(box.locks()) == 2
+
+
+def test_a_task_does_not_share_with_an_owner_that_cannot_be_judged(box: Box) -> None:
+    task(box, FIRST)
+    box.proc.remove(FIRST)
+    box.proc.remove(50)
+    with pytest.raises(Refusal) as caught:
+        task(box, SECOND)
+    assert caught.value.kind == BUSY
+
+
+def test_another_users_job_of_that_number_is_not_joined(box: Box) -> None:
+    task(box, FIRST)
+    with pytest.raises(Refusal):
+        task(box, SECOND, uid=1001)
+
+
+def test_a_grant_that_is_being_released_is_not_joined(box: Box) -> None:
+    task(box, FIRST)
+    store = box.node().store
+    for name, lock in store.all().items():
+        assert lock.owner is not None
+        store.rewrite(name, lock.owner.copy(settling=1))
+    box.proc.add(700, groups=[65000 + FIRST])
+    with pytest.raises(Refusal):
+        task(box, SECOND)
+
+
+def test_a_job_that_may_not_share_is_refused_while_its_other_run_lives(box: Box) -> None:
+    task(box, FIRST)
+    node = box.node()
+    with pytest.raises(Refusal):
+        claim(node, record(token="", pid=SECOND), 2, judging(node), soon())
+
+
+def test_of_thousands_of_short_tasks_one_anchor_a_group_is_kept(box: Box) -> None:
+    """execd gives a few groups again and again; each anchor is read with the gate held."""
+    task(box, FIRST)
+    for pid in range(700, 720):
+        box.proc.shepherd(pid, box.root)
+        node = box.node()
+        one = record(token="", devices=(), pid=pid, add_grp_id=65100 + pid % 3)
+        claim(node, one, 2, judging(node), soon(), join=True)
+        if pid != 705:
+            box.proc.remove(pid)
+    (lock, _) = box.node().store.all().values()
+    box.node().store.read_details(lock)
+    assert {pid for pid, _, _ in lock.anchors} >= {705, 719}  # it runs; the last to join
+    assert {group for _, _, group in lock.anchors} == {65100, 65101, 65102}
+    assert len(lock.anchors) <= 4
+
+
+def test_what_is_in_a_tasks_cgroup_is_found_by_its_anchor_which_is_kept(box: Box) -> None:
+    box.settings["ISOLATION"] = "cgroup"
+    task(box, FIRST)
+    for pid in (700, 701, 702):
+        task(box, pid)
+        box.proc.remove(pid)
+    (lock, _) = box.node().store.all().values()
+    box.node().store.read_details(lock)
+    assert {pid for pid, _, _ in lock.anchors} == {700, 701, 702}

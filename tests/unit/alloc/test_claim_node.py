@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim and the node: what it can give now, what it never can, and when it is broken."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
+from gpulock.store import quarantine
+from gpulock.store.gate import Gate
+from tests.support.claims import ask, ids, never, pick, refused, totals
+from tests.support.trees import BOOT, Box, bus, record, soon
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    made.proc.shepherd(500, tmp_path)
+    return made
+
+
+def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:
+    assert ids(pick(box, bus(2))) == [bus(2)]
+    for device, kind in ((bus(2), BUSY), ("0000:ff:00.0", SENSELESS)):
+        with pytest.raises(Refusal) as caught:
+            pick(box, device, "13")
+        assert caught.value.kind == kind
+
+
+def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
+    ask(box, 1)
+    quarantine.put(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
+    quarantine.put(str(box.state), quarantine.RESERVES, bus(2), "root", "tests")
+    assert ids(ask(box, 1, job_id="13")) == [bus(3)]
+    assert refused(box, 1, job_id="14").kind == BUSY
+
+
+def test_a_card_is_not_given_beside_its_own_instance_nor_the_reverse(box: Box) -> None:
+    pick(box, bus(3))
+    (box.lock / "locks" / f"{bus(0)}.gi1.ci0").mkdir()
+    quarantine.put(str(box.state), quarantine.QUARANTINE, f"{bus(1)}.gi1.ci0", "root", "ECC")
+    box.inventory(f"gpu.{bus(3)}.mig=1", f"mig.{bus(3)}.gi1.ci0.uuid=MIG-a")
+    assert [d.id for d in box.node().devices()][3] == f"{bus(3)}.gi1.ci0"
+    assert ids(ask(box, 1, job_id="13")) == [bus(2)]
+
+
+def test_fewer_gpus_than_expected_is_the_nodes_fault_and_too_many_is_the_users(box: Box) -> None:
+    box.settings["GPUS"] = "6"
+    assert refused(box, 5).kind == BROKEN
+    assert refused(box, 6).kind == BROKEN
+    assert refused(box, 7).kind == SENSELESS
+    assert len(ask(box, 4).devices) == 4
+
+
+@pytest.mark.parametrize("count", [0, -1, -(10**30)])
+def test_a_count_that_is_none_locks_nothing(box: Box, count: int) -> None:
+    with pytest.raises(Refusal):
+        ask(box, count)
+    assert box.locks() == []
+
+
+def test_a_card_that_cannot_be_read_is_not_granted(box: Box) -> None:
+    (box.driver / "gpus" / bus(0) / "information").write_text("garbage")
+    assert ids(ask(box, 3)) == [bus(1), bus(2), bus(3)]
+    assert refused(box, 4, job_id="13").kind == BROKEN
+
+
+def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
+    node = box.node()
+
+    def no(_: object) -> None:
+        raise Refusal(UNKNOWN, "no UUID", "wait")
+
+    with pytest.raises(Refusal):
+        claim(node, record(token=""), 2, never, soon(), check=no)
+    assert box.locks() == []
+
+
+def test_locks_lost_within_the_boot_grant_nothing(box: Box) -> None:
+    ask(box)
+    shutil.rmtree(box.lock)
+    assert refused(box, job_id="13").kind == UNKNOWN
+    assert box.locks() == []
+
+
+def test_after_locks_were_lost_a_device_in_use_is_left_out(box: Box) -> None:
+    ask(box, 1)
+    (box.lock / "lost").touch()
+    box.proc.add(700, fds={9: box.dev / "nvidia1"})
+    assert ids(ask(box, 1, job_id="13")) == [bus(2)]
+
+
+def test_unknowns_of_three_jobs_of_two_users_are_a_broken_node(box: Box) -> None:
+    ask(box)
+    shutil.rmtree(box.lock)
+    asked = [("13", "alice"), ("13", "alice"), ("14", "alice"), ("15", "alice"), ("16", "bob")]
+    kinds = [refused(box, job_id=job, user=user).kind for job, user in asked]
+    assert kinds == [UNKNOWN] * 4 + [BROKEN]
+
+
+def test_a_success_ends_the_streak(box: Box) -> None:
+    (box.state / "boot_id").write_text(BOOT)
+    for job, user in (("13", "alice"), ("14", "bob")):
+        assert refused(box, job_id=job, user=user).kind == UNKNOWN
+    (box.state / "boot_id").unlink()
+    ask(box)
+    (box.lock / "boot_id").unlink()
+    assert refused(box, job_id="15", user="eve").kind == UNKNOWN
+
+
+def test_a_gate_that_stays_shut_is_counted_by_the_next_who_gets_in(box: Box) -> None:
+    ask(box, 1)
+    node = box.node()
+    with Gate(str(box.lock), Deadline(1)):
+        with pytest.raises(Refusal) as caught:
+            claim(node, record(job_id="13"), 1, never, Deadline(0.02))
+        assert caught.value.kind == UNKNOWN
+        assert (box.lock / "timeouts").read_bytes() == b"."
+    ask(box, 1, job_id="13")
+    assert totals(box)["gate_timeouts"] == "1"
+    assert not (box.lock / "timeouts").exists()
+
+
+def test_a_lock_directory_that_is_not_private_grants_nothing(box: Box) -> None:
+    ask(box, 1)
+    box.lock.chmod(0o777)
+    assert refused(box, 1, job_id="13").kind == BROKEN

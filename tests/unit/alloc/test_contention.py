@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many processes want few devices: nothing is granted twice, nothing is lost, nobody starves.
+
+What the workers hold is judged by a log of their own, never by gpulock's records: `take` is
+written after a claim, `give` before the release, each in one append with a monotonic stamp.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import random
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.alloc.grant import Grant
+from gpulock.alloc.reaper import FREED
+from gpulock.alloc.release import Released, release
+from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
+from gpulock.node import settings
+from gpulock.node.context import Node
+from gpulock.simulate.node import write_node
+from gpulock.store import owner
+from gpulock.store.counters import Totals
+from gpulock.store.gate import Gate
+from gpulock.store.locks import Lock, Store
+from gpulock.store.owner import Owner
+from gpulock.workstation.process_claims import judge, template
+from tests.bench.scene import folder, linked_proc
+
+pytestmark = pytest.mark.slow
+
+GPUS, MOST = 8, 4
+BOLD = 0.02  # how often a worker asks although it sees that too few are free
+SOAK = pytest.mark.soak
+FORK = get_context("fork")
+
+
+class Field:
+    """A node of 8 devices, a /proc with the workers alone, and the log."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc = linked_proc(root / "proc", (os.getpid(),))
+        self.config = write_node(root / "node", "dgx1").config
+        with self.config.open("a") as file:
+            file.write(f"PROC_ROOT={self.proc}\n")
+        self.log = root / "log"
+        self.node = Node(settings.load(str(self.config)))
+        self._crowd: list[BaseProcess] = []
+
+    def clear(self) -> None:
+        """End every worker that is left."""
+        for process in self._crowd:
+            process.kill()
+            process.join()
+
+    def show(self, pid: int) -> None:
+        """Let a process be seen by every judge."""
+        (self.proc / str(pid)).symlink_to(f"/proc/{pid}")
+
+    def hide(self, pid: int) -> None:
+        """Take away the link of a process that is over."""
+        (self.proc / str(pid)).unlink(missing_ok=True)
+
+    def note(self, event: str, what: list[str]) -> None:
+        """Append to the log: one line a device, in one write."""
+        stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        lines = "".join(f"{stamp} {event} {os.getpid()} {name}\n" for name in what)
+        fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(fd, lines.encode())
+        os.close(fd)
+
+    def events(self) -> list[tuple[int, str, int, str]]:
+        """Return the log in order of time."""
+        lines = [line.split(" ") for line in self.log.read_text().splitlines()]
+        return sorted((int(when), event, int(pid), name) for when, event, pid, name in lines)
+
+    def claim(self, count: int, record: Owner | None = None) -> Grant:
+        """Claim for this process."""
+        node = self.node
+        own = record or template(node, os.getpid(), "worker")
+        return claim(node, own, count, lambda: judge(node), Deadline(60))
+
+    def release(self, token: str) -> Released:
+        """Release one claim."""
+        node = self.node
+        return release(node, lambda o: o.token == token, judge(node), Deadline(60), "test")
+
+    def work(self, seed: int, claims: int) -> None:
+        """Claim, log, log, release, so many times; a worker's whole life."""
+        luck = random.Random(seed)
+        for _ in range(claims):
+            grant = self.insist(luck.randint(1, MOST), luck)
+            ids = [device.id for device in grant.devices]
+            self.note("take", ids)
+            self.note("give", ids)
+            released = self.release(grant.owner.token)
+            self.note("freed", released.freed)
+            self.hide(os.getpid())
+            assert sorted([*released.freed, *[name for name, _ in released.kept]]) == sorted(ids)
+
+    def insist(self, count: int, luck: random.Random) -> Grant:
+        """Claim until it is granted, and be seen by every judge from before the claim on.
+
+        A refused claim looks at all processes: so peek first, and be seen only when at it.
+        """
+        while True:
+            if len(os.listdir(self.node.store.locks_dir)) + count <= GPUS or luck.random() < BOLD:
+                self.show(os.getpid())
+                try:
+                    return self.claim(count)
+                except Refusal as refusal:
+                    self.hide(os.getpid())
+                    if refusal.kind != BUSY:
+                        raise
+            time.sleep(luck.uniform(0.01, 0.05))
+
+    def start(self, seed: int, claims: int) -> BaseProcess:
+        """Start a worker."""
+        process = FORK.Process(target=self.work, args=(seed, claims))
+        process.start()
+        self._crowd.append(process)
+        return process
+
+
+@pytest.fixture
+def field(request: pytest.FixtureRequest) -> Field:
+    context = folder("contention")
+    root = context.__enter__()
+    request.addfinalizer(lambda: context.__exit__(None, None, None))
+    made = Field(root)
+    request.addfinalizer(made.clear)
+    return made
+
+
+def held_twice(events: list[tuple[int, str, int, str]]) -> list[str]:
+    """Return where the log shows two holders of a device; `dead` ends all that a process held."""
+    holder: dict[str, int] = {}
+    wrong: list[str] = []
+    for when, event, pid, name in events:
+        if event == "take":
+            if name in holder:
+                wrong.append(f"{when}: {pid} takes {name}, {holder[name]} has it")
+            holder[name] = pid
+        elif event == "freed":
+            continue  # said after the release: somebody else may have it by now
+        elif event == "give":
+            if holder.pop(name, None) != pid:
+                wrong.append(f"{when}: {pid} gives {name}, which it has not")
+        else:
+            holder = {device: other for device, other in holder.items() if other != pid}
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("workers", "claims"), [(64, 16), pytest.param(64, 157, marks=[SOAK, pytest.mark.timeout(600)])]
+)
+def test_64_processes_contend_for_8_devices(field: Field, workers: int, claims: int) -> None:
+    field.release(field.claim(1).owner.token)  # the first claim of a boot makes ready
+    crowd = [field.start(seed, claims) for seed in range(workers)]
+    for process in crowd:
+        process.join()
+
+    assert [process.exitcode for process in crowd] == [0] * workers  # so nobody starved
+    events = field.events()
+    assert held_twice(events) == []
+    taken = defaultdict[int, set[int]](set)
+    for when, event, pid, _ in events:
+        if event == "take":
+            taken[pid].add(when)
+    assert [len(stamps) for stamps in taken.values()] == [claims] * workers
+    totals = Totals(field.node.store).values
+    assert int(totals["claims_granted"]) == workers * claims + 1
+    freed = len([e for e in events if e[1] == "freed"])
+    freed += int(totals.get("reaped_process", "0"))  # kept by a release, then settled
+    assert freed == len([e for e in events if e[1] == "take"])
+    assert field.node.store.all() == {}
+    assert len(field.claim(GPUS).devices) == GPUS
+
+
+def kill_at_random(field: Field, workers: int, kills: int, luck: random.Random) -> None:
+    """Keep a crowd at work and kill one after the other; the log says when each was killed."""
+    seeds = itertools.count()
+    crowd = [field.start(next(seeds), 1 << 30) for _ in range(workers)]
+    for _ in range(kills):
+        time.sleep(luck.uniform(0.0, 0.02))
+        number = luck.randrange(workers)
+        victim = crowd[number]
+        bury(field, victim)
+        crowd[number] = field.start(next(seeds), 1 << 30)
+    for process in crowd:
+        bury(field, process)
+
+
+def bury(field: Field, victim: BaseProcess) -> None:
+    """Kill a worker, noting its death before it can come: nobody may have its devices earlier."""
+    assert victim.pid is not None
+    stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    assert victim.exitcode == -signal.SIGKILL
+    with field.log.open("a") as file:
+        file.write(f"{stamp} dead {victim.pid} -\n")
+    field.hide(victim.pid)
+
+
+@pytest.mark.parametrize(
+    ("workers", "kills"),
+    [(16, 150), pytest.param(24, 3000, marks=[SOAK, pytest.mark.timeout(600)])],
+)
+def test_processes_killed_while_they_claim_are_settled_by_the_others(
+    field: Field, workers: int, kills: int
+) -> None:
+    field.release(field.claim(1).owner.token)
+    kill_at_random(field, workers, kills, random.Random(kills))
+
+    events = field.events()
+    killed = {pid for _, event, pid, _ in events if event == "dead"}
+    assert len(killed) == kills + workers
+    assert held_twice(events) == []
+    reconcile(field.node, judge(field.node), Deadline(20))
+    assert field.node.store.all() == {}
+    assert len(field.claim(GPUS).devices) == GPUS
+
+
+# Races at one system call: the other's step is done at that very instant.
+
+
+def before_flock(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) -> None:
+    """Do `step` once, between the open of the gate and its flock."""
+    real = fcntl.flock
+    steps = [step]
+
+    def flock(fd: int, operation: int) -> None:
+        if steps:
+            steps.pop()()
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def dead_record(field: Field) -> Owner:
+    """Return the record of a claim whose process is over."""
+    return template(field.node, os.getpid(), "ghost").copy(start=1, job_id="ghost")
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_gate_that_went_between_open_and_flock_is_not_the_gate(
+    field: Field, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    field.release(field.claim(1).owner.token)
+    path = Path(field.node.store.path, "gate")
+
+    def go() -> None:
+        path.unlink()
+        if replaced:
+            path.touch(0o600)
+
+    before_flock(monkeypatch, go)
+
+    with (
+        Gate(field.node.store.path, Deadline(5)),
+        pytest.raises(Refusal, match="stayed shut"),
+        Gate(field.node.store.path, Deadline(0.01)),
+    ):
+        pytest.fail("two hold the gate")
+
+
+def test_a_lock_made_anew_since_it_was_judged_stays(field: Field) -> None:
+    grant = field.claim(1, dead_record(field))
+    judged = field.node.store.all()[grant.devices[0].id]
+    field.node.store.retire(judged, "somebody else's reap")
+    field.node.store.make(judged.id, grant.owner.copy(token="another"))
+
+    with pytest.raises(Refusal) as refused:
+        field.node.store.retire(judged, "a reap that comes late")
+
+    assert refused.value.kind == UNKNOWN
+    record = field.node.store.all()[judged.id].owner
+    assert record is not None and record.token == "another"
+
+
+def test_of_two_reconciles_one_frees_and_the_other_waits(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field.claim(2, dead_record(field))
+    real = Store.retire
+    seen: list[str] = []
+
+    def retire(store: Store, lock: Lock, how: str, boot_id: str) -> None:
+        with pytest.raises(Refusal, match="stayed shut") as refused:
+            reconcile(field.node, judge(field.node), Deadline(0.01))
+        seen.append(refused.value.kind)
+        real(store, lock, how, boot_id)
+
+    monkeypatch.setattr(Store, "retire", retire)
+    first = reconcile(field.node, judge(field.node), Deadline(5))
+    monkeypatch.undo()
+    second = reconcile(field.node, judge(field.node), Deadline(5))
+
+    assert [outcome.act for outcome in first.outcomes] == [FREED, FREED]
+    assert second.outcomes == []
+    assert seen == [UNKNOWN, UNKNOWN]
+    assert Totals(field.node.store).values["reaped_process"] == "2"
+
+
+def test_a_reap_at_the_door_of_a_release_leaves_it_nothing_to_do(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = field.claim(2, dead_record(field))
+    before_flock(
+        monkeypatch, lambda: assert_freed(reconcile(field.node, judge(field.node), Deadline(5)), 2)
+    )
+
+    released = field.release(grant.owner.token)
+
+    assert (released.freed, released.kept) == ([], [])
+    assert len(list(Path(field.node.store.released_dir).iterdir())) == 2
+
+
+def assert_freed(report: Report, count: int) -> None:
+    """Expect what a reconcile freed."""
+    assert [outcome.act for outcome in report.outcomes] == [FREED] * count
+
+
+def test_a_lock_that_appears_before_mkdir_is_never_taken_over(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field.release(field.claim(1).owner.token)
+    theirs = template(field.node, os.getpid(), "other").copy(token="theirs", job_id="other")
+    real = Store.make_text
+    made: list[str] = []
+
+    def make(store: Store, name: str, text: str) -> None:
+        made.append(name)
+        if len(made) == 2:  # the first is locked, the second is taken under our hands
+            real(store, name, owner.encode(theirs))
+        real(store, name, text)
+
+    monkeypatch.setattr(Store, "make_text", make)
+    with pytest.raises(Refusal) as refused:
+        field.claim(3)
+
+    assert refused.value.kind == BROKEN
+    left = field.node.store.all()
+    assert {name: lock.owner.token for name, lock in left.items() if lock.owner} == {
+        made[1]: "theirs"
+    }

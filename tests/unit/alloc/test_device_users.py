@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last guard: who still has a device open, and whose processes are left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import device_users
+from gpulock.alloc.device_users import Holders
+from gpulock.alloc.liveness import Scan
+from gpulock.node.devices import Device
+from gpulock.node.mounts import Mounts
+from gpulock.node.procfs import Proc
+from gpulock.store.locks import Lock
+from tests.support.trees import EXECD, FakeProc, record
+
+SERVICES = ("nvidia-persistenced", "gpulock-exporter")
+MINOR = 7
+ROOT = (0, 0, 0, 0)
+
+
+class Stage:
+    """A /proc and one GPU whose node is `dev/nvidia7`."""
+
+    def __init__(self, root: Path) -> None:
+        self.fake = FakeProc(root / "proc")
+        self.dev = root / "dev"
+        self.dev.mkdir()
+        self.node = self.dev / f"nvidia{MINOR}"
+        self.node.touch()
+        self.device = Device("0000:3b:00.0", 0)
+        self.device.minor = MINOR
+
+    def holders(self, proc: Proc | None = None) -> Holders:
+        scan = Scan(proc or Proc(str(self.fake.root)))
+        return Holders(scan, [self.device], str(self.dev), SERVICES)
+
+    def who(self) -> list[int]:
+        return self.holders().of(self.device.id)
+
+    def left(self, **other: object) -> str:
+        """Ask for what is left of our job beside another claim with these fields."""
+        held = {"0000:af:00.0": Lock("0000:af:00.0", record(token="other", **other), "")}
+        return device_users.open_left(
+            self.device.id, record(), self.holders(), held if other else {}
+        )
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+@pytest.fixture
+def numbered(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The device is what /dev/full is to the kernel: 1, 7. It has no node in DEV_ROOT."""
+    monkeypatch.setattr(device_users, "MAJOR", 1)
+    stage.node.unlink()
+    return stage
+
+
+def test_a_process_that_has_the_node_open_holds_it(stage: Stage) -> None:
+    assert stage.left() == ""
+    stage.fake.add(700, fds={0: Path("/dev/zero"), 9: stage.node})
+    assert stage.who() == [700]
+    assert "700" in stage.left()
+
+
+def test_another_devices_node_is_not_this_ones(stage: Stage) -> None:
+    (stage.dev / "nvidia4").touch()
+    (stage.dev / "nvidiactl").touch()
+    stage.fake.add(700, fds={8: stage.dev / "nvidia4", 9: stage.dev / "nvidiactl"})
+    assert stage.left() == ""
+
+
+def test_a_device_is_told_by_its_number_under_another_name(numbered: Stage) -> None:
+    alias = numbered.dev / "nvidia-elsewhere"
+    alias.symlink_to("/dev/full")
+    numbered.fake.add(700, fds={9: alias})
+    assert numbered.who() == [700]
+
+
+def test_a_device_is_told_by_its_number_under_any_name_in_dev(numbered: Stage) -> None:
+    numbered.fake.add(700, fds={9: Path("/dev/full")})
+    assert numbered.who() == [700]
+
+
+def test_a_node_that_was_deleted_and_made_again_is_still_the_device(
+    numbered: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link then reads `/dev/nvidia7 (deleted)`, and only its stat tells the number."""
+    link = numbered.fake.root / "700/fd/9"
+    numbered.fake.add(700, fds={9: numbered.dev / "nvidia7 (deleted)"})
+    (numbered.dev / "nvidia7 (deleted)").symlink_to("/dev/full")
+    numbered.node.touch()
+    assert "(deleted)" in os.readlink(link)
+    assert numbered.who() == [700]
+
+
+def test_a_service_of_a_system_user_may_have_it_open(stage: Stage) -> None:
+    for pid, uid in ((700, 0), (701, 110)):
+        exe = f"/usr/bin/{SERVICES[0]}"
+        stage.fake.add(pid, uids=(uid,) * 4, exe=exe, fds={9: stage.node})
+    assert stage.left() == ""
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"uids": (1000,) * 4},  # anybody may call a program so
+        {"uids": (1000, 0, 0, 0)},  # or run a set-uid one
+        {"uids": ROOT, "ppid": 600},  # root's job
+        {"uids": ROOT, "exe": "/usr/bin/python3"},
+        {"uids": ROOT, "exe": "/tmp/nvidia-persistenced.sh"},
+    ],
+)
+def test_what_only_looks_like_a_service_holds_the_device(
+    stage: Stage, about: dict[str, object]
+) -> None:
+    stage.fake.add(EXECD, "sge_execd", uids=ROOT)
+    stage.fake.add(500, "sge_shepherd", ppid=EXECD, uids=ROOT)
+    stage.fake.add(600, ppid=500)
+    whole = {"exe": "/usr/bin/nvidia-persistenced", "fds": {9: stage.node}, **about}
+    stage.fake.add(700, **whole)  # type: ignore[arg-type]
+    assert stage.who() == [700]
+
+
+def test_a_service_whose_package_was_upgraded_is_still_that_service(stage: Stage) -> None:
+    exe = "/usr/bin/nvidia-persistenced (deleted)"
+    stage.fake.add(700, uids=ROOT, exe=exe, fds={9: stage.node})
+    assert stage.left() == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        (
+            "python3 -m gpulock_exporter.worker.process 1.0 10.0 nvml",
+            False,
+        ),  # as the exporter starts it
+        ("python3 -I -X faulthandler -m gpulock_exporter.app.program", False),
+        ("python3 /opt/gpulock/bin/gpulock-exporter", False),
+        ("python3 -m gpulock.daemon.app gpulock-exporter", True),
+        ("python3 -X gpulock-exporter train.py", True),
+        ("python3 -c pass gpulock-exporter", True),
+        ("python3", True),
+    ],
+)
+def test_a_service_in_python_is_told_by_what_it_runs(stage: Stage, line: str, left: bool) -> None:
+    stage.fake.add(700, uids=(110,) * 4, exe="/usr/bin/python3.11", fds={9: stage.node})
+    words = line.encode().replace(b" ", b"\0") + b"\0"
+    (stage.fake.root / "700/cmdline").write_bytes(words)
+
+    assert stage.who() == ([700] if left else [])
+
+
+def test_another_jobs_process_does_not_keep_this_jobs_lock(stage: Stage) -> None:
+    stage.fake.add(700, groups=[65499], fds={9: stage.node})
+    assert stage.left(add_grp_id=65499) == ""
+    assert stage.left(add_grp_id=65498) != ""
+
+
+def test_a_process_below_another_claims_owner_does_not_keep_this_lock(stage: Stage) -> None:
+    stage.fake.add(600, start=77)
+    stage.fake.add(700, ppid=600, fds={9: stage.node})
+    mine = {"scheduler": "process", "add_grp_id": 0}
+    assert stage.left(pid=600, start=77, **mine) == ""
+    assert stage.left(pid=600, start=78, **mine) != ""  # the pid is somebody else's by now
+
+
+def test_a_process_of_the_job_itself_keeps_it_although_its_group_is_listed(stage: Stage) -> None:
+    stage.fake.add(700, groups=[record().add_grp_id], fds={9: stage.node})
+    assert stage.left(add_grp_id=record().add_grp_id) != ""
+
+
+def test_a_process_whose_files_may_not_be_seen_keeps_every_lock(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.fake.add(700, uids=(os.geteuid(),) * 4)
+    real = os.listdir
+
+    def guarded(path: str) -> list[str]:
+        if path.endswith("/700/fd"):
+            raise PermissionError(13, "denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", guarded)
+    assert stage.who() == []
+    assert "700" in stage.left()
+
+
+def test_init_alone_may_hide_its_files(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.listdir
+
+    def guarded(path: str) -> list[str]:
+        if path.endswith("/1/fd"):
+            raise PermissionError(13, "denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", guarded)
+    assert stage.left() == ""
+
+
+def test_a_file_that_is_closed_while_it_is_looked_at_is_not_open(stage: Stage) -> None:
+    stage.fake.add(700, fds={9: stage.dev / "nvidia-gone"})
+    assert stage.left() == ""
+
+
+@pytest.mark.parametrize(("second", "held"), [("kthreadd", []), ("bash", [700])])
+def test_a_thread_of_the_kernel_has_no_files(stage: Stage, second: str, held: list[int]) -> None:
+    stage.fake.add(2, second, ppid=0, uids=ROOT)
+    stage.fake.add(700, ppid=2, fds={9: stage.node})
+    for pid in (2, 700):
+        status = stage.fake.root / str(pid) / "status"
+        status.write_bytes(status.read_bytes().replace(b"VmSize", b"Other"))
+    assert stage.who() == held
+
+
+def test_the_files_of_threads_count_when_the_leader_has_ended(stage: Stage) -> None:
+    stage.fake.add(700, state="Z", threads={700: "Z", 701: "S"})
+    (stage.fake.root / "700/task/701/fd/9").symlink_to(stage.node)
+    assert stage.who() == [700]
+
+
+def test_a_thread_that_ends_while_it_is_looked_at_hides_no_other(stage: Stage) -> None:
+    stage.fake.add(700, state="Z", threads={700: "Z", 701: "S", 702: "S"})
+    (stage.fake.root / "700/task/702/fd/9").symlink_to(stage.node)
+    for thread in (700, 701):
+        (stage.fake.root / f"700/task/{thread}/fd").rmdir()
+    assert stage.who() == [700]
+
+
+def test_a_process_that_forks_between_the_two_looks_is_found(stage: Stage) -> None:
+    stage.fake.add(700, fds={9: stage.node})
+    holders = stage.holders()
+    holders.scan.statuses()
+    stage.fake.remove(700)
+    stage.fake.add(701, fds={9: stage.node})
+    assert device_users.open_left(stage.device.id, record(), holders, {}) != ""
+
+
+def test_nobody_is_looked_at_where_there_is_no_device(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(_: object) -> dict[int, object]:
+        pytest.fail("a look for nothing")
+
+    monkeypatch.setattr(Scan, "statuses", never)
+    holders = Holders(Scan(Proc(str(stage.fake.root))), [], str(stage.dev), SERVICES)
+    assert holders.of("0000:3b:00.0") == []
+
+
+def test_a_look_that_takes_too_long_is_given_up_and_every_lock_is_kept(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user may open so many files that to look at them all would hold the gate for minutes."""
+    stage.fake.add(700, fds={9: stage.dev / "null"})
+    monkeypatch.setattr(device_users, "LONGEST", -1.0)
+    assert "more files open than can be looked at in time" in stage.left()
+
+
+def test_the_clock_is_looked_at_before_each_file_that_may_be_a_node(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may cost what its owner wants, and he may have fewer than are counted in one go."""
+    stage.fake.add(700, fds={number: stage.dev / "other" for number in range(3, 9)})
+    (stage.dev / "other").touch()
+    asked: list[str] = []
+
+    def slow(_: object, pid: int, folder: str, fd: str) -> None:
+        del pid, folder
+        asked.append(fd)
+        monkeypatch.setattr(time, "monotonic", lambda: float("inf"))
+
+    monkeypatch.setattr(Mounts, "key", slow)
+    assert "more files open than can be looked at in time" in stage.left()
+    assert len(asked) == 1
+
+
+def test_a_path_too_long_to_be_told_hides_nothing_and_hinders_nobody(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.readlink
+
+    def readlink(path: str) -> str:
+        if path.endswith("/700/fd/9"):
+            raise OSError(errno.ENAMETOOLONG, "File name too long", path)
+        return real(path)
+
+    plain = tmp_path / "plain"
+    plain.touch()
+    stage.fake.add(700, fds={9: plain})
+    monkeypatch.setattr(os, "readlink", readlink)
+    assert stage.left() == ""
+    stage.fake.add(700, fds={9: stage.node})
+    assert "process 700 has" in stage.left()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last guard: processes of the job that are left, by group, task and session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import device_users
+from gpulock.alloc.liveness import Judge, Scan
+from gpulock.node import mounts
+from gpulock.node.devices import Device
+from gpulock.node.procfs import Proc
+from gpulock.store.locks import Lock
+from tests.support.trees import FakeProc, record
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path / "proc")
+
+
+def left_in_group(fake: FakeProc, lock: Lock) -> str:
+    return device_users.group_left(lock, Judge("", "", Scan(Proc(str(fake.root))), {}))
+
+
+def test_a_process_with_the_jobs_group_is_left(fake: FakeProc) -> None:
+    lock = Lock("x", record(), "")
+    assert left_in_group(fake, lock) == ""
+    fake.add(700, groups=[4, 65400])
+    assert "700" in left_in_group(fake, lock)
+
+
+def test_a_process_with_the_group_of_one_of_its_tasks_is_left(fake: FakeProc) -> None:
+    lock = Lock("x", record(), "")
+    lock.anchors = [(600, 5, 65401)]
+    assert left_in_group(fake, lock) == ""
+    fake.add(700, groups=[65401])
+    assert "700" in left_in_group(fake, lock)
+
+
+def test_a_task_that_runs_is_left(fake: FakeProc) -> None:
+    lock = Lock("x", record(), "")
+    lock.anchors = [(600, 5, 0)]
+    fake.add(600, "sge_shepherd", start=5)
+    assert "600" in left_in_group(fake, lock)
+
+
+def test_the_session_of_a_process_is_left_but_not_itself(fake: FakeProc) -> None:
+    lock = Lock("x", record(scheduler="process", add_grp_id=0, sid=500), "")
+    fake.add(500)
+    assert left_in_group(fake, lock) == ""
+    fake.add(700, session=500)
+    assert "700" in left_in_group(fake, lock)
+
+
+def test_who_cannot_see_finds_something_left(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blind(self: Scan) -> dict[int, object]:
+        self.blind = "too dark"
+        return {}
+
+    monkeypatch.setattr(Scan, "statuses", blind)
+    assert left_in_group(fake, Lock("x", record(), "")) == "too dark"
+
+
+def test_anchors_that_cannot_be_read_count_as_something_left(fake: FakeProc) -> None:
+    assert left_in_group(fake, Lock("x", record(), "its anchors: garbage")) != ""
+
+
+def belongs(fake: FakeProc, process: int, **other: object) -> bool:
+    """Return whether a process is of another claim than the record of job 12."""
+    holders = device_users.Holders(Scan(Proc(str(fake.root))), [], "", ())
+    lock = Lock("y", record(**{"job_id": "13", "token": "b", "add_grp_id": 0, **other}), "")
+    return device_users.belongs(process, lock, record(), holders)
+
+
+def test_a_process_is_of_another_claim_by_group_session_or_descent(fake: FakeProc) -> None:
+    fake.add(600)
+    fake.add(700, ppid=600)
+    fake.add(701, ppid=700, session=700)
+    fake.add(702, groups=[65401])
+    assert belongs(fake, 702, add_grp_id=65401)
+    assert belongs(fake, 701, sid=700, pid=999)
+    assert belongs(fake, 701, pid=600)
+    assert not belongs(fake, 702, pid=600, sid=700)
+
+
+def test_a_process_is_not_of_a_claim_whose_holder_is_gone_or_another(fake: FakeProc) -> None:
+    fake.add(600, start=2000)
+    fake.add(700, ppid=600)
+    assert not belongs(fake, 700, pid=600, start=1000)
+    assert not belongs(fake, 700, pid=601)
+
+
+def test_a_process_of_the_claim_itself_is_not_of_another(fake: FakeProc) -> None:
+    fake.add(700, groups=[65400])
+    assert not belongs(fake, 700, token=record().token, add_grp_id=65400)
+    assert not belongs(fake, 700, add_grp_id=65400)
+    fake.add(701, groups=[65401])  # a task of the same grant
+    assert not belongs(fake, 701, token=record().token, add_grp_id=65401)
+
+
+def mig(root: Path, table: str) -> list[tuple[int, int, int]]:
+    """Return what an instance's nodes look like, with the driver's table of their minors."""
+    (root / "driver-caps").mkdir()
+    (root / "driver-caps/mig-minors").write_text(table)
+    (root / "dev/nvidia-caps").mkdir(parents=True)
+    for name in ("nvidia7", "nvidia-caps/nvidia-cap21", "nvidia-caps/nvidia-cap22"):
+        (root / "dev" / name).touch()
+    device = Device("0000:3b:00.0", 0)
+    device.id, device.minor = "0000:3b:00.0.gi2.ci0", 7
+    return device_users.node_keys(device, str(root / "dev"), str(root / "driver"))
+
+
+def key(path: Path) -> tuple[int, int, int]:
+    return mounts.key_of(path.stat())
+
+
+def test_an_instance_is_told_by_its_own_access_nodes(tmp_path: Path) -> None:
+    table = "config 1\ngpu7/gi2/access 21\ngpu7/gi2/ci0/access 22\ngpu7/gi1/access 12\n"
+    caps = tmp_path / "dev/nvidia-caps"
+    assert mig(tmp_path, table) == [key(caps / "nvidia-cap21"), key(caps / "nvidia-cap22")]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "gpu7/gi2/access 21\n",
+        "gpu7/gi2/access 21\ngpu7/gi2/ci0/access 99\n",
+        "gpu7/gi2/access 21\ngpu7/gi2/access 12\ngpu7/gi2/ci0/access 22\n",
+        "gpu17/gi2/access 21\ngpu7/gi12/access 21\ngpu7/gi2/ci0/access 22\n",
+    ],
+)
+def test_an_instance_whose_nodes_cannot_be_found_out_is_told_by_its_card(
+    tmp_path: Path, table: str
+) -> None:
+    found = mig(tmp_path, table)
+    assert key(tmp_path / "dev/nvidia7") in found

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alive, dead, unknown: dead only with proof, and the judge proves its own sight first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import liveness
+from gpulock.alloc.liveness import ALIVE, DEAD, ROUNDS, UNKNOWN, Judge, Scan, common_verdict
+from gpulock.node.procfs import Proc
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
+from tests.support.trees import BOOT, NAME, OTHER_BOOT, FakeProc, record
+
+
+class Moving(Proc):
+    """A /proc in which something happens just before it is listed."""
+
+    def __init__(self, fake: FakeProc, steps: list[Callable[[], object]]) -> None:
+        super().__init__(str(fake.root))
+        self.steps = steps
+
+    def pids(self) -> list[int]:
+        listed = super().pids()
+        if self.steps:
+            self.steps.pop(0)()
+        return listed
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path / "proc")
+
+
+def process(**changes: object) -> Lock:
+    fields: dict[str, object] = {"scheduler": "process", "add_grp_id": 0, "sid": 500, **changes}
+    return Lock("x", record(**fields), "")
+
+
+def verdict(fake: FakeProc, lock: Lock) -> str:
+    rules: dict[str, liveness.Rule] = {"process": liveness.process_verdict}
+    return Judge(BOOT, NAME, Scan(Proc(str(fake.root))), rules).verdict(lock).state
+
+
+def common(fake: FakeProc, one: Owner) -> str:
+    found = common_verdict(one, BOOT, NAME, Proc(str(fake.root)))
+    return found.state if found else "look further"
+
+
+def test_an_administrators_lock_lives_whatever_its_boot(fake: FakeProc) -> None:
+    assert common(fake, record(scheduler="admin", boot_id=OTHER_BOOT)) == ALIVE
+
+
+def test_another_boot_of_this_node_is_dead(fake: FakeProc) -> None:
+    assert common(fake, record(boot_id=OTHER_BOOT)) == DEAD
+
+
+def test_another_nodes_record_is_never_judged_whatever_its_boot(fake: FakeProc) -> None:
+    assert common(fake, record(node="node2", boot_id=OTHER_BOOT)) == UNKNOWN
+    assert common(fake, record(node="node2")) == UNKNOWN
+
+
+def test_a_pid_of_another_namespace_means_nothing(fake: FakeProc) -> None:
+    assert common(fake, record()) == "look further"
+    fake.namespace("pid:[99]")
+    assert common(fake, record()) == UNKNOWN
+
+
+def test_a_namespace_that_cannot_be_seen_is_unknown(fake: FakeProc) -> None:
+    (fake.root / "self/ns/pid").unlink()
+    assert common(fake, record()) == UNKNOWN
+    assert common(fake, record(pid_ns="")) == UNKNOWN
+
+
+def test_a_record_made_where_no_namespace_was_seen_is_unknown(fake: FakeProc) -> None:
+    assert common(fake, record(pid_ns="")) == UNKNOWN
+
+
+def test_a_scheduler_nobody_can_judge_is_unknown(fake: FakeProc) -> None:
+    assert verdict(fake, Lock("x", record(scheduler="pbs"), "")) == UNKNOWN
+
+
+def test_a_record_that_cannot_be_read_is_unknown(fake: FakeProc) -> None:
+    assert verdict(fake, Lock("x", None, "its owner record: begins with 'v2'")) == UNKNOWN
+    assert verdict(fake, Lock("x", record(boot_id=OTHER_BOOT), "its anchors: garbage")) == UNKNOWN
+
+
+def test_a_lock_without_owner_is_a_claim_cut_short(fake: FakeProc) -> None:
+    assert verdict(fake, Lock("x", None, "")) == DEAD
+
+
+def test_a_process_lives_by_its_pid_and_start_time(fake: FakeProc) -> None:
+    fake.add(500, start=1000)
+    assert verdict(fake, process()) == ALIVE
+    fake.add(500, start=1001, session=1)
+    assert verdict(fake, process()) == DEAD
+
+
+def test_the_session_of_a_process_keeps_its_claim(fake: FakeProc) -> None:
+    fake.add(700, session=500)
+    assert verdict(fake, process()) == ALIVE
+    assert verdict(fake, process(sid=0)) == DEAD
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_session_is_found_on_kernels_that_do_not_tell_it_in_status(
+    fake: FakeProc, told: bool
+) -> None:
+    fake.add(700, ") (", session=500, told_session=told)
+    assert verdict(fake, process()) == ALIVE
+
+
+def test_a_zombie_of_the_session_is_over(fake: FakeProc) -> None:
+    fake.add(700, session=500, state="Z")
+    assert verdict(fake, process()) == DEAD
+    fake.add(700, session=500, state="Z", threads={700: "Z", 701: "S"})
+    assert verdict(fake, process()) == ALIVE
+
+
+def test_an_anchor_keeps_the_claim_of_a_process(fake: FakeProc) -> None:
+    fake.add(600, start=2000)
+    lock = process()
+    lock.anchors = [(600, 2000, 0)]
+    assert verdict(fake, lock) == ALIVE
+    lock.anchors = [(600, 2001, 0)]
+    assert verdict(fake, lock) == DEAD
+
+
+@pytest.mark.parametrize("name", ["stat", "status"])
+def test_a_process_that_may_not_be_looked_at_is_unknown(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fake.add(500 if name == "stat" else 700)
+    hide(monkeypatch, name)
+    assert verdict(fake, process()) == UNKNOWN
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the kernel refuse one file of every process, as it does without CAP_SYS_PTRACE."""
+    real = os.open
+
+    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path.endswith(f"/{name}"):
+            raise PermissionError(1, "not permitted", path)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", guarded)
+
+
+def test_a_process_that_forks_and_ends_while_it_is_scanned_is_found(fake: FakeProc) -> None:
+    fake.add(700, groups=[65400])
+
+    def fork() -> None:
+        fake.remove(700)
+        fake.add(701, groups=[65400])
+
+    assert Scan(Moving(fake, [fork])).carriers(65400) == [701]
+
+
+def test_one_that_never_stops_forking_blinds_the_scan_instead_of_hiding(fake: FakeProc) -> None:
+    fake.add(700, groups=[65400])
+
+    def fork(pid: int) -> Callable[[], None]:
+        def step() -> None:
+            fake.remove(pid)
+            fake.add(pid + 1, groups=[65400])
+
+        return step
+
+    scan = Scan(Moving(fake, [fork(700 + n) for n in range(ROUNDS + 1)]))
+    assert scan.carriers(65400) == []
+    assert "faster" in scan.blind
+
+
+def test_a_look_that_takes_too_long_is_blind_and_not_endless(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may take long over a process of 65,536 groups, and a user may have thousands."""
+    fake.add(700)
+    monkeypatch.setattr(liveness, "LONGEST", -1.0)
+    scan = Scan(Proc(str(fake.root)))
+    assert scan.statuses() == {} and "no time" in scan.blind
+
+
+def test_processes_of_the_same_groups_share_one_list(fake: FakeProc) -> None:
+    for pid in (700, 701):
+        fake.add(pid, groups=[5, 65400])
+    one, other = (Scan(Proc(str(fake.root))).status(pid) for pid in (700, 701))
+    assert one.groups == other.groups == {5, 65400}
+    scan = Scan(Proc(str(fake.root)))
+    assert scan.status(700).groups is scan.status(701).groups
+
+
+def test_of_lists_of_thousands_of_groups_one_is_kept(fake: FakeProc) -> None:
+    """gpulockd's Proc lives long, and a user with subordinate ids may have many such lists."""
+    for pid in (700, 701, 702):
+        fake.add(pid, groups=[pid, *range(10_000, 10_400)])
+    proc = Proc(str(fake.root))
+    found = [proc.status(pid).groups for pid in (700, 701, 702, 702, 700)]
+    assert all(pid in groups for pid, groups in zip((700, 701, 702), found, strict=False))
+    assert found[3] is found[2]
+    assert found[4] is not found[0]  # it was read again
+
+
+def test_a_process_that_hops_below_the_place_the_listing_has_reached_is_found(
+    fake: FakeProc,
+) -> None:
+    """It was above when /proc was read below, and is below (pids wrap) when it is read above."""
+    fake.add(701, groups=[65400])
+    scan = Scan(Moving(fake, []))
+    listed = scan.proc.pids()
+    hidden = [pid for pid in listed if pid != 701]
+
+    class Hopping(Moving):
+        first = True
+
+        def pids(self) -> list[int]:
+            if self.first:
+                self.first = False
+                return hidden
+            return super().pids()
+
+    assert Scan(Hopping(fake, [])).carriers(65400) == [701]
+
+
+def children(fake: FakeProc, name: str, *pids: int) -> None:
+    """Let pid 2 be `name`, and those its children as the kernel lists them."""
+    fake.add(2, name, ppid=0, uids=(0,) * 4)
+    (fake.root / "2/task/2/children").write_text(" ".join(map(str, pids)))
+    for pid in pids:
+        fake.add(pid, ppid=2, groups=[65400], session=500)
+
+
+def test_the_threads_of_the_kernel_are_not_looked_at(fake: FakeProc) -> None:
+    children(fake, "kthreadd", 700, 701)
+    for pid in (2, 700, 701):
+        status = fake.root / str(pid) / "status"
+        status.write_bytes(status.read_bytes().replace(b"VmSize", b"Other"))
+    assert Scan(Proc(str(fake.root))).carriers(65400) == []
+
+
+def test_the_children_of_a_second_process_that_is_no_kthreadd_are_seen(fake: FakeProc) -> None:
+    """In a pid namespace of its own, pid 2 is anybody's shell, whatever its name."""
+    for name in ("bash", "kthreadd"):
+        children(fake, name, 700, 701)
+        assert sorted(Scan(Proc(str(fake.root))).carriers(65400)) == [700, 701]
+        assert verdict(fake, process()) == ALIVE
+
+
+def test_one_look_serves_all_questions(fake: FakeProc) -> None:
+    scan = Scan(Proc(str(fake.root)))
+    before = scan.statuses()
+    fake.add(700, "late")
+    assert scan.statuses() is before
+    assert scan.named("late") == []
+
+
+def test_descent_is_followed_to_the_end_and_a_circle_has_one(fake: FakeProc) -> None:
+    for pid, ppid in ((10, 1), (11, 10), (12, 11), (20, 21), (21, 20), (30, 999)):
+        fake.add(pid, ppid=ppid)
+    scan = Scan(Proc(str(fake.root)))
+    assert scan.descends(12, frozenset([10]))
+    assert scan.descends(10, frozenset([10]))
+    assert not scan.descends(10, frozenset([12]))
+    assert not scan.descends(20, frozenset([1]))
+    assert not scan.descends(30, frozenset([1]))
+
+
+def test_a_system_user_is_one_by_all_its_uids(fake: FakeProc) -> None:
+    fake.add(10, uids=(999, 0, 0, 0))
+    fake.add(11, uids=(1000, 0, 0, 0))
+    scan = Scan(Proc(str(fake.root)))
+    assert liveness.is_system(scan.statuses()[10])
+    assert not liveness.is_system(scan.statuses()[11])
+
+
+def test_a_record_of_another_time_namespace_is_not_judged(fake: FakeProc) -> None:
+    """Start times shift in a time namespace: the same process looks like another one."""
+    (fake.root / "self/ns/time").symlink_to("time:[4026531834]")
+    claimed = Proc(str(fake.root)).pid_namespace()
+    assert common(fake, record(pid_ns=claimed)) == "look further"
+    (fake.root / "self/ns/time").unlink()
+    (fake.root / "self/ns/time").symlink_to("time:[4026532999]")
+    assert common(fake, record(pid_ns=claimed)) == UNKNOWN

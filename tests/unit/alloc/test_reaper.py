@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settling under the gate: what is proven dead goes, all else stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import reaper
+from gpulock.alloc.reaper import FREED, HELD, ORPHANS, Outcome
+from gpulock.store import boot
+from gpulock.store.owner import Owner
+from tests.support.trees import BOOT, NAME, OTHER_BOOT, Box, bus, judge_of, record
+
+GID = 65400
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    node = made.node()
+    boot.ensure(node.store)
+    boot.begin(node.store, str(made.state), BOOT, NAME)
+    return made
+
+
+def lock(box: Box, number: int = 0, **changes: object) -> Owner:
+    one = record(devices=(bus(number),), **changes)
+    box.node().store.make(bus(number), one)
+    return one
+
+
+def settle_all(box: Box, dry_run: bool = False) -> dict[str, Outcome]:
+    node = box.node()
+    judge = judge_of(node)
+    holders = reaper.make_holders(node, node.devices(), judge)
+    found = reaper.settle(node, node.store.all(), judge, holders, dry_run)
+    return {outcome.lock.id: outcome for outcome in found}
+
+
+def act(box: Box, number: int = 0) -> str:
+    return settle_all(box)[bus(number)].act
+
+
+def test_a_dead_jobs_lock_is_freed_and_kept_for_the_history(box: Box) -> None:
+    one = lock(box)
+    assert act(box) == FREED
+    assert box.locks() == []
+    kept = box.lock / "released" / f"{one.token}.{bus(0)}"
+    assert (kept / "owner").exists()
+    assert "how=reap: its shepherd is gone" in (kept / "released").read_text()
+
+
+def test_a_living_jobs_lock_is_held(box: Box) -> None:
+    lock(box)
+    box.proc.shepherd(500, box.root)
+    assert act(box) == HELD
+    assert box.locks() == [bus(0)]
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(box: Box) -> None:
+    lock(box)
+    lock(box, 1, token="b")
+    box.proc.add(700, fds={9: box.dev / "nvidia1"})
+    before = sorted(box.lock.rglob("*"))
+    found = settle_all(box, dry_run=True)
+    assert [o.act for o in found.values()] == [FREED, ORPHANS]
+    assert sorted(box.lock.rglob("*")) == before
+
+
+def test_the_last_guard_stops_a_reap_and_says_who(box: Box) -> None:
+    lock(box)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    assert act(box) == ORPHANS
+    assert "700" in (box.lock / "locks" / bus(0) / "orphans").read_text()
+    box.proc.remove(700)
+    assert act(box) == FREED
+
+
+def test_the_guard_stops_the_reap_of_another_boots_lock_as_well(box: Box) -> None:
+    lock(box, boot_id=OTHER_BOOT)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    assert act(box) == ORPHANS
+    box.proc.remove(700)
+    assert act(box) == FREED
+
+
+def test_a_lock_without_owner_is_a_claim_cut_short(box: Box) -> None:
+    (box.lock / "locks" / bus(0)).mkdir()
+    assert act(box) == FREED
+    assert box.locks() == []
+    assert list((box.lock / "released").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["gpulock-owner 2\nscheduler=sge\n", "", "garbage", "gpulock-owner 1\npid=x\n"]
+)
+def test_a_record_that_cannot_be_understood_is_held(box: Box, text: str) -> None:
+    (box.lock / "locks" / bus(0)).mkdir()
+    (box.lock / "locks" / bus(0) / "owner").write_text(text)
+    found = settle_all(box)[bus(0)]
+    assert (found.act, "owner record" in found.reason) == (HELD, True)
+    assert box.locks() == [bus(0)]
+
+
+def test_an_owner_that_is_a_link_or_a_fifo_is_held_and_nobody_waits_for_it(box: Box) -> None:
+    for number in (0, 1):
+        (box.lock / "locks" / bus(number)).mkdir()
+    (box.lock / "locks" / bus(0) / "owner").symlink_to("/dev/null")
+    os.mkfifo(box.lock / "locks" / bus(1) / "owner")
+    assert {o.act for o in settle_all(box).values()} == {HELD}
+
+
+@pytest.mark.parametrize("boot_id", [BOOT, OTHER_BOOT])
+@pytest.mark.parametrize("settling", [0, 1])
+def test_another_nodes_record_is_held(box: Box, boot_id: str, settling: int) -> None:
+    lock(box, node="node2", boot_id=boot_id, settling=settling)
+    assert act(box) == HELD
+
+
+def test_a_lock_that_settles_waits_for_the_jobs_processes(box: Box) -> None:
+    lock(box, settling=1)
+    box.proc.shepherd(500, box.root)
+    box.proc.add(700, groups=[GID])
+    found = settle_all(box)[bus(0)]
+    assert (found.act, "700" in found.reason) == (HELD, True)
+    box.proc.remove(700)
+    assert act(box) == FREED
+
+
+def test_a_lock_that_settles_waits_for_whoever_has_its_device_open(box: Box) -> None:
+    lock(box, settling=1)
+    box.proc.shepherd(500, box.root)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    assert act(box) == ORPHANS
+
+
+def test_a_lock_that_settles_is_held_where_its_processes_cannot_be_seen(box: Box) -> None:
+    lock(box, settling=1)
+    box.proc.namespace("pid:[1]")
+    assert act(box) == HELD
+
+
+def test_a_lock_that_settles_is_held_where_execd_is_hidden(box: Box) -> None:
+    lock(box, settling=1)
+    box.proc.remove(50)
+    assert act(box) == HELD
+
+
+@pytest.mark.parametrize("name", ["600", "x.1", "600.x", "600.5.6"])
+def test_anchors_that_cannot_be_read_hold_the_lock(box: Box, name: str) -> None:
+    for number, settling in ((0, 0), (1, 1)):
+        lock(box, number, settling=settling)
+        folder = box.lock / "locks" / bus(number) / "anchors"
+        folder.mkdir()
+        (folder / name).write_text("7\n")
+    assert {o.act for o in settle_all(box).values()} == {HELD}
+
+
+def test_what_an_interrupted_anchor_left_is_no_anchor(box: Box) -> None:
+    lock(box)
+    folder = box.lock / "locks" / bus(0) / "anchors"
+    folder.mkdir()
+    (folder / ".600.5.0f0f0f").write_text("")
+    assert act(box) == FREED
+
+
+def test_a_lock_whose_folder_cannot_be_listed_is_held(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock(box)
+    real = os.listdir
+
+    def guarded(path: str) -> list[str]:
+        if path.endswith(bus(0)):
+            raise OSError(errno.EMFILE, "too many open files", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", guarded)
+    assert act(box) == HELD
+
+
+def test_a_lock_made_anew_since_it_was_judged_stays(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock(box)
+    node = box.node()
+    judge = judge_of(node)
+    holders = reaper.make_holders(node, node.devices(), judge)
+    held = node.store.all()
+    node.store.rewrite(bus(0), record(token="another"))
+    found = reaper.settle(node, held, judge, holders)
+    assert [o.act for o in found] == [HELD]
+    assert box.locks() == [bus(0)]
+
+
+def test_one_lock_that_cannot_be_changed_keeps_no_other(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock(box)
+    lock(box, 1, token="b")
+    real = os.rename
+
+    def broken(source: str, target: str, **more: int) -> None:
+        if source.endswith(bus(0)):
+            raise OSError(errno.EIO, "input/output error")
+        real(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", broken)
+    assert {name: o.act for name, o in settle_all(box).items()} == {bus(0): HELD, bus(1): FREED}
+
+
+def test_the_groups_of_other_jobs_and_of_their_tasks_do_not_stop_a_reap(box: Box) -> None:
+    lock(box)
+    lock(box, 1, token="b", job_id="13", pid=501, add_grp_id=65500)
+    box.node().store.anchor(bus(1), 502, 1000, 65501)
+    box.proc.shepherd(501, box.root)
+    box.proc.add(700, groups=[65500], fds={9: box.dev / "nvidia0"})
+    box.proc.add(701, groups=[65501], fds={9: box.dev / "nvidia0"})
+    assert {name: o.act for name, o in settle_all(box).items()} == {bus(0): FREED, bus(1): HELD}

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Release by owner: one's own run, as often as one likes, and only when all is quiet."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.alloc.release import Released, release
+from gpulock.deadline import Deadline
+from gpulock.errors import Refusal
+from gpulock.store.gate import Gate
+from gpulock.store.locks import Lock, Store
+from gpulock.store.owner import Owner
+from tests.support.trees import Box, bus, judge_of, judging, record, soon
+
+GID = 65400
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    made.proc.shepherd(500, tmp_path)
+    return made
+
+
+def hold(box: Box, count: int = 2, **changes: object) -> Owner:
+    node = box.node()
+    one = record(token="", devices=(), **changes)
+    return claim(node, one, count, judging(node), soon()).owner
+
+
+def of_run(one: Owner) -> Callable[[Owner], bool]:
+    return lambda found: (found.key(), found.run()) == (one.key(), one.run())
+
+
+def let_go(box: Box, one: Owner, seconds: float = 5) -> Released:
+    node = box.node()
+    return release(node, of_run(one), judge_of(node), Deadline(seconds), "epilog")
+
+
+def test_a_release_frees_the_whole_grant(box: Box) -> None:
+    found = let_go(box, hold(box))
+    assert (found.freed, found.kept, box.locks()) == ([bus(0), bus(1)], [], [])
+
+
+def test_a_second_release_finds_nothing_and_says_so(box: Box) -> None:
+    one = hold(box)
+    let_go(box, one)
+    assert (let_go(box, one).freed, let_go(box, one).kept) == ([], [])
+
+
+def test_a_release_where_nothing_was_ever_claimed_makes_nothing(box: Box) -> None:
+    assert let_go(box, record()).freed == []
+    assert not box.lock.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job_id": "123"},
+        {"job_id": "1"},
+        {"task_id": "2"},
+        {"pid": 501},
+        {"start": 999},
+        {"scheduler": "slurm"},
+        {"cluster": "other"},
+        {"restart": 1},
+    ],
+)
+def test_only_ones_own_run_is_freed(box: Box, changes: dict[str, object]) -> None:
+    one = hold(box)
+    assert let_go(box, one.copy(**changes)).freed == []
+    assert box.locks() == [bus(0), bus(1)]
+
+
+def test_a_process_that_is_left_keeps_the_lock_settling(box: Box) -> None:
+    one = hold(box)
+    box.proc.add(700, groups=[GID])
+    found = let_go(box, one)
+    assert [name for name, _ in found.kept] == box.locks() == [bus(0), bus(1)]
+    assert all("700" in why for _, why in found.kept)
+    for name in box.locks():
+        owner = box.node().store.read(name).owner
+        assert owner is not None and owner.settling == 1
+
+
+def test_a_lock_that_settles_is_freed_by_the_next_release_once_all_is_quiet(box: Box) -> None:
+    one = hold(box)
+    box.proc.add(700, groups=[GID])
+    let_go(box, one)
+    box.proc.remove(700)
+    assert let_go(box, one).freed == [bus(0), bus(1)]
+
+
+def test_only_the_device_that_is_open_is_kept(box: Box) -> None:
+    one = hold(box)
+    box.proc.add(700, fds={9: box.dev / "nvidia1"})
+    found = let_go(box, one)
+    assert (found.freed, box.locks()) == ([bus(0)], [bus(1)])
+
+
+def test_an_open_device_is_not_kept_for_another_jobs_process(box: Box) -> None:
+    one = hold(box)
+    hold(box, job_id="13", pid=501, add_grp_id=65401)
+    box.proc.add(700, groups=[65401], fds={9: box.dev / "nvidia0"})
+    assert let_go(box, one).freed == [bus(0), bus(1)]
+
+
+def test_a_living_task_keeps_the_lock(box: Box) -> None:
+    one = hold(box)
+    box.node().store.anchor(bus(0), 600, 1000, 65401)
+    box.proc.shepherd(600, box.root)
+    assert let_go(box, one).freed == [bus(1)]
+    box.proc.remove(600)
+    box.proc.add(700, groups=[65401])
+    assert let_go(box, one).freed == []
+    box.proc.remove(700)
+    assert let_go(box, one).freed == [bus(0)]
+
+
+def test_a_lock_that_is_another_claims_when_it_is_renamed_stays(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token is compared just before the rename, whatever was judged before."""
+    one = hold(box, 1)
+    node = box.node()
+    real = os.readlink
+    done: list[str] = []
+
+    def peer(path: str) -> str:
+        if "/fd/" in path and not done:
+            done.append(path)
+            node.store.rewrite(bus(0), one.copy(token="another"))
+        return real(path)
+
+    box.proc.add(700, fds={9: box.dev / "nvidia3"})
+    monkeypatch.setattr(os, "readlink", peer)
+    held = node.store.all()
+
+    def as_before(_: Store) -> dict[str, Lock]:
+        return held
+
+    monkeypatch.setattr(Store, "all", as_before)
+    assert let_go(box, one).freed == []
+    assert (done, box.locks()) == (done[:1], [bus(0)])
+
+
+def test_without_the_gate_in_time_nothing_is_freed(box: Box) -> None:
+    one = hold(box)
+    with Gate(str(box.lock), Deadline(1)), pytest.raises(Refusal):
+        let_go(box, one, 0.02)
+    assert len(box.locks()) == 2
+
+
+def test_a_rename_that_fails_leaves_each_lock_and_says_why(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = hold(box)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    monkeypatch.setattr(os, "rename", full)
+    kept = let_go(box, one).kept
+    assert [why for _, why in kept] == ["it cannot be freed: [Errno 30] read-only file system"] * 2
+    assert len(box.locks()) == 2
+
+
+@pytest.mark.parametrize("minor", ["", "x", "-1", "²"])
+def test_a_record_that_does_not_tell_the_minor_is_guarded_as_well(box: Box, minor: str) -> None:
+    one = hold(box)
+    for number in (0, 1):
+        found = box.node().store.read(bus(number)).owner
+        assert found is not None and found.minor == str(number)
+        box.node().store.rewrite(bus(number), found.copy(minor=minor))
+    box.proc.add(700, fds={9: box.dev / "nvidia1"})
+    assert let_go(box, one).freed == [bus(0)]
+
+
+def test_a_job_can_be_released_when_the_driver_is_gone(box: Box) -> None:
+    one = hold(box)
+    for path in (box.driver / "gpus").iterdir():
+        (path / "information").unlink()
+        path.rmdir()
+    assert len(let_go(box, one).freed) == 2
+
+
+def test_a_directory_that_is_not_private_is_not_touched(box: Box) -> None:
+    one = hold(box)
+    box.lock.chmod(0o777)
+    with pytest.raises(Refusal):
+        let_go(box, one)
+    assert len(box.locks()) == 2

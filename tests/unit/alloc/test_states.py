@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a device: one word of eight, the most telling one."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulock.alloc import states
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.alloc.states import STATES, Row
+from gpulock.node.devices import Device
+from gpulock.store.locks import Lock
+from tests.support.trees import bus, record
+
+
+def card(number: int, instance: str = "") -> Device:
+    device = Device(bus(number), number)
+    device.id += instance
+    return device
+
+
+def locked(number: int = 0, **changes: object) -> dict[str, Lock]:
+    return {bus(number): Lock(bus(number), record(**changes), "")}
+
+
+def one(held: dict[str, Lock], verdict: str = "", **more: object) -> Row:
+    known = {record().token: Verdict(verdict, "proof")} if verdict else None
+    return states.row_of(
+        card(0),
+        held,
+        dict.fromkeys(str(more.get("out", "")).split(), "ECC"),
+        known,
+        frozenset(str(more.get("foreign", "")).split()),
+        frozenset(str(more.get("idle", "")).split()),
+    )
+
+
+def test_the_words_and_their_order_are_the_contracts() -> None:
+    assert STATES == (
+        "missing",
+        "quarantined",
+        "stale",
+        "unknown",
+        "foreign",
+        "held_idle",
+        "held",
+        "free",
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [(ALIVE, "held"), (DEAD, "stale"), (UNKNOWN, "unknown"), ("", "held")],
+)
+def test_a_lock_is_what_its_verdict_says(verdict: str, expected: str) -> None:
+    assert one(locked(), verdict).state == expected
+
+
+def test_a_device_without_a_lock_is_free_or_used_by_a_stranger() -> None:
+    assert one({}).state == "free"
+    assert one({}, foreign=bus(0)).state == "foreign"
+    assert one(locked(), foreign=bus(0)).state == "held"
+
+
+def test_idle_is_said_only_of_what_is_held() -> None:
+    assert one(locked(), ALIVE, idle=bus(0)).state == "held_idle"
+    assert one(locked(), DEAD, idle=bus(0)).state == "stale"
+    assert one({}, idle=bus(0)).state == "free"
+
+
+def test_each_word_gives_way_to_those_before_it() -> None:
+    fallen = card(0)
+    fallen.fault = "garbage"
+    out = {bus(0): "ECC"}
+    assert states.judge(fallen, locked()[bus(0)], out, None)[0] == "missing"
+    assert states.judge(card(0), locked()[bus(0)], out, None) == ("quarantined", "ECC")
+
+
+def test_orphans_are_a_quarantine() -> None:
+    lock = locked()[bus(0)]
+    lock.orphans = "process 7 has it open"
+    row = one({bus(0): lock}, DEAD)
+    assert (row.state, "process 7" in row.reason) == ("quarantined", True)
+
+
+def test_a_lock_that_cannot_be_read_is_unknown() -> None:
+    for fault in ("its owner record: begins with 'v2'", ""):
+        assert one({bus(0): Lock(bus(0), None, fault)}).state == "unknown"
+
+
+def test_a_lock_on_a_card_holds_its_instances_and_the_reverse() -> None:
+    part = f"{bus(0)}.gi1.ci0"
+    held = {part: Lock(part, record(), "")}
+    assert states.row_of(card(0), held, {}, None, frozenset(), frozenset()).state == "held"
+    whole = states.row_of(card(0, ".gi1.ci0"), locked(), {}, None, frozenset(), frozenset())
+    assert whole.state == "held"
+    other = states.row_of(card(0, ".gi2.ci0"), held, {}, None, frozenset(), frozenset())
+    assert other.state == "free"
+    spare = states.row_of(card(0), {}, {part: "ECC"}, None, frozenset(), frozenset())
+    assert spare.state == "quarantined"
+
+
+@pytest.mark.parametrize("present", [0, 1, 5, 8])
+@pytest.mark.parametrize("lost_lock", [False, True])
+def test_the_eight_states_add_up_to_what_the_node_must_have(present: int, lost_lock: bool) -> None:
+    cards = [card(n) for n in range(present)]
+    held = locked(7) if lost_lock else {}
+    rows = states.rows(cards, held, {}, None, expected=8)
+    counted = states.counts(rows)
+    assert tuple(counted) == STATES
+    assert sum(counted.values()) == 8
+    assert counted["missing"] == 8 - present
+
+
+def test_a_locked_card_that_is_gone_is_missing_and_keeps_its_lock() -> None:
+    rows = states.rows([card(0)], locked(1), {}, None)
+    assert [(row.id, row.state) for row in rows] == [(bus(0), "free"), (bus(1), "missing")]
+    assert rows[1].lock is not None
+
+
+def test_more_cards_than_expected_are_all_there() -> None:
+    rows = states.rows([card(n) for n in range(4)], {}, {}, None, expected=2)
+    assert states.counts(rows)["free"] == 4
+
+
+def test_instances_of_one_card_are_one_expected_gpu() -> None:
+    cards = [card(0, ".gi1.ci0"), card(0, ".gi2.ci0"), card(1)]
+    assert states.counts(states.rows(cards, {}, {}, None, expected=3))["missing"] == 1

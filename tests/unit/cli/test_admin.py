@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`reserve`, `quarantine` and back; `reap`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpulock.cli.session import user_name
+from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.deadline import Deadline
+from gpulock.store import quarantine
+from gpulock.workstation.process_claims import judge
+from tests.support.cli_site import Site, dead_process
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def noted(site: Site, folder: str) -> list[str]:
+    return quarantine.listed(str(site.files.state_dir), folder)
+
+
+def test_a_reserve_locks_the_device_and_is_noted_for_the_next_boot(site: Site) -> None:
+    result = site.call("reserve", "3", "--because", "burn-in")
+    assert (result.exit_code, result.stdout) == (0, "GPU 3 is reserved: burn-in\n")
+    held = site.json()["gpus"][3]["held"]
+    assert (held["scheduler"], held["comment"]) == ("admin", "burn-in")
+    assert noted(site, "reserves") == [site.id(3)]
+    assert site.run("run", "-n", "8", "--", "/bin/true").returncode == 1
+
+
+def test_a_reserve_is_put_back_after_a_boot(site: Site) -> None:
+    site.call("reserve", "3", "--because", "burn-in")
+    for path in (site.files.lock_dir / "boot_id", site.files.state_dir / "boot_id"):
+        path.write_text("another boot\n")
+    subprocess.run(["rm", "-r", str(site.files.lock_dir / "locks")], check=True)
+    assert site.run("run", "-n", "1", "--", "/bin/true").returncode == 0
+    assert site.json()["gpus"][3]["held"]["comment"] == "burn-in"
+
+
+def test_a_held_device_is_not_reserved_and_its_holder_is_named(site: Site) -> None:
+    site.hold(3)
+    result = site.call("reserve", "3", "--because", "x")
+    assert result.exit_code == 1
+    assert "GPU 3 is held by job 12 of alice" in result.stderr
+    assert noted(site, "reserves") == []
+
+
+def test_what_a_dead_owner_left_does_not_stop_a_reserve(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(3, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    assert site.call("reserve", "3", "--because", "x").exit_code == 0
+    assert site.json()["gpus"][3]["held"]["scheduler"] == "admin"
+
+
+def test_a_reserve_that_cannot_be_noted_is_undone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("gpulock.store.quarantine.put", full)
+    result = site.call("reserve", "3", "--because", "x")
+    assert (result.exit_code, "No space left" in result.stderr) == (3, True)
+    assert site.states()[3] == "free"
+
+
+def test_unreserve_frees_it_once(site: Site) -> None:
+    site.call("reserve", "3", "--because", "x")
+    assert site.call("unreserve", "3").exit_code == 0
+    assert site.states()[3] == "free"
+    assert noted(site, "reserves") == []
+    assert site.call("unreserve", "3").exit_code == 1
+
+
+def test_unreserve_leaves_a_jobs_lock_alone(site: Site) -> None:
+    site.hold(3)
+    assert site.call("unreserve", "3").exit_code == 1
+    assert site.states()[3] == "held"
+
+
+def test_a_job_keeps_a_device_that_is_quarantined_and_nobody_gets_it_after(site: Site) -> None:
+    site.hold(7)
+    result = site.call("quarantine", "7", "--because", "Xid 79")
+    assert "job 12 of alice holds 0000:8a:00.0 and keeps it until it ends" in result.stdout
+    assert site.json()["gpus"][7]["held"]["job_id"] == "12"
+    site.call("release", "7", "--force", "--because", "over")
+    assert site.run("run", "--devices", "7", "--", "/bin/true").returncode == 1
+    assert site.call("restore", "7").exit_code == 0
+    assert site.run("run", "--devices", "7", "--", "/bin/true").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["reserve", "quarantine"])
+def test_a_reason_is_needed_and_kept_on_one_line(site: Site, command: str) -> None:
+    assert site.call(command, "3").exit_code == 2
+    result = site.call(command, "3", "--because", "one\ntwo")
+    assert result.exit_code == 0
+    folder = {"reserve": "reserves", "quarantine": "quarantine"}[command]
+    note = quarantine.read(str(site.files.state_dir), folder, site.id(3))
+    assert note["because"] == "one?two"
+
+
+def test_what_is_not_quarantined_is_not_restored(site: Site) -> None:
+    assert site.call("restore", "7").exit_code == 1
+    assert site.call("restore", "99").exit_code == 1
+
+
+def test_orphans_are_not_restored_by_hand(site: Site) -> None:
+    site.hold(7)
+    site.node().store.mark_orphans(site.id(7), "process 9 has it open")
+    result = site.call("restore", "7")
+    assert (result.exit_code, "gpulock reap" in result.stderr) == (1, True)
+
+
+def test_an_instance_is_reserved_by_its_name(tmp_path: Path) -> None:
+    site = Site(tmp_path, "a100-mig")
+    assert site.call("reserve", "1", "--because", "x").exit_code == 1
+    assert site.call("reserve", "1:gi2.ci0", "--because", "x").exit_code == 0
+    assert [gpu["id"] for gpu in site.json()["gpus"] if gpu["held"]] == ["0000:0f:00.0.gi2.ci0"]
+
+
+def test_reap_frees_the_dead_keeps_the_living_and_says_why(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(1, 2, scheduler="process", job_id=str(pid), pid=pid, start=start, token="a")
+    site.hold(5, job_id="12", token="b")
+    result = site.call("reap")
+    assert result.exit_code == 0
+    freed, held, total = result.stdout.splitlines()
+    assert freed.startswith(f"freed       GPUs 1, 2: pid {pid} of alice: process {pid} is gone")
+    assert held == f"held        GPU 5: job 12 of alice: its shepherd {os.getpid()} runs"
+    assert total == "3 locks: 2 freed"
+    assert [n for n, state in enumerate(site.states()) if state != "free"] == [5]
+
+
+def test_a_dry_reap_changes_nothing(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    result = site.call("reap", "--dry-run")
+    assert result.stdout.startswith("would free  GPU 1: ")
+    assert result.stdout.endswith("1 lock: 1 would be freed\n")
+    assert site.states()[1] == "stale"
+
+
+def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(4, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia4; echo; read -r _"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as user:
+        assert user.stdout is not None
+        user.stdout.readline()
+        text = site.call("reap").stdout
+        assert text.startswith(f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has")
+        assert "orphans" in site.call("status").stdout
+    assert site.call("reap").stdout.startswith("freed ")
+
+
+def test_reap_puts_back_what_living_runs_hold_when_the_locks_were_lost(site: Site) -> None:
+    with site.start("run", "-n", "2", "--", "/bin/sh", "-c", "echo; read -r _") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        subprocess.run(["rm", "-r", str(site.files.lock_dir)], check=True)
+        site.files.lock_dir.mkdir(mode=0o755)
+        assert site.run("run", "-n", "1", "--", "/bin/true").returncode == 1
+        text = site.call("reap").stdout
+        whose = f"pid {process.pid} of {user_name(os.getuid())}"
+        assert text.splitlines()[0] == f"adopted     GPUs 0, 3: {whose}, whose lock was lost"
+        assert site.states()[:4] == ["held", "free", "free", "held"]
+        process.communicate()
+
+
+def test_the_verdicts_of_a_reap_are_public(site: Site) -> None:
+    site.hold(5)
+    node = site.node()
+    reconcile(node, judge(node), Deadline(20))
+    assert (site.files.lock_dir / "verdicts").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Path) -> None:
+    site = Site(tmp_path, "a100-mig")
+    assert site.call("quarantine", "0", "--because", "XID 79").exit_code == 0
+    states = [row["state"] for row in site.json()["gpus"]]
+    assert states == ["quarantined"] * 4 + ["free"] * 8
+    refused = site.call("restore", "0:gi2.ci0")
+    assert (refused.exit_code, "gpulock restore 0000:07:00.0" in refused.stderr) == (1, True)
+    assert f"XID 79 ({user_name(os.getuid())}); gpulock restore 0 ends it" in " ".join(
+        site.call("status").stdout.split()
+    )
+    assert "gpulock restore 0\n" in site.call("why", "0:gi2.ci0").stdout
+    assert site.call("restore", "0").exit_code == 0
+    assert noted(site, "quarantine") == []
+
+
+def test_an_instance_that_is_out_by_itself_is_restored_by_its_name(tmp_path: Path) -> None:
+    site = Site(tmp_path, "a100-mig")
+    site.call("quarantine", "0:gi2.ci0", "--because", "its memory")
+    assert "gpulock restore 0:gi2.ci0 ends it" in " ".join(site.call("status").stdout.split())
+    assert site.call("restore", "0:gi2.ci0").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("quarantine", "3"), ("reserve", "3"), ("release", "3", "--force")]
+)
+def test_a_reason_that_no_note_can_hold_is_refused(site: Site, command: tuple[str, ...]) -> None:
+    result = site.call(*command, "--because", "x" * 1001)
+    assert (result.exit_code, "in 1000 characters" in result.stderr) == (2, True)
+    assert site.states()[3] == "free"
+
+
+def test_status_says_what_comes_back_by_itself(site: Site) -> None:
+    node = site.node()
+    because = "memory: 812 MiB stay in use after job 12"
+    quarantine.put(node.settings.state_dir, quarantine.QUARANTINE, site.id(3), "gpulock", because)
+    text = " ".join(site.call("status").stdout.split())
+    assert "gpulockd brings it back when it is clean, or gpulock restore 3" in text

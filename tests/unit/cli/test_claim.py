@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock claim` and `release`: devices for a process that runs already."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.cli.session import user_name
+from gpulock.deadline import boottime
+from gpulock.job.environment import BIND_LISTS, driver_version
+from gpulock.node.settings import Settings
+from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
+
+pytestmark = pytest.mark.slow
+
+Process = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    with subprocess.Popen(["/bin/sleep", "300"]) as started:
+        yield started
+        started.kill()
+
+
+def notes(site: Site) -> list[str]:
+    folder = site.files.state_dir / "runs"
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
+def test_a_claim_is_held_for_the_process_that_is_named(site: Site, process: Process) -> None:
+    result = site.call("claim", "-n", "2", "--pid", str(process.pid))
+    assert result.exit_code == 0
+    assert [line.split()[:3] for line in result.stdout.splitlines()] == [
+        ["GPU", "0", "0000:06:00.0"],
+        ["GPU", "3", "0000:0b:00.0"],
+    ]
+    assert f"gpulock release --pid {process.pid}" in result.stderr
+    assert [gpu["held"]["pid"] for gpu in site.json()["gpus"] if gpu["held"]] == [process.pid] * 2
+
+
+def test_a_claim_without_pid_is_the_callers(site: Site) -> None:
+    script = '"$@" claim -n 1 >/dev/null 2>&1; echo $$; "$@" status --json'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *site.command()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    shell, _, text = done.stdout.partition("\n")
+    assert f'"pid": {shell}' in text
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
+    site: Site, shell: str
+) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"there is no {shell} here")
+    script = 'x=$("$@" claim -n 1 2>&1 | cat); echo $$; "$@" status --json; "$@" release; true'
+    done = subprocess.run(
+        [program, "-c", script, "sh", *site.command()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    pid, _, text = done.stdout.partition("\n")
+    assert f'"pid": {pid}' in text
+    assert text.endswith(f"freed GPU 0 (was pid {pid} of {user_name(os.getuid())})\n")
+
+
+def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:
+    script = 'eval "$("$@" claim --devices 3,5 --export 2>/dev/null)"; echo $CUDA_VISIBLE_DEVICES'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *site.command()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert done.stdout == "3,5\n"
+
+
+def test_a_shells_containers_get_this_nodes_driver_besides_its_own_binds(site: Site) -> None:
+    config = Path(site.config)
+    sets = config.parent / "sets"
+    config.write_text(config.read_text() + f"DRIVER_DIR={sets}\n")
+    refused = site.run("claim", "-n", "1", "--export")
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert "no driver set for this node's driver" in refused.stderr
+    assert site.states() == ["free"] * 8
+
+    folder = sets / driver_version(str(config.parent / "proc/driver/nvidia"))
+    for part in ("bin", "lib"):
+        (folder / part).mkdir(parents=True)
+    environ = {**os.environ, "SINGULARITY_BINDPATH": "/my own"}
+    done = site.run("claim", "-n", "1", "--export", env=environ)
+    binds = f"/my own,{folder}/bin:/nvbin,{folder}/lib:/nvlib"
+    for name in BIND_LISTS:
+        assert f"export {name}='{binds}'\n" in done.stdout
+
+
+def test_asking_again_gets_the_same_and_asking_for_other_is_refused(
+    site: Site, process: Process
+) -> None:
+    pid = str(process.pid)
+    first = site.call("claim", "-n", "2", "--pid", pid)
+    assert site.call("claim", "-n", "2", "--pid", pid).stdout == first.stdout
+    result = site.call("claim", "-n", "1", "--pid", pid)
+    assert result.exit_code == 1
+    assert f"pid {pid} holds GPUs 0, 3 already" in result.stderr
+
+
+def test_a_process_that_is_gone_cannot_claim(site: Site) -> None:
+    pid, _ = dead_process()
+    result = site.call("claim", "-n", "1", "--pid", str(pid))
+    assert result.exit_code == 3
+    assert f"process {pid} cannot be seen" in result.stderr
+
+
+def test_release_gives_back_what_the_process_holds(site: Site, process: Process) -> None:
+    site.call("claim", "-n", "2", "--pid", str(process.pid))
+    assert len(notes(site)) == 1
+    result = site.call("release", "--pid", str(process.pid))
+    assert (result.exit_code, result.stdout.count("freed")) == (0, 2)
+    assert site.states() == ["free"] * 8
+    assert notes(site) == []
+
+
+def test_a_shell_releases_its_claim_although_it_leads_its_session(site: Site) -> None:
+    script = '"$@" claim -n 1 && "$@" release && echo done'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *site.command()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+        check=True,
+    )
+    assert done.stdout.endswith("done\n")
+    assert site.states() == ["free"] * 8
+
+
+def test_one_device_of_a_claim_is_released_and_the_note_keeps_the_other(
+    site: Site, process: Process
+) -> None:
+    site.call("claim", "--devices", "4,5", "--pid", str(process.pid))
+    assert site.call("release", "4").exit_code == 0
+    assert [state for state in site.states() if state != "free"] == ["held"]
+    text = (site.files.state_dir / "runs" / notes(site)[0]).read_text()
+    assert f"devices={site.id(5)}\n" in text
+
+
+def test_nothing_held_is_refused(site: Site) -> None:
+    for args in (("--pid", "4711"), ("7",), ("--job", "12")):
+        result = site.call("release", *args)
+        assert (result.exit_code, result.stdout) == (1, "")
+
+
+def test_a_jobs_devices_are_not_released_without_force(site: Site) -> None:
+    site.hold(1, 2)
+    result = site.call("release", "--job", "12")
+    assert result.exit_code == 1
+    assert "held by job 12 of alice" in result.stderr
+    assert site.states().count("held") == 2
+
+
+def test_force_needs_a_reason(site: Site) -> None:
+    site.hold(1)
+    assert site.call("release", "1", "--force").exit_code == 2
+    assert site.states()[1] == "held"
+
+
+def test_force_frees_exactly_that_job(site: Site) -> None:
+    site.hold(1, job_id="12", token="a")
+    site.hold(2, job_id="123", token="b")
+    site.hold(3, job_id="12", task_id="11", token="c")
+    site.hold(4, job_id="12", task_id="2", token="d")
+    assert site.call("release", "--job", "12.1", "--force", "--because", "x").exit_code == 0
+    assert [n for n, state in enumerate(site.states()) if state == "held"] == [2, 3, 4]
+    assert site.call("release", "--job", "12", "--force", "--because", "x").exit_code == 0
+    assert [n for n, state in enumerate(site.states()) if state == "held"] == [2]
+
+
+def test_force_is_noted_with_who_and_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def note(settings: Settings, line: str) -> None:
+        said.append(line)
+
+    monkeypatch.setattr("gpulock.cli.claims.release.log", note)
+    site.hold(1)
+    site.call("release", "1", "--force", "--because", "job is\na ghost")
+    (folder,) = (site.files.lock_dir / "released").iterdir()
+    for text in (said[0], (folder / "released").read_text()):
+        assert "release --force by " in text
+        assert "job is?a ghost" in text
+    assert "job 12 of alice" in said[0]
+
+
+def test_a_device_in_use_is_kept_without_force_and_named_with_it(
+    site: Site, process: Process
+) -> None:
+    site.call("claim", "--devices", "6", "--pid", str(process.pid))
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia6; echo; read -r _"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as user:
+        assert user.stdout is not None
+        user.stdout.readline()
+        refused = site.call("release", "6")
+        assert refused.exit_code == 1
+        assert f"process {user.pid} has {site.id(6)} open" in refused.stderr
+        assert site.json()["gpus"][6]["held"] is not None
+        forced = site.call("release", "6", "--force", "--because", "x")
+        assert forced.exit_code == 0
+        assert f"STILL IN USE: process {user.pid} has" in forced.stderr
+        assert site.json()["gpus"][6]["held"] is None
+
+
+def test_anothers_process_is_not_released_without_force(site: Site) -> None:
+    site.hold(1, scheduler="process", job_id=str(os.getpid()), uid=NOBODY, user="nobody")
+    result = site.call("release", "1")
+    assert (result.exit_code, "--force" in result.stderr) == (1, True)
+    assert site.states()[1] == "held"
+
+
+def test_a_record_that_cannot_be_read_is_released_by_force_alone(site: Site) -> None:
+    site.hold(4)
+    (site.files.lock_dir / "locks" / site.id(4) / "owner").write_text("gpulock-owner 99\n")
+    assert site.call("release", "4").exit_code == 1
+    assert site.states()[4] == "unknown"
+    assert site.call("release", "4", "--force", "--because", "x").exit_code == 0
+    assert site.states()[4] == "free"
+
+
+def test_a_reserve_is_ended_by_unreserve_not_by_release(site: Site) -> None:
+    site.call("reserve", "2", "--because", "x")
+    result = site.call("release", "2")
+    assert (result.exit_code, "gpulock unreserve" in result.stderr) == (1, True)
+
+
+def test_a_lock_on_a_card_that_is_gone_is_released_by_its_id(site: Site) -> None:
+    node = site.node()
+    record = site.hold(1, claimed_boottime=boottime())
+    node.store.make("0000:ff:00.0", record)
+    assert site.call("release", "0000:ff:00.0", "--force", "--because", "x").exit_code == 0
+    assert sorted(node.store.all()) == [site.id(1)]

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock status --cluster`: all nodes as Prometheus knows them, from what real exporters say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from gpulock_exporter.metrics.collectors import collect
+from gpulock_exporter.metrics.exposition import render
+from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.telemetry import Process
+
+from gpulock.alloc import states
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.cli import commands
+from gpulock.cli.cluster.devices import QUERIES, natural
+from gpulock.store.locks import Lock
+from tests.support.cli_site import ROOT
+from tests.support.exporter_nodes import Node, card, facts, instance, listed, lock
+from tests.support.prometheus_server import Prometheus
+from tests.support.trees import FakeProc, bus
+
+BUSY = {"utilization": 0.8, "busy": 0.8}
+IDLE = {"utilization": 0.0, "busy": 0.0}
+ONE, TWO, THREE = "gpu9:9465", "gpu10:9465", "gpu11.example.org:9465"
+HOSTILE = "o\x1b[31mhno\n"
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+@pytest.fixture
+def prometheus() -> Iterator[Prometheus]:
+    with Prometheus() as made:
+        yield made
+
+
+@pytest.fixture
+def call(tmp_path: Path, prometheus: Prometheus) -> Any:
+    config = tmp_path / "gpulock.conf"
+    config.write_text(f"PROMETHEUS_URL={prometheus.url}\n")
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(
+            commands, ["--config", str(config), "status", "--cluster", *words]
+        )
+
+    return run
+
+
+def table(text: str, title: str) -> dict[str, dict[str, str]]:
+    """Return the table whose first column is `title`, by row and title."""
+    lines = text.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.split()[:1] == [title])
+    head = lines[at].split()
+    found: dict[str, dict[str, str]] = {}
+    for line in lines[at + 1 :]:
+        words = line.split("  ")
+        cells = [word.strip() for word in words if word.strip()]
+        if not cells or len(cells) < 3:
+            break
+        found[cells[0]] = dict(zip(head[1:], cells[1:], strict=False))
+    return found
+
+
+def held(number: int, token: str, user: str, **more: Any) -> Lock:
+    return lock(number, token, user=user, **{"job_id": token, **more})
+
+
+def three_nodes(prometheus: Prometheus, tmp_path: Path) -> None:
+    """Have two nodes that are well, in all states between them, and one that is down."""
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(77)
+    first = Node(gpus=4, idle_after=5)
+    first.facts = facts(held(0, "11", "alice"), held(1, "11", "alice"), held(2, "12", "bob"))
+    for _ in range(8):
+        first.tick(card(0, **BUSY), card(1, **IDLE), card(2, **BUSY), card(3, **IDLE))
+    write(prometheus, ONE, first, 4)
+    second = Node(gpus=6, proc=str(proc.root))
+    locks = [held(n, str(n), user) for n, user in enumerate(("carol", "dave", "erin"))]
+    second.facts = facts(
+        *locks,
+        verdicts={
+            "0": Verdict(DEAD, "gone"),
+            "1": Verdict(UNKNOWN, "cannot be seen"),
+            "2": Verdict(ALIVE, "runs"),
+        },
+    )
+    second.facts.quarantined = {bus(3): "Xid 79"}
+    for _ in range(3):
+        second.tick(
+            *(card(n, name="Tesla V100-SXM2-32GB", **BUSY) for n in range(4)),
+            card(4, name="Tesla V100-SXM2-32GB", processes=[Process(77)], **BUSY),
+        )
+    write(prometheus, TWO, second, 5)
+    prometheus.lose(THREE)
+
+
+def write(
+    prometheus: Prometheus,
+    name: str,
+    node: Node,
+    devices: int,
+    user: LabelUser = LabelUser.NAME,
+) -> None:
+    found = node.snapshot([listed(number) for number in range(devices)])
+    prometheus.scrape(name, render(collect(found, user)).decode())
+
+
+def test_nodes_models_and_users_are_counted(
+    call: Any, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    three_nodes(prometheus, tmp_path)
+    result = call()
+    assert (result.exit_code, result.stderr) == (0, "")
+    text = result.stdout
+    nodes = table(text, "NODE")
+    assert list(nodes) == ["gpu9", "gpu10", "gpu11.example.org"]
+    assert nodes["gpu9"] == {"GPUS": "4", "FREE": "1", "HELD": "2", "IDLE": "1", "UTIL": "40%"}
+    assert nodes["gpu10"] == {
+        **{"GPUS": "6", "FREE": "0", "HELD": "1", "IDLE": "0", "UTIL": "80%"},
+        "OTHER": "1 missing, 1 quarantined, 1 stale, 1 unknown, 1 foreign",
+    }
+    assert nodes["gpu11.example.org"]["OTHER"] == "exporter down"
+    models = table(text, "MODEL")
+    assert list(models) == ["V100-SXM2-32GB", "H100 80GB HBM3", "not known"]
+    assert models["H100 80GB HBM3"] == nodes["gpu9"]
+    assert models["V100-SXM2-32GB"]["OTHER"] == "1 quarantined, 1 stale, 1 unknown, 1 foreign"
+    assert models["not known"]["OTHER"] == "1 missing"
+    users = table(text, "USER")
+    assert list(users) == ["alice", "bob", "carol", "dave", "erin"]
+    assert users["alice"] == {"GPUS": "2", "IDLE": "1", "UTIL": "40%", "JOBS": "1", "NODES": "1"}
+    assert (
+        "3 nodes, 10 GPUs: 1 free, 3 held, 1 held (idle), 1 foreign, 1 unknown, 1 stale, "
+        "1 quarantined, 1 missing"
+    ) in text
+    assert "down  gpu11.example.org: Prometheus does not reach the exporter" in text
+
+
+def test_json_says_the_same(call: Any, prometheus: Prometheus, tmp_path: Path) -> None:
+    three_nodes(prometheus, tmp_path)
+    found = json.loads(call("--json").stdout)
+    assert (found["version"], found["prometheus"]) == (1, prometheus.url)
+    assert found["totals"] == {
+        **{name: 1 for name in states.STATES},
+        **{"held": 3, "devices": 10, "nodes": 3, "nodes_down": 1},
+    }
+    first, second, third = found["nodes"]
+    assert first == {
+        **{"node": "gpu9", "instance": ONE, "up": True, "driver": True, "devices": 4},
+        "states": {**dict.fromkeys(states.STATES, 0), "free": 1, "held": 2, "held_idle": 1},
+        "utilization": 0.4,
+    }
+    assert second["states"]["missing"] == 1
+    assert third == {
+        **{"node": "gpu11.example.org", "instance": THREE, "up": False, "driver": None},
+        **{"devices": None, "states": None, "utilization": None},
+    }
+    assert [one["model"] for one in found["models"]][:2] == ["V100-SXM2-32GB", "H100 80GB HBM3"]
+    alice = found["users"][0]
+    assert (alice["user"], alice["devices"], alice["jobs"], alice["nodes"]) == ("alice", 2, 1, 1)
+    text = (ROOT / "docs/status-json.md").read_text()
+    keys = {*found, *found["totals"], *first, *found["models"][0], *alice}
+    assert sorted(key for key in keys if f"`{key}`" not in text) == []
+    assert not any("." in key for key in keys)
+
+
+def test_the_totals_of_nodes_models_and_devices_agree(
+    call: Any, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    three_nodes(prometheus, tmp_path)
+    found = json.loads(call("--json").stdout)
+    for name in states.STATES:
+        want = found["totals"][name]
+        assert sum(one["states"][name] for one in found["models"]) == want
+        assert sum(one["states"][name] for one in found["nodes"] if one["states"]) == want
+
+
+def test_free_lists_nodes_with_free_devices_alone(
+    call: Any, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    three_nodes(prometheus, tmp_path)
+    result = call("--free")
+    assert result.exit_code == 0
+    assert list(table(result.stdout, "NODE")) == ["gpu9"]
+    assert "MODEL" not in result.stdout and "down  gpu11" in result.stdout
+
+
+def test_free_is_1_when_no_node_has_any(call: Any, prometheus: Prometheus) -> None:
+    node = Node()
+    node.facts = facts(held(0, "1", "alice"))
+    node.tick(card(0))
+    write(prometheus, ONE, node, 1)
+    assert call("--free").exit_code == 1
+
+
+def test_a_node_whose_driver_or_locks_do_not_answer_is_named(
+    call: Any, prometheus: Prometheus
+) -> None:
+    deaf, blind = Node(), Node()
+    deaf.tick(card(0))
+    for _ in range(20):
+        deaf.silence()
+    write(prometheus, ONE, deaf, 1)
+    blind.facts.locks = None
+    blind.tick(card(0))
+    write(prometheus, TWO, blind, 1)
+    text = call().stdout
+    assert "driver  gpu9: the driver does not answer the exporter" in " ".join(text.split("   "))
+    assert "gpu10: the exporter cannot read the locks" in text
+    assert table(text, "NODE")["gpu10"]["OTHER"] == "locks not readable"
+    assert table(text, "NODE")["gpu9"]["GPUS"] == "1"
+
+
+def test_all_nodes_down_is_not_no_nodes(call: Any, prometheus: Prometheus) -> None:
+    prometheus.lose(ONE)
+    text = call().stdout
+    assert "1 node, 0 GPUs: 0 free" in text
+    assert "gpu9: Prometheus does not reach the exporter" in text
+
+
+@pytest.mark.parametrize(("known", "shown"), [(True, ["gpu9", "gpu10"]), (False, ["gpu9"])])
+def test_a_job_that_scrapes_others_as_well_names_only_what_was_gpulocks(
+    call: Any, prometheus: Prometheus, known: bool, shown: list[str]
+) -> None:
+    node = Node()
+    node.tick(card(0))
+    write(prometheus, ONE, node, 1)
+    targets = QUERIES[-1]
+    other = {"__name__": "up", "instance": "gpu9:9100", "job": "gpulock"}
+    prometheus.samples[targets].append((other, 1))
+    prometheus.lose(TWO, known=known)
+    assert list(table(call().stdout, "NODE")) == shown
+
+
+def test_two_exporters_of_one_host_keep_their_ports(call: Any, prometheus: Prometheus) -> None:
+    for port in (9465, 9466):
+        node = Node()
+        node.tick(card(0))
+        write(prometheus, f"[fe80::1]:{port}", node, 1)
+    assert list(table(call().stdout, "NODE")) == ["[fe80::1]:9465", "[fe80::1]:9466"]
+
+
+def test_an_instance_is_of_its_cards_model(call: Any, prometheus: Prometheus) -> None:
+    node = Node()
+    node.facts = facts(lock(0, "a" * 16, "gi1.ci0"))
+    whole = card(0, mig=True, busy=None, observed=None, utilization=None)
+    node.tick(whole, instance(0, 1), instance(0, 2))
+    found = node.snapshot([listed(0, "gi1.ci0"), listed(0, "gi2.ci0")])
+    prometheus.scrape(ONE, render(collect(found)).decode())
+    text = call().stdout
+    models = table(text, "MODEL")
+    assert models == {
+        "H100 80GB HBM3 1g.10gb": {"GPUS": "2", "FREE": "1", "HELD": "1", "IDLE": "0"}
+    }
+    assert "1 node, 2 devices: 1 free, 1 held" in text
+
+
+@pytest.mark.parametrize(("how", "name"), [(LabelUser.UID, "1000"), (LabelUser.NONE, "not told")])
+def test_users_are_named_as_the_exporters_do(
+    call: Any, prometheus: Prometheus, how: LabelUser, name: str
+) -> None:
+    node = Node()
+    node.facts = facts(held(0, "1", "alice"))
+    node.tick(card(0))
+    write(prometheus, ONE, node, 1, how)
+    assert list(table(call().stdout, "USER")) == [name]
+
+
+def test_no_label_reaches_the_terminal_as_it_is(call: Any, prometheus: Prometheus) -> None:
+    series = QUERIES[0]
+    own = {"instance": ONE, "uuid": "u", "gpu": "0"}
+    prometheus.samples[series] += [
+        ({"__name__": "gpulock_gpus", "state": "held", **own}, 1),
+        ({"__name__": "gpulock_gpu_locked", **own}, 1),
+        ({"__name__": "gpulock_gpu_lock_info", "user": HOSTILE, **own}, 1),
+    ]
+    text = call().stdout
+    assert "\x1b" not in text and "o?[31mhno?" in text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300])
+def test_numbers_that_cannot_be_break_nothing(
+    call: Any, prometheus: Prometheus, value: float
+) -> None:
+    own = {"instance": "9" * 5000, "uuid": "u", "gpu": "0"}
+    names = ("gpus", "gpu_locked", "gpu_utilization_ratio", "gpu_last_busy_timestamp_seconds")
+    prometheus.samples[QUERIES[0]] += [
+        ({"__name__": f"gpulock_{name}", "state": "free", **own}, value) for name in names
+    ]
+    result = call()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert max(len(line) for line in result.stdout.splitlines()) <= 140
+    found = json.loads(call("--json").stdout)
+    assert found["nodes"][0]["utilization"] is None
+
+
+def test_nothing_of_gpulock_is_said_as_such(call: Any) -> None:
+    result = call()
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "has no series of gpulock within the last day" in result.stderr
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_tables_fit(
+    call: Any,
+    prometheus: Prometheus,
+    tmp_path: Path,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    three_nodes(prometheus, tmp_path)
+    assert max(len(line) for line in call().stdout.splitlines()) <= width
+
+
+def test_idle_is_not_what_prometheus_tells(call: Any) -> None:
+    assert call("--idle", "30m").exit_code == 2
+
+
+def test_a_watched_cluster_is_drawn_like_a_node(tmp_path: Path, prometheus: Prometheus) -> None:
+    from tests.support.cli_site import Site
+
+    site = Site(tmp_path)
+    three_nodes(prometheus, tmp_path / "nodes")
+    with open(site.config, "a") as file:
+        file.write(f"PROMETHEUS_URL={prometheus.url}\n")
+    with site.start("status", "--cluster", "--watch", "3600") as process:
+        assert process.stdout is not None
+        while "3 nodes, 10 GPUs" not in process.stdout.readline():
+            pass
+        process.terminate()
+
+
+@pytest.mark.parametrize(
+    "names", [["gpu9", "gpu10", "gpu10a", "gpu10b2", "gpu10b11"], ["7", "a", "b1"], ["", "a"]]
+)
+def test_names_are_in_the_order_of_people(names: list[str]) -> None:
+    assert sorted(reversed(names), key=natural) == names

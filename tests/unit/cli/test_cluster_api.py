@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a Prometheus server that is missing, broken, or something else."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from gpulock.cli.cluster import prometheus_api
+from gpulock.cli.cluster.prometheus_api import ask
+from gpulock.cli.session import Refused
+from gpulock.node.config_schema import KEYS
+from tests.support.cli_site import Site
+from tests.support.prometheus_server import Act, Prometheus, send
+
+QUERY = "up"
+NO_SERIES = b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": 7}]}}'
+
+
+@pytest.fixture
+def prometheus() -> Iterator[Prometheus]:
+    with Prometheus() as made:
+        made.samples[QUERY] = [({"__name__": "up", "instance": "a:1"}, 1)]
+        yield made
+
+
+def refused(url: str, seconds: float = 10.0, limit: int = 1 << 20) -> str:
+    with pytest.raises(Refused) as caught:
+        ask(url, [QUERY], seconds, limit)
+    return caught.value.message
+
+
+def answers(code: int, body: bytes, kind: str = "application/json", **headers: str) -> Act:
+    return lambda handler: send(handler, code, body, kind, **headers)
+
+
+def test_an_answer_is_its_series(prometheus: Prometheus) -> None:
+    ((one,),) = ask(prometheus.url + "/", [QUERY])
+    assert (one.name, one.labels, one.value) == ("up", {"instance": "a:1"}, 1.0)
+    assert prometheus.asked[0][0].startswith("/api/v1/query?query=up&timeout=")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "PROMETHEUS_URL is not set"),
+        ("prometheus:9090", "is no http:// or https:// address"),
+        ("file:///etc/passwd", "is no http:// or https:// address"),
+        ("ftp://a/b", "is no http:// or https:// address"),
+        ("http://", "is no http:// or https:// address"),
+        ("http://a:99999", "is no http:// or https:// address"),
+        ("http://[::1", "is no http:// or https:// address"),
+    ],
+)
+def test_what_is_no_address_is_refused_before_anybody_is_asked(url: str, said: str) -> None:
+    assert said in refused(url)
+
+
+def test_a_server_that_is_not_there_is_said() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = refused(f"http://127.0.0.1:{port}")
+    assert f"Prometheus at http://127.0.0.1:{port}: " in text and "refused" in text
+    assert "PROMETHEUS_URL" in text
+
+
+def test_a_host_without_address_is_said() -> None:
+    assert "Prometheus at http://nowhere.invalid:9090: " in refused("http://nowhere.invalid:9090")
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (answers(200, b"<html><body>Login", "text/html"), "begins with '<html><body>Login'"),
+        (answers(200, b""), "begins with ''"),
+        (answers(200, b"\xff\x00\x1b[2J"), "is not Prometheus's"),
+        (answers(200, b"[" * 100_000), "is not Prometheus's"),
+        (answers(200, b"[1, 2]"), "is not Prometheus's"),
+        (answers(200, b"{}"), "cannot answer, and does not say why"),
+        (answers(200, b'{"status": "success"}'), "is not Prometheus's: KeyError"),
+        (answers(200, b'{"status": "success", "data": 7}'), "is not Prometheus's: TypeError"),
+        (
+            answers(200, b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'),
+            "is not Prometheus's",
+        ),
+        (
+            answers(200, NO_SERIES),
+            "is not Prometheus's: AttributeError",
+        ),
+        (answers(200, b" " * (1 << 21)), "longer than 1 MiB"),
+        (
+            answers(422, b'{"status": "error", "error": "too many samples\\u001b"}'),
+            "it answers 422 Unprocessable Entity: too many samples?",
+        ),
+        (answers(200, b'{"status": "error", "error": "no"}'), "it cannot answer: no"),
+        (answers(404, b"not found", "text/plain"), "it answers 404 Not Found;"),
+        (answers(502, b"<html>", "text/html"), "it answers 502 Bad Gateway;"),
+        (answers(401, b""), "it answers 401 Unauthorized;"),
+        (answers(302, b"", Location="ftp://127.0.0.1/x"), "unknown url type: ftp"),
+        (answers(302, b"", Location="file:///etc/passwd"), "302"),
+    ],
+)
+def test_what_is_no_answer_is_said(prometheus: Prometheus, act: Act, said: str) -> None:
+    prometheus.act = act
+    text = refused(prometheus.url)
+    assert said in text
+    assert text.isprintable()
+
+
+def test_a_server_that_cuts_its_answer_short_is_said(prometheus: Prometheus) -> None:
+    def short(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+        handler.close_connection = True
+
+    prometheus.act = short
+    assert "its answer is cut short" in refused(prometheus.url)
+
+
+def test_what_is_no_http_is_said(prometheus: Prometheus) -> None:
+    def rude(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        handler.close_connection = True
+
+    prometheus.act = rude
+    assert "SSH-2.0" in refused(prometheus.url)
+
+
+def test_tls_where_there_is_none_is_said(prometheus: Prometheus) -> None:
+    assert "SSL" in refused(prometheus.url.replace("http:", "https:"))
+
+
+def test_a_server_that_never_answers_is_waited_for_no_longer_than_the_deadline(
+    prometheus: Prometheus,
+) -> None:
+    over = threading.Event()
+
+    def never(_: BaseHTTPRequestHandler) -> None:
+        over.wait(30)
+
+    prometheus.act = never
+    try:
+        assert "no answer within 0.2 s" in refused(prometheus.url, seconds=0.2)
+    finally:
+        over.set()
+
+
+def test_a_server_that_gives_a_byte_now_and_then_is_left_at_the_deadline(
+    prometheus: Prometheus,
+) -> None:
+    over = threading.Event()
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+        while not over.wait(0.05):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+
+    prometheus.act = drip
+    began = time.monotonic()
+    try:
+        assert "no answer within 0.3 s" in refused(prometheus.url, seconds=0.3)
+    finally:
+        over.set()
+    assert time.monotonic() - began < 20
+
+
+def test_a_password_goes_to_the_server_and_nowhere_else(prometheus: Prometheus) -> None:
+    with Prometheus() as other:
+        other.samples[QUERY] = []
+        prometheus.act = lambda handler: send(handler, 307, b"", Location=other.url + handler.path)
+        url = prometheus.url.replace("http://", "http://who:s%40cret@")
+        assert ask(url, [QUERY]) == [[]]
+        token = base64.b64encode(b"who:s@cret").decode()
+        assert prometheus.asked[0][1]["Authorization"] == f"Basic {token}"
+        assert "Authorization" not in other.asked[0][1]
+        prometheus.act = answers(401, b"")
+        text = refused(url)
+        assert "cret" not in text and prometheus.url in text
+
+
+def test_proxies_of_the_environment_are_not_asked(
+    prometheus: Prometheus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert len(ask(prometheus.url, [QUERY])[0]) == 1
+
+
+def test_the_command_says_it_in_one_line(tmp_path: Path, prometheus: Prometheus) -> None:
+    site = Site(tmp_path)
+    without = site.call("status", "--cluster")
+    assert (without.exit_code, without.stdout) == (1, "")
+    assert without.stderr.startswith("gpulock: status: PROMETHEUS_URL is not set")
+    with open(site.config, "a") as file:
+        file.write(f"PROMETHEUS_URL={prometheus.url}\n")
+    prometheus.act = answers(500, b"")
+    broken = site.call("status", "--cluster", "--json")
+    assert (broken.exit_code, broken.stdout, broken.stderr.count("\n")) == (1, "", 1)
+    assert "it answers 500" in broken.stderr
+
+
+def test_the_setting_is_the_one_that_the_table_of_keys_has() -> None:
+    assert "PROMETHEUS_URL" in {name for name, *_ in KEYS}
+    assert prometheus_api.SECONDS <= 10

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of the command line: lazy commands, exit codes, refusals; the small commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gpulock import __version__
+from gpulock.cli import COMMANDS, commands
+from gpulock.cli.admin.demo import program
+from gpulock.errors import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
+from gpulock.node.config_schema import KEYS
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.simulate.presets import PRESETS
+from tests.support.cli_site import ROOT, Site, until
+
+NAMES = [name for _, group in COMMANDS for name, _, _ in group]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def call(*args: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(commands, args)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_that_is_listed_is_there_and_has_help(name: str) -> None:
+    code, text, _ = call(name, "--help")
+    assert (code, text.startswith("Usage: ")) == (0, True)
+
+
+def test_help_lists_every_command_without_importing_one() -> None:
+    program = "import sys; from gpulock.cli import commands\n"
+    program += "commands.main(['--help'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    text, _, loaded = done.stdout.rstrip("\n").rpartition("\n")
+    assert all(f"\n  {name} " in text for name in NAMES)
+    ours = {name for name in loaded.split() if name.startswith("gpulock.cli.")}
+    assert ours == {"gpulock.cli.session"}
+
+
+def test_the_version_is_told() -> None:
+    assert call("--version") == (0, f"gpulock {__version__}\n", "")
+
+
+def test_an_unknown_command_or_option_is_a_usage_error() -> None:
+    assert call("nonsense")[0] == 2
+    assert call("status", "--nonsense")[0] == 2
+
+
+@pytest.mark.parametrize(("kind", "code"), [(BUSY, 1), (SENSELESS, 1), (UNKNOWN, 1), (BROKEN, 3)])
+def test_a_refusal_is_one_line_and_an_exit_code(
+    kind: str, code: int, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **others: object) -> None:
+        raise Refusal(kind, "it is\nso", "do that")
+
+    monkeypatch.setattr("gpulock.cli.status.status.look", refuse)
+    result = site.call("status")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr == f"gpulock: status: {kind}: it is?so; do that\n"
+
+
+def test_an_unexpected_os_error_is_one_line_and_a_broken_node(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **others: object) -> None:
+        raise OSError(5, "Input/output error", "/run/gpulock")
+
+    monkeypatch.setattr("gpulock.cli.status.status.look", fail)
+    result = site.call("status")
+    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
+    assert "Input/output error: '/run/gpulock'" in result.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error_of_the_node(site: Site) -> None:
+    with site.start("config") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert "broken" not in process.stderr.read()
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("args", [["status"], ["--help"], ["status", "--help"], ["--version"]])
+def test_output_that_cannot_be_written_is_one_line_and_no_broken_node(
+    site: Site, args: list[str], unbuffered: str
+) -> None:
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            site.command(*args),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+            env=environ,
+        )
+    said = "gpulock: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_settings_file_that_is_not_there_is_a_broken_node(tmp_path: Path) -> None:
+    code, _, error = call("--config", str(tmp_path / "none"), "status")
+    assert (code, "no settings file" in error) == (3, True)
+
+
+def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
+    text = site.call("config").stdout
+    lines = {line.split()[0]: line for line in text.splitlines() if line[:1].isupper()}
+    assert list(lines) == [key[0] for key in KEYS]
+    assert lines["GPUS"].split() == ["GPUS", "8", "(file,", "default", "0)"]
+    assert lines["GATE_TIMEOUT"].split() == ["GATE_TIMEOUT", "20", "(default)"]
+    assert all(meaning in text for *_, meaning in KEYS)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("GPUS=8\nFOO=1\n", ":2: unknown key 'FOO'"),
+        ("GPUS=x\n", ":1: GPUS must be a whole number"),
+        ("LOCK_DIR\n", ":1: not KEY=VALUE"),
+    ],
+)
+def test_config_check_says_file_and_line_of_the_first_fault(
+    tmp_path: Path, text: str, fault: str
+) -> None:
+    path = tmp_path / "gpulock.conf"
+    path.write_text(text)
+    code, _, error = call("config", "--check", str(path))
+    assert code == 1
+    assert f"{path}{fault}" in error
+
+
+def test_config_check_says_that_a_file_is_right(site: Site) -> None:
+    code, text, _ = call("config", "--check", site.config)
+    assert (code, "right, 9 of" in text) == (0, True)
+
+
+def test_inventory_shows_devices_links_and_bridges(site: Site) -> None:
+    text = site.call("inventory").stdout
+    assert "8 devices, driver 535.129.03" in text
+    assert site.files.machine.uuid(site.files.machine.gpus[5]) in text
+    matrix = [line.split() for line in text.splitlines() if line.split()[1:2] == ["NV1"]]
+    assert matrix[0] == ["1", "NV1", "-", "NV2", "NV1", "SYS", "NV2", "SYS", "SYS"]
+    assert "GPU 3  00:03.0 08:00.0 09:10.0" in text
+
+
+def test_a_long_model_is_cut_for_a_terminal_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"GPU of {'many ' * 12}words"
+    found = site.node().devices()
+    for device in found:
+        device.model = model
+
+    def devices(_: Node) -> list[Device]:
+        return found
+
+    monkeypatch.setattr(Node, "devices", devices)
+    monkeypatch.delenv("COLUMNS", raising=False)  # a test runner may have set it
+    assert model in site.call("inventory").stdout
+    monkeypatch.setenv("COLUMNS", "100")
+    text = site.call("inventory").stdout
+    assert model not in text
+    assert "GPU of man" in text
+
+
+def test_a_folder_in_the_place_of_the_settings_is_said(tmp_path: Path) -> None:
+    code, _, error = call("--config", str(tmp_path), "status")
+    assert (code, error) == (
+        3,
+        f"gpulock: status: broken: settings: {tmp_path}: not a regular file; name a file\n",
+    )
+
+
+def test_settings_that_anybody_can_write_say_what_is_expected(tmp_path: Path) -> None:
+    path = tmp_path / "gpulock.conf"
+    path.write_text("GPUS=8\n")
+    path.chmod(0o666)
+    error = call("--config", str(path), "status")[2]
+    assert "mode 666, and must be root's or the caller's and writable by nobody else" in error
+
+
+def test_inventory_shows_instances_and_what_is_not_known(tmp_path: Path) -> None:
+    text = Site(tmp_path / "a", "a100-mig").call("inventory").stdout
+    assert "0:gi10.ci0" in text
+    other = Site(tmp_path / "b", "k80-node")
+    (other.files.lock_dir / "inventory").unlink()
+    text = other.call("inventory").stdout
+    assert "not known yet" in text
+    assert "nobody published an inventory" in text
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_every_command_to_look_with_works_on_every_preset(preset: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "node")
+    assert call("simulate", folder, "--preset", preset)[0] == 0
+    config = f"{folder}/gpulock.conf"
+    for line in ("status", "status --json", "status --free", "inventory", "config", "reap"):
+        code, text, error = call("--config", config, *line.split())
+        assert (code, error, text != "") == (0, "", True), line
+    assert call("--config", config, "why", "pid 1")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "args", [("--preset", "none"), ("--gpus", "9"), ("--preset", "workstation", "--gpus", "3")]
+)
+def test_a_simulation_that_cannot_be_is_refused(tmp_path: Path, args: tuple[str, ...]) -> None:
+    code, _, error = call("simulate", str(tmp_path / "node"), *args)
+    assert (code, error.count("\n")) == (1, 1)
+
+
+def test_a_folder_that_is_no_simulation_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    assert call("simulate", str(tmp_path))[0] == 1
+    assert os.listdir(tmp_path) == ["precious"]
+
+
+def test_install_without_a_grid_engine_says_so_in_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "gpulock.conf"
+    config.write_text(f"SGE_ROOT={tmp_path}\n")
+    code, _, error = call(
+        "--config", str(config), "install", "sge", "--queue", "all.q", "--dry-run"
+    )
+    assert (code, error.count("\n"), error[:9]) == (1, 1, "gpulock: ")
+
+
+def test_doctor_looks_at_a_simulated_node(site: Site) -> None:
+    result = site.call("doctor")
+    assert result.exit_code == 0, result.output
+    assert "✓" in result.stdout
+
+
+def test_doctor_finds_a_missing_driver(site: Site) -> None:
+    shutil.rmtree(site.files.driver_root)
+    result = site.call("doctor")
+    assert result.exit_code == 3
+    assert "✗" in result.stdout
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "TMPDIR": str(folder), "HOME": str(folder)}
+
+
+def demo(folder: Path) -> subprocess.Popen[str]:
+    program = "from gpulock.cli import main; main(['demo'])"
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment(folder),
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def simulated(folder: Path) -> list[str]:
+    """Return processes whose folder is below `folder`."""
+    found: list[str] = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and os.readlink(f"/proc/{entry}/cwd").startswith(str(folder)):
+                found.append(entry)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("called", "installed", "name"),
+    [
+        (".venv/bin/gpulock", False, ".venv/bin/gpulock"),
+        ("/usr/bin/gpulock", True, "gpulock"),
+        ("-c", False, "gpulock"),
+    ],
+)
+def test_the_demo_names_a_program_that_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: str, installed: bool, name: str
+) -> None:
+    if installed:
+        (tmp_path / "gpulock").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [called, "demo"])
+    assert program() == name
+
+
+def test_the_demo_ends_with_everything_free_and_nothing_left(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    text, error = demo(tmp_path).communicate(timeout=30)
+    assert time.monotonic() - begun < 20
+    assert error == ""
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    for part in (
+        "job 101    CUDA_VISIBLE_DEVICES=0,3",
+        "GPU 0 and GPU 3 share 2 NVLinks",
+        "8 GPUs: 0 free, 8 held",
+        "prolog exits 99",
+        "prolog exits 100",
+        "-l gpu=1.5 is no number of GPUs",
+        'job 106    CUDA_VISIBLE_DEVICES=""',
+        "runs without a shepherd",
+        "freed       GPU 1: job 102.8",
+        "8 GPUs: 8 free",
+    ):
+        assert part in text
+    assert os.listdir(tmp_path) == []
+    assert simulated(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_cleans_up_when_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    process = demo(tmp_path)
+    assert process.stdout is not None
+    until(lambda: "3." in process.stdout.readline() if process.stdout else True)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert os.listdir(tmp_path) == []
+    until(lambda: not simulated(tmp_path))
+
+
+def test_the_demo_runs_as_an_ordinary_user(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("it does in all the other tests")
+    folder = Path(f"/tmp/gpulock-test-{os.getpid()}")
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, 65534)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "from gpulock.cli import main; main(['demo'])"],
+            env=environment(folder),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "8 GPUs: 8 free" in done.stdout
+        assert os.listdir(folder) == []
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_the_group_is_what_click_knows() -> None:
+    assert isinstance(commands, click.Group)
+    assert commands.list_commands(click.Context(commands)) == NAMES

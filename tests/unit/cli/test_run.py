@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock run`: the command's environment, its end, and the line of those who wait."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import Deadline
+from gpulock.job import environment
+from gpulock.store.gate import Gate
+from tests.support.cli_site import ROOT, Site, until
+
+# what a reap says of a look that was not whole
+OUTRUN = ("came and went faster than", "no time for process", "be looked at in time")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@contextmanager
+def holding(site: Site, count: int) -> Generator[subprocess.Popen[str]]:
+    """Hold devices by a command that ends when its input is closed."""
+    process = site.start("run", "-n", str(count), "--", "/bin/sh", "-c", "echo held; read -r _")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.communicate(timeout=60)
+
+
+def test_the_command_gets_the_variables_of_a_job(site: Site) -> None:
+    users = {"CUDA_VISIBLE_DEVICES": "7", "SINGULARITYENV_CUDA_VISIBLE_DEVICES": "6"}
+    done = site.run("run", "-n", "2", "--", "/usr/bin/env", env={**os.environ, **users})
+    pairs = (line.partition("=") for line in done.stdout.splitlines())
+    found = {name: value for name, _, value in pairs}
+    machine = site.files.machine
+    uuids = f"{machine.uuid(machine.gpus[0])},{machine.uuid(machine.gpus[3])}"
+    assert found["CUDA_VISIBLE_DEVICES"] == "0,3"
+    assert found["SINGULARITYENV_CUDA_VISIBLE_DEVICES"] == "0,3"
+    assert found["NVIDIA_VISIBLE_DEVICES"] == found["GPULOCK_DEVICES"] == uuids
+    assert environment.drop_names() - found.keys() == {environment.CDI_FLAGS}  # no CDI_DIR
+    assert found["HOME"] == os.environ["HOME"]
+
+
+def test_the_commands_exit_code_is_ours_and_its_arguments_are_its_own(site: Site) -> None:
+    done = site.run(
+        "run", "-n", "1", "/bin/sh", "-c", 'echo "$*"; exit 7', "x", "a", "-n", "--wait"
+    )
+    assert (done.returncode, done.stdout) == (7, "a -n --wait\n")
+
+
+def test_the_command_is_the_owner_while_it_runs(site: Site) -> None:
+    with holding(site, 2) as process:
+        held = [gpu["held"] for gpu in site.json()["gpus"] if gpu["held"]]
+        assert [(owner["pid"], owner["scheduler"]) for owner in held] == [
+            (process.pid, "process")
+        ] * 2
+        assert Path(f"/proc/{process.pid}/comm").read_text() == "sh\n"
+    assert reaped(site) == ["free"] * 8
+
+
+def reaped(site: Site) -> list[str]:
+    """Reap, again where the machine outran the look, which frees nothing; return the states."""
+    for _ in range(50):
+        done = site.call("reap")
+        assert done.exit_code == 0, done.output
+        if not any(words in done.output for words in OUTRUN):
+            break
+    return site.states()
+
+
+def test_without_a_terminal_the_command_leads_a_session_of_its_own(site: Site) -> None:
+    with holding(site, 1) as process:
+        assert os.getsid(process.pid) == process.pid
+        held = [gpu["held"]["sid"] for gpu in site.json()["gpus"] if gpu["held"]]
+        assert held == [process.pid]
+
+
+def test_the_command_has_the_callers_umask_and_default_signals(site: Site) -> None:
+    script = "umask; grep SigIgn /proc/self/status"
+    done = site.run("run", "-n", "1", "--", "/bin/sh", "-c", script, umask=0o077)
+    mask, ignored = done.stdout.split("\n")[:2]
+    assert mask == "0077"
+    broken_pipe = 1 << (signal.SIGPIPE - 1)
+    assert int(ignored.split()[1], 16) & broken_pipe == 0
+
+
+def test_locks_can_be_read_by_all_whatever_the_umask(site: Site) -> None:
+    site.run("run", "-n", "1", "--", "/bin/true", umask=0o077)
+    modes = {path: path.stat().st_mode & 0o777 for path in site.files.lock_dir.rglob("locks/*")}
+    assert set(modes.values()) == {0o755}
+
+
+@pytest.mark.parametrize(("command", "code"), [("/no/such", 127), ("nosuchthing", 127)])
+def test_a_command_that_is_not_there_claims_nothing(site: Site, command: str, code: int) -> None:
+    done = site.run("run", "-n", "8", "--", command)
+    assert done.returncode == code
+    assert done.stderr == f"gpulock: run: {command}: No such file or directory\n"
+    assert site.states() == ["free"] * 8
+
+
+def test_a_command_that_may_not_be_executed_is_126(site: Site, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert site.run("run", "-n", "1", "--", str(plain)).returncode == 126
+
+
+def test_an_exec_that_fails_gives_everything_back(site: Site, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF garbage")
+    broken.chmod(0o755)
+    done = site.run("run", "-n", "3", "--", str(broken))
+    assert done.returncode == 126
+    assert "Exec format error" in done.stderr
+    assert site.states() == ["free"] * 8
+    assert list((site.files.state_dir / "runs").iterdir()) == []
+
+
+def test_more_than_is_free_is_refused_at_once(site: Site) -> None:
+    site.hold(0, 1, 2)
+    done = site.run("run", "-n", "6", "--", "/bin/true")
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpulock: run: busy: 6 GPUs asked for, 5 of 8 free")
+    assert done.stderr.count("\n") == 1
+    assert site.tickets() == []
+
+
+def test_more_than_the_node_has_is_refused_although_it_would_wait(site: Site) -> None:
+    done = site.run("run", "-n", "9", "--wait", "--", "/bin/true")
+    assert (done.returncode, "senseless" in done.stderr) == (1, True)
+
+
+def test_exactly_the_devices_that_are_named_are_claimed(site: Site) -> None:
+    script = 'echo "$CUDA_VISIBLE_DEVICES"'
+    done = site.run("run", "--devices", "6,1", "--", "/bin/sh", "-c", script)
+    assert done.stdout == "1,6\n"
+    assert reaped(site) == ["free"] * 8
+    site.hold(1)
+    assert site.run("run", "--devices", "6,1", "--", "/bin/true").returncode == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run", "--", "/bin/true"),
+        ("run", "-n", "0", "--", "/bin/true"),
+        ("run", "-n", "1", "--devices", "0,1", "--", "/bin/true"),
+        ("run", "-n", "1", "--wait", "/bin/true"),
+        ("run", "-n", "1"),
+    ],
+)
+def test_what_makes_no_sense_to_the_parser_is_a_usage_error(
+    site: Site, args: tuple[str, ...]
+) -> None:
+    assert site.call(*args).exit_code == 2
+
+
+def test_waiting_ends_at_its_time_with_the_reason(site: Site) -> None:
+    site.hold(*range(8))
+    done = site.run("run", "-n", "1", "--wait", "1s", "--", "/bin/true")
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
+    assert first == "gpulock: waiting for 1 GPU: next; 1 GPU asked for, 0 of 8 free"
+    assert last.startswith("gpulock: run: busy: 1 GPU asked for, 0 of 8 free")
+
+
+def test_callers_who_wait_are_served_in_the_order_they_came(site: Site, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    waiting: list[subprocess.Popen[str]] = []
+    with holding(site, 8):
+        for number in (1, 2, 3):
+            script = f"echo {number} >> {log}"
+            process = site.start("run", "-n", "8", "--wait", "--", "/bin/sh", "-c", script)
+            waiting.append(process)
+            until(lambda: len(site.tickets()) == len(waiting))
+    errors = [process.communicate(timeout=60)[1] for process in waiting]
+    assert [process.returncode for process in waiting] == [0, 0, 0]
+    assert log.read_text().split() == ["1", "2", "3"]
+    assert "1 caller before this one" in errors[1]
+    assert "2 callers before this one" in errors[2]
+    assert site.tickets() == []
+
+
+def test_a_small_request_does_not_overtake_a_large_one_that_waits(site: Site) -> None:
+    with holding(site, 4):
+        large = site.start("run", "-n", "8", "--wait", "--", "/bin/true")
+        until(lambda: len(site.tickets()) == 1)
+        done = site.run("run", "-n", "1", "--", "/bin/true")
+        assert (done.returncode, "before this one in line" in done.stderr) == (1, True)
+    large.communicate(timeout=60)
+    assert large.returncode == 0
+
+
+def test_ctrl_c_leaves_the_line(site: Site) -> None:
+    site.hold(*range(8))
+    process = site.start("run", "-n", "1", "--wait", "--", "/bin/true")
+    until(site.tickets)
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert site.tickets() == []
+
+
+def test_a_caller_that_was_killed_holds_nobody_up(site: Site) -> None:
+    with holding(site, 8):
+        first = site.start("run", "-n", "8", "--wait", "--", "/bin/true")
+        until(lambda: len(site.tickets()) == 1)
+        second = site.start("run", "-n", "8", "--wait", "--", "/bin/true")
+        until(lambda: len(site.tickets()) == 2)
+        first.kill()
+        first.communicate()
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+
+
+def test_who_does_not_wait_in_line_still_waits_at_the_gate(site: Site) -> None:
+    node = site.node()
+    with Gate(node.store.path, Deadline(5)):
+        process = site.start("run", "-n", "1", "--", "/bin/true")
+        gate = os.path.realpath(f"{node.store.path}/gate")
+        until(lambda: opens(process.pid, gate))
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def opens(pid: int, path: str) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        return path in [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
+    except OSError:
+        return False
+
+
+def test_on_a_terminal_the_waiting_line_is_renewed_in_place(site: Site) -> None:
+    site.hold(*range(8))
+    leader, follower = pty.openpty()
+    command = site.command("run", "-n", "1", "--wait", "5s", "--", "/bin/true")
+    with subprocess.Popen(
+        command, stdin=follower, stdout=follower, stderr=follower, cwd=ROOT
+    ) as process:
+        os.close(follower)
+        text = read_all(leader)
+    os.close(leader)
+    assert process.returncode == 1
+    assert text.count("\r\x1b[Kgpulock: waiting") > 1
+    assert text.rpartition("\r\x1b[K")[2].startswith("gpulock: run: busy")
+
+
+def read_all(fd: int) -> str:
+    text = b""
+    while True:
+        try:
+            more = os.read(fd, 4096)
+        except OSError:  # EIO: the other end is closed
+            break
+        if not more:
+            break
+        text += more
+    return text.decode()
+
+
+def test_the_gpus_of_a_command_that_runs_are_not_released_from_outside(site: Site) -> None:
+    with holding(site, 1) as process:
+        for words in (("release", "--pid", str(process.pid)), ("release", "0", "1", "2", "3")):
+            refused = site.call(*words)
+            assert refused.exit_code == 1
+        held = [gpu for gpu in site.json()["gpus"] if gpu["held"]]
+        assert len(held) == 1
+        forced = site.call("release", "--pid", str(process.pid), "--force", "--because", "test")
+        assert forced.exit_code == 0
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-"])
+def test_closed_streams_keep_no_command_from_its_work(site: Site, closed: str) -> None:
+    made = site.files.directory / "made"
+    words = ["run", "-n", "1", "--", "touch", str(made)]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *site.command(*words)], check=False
+    )
+    assert (done.returncode, made.exists()) == (0, True)

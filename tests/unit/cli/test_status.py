@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock status`: what it shows of a node in every state, and to whom."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import states
+from gpulock.alloc.liveness import Verdict
+from gpulock.store import quarantine
+from gpulock.store.owner import TYPES
+from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@contextmanager
+def opened(site: Site, index: int) -> Generator[subprocess.Popen[bytes]]:
+    """Have a device open in a process of no claim."""
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia{index}; echo; read -r line"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+
+
+def line_of(text: str, index: int) -> list[str]:
+    return text.splitlines()[index + 1].split()
+
+
+def test_a_node_without_lock_directory_is_all_free(site: Site) -> None:
+    shutil.rmtree(site.files.lock_dir)
+    result = site.call("status")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "8 GPUs: 8 free"
+
+
+def test_a_node_without_driver_is_broken_and_says_so_in_one_line(site: Site) -> None:
+    shutil.rmtree(site.files.driver_root)
+    result = site.call("status")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.startswith("gpulock: status: broken: no NVIDIA driver")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_held_device_shows_job_user_queue_and_time(site: Site) -> None:
+    site.hold(1, 3, job_id="12", task_id="3")
+    site.publish(t=Verdict("alive", "its shepherd runs"))
+    text = site.call("status").stdout
+    assert line_of(text, 3) == [
+        *("3", "0000:0b:00.0", "V100-SXM2-32GB", "held", "12.3", "alice", "gpu.q"),
+        text.splitlines()[4].split()[-1],
+    ]
+    assert text.splitlines()[-1] == "8 GPUs: 6 free, 2 held"
+
+
+def test_the_table_fits_into_80_columns_and_is_cut_for_no_program(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.hold(0, user="a-very-long-user-name", queue="a-queue-of-many-words.q", job_id="1234567")
+    monkeypatch.delenv("COLUMNS", raising=False)  # a test runner may have set it
+    whole = site.call("status").stdout
+    assert "a-very-long-user-name  a-queue-of-many-words.q" in whole
+    monkeypatch.setenv("COLUMNS", "80")
+    text = site.call("status").stdout
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "1234567" in text
+
+
+def test_a_dead_owner_is_stale_with_proof_and_next_command(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(2, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    text = site.call("status").stdout
+    assert line_of(text, 2)[3] == "stale"
+    assert f"process {pid} is gone" in text
+    assert "gpulock reap" in " ".join(text.split())
+
+
+def test_looking_changes_nothing(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(2, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    before = sorted(str(path) for path in site.files.directory.rglob("*"))
+    site.call("status")
+    site.call("why", "2")
+    assert sorted(str(path) for path in site.files.directory.rglob("*")) == before
+
+
+def test_the_owner_of_the_locks_sees_what_came_after_the_verdicts(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(2, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    site.publish(t=Verdict("alive", f"process {pid} runs"))
+    assert site.json()["gpus"][2]["state"] == "stale"
+    assert site.call("why", "2").stdout.splitlines()[0].endswith("stale")
+
+
+def test_a_process_that_came_after_the_verdicts_is_foreign_at_once(site: Site) -> None:
+    site.node()
+    site.publish()
+    with opened(site, 5):
+        assert site.states()[5] == "foreign"
+        assert site.call("why", "5").stdout.splitlines()[0].endswith("foreign")
+
+
+def test_slurmctld_is_not_asked_again_while_a_verdict_is_fresh(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(2, scheduler="slurm", pid=pid, start=start)
+    assert site.states()[2] == "unknown"
+    site.publish(t=Verdict("dead", "slurmctld says that it is over"))
+    assert site.states()[2] == "stale"
+
+
+def test_a_quarantined_device_shows_why_and_by_whom(site: Site) -> None:
+    node = site.node()
+    quarantine.put(node.settings.state_dir, "quarantine", site.id(7), "root", "Xid 79")
+    text = site.call("status").stdout
+    assert line_of(text, 7)[3] == "quarantined"
+    assert "Xid 79 (root); gpulock restore 7" in text
+
+
+def test_a_missing_card_is_a_row_of_its_own(tmp_path: Path) -> None:
+    text = Site(tmp_path, "missing").call("status").stdout
+    assert "8 GPUs: 7 free, 1 missing" in text
+    assert "expected, but not there" in text
+
+
+def test_lost_locks_are_said_before_all_else(site: Site) -> None:
+    site.node()
+    (site.files.lock_dir / "boot_id").unlink()
+    text = site.call("status").stdout
+    assert "locks lost" in text
+    assert "gpulock reap" in " ".join(text.split())
+
+
+def test_an_unreadable_record_is_unknown_not_free(site: Site) -> None:
+    site.hold(4)
+    (site.files.lock_dir / "locks" / site.id(4) / "owner").write_text("gpulock-owner 99\n")
+    assert site.states()[4] == "unknown"
+    assert "gpulock-owner 99" in site.call("status").stdout
+
+
+def test_a_device_open_in_a_process_of_no_claim_is_foreign(site: Site) -> None:
+    site.node()
+    with opened(site, 5) as process:
+        assert site.states()[5] == "foreign"
+        pid, start = process.pid, site.node().proc.start(process.pid)
+        site.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start)
+        assert site.states()[5] == "free"
+
+
+def test_an_instance_is_a_device_with_its_profile(tmp_path: Path) -> None:
+    text = Site(tmp_path, "a100-mig").call("status").stdout
+    assert "1:gi1.ci0  0000:0f:00.0  A100-SXM4-80GB 3g.40gb  free" in text
+    assert text.splitlines()[-1] == "12 devices: 12 free"
+
+
+def test_free_lists_free_devices_only(site: Site) -> None:
+    site.hold(0, 1, 2)
+    result = site.call("status", "--free")
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["GPU", *"34567", "8"]
+
+
+def test_free_is_refused_when_there_is_none(site: Site) -> None:
+    site.hold(*range(8))
+    result = site.call("status", "--free")
+    assert (result.exit_code, result.stdout) == (1, "8 GPUs: 0 free, 8 held\n")
+
+
+def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
+    site.hold(3, task_id="7")
+    found = site.json()
+    assert found.keys() == {"version", "node", "boot_id", "sample", "gpus", "totals"}
+    assert found["version"] == 1
+    assert found["totals"] == {name: 0 for name in states.STATES} | {
+        "free": 7,
+        "held": 1,
+        "expected": 8,
+    }
+    held = found["gpus"][3]
+    assert held.keys() == {
+        *("index", "id", "uuid", "minor", "model", "numa_node", "memory_mib"),
+        *("state", "reason", "held", "held_seconds", "use"),
+    }
+    assert held["held"].keys() == TYPES.keys()
+    assert (held["held"]["job_id"], held["held"]["task_id"]) == ("12", "7")
+    assert 0 <= held["held_seconds"] < 60
+    assert (found["gpus"][4]["held"], found["gpus"][4]["held_seconds"]) == (None, None)
+    assert not any("." in key for key in (*found, *held, *held["held"], *found["totals"]))
+
+
+def test_json_says_null_for_what_is_not_known(tmp_path: Path) -> None:
+    site = Site(tmp_path, "missing")
+    (site.files.lock_dir / "inventory").unlink()
+    gpus = site.json()["gpus"]
+    assert [gpu["memory_mib"] for gpu in gpus] == [None] * 8
+    assert (gpus[7]["index"], gpus[7]["state"], gpus[7]["uuid"]) == (None, "missing", None)
+
+
+def test_the_schema_is_documented_key_by_key(site: Site) -> None:
+    text = (ROOT / "docs/status-json.md").read_text()
+    found = site.json()
+    for key in (*found, *found["gpus"][0], *found["totals"]):
+        assert f"`{key}`" in text
+
+
+def test_colour_is_for_terminals_and_can_be_refused(site: Site) -> None:
+    for extra in ({}, {"NO_COLOR": "1"}):
+        done = site.run("status", env={**os.environ, "TERM": "xterm", **extra})
+        assert "\x1b" not in done.stdout
+    script = shutil.which("script")
+    if script is None:
+        pytest.skip("script(1) is not here to make a terminal")
+    for extra, coloured in ({}, True), ({"NO_COLOR": "1"}, False):
+        line = " ".join(f"'{part}'" for part in site.command("status"))
+        done = subprocess.run(
+            [script, "-qec", line, "/dev/null"],
+            env={**os.environ, **extra},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=40,
+            check=True,
+        )
+        assert ("\x1b[32mfree" in done.stdout) is coloured
+
+
+def test_status_imports_nothing_it_does_not_need(site: Site) -> None:
+    program = (
+        "import sys\nfrom gpulock.cli import commands\n"
+        f"commands.main(['--config', {site.config!r}, 'status'], standalone_mode=False)\n"
+        "print(*sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "gpulock.cli.status.status" in loaded
+    assert not loaded & {
+        *("json", "subprocess", "psutil", "filelock", "dataclasses", "shutil", "tempfile"),
+        *(
+            "gpulock.cli.why.why",
+            "gpulock.cli.claims.run",
+            "gpulock.alloc.claim",
+            "gpulock.install",
+        ),
+        *("gpulock.simulate", "gpulock.workstation.process_claims", "gpulock.alloc.release"),
+    }
+
+
+@pytest.fixture
+def public() -> Iterator[Site]:
+    """Give a node of root's that looks real (no marker) and that everybody can reach."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    folder = Path(tempfile.mkdtemp(prefix="gpulock-test-"))
+    folder.chmod(0o755)
+    try:
+        made = Site(folder)
+        text = made.files.config.read_text()
+        kept = [line for line in text.splitlines() if not line.startswith("SIMULATION=")]
+        made.files.config.write_text("\n".join(kept) + "\n")
+        yield made
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_an_ordinary_user_sees_holders_and_published_verdicts(public: Site) -> None:
+    public.hold(1)
+    public.publish(t=Verdict("dead", "its shepherd is gone"))
+    done = public.run("status", user=NOBODY, group=NOBODY, extra_groups=[])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert line_of(done.stdout, 1)[3:6] == ["stale", "12", "alice"]
+
+
+def test_an_ordinary_user_gets_no_judgement_where_none_is_published(public: Site) -> None:
+    pid, start = dead_process()
+    public.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    done = public.run("status", user=NOBODY, group=NOBODY, extra_groups=[])
+    assert line_of(done.stdout, 1)[3] == "held"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("reap",),
+        ("run", "-n", "1", "--", "/bin/true"),
+        ("claim", "-n", "1"),
+        ("release", "1"),
+        ("reserve", "1", "--because", "x"),
+        ("unreserve", "1"),
+        ("quarantine", "1", "--because", "x"),
+        ("restore", "1"),
+    ],
+)
+def test_an_ordinary_user_changes_nothing_of_roots(public: Site, args: tuple[str, ...]) -> None:
+    public.hold(1)
+    done = public.run(*args, user=NOBODY, group=NOBODY, extra_groups=[])
+    assert done.returncode == 1
+    assert "belongs to root" in done.stderr or "only root may change" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert public.states()[1] != "free"
+
+
+def test_a_lock_directory_that_may_not_be_read_is_not_called_free(public: Site) -> None:
+    public.hold(1)
+    public.files.lock_dir.chmod(0o700)
+    done = public.run("status", user=NOBODY, group=NOBODY, extra_groups=[])
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "Permission denied" in done.stderr

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock status` with the exporter's samples: what devices do, or why that is not known."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.liveness import Verdict
+from gpulock.cli.status import device_use
+from gpulock.node.sample import Sample
+from tests.support.cli_site import ROOT, Site
+from tests.support.samples import GIB, Sampled
+
+HOUR = 3600
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def sampled(site: Site) -> Sampled:
+    return Sampled(site.files.exporter_dir)
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+def row(text: str, index: int) -> dict[str, str]:
+    """Return a line of the table by the titles above it."""
+    head, line = text.splitlines()[0], text.splitlines()[index + 1]
+    titles = ["GPU", "STATE", "HELD FOR", "UTIL", "MEAN", "MEM GIB", "LAST BUSY", "FOREIGN"]
+    found: dict[str, str] = {}
+    for title in titles:
+        at = head.find(title)
+        if at < 0:
+            continue
+        here = line[at : at + len(title)]
+        left = title == "STATE"
+        part = line[at:] if left else line[: at + len(title)]
+        found[title] = part.split("  ")[0 if left else -1].strip() if here.strip() else ""
+    return found
+
+
+def note(text: str, label: str) -> str:
+    """Return the whole line of a label below the table."""
+    lines = text.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith(f"  {label}"))
+    more = [line for line in lines[at + 1 :] if line.startswith("      ")]
+    return " ".join(" ".join([lines[at], *more]).split())
+
+
+def test_what_a_device_does_stands_beside_who_holds_it(site: Site, sampled: Sampled) -> None:
+    site.hold(1)
+    site.hold(2, token="u")
+    sampled.device(site.id(1), utilization=0.87, memory_used=12 * GIB + GIB // 3)
+    sampled.device(site.id(2), utilization=0.0, memory_used=None)
+    sampled.device(site.id(3), utilization=0.0, memory_used=GIB // 2)
+    sampled.claim("t", site.id(1), last_busy=sampled.now)
+    sampled.claim("u", site.id(2), last_busy=None, idle=90.0)
+    sampled.write()
+    text = site.call("status").stdout
+    assert row(text, 1) == {
+        **{"GPU": "1", "STATE": "held", "HELD FOR": "0s", "UTIL": "87%", "MEAN": "50%"},
+        **{"MEM GIB": "12/32", "LAST BUSY": "now"},
+    }
+    assert (row(text, 2)["LAST BUSY"], row(text, 2)["MEM GIB"]) == ("never", "-")
+    assert (row(text, 3)["UTIL"], row(text, 3)["MEM GIB"]) == ("0%", "0.5/32")
+    assert row(text, 4)["UTIL"] == row(text, 4)["MEM GIB"] == row(text, 4)["LAST BUSY"] == "-"
+    assert text.splitlines()[-1] == "8 GPUs: 6 free, 2 held"
+
+
+def test_where_no_exporter_has_a_folder_nothing_is_said_of_it(site: Site) -> None:
+    text = site.call("status").stdout
+    assert "UTIL" not in text
+    assert text.splitlines()[-1] == "8 GPUs: 8 free"
+    found = site.json()
+    assert found["sample"] is None
+    assert {gpu["use"] for gpu in found["gpus"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"age": 90}, "the last one is 1m old, no gpulock-exporter runs that writes"),
+        ({"boot_id": "another"}, "in this boot"),
+        ({"age": -30}, "of the future"),
+        ({"looked": 45}, "has had no answer of the driver for 45s"),
+        ({"looked": None}, "has had no answer of the driver yet"),
+    ],
+)
+def test_a_sample_that_is_not_to_be_believed_is_not_shown_and_one_line_says_why(
+    site: Site, sampled: Sampled, how: dict[str, float], said: str
+) -> None:
+    site.hold(0)
+    sampled.device(site.id(0))
+    sampled.device(site.id(5), foreign=1)
+    sampled.claim("t", site.id(0), idle=HOUR)
+    sampled.write(**how)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    text = site.call("status").stdout
+    assert "UTIL" not in text and "8 GPUs: 7 free, 1 held" in text
+    assert said in note(text, "samples")
+    found = site.json()
+    assert said in found["sample"].pop("reason")
+    assert not found["sample"]["fresh"]
+    assert {gpu["use"] for gpu in found["gpus"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("there", "said"), [(None, "no gpulock-exporter runs"), ("garbage", "cannot be read")]
+)
+def test_a_folder_without_a_sample_is_said(site: Site, there: str | None, said: str) -> None:
+    folder = site.files.exporter_dir
+    folder.mkdir()
+    if there is not None:
+        (folder / "sample").write_text(there)
+    assert said in note(site.call("status").stdout, "samples")
+
+
+def test_a_fifo_in_the_place_of_the_sample_keeps_nobody_waiting(site: Site) -> None:
+
+    site.files.exporter_dir.mkdir()
+    os.mkfifo(site.files.exporter_dir / "sample")
+    assert "cannot be read" in note(site.call("status").stdout, "samples")
+
+
+def test_one_device_that_the_driver_does_not_tell_of_any_more_has_no_values(
+    site: Site, sampled: Sampled
+) -> None:
+    sampled.device(site.id(0))
+    sampled.device(site.id(1), age=60)
+    sampled.write()
+    text = site.call("status").stdout
+    assert (row(text, 0)["UTIL"], row(text, 1)["UTIL"]) == ("50%", "-")
+
+
+def test_a_held_device_that_does_nothing_for_long_is_held_idle(
+    site: Site, sampled: Sampled
+) -> None:
+    for number, idle in enumerate((599.0, 600.0)):
+        site.hold(number, token=f"t{number}")
+        sampled.device(site.id(number), utilization=0.0)
+        sampled.claim(f"t{number}", site.id(number), idle=idle, last_busy=sampled.now - HOUR)
+    sampled.write()
+    found = site.json()
+    assert [gpu["state"] for gpu in found["gpus"][:2]] == ["held", "held_idle"]
+    assert (found["totals"]["held"], found["totals"]["held_idle"]) == (1, 1)
+    text = site.call("status").stdout
+    assert row(text, 1)["STATE"] == "held (idle)"
+    assert row(text, 1)["LAST BUSY"] == "1h ago"
+
+
+def test_a_device_that_is_not_observed_any_more_is_not_idle(site: Site, sampled: Sampled) -> None:
+    site.hold(0)
+    sampled.device(site.id(0))
+    sampled.claim("t", site.id(0), idle=HOUR, seen=sampled.now - 60)
+    sampled.write()
+    assert site.states()[0] == "held"
+    result = site.call("status", "--idle", "1s")
+    assert result.exit_code == 1
+    assert note(result.stdout, "not known") == "not known whether GPU 0 idle"
+
+
+def test_foreign_processes_are_counted_and_named(site: Site, sampled: Sampled) -> None:
+    site.hold(0)
+    site.publish(t=Verdict("alive", "its shepherd runs"))
+    sampled.device(site.id(0), foreign=2, foreign_pids="41,42", processes=3)
+    sampled.device(site.id(1), foreign=1, foreign_pids="43")
+    sampled.device(site.id(2), foreign=9, foreign_pids="1,2,3,4,5,6,7,8")
+    sampled.device(site.id(3), foreign=0, unseen=1)
+    sampled.write()
+    text = site.call("status").stdout
+    assert [row(text, number)["FOREIGN"] for number in range(4)] == ["2", "1", "9", ""]
+    assert [row(text, number)["STATE"] for number in range(4)] == ["held", *["foreign"] * 2, "free"]
+    assert "GPU 0 foreign: in use by processes 41, 42, not of job 12 of alice" in note(
+        text, "GPU 0"
+    )
+    assert "GPU 1 foreign: free, but in use by process 43" in note(text, "GPU 1")
+    assert "in use by 9 processes, such as 1;" in note(text, "GPU 2")
+    use = [gpu["use"] for gpu in site.json()["gpus"][:4]]
+    assert [one["foreign_processes"] for one in use] == [2, 1, 9, None]
+    assert use[0]["foreign_pids"] == [41, 42]
+
+
+def test_numbers_that_cannot_be_neither_break_the_table_nor_the_command(
+    site: Site, sampled: Sampled
+) -> None:
+    site.hold(0)
+    huge = "9" * 4000
+    sampled.device(
+        site.id(0), utilization=1e300, memory_used=huge, foreign=huge, last_busy=1e300, power=1e308
+    )
+    sampled.device(site.id(1), memory_used="9" * 18, memory_total=1, foreign="9" * 18, unseen=huge)
+    sampled.claim("t", site.id(0), idle=1e308, busy=1e308, observed=1e-308, last_busy=1e300)
+    sampled.write()
+    text = site.call("status").stdout
+    assert max(len(line) for line in text.splitlines()) <= 140
+    assert (row(text, 0)["UTIL"], row(text, 0)["MEM GIB"], row(text, 0)["LAST BUSY"]) == (
+        *("100%", "-", "now"),
+    )
+    assert site.json()["gpus"][0]["use"]["memory_used_bytes"] is None
+    assert site.call("status", "--idle", "1h").exit_code == 0
+
+
+def test_idle_lists_those_that_are_held_and_do_nothing(site: Site, sampled: Sampled) -> None:
+    for number, idle in enumerate((2000.0, 20.0, 1800.0)):
+        site.hold(number, token=f"t{number}")
+        sampled.device(site.id(number))
+        sampled.claim(f"t{number}", site.id(number), idle=idle)
+    sampled.device(site.id(5), utilization=0.0)
+    sampled.write()
+    result = site.call("status", "--idle", "30m")
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["GPU", "0", "2", "8"]
+    assert [gpu["index"] for gpu in site.json("--idle", "30m")["gpus"]] == [0, 2]
+    none = site.call("status", "--idle", "1h")
+    assert (none.exit_code, none.stdout.splitlines()) == (
+        1,
+        ["8 GPUs: 5 free, 1 held, 2 held (idle)"],
+    )
+
+
+def test_what_is_idle_is_not_guessed_without_samples(site: Site, sampled: Sampled) -> None:
+    site.hold(0)
+    without = site.call("status", "--idle", "30m")
+    assert (without.exit_code, without.stdout) == (1, "")
+    assert "what is idle is not known: no gpulock-exporter runs" in without.stderr
+    sampled.write(age=60)
+    old = site.call("status", "--idle", "30m")
+    assert (old.exit_code, "the last one is 1m old" in old.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--idle", "soon"), "is no duration"),
+        (("--idle", "1h", "--free"), "a free device is not held"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(
+    site: Site, words: tuple[str, ...], said: str
+) -> None:
+    result = site.call("status", *words)
+    assert (result.exit_code, said in result.stderr) == (2, True)
+
+
+def test_json_tells_what_a_device_did(site: Site, sampled: Sampled) -> None:
+    site.hold(0)
+    sampled.device(site.id(0), power=210.5, temperature=61.0, last_busy=sampled.now - 5)
+    sampled.claim("t", site.id(0), idle=7.0, memory_peak=20 * GIB)
+    sampled.write(age=1.5)
+    found = site.json()
+    assert found["sample"]["fresh"] and found["sample"]["reason"] == ""
+    assert 1.5 <= found["sample"]["age_seconds"] < 10
+    use = found["gpus"][0]["use"]
+    assert abs(use.pop("last_busy") - (found["gpus"][0]["held"]["claimed_at"] - 5)) < 5
+    assert use == {
+        **{"utilization": 0.5, "memory_used_bytes": 12 * GIB, "memory_total_bytes": 32 * GIB},
+        **{"power_watts": 210.5, "temperature_celsius": 61.0, "processes": 1},
+        **{"foreign_processes": 0, "foreign_pids": [], "idle_seconds": 7.0},
+        **{"busy_seconds": 50.0, "observed_seconds": 100.0, "memory_peak_bytes": 20 * GIB},
+    }
+    text = (ROOT / "docs/status-json.md").read_text()
+    assert [key for key in (*use, *found["sample"], "last_busy") if f"`{key}`" not in text] == []
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_the_table_fits_and_what_counts_most_is_in_it(
+    site: Site, sampled: Sampled, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for number in range(4):
+        site.hold(
+            number, token=f"t{number}", job_id="1048576", task_id="17", user="a-long-user-name"
+        )
+        sampled.device(site.id(number), foreign=1, foreign_pids="4711")
+        sampled.claim(f"t{number}", site.id(number), idle=900.0)
+    sampled.write()
+    text = site.call("status").stdout
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert text.count("1048576.17") >= 4
+    head = text.splitlines()[0]
+    assert all(title in head for title in ("GPU", "STATE", "USER", "UTIL", "MEM GIB", "LAST BUSY"))
+    assert ("BUS ID" in head, "FOREIGN" in head) == (width >= 120, width >= 160)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("paused", "gpulock-exporter is paused (gpulock-exporter resume ends it)"),
+        ("driver/library version mismatch", "for 1m (driver/library version mismatch)"),
+        ("", "gpulock-exporter has had no answer of the driver for 1m"),
+    ],
+)
+def test_why_the_driver_is_not_heard_is_told_as_the_exporter_knows_it(
+    fault: str, told: str
+) -> None:
+    found = Sample({"boot_id": "b", "boottime": 100.0, "looked": 40.0, "fault": fault})
+    use = device_use.judge(found, 100.0, "b", 10.0, "/run/gpulock-exporter")
+    assert told in use.why
+    assert use.why.endswith("are not shown")
+
+
+def test_an_exporter_that_runs_and_writes_nothing_is_told_from_none(
+    site: Site, sampled: Sampled
+) -> None:
+    sampled.device(site.id(0))
+    sampled.write(age=60)
+    assert "no gpulock-exporter runs" in note(site.call("status").stdout, "samples")
+    with (site.files.exporter_dir / "pid").open("w") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        said = note(site.call("status").stdout, "samples")
+    assert "runs, but has written nothing" in said and "see its journal" in said

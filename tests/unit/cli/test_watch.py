@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock status --watch`: on a real terminal, in a pipe, and how it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.cli.status.watch import BEGIN, END, ENTER, LEAVE, frame
+from tests.support.cli_site import ROOT, Site
+
+SELDOM = "3600"  # seconds: a second frame is then for another reason
+DEADLINE = 20.0
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+class Terminal:
+    """A command on a terminal of its own; `text` is all that it drew."""
+
+    def __init__(self, argv: list[str], columns: int = 100, lines: int = 40) -> None:
+        self.master, self.slave = pty.openpty()
+        self.resize(columns, lines)
+        self.modes = termios.tcgetattr(self.slave)
+        self.text = ""
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *argv],  # so that keys and the window's size reach it as signals
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            cwd=ROOT,
+        )
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the window another size; the kernel tells the command."""
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def frames(self) -> list[str]:
+        """Return the frames that were drawn whole."""
+        return re.findall(re.escape(BEGIN) + "(.*?)" + re.escape(END), self.text, re.DOTALL)
+
+    def until(self, count: int) -> str:
+        """Return the last frame once there are so many."""
+        self._read(lambda: len(self.frames()) >= count)
+        return self.frames()[-1]
+
+    def ended(self) -> int:
+        """Return the exit code once the command is over."""
+        self._read(lambda: self.process.poll() is not None)
+        return self.process.returncode
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+        os.close(self.slave)
+
+    def _read(self, enough: Callable[[], bool]) -> None:
+        end = time.monotonic() + DEADLINE
+        while True:
+            done = enough()
+            while select.select([self.master], [], [], 0 if done else 0.02)[0]:
+                self.text += os.read(self.master, 65536).decode()
+            if done:
+                return
+            assert time.monotonic() < end, self.text
+
+
+@pytest.fixture
+def screen(site: Site) -> Iterator[Terminal]:
+    made = Terminal(site.command("status", "--watch", SELDOM))
+    yield made
+    made.close()
+
+
+def test_a_frame_covers_the_last_one_line_by_line() -> None:
+    text = frame(["ab", "\x1b[32mcd\x1b[0m"], 10, 5)
+    assert text == f"{BEGIN}ab\x1b[K\r\n\x1b[32mcd\x1b[0m\x1b[K\r\n\x1b[J{END}"
+
+
+def test_a_line_that_fills_the_window_keeps_its_last_character() -> None:
+    assert frame(["abcd", "x"], 4, 2) == f"{BEGIN}abcd\r\nx\x1b[K{END}"
+
+
+def test_what_does_not_fit_into_the_window_is_counted() -> None:
+    text = frame([f"line{number}" for number in range(9)], 80, 4)
+    assert text.count("\n") == 3
+    assert "line2" in text and "line3" not in text and "6 more lines" in text
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03", b"\x04"])
+def test_a_key_ends_it_and_the_terminal_is_as_before(screen: Terminal, key: bytes) -> None:
+    assert "8 GPUs" in screen.until(1)
+    assert screen.text.startswith(ENTER)
+    assert not termios.tcgetattr(screen.slave)[3] & termios.ECHO
+    screen.type(key)
+    assert screen.ended() == 0
+    assert screen.text.endswith(LEAVE)
+    assert "Traceback" not in screen.text and "Aborted" not in screen.text
+    assert termios.tcgetattr(screen.slave) == screen.modes
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_and_the_terminal_is_as_before(
+    screen: Terminal, number: signal.Signals
+) -> None:
+    screen.until(1)
+    screen.process.send_signal(number)
+    assert screen.ended() == 128 + number
+    assert screen.text.endswith(LEAVE)
+    assert termios.tcgetattr(screen.slave) == screen.modes
+
+
+def test_another_size_of_the_window_is_drawn_at_once(screen: Terminal) -> None:
+    assert "BUS ID" in screen.until(1)
+    screen.resize(80, 5)
+    last = screen.until(2)
+    assert last.count("\n") == 4 and "more lines" in last
+
+
+def test_while_it_is_stopped_the_terminal_is_the_shells(screen: Terminal) -> None:
+    screen.until(1)
+    screen.process.send_signal(
+        signal.SIGTSTP
+    )  # nobody could continue a group without a shell: it goes on
+    screen.until(2)
+    assert screen.text.count(LEAVE) == 1 and screen.text.count(ENTER) == 2
+    assert screen.text.index(LEAVE) < screen.text.rindex(ENTER)
+
+
+def test_frames_follow_each_other_and_a_broken_node_is_shown_until_it_is_well(site: Site) -> None:
+    screen = Terminal(site.command("status", "--watch", "0.2"))
+    try:
+        assert "8 free" in screen.until(1)
+        away = site.files.driver_root.with_name("away")
+        shutil.move(site.files.driver_root, away)
+        while "broken: no NVIDIA driver" not in screen.until(len(screen.frames()) + 1):
+            pass
+        shutil.move(away, site.files.driver_root)
+        while "8 free" not in screen.until(len(screen.frames()) + 1):
+            pass
+    finally:
+        screen.close()
+
+
+def test_a_pipe_gets_plain_frames(site: Site) -> None:
+    with site.start("status", "--watch", "0.2", "--free") as process:
+        assert process.stdout is not None
+        text = "".join([process.stdout.readline() for _ in range(26)])
+        assert "\x1b" not in text
+        assert text.count("8 GPUs: 8 free\n\n") == 2
+        process.terminate()
+
+
+def test_it_ends_quietly_when_nobody_reads_any_more(site: Site) -> None:
+    with site.start("status", "--watch", SELDOM) as process:
+        assert process.stdout is not None and process.stderr is not None
+        while process.stdout.readline() != "8 GPUs: 8 free\n":
+            pass
+        process.stdout.close()
+        assert process.wait(DEADLINE) == 1
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("words", [("--watch", "0"), ("--watch", "x"), ("--watch", "--json")])
+def test_what_cannot_be_watched_is_a_usage_error(site: Site, words: tuple[str, ...]) -> None:
+    assert site.call("status", *words).exit_code == 2

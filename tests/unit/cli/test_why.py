@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock why`: holder, evidence and the next command, for devices, jobs and processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.memory_check import FIRST
+from gpulock.cli.select import Subject
+from gpulock.cli.status.node_view import Sight, look
+from gpulock.cli.why.why import runs_here
+from gpulock.store.boot import reserve_owner
+from tests.support.cli_site import Site, dead_process
+from tests.support.samples import Sampled
+from tests.support.trees import Box, bus
+
+Process = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    with subprocess.Popen(["/bin/sleep", "300"], start_new_session=True) as started:
+        yield started
+        started.kill()
+
+
+def facts(text: str) -> dict[str, str]:
+    """Return the labelled lines of the last answer."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        label, gap, rest = line.strip().partition("  ")
+        if line.startswith("  ") and gap:
+            found[label] = rest.strip()
+    return found
+
+
+def test_a_held_device_names_holder_verdict_processes_and_next_command(
+    site: Site, process: Process
+) -> None:
+    start = site.node().proc.start(process.pid)
+    site.hold(1, 3, job_id="12", task_id="3", pid=process.pid, start=start, sid=process.pid)
+    result = site.call("why", "3")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("GPU 3  0000:0b:00.0  V100-SXM2-32GB  held\n")
+    found = facts(result.stdout)
+    assert found["holder"] == "job 12.3 of alice in gpu.q"
+    assert found["verdict"] == f"alive: its shepherd {process.pid} runs"
+    assert found["shepherd"] == f"{process.pid} (sleep) runs"
+    assert found["grant"] == "GPUs 1, 3 in one claim"
+    assert found["open"] == "GPU 3: nobody"
+    assert found["freed by"] == "its epilog, when the job ends"
+    assert found["next"] == "qstat -j 12"
+
+
+def test_a_job_without_shepherd_is_alive_while_its_session_is(site: Site, process: Process) -> None:
+    pid, start = dead_process()
+    site.hold(5, pid=pid, start=start, sid=process.pid)
+    found = facts(site.call("why", "12").stdout)
+    assert found["verdict"] == f"alive: its process {process.pid} runs without a shepherd"
+    assert found["shepherd"] == f"{pid} is gone"
+    assert found["session"] == f"{process.pid}: {process.pid} (sleep)"
+
+
+def test_a_dead_job_is_explained_with_its_proof(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(5, pid=pid, start=start, sid=pid)
+    found = facts(site.call("why", "5").stdout)
+    assert found["verdict"].startswith("dead: ")
+    assert found["next"] == "gpulock reap"
+
+
+def test_who_keeps_the_device_of_a_dead_job_open_is_named(site: Site) -> None:
+    pid, start = dead_process()
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia5; echo; read -r _"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as user:
+        assert user.stdout is not None
+        user.stdout.readline()
+        site.hold(5, pid=pid, start=start, sid=pid)
+        text = site.call("why", "5").stdout
+        assert "quarantined" in text.splitlines()[0]
+        found = facts(text)
+        assert found["open"] == f"GPU 5: {user.pid} (sh)"
+        end = f"end process {user.pid} (ps -fp {user.pid} shows it)"
+        assert found["next"] == f"{end}, then gpulock reap"
+
+
+def test_job_12_is_not_123_and_task_1_is_not_11(site: Site) -> None:
+    site.hold(0, job_id="123", token="a")
+    site.hold(1, job_id="12", task_id="11", token="b")
+    assert site.call("why", "12.1").exit_code == 1
+    assert site.call("why", "1234").exit_code == 1
+    text = site.call("why", "12").stdout
+    assert "job 12.11 of alice" in text
+    assert "job 123" not in text
+
+
+def test_all_tasks_of_a_job_are_told(site: Site) -> None:
+    site.hold(0, task_id="2", token="a")
+    site.hold(1, task_id="5", token="b")
+    text = site.call("why", "job", "12").stdout
+    assert "job 12.2 of alice in gpu.q holds GPU 0" in text
+    assert "job 12.5 of alice in gpu.q holds GPU 1" in text
+
+
+def test_a_device_with_the_number_of_a_job_points_to_the_job(site: Site) -> None:
+    site.hold(0, job_id="3")
+    text = site.call("why", "3").stdout
+    assert text.startswith("GPU 3 ")
+    assert "gpulock why job 3" in text
+    assert site.call("why", "job 3").stdout.startswith("job 3 of alice")
+
+
+def test_a_process_leads_to_the_job_whose_session_it_is_in(site: Site, process: Process) -> None:
+    pid, start = dead_process()
+    site.hold(2, pid=pid, start=start, sid=process.pid)
+    assert "job 12 of alice" in site.call("why", f"pid {process.pid}").stdout
+
+
+def test_what_a_job_held_and_how_it_ended_is_told(site: Site) -> None:
+    site.hold(1, 2, job_id="12")
+    site.hold(3, job_id="123", token="u")
+    site.call("release", "--job", "12", "--force", "--because", "the epilog was lost")
+    result = site.call("why", "job 12")
+    assert result.exit_code == 0
+    found = facts(result.stdout)
+    assert found["held"].startswith("GPUs 1, 2 from ")
+    assert "the epilog was lost" in " ".join(result.stdout.split())
+    assert "job 123" not in result.stdout
+
+
+def test_a_free_device_tells_who_had_it_last(site: Site) -> None:
+    site.hold(1, job_id="12")
+    site.call("release", "1", "--force", "--because", "x")
+    assert facts(site.call("why", "1").stdout)["last"].startswith("job 12 of alice until ")
+
+
+def test_a_job_nobody_knows_is_not_found(site: Site) -> None:
+    result = site.call("why", "4711")
+    assert result.exit_code == 1
+    assert "no trace of it" in result.stdout
+
+
+def test_an_argument_that_names_nothing_is_refused_in_one_line(site: Site) -> None:
+    result = site.call("why", "nonsense")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "gpulock: why: no device 'nonsense' here; see gpulock status\n"
+
+
+def test_a_reserve_tells_why_and_by_whom(site: Site) -> None:
+    node = site.node()
+    note = {"by": "carol", "because": "burn-in", "at": f"{time.time():.0f}"}
+    node.store.make(site.id(6), reserve_owner(site.id(6), note, node.boot_id, node.name))
+    found = facts(site.call("why", "6").stdout)
+    assert found["holder"] == "a reserve of carol"
+    assert found["because"] == "burn-in"
+    assert found["next"] == "gpulock unreserve 6"
+
+
+def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site) -> None:
+    node = site.node()
+    node.store.make("0000:ff:00.0", site.hold(1))
+    result = site.call("why", "0000:ff:00.0")
+    assert result.exit_code == 0
+    assert "missing" in result.stdout.splitlines()[0]
+    assert os.path.isdir(f"{node.store.locks_dir}/0000:ff:00.0")
+
+
+def test_a_record_that_no_reap_can_read_is_freed_by_force_alone(site: Site) -> None:
+    site.hold(0)
+    (site.files.lock_dir / "locks" / site.id(0) / "owner").write_text("garbage\n")
+    force = 'gpulock release 0 --force --because "TEXT"'
+    found = facts(site.call("why", "0").stdout)
+    assert found["freed by"] == "an administrator: no reap frees what it cannot read"
+    assert found["next"] == force
+    assert force in " ".join(site.call("status").stdout.split())
+    assert force in site.call("reap").stdout
+    assert site.call("release", "0", "--force", "--because", "x").stdout == "freed GPU 0\n"
+    assert site.states()[0] == "free"
+
+
+def test_anchors_that_cannot_be_read_do_not_keep_a_device_from_a_forced_release(
+    site: Site,
+) -> None:
+    site.hold(0)
+    (site.files.lock_dir / "locks" / site.id(0) / "anchors").write_text("")
+    result = site.call("release", "0", "--force", "--because", "x")
+    assert result.stdout == "freed GPU 0 (was job 12 of alice)\n"
+    assert site.states()[0] == "free"
+
+
+def test_what_stands_in_the_place_of_a_lock_is_named(site: Site) -> None:
+    site.node()
+    path = site.files.lock_dir / "locks" / site.id(1)
+    path.write_text("x")
+    assert f"next rm {path}" in " ".join(site.call("why", "1").stdout.split())
+    refused = site.call("release", "1", "--force", "--because", "x")
+    assert refused.exit_code == 1
+    assert refused.stderr == (f"gpulock: release: {path} is no folder, and so no lock; rm {path}\n")
+    assert "see gpulock why 1" in site.call("reap").stdout
+    assert f"{path} is no folder" in site.call("doctor").stdout
+    path.unlink()
+    assert site.states()[1] == "free"
+
+
+def test_the_process_that_lives_is_named_where_the_one_that_claimed_is_gone(
+    site: Site, process: Process
+) -> None:
+    pid, start = dead_process()
+    site.hold(0, scheduler="process", job_id=str(pid), pid=pid, start=start, sid=process.pid)
+    found = facts(site.call("why", "0").stdout)
+    assert found["verdict"] == f"alive: process {process.pid} of its session runs"
+    assert found["next"] == f"look at it: ps -fp {process.pid}"
+
+
+def test_a_foreign_process_that_only_the_exporter_saw_is_named(site: Site) -> None:
+    sampled = Sampled(site.files.exporter_dir)
+    sampled.device(site.id(4), foreign=1, foreign_pids="4711")
+    sampled.write()
+    found = facts(site.call("why", "4").stdout)
+    assert found["foreign"] == "process 4711, as gpulock-exporter saw it"
+    assert found["next"].startswith(
+        "end process 4711 (ps -fp 4711 shows it), or gpulock quarantine"
+    )
+
+
+def test_an_idle_claim_tells_for_how_long_it_did_nothing(site: Site) -> None:
+    sampled = Sampled(site.files.exporter_dir)
+    site.hold(4)
+    sampled.device(site.id(4))
+    sampled.claim("t", site.id(4), idle=7200.0)
+    sampled.write()
+    text = site.call("why", "4").stdout
+    assert text.splitlines()[0].endswith("held (idle)")
+    assert facts(text)["idle"] == "did nothing for 02:00, as gpulock-exporter saw it"
+
+
+@pytest.mark.parametrize(("uid", "told"), [(os.geteuid(), "runs it here"), (4321, "no shepherd")])
+def test_a_shepherd_is_roots_and_a_users_process_of_that_name_tells_nothing(
+    tmp_path: Path, uid: int, told: str
+) -> None:
+    box = Box(tmp_path)
+    spool = tmp_path / "active_jobs/12.1"
+    spool.mkdir(parents=True)
+    (spool / "config").write_text("job_id=12\nja_task_id=0\n")
+    box.proc.shepherd(500, spool, uid=uid)
+
+    [(_, text)] = runs_here(Sight(look(box.node(), False)), Subject(job="12"))
+
+    assert told in text
+
+
+def test_a_shepherds_file_that_is_out_of_order_is_no_crash(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    spool = tmp_path / "active_jobs/12.1"
+    spool.mkdir(parents=True)
+    (spool / "config").write_text("job_id=12\nja_task_id=undefined\n")
+    box.proc.shepherd(500, spool, uid=os.geteuid())
+    sight = Sight(look(box.node(), False))
+
+    assert "no shepherd" in runs_here(sight, Subject(job="12", task="1"))[0][1]
+
+
+def test_a_process_that_was_forked_between_two_looks_is_a_stranger_and_no_crash(
+    tmp_path: Path,
+) -> None:
+    box = Box(tmp_path)
+    sight = Sight(look(box.node(), False))
+    sight.scan.statuses()
+    box.proc.add(900, "child", fds={3: box.dev / "nvidia0"})
+    assert sight.strangers(bus(0)) == [900]
+    sight = Sight(look(box.node(), False))
+    assert sight.holders.of(bus(0)) == [900]
+    box.proc.remove(900)
+    assert sight.strangers(bus(0)) == [900]  # it had it open when it was looked at
+
+
+def test_a_lock_that_waits_for_a_word_on_its_memory_says_so_in_why_and_status(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(2, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    with open(site.config, "a") as settings:
+        settings.write("CLEAN=report\n")
+    sampled = Sampled(site.files.exporter_dir)
+    sampled.device(site.id(2))  # looked at before anybody knew that the device is quiet
+    sampled.write()
+    assert "its memory is looked at first" in site.call("reap").stdout
+
+    said = " ".join(site.call("why", "2").stdout.split())  # however its lines are broken
+    assert f"reason process {pid} is gone, its session is empty; {FIRST} " in said
+    assert "freed by the exporter's next look at its memory, and a reap after it" in said
+    shown = " ".join(site.call("status").stdout.split())
+    assert f"its session is empty; {FIRST}; gpulock why 2" in shown

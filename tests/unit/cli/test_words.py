@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times, names and tables as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulock.store.owner import Owner
+from gpulock.text.table import Cell, Column, clip, facts, render
+from gpulock.text.words import counted, duration, held_seconds, parse_duration, short_model
+
+COLUMNS = (Column("GPU", right=True), Column("MODEL", least=6), Column("JOB", least=4))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (37.9, "37s"),
+        (60, "1m"),
+        (3599, "59m"),
+        (3600, "01:00"),
+        (15120, "04:12"),
+        (86400, "1d 00:00"),
+        (184500, "2d 03:15"),
+        (-5, "0s"),
+    ],
+)
+def test_a_duration_is_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("1h30m", 5400), ("2d", 172800)]
+)
+def test_a_duration_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "1x", "h", "1h 30m", "-1", "1.5h", "python", "٣"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("model", "short"),
+    [
+        ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA H200", "H200"),
+        ("", ""),
+    ],
+)
+def test_a_model_loses_what_all_have(model: str, short: str) -> None:
+    assert short_model(model) == short
+
+
+def test_a_claim_of_another_boot_is_timed_by_the_wall_clock() -> None:
+    record = Owner(boot_id="now", claimed_boottime=100.0, claimed_at=5000.0)
+    assert held_seconds(record, "now", 130.0, 9000.0) == 30.0
+    assert held_seconds(record, "other", 130.0, 9000.0) == 4000.0
+
+
+def test_one_is_singular() -> None:
+    assert [counted(1, "GPU"), counted(2, "GPU"), counted(2, "process")] == [
+        "1 GPU",
+        "2 GPUs",
+        "2 processes",
+    ]
+
+
+def plain(*rows: tuple[str, str, str], width: int = 80) -> list[str]:
+    from click import unstyle
+
+    cells = [[Cell(part, "red") for part in row] for row in rows]
+    return [unstyle(line) for line in render(COLUMNS, cells, width)]
+
+
+def test_columns_are_aligned_whatever_the_colour() -> None:
+    assert plain(("0", "V100", "12"), ("10", "A100-SXM4", "")) == [
+        "GPU  MODEL      JOB",
+        "  0  V100       12",
+        " 10  A100-SXM4",
+    ]
+
+
+def test_a_table_shrinks_where_it_may() -> None:
+    lines = plain(("0", "a" * 30, "b" * 30), width=40)
+    assert max(len(line) for line in lines) == 40
+    assert lines[1].count("…") == 2
+
+
+def test_a_table_does_not_shrink_below_what_its_columns_need() -> None:
+    assert len(plain(("0", "a" * 30, "b" * 30), width=5)[1]) == 3 + 2 + 6 + 2 + 4
+
+
+def test_a_clipped_text_says_so() -> None:
+    assert [clip("abcdef", 6), clip("abcdef", 4)] == ["abcdef", "abc…"]
+
+
+def test_facts_are_wrapped_below_their_beginning() -> None:
+    from click import unstyle
+
+    lines = [unstyle(line) for line in facts([("a", "x"), ("long", "word " * 10)], 30)]
+    assert lines[0] == "  a     x"
+    assert len(lines) > 2
+    assert all(line.startswith("        word") for line in lines[2:])

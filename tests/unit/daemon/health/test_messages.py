@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""doctor and `gpulock why` say what is out, why, and what brings it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.cli.why.why import explain
+from gpulock.daemon.health.recovery import KEPT, causes, comes_back, is_ours
+from gpulock.daemon.health.xids import ACTIONS, HARDWARE, action
+from gpulock.daemon.slots import state
+from gpulock.daemon.slots.state import DONE, THEIRS, Lowered
+from gpulock.deadline import boottime
+from gpulock.install.doctor.check import FAULT, OK, WARNING
+from gpulock.install.doctor.health import health_checks
+from gpulock.node.settings import Settings
+from gpulock.store import quarantine
+from gpulock.text.advice import of_quarantine
+from tests.support.health_site import ROUND, Ward
+from tests.support.trees import bus, judging, record, soon
+
+AFTER = "a reboot or a reload of the driver, then RESTORE_AFTER clean checks"
+
+
+def told(ward: Ward) -> list[tuple[str, str]]:
+    """Return state and words of each check."""
+    checks = health_checks(Settings(dict(ward.settings)))
+    return [(check.state, f"{check.name}: {check.what}; {check.do}") for check in checks]
+
+
+def plain(lines: list[str]) -> str:
+    """Return lines as one, without colours."""
+    return " ".join(click.unstyle(" ".join(lines)).split())
+
+
+def test_without_a_policy_doctor_says_that_it_is_by_hand(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="")
+    assert told(ward) == [(OK, "quarantine: by hand alone (QUARANTINE_ON is empty); ")]
+    ward.close()
+
+
+def test_doctor_tells_what_is_out_and_what_brings_it_back(tmp_path: Path) -> None:
+    ward = Ward(tmp_path)
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.by_hand(2)
+    (state, first), (_, second) = told(ward)[1:]
+    assert state == WARNING
+    assert first.startswith(f"quarantine: {bus(1)} is out of service: xid: XID 79 (GPU has fallen")
+    assert AFTER in first and f"gpulock restore {bus(1)}" in first
+    assert f"{bus(2)} is out of service: its fan died (root); an administrator brings" in second
+    ward.close()
+
+
+def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="xid missing")
+    assert told(ward)[0] == (
+        WARNING,
+        "quarantine: xid: no exporter tells, so nothing is seen; start gpulock-exporter",
+    )
+    ward.close()
+
+
+def test_a_word_that_is_not_understood_is_a_fault(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="missing fan")
+    assert (FAULT, "QUARANTINE_ON=fan") in [(state, what[12:29]) for state, what in told(ward)]
+    ward.close()
+
+
+def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="", SGE_COUNT_HOSTS="node1 node2")
+    notes = {
+        ("node1", "gpu"): Lowered(8, 8, 7, DONE),
+        ("node2", "gpu"): Lowered(5, 5, 5, THEIRS),
+    }
+    state.save(str(ward.state), notes)
+    (ward.state / "slurm-drain").write_text(f"{bus(1)}\n")
+    words = [what.partition("; ")[0] for _, what in told(ward)[1:]]
+    assert words == [
+        "counts: gpu of node1 is 7 instead of 8",
+        "counts: gpu of node2 was set to 5 by somebody else, and is left alone",
+        f"counts: this node was drained at Slurm because of {bus(1)}",
+        "counts: Grid Engine's of node1 node2 are kept here",
+        "counts: SGE_COUNT_HOSTS is set, SGE_ROOT is not",
+    ]
+    ward.close()
+
+
+def test_gpulockd_tells_once_what_a_hand_over_put_out_of_service(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="")
+    words = "memory: 300 MiB stay in use after job 12"
+    ward.round()
+    quarantine.put(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", words)
+    ward.start()
+    ward.round()
+    assert ward.said() == []  # before this gpulockd began
+
+    quarantine.put(str(ward.state), quarantine.QUARANTINE, bus(1), "gpulock", words)
+    ward.by_hand(2)
+    ward.round(2)
+
+    assert [line[3:] for line in ward.said()] == [f"{bus(1)} is out of service: {words}"]
+    ward.close()
+
+
+def test_gpulockds_first_reconcile_tells_what_it_put_out_itself(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, QUARANTINE_ON="", CLEAN="report")
+    ward.proc.execd(tmp_path)
+    node = ward.node()
+    claim(node, record(token="", devices=()), 1, judging(node), soon())
+    (ward.lock / "locks" / bus(0) / "quiet").write_text("1.0\n")
+    ward.tell(0, f"memory_used={1 << 30}")
+    ward.now = boottime() - ROUND  # for the look to be of now
+
+    ward.round()
+
+    words = "memory: 1024 MiB stay in use after job 12"
+    assert [line[3:] for line in ward.said()] == [f"{bus(0)} is out of service: {words}"]
+    ward.close()
+
+
+@pytest.mark.parametrize(
+    ("reason", "back"),
+    [
+        ("xid: XID 79 (off the bus) (gpulock)", AFTER),
+        ("memory: 3 MiB stay in use after job 12 (gpulock)", "RESTORE_AFTER clean checks"),
+        ("memory: 3 MiB; ecc: a row (gpulock)", AFTER),
+        (f"memory: 3 MiB; memory: 3 comebacks in a day, {KEPT} (gpulock)", "an administrator"),
+        ("memory: I say so (root)", "an administrator"),
+        ("xid: no (alice as root)", "an administrator"),
+        ("its fan died", "an administrator"),
+    ],
+)
+def test_why_says_what_brings_a_device_back(reason: str, back: str) -> None:
+    assert of_quarantine(reason).startswith(back)
+
+
+def test_why_tells_the_cause_of_a_device_and_what_brings_it_back(tmp_path: Path) -> None:
+    ward = Ward(tmp_path)
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.by_hand(2)
+    policy = plain(explain(ward.node(), "1", 200)[0])
+    assert "reason xid: XID 79 (GPU has fallen off the bus) (gpulock)" in policy
+    assert f"back by {AFTER}" in policy and "next gpulock restore 1" in policy
+    hand = plain(explain(ward.node(), "2", 200)[0])
+    assert "reason its fan died (root)" in hand and "back by an administrator" in hand
+    ward.close()
+
+
+def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:
+    assert causes({"because": "memory: 3 MiB; heat: 99 degrees"}) == ()
+    assert not is_ours({"by": "gpulock", "because": "heat: 99 degrees"})
+    assert not is_ours({"by": "gpulock"})
+    assert comes_back("") == "an administrator"
+
+
+def test_errors_of_applications_are_in_no_table() -> None:
+    assert not HARDWARE.keys() & {13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 154}
+    assert {48, 62, 64, 74, 79, 95, 119, 120, 140} <= HARDWARE.keys()
+    assert action(2) == ACTIONS[2] and action(99) == "recovery action 99"

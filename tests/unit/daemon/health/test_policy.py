@@ -1,0 +1,616 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quarantine by policy: what is bad goes out once, with the reason, and comes back when clean."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.alloc.memory_check import MIB
+from gpulock.daemon.health import health_lock, state
+from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.errors import GateShutError, Refusal
+from gpulock.node import sample
+from gpulock.store import quarantine
+from gpulock.store.gate import Gate
+from tests.support.health_site import GIB, Ward
+from tests.support.trees import bus, judge_of, judging, record, soon
+
+
+@pytest.fixture
+def ward(tmp_path: Path) -> Iterator[Ward]:
+    made = Ward(tmp_path)
+    for number in range(4):
+        made.tell(number)
+    made.round()
+    yield made
+    made.close()
+
+
+def grants(ward: Ward, count: int) -> list[str]:
+    """Return the devices that a job gets."""
+    node = ward.node()
+    found = claim(node, record(token="", devices=(), job_id="99"), count, judging(node), soon())
+    return [device.id for device in found.devices]
+
+
+# --- out of service -------------------------------------------------------------------------------
+
+
+def test_an_xid_of_the_card_puts_it_out_and_is_told_once_with_the_reason(ward: Ward) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.round(3)
+    assert ward.out() == [bus(1)]
+    (line,) = ward.said()
+    assert f"{bus(1)} is out of service: xid: XID 79 (GPU has fallen off the bus)" in line
+    with pytest.raises(Refusal):
+        grants(ward, 4)
+    assert bus(1) not in grants(ward, 3)
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 92, 94, 9999])
+def test_what_an_application_did_or_what_is_information_puts_nothing_out(
+    ward: Ward, number: int
+) -> None:
+    ward.tell(1, f"x.{number}=7,100.0")
+    ward.round()
+    assert (ward.out(), ward.said()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("fact", "because"),
+    [
+        ("c.ecc.uncorrected.dram=2,2,90.0,0.0", "ecc: 2 uncorrected ECC errors (dram)"),
+        ("remap_failure=1", "ecc: a row of its memory could not be remapped"),
+        ("recovery_action=2", "ecc: the driver asks for a reboot of the node"),
+    ],
+)
+def test_memory_that_fails_puts_a_card_out(ward: Ward, fact: str, because: str) -> None:
+    ward.tell(2, fact)
+    ward.round()
+    assert (ward.out(), ward.because(2)) == ([bus(2)], because)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "c.ecc.corrected.dram=900,900,90.0,0.0",
+        "c.ecc.uncorrected.dram=0,0,90.0,0.0",
+        "remap_pending=1",
+        "remap_failure=0 recovery_action=0",
+    ],
+)
+def test_memory_that_was_corrected_puts_nothing_out(ward: Ward, fact: str) -> None:
+    ward.tell(2, fact)
+    ward.round()
+    assert ward.out() == []
+
+
+def test_an_xid_counts_of_a_card_that_answers_no_more(ward: Ward) -> None:
+    ward.tell(1, "looked=1.0", "x.79=1,100.0")
+    ward.round()
+    assert ward.because(1) == "xid: XID 79 (GPU has fallen off the bus)"
+    ward.reboot()
+    ward.tell(1, "looked=1.0")
+    ward.round(9)
+    assert ward.out() == [bus(1)]
+
+
+def test_a_card_that_is_gone_is_out_until_it_was_here_for_long_enough(ward: Ward) -> None:
+    place = ward.driver / "gpus" / bus(3)
+    place.rename(ward.root / "fell-out")
+    del ward.facts[3]
+    ward.round()
+    assert ward.because(3) == "missing: the driver does not show it any more"
+    (ward.root / "fell-out").rename(place)
+    ward.tell(3)
+    ward.round(2)
+    assert ward.out() == [bus(3)]
+    ward.round()
+    assert ward.out() == []
+
+
+def test_without_a_driver_no_card_is_said_to_be_gone(ward: Ward) -> None:
+    (ward.driver / "gpus").rename(ward.root / "unloaded")
+    ward.round(3)
+    assert ward.out() == []
+
+
+def test_a_card_that_the_driver_excludes_is_not_gone(ward: Ward) -> None:
+    ward.gpu(bus(3), 3, **{"GPU Excluded": "Yes"})
+    ward.round()
+    assert ward.out() == []
+
+
+def test_a_job_on_a_bad_device_keeps_it_and_nobody_gets_it_afterwards(ward: Ward) -> None:
+    ward.hold(1)
+    before = (ward.lock / "locks" / bus(1) / "owner").read_bytes()
+    ward.tell(1, "x.48=1,100.0")
+    ward.round()
+    assert ward.out() == [bus(1)]
+    assert (ward.lock / "locks" / bus(1) / "owner").read_bytes() == before
+    ward.proc.remove(500)
+    ward.round()
+    assert ward.locks() == []
+    assert bus(1) not in grants(ward, 3)
+
+
+def test_only_what_is_asked_for_puts_a_card_out(tmp_path: Path) -> None:
+    quiet = Ward(tmp_path, QUARANTINE_ON="missing fan")
+    quiet.tell(0, "x.79=1,100.0", "c.ecc.uncorrected.dram=2,2,90.0,0.0", f"memory_used={GIB}")
+    quiet.round(3)
+    assert quiet.out() == []
+    quiet.close()
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_memory_in_use_with_nobody_there_puts_a_free_device_out_until_it_is_clean(
+    ward: Ward,
+) -> None:
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round()
+    assert ward.because(0) == "memory: 300 MiB stay in use though nobody is there"
+    ward.round(5)
+    ward.tell(0)
+    ward.round(2)
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round()
+    ward.tell(0)
+    ward.round(2)
+    assert ward.out() == [bus(0)]  # clean checks in a row
+    ward.round()
+    assert ward.out() == []
+
+
+@pytest.mark.parametrize("facts", ["processes=1", "memory_used=1000", "processes=unknown"])
+def test_memory_of_a_process_or_of_the_driver_itself_is_left_alone(ward: Ward, facts: str) -> None:
+    ward.tell(0, f"memory_used={300 * MIB}", facts)
+    ward.round(3)
+    assert ward.out() == []
+
+
+def test_memory_of_a_job_that_holds_the_device_is_its_own(ward: Ward) -> None:
+    ward.hold(0)
+    ward.tell(0, f"memory_used={30 * GIB}")
+    ward.round(3)
+    assert ward.out() == []
+
+
+def test_a_look_from_before_the_device_was_free_proves_nothing(ward: Ward) -> None:
+    ward.hold(0)
+    ward.round()
+    ward.proc.remove(500)
+    ward.tell(0, f"memory_used={30 * GIB}")
+    ward.round()  # the first that finds it free
+    assert ward.out() == []
+    ward.round()
+    assert ward.out() == [bus(0)]
+
+
+def test_a_process_that_nvml_does_not_list_but_root_sees_is_somebody(ward: Ward) -> None:
+    ward.proc.add(700, "python", fds={3: ward.dev / "nvidia0"})
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round(3)
+    assert ward.out() == []
+
+
+def test_what_the_hand_over_put_away_comes_back_without_any_policy(tmp_path: Path) -> None:
+    quiet = Ward(tmp_path, QUARANTINE_ON="")
+    quiet.round()
+    because = "memory: 300 MiB stay in use after job 12"
+    quarantine.put(str(quiet.state), quarantine.QUARANTINE, bus(0), "gpulock", because)
+    quiet.tell(0, f"memory_used={300 * MIB}")
+    quiet.round(4)
+    assert quiet.because(0) == because
+    quiet.tell(0)
+    quiet.round(2)
+    quiet.tell(0, f"memory_used={300 * MIB}")
+    quiet.round()
+    quiet.tell(0)
+    quiet.round(2)
+    assert quiet.out() == [bus(0)]
+    quiet.round()
+    assert quiet.out() == []
+    quiet.close()
+
+
+# --- back -----------------------------------------------------------------------------------------
+
+
+def test_after_an_xid_clean_looks_alone_bring_nothing_back(ward: Ward) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.round(20)
+    assert ward.out() == [bus(1)]
+
+
+def test_after_the_driver_was_loaded_anew_it_comes_back(ward: Ward) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.reload()
+    ward.round(2)
+    assert ward.out() == [bus(1)]
+    ward.round()
+    assert ward.out() == []
+    assert "is back in service, clean: was xid: XID 79" in ward.said()[-1]
+
+
+def test_it_survives_a_reboot_and_comes_back_when_it_is_clean(ward: Ward) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.reboot()
+    ward.round(2)
+    assert ward.out() == [bus(1)]
+    ward.round()
+    assert ward.out() == []
+
+
+def test_it_does_not_come_back_while_the_driver_wants_a_reset(ward: Ward) -> None:
+    ward.tell(1, "x.95=1,100.0", "recovery_action=1")
+    ward.round()
+    ward.reboot()
+    ward.tell(1, "recovery_action=1")
+    ward.round(5)
+    assert ward.out() == [bus(1)]
+
+
+def test_what_the_exporter_does_not_tell_is_no_clean_check(ward: Ward) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.reboot()
+    (ward.exporter / "sample").unlink()
+    ward.round(9, sampled=False)
+    assert ward.out() == [bus(1)]
+
+
+def test_checks_in_quick_succession_count_as_one(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.reboot()
+    monkeypatch.setattr("tests.support.health_site.ROUND", 1.0)
+    ward.round(10)
+    assert ward.out() == [bus(1)]
+
+
+def test_checks_go_on_where_a_killed_daemon_left_off(ward: Ward) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.reload()
+    for _ in range(3):
+        ward.start()
+        ward.round()
+    assert ward.out() == []
+
+
+def test_what_an_administrator_put_out_stays(ward: Ward) -> None:
+    ward.by_hand(0, "memory: I do not trust it")
+    ward.by_hand(1)
+    ward.tell(1, "x.79=1,100.0")
+    ward.round(2)
+    ward.reboot()
+    ward.round(9)
+    assert (ward.out(), ward.because(1)) == ([bus(0), bus(1)], "its fan died")
+
+
+def test_what_an_administrator_brought_back_is_not_put_out_for_the_same(ward: Ward) -> None:
+    ward.tell(1, "x.79=1,100.0", "recovery_action=1")
+    ward.round()
+    ward.restored(1)
+    ward.round(3)
+    assert ward.out() == []
+    ward.tell(1, "x.79=2,200.0", "recovery_action=1")
+    ward.round()
+    assert ward.because(1) == "xid: XID 79 (GPU has fallen off the bus)"
+
+
+def test_one_more_cause_is_noted_beside_the_first_and_both_must_be_over(ward: Ward) -> None:
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round()
+    ward.tell(0, "x.48=1,100.0")
+    ward.round(9)
+    assert ward.because(0).split("; ") == [
+        "memory: 300 MiB stay in use though nobody is there",
+        "xid: XID 48 (uncorrectable ECC error)",
+    ]
+    ward.reload()
+    ward.round(3)
+    assert ward.out() == []
+
+
+def test_an_event_after_the_driver_was_loaded_wants_it_loaded_once_more(ward: Ward) -> None:
+    ward.tell(0, "x.48=1,100.0")
+    ward.round()
+    ward.reload()
+    ward.round(2)
+    ward.tell(0, "x.48=2,200.0")
+    ward.round(9)
+    assert ward.out() == [bus(0)]
+    ward.reload()
+    ward.round(2)
+    assert ward.out() == [bus(0)]  # its checks began anew
+    ward.round()
+    assert ward.out() == []
+
+
+def test_memory_left_in_use_after_the_driver_was_loaded_does_not_want_that_again(
+    ward: Ward,
+) -> None:
+    ward.tell(0, "x.48=1,100.0")
+    ward.round()
+    ward.reload()
+    ward.tell(0, "x.48=1,100.0", f"memory_used={300 * MIB}")
+    ward.round()
+    assert "memory: 300 MiB" in ward.because(0)
+    ward.tell(0, "x.48=1,100.0")
+    ward.round(3)
+    assert ward.out() == []
+
+
+def test_a_note_does_not_grow_for_ever(ward: Ward) -> None:
+    because = "memory: 300 MiB stay in use after job 12"
+    quarantine.put(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", because)
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round()
+    assert ward.because(0) == because
+    for number in (46, 48, 62, 64, 74, 79, 95):
+        ward.tell(0, f"x.{number}=1,100.0")
+        ward.round()
+    assert len(ward.because(0).split("; ")) == 4
+
+
+def test_an_administrator_who_takes_a_device_over_keeps_it(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """His quarantine comes between our last check and the gate."""
+
+    class Late(Gate):
+        def __enter__(self) -> Gate:
+            ward.by_hand(1)
+            return super().__enter__()
+
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.reload()
+    ward.round(2)
+    monkeypatch.setattr("gpulock.daemon.health.policy.Gate", Late)
+    ward.round()
+    monkeypatch.undo()
+    ward.round(9)
+    assert (ward.out(), ward.because(1)) == ([bus(1)], "its fan died")
+
+
+def test_a_card_that_is_not_there_does_not_come_back(tmp_path: Path) -> None:
+    quiet = Ward(tmp_path, QUARANTINE_ON="")
+    quiet.round()
+    quarantine.put(
+        str(quiet.state), quarantine.QUARANTINE, "0000:99:00.0", "gpulock", "missing: gone"
+    )
+    quiet.round(9)
+    assert quiet.out() == ["0000:99:00.0"]
+    quiet.close()
+
+
+def test_a_card_that_flaps_stays_out_until_an_administrator_brings_it_back(ward: Ward) -> None:
+    for _ in range(3):
+        ward.tell(0, f"memory_used={300 * MIB}")
+        ward.round()
+        assert ward.out() == [bus(0)]
+        ward.tell(0)
+        ward.round(3)
+        assert ward.out() == []
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round()
+    ward.tell(0)
+    ward.round(9)
+    ward.reboot()
+    ward.round(9)
+    assert ward.out() == [bus(0)]
+    assert "only an administrator brings it back" in ward.because(0)
+
+
+# --- an exporter gone mad -------------------------------------------------------------------------
+
+
+def test_one_that_says_everything_is_bad_puts_out_half_and_the_rest_is_told_once(
+    ward: Ward,
+) -> None:
+    for number in range(4):
+        ward.tell(number, "x.79=1,100.0", "recovery_action=2", "remap_failure=1")
+    ward.round(5)
+    assert ward.out() == [bus(0), bus(1)]
+    told = [line for line in ward.said() if "more than half of this node" in line]
+    assert [line.split()[0] for line in told] == [f"<3>{bus(2)}", f"<3>{bus(3)}"]
+
+
+def test_day_after_day_it_is_never_more_than_half(ward: Ward) -> None:
+    for number in (2, 0, 3, 1):
+        ward.tell(number, "x.79=1,100.0")
+        ward.round()
+    assert ward.out() == [bus(0), bus(2)]
+
+
+def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -> None:
+    ward.by_hand(0)
+    ward.by_hand(1)
+    for number in range(4):
+        ward.tell(number, "x.79=1,100.0")
+    ward.round()
+    assert ward.out() == [bus(number) for number in range(4)]
+    assert ward.because(0) == "its fan died"
+
+
+def test_the_only_card_of_a_node_goes_out(tmp_path: Path) -> None:
+    small = Ward(tmp_path, 1)
+    small.tell(0, "x.79=1,100.0")
+    small.round()
+    assert small.out() == [bus(0)]
+    small.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "device 0000:99:00.0 looked={now} x.79=1,1.0",
+        "device ../../etc/passwd looked={now} x.79=1,1.0",
+        "device {bus} looked={now} x.79=nan,1.0 x.48=-1,2 x.95=inf,1 recovery_action=-1",
+        "device {bus} looked={now} x.79= x.=1 x.48=1e999,1 remap_failure=yes",
+        "device {bus} looked={now} c.ecc.uncorrected.=,,, c.ecc.uncorrected.dram=0.9",
+        "device {bus} looked={now} x.79=,1.0",
+        "device",
+        "gone {bus} looked={now} x.79=1,1.0",
+    ],
+)
+def test_a_sample_that_makes_no_sense_puts_nothing_out(ward: Ward, line: str) -> None:
+    for number in range(4):
+        ward.facts.pop(number)
+    ward.now += 30
+    ward.sample(line.format(now=ward.now, bus=bus(1)))
+    node = ward.node()
+    ward.round(sampled=False)
+    assert ward.out() == []
+    assert sample.read(node.settings.exporter_dir, ward.now, ward.boot, 100) is not None
+
+
+def test_a_name_in_a_sample_becomes_no_line_of_a_note(ward: Ward) -> None:
+    ward.tell(1, "c.ecc.uncorrected.a;memory:b=1,1,1,1", "c.ecc.uncorrected.\x1b[2J=1,1,1,1")
+    ward.round()
+    assert ward.because(1) == "ecc: 1 uncorrected ECC error (unknown)"
+
+
+def test_a_sample_of_another_boot_or_an_old_one_puts_nothing_out(ward: Ward) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.now += 30
+    ward.sample()
+    ward.now += 60
+    ward.round(sampled=False)
+    assert ward.out() == []
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_state_dir_that_is_full_locks_the_device_instead_and_notes_it_later(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    with monkeypatch.context() as broken:
+        broken.setattr(quarantine, "put", full)
+        ward.round(3)
+        assert (ward.out(), ward.locks()) == ([], [bus(1)])
+        lines = ward.said()
+        assert len([line for line in lines if "it is locked instead" in line]) == 1
+        assert bus(1) not in grants(ward, 3)
+    ward.round()
+    assert (ward.out(), bus(1) in ward.locks()) == ([bus(1)], False)
+
+
+def test_a_comeback_that_cannot_be_noted_does_not_happen(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.reload()
+    with monkeypatch.context() as broken:
+        broken.setattr(state, "note_comeback", full)
+        ward.round(5)
+        assert ward.out() == [bus(1)]
+        assert any("could be back in service" in line for line in ward.said())
+    ward.round()
+    assert ward.out() == []
+
+
+@pytest.mark.parametrize("stop", ["put", "save", "lift", "note_comeback"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_daemon_that_is_killed_anywhere_leaves_nothing_that_the_next_round_does_not_put_right(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch, stop: str, after: bool
+) -> None:
+    owner = quarantine if stop in ("put", "lift") else state
+    real = getattr(owner, stop)
+
+    def killed(*args: object, **words: object) -> None:
+        if after:
+            real(*args, **words)
+        raise KeyboardInterrupt
+
+    ward.tell(1, "x.79=1,100.0")
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, stop, killed)
+        try:
+            ward.round()
+            ward.reload()
+            ward.round(3)
+        except KeyboardInterrupt:
+            ward.start()
+    if stop in ("put", "save"):
+        ward.round()
+        assert ward.out() == [bus(1)]
+        ward.reload()
+    ward.round(4)
+    assert ward.out() == []
+    ward.round(4)
+    assert ward.out() == []
+    assert ward.locks() == []
+
+
+def test_while_the_gate_is_shut_nothing_is_done_and_the_next_round_does_it(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulock.daemon.health.policy.GATE_SECONDS", 0.01)
+    ward.tell(1, "x.79=1,100.0")
+    ward.now += 30
+    ward.sample()
+    node = ward.node()
+
+    report = reconcile(node, judge_of(node), soon())
+    with Gate(node.store.path, soon()), pytest.raises(GateShutError):
+        ward.health.run(node, report, ward.now)
+    assert ward.out() == []
+    ward.round()
+    assert ward.out() == [bus(1)]
+
+
+def test_an_administrator_who_is_quicker_wins(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """His quarantine comes between our look and the gate."""
+
+    class Late(Gate):
+        def __enter__(self) -> Gate:
+            ward.by_hand(1)
+            return super().__enter__()
+
+    monkeypatch.setattr("gpulock.daemon.health.policy.Gate", Late)
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    monkeypatch.undo()
+    ward.reload()
+    ward.round(9)
+    assert ward.because(1) == "its fan died"
+
+
+def test_books_that_cannot_be_read_put_a_card_out_again_and_never_back(ward: Ward) -> None:
+    ward.tell(1, "x.79=1,100.0")
+    ward.round()
+    ward.restored(1)
+    (ward.lock / "health").write_text("garbage")
+    ward.round()
+    assert ward.out() == [bus(1)]
+    (ward.state / "comebacks").write_text("garbage")
+    ward.reload()
+    ward.round(9)
+    assert ward.out() == [bus(1)]
+
+
+def test_a_reserve_of_an_administrators_is_no_lock_of_the_policys(ward: Ward) -> None:
+    ward.hold(1)
+    assert not health_lock.is_ours(ward.node().store.read(bus(1)))
+    assert health_lock.hold(ward.node(), bus(1), 1.0) == "whoever holds it keeps it"

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history: every finished claim is one line, with what is believed of the exporter's word."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.history import collect
+from gpulock.daemon.history import files as history_file
+from gpulock.daemon.history.claim_samples import Advice
+from gpulock.daemon.history.collect import History
+from gpulock.daemon.history.record import said
+from gpulock.deadline import Deadline
+from gpulock.report import scan
+from gpulock.report.scan import Faults, Query, claims
+from gpulock.store.gate import Gate
+from tests.support.history_site import GIB, Ended
+from tests.support.trees import OTHER_BOOT, bus
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Ended:
+    return Ended(tmp_path)
+
+
+def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
+    own = site.hold(0, 1, queue="gpu.q")
+    site.sample()
+    site.finish(own, site.account(own, 0), site.account(own, 1, busy=0.0, last_busy=1.0))
+    site.end(0, 1)
+    assert site.write() == 1
+    (found,) = site.records()
+    assert (found["job_id"], found["user"], found["gpus"], found["how"]) == (
+        "12",
+        "alice",
+        2,
+        "epilog",
+    )
+    assert found["held_seconds"] == pytest.approx(100, abs=1)
+    assert found["gpu_seconds"] == pytest.approx(200, abs=2)
+    assert (found["busy_seconds"], found["observed_seconds"]) == (40.0, 160.0)
+    assert found["utilization"] == 0.25
+    assert (found["energy_joules"], found["memory_peak_bytes"]) == (10000.0, 3 * GIB)
+    assert found["last_busy"] == pytest.approx(own.claimed_at + 95, abs=0.01)
+    first, second = found["devices"]
+    assert (first["id"], first["uuid"], first["minor"], first["index"]) == (bus(0), "GPU-0", 0, 0)
+    assert (first["utilization"], second["utilization"], second["last_busy"]) == (0.5, 0.0, None)
+    assert first["memory_bytes"] == 80 * GIB
+    assert found["shapes"][bus(0)] == {"width": 2.0, "use": [500] * 40}
+    assert site.waiting() == []
+
+
+def test_a_second_look_writes_nothing_more(site: Ended) -> None:
+    site.claim(0)
+    assert (site.write(), site.write(), len(site.records())) == (1, 0, 1)
+
+
+def test_without_an_exporter_nothing_is_known_and_nothing_is_called_idle(site: Ended) -> None:
+    site.claim(0)
+    site.write()
+    (found,) = site.records()
+    assert (found["busy_seconds"], found["observed_seconds"], found["utilization"]) == (
+        None,
+        0,
+        None,
+    )
+    assert found["energy_joules"] is None and found["shapes"] == {}
+
+
+def test_a_claim_waits_for_its_last_device(site: Ended) -> None:
+    site.hold(0, 1)
+    site.end(0)
+    assert (site.write(), len(site.waiting())) == (0, 1)
+    site.end(1, how="reap: its shepherd is gone")
+    assert site.write() == 1
+    (found,) = site.records()
+    assert found["gpus"] == 2
+    assert [one["how"] for one in found["devices"]] == ["epilog", "reap"]
+    assert (found["how"], found["proof"]) == ("reap", "its shepherd is gone")
+
+
+def test_a_device_that_is_released_between_two_looks_is_not_missed(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.hold(0, 1)
+    site.end(0)
+    store = type(site.node().store)
+    real = store.read
+
+    def read(self: object, name: str) -> object:
+        monkeypatch.setattr(store, "read", real)
+        site.end(1)
+        return site.node().store.read(name)
+
+    monkeypatch.setattr(store, "read", read)
+    assert site.write() == 1
+    assert site.records()[0]["gpus"] == 2
+
+
+def test_a_lock_that_cannot_be_read_keeps_its_claim_waiting(site: Ended) -> None:
+    site.hold(0, 1)
+    site.end(0)
+    (site.lock / "locks" / bus(1) / "owner").write_text("gpulock-owner 9\n")
+    assert site.write() == 0
+
+
+def test_the_next_claim_of_a_device_does_not_keep_the_last_one_waiting(site: Ended) -> None:
+    site.claim(0, 1)
+    site.hold(0, token="next")
+    assert site.write() == 1
+
+
+def test_the_history_waits_for_the_exporters_last_word_while_it_lives(site: Ended) -> None:
+    own = site.hold(0)
+    site.sample(site.account(own, 0))
+    site.end(0)
+    assert site.write() == 0
+    site.finish(own, site.account(own, 0))
+    assert site.write() == 1
+    assert site.records()[0]["busy_seconds"] == 40.0
+
+
+def test_of_an_exporter_that_died_the_last_sample_counts(site: Ended) -> None:
+    own = site.hold(0)
+    site.sample(site.account(own, 0, busy=7.0), ago=30)
+    site.end(0)
+    assert site.write() == 1
+    assert site.records()[0]["busy_seconds"] == 7.0
+
+
+def test_nobody_waits_for_an_exporter_that_never_says_its_last_word(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = site.hold(0)
+    site.sample(site.account(own, 0))
+    site.end(0)
+    assert site.write() == 0
+    note = site.lock / "released" / f"feed.{bus(0)}" / "released"
+    note.write_text("released_at=1000.0\nreleased_boottime=1.0\nhow=epilog\n")
+    assert site.write() == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "value"),
+    [
+        ({"observed": 1e9, "busy": 1e9}, "utilization", 1.0),
+        ({"busy": 1e300}, "utilization", 1.0),
+        ({"energy": 1e15}, "energy_joules", None),
+        ({"memory_peak": 81 * GIB}, "memory_peak_bytes", None),
+        ({"memory_peak": "9" * 4000}, "memory_peak_bytes", None),
+        ({"foreign": 1e12}, "foreign_seconds", 100),
+        ({"last_busy": 1e12}, "last_busy", None),
+        ({"busy": "nan"}, "busy_seconds", None),
+        ({"observed": "-5"}, "observed_seconds", 0.0),
+    ],
+)
+def test_what_cannot_be_true_is_not_believed(
+    site: Ended, fields: dict[str, object], key: str, value: float | None
+) -> None:
+    own = site.claim(0)
+    site.sample()
+    site.finish(own, site.account(own, 0, **fields))
+    site.write()
+    found = site.records()[0]
+    assert found[key] == (value if value is None else pytest.approx(value, rel=0.02))
+    assert (found["observed_seconds"] or 0) <= found["held_seconds"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"width": "0.001"},
+        {"width": "1e300"},
+        {"used": ",".join(["9" * 4000] * 70), "covered": ",".join(["8" * 4000] * 70)},
+        {"used": "1,2,3", "covered": ""},
+    ],
+)
+def test_buckets_that_make_no_sense_are_cut_down(site: Ended, fields: dict[str, object]) -> None:
+    own = site.claim(0)
+    site.finish(own, site.account(own, 0, **fields))
+    site.write()
+    for shape in site.records()[0]["shapes"].values():
+        assert len(shape["use"]) <= 64
+        assert all(0 <= use <= 1000 for use in shape["use"])
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "foreign", "binary", "boot"])
+def test_a_hostile_last_word_costs_its_numbers_and_nothing_else(site: Ended, kind: str) -> None:
+    own = site.claim(0)
+    path = site.exporter / "finished" / own.token
+    secret = site.root / "secret"
+    site.finish(own, site.account(own, 0), boot_id=OTHER_BOOT if kind == "boot" else "")
+    text = path.read_bytes()
+    if kind == "link":
+        path.rename(secret)
+        path.symlink_to(secret)
+    elif kind != "boot":
+        path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "huge":
+        with path.open("wb") as file:
+            file.write(text)
+            file.truncate(1 << 40)
+    elif kind == "foreign":
+        path.write_bytes(b"gpulock-finished 2\n" + text)
+    elif kind == "binary":
+        path.write_bytes(os.urandom(10_000))
+    assert site.write() == 1
+    assert site.records()[0]["busy_seconds"] is None
+
+
+def test_a_released_lock_that_cannot_be_read_is_told_once_and_holds_up_nobody(site: Ended) -> None:
+    site.claim(0)
+    site.claim(1, token="beef")
+    (site.lock / "released" / f"feed.{bus(0)}" / "owner").write_text("garbage")
+    (site.lock / "released" / "x").mkdir()
+    (site.lock / "released" / f"other.{bus(2)}").mkdir()
+    (site.lock / "released" / f"beef.{bus(1)}" / "released").unlink()
+    assert site.write() == 1
+    site.write()
+    assert (site.tokens(), site.waiting()) == (["beef"], [f"feed.{bus(0)}"])
+    assert len(site.told) == 1 and "cannot be read" in site.told[0]
+
+
+def test_a_record_under_another_claims_name_is_not_taken(site: Ended) -> None:
+    site.claim(0)
+    folder = site.lock / "released"
+    (folder / f"feed.{bus(0)}").rename(folder / f"beef.{bus(0)}")
+    assert site.write() == 0
+    assert "record of claim" in site.told[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "released_at=", "released_at=nan\nhow=x\n", "released_at=5\nhow"]
+)
+def test_a_release_whose_note_was_cut_short_is_written_with_what_is_known(
+    site: Ended, text: str
+) -> None:
+    site.claim(0)
+    (site.lock / "released" / f"feed.{bus(0)}" / "released").write_text(text)
+    assert site.write() == 1
+    found = site.records()[0]
+    assert found["how"] == "unknown"
+    assert found["held_seconds"] == pytest.approx(100, abs=2)
+
+
+def test_a_release_at_work_is_waited_for(site: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.claim(0)
+    note = site.lock / "released" / f"feed.{bus(0)}" / "released"
+    text = note.read_text()
+    note.unlink()
+
+    class Waiting(Gate):
+        def __enter__(self) -> Gate:
+            note.write_text(text)
+            return super().__enter__()
+
+    monkeypatch.setattr(collect, "Gate", Waiting)
+    site.write()
+    assert site.records()[0]["how"] == "epilog"
+
+
+def test_a_history_that_cannot_be_written_keeps_the_claims_and_is_told_once(site: Ended) -> None:
+    site.claim(0)
+    (site.state / "history").write_text("in the way")
+    assert [site.write() for _ in range(3)] == [0, 0, 0]
+    assert len(site.told) == 1 and "waits in" in site.told[0]
+    (site.state / "history").unlink()
+    assert site.write() == 1
+    (site.state / "history" / "history.jsonl").rename(site.state / "kept")
+    site.claim(1, token="beef")
+    os.mkfifo(site.path)
+    assert site.write() == 0
+    site.path.unlink()
+    assert (site.write(), site.waiting()) == (1, [])
+
+
+def test_another_author_at_work_is_waited_for_and_then_left_alone(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.claim(0)
+    site.path.parent.mkdir()
+    monkeypatch.setattr(collect, "GATE_SECONDS", 0.01)
+    with Gate(str(site.path.parent), Deadline(1)):
+        assert site.write() == 0
+    assert site.write() == 1
+
+
+def test_what_another_author_wrote_is_not_written_again(site: Ended) -> None:
+    site.claim(0)
+    other = History(site.told.append)
+    site.write()
+    site.claim(1, token="beef")
+    other.once(site.node())
+    site.claim(2, token="cafe")
+    site.write()
+    assert site.tokens() == ["feed", "beef", "cafe"]
+
+
+def test_logrotate_may_take_the_file_at_any_time(site: Ended) -> None:
+    site.claim(0)
+    site.write()
+    site.path.rename(f"{site.path}.1")
+    site.claim(1, token="beef")
+    site.write()
+    assert (site.tokens(), len(site.path.read_bytes().splitlines())) == (["feed", "beef"], 1)
+
+
+def test_the_file_is_everybodys_to_read_and_its_authors_to_write(site: Ended) -> None:
+    os.umask(0o022)
+    site.claim(0)
+    site.write()
+    assert site.path.stat().st_mode & 0o777 == 0o644
+    assert site.path.parent.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize(
+    ("how", "word", "proof"),
+    [
+        ("epilog", "epilog", ""),
+        ("reap: another boot", "reap", "another boot"),
+        ("claim: this run's claim was cut short", "claim", "this run's claim was cut short"),
+        ("claim undone", "undone", ""),
+        ("release --force by root: it hangs", "admin", "root: it hangs"),
+        ("unreserved by root", "admin", "root"),
+        ("released by alice", "release", "alice"),
+        ("", "unknown", ""),
+        ("what\nelse", "other", "what?else"),
+    ],
+)
+def test_how_a_lock_was_released_is_one_word_and_a_proof(how: str, word: str, proof: str) -> None:
+    assert said(how) == (word, proof)
+
+
+def test_devices_that_were_pruned_leave_the_rest_of_their_claim(site: Ended) -> None:
+    site.claim(0, 1)
+    collect.remove(f"{site.lock}/released/feed.{bus(1)}", set())
+    assert site.write() == 1
+    assert [one["id"] for one in site.records()[0]["devices"]] == [bus(0)]
+
+
+def test_a_folder_that_is_a_link_to_a_larger_disk_is_as_good(site: Ended) -> None:
+    (site.root / "large").mkdir()
+    (site.state / "history").symlink_to(site.root / "large")
+    for token in "ab":
+        site.claim(0, token=token)
+        assert site.write() == 1
+    assert (site.tokens(), site.waiting(), site.told) == (["a", "b"], [], [])
+
+
+def test_where_a_new_file_is_not_made_durable_nothing_was_added(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(_: str) -> None:
+        raise OSError(errno.EIO, "worn out")
+
+    site.claim(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(history_file, "sync", sync)
+        assert (site.write(), site.records()) == (0, [])
+    assert site.write() == 1
+
+
+def test_a_file_that_is_being_compressed_or_was_by_halves_is_read_once(site: Ended) -> None:
+    site.claim(0, token="a")
+    site.write()
+    first = site.path.rename(f"{site.path}.1")
+    Path(f"{first}.gz").write_bytes(gzip.compress(first.read_bytes())[:100])
+    site.claim(0, token="b")
+    site.write()
+    folder = str(site.path.parent)
+    faults = Faults()
+    assert [one.token for one in claims(folder, Query(), faults)] == ["a", "b"]
+    assert faults.told() == []
+    assert history_file.written(folder, {"a", "b"}, 0.0) == {"a", "b"}
+
+
+def test_a_file_that_was_compressed_since_it_was_listed_is_read_all_the_same(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.claim(0, token="a")
+    site.write()
+    listed = history_file.files(str(site.path.parent))
+    Path(f"{site.path}.gz").write_bytes(gzip.compress(site.path.read_bytes()))
+    site.path.unlink()
+
+    def files(_: str) -> list[tuple[str, float]]:
+        return listed
+
+    monkeypatch.setattr(scan, "files", files)
+    found = claims(str(site.path.parent), Query(), Faults())
+    assert [one.token for one in found] == ["a"]
+
+
+def test_a_reader_of_files_sees_the_oldest_first(site: Ended) -> None:
+    folder = site.state / "history"
+    folder.mkdir()
+    for number, name in enumerate(["history.jsonl.2.gz", "history.jsonl.1", "history.jsonl"]):
+        (folder / name).touch()
+        os.utime(folder / name, (number, number))
+    (folder / "gate").touch()
+    assert [path for path, _ in history_file.files(str(folder))] == [
+        f"{folder}/{name}" for name in ("history.jsonl.2.gz", "history.jsonl.1", "history.jsonl")
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"claimed_at=nan",
+        b"claimed_at=inf",
+        b"claimed_boottime=-inf",
+        b"claimed_boottime=nan",
+        b"uid=" + b"9" * 4299,
+        b"minor=" + b"7" * 5000,
+        b"restart=" + b"-1" * 1,
+    ],
+)
+def test_a_record_with_numbers_that_are_none_costs_itself_at_most(site: Ended, line: bytes) -> None:
+    own = site.claim(0)
+    site.claim(1, token="beef")
+    site.finish(own, site.account(own, 0))
+    path = site.lock / "released" / f"feed.{bus(0)}" / "owner"
+    key = line.partition(b"=")[0]
+    kept = [one for one in path.read_bytes().splitlines() if not one.startswith(key + b"=")]
+    path.write_bytes(b"\n".join([*kept, line]) + b"\n")
+    site.write()
+    site.write()
+    assert "beef" in site.tokens()
+    assert len(site.told) <= 1
+
+
+def test_a_release_that_seems_to_be_of_the_next_millisecond_is_waited_for_as_well(
+    site: Ended,
+) -> None:
+    own = site.hold(0)
+    site.sample(site.account(own, 0))
+    now = time.time()
+    assert Advice(str(site.exporter)).may_come(own, now + 0.0005, now)
+    assert not Advice(str(site.exporter)).may_come(own, now + 3600, now)

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history and a crash: at no system call is a claim lost, and none is written twice."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulock.daemon.history import files
+from gpulock.daemon.history.collect import History
+from tests.support.history_site import Ended
+from tests.support.trees import bus
+
+pytestmark = pytest.mark.slow
+
+# every face of a system call that the chore uses
+CALLS = (
+    *("open", "close", "read", "write", "pread", "fsync", "fstat", "stat", "lstat", "listdir"),
+    *("ftruncate", "unlink", "rmdir", "mkdir", "rename"),
+)
+KILLED = 42
+PROOF = "its shepherd is gone"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Ended:
+    return Ended(tmp_path)
+
+
+def in_child(act: Callable[[], None]) -> int:
+    """Do it in a forked process; return how that ended."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def killed_at(number: int, act: Callable[[], None], half: bool) -> Callable[[], None]:
+    """Return `act`, killed at its `number`-th system call; `half` of what a write had to write."""
+
+    def run() -> None:
+        left = number
+        real_write = os.write
+
+        def wrap(real: Callable[..., object]) -> Callable[..., object]:
+            def call(*args: Any, **named: Any) -> object:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    if half and real is real_write:
+                        fd, data = args[0], bytes(args[1])
+                        real_write(fd, data[: len(data) // 2])
+                    os._exit(KILLED)
+                return real(*args, **named)
+
+            return call
+
+        for name in CALLS:
+            setattr(os, name, wrap(getattr(os, name)))
+        act()
+
+    return run
+
+
+def killed(
+    folder: Path, half: bool, prepare: Callable[[Ended], None], act: Callable[[Ended], None]
+) -> Iterator[tuple[Ended, str]]:
+    """Yield a node on which `act` was killed at its first system call, its second, to the last."""
+    deaths = 0
+    for number in count(1):
+        site = Ended(folder / str(number))
+        prepare(site)
+        code = in_child(killed_at(number, partial(act, site), half))
+        assert code in (0, KILLED)
+        deaths += code == KILLED
+        yield site, f"killed at call {number}"
+        if code == 0:
+            break
+    assert deaths > 40
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_killed_at_any_call_no_claim_is_lost_and_none_is_written_twice(
+    tmp_path: Path, half: bool
+) -> None:
+    def prepare(site: Ended) -> None:
+        site.claim(3, token="first")
+        site.write()
+        for numbers, token in (((0, 1), "feed"), ((2,), "beef"), ((3,), "gone")):
+            site.run_job(*numbers, token=token)
+            site.end(*numbers)
+        shutil.rmtree(site.lock / "released" / f"gone.{bus(3)}")
+
+    for site, when in killed(tmp_path, half, prepare, chore):
+        fresh(site)
+        told = sorted(site.tokens())
+        assert told == ["beef", "feed", "first", "gone"], when
+        assert {found["token"]: found["gpus"] for found in site.records()}["feed"] == 2
+        assert (site.waiting(), site.owed()) == ([], [])
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_killed_at_any_call_of_a_reap_its_line_says_how_all_the_same(
+    tmp_path: Path, half: bool
+) -> None:
+    def prepare(site: Ended) -> None:
+        site.run_job(0, 1)
+
+    for site, when in killed(tmp_path, half, prepare, reap):
+        reap(site)
+        (told,) = site.records()
+        assert (told["how"], told["proof"]) == ("reap", PROOF), when
+        assert [one["how"] for one in told["devices"]] == ["reap"] * 2
+        assert (site.waiting(), site.owed()) == ([], [])
+
+
+def reap(site: Ended) -> None:
+    """Free what is still held, as a reconcile does, and run the chore, in a new process."""
+    store = site.node().store
+    for lock in store.all().values():
+        store.retire(lock, f"reap: {PROOF}")
+    fresh(site)
+
+
+def fresh(site: Ended) -> int:
+    """Run the chore as a process that starts now."""
+    return History(site.told.append).once(site.node())
+
+
+def chore(site: Ended) -> None:
+    """Run it, whatever it answers."""
+    fresh(site)
+
+
+def test_killed_before_the_file_was_rotated_it_is_still_known_after(site: Ended) -> None:
+    site.claim(0)
+    folder = site.lock / "released" / f"feed.{bus(0)}"
+    saved = {path.name: path.read_bytes() for path in folder.iterdir()}
+    site.write()
+    for packed in (False, True):
+        folder.mkdir()
+        for name, data in saved.items():
+            (folder / name).write_bytes(data)
+        if packed:
+            aside = Path(f"{site.path}.1")
+            Path(f"{site.path}.1.gz").write_bytes(gzip.compress(aside.read_bytes()))
+            aside.unlink()
+        else:
+            site.path.rename(f"{site.path}.1")
+        assert (fresh(site), site.waiting()) == (0, [])
+
+
+def test_a_line_that_was_cut_short_is_taken_back(site: Ended) -> None:
+    site.claim(0)
+    site.write()
+    whole = site.path.read_bytes()
+    site.path.write_bytes(whole + whole[:100])
+    site.claim(1, token="beef")
+    fresh(site)
+    assert site.tokens() == ["feed", "beef"]
+    assert site.path.read_bytes().startswith(whole)
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 700, b"[" * 100_000, b'{"version":1,"rel'])
+def test_what_a_power_cut_leaves_at_the_end_is_taken_back(site: Ended, tail: bytes) -> None:
+    site.path.parent.mkdir()
+    site.path.write_bytes(b'{"token":"old"}\n' + tail)
+    site.claim(0)
+    fresh(site)
+    assert site.tokens() == ["old", "feed"]
+
+
+def test_a_whole_line_without_its_end_gets_it(site: Ended) -> None:
+    site.claim(0)
+    site.write()
+    site.path.write_bytes(site.path.read_bytes()[:-1])
+    site.claim(1, token="beef")
+    fresh(site)
+    assert site.tokens() == ["feed", "beef"]
+
+
+def test_a_last_line_that_is_longer_than_any_of_ours_is_left_alone(site: Ended) -> None:
+    site.path.parent.mkdir()
+    foreign = b"x" * (files.LINE_LIMIT + 5)
+    site.path.write_bytes(foreign)
+    site.claim(0)
+    fresh(site)
+    assert site.path.read_bytes().startswith(foreign + b"\n{")
+
+
+def full_at(site: Ended, room: int) -> None:
+    """Run the chore where the file can grow by `room` bytes only."""
+    size = site.path.stat().st_size if site.path.exists() else 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, resource.RLIM_INFINITY))
+    fresh(site)
+
+
+@pytest.mark.parametrize("room", [0, 1, 500, 1500])
+def test_a_disk_that_is_full_keeps_the_claims_waiting_and_the_file_whole(
+    site: Ended, room: int
+) -> None:
+    for number in range(4):
+        site.claim(number, token=f"t{number}")
+        if number == 1:
+            site.write()
+    before = site.path.read_bytes()
+    assert in_child(lambda: full_at(site, room)) == 0
+    assert site.path.read_bytes() == before
+    assert len(site.waiting()) == 2
+    fresh(site)
+    assert (site.tokens(), site.waiting()) == ([f"t{n}" for n in range(4)], [])
+
+
+@pytest.mark.parametrize("call", ["fsync", "write"])
+def test_a_disk_that_fails_takes_the_line_back(
+    site: Ended, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    site.claim(0)
+    site.write()
+    site.claim(1, token="beef")
+    real = getattr(os, call)
+
+    def fail(fd: int, *rest: object) -> object:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(site.path):
+            raise OSError(errno.EIO, "input/output error")
+        return real(fd, *rest)
+
+    monkeypatch.setattr(os, call, fail)
+    assert site.write() == 0
+    assert "waits in" in site.told[-1]
+    monkeypatch.undo()
+    assert (site.write(), site.tokens()) == (1, ["feed", "beef"])
+
+
+def test_a_released_lock_that_cannot_be_removed_is_not_written_again(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.claim(0)
+    real = os.rmdir
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    monkeypatch.setattr(os, "unlink", fail)
+    monkeypatch.setattr(os, "rmdir", fail)
+    assert (site.write(), site.write(), fresh(site)) == (1, 0, 0)
+    site.path.write_bytes(site.path.read_bytes() + b'{"token":"foreign"}\n')
+    assert site.write() == 0
+    monkeypatch.undo()
+    assert (real, site.write(), site.waiting()) == (os.rmdir, 0, [])
+    assert site.tokens() == ["feed", "foreign"]
+
+
+def test_every_line_is_json_whatever_a_record_says(site: Ended) -> None:
+    site.claim(0)
+    path = site.lock / "released" / f"feed.{bus(0)}" / "owner"
+    text = path.read_bytes().replace(b"user=alice", 'user=a"\\b\u2028'.encode() + b"\xff")
+    path.write_bytes(text.replace(b"queue=gpu.q", b"queue=x\x7f\x00\r"))
+    site.write()
+    (line,) = site.path.read_bytes().splitlines()
+    found = json.loads(line)
+    assert (found["user"], found["queue"]) == ('a"\\b\u2028\udcff', "x\x7f\x00\r")

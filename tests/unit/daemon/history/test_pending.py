@@ -1,0 +1,461 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stood when the node went down is in the history as well: once, with what is known."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulock.alloc.liveness import ALIVE, UNKNOWN, Verdict
+from gpulock.alloc.reaper import HELD, Outcome
+from gpulock.daemon.history import pending
+from gpulock.daemon.history.collect import History
+from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.deadline import boottime
+from gpulock.report import text
+from gpulock.report.bars import ASCII
+from gpulock.report.claims import claim_of
+from gpulock.report.scan import Sum
+from gpulock.report.sources import records_at_hand
+from gpulock.store import boot, claim_records, owner
+from gpulock.store.locks import RELEASED_PRUNE
+from gpulock.workstation.process_claims import claim_for, judge, template
+from tests.support.history_site import Ended
+from tests.support.jobs import Site, child_of, gpus
+from tests.support.slurm_site import Site as SlurmSite
+from tests.support.trees import BOOT, bus, record, soon
+from tests.unit.sge.test_prolog import start
+from tests.unit.store.test_locks import count_no_links
+
+DAY = 86400.0
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Ended:
+    return Ended(tmp_path)
+
+
+# --- a record is made with each claim -------------------------------------------------------------
+
+
+@pytest.fixture
+def sge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    child_of(monkeypatch, made)
+    return made
+
+
+def test_grid_engines_prolog_keeps_a_record_of_its_claim(sge: Site) -> None:
+    assert start(sge, sge.run(gpus(2))) == 0
+    lock = sge.node().store.read(bus(0)).owner
+    assert lock is not None
+    kept = owner.parse((sge.state / "owed" / lock.token).read_text())
+    assert (kept.key(), kept.devices) == (lock.key(), (bus(0), bus(1)))
+
+
+@pytest.mark.parametrize("spoil", ["a file", "a broken link"])
+def test_a_record_that_cannot_be_kept_stops_no_job(sge: Site, spoil: str) -> None:
+    place = sge.state / "owed"
+    if spoil == "a file":
+        place.touch()
+    else:
+        place.symlink_to("/nonexistent/folder")
+    assert start(sge, sge.run(gpus(1))) == 0
+    assert sge.locks() == [bus(0)]
+
+
+def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
+    slurm = SlurmSite(tmp_path)
+    assert slurm.prolog(12, "0") == 0
+    node = slurm.node()
+    slurm.process(900, "python")
+    grant = claim_for(node, template(node, 900, "alice"), 1, (), soon())
+    kept = [
+        owner.parse((slurm.state / "owed" / name).read_text())
+        for name in os.listdir(slurm.state / "owed")
+    ]
+    assert sorted((one.scheduler, one.devices) for one in kept) == [
+        ("process", grant.owner.devices),
+        ("slurm", (bus(0),)),
+    ]
+
+
+@pytest.mark.parametrize("kept", ["a folder", "on another file system"])
+def test_a_record_that_cannot_be_linked_is_written(site: Ended, kept: str) -> None:
+    own = record(devices=(bus(0), bus(1)))
+    claim_records.owe(
+        site.node().settings, own, str(site.root) if kept == "a folder" else "/proc/version"
+    )
+    assert owner.parse((site.state / "owed" / own.token).read_text()).devices == own.devices
+
+
+def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended, tmp_path: Path) -> None:
+    secret, kept = tmp_path / "secret", tmp_path / "kept"
+    secret.write_text("secret")
+    kept.symlink_to(secret)
+    claim_records.owe(site.node().settings, record(token="feed"), str(kept))
+    assert secret.stat().st_nlink == 1
+    site.write()
+    assert (site.tokens(), len(site.told)) == ([], 1)
+
+
+def test_what_is_freed_of_a_claim_is_in_its_record_all_the_same(site: Ended) -> None:
+    own = site.run_job(0, 1, scheduler="slurm")
+    claim_records.drop(str(site.state), own, bus(0))
+    assert owner.parse((site.state / "owed/feed").read_text()).devices == (bus(0), bus(1))
+
+
+def test_where_nobody_writes_a_history_records_do_not_pile_up(site: Ended) -> None:
+    for number in range(RELEASED_PRUNE - 1):
+        (site.lock / "released" / str(number)).mkdir()
+    site.run_job(0, token="last")
+    (site.lock / "released" / "more").mkdir()
+    site.run_job(1, token="none")
+    assert site.owed() == ["last"]
+
+
+def test_nor_do_they_on_a_file_system_that_counts_no_links(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_no_links(monkeypatch)
+    for number in range(RELEASED_PRUNE):
+        (site.lock / "released" / str(number)).mkdir()
+    site.run_job(0)
+    assert site.owed() == []
+
+
+def test_a_boot_drops_the_oldest_records_beyond_the_cap(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, token in enumerate(("b", "a", "c")):
+        site.run_job(number, token=token)
+        os.utime(site.state / "owed" / token, (number, number))
+    monkeypatch.setattr(claim_records, "OWED_CAP", 2)
+    site.reboot()
+    assert site.owed() == ["a", "c"]
+
+
+# --- LOCK_DIR tells of the claim ------------------------------------------------------------------
+
+
+def test_a_claim_that_ends_takes_its_record_along(site: Ended) -> None:
+    site.run_job(0, 1)
+    assert (site.write(), site.owed()) == (0, ["feed"])
+    site.end(0)
+    assert (site.write(), site.owed()) == (0, ["feed"])
+    site.end(1)
+    assert (site.write(), site.owed()) == (1, [])
+    assert [found["how"] for found in site.records()] == ["epilog"]
+
+
+def test_a_lock_that_cannot_be_read_still_stands(site: Ended) -> None:
+    site.run_job(0)
+    (site.lock / "locks" / bus(0) / "owner").write_text("gpulock-owner 2\n")
+    os.utime(site.state / "owed/feed", (1, 1))
+    assert (site.write(), site.owed()) == (0, ["feed"])
+    assert (site.state / "owed/feed").stat().st_mtime > 1, "it may be held to this moment"
+
+
+def test_a_lock_directory_kept_over_a_reboot_tells_it_itself(site: Ended) -> None:
+    site.run_job(0)
+    site.reboot(wiped=False)
+    node = site.node()
+    report = reconcile(node, judge(node), soon())
+    site.history.run(node, report, 1e6)
+    site.write()
+    (found,) = site.records()
+    assert (found["how"], found["proof"]) == ("reap", "claimed before this boot")
+    assert found["devices"][0]["minor"] == 0
+    assert site.owed() == []
+
+
+@pytest.mark.parametrize("off", [0.0, 7 * DAY])
+def test_a_lock_directory_kept_over_a_reboot_bills_no_time_in_which_the_node_was_off(
+    site: Ended, off: float
+) -> None:
+    """Neither by this boot's clock, which says nothing of the other's, nor by the calendar's."""
+    own = site.run_job(0, 1, ago=DAY + off)
+    seen = own.claimed_at + DAY
+    os.utime(site.state / "owed/feed", (seen, seen))
+    site.reboot(wiped=False)
+    node = site.node()
+    released = reconcile(node, judge(node), soon())
+    (claim,) = records_at_hand(node, lambda _: True)
+    site.history.run(node, released, 1e6)
+    (found,) = site.records()
+    for told in (claim, found):
+        assert told["held_seconds"] == pytest.approx(DAY, abs=0.01)
+        assert told["gpu_seconds"] == pytest.approx(2 * DAY, abs=0.01)
+        assert told["released_at"] == pytest.approx(seen, abs=0.01)
+
+
+def test_of_a_claim_before_a_reboot_without_its_record_no_time_is_known(site: Ended) -> None:
+    site.run_job(0, ago=DAY)
+    (site.state / "owed/feed").unlink()
+    site.reboot(wiped=False)
+    node = site.node()
+    site.history.run(node, reconcile(node, judge(node), soon()), 1e6)
+    (found,) = site.records()
+    assert (found["how"], found["held_seconds"], found["gpu_seconds"]) == ("reap", None, None)
+    assert found["devices"][0]["held_seconds"] is None
+
+
+def test_a_claim_that_ended_before_the_reboot_keeps_its_time(site: Ended) -> None:
+    site.run_job(0, ago=DAY)
+    site.end(0)
+    site.reboot(wiped=False)
+    site.write()
+    (found,) = site.records()
+    assert found["held_seconds"] == pytest.approx(DAY, abs=1)
+
+
+def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ended) -> None:
+    own = site.run_job(0)
+    os.utime(site.state / "owed/feed", (1, 1))
+    site.reboot(wiped=False)
+    lock = site.node().store.read(bus(0))
+    report = Report([], [Outcome(lock, HELD, Verdict(UNKNOWN, ""), "")])
+    site.history.run(site.node(), report, 1000.0)
+    assert (site.state / "owed" / own.token).stat().st_mtime == 1
+
+
+def test_while_the_lock_directory_is_lost_nothing_is_over(site: Ended) -> None:
+    site.run_job(0)
+    shutil.rmtree(site.lock)
+    boot.ensure(site.node().store)
+    assert (site.write(), site.owed()) == (0, ["feed"])
+
+
+# --- the record is all that is left ---------------------------------------------------------------
+
+
+def test_a_claim_that_stood_when_the_node_went_down_is_one_line(site: Ended) -> None:
+    own = site.run_job(0, 1, ago=5000.0, queue="gpu.q")
+    seen = own.claimed_at + 4000
+    os.utime(site.state / "owed/feed", (seen, seen))
+    site.reboot()
+    assert (site.write(), site.write()) == (1, 0)
+    (found,) = site.records()
+    assert (found["token"], found["user"], found["queue"], found["gpus"]) == (
+        "feed",
+        "alice",
+        "gpu.q",
+        2,
+    )
+    assert (found["how"], found["proof"]) == (
+        "reap",
+        "claimed before this boot; it was last seen at the end that is told",
+    )
+    assert found["released_at"] == pytest.approx(seen, abs=0.01)
+    assert found["held_seconds"] == pytest.approx(4000, abs=0.01)
+    assert found["gpu_seconds"] == pytest.approx(8000, abs=0.01)
+    assert (found["busy_seconds"], found["observed_seconds"], found["shapes"]) == (None, 0, {})
+    assert [one["id"] for one in found["devices"]] == [bus(0), bus(1)]
+    assert (site.owed(), site.told) == ([], [])
+
+
+def test_what_the_exporter_kept_of_it_counts(site: Ended) -> None:
+    own = site.run_job(0)
+    site.finish(own, site.account(own, 0))
+    site.reboot()
+    os.utime(site.state / "owed/feed")
+    site.write()
+    (found,) = site.records()
+    assert (found["busy_seconds"], found["observed_seconds"]) == (40.0, 80.0)
+
+
+def test_gpulockd_notes_which_claims_stand(site: Ended) -> None:
+    path = site.state / "owed/feed"
+    own = site.run_job(0)
+    site.run_job(1, token="gone")
+    for name in ("feed", "gone"):
+        os.utime(site.state / "owed" / name, (1, 1))
+    node = site.node()
+    lock = node.store.read(bus(0))
+    report = Report([], [Outcome(lock, HELD, judge(node).verdict(lock), "")])
+    site.history.run(node, report, 1000.0)
+    assert path.stat().st_mtime > own.claimed_at
+    assert (site.state / "owed/gone").stat().st_mtime == 1
+    os.utime(path, (1, 1))
+    site.history.run(node, report, 1029.0)
+    assert path.stat().st_mtime == 1, "it was noted a moment ago"
+    site.history.run(node, report, 1030.0)
+    assert path.stat().st_mtime > own.claimed_at
+
+
+def test_a_note_for_a_claim_without_a_record_makes_none(site: Ended) -> None:
+    claims = [record(token=token) for token in ("feed", "../boot_id")]
+    pending.see(str(site.state), claims, time.time(), boottime())
+    assert site.owed() == []
+    assert (site.state / "boot_id").read_text().strip() == BOOT
+
+
+def test_a_record_from_a_clock_that_was_ahead_ends_now(site: Ended) -> None:
+    site.run_job(0)
+    os.utime(site.state / "owed/feed", (9e9, 9e9))
+    site.reboot()
+    site.write()
+    (found,) = site.records()
+    assert found["released_at"] <= time.time()
+
+
+def lose_power(site: Ended) -> dict[str, Any]:
+    """Let the node come up without its /run; return the line of the claim that stood."""
+    site.reboot()
+    assert site.write() == 1
+    return site.records()[-1]
+
+
+def test_of_a_claim_that_nobody_saw_again_no_time_is_known(site: Ended) -> None:
+    own = site.run_job(0, 1, ago=0.5)
+    found = lose_power(site)
+    assert (found["held_seconds"], found["gpu_seconds"]) == (None, None)
+    assert found["released_at"] == pytest.approx(own.claimed_at, abs=60)
+    claim = claim_of(found)
+    assert "for how long is not known" in "\n".join(text.lines([claim], ASCII))
+    total = Sum()
+    total.read(b"null", b"null", b"0.0")
+    assert (total.claims, total.held) == (1, 0.0)
+
+
+@pytest.mark.parametrize("claimed_at", [1000.0, 9e9])
+def test_a_claim_by_a_clock_that_was_set_later_is_put_right_when_it_is_seen(
+    site: Ended, claimed_at: float
+) -> None:
+    site.run_job(0, 1, ago=500.0, claimed_at=claimed_at)
+    node = site.node()
+    lock = node.store.read(bus(0))
+    report = Report([], [Outcome(lock, HELD, Verdict(ALIVE, ""), "")])
+    for now in (1000.0, 1030.0):
+        site.history.run(node, report, now)
+    found = lose_power(site)
+    assert found["held_seconds"] == pytest.approx(500, abs=5)
+    assert found["claimed_at"] == pytest.approx(time.time() - 500, abs=5)
+    assert found["released_at"] == pytest.approx(time.time(), abs=5)
+    assert found["gpus"] == 2
+
+
+def test_a_clock_that_was_set_back_over_the_reboot_makes_no_end_to_come(site: Ended) -> None:
+    own = site.run_job(0, claimed_at=time.time() + 1e6)
+    os.utime(site.state / "owed/feed", (own.claimed_at + 300, own.claimed_at + 300))
+    found = lose_power(site)
+    assert found["held_seconds"] == pytest.approx(300, abs=0.01)
+    assert found["released_at"] <= time.time()
+
+
+def test_a_clock_that_was_set_back_before_it_was_seen_leaves_the_time_unknown(
+    site: Ended,
+) -> None:
+    site.run_job(0, claimed_at=time.time() + 1e6)
+    found = lose_power(site)
+    assert found["held_seconds"] is None
+
+
+def test_a_release_whose_line_was_not_written_yet_is_not_lost_with_run(site: Ended) -> None:
+    site.run_job(0)
+    site.end(0)
+    site.reboot()
+    assert (site.write(), site.tokens()) == (1, ["feed"])
+
+
+def test_a_record_that_a_power_cut_brought_back_gives_no_second_line(site: Ended) -> None:
+    site.run_job(0, token="first")
+    data = (site.state / "owed/first").read_bytes()
+    site.end(0)
+    site.write()
+    site.claim(1, token="other")
+    site.write()
+    for _ in range(2):  # found by a gpulockd that wrote it itself, then by one that knows nothing
+        (site.state / "owed/first").write_bytes(data)
+        assert (site.write(), site.owed()) == (0, [])
+        site.reboot()
+    assert site.tokens() == ["first", "other"]
+
+
+def test_after_run_was_wiped_a_claim_that_ended_meanwhile_is_told_without_how(site: Ended) -> None:
+    site.run_job(0)
+    shutil.rmtree(site.lock)
+    node = site.node()
+    reconcile(node, judge(node), soon())
+    assert site.write() == 1
+    assert [(found["how"], found["proof"]) for found in site.records()] == [("unknown", "")]
+
+
+def test_claims_wait_for_a_disk_that_is_full(site: Ended) -> None:
+    site.run_job(0)
+    site.reboot()
+    (site.state / "history").touch()
+    assert (site.write(), site.owed()) == (0, ["feed"])
+    (site.state / "history").unlink()
+    assert (site.write(), site.owed()) == (1, [])
+
+
+@pytest.mark.parametrize("kind", ["garbage", "other", "link", "fifo", "folder", "huge", "bare"])
+def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
+    site: Ended, kind: str
+) -> None:
+    site.run_job(0)
+    place = site.state / "owed/beef"
+    text = owner.encode(record(token="beef", devices=(bus(1),)))
+    if kind == "link":
+        target = site.root / "beef"
+        target.write_text(text)
+        place.symlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        texts = {
+            "garbage": "\x01" * 700,
+            "other": text.replace("token=beef", "token=dead"),
+            "huge": text + "comment=" + "x" * (1 << 17) + "\n",
+            "bare": owner.encode(record(token="beef", devices=())),
+        }
+        place.write_text(texts[kind])
+    site.reboot()
+    assert (site.write(), site.write()) == (1, 0)
+    assert site.tokens() == ["feed"]
+    (told,) = site.told
+    assert told.startswith(f"{place} cannot be read: ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_record_of_somebody_else_is_not_believed(site: Ended) -> None:
+    site.run_job(0)
+    os.chown(site.state / "owed/feed", 65534, 65534)
+    site.reboot()
+    assert (site.write(), site.tokens()) == (0, [])
+    assert "belongs to uid 65534" in site.told[0]
+
+
+@pytest.mark.parametrize("left", ["", "\0" * 700])
+def test_an_empty_record_goes_once_nobody_can_be_writing_it(site: Ended, left: str) -> None:
+    """XFS leaves zeros after a power cut."""
+    site.run_job(0)
+    place = site.state / "owed/beef"
+    place.write_text(left)
+    site.write()
+    assert site.owed() == ["beef", "feed"]
+    os.utime(place, (1, 1))
+    site.write()
+    assert (site.owed(), site.told) == (["feed"], [])
+
+
+def test_a_node_without_records_has_no_folder_for_them(site: Ended) -> None:
+    assert (site.write(), site.owed()) == (0, [])
+    assert not (site.state / "owed").exists()
+    assert History(site.told.append).once(site.node()) == 0
+
+
+def test_a_claim_does_not_end_before_it_began_by_a_clock_that_ticks_seldom() -> None:
+    claimed = record(claimed_at=1000.0)
+    assert pending.end(claimed, 999.998, 2000.0) == 1000.0
+    assert pending.end(claimed, 1500.0, 2000.0) == 1500.0
+    assert pending.end(claimed, 3000.0, 2000.0) == 2000.0
+    assert pending.end(claimed, 999.0, 500.0) == 500.0, "the clock was set back since"

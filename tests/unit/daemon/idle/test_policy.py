@@ -1,0 +1,546 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The held-idle policy: once a claim, on what was observed, never to the wrong process."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulock import errors
+from gpulock.alloc.liveness import ALIVE, UNKNOWN, Verdict
+from gpulock.alloc.reaper import FREED, HELD, Outcome
+from gpulock.daemon.idle import command, policy, terminate
+from gpulock.daemon.idle.command import environment, is_word, untrusted
+from gpulock.daemon.idle.policy import Idle
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.deadline import boottime
+from gpulock.errors import Refusal
+from gpulock.slurm.scontrol import FIELDS, WIDTH
+from gpulock.store.owner import Owner
+from tests.support.history_site import Ended
+from tests.support.trees import bus
+
+HOUR = 3600.0
+
+
+class Lab(Ended):
+    """A node with claims that idle, and a command that writes down what it was told."""
+
+    def __init__(self, root: Path, **keys: str) -> None:
+        self.told_file = root / "told"
+        self.program = root / "command"
+        self.script(f'env | sort >> "{self.told_file}"; echo "$@" >> "{self.told_file}"')
+        defaults = {"IDLE_WARN": "600", "IDLE_COMMAND": str(self.program)}
+        super().__init__(root, 4, **{**defaults, **keys})
+        self.said: list[str] = []
+        self.idle = Idle(self.said.append)
+        self.later = 0.0  # seconds that went by since the test began
+
+    def script(self, body: str) -> None:
+        """Write the command."""
+        self.program.write_text(f"#!/bin/sh\n{body}\n")
+        self.program.chmod(0o755)
+
+    def idles(self, own: Owner, number: int, seconds: float = 700.0, **fields: Any) -> str:
+        """Return the exporter's line of a device that idles for so long."""
+        now = self.now()
+        about = {"observed": 900.0, "seen": now, "idle": seconds, "until": now, **fields}
+        return self.account(own, number, **about)
+
+    def report(self, act: str = HELD, state: str = ALIVE) -> Report:
+        """Return what a reconcile says of every lock."""
+        found = self.node().store.all().values()
+        return Report([], [Outcome(lock, act, Verdict(state, ""), "") for lock in found])
+
+    def now(self) -> float:
+        """Return CLOCK_BOOTTIME as the test has it."""
+        return boottime() + self.later
+
+    def passes(self, seconds: float, *idlers: tuple[Owner, int]) -> None:
+        """Let time go by, in which these claims idle on."""
+        self.later += seconds
+        lines = [self.idles(own, n, 3000.0, observed=3500.0) for own, n in idlers]
+        self.sample(*lines, ago=-self.later)
+
+    def look(self, **about: str) -> None:
+        """Run the chore once."""
+        self.idle.run(self.node(), self.report(**about), self.now())
+
+    def round(self, **about: str) -> None:
+        """Run the chore once, and what it started to its end."""
+        self.look(**about)
+        self.turns()
+
+    def turns(self) -> None:
+        """Let go on what has begun or waits, as the loop does, until there is nothing left."""
+        while self.idle.due() < float("inf"):
+            self.finish_command()
+            self.finish_end()
+            self.idle.turn(self.now())
+
+    def finish_command(self) -> None:
+        """Wait for the command."""
+        command = self.idle.command
+        if command is not None:
+            os.waitid(os.P_PID, command.pid, os.WEXITED | os.WNOWAIT)
+
+    def finish_end(self) -> None:
+        """Wait for the scheduler that is told to end a job."""
+        if self.idle.ending is not None:
+            assert self.idle.ending[1].wait(20)
+
+    def restart(self) -> None:
+        """Let another gpulockd take over."""
+        self.idle.close()
+        self.idle = Idle(self.said.append)
+
+    def warned(self) -> list[str]:
+        """Return the jobs that the command was run for, in order."""
+        text = self.told_file.read_text() if self.told_file.exists() else ""
+        return re.findall("^GPULOCK_JOB_ID=(.*)$", text, re.MULTILINE)
+
+    def facts(self) -> dict[str, str]:
+        """Return the last facts that the command was told."""
+        lines = self.told_file.read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if line.startswith("GPULOCK_"))
+
+    def calls(self) -> int:
+        """Return how often the command ran."""
+        text = self.told_file.read_text() if self.told_file.exists() else ""
+        return text.count("GPULOCK_EVENT=")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(tmp_path)
+    yield made
+    made.idle.close()
+
+
+def test_a_claim_that_idles_is_told_once_with_the_facts(lab: Lab) -> None:
+    own = lab.hold(0, 1, ago=HOUR)
+    lab.sample(lab.idles(own, 0, 700), lab.idles(own, 1, 650))
+    for _ in range(3):
+        lab.round()
+    assert (lab.calls(), len(lab.said)) == (1, 1)
+    facts = lab.facts()
+    assert (facts["GPULOCK_EVENT"], facts["GPULOCK_JOB_ID"], facts["GPULOCK_USER"]) == (
+        ("warn", "12", "alice")
+    )
+    assert (facts["GPULOCK_IDLE_SECONDS"], facts["GPULOCK_KILL_SECONDS"]) == ("650", "0")
+    assert facts["GPULOCK_DEVICES"] == f"{bus(0)},{bus(1)}"
+    assert float(facts["GPULOCK_HELD_SECONDS"]) == pytest.approx(HOUR, abs=2)
+    assert "idle for 650 observed seconds" in lab.said[0]
+
+
+def test_it_is_once_over_a_restart_of_the_daemon_too(lab: Lab) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0))
+    lab.look()
+    lab.finish_command()
+    lab.restart()
+    lab.round()
+    assert lab.calls() == 1
+    lab.end(0)
+    lab.round()
+    assert (lab.lock / "idle").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seconds": 599.0},
+        {"observed": 500.0},
+        {"seen": 5.0},
+        {"observed": 0.0},
+        {"idle": "nan"},
+    ],
+)
+def test_what_was_not_seen_to_idle_for_long_enough_is_left_alone(
+    lab: Lab, fields: dict[str, Any]
+) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0, **fields))
+    lab.round()
+    assert (lab.calls(), lab.said) == (0, [])
+
+
+def test_a_claim_with_one_device_at_work_or_unseen_does_not_idle(lab: Lab) -> None:
+    own = lab.hold(0, 1, ago=HOUR)
+    lab.sample(lab.idles(own, 0), lab.idles(own, 1, 3.0))
+    lab.round()
+    lab.sample(lab.idles(own, 0))
+    lab.round()
+    assert lab.calls() == 0
+
+
+def test_a_claim_cannot_idle_for_longer_than_it_stands(lab: Lab) -> None:
+    own = lab.hold(0, ago=60)
+    lab.sample(lab.idles(own, 0, 1e9, observed=1e9))
+    lab.round()
+    assert lab.calls() == 0
+
+
+@pytest.mark.parametrize("why", ["old", "settling", "admin", "freed", "off"])
+def test_the_policy_leaves_alone(lab: Lab, why: str) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "settling": {"settling": 1},
+        "admin": {"scheduler": "admin"},
+    }
+    about = kinds.get(why, {})
+    own = lab.hold(0, ago=HOUR, **about)
+    lab.sample(lab.idles(own, 0), ago=60 if why == "old" else 0)
+    if why == "off":
+        lab.settings["IDLE_WARN"] = "0"
+    lab.round(act=FREED if why == "freed" else HELD)
+    assert (lab.calls(), lab.said) == (0, [])
+
+
+def test_commands_run_one_after_another_and_none_holds_up_a_round(lab: Lab) -> None:
+    owners = [lab.hold(n, token=f"t{n}", ago=HOUR) for n in range(3)]
+    lab.sample(*(lab.idles(own, n) for n, own in enumerate(owners)))
+    lab.script(
+        f'read x < "{lab.root}/fifo"; echo GPULOCK_EVENT=$GPULOCK_EVENT >> "{lab.told_file}"'
+    )
+    os.mkfifo(lab.root / "fifo")
+    for _ in range(2):
+        lab.look()
+    assert (lab.calls(), len(lab.said)) == (0, 3)
+    for number in range(3):
+        (lab.root / "fifo").write_text("go\n")
+        lab.finish_command()
+        assert lab.calls() == number + 1
+        lab.idle.turn(lab.now())
+
+
+def test_a_command_that_does_not_end_is_ended_with_all_it_started(lab: Lab) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0))
+    lab.script("sleep 1000 & sleep 1000")
+    lab.look()
+    assert lab.idle.command is not None
+    lab.idle.turn(boottime() + command.SECONDS + 1)
+    assert "was ended after 30 s" in lab.said[-1]
+    assert lab.idle.command is None
+
+
+@pytest.mark.parametrize("act", ["group", "folder", "missing", "relative", "plain", "link"])
+def test_a_command_that_others_could_have_written_is_not_run(
+    lab: Lab, act: str, tmp_path: Path
+) -> None:
+    path = str(lab.program)
+    if act == "group":
+        lab.program.chmod(0o775)
+    elif act == "folder":
+        (tmp_path / "open").mkdir()
+        (tmp_path / "open").chmod(0o777)
+        path = str(lab.program.rename(tmp_path / "open" / "command"))
+    elif act == "missing":
+        lab.program.unlink()
+    elif act == "relative":
+        path = "command"
+    elif act == "plain":
+        lab.program.chmod(0o644)
+    else:
+        (tmp_path / "open").mkdir()
+        (tmp_path / "open").chmod(0o777)
+        lab.program.rename(tmp_path / "open" / "real")
+        lab.program.symlink_to(tmp_path / "open" / "real")
+    lab.settings["IDLE_COMMAND"] = path
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0))
+    lab.round()
+    assert lab.calls() == 0
+    assert "is not run" in lab.said[-1]
+    assert untrusted(path)
+
+
+def test_what_a_user_could_have_chosen_is_a_plain_word_or_nothing(lab: Lab) -> None:
+    own = lab.hold(0, ago=HOUR, user="-x; rm", queue="$(id)", job_id="12 13")
+    facts = environment(lab.node(), own, (bus(0),), 5.0, "warn", boottime())
+    assert (facts["GPULOCK_USER"], facts["GPULOCK_QUEUE"], facts["GPULOCK_JOB_ID"]) == ("", "", "")
+    assert facts["GPULOCK_UID"] == "1000"
+    assert set(facts) - {"PATH"} == {key for key in facts if key.startswith("GPULOCK_")}
+    assert not any(is_word(word) for word in ("", "-a", "a b", "a\n", "`a`", "a;b", "x" * 300))
+
+
+def test_nothing_is_done_that_could_not_be_noted_before(lab: Lab) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0))
+    (lab.lock / "idle").mkdir()
+    lab.round()
+    lab.round()
+    assert lab.calls() == 0
+    assert len(lab.said) == 1 and "rests" in lab.said[0]
+
+
+def test_nobody_is_killed_unless_that_is_set(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
+
+    def kill(_: object, __: Owner) -> str:
+        pytest.fail("nobody asked for that")
+
+    monkeypatch.setattr(policy, "kill", kill)
+    lab.round()
+    lab.round()
+
+
+class Ends:
+    """Whom the policy ends, by token; `fails` is why a scheduler does not do it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tokens: list[str] = []
+        self.fails = ""
+        monkeypatch.setattr(policy, "kill", self._kill)
+
+    def _kill(self, _: object, record: Owner) -> str:
+        if self.fails:
+            raise Refusal(errors.UNKNOWN, self.fails, "is it up?")
+        self.tokens.append(record.token)
+        return "deleted"
+
+
+def test_a_warning_comes_before_the_end_and_the_end_comes_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(monkeypatch)
+    lab.settings["IDLE_KILL"] = "1200"
+    own = lab.hold(0, ago=HOUR)
+    lab.passes(0, (own, 0))
+    lab.round()
+    lab.passes(600, (own, 0))
+    lab.round(state=UNKNOWN)
+    assert (lab.warned(), ends.tokens) == (["12"], [])
+    for _ in range(3):
+        lab.round()
+    assert ends.tokens == ["feed"]
+    assert lab.facts()["GPULOCK_EVENT"] == "kill"
+    assert lab.warned() == ["12", "12"]
+
+
+def test_who_is_warned_late_has_the_time_between_warning_and_end(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(monkeypatch)
+    lab.settings["IDLE_KILL"] = "1200"
+    own = lab.hold(0, ago=HOUR)
+    for _ in range(19):
+        lab.passes(30, (own, 0))
+        lab.round()
+    assert (lab.warned(), ends.tokens) == (["12"], [])
+    lab.restart()
+    for _ in range(2):
+        lab.passes(30, (own, 0))
+        lab.round()
+    assert ends.tokens == ["feed"]
+
+
+def test_no_job_is_ended_while_its_own_warning_waits_or_runs(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(monkeypatch)
+    lab.settings["IDLE_KILL"] = "1200"
+    idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(4)]
+    gate = lab.root / "fifo"
+    os.mkfifo(gate)
+    lab.script(f'read x < "{gate}"; env >> "{lab.told_file}"')
+    lab.passes(0, *idlers)
+    lab.look()
+    for _ in range(2):
+        lab.passes(10, *idlers)
+        lab.look()
+    gate.write_text("go\n")
+    lab.finish_command()
+    lab.idle.turn(lab.now())  # the first is told now, and the second one's command has begun
+    gate.write_text("go\n")
+    lab.finish_command()
+    lab.script(f'env >> "{lab.told_file}"')
+    lab.passes(601, *idlers)
+    lab.look()
+    lab.finish_end()
+    lab.idle.turn(lab.now())
+    assert ends.tokens == ["t0"]
+    lab.turns()
+    assert sorted(set(lab.warned())) == ["100", "101", "102", "103"]
+    assert ends.tokens == ["t0"]
+
+
+def test_warnings_follow_one_another_between_the_rounds(lab: Lab) -> None:
+    idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(4)]
+    lab.passes(0, *idlers)
+    lab.look()
+    lab.turns()
+    assert lab.warned() == ["100", "101", "102", "103"]
+
+
+def test_a_restart_forgets_no_warning_that_waits_and_repeats_one_that_it_cut_short(
+    lab: Lab,
+) -> None:
+    idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(3)]
+    lab.passes(0, *idlers)
+    lab.round()
+    assert lab.warned() == ["100", "101", "102"]
+    lab.restart()
+    lab.round()
+    assert lab.warned() == ["100", "101", "102"]
+    for own, number in idlers:
+        lab.end(number)
+        lab.hold(number, token=f"n{own.job_id}", job_id=own.job_id, ago=HOUR)
+    found = [(lab.node().store.read(bus(n)).owner, n) for n in range(3)]
+    lab.passes(0, *[(own, n) for own, n in found if own])
+    works = lab.program
+    lab.program = lab.root / "hangs"
+    lab.script("sleep 1000")
+    lab.settings["IDLE_COMMAND"] = str(lab.program)
+    lab.look()
+    lab.settings["IDLE_COMMAND"] = str(works)
+    lab.restart()
+    lab.round()
+    assert lab.warned() == ["100", "101", "102"] * 2
+
+
+def test_who_works_again_before_his_turn_is_not_warned(lab: Lab) -> None:
+    idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(2)]
+    lab.passes(0, *idlers)
+    lab.look()
+    lab.passes(10, idlers[0])
+    lab.round()
+    assert lab.warned() == ["100"]
+
+
+def test_nobody_is_ended_whose_command_cannot_be_run_and_he_is_warned_once_it_can(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(monkeypatch)
+    lab.settings["IDLE_KILL"] = "1200"
+    own = lab.hold(0, ago=HOUR)
+    lab.program.chmod(0o644)
+    for _ in range(3):
+        lab.passes(600, (own, 0))
+        lab.round()
+    assert (lab.warned(), ends.tokens) == ([], [])
+    assert len(lab.said) == 2
+    lab.program.chmod(0o755)
+    lab.round()
+    assert lab.warned() == ["12"]
+
+
+def test_a_scheduler_that_is_away_is_told_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends(monkeypatch)
+    ends.fails = "scancel 12 failed"
+    lab.settings |= {"IDLE_KILL": "1200", "IDLE_WARN": "0"}
+    own = lab.hold(0, ago=HOUR)
+    for _ in range(4):
+        lab.passes(30, (own, 0))
+        lab.round()
+    assert len(lab.said) == 1 and "cannot be ended yet: scancel 12 failed" in lab.said[0]
+    lab.restart()
+    ends.fails = ""
+    for _ in range(2):
+        lab.passes(30, (own, 0))
+        lab.round()
+    assert ends.tokens == ["feed"]
+
+
+def test_a_scheduler_that_takes_its_time_holds_up_no_round(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.settings |= {"IDLE_KILL": "1200", "IDLE_WARN": "0", "IDLE_COMMAND": ""}
+    go = _thread.allocate_lock()
+    go.acquire()
+
+    def kill(_: object, record: Owner) -> str:
+        go.acquire()
+        return "deleted"
+
+    monkeypatch.setattr(policy, "kill", kill)
+    own = lab.hold(0, ago=HOUR)
+    for _ in range(3):
+        lab.passes(30, (own, 0))
+        lab.look()
+    assert lab.said == []
+    go.release()
+    lab.turns()
+    assert len(lab.said) == 1 and lab.said[0].endswith(": deleted")
+
+
+def test_a_process_is_told_to_end_and_one_that_took_its_number_is_not(lab: Lab) -> None:
+    lab.settings["PROC_ROOT"] = "/proc"
+    child = subprocess.Popen(["sleep", "1000"])
+    start = lab.node().proc.start(child.pid)
+    own = lab.hold(0, scheduler="process", pid=child.pid, start=start + 1, job_id=str(child.pid))
+    try:
+        with pytest.raises(Refusal):
+            terminate.kill(lab.node(), own)
+        assert child.poll() is None
+        assert "SIGTERM" in terminate.kill(lab.node(), own.copy(start=start))
+        assert child.wait(10) == -signal.SIGTERM
+        with pytest.raises(Refusal):
+            terminate.kill(lab.node(), own.copy(start=start))
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(("task", "words"), [("0", "12"), ("3", "12 -t 3")])
+def test_a_grid_engine_job_is_deleted_of_an_array_the_one_task(
+    lab: Lab, task: str, words: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    (folder / "config").write_text(f"job_id=12\nja_task_id={task}\n")
+    qdel = tmp_path / "qdel"
+    qdel.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/words"\n')
+    qdel.chmod(0o755)
+    lab.settings["SGE_BINARIES"] = str(tmp_path)
+    own = lab.hold(0, spool_dir=str(folder), task_id="3" if task == "3" else "1")
+    assert f"qdel {words}" in terminate.kill(lab.node(), own)
+    assert (tmp_path / "words").read_text() == f"{words}\n"
+    with pytest.raises(Refusal):
+        terminate.kill(lab.node(), own.copy(job_id="13"))
+
+
+def squeue(folder: Path, **about: str) -> None:
+    """Play slurmctld: one job, and what was cancelled."""
+    known = {"JobID": "12", "Uid": "1000", "State": "RUNNING", "Restarts": "0", **about}
+    row = "".join(known.get(key, "").ljust(WIDTH) for _, key in FIELDS)
+    for name, body in (
+        ("squeue", f"printf '%s\\n' '{row}'"),
+        ("scancel", f'echo "$@" > {folder}/words'),
+    ):
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("about", "name"),
+    [
+        ({"Array": "12", "Task": "N/A"}, "12"),
+        ({"Array": "12", "Task": "4"}, "12_4"),
+        ({"Uid": "1001"}, ""),
+        ({"Restarts": "1"}, ""),
+        ({"JobID": "13"}, ""),
+    ],
+)
+def test_a_slurm_job_is_cancelled_by_the_name_of_the_one_task(
+    lab: Lab, about: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    squeue(tmp_path, **about)
+    lab.settings["SLURM_BINARIES"] = str(tmp_path)
+    own = lab.hold(0, scheduler="slurm", restart=0)
+    if name:
+        assert f"scancel {name}" in terminate.kill(lab.node(), own)
+        assert (tmp_path / "words").read_text() == f"{name}\n"
+        return
+    with pytest.raises(Refusal):
+        terminate.kill(lab.node(), own)
+    assert not (tmp_path / "words").exists()

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock cdi` and the spec that gpulockd keeps: names, nodes, and who may have written it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.reconcile import cdi
+from gpulock.daemon.reconcile.cdi import CdiSpec
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.errors import BROKEN, Refusal
+from gpulock.job import environment
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings, load
+from tests.support.cli_site import Site, until
+
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")  # validated by CDI's own parser
+PRESETS = ("dgx1", "dgx-h200", "a100-mig", "k80-node", "workstation")
+
+
+def told(site: Site) -> Any:
+    """Return the spec as `gpulock cdi` prints it."""
+    done = site.call("cdi")
+    assert (done.exit_code, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def nodes(spec: Any) -> dict[str, list[str]]:
+    """Return the nodes of each name."""
+    found = {
+        entry["name"]: [node["path"] for node in entry["containerEdits"]["deviceNodes"]]
+        for entry in spec["devices"]
+    }
+    assert len(found) == len(spec["devices"])
+    return found
+
+
+def dev_of(site: Site) -> Path:
+    """Return the site's /dev."""
+    return Path(load(site.config).dev_root)
+
+
+def driver_of(site: Site) -> Path:
+    """Return what the driver of the site shows."""
+    return Path(load(site.config).driver_root)
+
+
+def configured(site: Site, **keys: str) -> Settings:
+    """Add keys to the site's settings file."""
+    text = "".join(f"{key}={value}\n" for key, value in keys.items())
+    Path(site.config).write_text(Path(site.config).read_text() + text)
+    return load(site.config)
+
+
+def test_a_card_is_called_by_uuid_lock_id_and_index(tmp_path: Path) -> None:
+    site = Site(tmp_path, "dgx-h200")
+    found = nodes(told(site))
+
+    for index, gpu in enumerate(site.files.machine.gpus):
+        for name in (site.files.machine.uuid(gpu), gpu.bus, str(index)):
+            assert found.pop(name) == [f"/dev/nvidia{gpu.minor}"]
+    assert found == {}
+
+
+def test_an_instance_brings_its_card_and_its_own_access_nodes_and_no_card_is_whole(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, "a100-mig")
+    found = nodes(told(site))
+
+    access: list[str] = []
+    for index, gpu in enumerate(site.files.machine.gpus):
+        for instance in gpu.mig:
+            uuid = site.files.machine.instance_uuid(gpu, instance)
+            own = found[uuid]
+            assert own == found[f"{gpu.bus}.{instance.name}"]
+            assert own[0] == f"/dev/nvidia{gpu.minor}"
+            access += own[1:]
+        if gpu.mig:
+            assert not {gpu.bus, str(index), site.files.machine.uuid(gpu)} & set(found)
+    assert len(access) == len(set(access)) == 12
+    assert all((dev_of(site) / node.removeprefix("/dev/")).exists() for node in access)
+
+
+def test_a_card_of_which_no_uuid_is_known_has_the_other_names(tmp_path: Path) -> None:
+    site = Site(tmp_path, "k80-node")
+    Path(site.files.lock_dir, "inventory").unlink(missing_ok=True)
+
+    assert set(nodes(told(site))) == {
+        name for index in range(8) for name in (site.id(index), str(index))
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_name_is_one_and_what_a_job_is_told_is_among_them(
+    tmp_path: Path, preset: str
+) -> None:
+    site = Site(tmp_path, preset)
+    settings = configured(site, CDI_DIR=str(tmp_path / "cdi"))
+    found = site.node().devices()
+    spec = told(site)
+
+    given = dict(environment.variables(found, settings))[environment.CDI_FLAGS].split(" ")
+    known = {f"--device={spec['kind']}={name}" for name in nodes(spec)}
+    assert len(given) == len(found)
+    assert set(given) <= known
+    assert [name for name in nodes(spec) if not NAME.match(name)] == []
+
+
+def test_nobody_gets_all_cards_by_one_name(tmp_path: Path) -> None:
+    assert "all" not in nodes(told(Site(tmp_path)))
+
+
+def test_an_instance_whose_uuid_is_no_name_is_called_by_its_lock_id_alone() -> None:
+    device = Device("0000:07:00.0", 0)
+    device.id, device.uuid = "0000:07:00.0.gi1.ci0", "MIG-GPU-5c89852c-d268-c3f3-1b07/1/0"
+
+    assert cdi.names(device) == ["0000:07:00.0.gi1.ci0"]
+
+
+def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path) -> None:
+    site = Site(tmp_path, "a100-mig")
+    whole = nodes(told(site))
+    (driver_of(site).parent / "nvidia-caps/mig-minors").unlink()
+
+    left = nodes(told(site))
+    assert {name for name in whole if ".gi" in name or name.startswith("MIG-")} == set(whole) - set(
+        left
+    )
+
+
+def test_a_card_with_a_fault_is_left_out(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (driver_of(site) / "gpus" / site.id(3) / "information").write_text("garbage\n")
+
+    assert "3" not in nodes(told(site))
+    assert "4" in nodes(told(site))
+
+
+def test_the_control_nodes_come_with_every_device_where_they_are(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (dev_of(site) / "nvidia-uvm-tools").unlink()
+
+    edits = told(site)["containerEdits"]
+    assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
+    assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
+def test_a_node_that_is_there_has_its_numbers_and_no_other_place() -> None:
+    assert cdi.node_at(Settings({}), "null") == {
+        "path": "/dev/null",
+        "type": "c",
+        "permissions": "rw",
+        "major": 1,
+        "minor": 3,
+    }
+
+
+def test_a_node_that_is_elsewhere_is_told_to_be_there(tmp_path: Path) -> None:
+    node = cdi.node_at(Settings({"DEV_ROOT": str(tmp_path)}), "nvidia0")
+    assert node == {
+        "path": "/dev/nvidia0",
+        "hostPath": f"{tmp_path}/nvidia0",
+        "type": "c",
+        "permissions": "rw",
+    }
+
+
+def test_this_nodes_driver_is_mounted_read_only_where_containers_look(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    version = environment.driver_version(str(driver_of(site)))
+    for part in ("bin", "lib"):
+        (tmp_path / "sets" / version / part).mkdir(parents=True)
+    assert told(site)["containerEdits"]["mounts"] == []
+    configured(site, DRIVER_DIR=str(tmp_path / "sets"))
+
+    mounts = told(site)["containerEdits"]["mounts"]
+    assert [(m["hostPath"], m["containerPath"]) for m in mounts] == [
+        (f"{tmp_path}/sets/{version}/bin", "/nvbin"),
+        (f"{tmp_path}/sets/{version}/lib", "/nvlib"),
+    ]
+    assert all("ro" in m["options"] for m in mounts)
+
+
+def test_without_this_nodes_driver_there_is_no_spec_and_the_old_one_stands(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    configured(site, CDI_DIR=str(tmp_path / "cdi"))
+    assert site.call("cdi", "--write").exit_code == 0
+    before = (tmp_path / "cdi" / cdi.NAME).read_text()
+    configured(site, DRIVER_DIR=str(tmp_path))
+
+    done = site.call("cdi", "--write")
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr.startswith("gpulock: cdi: broken: no driver set for this node's driver")
+    assert (tmp_path / "cdi" / cdi.NAME).read_text() == before
+
+
+def test_it_is_written_once_for_everybody_to_read_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    folder = tmp_path / "run/cdi"
+    configured(site, CDI_DIR=str(folder))
+
+    said = [site.call("cdi", "--write").stdout for _ in range(2)]
+
+    path = folder / cdi.NAME
+    assert said == [f"{path}: written\n", f"{path}: up to date\n"]
+    assert json.loads(path.read_text()) == told(site)
+    assert (path.stat().st_mode & 0o777, os.listdir(folder)) == (0o644, [cdi.NAME])
+
+
+def test_a_link_in_its_place_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    folder = tmp_path / "cdi"
+    folder.mkdir(mode=0o755)
+    (tmp_path / "other").write_text("theirs")
+    (folder / cdi.NAME).symlink_to(tmp_path / "other")
+    configured(site, CDI_DIR=str(folder))
+
+    assert site.call("cdi", "--write").exit_code == 0
+    assert (tmp_path / "other").read_text() == "theirs"
+    assert not (folder / cdi.NAME).is_symlink()
+
+
+def test_a_folder_in_which_others_write_gets_no_spec(tmp_path: Path) -> None:
+    folder = tmp_path / "cdi"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    with pytest.raises(Refusal, match="mode 0777") as caught:
+        cdi.keep(Settings({"CDI_DIR": str(folder)}), "{}\n")
+    assert caught.value.kind == BROKEN
+    assert os.listdir(folder) == []
+
+
+def test_where_no_folder_is_set_it_is_printed_but_not_written(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+
+    done = site.call("cdi", "--write")
+    assert done.exit_code == 3
+    assert "set CDI_DIR=/var/run/cdi" in done.stderr
+
+
+class Chore:
+    """gpulockd's chore on a site, and what it said."""
+
+    def __init__(self, site: Site, patience: float = 5.0) -> None:
+        self.node = site.node()
+        self.out, write = os.pipe()
+        self.chore = CdiSpec(Journal(write, levels=True), patience)
+
+    def run(self) -> None:
+        self.chore.run(self.node, Report([], []), 0.0)
+
+    def said(self) -> list[str]:
+        os.set_blocking(self.out, False)
+        try:
+            return os.read(self.out, 1 << 16).decode().splitlines()
+        except BlockingIOError:
+            return []
+
+
+def test_gpulockd_keeps_the_spec_as_the_node_is(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    configured(site, CDI_DIR=str(tmp_path / "cdi"))
+    path = tmp_path / "cdi" / cdi.NAME
+    chore = Chore(site)
+
+    chore.run()
+    first = path.stat().st_ino
+    chore.run()
+    assert path.stat().st_ino == first
+    (dev_of(site) / "nvidia-uvm").unlink()
+    chore.run()
+
+    assert "nvidia-uvm" not in path.read_text().replace("nvidia-uvm-tools", "")
+    assert chore.said() == []
+
+
+def test_gpulockd_writes_none_where_none_is_wanted(tmp_path: Path) -> None:
+    chore = Chore(Site(tmp_path))
+    chore.run()
+    assert (list(tmp_path.rglob(cdi.NAME)), chore.said()) == ([], [])
+
+
+def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    configured(site, CDI_DIR=str(tmp_path / "cdi"), DRIVER_DIR=str(tmp_path / "sets"))
+    version = environment.driver_version(str(driver_of(site)))
+    chore = Chore(site)
+
+    chore.run()
+    chore.run()
+    (said,) = chore.said()
+    assert "no CDI spec: no driver set" in said
+    for part in ("bin", "lib"):
+        (tmp_path / "sets" / version / part).mkdir(parents=True)
+    chore.run()
+
+    assert ["no longer" in line for line in chore.said()] == [True]
+    assert (tmp_path / "cdi" / cdi.NAME).exists()
+
+
+def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    configured(site, CDI_DIR=str(tmp_path / "cdi"))
+    answered = threading.Event()
+    asked: list[int] = []
+
+    def hangs(_: Settings) -> str:
+        asked.append(1)
+        answered.wait()
+        return ""
+
+    monkeypatch.setattr(cdi, "driver_binds", hangs)
+    chore = Chore(site, patience=0.05)
+    chore.run()
+    chore.run()
+    assert len(asked) == 1
+    assert ["does not answer" in line for line in chore.said()] == [True]
+    answered.set()
+
+    def written() -> bool:
+        chore.run()
+        return (tmp_path / "cdi" / cdi.NAME).exists()
+
+    until(written)
+    assert ["no longer" in line for line in chore.said()] == [True]

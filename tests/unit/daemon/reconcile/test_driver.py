@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A driver that hangs holds up nobody, and never makes a device look free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.core.background_call import Asking
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.reconcile import Card, Report, reconcile
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
+from gpulock.store import boot
+from tests.support.trees import BOOT, NAME, Box, bus, judge_of, record, soon
+
+
+class Hanging(DaemonNode):
+    """A node whose driver answers when the test lets it."""
+
+    def __init__(self, box: Box, patience: float) -> None:
+        super().__init__(Settings(dict(box.settings)), NAME, patience)
+        self.ends = os.pipe()
+        self.asked = 0
+
+    def ask_driver(self) -> list[Device]:
+        self.asked += 1
+        if os.read(self.ends[0], 1) == b"!":
+            raise Refusal(BROKEN, "no NVIDIA driver", "load it")
+        return super().ask_driver()
+
+    def answer(self, how: bytes = b".") -> None:
+        os.write(self.ends[1], how)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    node = made.node()
+    boot.ensure(node.store)
+    boot.begin(node.store, str(made.state), BOOT, NAME)
+    return made
+
+
+@pytest.fixture
+def node(box: Box) -> Iterator[Hanging]:
+    made = Hanging(box, 10.0)
+    yield made
+    made.answer(b"..")  # no thread of ours waits when the test is over
+    os.close(made.ends[1])
+
+
+def silent(node: Hanging) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        node.devices()
+    return caught.value
+
+
+def test_a_driver_that_answers_shows_its_devices(node: Hanging) -> None:
+    node.answer()
+    assert [device.id for device in node.devices()] == [bus(number) for number in range(4)]
+    assert node.cards[bus(1)] == Card(1, "GPU-00000001-aaaa")
+
+
+def test_what_only_nvml_tells_is_added_but_is_no_word_of_the_driver(
+    node: Hanging, box: Box
+) -> None:
+    box.gpu(bus(0), 0, "GPU-????????-????-????-????-????????????")
+    box.inventory(f"gpu.{bus(0)}.uuid=GPU-1234", f"gpu.{bus(0)}.memory_mib=32768")
+    node.answer()
+    found = node.devices()[0]
+    assert (found.uuid, found.memory_mib) == ("GPU-1234", 32768)
+    assert node.cards[bus(0)].uuid == ""
+
+
+def test_a_fault_of_the_driver_rises(node: Hanging) -> None:
+    node.answer(b"!")
+    assert silent(node).kind == BROKEN
+
+
+def test_a_driver_that_does_not_answer_is_unknown_and_asked_once(box: Box) -> None:
+    node = Hanging(box, 0.001)
+    asked: set[Asking[list[Device]] | None] = set()
+    for _ in range(3):
+        assert silent(node).kind == UNKNOWN
+        asked.add(node.asking)
+    assert len(asked) == 1
+    node.answer()
+
+
+def test_when_it_comes_back_it_is_asked_afresh(box: Box) -> None:
+    node = Hanging(box, 0.001)
+    silent(node)
+    box.gpu(bus(4), 4)
+    asking = node.asking
+    assert asking is not None
+    node.answer(b"..")
+    assert asking.wait(10.0)
+    node.patience = 10.0
+    assert len(node.devices()) == 5
+    assert node.asked == 2
+
+
+def run(node: Hanging) -> Report:
+    return reconcile(node, judge_of(node), soon())
+
+
+def hold(box: Box, number: int, pid: int, minor: str) -> None:
+    one = record(pid=pid, token=f"t{pid}", devices=(bus(number),), minor=minor)
+    box.node().store.make(bus(number), one)
+
+
+def test_behind_a_silent_driver_a_device_that_is_open_is_not_freed(box: Box) -> None:
+    node = Hanging(box, 0.001)
+    hold(box, 0, 501, "0")
+    box.proc.add(900, fds={3: box.dev / "nvidia0"})
+    report = run(node)
+    assert [outcome.act for outcome in report.outcomes] == ["orphans"]
+    assert "does not answer" in report.driver
+    node.answer()
+
+
+def test_behind_a_silent_driver_a_device_whose_node_is_not_known_is_not_freed(box: Box) -> None:
+    node = Hanging(box, 0.001)
+    hold(box, 0, 501, "")
+    (outcome,) = run(node).outcomes
+    assert (outcome.act, outcome.reason) == ("held", "the NVIDIA driver does not answer")
+    node.answer()
+
+
+def test_behind_a_silent_driver_what_nobody_has_open_is_freed(box: Box) -> None:
+    node = Hanging(box, 0.001)
+    hold(box, 0, 501, "0")
+    assert [outcome.act for outcome in run(node).outcomes] == ["freed"]
+    node.answer()
+
+
+def test_a_card_that_fell_off_the_bus_and_is_open_is_not_freed(box: Box) -> None:
+    hold(box, 3, 501, "3")
+    (box.driver / "gpus" / bus(3) / "information").unlink()
+    box.proc.add(900, fds={3: box.dev / "nvidia3"})
+    report = reconcile(box.node(), judge_of(box.node()), soon())
+    assert [outcome.act for outcome in report.outcomes] == ["orphans"]
+
+
+def test_a_card_that_shows_garbage_and_is_open_is_not_freed(box: Box) -> None:
+    hold(box, 3, 501, "3")
+    (box.driver / "gpus" / bus(3) / "information").write_text("\xff")
+    box.proc.add(900, fds={3: box.dev / "nvidia3"})
+    report = reconcile(box.node(), judge_of(box.node()), soon())
+    assert [outcome.act for outcome in report.outcomes] == ["orphans"]
+
+
+def test_a_question_that_fails_raises_for_who_asked() -> None:
+    def fail() -> int:
+        raise KeyError("nobody")
+
+    asking = Asking(fail)
+    assert asking.wait(10.0)
+    with pytest.raises(KeyError):
+        asking.answer()

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inventory: of what an ordinary user wrote, only what the driver bears out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.inventory_file import Publisher, checked, instances_of
+from gpulock.daemon.reconcile.reconcile import Card, Report
+from gpulock.node.inventory import read as read_inventory
+from gpulock.node.settings import Settings
+from tests.support.trees import BOOT, NAME, OTHER_BOOT, Box, bus
+
+CARDS = {bus(number): Card(number, f"GPU-{number:08d}-aaaa") for number in range(2)}
+NONE: dict[str, frozenset[str]] = {}
+SPLIT = {bus(0): frozenset({"gi1.ci0"})}
+
+
+def wrong(key: str, value: str) -> bool:
+    """Return whether an entry is left out, and told."""
+    found = checked({key: value}, CARDS, NONE)
+    assert (key in found.pairs) is not bool(found.wrong)
+    return bool(found.wrong)
+
+
+def test_what_fits_is_published() -> None:
+    told = {
+        f"gpu.{bus(0)}.uuid": "GPU-00000000-aaaa",
+        f"gpu.{bus(0)}.memory_mib": "32768",
+        f"gpu.{bus(0)}.mig": "0",
+        f"gpu.{bus(0)}.nvswitch": "1",
+        f"link.{bus(0)}.{bus(1)}": "4",
+    }
+    found = checked({"boot_id": BOOT, **told}, CARDS, NONE)
+    assert (found.pairs, found.wrong) == (told, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (f"gpu.{bus(7)}.memory_mib", "32768"),
+        (f"gpu.{bus(0)}.memory_mib", "much"),
+        (f"gpu.{bus(0)}.memory_mib", "9" * 30),
+        (f"gpu.{bus(0)}.mig", "2"),
+        (f"gpu.{bus(0)}.uuid", "MIG-1234"),
+        (f"gpu.{bus(1)}.uuid", "GPU-" + "a" * 200),
+        (f"gpu.{bus(0)}.colour", "green"),
+        (f"gpu.{bus(0)}.gi1.ci0.uuid", "GPU-1234"),
+        (f"link.{bus(0)}.{bus(7)}", "4"),
+        (f"link.{bus(0)}.{bus(1)}", "-4"),
+        (f"mig.{bus(0)}.gi1.ci0.uuid", "MIG-1234"),
+        (f"mig.{bus(0)}.gi1.ci0.profile", "1g.5gb"),
+        ("nothing", "at all"),
+        ("..", ""),
+    ],
+)
+def test_what_does_not_fit_is_left_out_and_told(key: str, value: str) -> None:
+    assert wrong(key, value)
+
+
+def test_a_card_that_is_said_to_be_another_is_left_out_whole() -> None:
+    told = {
+        f"gpu.{bus(0)}.uuid": "GPU-00000001-aaaa",
+        f"gpu.{bus(0)}.memory_mib": "32768",
+        f"link.{bus(0)}.{bus(1)}": "4",
+        f"gpu.{bus(1)}.memory_mib": "16384",
+    }
+    found = checked(told, CARDS, NONE)
+    assert found.pairs == {f"gpu.{bus(1)}.memory_mib": "16384"}
+    assert list(found.wrong) == [f"card {bus(0)}"]
+
+
+def test_a_uuid_is_taken_where_the_driver_does_not_tell_one() -> None:
+    told = {f"gpu.{bus(0)}.uuid": "GPU-1234"}
+    assert checked(told, {bus(0): Card(0, "")}, NONE).pairs == told
+
+
+def test_an_instance_that_the_driver_has_is_published() -> None:
+    told = {
+        f"gpu.{bus(0)}.mig": "1",
+        f"mig.{bus(0)}.gi1.ci0.uuid": "MIG-1234",
+        f"mig.{bus(0)}.gi1.ci0.profile": "1g.5gb",
+    }
+    assert checked(told, CARDS, SPLIT).pairs == told
+
+
+def test_a_card_with_instances_is_never_granted_whole() -> None:
+    """The exporter lies, or is late: the driver has access files of an instance."""
+    found = checked({f"gpu.{bus(0)}.mig": "0"}, CARDS, SPLIT)
+    assert found.pairs == {f"gpu.{bus(0)}.mig": "1"}
+    assert list(found.wrong) == [f"mig {bus(0)}"]
+
+
+def test_instances_are_told_by_their_access_files(tmp_path: Path) -> None:
+    for name in ("gi1/ci0", "gi1/ci1", "gi9/ci0", "config/ci0", "gi1/access"):
+        (tmp_path / "capabilities/gpu1/mig" / name).mkdir(parents=True)
+    found = instances_of(str(tmp_path), CARDS)
+    assert found == {bus(0): frozenset(), bus(1): {"gi1.ci0", "gi1.ci1", "gi9.ci0"}}
+
+
+class Site:
+    """A node with an exporter's folder, and what is said of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.exporter = root / "exporter"
+        self.exporter.mkdir()
+        self.box = Box(root / "node", EXPORTER_DIR=str(self.exporter))
+        self.box.lock.mkdir()
+        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.chore = Publisher(Journal(self.ends[1], levels=True))
+        self.node = DaemonNode(Settings(dict(self.box.settings)), NAME)
+
+    def tell(self, *lines: str, boot_id: str = BOOT) -> None:
+        text = "\n".join(["gpulock-inventory 1", f"boot_id={boot_id}", *lines]) + "\n"
+        (self.exporter / "inventory").write_text(text)
+
+    def run(self) -> dict[str, str]:
+        report = Report([], [])
+        report.devices = self.node.devices()
+        report.cards = self.node.cards
+        self.chore.run(self.node, report, 0.0)
+        return read_inventory(str(self.box.lock), BOOT)
+
+    def said(self) -> list[str]:
+        try:
+            return os.read(self.ends[0], 1 << 16).decode().splitlines()
+        except BlockingIOError:
+            return []
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_what_the_exporter_tells_is_published(site: Site) -> None:
+    site.tell(f"gpu.{bus(0)}.memory_mib=32768")
+    assert site.run() == {"boot_id": BOOT, f"gpu.{bus(0)}.memory_mib": "32768"}
+
+
+def test_what_has_not_changed_is_not_written_again(site: Site) -> None:
+    site.tell(f"gpu.{bus(0)}.memory_mib=32768")
+    site.run()
+    before = (site.box.lock / "inventory").stat().st_ino
+    site.run()
+    assert (site.box.lock / "inventory").stat().st_ino == before
+
+
+def test_a_lie_is_told_once(site: Site) -> None:
+    site.tell(f"gpu.{bus(0)}.uuid=GPU-99999999-bbbb")
+    for _ in range(3):
+        site.run()
+    assert len(site.said()) == 1
+
+
+def test_without_an_exporter_what_was_published_stays(site: Site) -> None:
+    site.tell(f"gpu.{bus(0)}.memory_mib=32768")
+    site.run()
+    (site.exporter / "inventory").unlink()
+    assert f"gpu.{bus(0)}.memory_mib" in site.run()
+
+
+def test_without_an_exporter_an_instance_that_is_gone_goes(site: Site) -> None:
+    folder = site.box.driver / "capabilities/gpu0/mig/gi1/ci0"
+    folder.mkdir(parents=True)
+    site.tell(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1234")
+    assert f"mig.{bus(0)}.gi1.ci0.uuid" in site.run()
+    (site.exporter / "inventory").unlink()
+    folder.rmdir()
+    folder.parent.rmdir()
+    assert f"mig.{bus(0)}.gi1.ci0.uuid" not in site.run()
+
+
+def test_what_was_told_in_another_boot_is_not_published(site: Site) -> None:
+    site.tell(f"gpu.{bus(0)}.memory_mib=32768", boot_id=OTHER_BOOT)
+    assert site.run() == {}
+
+
+def test_a_planted_link_is_not_followed(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"gpulock-inventory 1\nboot_id={BOOT}\n")
+    (site.exporter / "inventory").symlink_to(tmp_path / "secret")
+    assert site.run() == {}
+    assert len(site.said()) == 1
+
+
+def test_a_fifo_is_not_waited_for(site: Site) -> None:
+    os.mkfifo(site.exporter / "inventory")
+    assert site.run() == {}
+    assert "not a regular file" in site.said()[0]
+
+
+def test_a_huge_file_is_not_read(site: Site) -> None:
+    with (site.exporter / "inventory").open("w") as file:
+        file.truncate(1 << 30)
+    assert site.run() == {}
+    assert "longer than" in site.said()[0]
+
+
+def test_a_thousand_wrong_entries_are_a_few_lines(site: Site) -> None:
+    site.tell(*[f"gpu.0000:ff:{n:02x}.0.mig=1" for n in range(200)])
+    site.run()
+    assert len(site.said()) == 20
+
+
+def test_behind_a_silent_driver_nothing_is_taken_back(site: Site) -> None:
+    site.tell(f"gpu.{bus(0)}.memory_mib=32768")
+    before = site.run()
+    site.chore.run(site.node, Report([], []), 0.0)
+    assert read_inventory(str(site.box.lock), BOOT) == before

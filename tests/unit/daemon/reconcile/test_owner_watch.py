@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of an owner is learned at once, by the process itself and not by its number."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from gpulock.alloc.liveness import ALIVE, Verdict
+from gpulock.alloc.reaper import FREED, HELD, Outcome
+from gpulock.daemon.core.loop import Loop
+from gpulock.daemon.reconcile.owner_watch import Owners
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.deadline import boottime
+from gpulock.node.procfs import Proc
+from gpulock.store.locks import Lock
+from tests.support.trees import bus, record
+
+PROC = Proc()
+
+
+class Field:
+    """Processes that end when a test says so, and what is heard of them."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.heard = 0
+        self.owners = Owners(self.loop, self._hear)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def _hear(self) -> None:
+        self.heard += 1
+
+    def start(self) -> int:
+        started = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+        self.processes.append(started)
+        return started.pid
+
+    def end(self, number: int) -> None:
+        self.processes[number].kill()
+        self.processes[number].wait()
+
+    def follow(self, *pids: int, act: str = HELD, start: int = 0) -> None:
+        outcomes: list[Outcome] = []
+        for number, pid in enumerate(pids):
+            one = record(pid=pid, start=start or PROC.start(pid), token=f"t{pid}")
+            outcomes.append(Outcome(Lock(bus(number), one, ""), act, Verdict(ALIVE, ""), ""))
+        self.owners.follow(Report([], outcomes), PROC)
+
+
+@pytest.fixture
+def field() -> Iterator[Field]:
+    made = Field()
+    yield made
+    made.owners.close()
+    for process in made.processes:
+        process.kill()
+        process.communicate()
+
+
+def test_the_end_of_an_owner_wakes_the_loop(field: Field) -> None:
+    field.follow(field.start())
+    field.end(0)
+    field.loop.wait(boottime() + 60)
+    assert field.heard == 1
+
+
+def test_an_end_is_heard_once(field: Field) -> None:
+    field.follow(field.start())
+    field.end(0)
+    field.loop.wait(boottime())
+    field.loop.wait(boottime())
+    assert field.heard == 1
+
+
+def test_an_owner_that_lives_is_not_heard_of(field: Field) -> None:
+    field.follow(field.start(), field.start())
+    field.loop.wait(boottime())
+    assert (field.heard, len(field.owners.watched())) == (0, 2)
+
+
+def test_an_owner_that_ended_before_it_was_watched_is_heard_of_once(field: Field) -> None:
+    pid = field.start()
+    start = PROC.start(pid)
+    field.end(0)
+    field.follow(pid, start=start)
+    field.follow(pid, start=start)
+    assert field.heard == 1
+
+
+def test_another_process_of_the_same_number_is_not_the_owner(field: Field) -> None:
+    pid = field.start()
+    field.follow(pid, start=PROC.start(pid) - 1)
+    assert (field.heard, field.owners.watched()) == (1, [])
+
+
+def test_who_holds_nothing_any_more_is_not_watched(field: Field) -> None:
+    pid = field.start()
+    field.follow(pid)
+    field.follow(pid, act=FREED)
+    assert field.owners.watched() == []
+
+
+def test_locks_of_one_owner_are_one_watch(field: Field) -> None:
+    pid = field.start()
+    field.follow(pid, pid, pid)
+    assert len(field.owners.watched()) == 1

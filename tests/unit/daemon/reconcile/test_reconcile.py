@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reconcile: settle, publish, count; a dry run only looks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.deadline import Deadline, boottime
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.store import boot, claim_records, kv, verdicts
+from gpulock.store.gate import Gate
+from tests.support.trees import BOOT, NAME, Box, bus, judge_of, record, soon
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    node = made.node()
+    boot.ensure(node.store)
+    boot.begin(node.store, str(made.state), BOOT, NAME)
+    return made
+
+
+def hold(box: Box, number: int, pid: int, **changes: object) -> None:
+    one = record(pid=pid, token=f"t{pid}", devices=(bus(number),), **changes)
+    box.node().store.make(bus(number), one)
+
+
+def run(box: Box, dry_run: bool = False) -> Report:
+    node = box.node()
+    return reconcile(node, judge_of(node), soon(), dry_run)
+
+
+def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> None:
+    box.proc.shepherd(500, box.root)
+    hold(box, 0, 500)
+    hold(box, 1, 501)
+    hold(box, 2, 502, node="node2")
+    report = run(box)
+    assert [o.act for o in report.outcomes] == ["held", "freed", "held"]
+    assert box.locks() == [bus(0), bus(2)]
+    known = verdicts.read(str(box.lock), boottime(), box.node().boot_id)
+    assert known is not None
+    assert {token: v.state for token, v in known.items()} == {"t500": "alive", "t502": "unknown"}
+    assert kv.decode((box.lock / "totals").read_text())["reaped_shepherd"] == "1"
+
+
+def test_a_dry_run_changes_nothing_but_the_gate(box: Box) -> None:
+    hold(box, 1, 501)
+    before = sorted(box.lock.rglob("*"))
+    assert [o.act for o in run(box, dry_run=True).outcomes] == ["freed"]
+    assert sorted({*box.lock.rglob("*")} - {box.lock / "gate"}) == before
+
+
+def test_a_dry_run_on_a_node_that_never_claimed_makes_nothing(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    assert run(box, dry_run=True).outcomes == []
+    assert not box.lock.exists()
+
+
+def test_a_node_that_never_claimed_is_made_ready(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run(box)
+    assert box.node().store.boot_id() == BOOT
+
+
+def test_folders_that_were_removed_are_made_again(box: Box) -> None:
+    os.rmdir(box.state / "quarantine")
+    run(box)
+    assert (box.state / "quarantine").is_dir()
+
+
+def test_a_run_that_is_over_is_forgotten(box: Box) -> None:
+    hold(box, 0, 501, scheduler="process", add_grp_id=0, job_id="501")
+    owner = box.node().store.read(bus(0)).owner
+    assert owner is not None
+    claim_records.keep(str(box.state), owner)
+    run(box)
+    assert os.listdir(box.state / claim_records.FOLDER) == []
+
+
+def test_a_shut_gate_is_a_refusal(box: Box) -> None:
+    node = box.node()
+    with Gate(str(box.lock), Deadline(1)), pytest.raises(Refusal) as caught:
+        reconcile(node, judge_of(node), Deadline(0.02))
+    assert caught.value.kind == UNKNOWN
+
+
+def test_a_job_that_began_while_the_gate_was_shut_is_judged_by_a_look_of_its_own(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shepherd was killed as well meanwhile: only a look taken inside the gate sees it."""
+    node = box.node()
+    enter = Gate.__enter__
+
+    def late(gate: Gate) -> Gate:
+        found = enter(gate)
+        hold(box, 0, 501)
+        box.proc.add(700, groups=[65400])
+        return found
+
+    monkeypatch.setattr(Gate, "__enter__", late)
+    assert [o.act for o in reconcile(node, judge_of(node), soon()).outcomes] == ["held"]
+
+
+def test_a_record_with_a_strange_token_stops_no_reconcile(box: Box) -> None:
+    box.proc.shepherd(500, box.root)
+    hold(box, 0, 500)
+    hold(box, 1, 501)
+    path = box.lock / "locks" / bus(0) / "owner"
+    path.write_text(path.read_text().replace("token=t500", "token=a=b\x1b"))
+    run(box)
+    assert box.locks() == [bus(0)]

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reconcile on a node of Slurm: what it notes, what it asks, and what goes with a dead job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.deadline import boottime
+from gpulock.store import claim_records, kv, verdicts
+from gpulock.workstation.process_claims import judge
+from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
+from tests.support.trees import OTHER_BOOT, bus, soon
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """A node with slurmd, whose slurmctld does not answer."""
+    made = Site(tmp_path)
+    made.process(60, "slurmd", uid=ROOT)
+    made.fails(SILENT)
+    return made
+
+
+def again(site: Site, dry_run: bool = False) -> Report:
+    node = site.node()
+    report = reconcile(node, judge(node), soon(), dry_run)
+    assert report.fault == ""
+    return report
+
+
+def acts(site: Site, dry_run: bool = False) -> list[str]:
+    return [outcome.act for outcome in again(site, dry_run).outcomes]
+
+
+def seen(site: Site, number: int = 0) -> bool:
+    return (site.lock / "locks" / bus(number) / "seen").exists()
+
+
+def known(site: Site) -> dict[str, str]:
+    """Return the published verdicts by token."""
+    found = verdicts.read(str(site.lock), boottime(), site.node().boot_id)
+    assert found is not None
+    return {token: one.state for token, one in found.items()}
+
+
+def test_the_extern_step_is_noted_once_it_was_seen_and_then_absence_counts(site: Site) -> None:
+    site.prolog(12, "0,1")
+    assert (acts(site), seen(site)) == (["held", "held"], False)
+    site.stepd(700, "12.extern")
+    assert (acts(site), seen(site, 0), seen(site, 1)) == (["held", "held"], True, True)
+    site.proc.remove(700)
+    assert acts(site) == ["freed", "freed"]
+    assert (site.locks(), site.notes(), site.runs()) == ([], [], [])
+
+
+@pytest.mark.parametrize("step", ["0", "batch", "interactive"])
+def test_no_other_step_is(site: Site, step: str) -> None:
+    """Without PrologFlags=Contain nothing of a salloc is here between two steps."""
+    site.prolog(12, "0")
+    site.stepd(700, f"12.{step}")
+    assert (acts(site), seen(site)) == (["held"], False)
+    site.proc.remove(700)
+    assert acts(site) == ["held"]
+
+
+@pytest.mark.parametrize("title", ["13.extern", "1.extern", ""])
+def test_nor_is_another_jobs(site: Site, title: str) -> None:
+    site.prolog(12, "0")
+    site.stepd(700, title)
+    again(site)
+    assert not seen(site)
+
+
+def test_nor_is_what_a_user_calls_so(site: Site) -> None:
+    site.prolog(12, "0")
+    site.stepd(700, "12.extern", UID)
+    again(site)
+    assert not seen(site)
+
+
+def test_a_dry_run_notes_and_frees_nothing(site: Site) -> None:
+    site.prolog(12, "0")
+    site.stepd(700, "12.extern")
+    again(site, dry_run=True)
+    assert not seen(site)
+    site.proc.remove(700)
+    site.fails(INVALID)
+    assert acts(site, dry_run=True) == ["freed"]
+    assert (site.locks(), site.notes(), len(site.runs())) == ([bus(0)], ["n1.12"], 1)
+
+
+def test_note_and_record_of_a_dead_job_go_with_its_lock(site: Site) -> None:
+    site.prolog(12, "0")
+    site.prolog(13, "1")
+    site.answers(row(12, State="COMPLETED"), row(13, State="RUNNING"))
+    token = site.note(13).token
+    assert acts(site) == ["freed", "held"]
+    assert (site.locks(), site.notes(), site.runs()) == ([bus(1)], ["n1.13"], [token])
+    assert known(site) == {token: "alive"}
+    assert kv.decode((site.lock / "totals").read_text())["reaped_slurmctld"] == "1"
+
+
+@pytest.mark.parametrize("changes", [{"uid": OTHER_UID}, {"restart": 0}])
+def test_the_note_of_whoever_has_the_id_now_stays(site: Site, changes: dict[str, object]) -> None:
+    site.prolog(12, "1", SLURM_JOB_RESTART_COUNT="1")
+    made = site.hold(0, **{"job_id": "12", **changes})
+    claim_records.keep(str(site.state), made)
+    state = {"State": "RUNNING", "RestartCnt": "1"} if "uid" in changes else {"State": "FAILED"}
+    site.answers(row(12, **state))
+    outcome = acts(site)
+    assert outcome[0] == "freed"
+    if outcome[1] == "held":
+        assert site.granted() == [bus(1)]
+
+
+def test_an_open_device_of_a_dead_job_is_not_let_go(site: Site) -> None:
+    site.prolog(12, "0,1")
+    site.fails(INVALID)
+    site.process(900, "python", fds={9: site.dev / "nvidia0"})
+    assert acts(site) == ["orphans", "freed"]
+    assert (site.locks(), len(site.runs())) == ([bus(0)], 1)
+    site.proc.remove(900)
+    assert acts(site) == ["freed"]
+    assert site.runs() == []
+
+
+def test_a_living_process_of_another_job_does_not_keep_a_dead_ones_device(site: Site) -> None:
+    site.prolog(12, "0")
+    site.prolog(13, "1")
+    site.fails(INVALID)
+    site.stepd(700, "13.extern")
+    site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
+    assert acts(site) == ["freed", "held"]
+
+
+def test_an_earlier_boots_lock_goes_though_a_step_of_its_id_runs(site: Site) -> None:
+    """A LOCK_DIR that is kept over a boot, and the job requeued on this node."""
+    site.prolog(13, "3")
+    site.hold(0, job_id="12", boot_id=OTHER_BOOT)
+    site.stepd(700, "12.extern")
+    site.stepd(701, "13.extern")
+    assert acts(site) == ["freed", "held"]
+    assert known(site) == {site.note(13).token: "alive"}
+    assert seen(site, 3)
+
+
+def test_a_settling_lock_goes_though_another_nodes_step_of_its_id_runs(site: Site) -> None:
+    site.prolog(12, "0")
+    site.process(900, "python", fds={9: site.dev / "nvidia0"})
+    site.epilog(12)
+    site.stepd(700, "12.extern")
+    again(site)
+    assert site.locks() == [bus(0)]
+    site.proc.remove(900)
+    assert acts(site) == ["freed"]
+    assert (known(site), site.runs()) == ({}, [])
+
+
+def test_a_settling_lock_waits_for_its_last_process(site: Site) -> None:
+    site.prolog(12, "0")
+    folder = site.cgroup(freezer(), 900)
+    site.epilog(12)
+    site.fails(INVALID)
+    assert acts(site) == ["held"]
+    (folder / "cgroup.procs").write_text("")
+    assert acts(site) == ["freed"]
+
+
+def test_a_record_of_another_version_is_held_and_stops_no_reconcile(site: Site) -> None:
+    site.prolog(12, "0")
+    site.prolog(13, "1")
+    site.fails(INVALID)
+    path = site.lock / "locks" / bus(0) / "owner"
+    path.write_text(path.read_text().replace("gpulock-owner 1", "gpulock-owner 2"))
+    assert acts(site) == ["held", "freed"]
+    assert site.notes() == ["n1.12"]
+
+
+def test_a_claim_that_was_cut_short_is_freed(site: Site) -> None:
+    site.prolog(12, "1")
+    site.stepd(700, "12.extern")
+    (site.lock / "locks" / bus(0)).mkdir()
+    assert acts(site) == ["freed", "held"]
+    assert kv.decode((site.lock / "totals").read_text())["reaped_cut_short"] == "1"
+
+
+def test_a_new_boot_is_no_loss(site: Site) -> None:
+    site.prolog(12, "1")
+    site.proc.boot(OTHER_BOOT)
+    again(site)
+    assert (site.locks(), site.runs(), (site.lock / "lost").exists()) == ([], [], False)
+
+
+def test_between_prolog_and_first_step_a_job_is_not_reaped(site: Site) -> None:
+    site.prolog(12, "0")
+    site.answers(row(12, State="CONFIGURING"))
+    assert acts(site) == ["held"]
+    site.fails(INVALID)
+    site.hook(900)
+    assert acts(site) == ["held"]
+
+
+def test_slurmctld_is_asked_once_where_it_is_silent_and_not_for_what_is_seen(site: Site) -> None:
+    for job, gpus in ((12, "0"), (13, "1"), (14, "2")):
+        site.prolog(job, gpus)
+    site.stepd(700, "14.extern")
+    again(site)
+    assert [call[5] for call in site.calls()] == ["12"]
+    assert set(known(site).values()) == {"unknown", "alive"}
+
+
+def test_nobody_is_asked_where_no_lock_is_slurms(site: Site) -> None:
+    site.hold(0, scheduler="process", pid=60, start=1000)
+    assert site.prolog(12, None) == RUN
+    again(site)
+    assert site.calls() == []

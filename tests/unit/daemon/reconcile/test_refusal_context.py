@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hook refused stands where the user looks, and no scheduler holds up gpulockd for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.reconcile.refusal_context import AT_ONCE, LENGTH, OLD, Refusals, take, value_of
+from gpulock.store import atomic, refusal_notes
+from tests.support.trees import Box
+
+WHY = "gpulock: job 12: busy: 2 GPUs asked for, 1 of 4 free; the job can run when others have ended"
+
+
+class Site:
+    """A node of Grid Engine with a qalter that writes down what it is told."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.told = root / "told"
+        self.gate = root / "gate"
+        self.box = Box(root / "node", SGE_ROOT="/opt/sge", SGE_BINARIES=str(root))
+        self.box.lock.mkdir()
+        self.qalter(0)
+        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.chore = Refusals(Journal(self.ends[1], levels=True))
+
+    def qalter(self, code: int) -> None:
+        lines = [
+            "#!/bin/sh",
+            f"test -e {self.gate} && cat {self.gate}",
+            f'printf "%s\\n" "$*" >> {self.told}',
+            f"exit {code}",
+        ]
+        (self.root / "qalter").write_text("\n".join(lines) + "\n")
+        (self.root / "qalter").chmod(0o755)
+
+    def keep(self, job: str, text: str = WHY) -> None:
+        refusal_notes.keep(str(self.box.lock), job, text)
+
+    def notes(self) -> list[str]:
+        return sorted(os.listdir(self.box.lock / "refused"))
+
+    def go(self) -> None:
+        self.chore.run(self.box.node(), Report([], []), 0.0)
+
+    def done(self) -> list[str]:
+        """Wait until it was told; return what qalter was called with."""
+        assert self.chore.asking is not None
+        assert self.chore.asking.wait(20.0)
+        lines = self.told.read_text().splitlines()
+        self.go()  # which may start the next ones
+        return lines
+
+    def said(self) -> str:
+        try:
+            return os.read(self.ends[0], 1 << 16).decode()
+        except BlockingIOError:
+            return ""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    for fd in made.ends:
+        os.close(fd)
+
+
+def test_a_refusal_is_put_into_the_jobs_context(site: Site) -> None:
+    site.keep("12")
+    site.go()
+    (line,) = site.done()
+    assert line == f"-ac gpulock={WHY.replace(',', ';')} 12"
+    assert site.notes() == []
+
+
+def test_the_last_refusal_of_a_job_counts(site: Site) -> None:
+    site.keep("12", "first")
+    site.keep("12", "second")
+    site.go()
+    assert site.done() == ["-ac gpulock=second 12"]
+
+
+def test_a_qmaster_that_does_not_answer_holds_up_nobody(site: Site) -> None:
+    os.mkfifo(site.gate)
+    site.keep("12")
+    site.go()
+    site.keep("13")
+    site.go()
+    assert site.notes() == ["13"]
+    with site.gate.open("w") as gate:
+        site.gate.unlink()  # the next one finds none
+        gate.write("now\n")
+    site.done()
+    assert len(site.done()) == 2
+
+
+def test_what_cannot_be_told_is_dropped_and_logged(site: Site) -> None:
+    site.qalter(1)
+    site.keep("12")
+    site.go()
+    site.done()
+    assert "job 12 was refused" in site.said()
+    assert site.notes() == []
+
+
+def test_many_refusals_are_told_bit_by_bit(site: Site) -> None:
+    for job in range(AT_ONCE + 5):
+        site.keep(str(100 + job))
+    site.go()
+    assert len(site.notes()) == 5
+    assert len(site.done()) == AT_ONCE
+
+
+def test_a_folder_full_of_notes_takes_no_more(site: Site) -> None:
+    for job in range(refusal_notes.MOST + 5):
+        site.keep(str(job))
+    assert len(site.notes()) == refusal_notes.MOST
+
+
+@pytest.mark.parametrize("job", ["", "../12", "12.3", "x", "-1", "¼"])
+def test_a_job_that_is_no_number_leaves_no_note(site: Site, job: str) -> None:
+    site.keep(job)
+    assert not (site.box.lock / "refused").exists()
+
+
+def test_without_room_a_hook_goes_on(site: Site) -> None:
+    site.box.lock.rmdir()
+    site.keep("12")
+    assert not site.box.lock.exists()
+
+
+def test_what_is_no_note_is_taken_away(site: Site) -> None:
+    site.keep("12")
+    folder = site.box.lock / "refused"
+    (folder / ".12.0123456789ab").touch()
+    os.mkfifo(folder / "13")
+    (folder / "14").symlink_to("/etc/passwd")
+    (folder / "15").write_text("x" * 100_000)
+    assert list(take(str(folder), time.time() + OLD)) == ["12"]
+    assert site.notes() == []
+
+
+def test_a_folder_in_the_place_of_a_note_keeps_no_other_from_being_told(site: Site) -> None:
+    for job in ("12", "14"):
+        site.keep(job)
+    folder = site.box.lock / "refused"
+    (folder / "13").mkdir()
+    assert list(take(str(folder), time.time())) == ["12", "14"]
+    site.keep("15")
+    assert list(take(str(folder), time.time())) == ["15"]
+
+
+def test_a_note_that_is_being_written_is_not_taken_away(site: Site) -> None:
+    site.keep("12")
+    folder = site.box.lock / "refused"
+    (folder / ".13.0123456789ab").write_text("a part")
+    assert list(take(str(folder), time.time())) == ["12"]
+    assert site.notes() == [".13.0123456789ab"]
+
+
+def test_a_later_note_of_a_job_outlives_the_taking_of_the_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.keep("12", "first")
+    read = atomic.read_text
+
+    def read_while_the_hook_writes(path: str, limit: int = 0, dir_fd: int | None = None) -> str:
+        text = read(path, limit, dir_fd)
+        site.keep("12", "second")
+        return text
+
+    monkeypatch.setattr(atomic, "read_text", read_while_the_hook_writes)
+    folder = str(site.box.lock / "refused")
+    assert take(folder, time.time()) == {"12": "first"}
+    monkeypatch.undo()
+    assert take(folder, time.time()) == {"12": "second"}
+
+
+def test_on_a_node_without_grid_engine_notes_are_taken_away(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.lock.mkdir()
+    refusal_notes.keep(str(box.lock), "12", WHY)
+    chore = Refusals(Journal(-1, quiet=True))
+    chore.run(box.node(), Report([], []), 0.0)
+    assert chore.asking is None
+    assert os.listdir(box.lock / "refused") == []
+
+
+def test_a_value_is_one_variable_on_one_line() -> None:
+    assert value_of('a, b="c"\nd') == "a; b='c'?d"
+    assert len(value_of("x" * 10_000)) == LENGTH

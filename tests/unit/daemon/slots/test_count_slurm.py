@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm is told of devices that are out: a drain of ours, taken back, and no other touched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.slots import slurm
+from gpulock.daemon.slots.slurm import PREFIX, Act, SlurmCount, act, reason_of, state_of
+from gpulock.slurm.scontrol import Control
+from gpulock.store import quarantine
+from tests.support.trees import NAME, Box, bus
+
+SCONTROL = """\
+#!/bin/sh
+cd {root}
+test -e down && exit 1
+read host < host; read names < aliases; read state < state; read reason < reason
+case "$1 $2" in
+"show aliases") test "$3" = "$host" && echo "$names"; true ;;
+"show node") echo "NodeName=$4 State=$state Reason=$reason [root@2026-11-21T19:00:00] Comment=x" ;;
+"update NodeName=n1")
+    shift 2
+    for word; do case "$word" in
+    State=DRAIN) echo IDLE+DRAIN > state ;;
+    State=UNDRAIN) echo IDLE > state; echo > reason ;;
+    Reason=*) echo "${{word#Reason=}}" > reason ;;
+    esac; done ;;
+*) exit 1 ;;
+esac
+"""
+BAD = {bus(1): "xid: XID 79"}
+OURS = f"{PREFIX}{bus(1)}: xid: XID 79"
+
+
+class Site:
+    """A slurmctld of files, and the chore of a node."""
+
+    def __init__(self, root: Path, **keys: str) -> None:
+        self.root = root
+        (root / "scontrol").write_text(SCONTROL.format(root=root))
+        (root / "scontrol").chmod(0o755)
+        known = {"SLURM_BINARIES": str(root), "SLURM_ON_BAD": "drain", "SLURM_CONF": "/x", **keys}
+        self.box = Box(root / "box", 4, **known)
+        (self.box.state / quarantine.QUARANTINE).mkdir()
+        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.now = 0.0
+        self.start()
+        self.put("aliases", "n1")
+        self.put("host", NAME)
+        self.node("IDLE")
+
+    def start(self) -> None:
+        """Let gpulockd begin anew."""
+        self.chore = SlurmCount(Journal(self.ends[1], levels=True))
+
+    def put(self, name: str, text: str) -> None:
+        (self.root / name).write_text(f"{text}\n")
+
+    def node(self, state: str, reason: str = "") -> None:
+        """Let slurmctld have the node so."""
+        self.put("state", state)
+        self.put("reason", reason)
+
+    def shown(self) -> tuple[str, str]:
+        """Return what slurmctld has of the node."""
+        state, reason = ((self.root / name).read_text().strip() for name in ("state", "reason"))
+        return state, reason
+
+    def out(self, number: int) -> None:
+        args = (str(self.box.state), quarantine.QUARANTINE, bus(number))
+        quarantine.put(*args, "gpulock", "xid: XID 79")
+
+    def back(self, number: int) -> None:
+        quarantine.lift(str(self.box.state), quarantine.QUARANTINE, bus(number))
+
+    def round(self) -> None:
+        """Let one round be asked for and answered."""
+        for _ in range(2):
+            self.now += slurm.EVERY
+            node = self.box.node()
+            report = Report([], [])
+            report.devices = node.devices()
+            self.chore.run(node, report, self.now)
+            asking = self.chore.asking
+            assert asking is None or asking.wait(20.0)
+
+    def said(self) -> list[str]:
+        try:
+            return os.read(self.ends[0], 1 << 16).decode().splitlines()
+        except BlockingIOError:
+            return []
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    for fd in made.ends:
+        os.close(fd)
+
+
+def test_a_node_is_drained_with_the_reason_and_resumed_when_all_is_well(site: Site) -> None:
+    site.out(1)
+    site.round()
+    assert site.shown() == ("IDLE+DRAIN", OURS)
+    site.round()
+    site.back(1)
+    site.round()
+    assert site.shown() == ("IDLE", "")
+    assert [line for line in site.said() if "was told" in line] == [
+        f"<5>Slurm was told: State=DRAIN Reason={OURS}",
+        "<5>Slurm was told: State=UNDRAIN",
+    ]
+
+
+def test_by_default_it_is_told_once_and_slurm_is_asked_nothing(tmp_path: Path) -> None:
+    quiet = Site(tmp_path, SLURM_ON_BAD="tell")
+    (tmp_path / "scontrol").unlink()
+    quiet.out(1)
+    quiet.round()
+    quiet.round()
+    (line,) = quiet.said()
+    assert f"Slurm goes on counting {bus(1)}, which is out (xid: XID 79)" in line
+
+
+def test_a_drain_of_somebody_elses_stays(site: Site) -> None:
+    site.node("MIXED+DRAIN", "new cooling")
+    site.out(1)
+    site.round()
+    site.back(1)
+    site.round()
+    assert site.shown() == ("MIXED+DRAIN", "new cooling")
+
+
+def test_a_node_that_was_resumed_by_hand_is_left_alone_until_one_more_is_out(site: Site) -> None:
+    site.out(1)
+    site.round()
+    site.node("IDLE")
+    site.round()
+    assert site.shown() == ("IDLE", "")
+    site.out(0)
+    site.round()
+    assert site.shown()[0] == "IDLE+DRAIN"
+    assert site.shown()[1].endswith("and 1 more")
+
+
+def test_when_the_key_is_changed_our_drain_is_taken_back(site: Site) -> None:
+    site.out(1)
+    site.round()
+    site.box.settings["SLURM_ON_BAD"] = "tell"
+    site.round()
+    assert site.shown() == ("IDLE", "")
+
+
+def test_one_killed_between_drain_and_note_is_put_right_by_the_next(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise OSError("killed")
+
+    site.out(1)
+    with monkeypatch.context() as dying:
+        dying.setattr("gpulock.store.atomic.replace_file", killed)
+        site.round()
+    assert site.shown()[0] == "IDLE+DRAIN"
+    site.back(1)
+    site.start()
+    site.round()
+    assert site.shown() == ("IDLE", "")
+
+
+def test_a_slurmctld_that_is_down_is_told_once_and_asked_again(site: Site) -> None:
+    site.put("down", "")
+    site.out(1)
+    site.round()
+    site.round()
+    assert len(site.said()) == 1
+    (site.root / "down").unlink()
+    site.round()
+    assert site.shown()[0] == "IDLE+DRAIN"
+
+
+def test_slurm_may_know_the_machine_by_its_short_name(site: Site) -> None:
+    control = Control(site.box.node().settings)
+    assert slurm.name_of(control, f"{NAME}.cluster.example") == "n1"
+
+
+@pytest.mark.parametrize("names", ["", "n1 n2"])
+def test_a_machine_that_is_not_one_node_of_slurms_is_not_drained(site: Site, names: str) -> None:
+    site.put("aliases", names)
+    site.out(1)
+    site.round()
+    assert site.shown() == ("IDLE", "")
+    (line,) = site.said()
+    assert f"{NAME} is {names or 'no node'} to Slurm" in line
+
+
+def test_a_card_that_is_not_there_counts(site: Site) -> None:
+    site.box.settings["GPUS"] = "5"
+    site.round()
+    assert site.shown() == ("IDLE+DRAIN", f"{PREFIX}missing: 1 of 5 GPUs are not there")
+
+
+def test_a_card_that_is_out_and_fell_off_the_bus_counts_once(site: Site) -> None:
+    site.box.settings["GPUS"] = "5"
+    site.out(4)
+    site.round()
+    assert site.shown() == ("IDLE+DRAIN", f"{PREFIX}{bus(4)}: xid: XID 79")
+
+
+def test_while_the_driver_is_away_nothing_is_taken_back(site: Site) -> None:
+    site.out(1)
+    site.round()
+    site.back(1)
+    before = site.chore.asking
+    for _ in range(3):
+        site.now += slurm.EVERY
+        site.chore.run(site.box.node(), Report([], []), site.now)
+    assert site.chore.asking is before
+    assert site.shown()[0] == "IDLE+DRAIN"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "bad", "noted", "due"),
+    [
+        ("IDLE", "", {}, "", Act((), "")),
+        ("DOWN*+DRAIN", OURS, {}, bus(1), Act(("State=UNDRAIN",), "")),
+        ("DOWN", OURS, {}, bus(1), Act((), "")),
+        ("MIXED+DRAIN", OURS, BAD, "", Act((), bus(1))),
+        ("IDLE", "", BAD, "", Act(("State=DRAIN", f"Reason={OURS}"), bus(1))),
+        ("DRAIN", "x", BAD, bus(1), Act((), bus(1))),
+    ],
+)
+def test_each_state_of_a_node_has_its_act(
+    state: str, reason: str, bad: dict[str, str], noted: str, due: Act
+) -> None:
+    assert act(state, reason, bad, noted) == due
+
+
+def test_a_reason_is_one_short_line_without_quotes() -> None:
+    reason = reason_of({bus(1): 'a "b"\n' + "c" * 500, bus(2): "d"})
+    assert reason.startswith(f"{PREFIX}{bus(1)}: a 'b'?ccc") and reason.endswith(", and 1 more")
+    assert len(reason) == slurm.LENGTH
+
+
+def test_state_and_reason_are_read_from_what_scontrol_shows() -> None:
+    line = "NodeName=n1 State=MIXED+DRAIN ThreadsPerCore=1 Reason=a b [c] d [root@2026] Comment=x\n"
+    assert state_of(line) == ("MIXED+DRAIN", "a b [c] d")
+    assert state_of("NodeName=n1 State=IDLE X=1\n") == ("IDLE", "")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts that drifted apart are told once, and no scheduler that is silent holds up gpulockd."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.slots.drift import EVERY, Drift, complex_values, of_slurm
+from gpulock.slurm.gres_map import LINE
+from tests.support.trees import Box
+
+QCONF = """\
+#!/bin/sh
+test "$1 $2" = "-se node1" || exit 1
+test -e {gate} && cat {gate}
+printf 'hostname node1\\ncomplex_values slots=16,gpu={count}\\nuser_lists NONE\\n'
+"""
+
+
+class Site:
+    """A node of four devices with a chore, and what it says."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.gate = root / "gate"
+        self.box = Box(root / "node", SGE_ROOT="/opt/sge", SGE_BINARIES=str(root))
+        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.chore = Drift(Journal(self.ends[1], levels=True))
+
+    def qmaster(self, count: int) -> None:
+        program = self.root / "qconf"
+        program.write_text(QCONF.format(gate=self.gate, count=count))
+        program.chmod(0o755)
+
+    def go(self, now: float) -> None:
+        node = self.box.node()
+        report = Report([], [])
+        report.devices = node.devices()
+        self.chore.run(node, report, now)
+
+    def answered(self) -> None:
+        """Wait for qmaster's answer, and take it."""
+        asking = self.chore.asking
+        assert asking is not None
+        assert asking.wait(20.0)
+        self.go(1.0)
+
+    def said(self) -> list[str]:
+        try:
+            return os.read(self.ends[0], 1 << 16).decode().splitlines()
+        except BlockingIOError:
+            return []
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    for fd in made.ends:
+        os.close(fd)
+
+
+def test_a_count_that_fits_is_not_told(site: Site) -> None:
+    site.qmaster(4)
+    site.go(0.0)
+    site.answered()
+    assert site.said() == []
+
+
+def test_a_count_that_drifted_is_told_once(site: Site) -> None:
+    site.qmaster(8)
+    site.go(0.0)
+    site.answered()
+    site.go(EVERY)
+    site.answered()
+    (line,) = site.said()
+    assert "Grid Engine counts gpu=8 here, there are 4 devices" in line
+
+
+def test_between_two_questions_nobody_is_asked(site: Site) -> None:
+    site.qmaster(8)
+    site.go(0.0)
+    site.answered()
+    site.go(EVERY - 1)
+    assert site.chore.asking is None
+
+
+def test_a_qmaster_that_does_not_answer_holds_up_nobody(site: Site) -> None:
+    os.mkfifo(site.gate)
+    site.qmaster(8)
+    site.go(0.0)
+    site.go(1.0)
+    assert site.said() == []
+    site.gate.write_text("now\n")
+    site.answered()
+    assert len(site.said()) == 1
+
+
+def test_a_qmaster_that_is_down_is_not_told_here(site: Site) -> None:
+    site.go(0.0)
+    site.answered()
+    assert site.said() == []
+
+
+def test_consumables_are_read_from_several_lines() -> None:
+    text = (
+        "hostname node1\ncomplex_values        slots=16,gpu=4, \\\n                      gpuj=2\n"
+    )
+    assert complex_values(text) == {"slots": "16", "gpu": "4", "gpuj": "2"}
+    assert complex_values("complex_values NONE\n") == {}
+    assert complex_values("") == {}
+
+
+def slurm(root: Path, *minors: int) -> dict[str, str]:
+    """Return what is told of a map with these minors, on a node of four devices."""
+    box = Box(root)
+    lines = [f"{place}={minor}" for place, minor in enumerate(minors)]
+    (box.state / "slurm-map").write_text("\n".join([LINE, *lines]) + "\n")
+    node = box.node()
+    return of_slurm(node.settings, node.devices())
+
+
+def test_a_map_that_fits_is_not_told(tmp_path: Path) -> None:
+    assert slurm(tmp_path, 3, 2, 1, 0) == {}
+
+
+def test_a_position_without_a_card_is_told(tmp_path: Path) -> None:
+    (line,) = slurm(tmp_path, 0, 1, 2, 3, 4).values()
+    assert "/dev/nvidia4" in line
+
+
+def test_a_card_that_slurm_does_not_count_is_told(tmp_path: Path) -> None:
+    (line,) = slurm(tmp_path, 0, 1, 3).values()
+    assert line == "Slurm does not count /dev/nvidia2: see gres.conf"
+
+
+def test_a_map_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    (box.state / "slurm-map").write_text("something else\n")
+    node = box.node()
+    assert list(of_slurm(node.settings, node.devices())) == ["slurm map"]
+
+
+def test_without_slurm_nothing_is_told(tmp_path: Path) -> None:
+    node = Box(tmp_path).node()
+    assert of_slurm(node.settings, node.devices()) == {}

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A slurmctld that does not answer is not asked again and again with the gate held."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon import rounds
+from gpulock.daemon.core import controller
+from gpulock.daemon.core.background_call import Asking
+from gpulock.daemon.core.controller import AGAIN, LONGEST, Silence, SparingControl
+from gpulock.daemon.core.instance_lock import Single
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.rounds import Rounds
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node.settings import Settings
+from gpulock.slurm.scontrol import SilentError
+from tests.support.slurm_site import INVALID, ROOT, SILENT
+from tests.support.slurm_site import Site as SlurmSite
+from tests.support.trees import Box
+
+NO_CONTACT = "Unable to contact slurm controller"
+
+
+class Clock:
+    """The time, as a test says it is."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (controller, rounds):
+        monkeypatch.setattr(module, "boottime", made)
+    monkeypatch.setattr(controller, "PATIENCE", 20.0)  # a busy machine may need more than a second
+    return made
+
+
+class Site:
+    """A node with a squeue that counts how often it was started."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self.root = root
+        self.clock = clock
+        self.box = Box(root / "node", SLURM_BINARIES=str(root), SLURM_TIMEOUT="20")
+        self.calls = root / "calls"
+        self.squeue = root / "squeue"
+        self.silence = Silence()
+
+    def answer(self, text: str, after: str = ":") -> None:
+        lines = ["#!/bin/sh", f"echo >> {self.calls}", after, f"echo '{text}'", "exit 1", ""]
+        self.squeue.write_text("\n".join(lines))
+        self.squeue.chmod(0o755)
+
+    def ask(self) -> dict[str, str] | None:
+        """Ask as a round does: with a control of its own."""
+        return SparingControl(self.box.node().settings, self.silence).job("12")
+
+    def listen(self) -> None:
+        """Do what a round does before it takes the gate."""
+        self.silence.listen(self.box.node().settings, self.clock())
+
+    def asked(self) -> int:
+        return self.calls.read_text().count("\n") if self.calls.exists() else 0
+
+
+@pytest.fixture
+def site(tmp_path: Path, clock: Clock) -> Site:
+    return Site(tmp_path, clock)
+
+
+def test_what_it_answers_is_returned_each_time(site: Site, clock: Clock) -> None:
+    site.answer("slurm_load_jobs error: Invalid job id specified")
+    assert [site.ask(), site.ask()] == [None, None]
+    assert site.asked() == 2
+
+
+def test_after_silence_it_is_left_alone(site: Site, clock: Clock) -> None:
+    site.answer(NO_CONTACT)
+    for _ in range(3):
+        with pytest.raises(Refusal) as caught:
+            site.ask()
+        assert caught.value.kind == UNKNOWN
+    assert site.asked() == 1
+
+
+def test_before_the_gate_it_is_asked_again_now_and_then_and_nothing_ends_without_an_answer(
+    site: Site, clock: Clock
+) -> None:
+    site.answer(NO_CONTACT)
+    for minute in range(30):  # three times as long as it is left alone where nobody listens
+        with pytest.raises(Refusal):
+            site.ask()
+        for _ in range(2):
+            site.listen()
+            clock.now += AGAIN / 2
+        assert site.asked() == 1 + minute
+    assert site.silence.lasts(clock.now)
+
+
+def test_an_answer_ends_the_silence_and_work_goes_on_in_the_same_round(
+    site: Site, clock: Clock
+) -> None:
+    site.answer(NO_CONTACT)
+    with pytest.raises(Refusal):
+        site.ask()
+    site.answer("slurm_load_jobs error: Invalid job id specified")
+    site.listen()
+    with pytest.raises(Refusal):
+        site.ask()
+    clock.now += AGAIN
+    site.listen()
+    assert [site.ask(), site.ask()] == [None, None]
+    assert site.asked() == 4
+
+
+def test_an_answer_that_takes_its_time_is_taken_by_a_later_round(
+    site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.answer(NO_CONTACT)
+    with pytest.raises(Refusal):
+        site.ask()
+    go = site.root / "go"
+    os.mkfifo(go)
+    site.answer("slurm_load_jobs error: Invalid job id specified", after=f"read _ <{go}")
+    monkeypatch.setattr(controller, "PATIENCE", 0.0)
+    clock.now += AGAIN
+    for _ in range(3):
+        site.listen()
+        assert site.silence.lasts(clock.now)
+        clock.now += AGAIN
+    go.write_text("go\n")
+    monkeypatch.setattr(controller, "PATIENCE", 20.0)
+    site.listen()
+    assert not site.silence.lasts(clock.now)
+    assert site.asked() == 2
+
+
+def test_a_question_that_never_comes_back_leaves_the_way_through_the_gate(
+    site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.answer(NO_CONTACT)
+    with pytest.raises(Refusal):
+        site.ask()
+
+    def hangs(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(Asking, "wait", hangs)
+    site.answer("slurm_load_jobs error: Invalid job id specified")
+    for _ in range(int(LONGEST / AGAIN)):
+        site.listen()
+        assert site.silence.lasts(clock.now)
+        clock.now += AGAIN
+    site.listen()
+    assert site.ask() is None
+
+
+def test_one_that_answers_is_not_asked_beside_the_gate(site: Site, clock: Clock) -> None:
+    site.answer("slurm_load_jobs error: Invalid job id specified")
+    site.ask()
+    clock.now += AGAIN
+    site.listen()
+    assert site.asked() == 1
+
+
+def test_gpulockd_frees_in_the_round_in_which_slurmctld_is_back(
+    tmp_path: Path, clock: Clock
+) -> None:
+    slurm = SlurmSite(tmp_path)
+    slurm.process(60, "slurmd", uid=ROOT)
+    slurm.prolog(12, "0")
+    slurm.fails(SILENT)
+    ends = os.pipe2(os.O_NONBLOCK)
+    made = Rounds(DaemonNode(Settings(dict(slurm.settings))), Journal(ends[1]), ())
+    with closing(made.single, ends):
+        for _ in range(3):
+            made.once(clock.now)
+        assert [call[0] for call in slurm.calls()] == ["squeue"]
+        slurm.fails(INVALID)
+        clock.now += AGAIN
+        report = made.once(clock.now)
+        assert report is not None
+        assert [outcome.act for outcome in report.outcomes] == ["freed"]
+
+
+@contextmanager
+def closing(single: Single, ends: tuple[int, int]) -> Generator[None]:
+    """Let another gpulockd run after the test."""
+    try:
+        yield
+    finally:
+        single.let_go()
+        for fd in ends:
+            os.close(fd)
+
+
+def test_an_odd_answer_about_one_job_keeps_nobody_from_asking_about_another(
+    site: Site, clock: Clock
+) -> None:
+    site.squeue.write_text(
+        f'#!/bin/sh\necho >> {site.calls}\n[ "$5" = 12 ] && exit 0\necho "{INVALID}"\nexit 1\n'
+    )
+    site.squeue.chmod(0o755)
+    for _ in range(3):
+        asking = SparingControl(site.box.node().settings, site.silence)
+        for _ in range(2):
+            with pytest.raises(Refusal):
+                asking.job("12")
+            assert asking.job("13") is None
+        assert not site.silence.lasts(clock.now)
+
+
+def test_an_odd_answer_ends_a_silence(site: Site, clock: Clock) -> None:
+    site.answer(NO_CONTACT)
+    with pytest.raises(Refusal):
+        site.ask()
+    site.squeue.write_text("#!/bin/sh\nexit 0\n")
+    clock.now += AGAIN
+    site.listen()
+    assert not site.silence.lasts(clock.now)
+
+
+class Hanging:
+    """A question that is not answered in the round that puts it, but fails by the next one."""
+
+    put = 0
+
+    def __init__(self, question: object) -> None:
+        type(self).put += 1
+        self._looks = 0
+
+    def wait(self, seconds: float) -> bool:
+        self._looks += 1
+        return self._looks > 1
+
+    def answer(self) -> None:
+        raise SilentError("squeue did not answer in time")
+
+
+def test_one_that_hangs_is_asked_every_minute_all_the_same(
+    site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "Asking", Hanging)
+    monkeypatch.setattr(Hanging, "put", 0)
+    site.silence.begins(clock.now, "12")
+    for _ in range(20):
+        clock.now += AGAIN / 2
+        site.listen()
+    assert Hanging.put == 10

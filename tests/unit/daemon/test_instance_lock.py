@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One gpulockd a node, whatever becomes of LOCK_DIR."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.core.instance_lock import NAME, Single
+from gpulock.errors import BROKEN, BUSY, Refusal
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "run"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def first(folder: Path) -> Iterator[Single]:
+    made = Single()
+    made.take(str(folder))
+    yield made
+    made.let_go()
+
+
+def refused(folder: Path) -> Refusal:
+    other = Single()
+    with pytest.raises(Refusal) as caught:
+        other.take(str(folder))
+    other.let_go()
+    return caught.value
+
+
+def test_the_second_learns_who_runs(first: Single, folder: Path) -> None:
+    refusal = refused(folder)
+    assert refusal.kind == BUSY
+    assert str(os.getpid()) in refusal.why
+
+
+def test_taking_again_changes_nothing(first: Single, folder: Path) -> None:
+    first.take(str(folder))
+    assert refused(folder).kind == BUSY
+
+
+def test_when_the_first_has_ended_the_second_may_run(first: Single, folder: Path) -> None:
+    first.let_go()
+    second = Single()
+    second.take(str(folder))
+    second.let_go()
+
+
+def test_in_a_lock_directory_made_anew_the_right_is_taken_again(
+    first: Single, folder: Path
+) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    first.take(str(folder))
+    assert refused(folder).kind == BUSY
+
+
+def test_who_was_faster_in_a_lock_directory_made_anew_is_the_one(
+    first: Single, folder: Path
+) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    faster = Single()
+    faster.take(str(folder))
+    with pytest.raises(Refusal) as caught:
+        first.take(str(folder))
+    faster.let_go()
+    assert caught.value.kind == BUSY
+
+
+def test_a_file_that_others_may_open_is_refused(folder: Path) -> None:
+    (folder / NAME).touch(0o644)
+    (folder / NAME).chmod(0o644)
+    assert refused(folder).kind == BROKEN
+
+
+def test_a_planted_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").touch(0o600)
+    (folder / NAME).symlink_to(tmp_path / "elsewhere")
+    assert refused(folder).kind == BROKEN
+
+
+def test_the_file_is_private(first: Single, folder: Path) -> None:
+    assert (folder / NAME).stat().st_mode & 0o777 == 0o600

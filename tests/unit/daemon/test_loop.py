@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole daemon in this process: what makes it go round, and what it is told to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from gpulock.alloc.liveness import ALIVE, Scan, Verdict
+from gpulock.alloc.reaper import HELD, Outcome
+from gpulock.daemon.app import config_of
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.core.notify import Notify
+from gpulock.daemon.core.signals import EndedError, Signals
+from gpulock.daemon.main_loop import Daemon
+from gpulock.daemon.reconcile import schedule
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.node.context import Node
+from gpulock.node.settings import DEFAULT_PATH, load
+from gpulock.simulate.node import write_node
+from gpulock.store.locks import Lock
+from gpulock.workstation.serve_policy import Serving, by_locks, by_processes, by_settings
+from tests.support.trees import Box, bus, record
+
+
+class Script:
+    """A chore that does one thing after each round, and ends the daemon after the last."""
+
+    def __init__(self, signals: Signals, *acts: Callable[[], object]) -> None:
+        self.reports: list[Report] = []
+        self._signals = signals
+        self._acts = list(acts)
+
+    def run(self, node: Node, report: Report, now: float) -> None:
+        self.reports.append(report)
+        if self._acts:
+            self._acts.pop(0)()
+        else:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class Field:
+    """A simulated node with a gpulockd on it, and a service manager that listens."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.simulated = write_node(root / "node", "dgx1")
+        self.config = str(self.simulated.config)
+        self.signals = Signals()
+        signal.set_wakeup_fd(self.signals.wake)
+        signal.signal(signal.SIGUSR1, self._end)
+        self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.manager.bind(str(root / "notify"))
+        self.manager.setblocking(False)
+        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self.signals.ending = True
+
+    def run(self, *acts: Callable[[], object]) -> list[Report]:
+        """Run a gpulockd that does one of `acts` after each round; return its reports."""
+        self.signals.ending = False
+        script = Script(self.signals, *acts)
+        journal = Journal(self.ends[1], levels=True)
+        notify = Notify(str(self.root / "notify"))
+        Daemon(load(self.config), journal, notify, self.signals, [script]).run()
+        return script.reports
+
+    def hold(self, number: int = 0) -> None:
+        """Let a process hold a device."""
+        from gpulock.workstation.process_claims import template
+
+        node = Node(load(self.config))
+        device = node.devices()[number]
+        started = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+        self.processes.append(started)
+        one = template(node, started.pid, "alice").copy(token=f"a{number}", devices=(device.id,))
+        node.store.make(device.id, one)
+
+    def end(self) -> None:
+        """End the process that holds."""
+        self.processes[-1].kill()
+        self.processes[-1].wait()
+
+    def told(self) -> list[str]:
+        found: list[str] = []
+        while True:
+            try:
+                found.append(self.manager.recv(4096).decode().partition("\n")[0])
+            except BlockingIOError:
+                return found
+
+    def said(self) -> str:
+        try:
+            return os.read(self.ends[0], 1 << 16).decode()
+        except BlockingIOError:
+            return ""
+
+
+@pytest.fixture
+def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
+    monkeypatch.setattr(schedule, "SETTLING", 0.0)
+    monkeypatch.setattr(schedule, "SPACING", 0.0)
+    made = Field(tmp_path)
+    yield made
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    made.manager.close()
+    for process in made.processes:
+        process.kill()
+        process.communicate()
+
+
+def acts(report: Report) -> list[str]:
+    return [outcome.act for outcome in report.outcomes]
+
+
+def test_it_says_that_it_is_ready_and_that_it_ends(field: Field) -> None:
+    field.run()
+    assert field.told() == ["STATUS=0 of 8 devices held", "READY=1", "STOPPING=1"]
+
+
+class Busy(Script):
+    """A chore with work between the rounds: two turns after a round, then none."""
+
+    def __init__(self, signals: Signals, hangs: bool) -> None:
+        super().__init__(signals)
+        self.turns = self.closed = 0
+        self._hangs = hangs
+
+    def run(self, node: Node, report: Report, now: float) -> None:
+        if self._hangs:
+            raise EndedError
+        self.reports.append(report)
+
+    def due(self) -> float:
+        return 0.0
+
+    def turn(self, now: float) -> None:
+        self.turns += 1
+        self._signals.ending = self.turns == 2
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_chore_goes_on_between_the_rounds_and_lets_go_at_the_end(
+    field: Field, hangs: bool
+) -> None:
+    chore = Busy(field.signals, hangs)
+    notify = Notify(str(field.root / "notify"))
+    daemon = Daemon(load(field.config), Journal(field.ends[1]), notify, field.signals, [chore])
+    if hangs:
+        with pytest.raises(EndedError):
+            daemon.run()
+    else:
+        daemon.run()
+        assert (len(chore.reports), chore.turns) == (1, 2)
+    assert chore.closed == 1
+
+
+def test_a_new_lock_is_seen_at_once_and_so_is_the_end_of_its_owner(field: Field) -> None:
+    field.run()
+    reports = field.run(field.hold, field.end)
+    assert [acts(report) for report in reports] == [[], ["held"], ["freed"]]
+
+
+def test_a_lock_directory_that_goes_is_made_again_at_once(field: Field) -> None:
+    field.run()
+    reports = field.run(lambda: shutil.rmtree(field.simulated.lock_dir))
+    assert len(reports) == 2
+    assert Path(field.simulated.lock_dir, "locks").is_dir()
+
+
+def test_a_reload_takes_the_new_settings(field: Field) -> None:
+    def change() -> None:
+        with open(field.config, "a") as file:
+            file.write("GATE_TIMEOUT=7\n")
+        field.signals.reload = True
+
+    field.run(change)
+    assert "RELOADING=1" in field.told()
+    assert "read again" in field.said()
+
+
+def test_bad_settings_change_nothing_and_are_told(field: Field) -> None:
+    def spoil() -> None:
+        Path(field.config).write_text("COLOUR=green\n")
+        field.signals.reload = True
+
+    reports = field.run(spoil)
+    assert field.told()[-2:] == ["READY=1", "STOPPING=1"]
+    assert "unknown key 'COLOUR'; the settings stay as they were" in field.said()
+    assert len(reports[1].devices) == 8
+
+
+@pytest.mark.parametrize(
+    ("argv", "path"),
+    [([], DEFAULT_PATH), (["--config", "/a"], "/a"), (["--config=/b"], "/b")],
+)
+def test_the_settings_file_is_the_only_argument(argv: list[str], path: str) -> None:
+    assert config_of(argv) == path
+
+
+@pytest.mark.parametrize("argv", [["--config"], ["--once"], ["reap"]])
+def test_another_argument_is_not_understood(argv: list[str]) -> None:
+    with pytest.raises(ValueError):
+        config_of(argv)
+
+
+def test_users_are_not_served_unless_that_is_set(tmp_path: Path) -> None:
+    assert Serving().why_not(Box(tmp_path).node(), None, 0.0) == "SERVE is not set"
+
+
+def test_users_are_served_where_no_scheduler_is(tmp_path: Path) -> None:
+    assert Serving().why_not(Box(tmp_path, SERVE="yes").node(), None, 0.0) == ""
+
+
+def test_where_grid_engine_is_set_up_users_are_not_served(tmp_path: Path) -> None:
+    assert "Grid Engine" in by_settings(Box(tmp_path, SGE_ROOT="/opt/sge").node())
+
+
+def test_where_slurm_is_set_up_users_are_not_served(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    (box.state / "slurm-map").touch()
+    assert "Slurm" in by_settings(box.node())
+
+
+def test_where_jobs_hold_devices_users_are_not_served() -> None:
+    held = Outcome(Lock(bus(0), record(), ""), HELD, Verdict(ALIVE, ""), "")
+    assert "sge" in by_locks(Report([], [held]))
+
+
+@pytest.mark.parametrize("name", ["sge_execd", "slurmd"])
+def test_where_a_schedulers_daemon_runs_users_are_not_served(tmp_path: Path, name: str) -> None:
+    box = Box(tmp_path, SERVE="yes")
+    serving = Serving()
+    assert serving.why_not(box.node(), None, 0.0) == ""
+    box.proc.add(60, name, uids=(0,) * 4)
+    serving.ask_again()
+    assert name in serving.why_not(box.node(), None, 1.0)
+
+
+def test_a_users_process_of_that_name_is_no_scheduler(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.proc.add(60, "slurmd", uids=(1000,) * 4)
+    assert by_processes(Scan(box.node().proc)) == ""

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing that goes wrong in a round ends gpulockd, and nothing is said twice."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon import rounds
+from gpulock.daemon.core.instance_lock import Single
+from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.rounds import Chore, Rounds, RunsAlreadyError, restless, sightless
+from gpulock.deadline import boottime
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.store import atomic, verdicts
+from gpulock.store.gate import Gate
+from tests.support.trees import BOOT, NAME, Box, bus, record, soon
+
+
+class Counting:
+    """A chore that counts, and does what it is told."""
+
+    def __init__(self, act: Callable[[], None] | None = None) -> None:
+        self.seen: list[Report] = []
+        self._act = act
+
+    def run(self, node: Node, report: Report, now: float) -> None:
+        self.seen.append(report)
+        if self._act:
+            self._act()
+
+
+class Round:
+    """A node and its rounds; `said` is what was said since it was asked last."""
+
+    def __init__(self, root: Path) -> None:
+        self.box = Box(root)
+        self.box.proc.execd(root)
+        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.journal = Journal(self.ends[1], levels=True)
+        self.rounds = self.make()
+
+    def make(self, *chores: Chore) -> Rounds:
+        node = DaemonNode(Settings(dict(self.box.settings)), NAME)
+        return Rounds(node, self.journal, chores)
+
+    def go(self, times: int = 1) -> Report | None:
+        reports = [self.rounds.once(boottime()) for _ in range(times)]
+        return reports[-1]
+
+    def said(self) -> list[str]:
+        try:
+            return os.read(self.ends[0], 1 << 20).decode().splitlines()
+        except BlockingIOError:
+            return []
+
+    def hold(self, number: int, pid: int, **changes: object) -> None:
+        one = record(pid=pid, token=f"t{pid}", devices=(bus(number),), **changes)
+        self.box.node().store.make(bus(number), one)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Round]:
+    made = Round(tmp_path)
+    yield made
+    made.rounds.single.let_go()
+    for fd in made.ends:
+        os.close(fd)
+
+
+def test_a_round_frees_what_a_dead_owner_held_and_says_the_proof(one: Round) -> None:
+    one.go()
+    one.hold(0, 501)
+    one.go()
+    (line,) = one.said()
+    assert line.startswith(f"<5>freed {bus(0)} of job 12 (alice): its shepherd is gone")
+    assert one.box.locks() == []
+
+
+def test_a_round_publishes_the_verdicts(one: Round) -> None:
+    one.go()
+    one.box.proc.shepherd(500, one.box.root)
+    one.hold(0, 500)
+    one.go()
+    known = verdicts.read(str(one.box.lock), boottime(), BOOT)
+    assert known is not None
+    assert known["t500"].state == "alive"
+
+
+HOSTILE = {
+    "corrupt": b"\xff\xfe\x00owner",
+    "truncated": b"gpulock-owner 1\nscheduler=sge\nno",
+    "foreign": b"gpulock-owner 99\nscheduler=moon\n",
+    "huge": b"gpulock-owner 1\n" + b"x" * (1 << 17),
+    "empty": b"",
+    "hostile": b"gpulock-owner 1\ntoken=../../etc\nscheduler=sge\n<0>panic\x1b[2J\n",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_record_that_cannot_be_understood_is_told_once_and_never_freed(
+    one: Round, kind: str
+) -> None:
+    one.go()
+    folder = one.box.lock / "locks" / bus(0)
+    folder.mkdir()
+    (folder / "owner").write_bytes(HOSTILE[kind])
+    assert one.go(5) is not None
+    assert len(one.said()) == 1
+    assert one.box.locks() == [bus(0)]
+
+
+def test_a_fifo_in_place_of_a_record_is_not_waited_for(one: Round) -> None:
+    one.go()
+    (one.box.lock / "locks" / bus(0)).mkdir()
+    os.mkfifo(one.box.lock / "locks" / bus(0) / "owner")
+    assert one.go(3) is not None
+    assert len(one.said()) == 1
+    assert one.box.locks() == [bus(0)]
+
+
+def test_a_gate_that_stays_shut_is_said_once_and_tried_again(
+    one: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.go()
+    monkeypatch.setattr(rounds, "ROUND_SECONDS", 0.01)
+    with Gate(str(one.box.lock), soon()):
+        assert one.go(3) is None
+    said = one.said()
+    assert len(said) == 1
+    assert "stayed shut" in said[0]
+    assert one.go() is not None
+    assert one.said()[0].startswith("<6>no longer: ")
+
+
+def test_a_lock_directory_that_was_removed_is_made_again(one: Round) -> None:
+    one.go()
+    one.box.proc.shepherd(500, one.box.root)
+    shutil.rmtree(one.box.lock)
+    assert one.go() is not None
+    assert one.rounds.node.store.boot_id() == BOOT
+
+
+def test_a_lock_directory_that_is_anothers_to_write_is_said_once(one: Round) -> None:
+    one.go()
+    one.box.lock.chmod(0o777)
+    assert one.go(3) is None
+    assert len(one.said()) == 1
+    one.box.lock.chmod(0o755)
+    assert one.go() is not None
+
+
+def test_a_full_disk_stops_no_round(one: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    one.go()
+    one.hold(0, 501)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic, "replace_file", full)
+    assert one.go(3) is not None
+    said = [line for line in one.said() if "cannot be published" in line]
+    assert len(said) == 1
+    assert one.box.locks() == []
+
+
+def test_another_gpulockd_ends_this_one(one: Round) -> None:
+    one.box.lock.mkdir()
+    other = Single()
+    other.take(str(one.box.lock))
+    with pytest.raises(RunsAlreadyError):
+        one.go()
+    other.let_go()
+
+
+def test_a_chore_that_fails_is_said_once_and_stops_no_other(one: Round) -> None:
+    def fail() -> None:
+        raise ValueError("no such thing")
+
+    good = Counting()
+    one.rounds = one.make(Counting(fail), good)
+    one.go(3)
+    (line,) = one.said()
+    assert "Counting failed: ValueError: no such thing (test_daemon_rounds.py:" in line
+    assert len(good.seen) == 3
+
+
+def test_chores_wait_for_a_round_that_can_be_done(one: Round) -> None:
+    chore = Counting()
+    one.rounds = one.make(chore)
+    one.box.lock.mkdir()
+    one.box.lock.chmod(0o777)
+    one.go()
+    assert chore.seen == []
+
+
+def test_an_unforeseen_fault_in_a_round_is_said_with_its_place(
+    one: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(rounds, "reconcile", fail)
+    assert one.go(2) is None
+    (line,) = one.said()
+    assert "KeyError: 'surprise' (test_daemon_rounds.py:" in line
+
+
+def test_what_ends_and_is_not_free_yet_is_looked_at_again_soon(one: Round) -> None:
+    one.go()
+    one.hold(0, 501)
+    one.box.proc.add(700, groups=[65400])
+    report = one.go()
+    assert restless(report, one.rounds.node)
+    one.box.proc.remove(700)
+    assert not restless(one.go(), one.rounds.node)
+
+
+def test_a_job_that_runs_is_no_cause_for_haste(one: Round) -> None:
+    one.go()
+    one.box.proc.shepherd(500, one.box.root)
+    one.hold(0, 500)
+    assert not restless(one.go(), one.rounds.node)
+
+
+def test_a_lock_of_an_unknown_owner_is_no_cause_for_haste(one: Round) -> None:
+    one.go()
+    one.hold(0, 501, node="node2")
+    assert not restless(one.go(), one.rounds.node)
+
+
+def test_without_the_capability_to_see_files_it_is_said(one: Round) -> None:
+    folder = one.box.proc.add(os.getpid())
+    status = one.box.proc.root / str(folder) / "status"
+    for mask, blind in (("000001ffffffffff", False), ("000001fffff7ffff", True)):
+        status.write_text(f"Name:\tgpulockd\nCapEff:\t{mask}\nSeccomp:\t0\n")
+        assert bool(sightless(one.rounds.node, 0)) is blind

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpulock-exporter as a whole, as a process, on a simulated node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.app.exporter import Exporter
+from gpulock_exporter.app.pidfile import NAME, NobodyError, let_go, signal_one_of, tell, worker_of
+from gpulock_exporter.app.pidfile import Running as Mark
+from gpulock_exporter.app.program import configured, parser, worker
+from gpulock_exporter.clock import SystemClock
+
+from gpulock.errors import Refusal
+from gpulock.node.context import Node as GpulockNode
+from gpulock.node.settings import Settings, load, parse
+from gpulock.simulate.node import Node, write_node
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[4]
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
+SHORT: dict[str, object] = {"SAMPLE_PERIOD": "0.2", "MAX_SAMPLE_AGE": "2"}
+CLIENT = "from gpulock_exporter.app.program import main; import sys; sys.exit(main())"
+
+
+def call(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the program to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", CLIENT, "--config", str(node.config), *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def configure(node: Node, **keys: object) -> None:
+    """Set keys of the node's settings file in place of what they were."""
+    lines = node.config.read_text().splitlines()
+    kept = [line for line in lines if line.partition("=")[0] not in keys]
+    node.config.write_text("\n".join([*kept, *(f"{k}={v}" for k, v in keys.items())]) + "\n")
+
+
+def settings_of(*lines: str) -> Settings:
+    return parse("\n".join(lines), "the.conf")
+
+
+class Running:
+    """An exporter on a simulated DGX-1, with nothing but its settings file."""
+
+    def __init__(
+        self, root: Path, *, environment: Mapping[str, str] | None = None, **keys: object
+    ) -> None:
+        self.node = write_node(root / "node", "dgx1")
+        self.folder = self.node.exporter_dir
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        configure(self.node, EXPORTER_LISTEN=f"127.0.0.1:{self.port}", **{**SHORT, **keys})
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, "--config", str(self.node.config)],
+            env={**ENVIRONMENT, **(environment or {})},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=60)
+
+    def get(self, path: str) -> str:
+        """Return what is answered, empty as long as nothing serves."""
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}{path}", timeout=20
+            ) as answer:
+                text: str = answer.read().decode()
+                return text
+        except OSError:
+            return ""
+
+    def wait(self, path: str, holds: Callable[[str], bool]) -> str:
+        """Return the answer once it is as wanted."""
+        end, text = time.monotonic() + 60, ""
+        while time.monotonic() < end:
+            text = self.get(path)
+            if holds(text):
+                return text
+            time.sleep(0.05)
+        raise AssertionError(f"{path}: {text[-400:]!r}")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(tmp_path) as found:
+        yield found
+
+
+def test_a_node_is_told_to_prometheus_to_people_and_to_gpulock(running: Running) -> None:
+    text = running.wait("/metrics", lambda t: "gpulock_gpu_utilization_ratio{" in t)
+    assert text.count("\ngpulock_gpu_info{") == 8
+    assert 'gpulock_gpus{state="free"} 8' in text
+    assert "gpulock_nvml_up 1" in text
+    page = running.wait("/", bool)
+    assert page.count("<article") == 8 and "V100" in page and "http:" not in page
+    assert running.get("/-/healthy") == "gpulock-exporter is healthy\n"
+    assert (running.folder / "sample").read_text().startswith("gpulock-sample 1\n")
+
+
+def test_a_pause_lets_go_of_the_driver_and_values_grow_old(running: Running) -> None:
+    running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
+    done = call(running.node, "pause")
+    assert (done.returncode, worker_of(running.process.pid)) == (0, 0), "it is gone by then"
+    assert "has let go of the driver" in done.stderr
+    page = running.wait("/", lambda t: "role=alert" in t)
+    assert "paused" in page
+    gone = running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)
+    assert "gpulock_gpu_utilization_ratio" not in gone and "gpulock_gpu_locked" in gone
+    assert call(running.node, "resume").returncode == 0
+    running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
+
+
+def test_a_pause_ends_by_itself(tmp_path: Path) -> None:
+    with Running(tmp_path, PAUSE_MAX=10) as running:
+        running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
+        assert call(running.node, "pause").returncode == 0
+        running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)
+        running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
+
+
+def test_a_second_exporter_does_not_write_into_the_files_of_the_first(running: Running) -> None:
+    running.wait("/-/healthy", bool)
+    being_written = running.folder / ".sample.0a1b"
+    being_written.touch()
+    done = call(running.node, "--listen", "127.0.0.1:0")
+    assert done.returncode == 3
+    assert being_written.exists()
+    assert done.stderr == (
+        f"gpulock-exporter: another gpulock-exporter writes {running.folder}; "
+        "give this one a folder of its own (EXPORTER_DIR)\n"
+    )
+    assert running.get("/-/healthy") == "gpulock-exporter is healthy\n"
+
+
+@pytest.mark.parametrize("left", [None, "", "1", "-1", "0", "99999999", "own", "x" * 99])
+def test_nobody_to_tell_is_said_and_nobody_else_is_told(tmp_path: Path, left: str | None) -> None:
+    folder = str(tmp_path)
+    if left is not None:
+        (tmp_path / NAME).write_text(str(os.getpid()) if left == "own" else left)
+    with pytest.raises(NobodyError):
+        tell(folder, signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("left", ["1", "-1", "0", "99999999", "x" * 40])
+def test_a_file_that_somebody_keeps_locked_points_at_no_other_process(
+    tmp_path: Path, left: str
+) -> None:
+    with Mark(str(tmp_path)):
+        (tmp_path / NAME).write_text(left)
+        with pytest.raises(NobodyError):
+            tell(str(tmp_path), signal.SIGUSR1)
+
+
+def test_a_process_of_another_user_than_the_files_is_not_told(tmp_path: Path) -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        with pytest.raises(NobodyError):
+            signal_one_of(process.pid, os.getuid() + 1, signal.SIGTERM)
+        assert process.poll() is None
+        signal_one_of(process.pid, os.getuid(), signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_resume_without_an_exporter_is_refused(tmp_path: Path) -> None:
+    done = call(write_node(tmp_path / "node", "dgx1"), "resume")
+    assert (done.returncode, "none runs" in done.stderr) == (1, True)
+
+
+def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> None:
+    lines = ("EXPORTER_LISTEN=:1 :2", "WEB_CONFIG=/w", "EXPORTER_DIR=/d", "LABEL_USER=uid")
+    words = ["--listen", ":3", "--web-config", "/v", "--folder", "/e", "--label-user", "none"]
+    found = [
+        configured(settings_of(*said), parser().parse_args(given))
+        for said, given in (((), []), (lines, []), (lines, words))
+    ]
+    assert [
+        (one.exporter_listen, one.web_config, one.exporter_dir, one.label_user) for one in found
+    ] == [
+        ((":9465",), "", "/run/gpulock-exporter", "name"),
+        ((":1", ":2"), "/w", "/d", "uid"),
+        ((":3",), "/v", "/e", "none"),
+    ]
+
+
+def test_the_worker_looks_as_often_as_the_settings_say() -> None:
+    assert worker(settings_of())[-3:] == ["1.0", "10.0", "nvml"]
+    own = worker(settings_of("SAMPLE_PERIOD=0.5", "PROCESS_PERIOD=30", "SIMULATION=/n/marker"))
+    assert own[-3:] == ["0.5", "30.0", "simulated:/n"]
+
+
+@pytest.mark.parametrize(
+    ("period", "age", "least"),
+    [(30, 10, 60), (10, 10, 20), (1, 1, 2), (0.2, 1.9, 2)],
+)
+def test_values_that_would_be_old_before_the_next_ones_come_are_refused(
+    period: float, age: float, least: float
+) -> None:
+    given = (f"SAMPLE_PERIOD={period}", f"MAX_SAMPLE_AGE={age}")
+    with pytest.raises(Refusal, match=f"MAX_SAMPLE_AGE is {age:g}") as refused:
+        configured(settings_of(*given), parser().parse_args([]))
+    assert refused.value.do == f"make it {least:g} s or more"
+    enough = (given[0], f"MAX_SAMPLE_AGE={least}")
+    assert configured(settings_of(*enough), parser().parse_args([])).max_sample_age == least
+
+
+def test_limits_of_a_snapshot_are_those_of_the_settings(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "node", "dgx1")
+    configure(node, MAX_SAMPLE_AGE=7, IDLE_AFTER=99)
+    limits = Exporter(GpulockNode(load(str(node.config))), SystemClock()).limits
+    assert (limits.oldest, limits.idle_after, limits.gpus) == (7, 99, 8)
+
+
+def test_a_worker_that_does_not_let_go_is_named() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        assert let_go(os.getpid(), 0.0) == process.pid
+        process.kill()
+        assert let_go(os.getpid(), 10.0) == 0, "a zombie has let go"
+
+
+EARLY = """
+import signal, sys
+from gpulock_exporter import app
+from gpulock_exporter.app_running import tell
+def serve(settings, exporter):
+    tell(settings.exporter_dir, signal.SIGUSR1)
+    return 0 if signal.sigtimedwait(app.PAUSES, 60) else 9
+app.serve_alone = serve
+sys.exit(app.main(["--config", sys.argv[1]]))
+"""
+
+
+def test_who_is_told_to_pause_before_it_listens_pauses_all_the_same(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "node", "dgx1")
+    command = [sys.executable, "-c", EARLY, str(node.config)]
+    assert subprocess.run(command, env=ENVIRONMENT, timeout=120, check=False).returncode == 0
+
+
+def test_a_service_manager_hears_when_it_answers_and_that_it_lives(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(60)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
+        with Running(tmp_path, environment=told) as running:
+            assert listener.recv(4096).decode() == (
+                f"READY=1\nSTATUS=answers on 127.0.0.1:{running.port}"
+            )
+            assert running.get("/-/healthy"), "at once"
+            for _ in range(3):
+                assert listener.recv(4096) == b"WATCHDOG=1"
+
+
+DEAF = """
+import sys
+from gpulock_exporter import app
+def die(self):
+    raise MemoryError("cannot accept")
+app.Server._run = die
+sys.exit(app.main(["--config", sys.argv[1]]))
+"""
+
+
+def test_an_exporter_that_accepts_nobody_any_more_ends_so_that_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    node = write_node(tmp_path / "node", "dgx1")
+    configure(node, EXPORTER_LISTEN="127.0.0.1:0")
+    done = subprocess.run(
+        [sys.executable, "-c", DEAF, str(node.config)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "MemoryError: cannot accept" in done.stderr

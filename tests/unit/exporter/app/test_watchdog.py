@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the service manager hears of the exporter, and when it hears nothing more."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.app.watchdog import Manager, Pulse, manager, state_of
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
+        found.bind(str(tmp_path / "notify"))
+        found.settimeout(10)
+        yield found
+
+
+def heard(listener: socket.socket) -> list[str]:
+    """Return what has come by now."""
+    found: list[str] = []
+    listener.setblocking(False)
+    try:
+        while True:
+            found.append(listener.recv(4096).decode())
+    except BlockingIOError:
+        return found
+
+
+def pulse(proc: Path, state: str) -> Pulse:
+    """Return the pulse of this thread, as it would be in a state of the kernel's."""
+    stat = proc / "self/task" / str(threading.get_native_id()) / "stat"
+    stat.parent.mkdir(parents=True)
+    stat.write_text(f"77 (a) b) {state} 1 77 77\n")
+    return Pulse(str(proc))
+
+
+def test_the_end_of_the_start_is_told(listener: socket.socket) -> None:
+    Manager(listener.getsockname(), 0).ready("answers on :9465")
+    assert heard(listener) == ["READY=1\nSTATUS=answers on :9465"]
+
+
+def test_it_is_told_of_life_while_all_is_well_and_of_nothing_while_it_is_not(
+    listener: socket.socket,
+) -> None:
+    answers = iter([True, False, True, False])
+    over = threading.Event()
+
+    def is_well() -> bool:
+        found = next(answers, None)
+        if found is None:
+            over.set()
+            threading.Event().wait()  # the thread ends with the tests
+        return bool(found)
+
+    Manager(listener.getsockname(), 0.003).watch(is_well)
+    assert over.wait(10)
+    assert heard(listener) == ["WATCHDOG=1"] * 2
+
+
+def test_without_a_limit_nobody_is_watched(listener: socket.socket) -> None:
+    before = threading.active_count()
+    Manager(listener.getsockname(), 0).watch(lambda: True)
+    assert threading.active_count() == before
+
+
+def test_a_manager_that_is_not_there_stops_nobody(tmp_path: Path) -> None:
+    Manager(str(tmp_path / "nobody"), 0).ready("answers")
+    Manager("", 0).ready("answers")
+
+
+def test_what_it_wants_to_hear_is_in_the_environment_and_meant_for_no_child() -> None:
+    given = {"NOTIFY_SOCKET": "@abc", "WATCHDOG_USEC": "90000000", "WATCHDOG_PID": "7", "A": "b"}
+    assert manager(dict(given), 7).limit == 90.0
+    assert manager(dict(given), 8).limit == 0.0
+    assert manager({"WATCHDOG_USEC": "1500000"}, 8).limit == 1.5
+    assert manager({"WATCHDOG_USEC": "soon"}, 8).limit == 0.0
+    assert manager({}, 8).limit == 0.0
+    manager(given, 7)
+    assert given == {"A": "b"}
+
+
+def test_an_abstract_address_is_one(tmp_path: Path) -> None:
+    name = f"gpulock-{tmp_path.name}-{threading.get_native_id()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
+        found.bind(f"\0{name}")
+        Manager(f"@{name}", 0).ready("answers")
+        assert heard(found) == ["READY=1\nSTATUS=answers"]
+
+
+def test_a_thread_that_went_round_lately_goes_on(tmp_path: Path) -> None:
+    found = pulse(tmp_path, "S")
+    found.beat()
+    assert found.goes_on(1e9)
+
+
+@pytest.mark.parametrize(("state", "goes_on"), [("S", False), ("R", False), ("D", True)])
+def test_one_that_did_not_hangs_unless_the_kernel_holds_it(
+    tmp_path: Path, state: str, goes_on: bool
+) -> None:
+    assert pulse(tmp_path, state).goes_on(-1) is goes_on
+
+
+def test_the_state_of_a_thread_is_the_kernels(tmp_path: Path) -> None:
+    assert state_of("/proc/thread-self/stat") == "R"
+    assert state_of(str(tmp_path / "nothing")) == ""
+    assert Pulse().goes_on(-1) is False, "a thread of ours that runs and does not go round"

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboards that are shipped are those that the code makes, and speak of what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from dashboards import boards
+from dashboards.make import FOLDER, made
+
+from tests.unit.exporter.metrics.test_rules import families, named
+
+SERIES = re.compile(r"\b(?:gpulock[_:][\w:]+|ALERTS)\b")
+GRID = 24
+
+
+@pytest.fixture(scope="module", params=sorted(made()))
+def board(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Give each dashboard as the code makes it."""
+    found: dict[str, Any] = json.loads(made()[request.param])
+    return found
+
+
+def test_what_is_shipped_is_what_the_code_makes() -> None:
+    shipped = {path.name: path.read_text() for path in FOLDER.glob("*.json")}
+    assert shipped == made(), "make dashboards"
+
+
+def test_a_dashboard_speaks_of_series_that_there_are(board: dict[str, Any]) -> None:
+    spoken = {name for text in boards.queries(board) for name in SERIES.findall(text)}
+    assert spoken - families() - set(named("record")) - {"ALERTS"} == set()
+
+
+def test_a_dashboard_asks_the_source_that_is_chosen_and_no_other(board: dict[str, Any]) -> None:
+    asked = [target for panel in board["panels"] for target in panel.get("targets", ())]
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    assert asked
+    assert all(target["datasource"] == source for target in asked)
+
+
+def test_a_dashboards_choices_are_used(board: dict[str, Any]) -> None:
+    text = " ".join([*boards.queries(board), json.dumps(board["templating"])])
+    for choice in board["templating"]["list"]:
+        name = choice["name"]
+        assert f"${name}" in text or f"${{{name}}}" in json.dumps(board["panels"]), name
+
+
+def test_the_panels_of_a_row_fill_the_grid_and_none_lies_on_another(board: dict[str, Any]) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert at["x"] + at["w"] <= GRID, panel["title"]
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_panels_and_queries_have_names_of_their_own(board: dict[str, Any]) -> None:
+    numbers = [panel["id"] for panel in board["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    for panel in board["panels"]:
+        letters = [target["refId"] for target in panel.get("targets", ())]
+        assert len(set(letters)) == len(letters)
+        assert panel["title"]
+
+
+def test_each_dashboard_shows_what_is_held_and_idle(board: dict[str, Any]) -> None:
+    assert any("gpu_hold:idle_seconds" in text for text in boards.queries(board))

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text that Prometheus reads: against a golden one, two parsers, and promtool."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpulock_exporter.metrics.collectors import collect
+from gpulock_exporter.metrics.exposition import render
+from gpulock_exporter.metrics.families import (
+    COUNTER,
+    LONGEST_LABEL,
+    UNITS,
+    Metric,
+    escaped,
+    gauge,
+    labels,
+)
+from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.state.snapshot import Health, Snapshot
+from gpulock_exporter.telemetry import Process, Xid
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import Metric as Parsed
+from prometheus_client.parser import text_string_to_metric_families as text_of
+
+from gpulock.alloc.liveness import ALIVE, DEAD, Verdict
+from tests.support.exporter_contract import CONTRACT
+from tests.support.exporter_nodes import (
+    EPOCH,
+    Node,
+    card,
+    facts,
+    full_card,
+    instance,
+    listed,
+    lock,
+    uuid,
+)
+from tests.support.trees import FEW, FakeProc
+
+DATA = Path(__file__).parents[3] / "support/data/exporter"
+HOSTILE = 'o"h\nno\\ {}=,\x00\x1b\udcff€'
+A, B, C = "a" * 16, "b" * 16, "c" * 16
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Snapshot:
+    """Return a node with everything on it: GPUs, MIG, jobs, a stranger, an XID."""
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(77)
+    node = Node(proc=str(proc.root), gpus=4)
+    node.facts = facts(
+        lock(0, A, task_id="3"),
+        lock(1, B, user=HOSTILE, comment="SECRET --password=hunter2", spool_dir="/SECRET"),
+        lock(2, C, "gi1.ci0", scheduler="slurm", queue="", job_id="77"),
+        verdicts={A: Verdict(ALIVE, "SECRET"), B: Verdict(DEAD, ""), C: Verdict(ALIVE, "")},
+        counters={
+            "claims_granted": "12",
+            "claims_busy": "nan",
+            "reaped_shepherd": "1",
+            "streak": "x",
+        },
+        reconciled=995.0,
+    )
+    node.facts.counters |= {"gate_wait_seconds": "0.25", "gate_timeouts": "2"}
+    use = {"gpm": {"sm_active": 0.5, "sm_occupancy": 0.25, "tensor_active": 0.1, "dram_active": 0}}
+    for second in range(3):
+        node.tick(
+            full_card(0, energy=100.0 + 300 * second, processes=[]),
+            card(1, processes=[Process(77)]),
+            full_card(2, mig=True, busy=None, observed=None, utilization=None),
+            instance(2, 1, busy=0.25, observed=1.0, utilization=0.25, processes=[], **use),
+            instance(2, 2, memory_utilization=0.5),
+            xids=[Xid(uuid(0), 79)] if second == 2 else [],
+        )
+    node.facts.durations = {"locks": 0.001, "foreign": 0.0}
+    node.facts.failures = {"verdicts": "SECRET"}
+    found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0")]
+    own = Health("0.1.0", abandoned=1, reloaded=True)
+    return node.snapshot(found, own)
+
+
+def written(scene: Snapshot, openmetrics: bool = False) -> str:
+    return render(collect(scene), openmetrics).decode()
+
+
+@pytest.mark.parametrize(("name", "openmetrics"), [("node.prom", False), ("node.om", True)])
+def test_a_node_reads_as_in_the_golden_text(name: str, openmetrics: bool, scene: Snapshot) -> None:
+    text = written(scene, openmetrics)
+    if os.environ.get("GPULOCK_GOLDEN"):
+        (DATA / name).write_text(text)
+    assert text == (DATA / name).read_text()
+
+
+def test_the_families_are_the_contracts(scene: Snapshot) -> None:
+    metrics = collect(scene)
+    assert {metric.family.name for metric in metrics} == CONTRACT
+    empty = {metric.family.name for metric in metrics if not metric.values}
+    assert empty == set()
+
+
+def test_names_units_and_kinds_agree(scene: Snapshot) -> None:
+    for metric in collect(scene):
+        family = metric.family
+        assert (family.kind == COUNTER) == family.name.endswith("_total")
+        assert family.help.endswith(".")
+        assert re.fullmatch(r"[^\n\\\"]+", family.help)
+        words = set(family.base.split("_"))
+        assert not words & {"ms", "percent", "mib", "kib", "milliwatts"}
+        assert family.unit in ("", *UNITS)
+
+
+def test_no_label_is_called_as_prometheus_calls_its_own(scene: Snapshot) -> None:
+    used = set(re.findall(r'[{,]([a-z_]+)="', written(scene)))
+    assert not used & {"job", "instance", "hostname", "node", "command", "le", "quantile"}
+
+
+def test_no_label_holds_what_nobody_should_see(scene: Snapshot) -> None:
+    assert "SECRET" not in written(scene)
+
+
+def openmetrics_of(text: str) -> Iterable[Parsed]:
+    """Parse OpenMetrics; this function of prometheus_client alone has no types."""
+    parser: Any = import_module("prometheus_client.openmetrics.parser")
+    found: Iterable[Parsed] = parser.text_string_to_metric_families(text)
+    return found
+
+
+def flat(found: Iterable[Parsed]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Return every sample of a parsed text by name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
+        for family in found
+        for sample in family.samples
+    }
+
+
+def test_both_formats_are_read_back_the_same(scene: Snapshot) -> None:
+    plain = list(text_of(written(scene)))
+    open_ = list(openmetrics_of(written(scene, openmetrics=True)))
+    assert flat(plain) == flat(open_)
+    metrics = collect(scene)
+    assert len(flat(plain)) == sum(len(metric.values) for metric in metrics)
+    by_name = {family.name: family for family in open_}
+    for metric in metrics:
+        parsed = by_name[metric.family.base]
+        assert (parsed.type, parsed.unit) == (metric.family.kind, metric.family.unit)
+        assert parsed.documentation == metric.family.help
+
+
+def test_what_a_user_calls_himself_is_read_back(scene: Snapshot) -> None:
+    for found in (text_of(written(scene)), openmetrics_of(written(scene, True))):
+        users = [dict(key[1])["user"] for key in flat(found) if key[0] == "gpulock_gpu_lock_info"]
+        assert users == ["alice", 'o"h\nno\\ {}=,\ufffd\ufffd\ufffd€']
+
+
+@pytest.mark.parametrize(
+    ("how", "user"), [(LabelUser.NAME, "alice"), (LabelUser.UID, "1000"), (LabelUser.NONE, None)]
+)
+def test_users_are_named_as_the_site_wants(
+    how: LabelUser, user: str | None, scene: Snapshot
+) -> None:
+    text = render(collect(scene, how)).decode()
+    found = [dict(key[1]) for key in flat(text_of(text)) if key[0].endswith("_lock_info")]
+    assert found[0].get("user") == user
+    assert ("alice" in text) is (how is LabelUser.NAME)
+
+
+def test_the_job_is_on_one_series_a_device(scene: Snapshot) -> None:
+    with_job = [key for key in flat(text_of(written(scene))) if "job_id" in dict(key[1])]
+    assert [key[0] for key in with_job] == [*["gpulock_gpu_lock_info"] * 2, "gpulock_mig_lock_info"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"gpulock_nvml_up"}, {"gpulock_nvml_up"}),
+        ({"gpulock_claims_total"}, {"gpulock_claims_total"}),
+        ({"gpulock_claims"}, {"gpulock_claims_total"}),
+        ({"gpulock_gpus", "gpulock_nvml_up"}, {"gpulock_gpus", "gpulock_nvml_up"}),
+        ({"nothing"}, set[str]()),
+    ],
+)
+def test_only_what_was_asked_for_by_name_is_written(
+    names: set[str], expected: set[str], scene: Snapshot
+) -> None:
+    metrics = collect(scene)
+    for openmetrics in (False, True):
+        text = render(metrics, openmetrics, names).decode()
+        parse = openmetrics_of if openmetrics else text_of
+        assert {key[0] for key in flat(parse(text))} == expected
+
+
+def test_nothing_is_a_text_as_well() -> None:
+    assert render([]) == b""
+    assert render([], openmetrics=True) == b"# EOF\n"
+    assert render([Metric(gauge("x", "Nothing."))]) == b""
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("plain", "plain"),
+        ('a"b', 'a\\"b'),
+        ("a\nb", "a\\nb"),
+        ("a\\nb", "a\\\\nb"),
+        ("\udcff\ud800", "\ufffd\ufffd"),
+        ("a\r\0\x7f\x85b", "a\ufffd\ufffd\ufffd\ufffdb"),
+        ("x" * 1000, "x" * LONGEST_LABEL),
+        ('"' * 1000, '\\"' * LONGEST_LABEL),
+        ("日本", "日本"),
+    ],
+)
+def test_a_value_of_a_label_is_escaped(value: str, expected: str) -> None:
+    assert escaped(value) == expected
+
+
+@FEW
+@given(
+    st.text(st.characters(exclude_categories=()), max_size=40),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_any_text_and_any_number_are_read_back(text: str, value: float) -> None:
+    written_ = Metric(gauge("x", "Something."), {labels([("user", text), ("gpu", "0")]): value})
+    clean = "".join(
+        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text
+    )
+    for openmetrics, parse in ((False, text_of), (True, openmetrics_of)):
+        body = render([written_], openmetrics).decode("utf-8")
+        ((name, found), number), *more = flat(parse(body)).items()
+        assert (name, more, number) == ("gpulock_x", [], value)
+        assert dict(found).get("user", "") == clean
+
+
+def test_times_are_epoch_seconds(scene: Snapshot) -> None:
+    found = flat(text_of(written(scene)))
+    times = {key[0]: value for key, value in found.items() if "timestamp" in key[0]}
+    assert len(times) == 7
+    assert all(EPOCH <= value <= EPOCH + 2000 for value in times.values())

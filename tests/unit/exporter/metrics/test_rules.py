@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules that are shipped speak of metrics there are, say what to type, and are tested."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gpulock_exporter.clock import Moment
+from gpulock_exporter.metrics.collectors import collect
+from gpulock_exporter.state.snapshot import Health, Snapshot
+
+from gpulock.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[4]
+RULES = ROOT / "exporter" / "rules"
+NAME = re.compile(r"\bgpulock_[a-z_]+\b")
+COMMAND = re.compile(r"`gpulock ([a-z]+)")
+SEVERITIES = {"critical", "warning", "info"}
+
+
+@cache
+def rules() -> tuple[dict[str, Any], ...]:
+    """Return every rule that is shipped."""
+    files = [yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(RULES.glob("*.yml"))]
+    return tuple(rule for file in files for group in file["groups"] for rule in group["rules"])
+
+
+@cache
+def asked() -> tuple[dict[str, Any], ...]:
+    """Return every test of an expression that promtool runs."""
+    files = [
+        yaml.load(path.read_text(), yaml.CSafeLoader)
+        for path in (ROOT / "tests/rules").glob("*.yml")
+    ]
+    return tuple(one for file in files for of in file["tests"] for one in of["promql_expr_test"])
+
+
+def families() -> set[str]:
+    """Return the name of every metric of the exporter."""
+    nothing = Snapshot(Moment(0.0, 0.0), (), None, "", {}, None, Health())
+    return {metric.family.name for metric in collect(nothing)}
+
+
+def named(kind: str) -> dict[str, dict[str, Any]]:
+    """Return the rules of a kind, `alert` or `record`, by name."""
+    return {rule[kind]: rule for rule in rules() if kind in rule}
+
+
+def test_every_metric_that_a_rule_or_its_test_speaks_of_is_the_exporters() -> None:
+    texts = [path.read_text() for path in (*RULES.glob("*.yml"), *(ROOT / "tests/rules").iterdir())]
+    spoken = {name for text in texts for name in NAME.findall(text)}
+    assert spoken - families() == set()
+
+
+def test_every_record_that_a_rule_speaks_of_is_made() -> None:
+    spoken = {name for rule in rules() for name in re.findall(r"\bgpulock:[\w:]+", rule["expr"])}
+    assert spoken - set(named("record")) == set()
+
+
+def test_every_rule_has_one_name() -> None:
+    assert len(named("alert")) + len(named("record")) == len(rules())
+
+
+@pytest.mark.parametrize("alert", sorted(named("alert")))
+def test_an_alert_says_how_bad_it_is_and_begins_with_what_to_type(alert: str) -> None:
+    rule = named("alert")[alert]
+    said = rule["annotations"]
+    assert rule["labels"]["severity"] in SEVERITIES
+    assert set(said) == {"summary", "description"}
+    assert "{{ $labels.instance }}" in said["summary"]
+    assert said["description"].startswith("Type `")
+    assert "gpulock" in said["description"]
+
+
+def test_every_command_that_an_alert_names_is_gpulocks() -> None:
+    known = {name for _, commands in COMMANDS for name, _, _ in commands}
+    spoken = {word for rule in rules() for word in COMMAND.findall(str(rule.get("annotations")))}
+    assert spoken
+    assert spoken - known == set()
+
+
+@pytest.mark.parametrize("alert", sorted(named("alert")))
+def test_an_alert_is_tested_to_fire_and_to_be_quiet(alert: str) -> None:
+    own = [one for one in asked() if f'alertname="{alert}"' in one["expr"]]
+    assert [one for one in own if one.get("exp_samples")]
+    assert [one for one in own if not one.get("exp_samples")]
+
+
+@pytest.mark.parametrize("record", sorted(named("record")))
+def test_what_is_recorded_is_tested(record: str) -> None:
+    whole = re.compile(rf"(?<![\w:]){re.escape(record)}(?![\w:])")
+    assert [one for one in asked() if whole.search(one["expr"]) and one.get("exp_samples")]
+
+
+def test_rules_and_dashboards_are_in_the_wheel() -> None:
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    included = built["targets"]["wheel"]["force-include"]
+    assert included["exporter/rules"] == "gpulock/share/rules"
+    boards = sorted((ROOT / "exporter/dashboards").glob("*.json"))
+    assert boards
+    for board in boards:
+        place = f"exporter/dashboards/{board.name}"
+        assert included[place] == f"gpulock/share/dashboards/{board.name}"
+
+
+def test_the_documentation_has_every_metric_and_alert_and_no_others() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    assert set(re.findall(r"`(gpulock_[a-z_]+[a-z])`", text)) == families()
+    assert set(re.findall(r"^\| `(Gpulock\w+)`", text, re.MULTILINE)) == set(named("alert"))
+
+
+def test_the_examples_of_the_documentation_speak_of_what_there_is() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    spoken = {*NAME.findall(text), *re.findall(r"\bgpulock:\w+:\w[\w:]*", text)}
+    whole = {name for name in spoken if not name.endswith("_")}
+    assert whole - families() - set(named("record")) == set()
+
+
+def test_the_severity_in_the_documentation_is_the_alerts() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    told = dict(re.findall(r"^\| `(Gpulock\w+)` \| .* \| (\w+) \|$", text, re.MULTILINE))
+    assert told == {name: rule["labels"]["severity"] for name, rule in named("alert").items()}

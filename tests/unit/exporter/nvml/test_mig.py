@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MIG devices, on the double of NVML: A100 without GPM, H200 with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.telemetry import Device, Frame
+
+from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Process
+from tests.support.exporter_nvml import Eye, device
+
+CARD = "0000:07:00.0"
+
+
+def instances(frame: Frame) -> list[Device]:
+    return [one for one in frame.devices if one.parent]
+
+
+def names(frame: Frame) -> list[str]:
+    return [f"{one.parent}.gi{one.gi}.ci{one.ci} {one.profile}" for one in instances(frame)]
+
+
+def split(nvml: Double, gpu: int = 0, gis: tuple[int, ...] = (1, 2)) -> None:
+    """Put a card into MIG mode, with a compute instance in each of some GPU instances."""
+    keys: dict[str, object] = {f"gpu{gpu}.mig.mode": 1}
+    for place, gi in enumerate(gis):
+        of = f"gpu{gpu}.mig{place}"
+        keys |= {
+            f"{of}.uuid": f"MIG-00000000-0000-0000-0000-00000000000{place}",
+            f"{of}.name": "NVIDIA H200 MIG 3g.71gb",
+            f"{of}.gi": gi,
+            f"{of}.ci": gis[:place].count(gi),
+            f"{of}.memory.total": "71G",
+            f"{of}.memory.used": "3G",
+        }
+    nvml.update(keys)
+
+
+def test_instances_are_devices_of_their_own_and_have_nothing_of_the_board(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="a100-mig", gpus=3) as nvml, Eye(nvml) as eye:
+        nvml.set("gpu0.mig1.memory.used", "1G")
+        eye.look()
+        frame = eye.look()
+    assert frame.failures == {}
+    assert names(frame) == [
+        "0000:07:00.0.gi2.ci0 3g.40gb",
+        "0000:07:00.0.gi3.ci0 2g.20gb",
+        "0000:07:00.0.gi9.ci0 1g.10gb",
+        "0000:07:00.0.gi10.ci0 1g.10gb",
+        "0000:0f:00.0.gi1.ci0 3g.40gb",
+        "0000:0f:00.0.gi2.ci0 3g.40gb",
+    ]
+    one = instances(frame)[1]
+    assert one.uuid.startswith("MIG-")
+    assert one.name == "NVIDIA A100-SXM4-80GB"
+    assert (one.memory_used, one.memory_total) == (1 << 30, 19968 << 20)
+    told = {name for name, value in vars(one).items() if value not in (None, "")}
+    assert told == {
+        *("bus", "uuid", "index", "minor", "name", "parent", "gi", "ci", "profile", "numa"),
+        *("memory_used", "memory_total"),
+    }
+    card = device(frame, 0)
+    assert card.mig is True
+    assert card.power == 62.0
+    assert device(frame, 2).mig is False
+
+
+def test_without_gpm_an_instance_is_neither_busy_nor_idle(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="a100-mig", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.load(0, 90)
+        for _ in range(4):
+            for one in eye.look(after=3).devices:
+                assert (one.utilization, one.busy, one.observed) == (None, None, None)
+
+
+def test_with_gpm_an_instance_is_busy_for_as_long_as_its_graphics_engine_is(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
+        split(nvml)
+        nvml.update({"gpu0.mig0.gpm.1": 60, "gpu0.mig0.gpm.2": 35, "gpu0.mig1.gpm.1": 0})
+        with Eye(nvml) as eye:
+            first = instances(eye.look())
+            assert [(one.utilization, one.busy) for one in first] == [(None, None)] * 2
+            one, other = instances(eye.look(after=1.5))
+            assert one.utilization == 0.6
+            assert one.observed == pytest.approx(1.5, abs=0.2)
+            assert one.busy == pytest.approx(0.6 * (one.observed or 0))
+            assert one.gpm is not None
+            assert one.gpm["sm_active"] == 0.35
+            assert (other.utilization, other.busy) == (0, 0)
+            one, _ = instances(eye.look(after=0.3))
+            assert (one.utilization, one.busy, one.observed) == (0.6, 0, 0), "no window has ended"
+            assert device(eye.look()).gpm is None, "the card is not one device"
+
+
+def test_two_that_share_a_gpu_instance_are_not_billed_for_each_other(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
+        split(nvml, gis=(1, 1, 2))
+        nvml.update({f"gpu0.mig{n}.gpm.1": 60 for n in range(3)})
+        with Eye(nvml) as eye:
+            eye.look()
+            found = instances(eye.look())
+            assert [one.utilization for one in found] == [None, None, 0.6]
+
+
+def test_a_card_that_is_split_and_joined_again_shows_at_once(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml, Eye(nvml) as eye:
+        eye.look()
+        assert device(eye.look()).gpm is not None
+        split(nvml)
+        frame = eye.look()
+        assert names(frame) == [
+            "0000:1b:00.0.gi1.ci0 3g.71gb",
+            "0000:1b:00.0.gi2.ci0 3g.71gb",
+        ]
+        assert (device(frame).mig, device(frame).utilization) == (True, None)
+        assert device(eye.look(after=6)).remapped is None
+        nvml.set("gpu0.mig0.uuid", None)
+        assert names(eye.look()) == ["0000:1b:00.0.gi2.ci0 3g.71gb"], "a place may be free"
+        nvml.reset()
+        eye.look()
+        frame = eye.look(after=6)
+        assert instances(frame) == []
+        assert device(frame).remapped is not None
+        card = device(frame)
+        assert (card.mig, card.utilization) == (False, 0.0)
+        assert card.gpm is not None
+        assert frame.failures == {}
+
+
+def test_a_handle_that_stands_for_another_instance_now_is_that_instance(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="a100-mig", gpus=1) as nvml, Eye(nvml) as eye:
+        eye.look()
+        uuid = "MIG-ffffffff-0000-0000-0000-000000000000"
+        nvml.update(
+            {"gpu0.mig0.uuid": uuid, "gpu0.mig0.gi": 5, "gpu0.mig0.name": "A100 MIG 1g.10gb"}
+        )
+        frame = eye.look()
+        assert instances(frame)[0].uuid == uuid
+        assert names(frame)[0] == f"{CARD}.gi5.ci0 1g.10gb"
+
+
+def test_an_instance_that_fails_does_not_spoil_the_others(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="a100-mig", gpus=1) as nvml, Eye(nvml) as eye:
+        eye.look()
+        nvml.set("gpu0.mig2.error.nvmlDeviceGetUUID", ERROR_UNKNOWN)
+        frame = eye.look()
+        assert len(instances(frame)) == 3
+        assert frame.failures == {"mig": f"{CARD}: Unknown Error"}
+        nvml.set("gpu0.mig2.error.nvmlDeviceGetUUID", 0)
+        nvml.fail("nvmlDeviceGetMigMode", ERROR_UNKNOWN)
+        assert len(instances(eye.look())) == 4, "that it cannot be asked for is no change of mode"
+
+
+def test_the_processes_of_an_instance_are_its_own(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="a100-mig", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.processes(
+            0,
+            [
+                Process(11, "1M", "C", (2, 0)),
+                Process(12, "1M", "C", (9, 0)),
+                Process(13, "1M", "C", (9, 0)),
+            ],
+        )
+        frame = eye.look(processes=True)
+        found = {one.gi: [p.pid for p in one.processes or []] for one in instances(frame)}
+        assert found == {2: [11], 3: [], 9: [12, 13], 10: []}
+        assert device(frame).processes is None
+        nvml.fail("nvmlDeviceGetComputeRunningProcesses*", ERROR_NO_PERMISSION)
+        frame = eye.look(processes=True)
+        assert [one.processes for one in instances(frame)] == [None] * 4
+        assert "Insufficient Permissions" in frame.failures["processes"]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a look costs the driver, and what it gives back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import grimp
+
+from tests.nvml.double import Double
+from tests.support.exporter_nvml import Eye
+
+# Calls of a look at 8 cards, that reads nothing rare and no process list.
+ONCE = {"nvmlDeviceGetCount_v2": 1, "nvmlEventSetWait_v2": 1}
+EACH = {
+    "nvmlDeviceGetUUID": 1,
+    "nvmlDeviceGetMigMode": 1,
+    "nvmlDeviceGetUtilizationRates": 1,
+    "nvmlDeviceGetMemoryInfo_v2": 1,
+    "nvmlDeviceGetFieldValues": 1,
+    "nvmlDeviceGetTemperature": 1,
+    "nvmlDeviceGetClockInfo": 2,
+    "nvmlDeviceGetCurrentClocksEventReasons": 1,
+    "nvmlGpmSampleGet": 1,
+    "nvmlGpmMetricsGet": 1,
+}
+RARE = {
+    "nvmlDeviceGetFieldValues": 1,
+    "nvmlDeviceGetMemoryErrorCounter": 2,
+    "nvmlDeviceGetPersistenceMode": 1,
+}
+FORBIDDEN = ("RunningProcesses", "PcieThroughput", "HandleByIndex", "NvLink", "Init")
+
+
+def test_the_calls_of_a_look_at_eight_cards_are_these(tmp_path: Path) -> None:
+    always = Counter(ONCE) + Counter({call: 8 * count for call, count in EACH.items()})
+    assert always.total() == 90
+    with Double(tmp_path / "nvml", preset="dgx-h200") as nvml, Eye(nvml) as eye:
+        for _ in range(8):
+            eye.look()
+        turns = 0
+        for _ in range(10):
+            before = nvml.calls()
+            eye.look()
+            made = nvml.calls() - before
+            samples = made.pop("nvmlDeviceGetSamples")
+            assert samples in (8, 16), "one more where all of them are read"
+            cards = made["nvmlDeviceGetPersistenceMode"]
+            assert made == always + Counter({call: cards * count for call, count in RARE.items()})
+            assert cards <= 3, "they take turns"
+            assert not [call for call in made if any(part in call for part in FORBIDDEN)]
+            turns += cards
+        assert 14 <= turns <= 18, "each one every five seconds"
+
+
+def test_process_lists_are_read_when_asked_for_and_then_once(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
+        eye.look()
+        before = nvml.calls()
+        eye.look(processes=True)
+        made = nvml.calls() - before
+        lists = {call: count for call, count in made.items() if "RunningProcesses" in call}
+        assert lists == {
+            "nvmlDeviceGetComputeRunningProcesses_v3": 2,
+            "nvmlDeviceGetGraphicsRunningProcesses_v3": 2,
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3": 2,
+        }
+
+
+def test_what_a_look_holds_is_given_back(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="a100-mig", gpus=2) as nvml, Eye(nvml) as eye:
+        nvml.update({"gpu*.gpm": 1, "gpu1.mig.mode": 0})
+        for _ in range(3):
+            eye.look()
+        nvml.set("reload", 1)
+        for _ in range(3):
+            eye.look()
+        nvml.set("gpu1.uuid", "GPU-00000000-0000-0000-0000-00000000c0de")
+        for _ in range(3):
+            eye.look()
+        eye.close()
+        calls = nvml.calls()
+        assert calls["nvmlGpmSampleAlloc"] == calls["nvmlGpmSampleFree"] > 0
+        assert calls["nvmlEventSetCreate"] == calls["nvmlEventSetFree"] == 3
+        assert not nvml.held()
+
+
+def test_only_the_worker_imports_nvml() -> None:
+    graph = grimp.build_graph("gpulock_exporter", include_external_packages=True, cache_dir=None)
+    speakers = graph.find_modules_that_directly_import("pynvml")
+    assert "gpulock_exporter.nvml.source" in speakers
+    importers = {
+        importer
+        for speaker in speakers
+        for importer in graph.find_modules_that_directly_import(speaker)
+    }
+    assert importers - speakers == {"gpulock_exporter.worker.process"}
+    assert (
+        graph.find_upstream_modules("gpulock_exporter.nvml.source")
+        & {"gpulock_exporter.simulated.source"}
+        == set()
+    )

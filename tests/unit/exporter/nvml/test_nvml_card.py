@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a look tells of each card, on the double of NVML."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.telemetry import COLLECTORS, Device
+
+from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Process
+from tests.support.exporter_nvml import Eye, device
+
+PERIOD = 166_667  # microseconds between two samples
+ERROR_INSUFFICIENT_SIZE = 7
+
+
+def test_a_busy_card_is_told_in_base_units(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", driver="590.48.01", gpus=2) as nvml:
+        nvml.load(0, 87, 12)
+        nvml.update(
+            {
+                "gpu0.memory.used": "8G",
+                "gpu0.power.instant": 512_300,
+                "gpu0.energy": 7_500,
+                "gpu0.temperature": 71,
+                "gpu0.clock.sm": 1980,
+                "gpu0.clocks.reasons": 0x24,
+                "gpu0.violation.power": 2_500_000_000,
+                "gpu0.ecc.volatile.corrected.sram": 3,
+                "gpu0.remapped.uncorrectable": 1,
+                "gpu0.remapped.pending": 1,
+                "gpu0.recovery_action": 2,
+                "gpu0.nvlink.*.tx_kib": 5,
+                "gpu0.nvlink.*.rx_kib": 7,
+            }
+        )
+        with Eye(nvml) as eye:
+            frame = eye.look(processes=True)
+            card, other = device(frame, 0), device(frame, 1)
+    assert frame.driver == "590.48.01"
+    assert frame.failures == {}
+    assert set(frame.durations) <= set(COLLECTORS)
+    assert (card.bus, card.index, card.minor, card.numa) == ("0000:1b:00.0", 0, 4, 0)
+    assert card.uuid.startswith("GPU-")
+    assert card.name == "NVIDIA H200"
+    assert (card.utilization, card.memory_utilization) == (0.87, 0.12)
+    assert (card.memory_used, card.memory_total) == (8 << 30, 143771 << 20)
+    assert (card.power, card.energy, card.temperature) == (512.3, 7.5, 71.0)
+    assert (card.sm_clock, card.memory_clock) == (1.98e9, 3.201e9)
+    assert card.clock_reasons == ["sw_power_cap", "sw_thermal_slowdown"]
+    assert card.clock_reason_seconds is not None
+    assert card.clock_reason_seconds["sw_power_cap"] == 2.5
+    assert card.clock_reason_seconds["hw_thermal_slowdown"] == 0.0
+    assert card.ecc is not None
+    assert card.ecc["corrected.sram"] == 3
+    assert card.remapped == {"correctable": 0, "uncorrectable": 1}
+    assert (card.remap_pending, card.remap_failure, card.recovery_action) == (True, False, 2)
+    assert (card.nvlink_transmit, card.nvlink_receive) == (18 * 5 * 1024, 18 * 7 * 1024)
+    assert card.links == {"switch": 18}
+    assert (card.mig, card.persistence, card.processes) == (False, True, [])
+    assert other.utilization == 0
+    assert other.remap_pending is False
+
+
+def test_busy_seconds_are_those_of_the_buffer(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="workstation") as nvml:
+        now = round(time.time() * 1e6)
+        first = [(now + n * PERIOD, 40) for n in range(6)]
+        nvml.samples(0, "gpu", first)
+        with Eye(nvml) as eye:
+            assert device(eye.look()).observed == 0, "what was before our time is not counted"
+            more = [(now + n * PERIOD, 70) for n in range(6, 12)]
+            nvml.samples(0, "gpu", first + more)
+            card = device(eye.look())
+            assert card.observed == pytest.approx(1.0, rel=1e-3)
+            assert card.busy == pytest.approx(0.7, rel=1e-3)
+            assert device(eye.look()).observed == 0, "the same samples once more"
+            garbage = [(now + 12 * PERIOD + n * 10_000, 900) for n in range(1, 101)]
+            nvml.samples(0, "gpu", garbage)
+            frames = [eye.look() for _ in range(5)]
+            found = [(device(one).busy, device(one).observed) for one in frames]
+            assert found == [(0, 0)] * 5
+            assert frames[0].failures == {"utilization": f"{card.bus}: its samples cannot be"}
+
+
+def test_a_ratio_above_the_whole_is_a_failure(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
+        for name in ("gpu", "memory"):
+            nvml.set(f"gpu0.utilization.{name}", 900)
+            assert "900 %" in eye.look().failures["utilization"]
+            nvml.set(f"gpu0.utilization.{name}", 90)
+            assert eye.look().failures == {}
+
+
+def test_what_a_card_does_not_have_is_absent_and_asked_for_again_but_rarely(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="k80-node", gpus=1) as nvml, Eye(nvml) as eye:
+        card = device(eye.look(processes=True))
+        assert card.power == 30.0, "by a call of its own: the field is newer than this driver"
+        assert card.temperature == 36.0
+        for name in ("energy", "gpm", "links", "remapped", "pcie_transmit", "nvlink_transmit"):
+            assert getattr(card, name) is None, name
+        assert (card.mig, card.clock_reason_seconds, card.recovery_action) == (None, None, None)
+        assert card.processes is None, "no list of this driver is known to nvidia-ml-py"
+        before = nvml.calls()
+        eye.look(processes=True)
+        rare = ("nvmlDeviceGetMigMode", "nvmlGpmQueryDeviceSupport", "nvmlDeviceGetMemoryInfo_v2")
+        assert not (nvml.calls() - before).keys() & set(rare)
+        nvml.set("gpu0.energy", 5000)
+        eye.look(after=400)
+        assert device(eye.look()).energy == 5.0
+
+
+def test_memory_is_without_what_the_driver_reserves_where_it_tells(tmp_path: Path) -> None:
+    for driver, used in (("535.129.03", 1 << 30), ("470.57.02", (1 << 30) + (270 << 20))):
+        with Double(tmp_path / driver, preset="dgx1", gpus=1, driver=driver) as nvml:
+            nvml.set("gpu0.memory.used", "1G")
+            with Eye(nvml) as eye:
+                assert device(eye.look()).memory_used == used
+
+
+def test_the_processes_of_all_kinds_are_told_once_each(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.processes(
+            0,
+            [
+                Process(30, "1M"),
+                Process(10, "2M", "G"),
+                Process(30, "5M", "G"),
+                Process(20, "-", "M"),
+            ],
+        )
+        found = device(eye.look(processes=True)).processes
+        assert found is not None
+        assert [(one.pid, one.memory) for one in found] == [
+            (10, 2 << 20),
+            (20, None),
+            (30, 5 << 20),
+        ]
+        assert device(eye.look()).processes is None, "nobody asked"
+
+
+def test_a_process_list_that_grows_between_two_calls_is_asked_for_again(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.processes(0, [Process(n, "1M") for n in range(1, 8)], growth=40)
+        found = device(eye.look(processes=True)).processes
+        assert found is not None
+        assert len(found) > 7
+        nvml.fail("nvmlDeviceGetComputeRunningProcesses_v3", ERROR_INSUFFICIENT_SIZE)
+        frame = eye.look(processes=True)
+        assert device(frame).processes is None
+        assert "Insufficient Size" in frame.failures["processes"]
+        nvml.reset()
+        nvml.processes(0, [Process(n, "1M") for n in range(1, 6000)])
+        frame = eye.look(processes=True)
+        assert device(frame).processes is None
+        assert "more than 5000" in frame.failures["processes"]
+
+
+def test_a_list_that_fails_makes_no_short_one_of_the_others(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
+        nvml.processes(0, [Process(1, "1M")])
+        nvml.fail("nvmlDeviceGetGraphicsRunningProcesses*", ERROR_NO_PERMISSION, gpu=0)
+        frame = eye.look(processes=True)
+        assert device(frame, 0).processes is None
+        assert device(frame, 1).processes == []
+        assert frame.failures == {"processes": "0000:06:00.0: Insufficient Permissions"}
+
+
+# a call, whose failure it is, and what is absent then
+FAILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("nvmlDeviceGetUtilizationRates", "utilization", ("utilization", "memory_utilization")),
+    ("nvmlDeviceGetSamples", "utilization", ()),
+    ("nvmlDeviceGetMemoryInfo*", "memory", ("memory_used", "memory_total")),
+    ("nvmlDeviceGetTemperature*", "temperature", ("temperature",)),
+    ("nvmlDeviceGetClockInfo", "clocks", ("sm_clock", "memory_clock")),
+    ("nvmlDeviceGetCurrentClocks*", "clocks", ("clock_reasons",)),
+    ("nvmlDeviceGetFieldValues.186", "power", ("power",)),
+    ("nvmlDeviceGetFieldValues.83", "power", ("energy",)),
+    ("nvmlDeviceGetFieldValues.11", "ecc", ()),
+    ("nvmlDeviceGetFieldValues.144", "remapped", ("remap_pending",)),
+    ("nvmlDeviceGetFieldValues.138", "nvlink", ("nvlink_transmit", "nvlink_receive")),
+    ("nvmlDeviceGetMemoryErrorCounter", "ecc", ()),
+    ("nvmlDeviceGetPersistenceMode", "devices", ("persistence",)),
+    ("nvmlGpmMetricsGet", "gpm", ("gpm", "summed", "pcie_transmit", "pcie_receive")),
+    ("nvmlDeviceGetMigMode", "mig", ()),
+)
+
+
+def absent(card: Device) -> set[str]:
+    return {name for name, value in vars(card).items() if value is None}
+
+
+def test_a_call_that_fails_costs_one_value_of_one_card(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml, Eye(nvml) as eye:
+        nvml.update({"gpu*.nvlink.*.tx_kib": 5, "gpu*.nvlink.*.rx_kib": 7})
+        eye.look()
+        usual = absent(device(eye.look(after=6)))
+        for call, collector, names in FAILING:
+            gpu = None if call == "nvmlGpmMetricsGet" else 0  # that call names no card
+            nvml.fail(call, ERROR_UNKNOWN, gpu=gpu)
+            frame = eye.look(after=6)
+            assert frame.failures == {collector: "0000:1b:00.0: Unknown Error"}
+            assert absent(device(frame, 0)) - usual == set(names), call
+            assert absent(device(frame, 1)) - usual == (set() if gpu == 0 else set(names))
+            nvml.fail(call, 0, gpu=gpu)
+            eye.look(after=6)
+            frame = eye.look(after=6)
+            assert frame.failures == {}
+            assert absent(device(frame, 0)) == usual
+
+
+def test_a_failure_of_what_is_read_rarely_is_told_until_it_is_read_again(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.fail("nvmlDeviceGetFieldValues.11", ERROR_UNKNOWN)
+        assert "ecc" in eye.look().failures
+        nvml.reset()
+        assert "ecc" in eye.look().failures
+        assert "ecc" not in eye.look(after=6).failures
+
+
+def test_bytes_over_pcie_are_no_counter_where_32_bits_hold_them(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1, driver="590.48.01") as nvml:
+        nvml.update({"gpu0.pcie.tx_bytes": "6000", "gpu0.pcie.rx_bytes": "7000"})
+        with Eye(nvml) as eye:
+            assert device(eye.look()).pcie_transmit == 6000
+            nvml.set("gpu0.pcie.tx_bytes", 5)  # it wrapped before it had filled 32 bits
+            assert device(eye.look(after=6)).pcie_transmit is None
+            nvml.set("gpu0.pcie.tx_bytes", 9000)
+            assert device(eye.look(after=6)).pcie_transmit is None
+
+
+def test_bytes_over_pcie_are_those_of_gpm_where_the_card_has_it(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
+        nvml.update({"gpu0.gpm.20": 100, "gpu0.gpm.2": 40, "gpu0.gpm.5": 25.5})
+        with Eye(nvml) as eye:
+            first = eye.look()
+            assert device(first).gpm is None
+            second = eye.look()
+            card, seconds = device(second), second.boottime - first.boottime
+            assert card.gpm is not None
+            assert (card.gpm["sm_active"], card.gpm["tensor_active"]) == (0.4, 0.255)
+            assert card.pcie_transmit == pytest.approx(100 * (1 << 20) * seconds, abs=1)
+            again = device(eye.look(after=0.1))
+            assert (again.gpm, again.pcie_transmit) == (card.gpm, card.pcie_transmit)
+
+
+def test_a_list_that_failed_is_a_failure_until_it_is_asked_for_again(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.fail("nvmlDeviceGetComputeRunningProcesses*", ERROR_UNKNOWN)
+        for asked in (True, False, False):
+            assert set(eye.look(processes=asked).failures) == {"processes"}
+        nvml.fail("nvmlDeviceGetComputeRunningProcesses*", 0)
+        assert set(eye.look().failures) == {"processes"}, "nobody has asked again"
+        assert eye.look(processes=True).failures == {}
+        assert eye.look().failures == {}
+
+
+def test_a_frame_says_which_bytes_its_worker_adds_up(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.update({"gpu0.nvlink.*.tx_kib": 5, "gpu0.nvlink.*.rx_kib": 7})
+        eye.look()
+        card = device(eye.look(after=2))
+        assert card.summed == ["pcie_transmit", "pcie_receive"], "the card counts NVLink itself"
+        assert card.nvlink_transmit is not None

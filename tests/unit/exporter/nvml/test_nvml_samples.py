@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Busy and observed seconds from the driver's buffer of samples."""
+
+from __future__ import annotations
+
+import pytest
+from gpulock_exporter.nvml.utilisation_samples import (
+    DRY,
+    HEAL,
+    LONGEST,
+    MOST,
+    NOTHING,
+    SHORTEST,
+    SLACK,
+    Busy,
+    Sample,
+    Samples,
+    integrate,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+PERIOD = 166_667  # microseconds, as drivers take samples
+START = 1_700_000_000_000_000
+
+
+def buffer(first: int, count: int, percent: float = 50) -> list[Sample]:
+    """Return `count` samples from the one after `first` periods on."""
+    return [(START + (first + n + 1) * PERIOD, percent) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "busy", "observed"),
+    [
+        pytest.param([], 0, 0, id="nothing new"),
+        pytest.param([(1_000_000, 100)], 1.0, 1.0, id="one second of work"),
+        pytest.param([(500_000, 100), (1_000_000, 0)], 0.5, 1.0, id="half of it"),
+        pytest.param([(500_000, 900), (1_000_000, 40)], 0.2, 0.5, id="900 % says nothing"),
+        pytest.param([(500_000, -1), (1_000_000, 40)], 0.2, 0.5, id="less than nothing"),
+        pytest.param([(0, 100), (1_000_000, 40)], 0.4, 1.0, id="what was seen before"),
+        pytest.param([(600_000, 50), (300_000, 50)], 0.3, 0.6, id="time goes back"),
+        pytest.param([(600_000, 50), (600_000, 100)], 0.3, 0.6, id="one moment twice"),
+        pytest.param([(1_600_000, 100)], 0, 0, id="a gap: nobody looked"),
+        pytest.param([(1_600_000, 100), (1_700_000, 100)], 0.1, 0.1, id="after a gap"),
+        pytest.param([(10**18, 100), (1_000_000, 10)], 0.1, 1.0, id="from the future"),
+        pytest.param([(n * 10_000, 100) for n in range(1, 102)], 0, 0, id="too many"),
+    ],
+)
+def test_a_list_of_samples_is_worth(samples: list[Sample], busy: float, observed: float) -> None:
+    found, _ = integrate(samples, seen=0, allowed=2.0)
+    assert found == pytest.approx((busy, observed))
+
+
+def test_the_cursor_follows_the_youngest_that_can_be() -> None:
+    samples: list[Sample] = [(600_000, 50), (10**18, 50), (800_000, 700), (300_000, 50)]
+    _, youngest = integrate(samples, seen=100_000, allowed=2.0)
+    assert youngest == 800_000
+
+
+def fed(source: Samples, looks: list[list[Sample]], start: float = 100.0) -> list[Busy]:
+    """Look once a second, each time at what a driver has that is younger than was asked for."""
+    found: list[Busy] = []
+    for second, samples in enumerate(looks, 1):
+        since = source.since(start + second)
+        found.append(source.add([one for one in samples if one[0] > since], start + second))
+    return found
+
+
+def test_what_is_in_the_buffer_at_first_was_before_our_time() -> None:
+    source = Samples(100.0)
+    first, second = fed(source, [buffer(0, 99), buffer(0, 105)])
+    assert first == NOTHING
+    assert second == pytest.approx((0.5, 1.0), rel=1e-3)
+
+
+def test_a_steady_driver_is_observed_all_the_time() -> None:
+    looks = [buffer(max(0, 6 * n - 99), min(6 * n, 99), 30) for n in range(2, 62)]
+    found = fed(Samples(100.0), looks)
+    assert sum(one.observed for one in found) == pytest.approx(59, rel=1e-3)
+    assert sum(one.busy for one in found) == pytest.approx(0.3 * 59, rel=1e-3)
+
+
+def test_samples_that_come_again_and_again_are_seen_once() -> None:
+    source = Samples(100.0)
+    fed(source, [buffer(0, 6)])
+    for second in range(102, 105):
+        source.since(second)
+        found = source.add(buffer(0, 12, 0), second)
+        assert found.observed == pytest.approx(1.0 if second == 102 else 0, rel=1e-3)
+
+
+def test_a_clock_that_was_set_back_is_found_again() -> None:
+    source = Samples(100.0)
+    fed(source, [buffer(0, 6), buffer(0, 12)])
+    later = 100 + 2 + HEAL + 1
+    assert source.since(later - 2) != 0
+    assert source.since(later) == 0
+    assert source.add([(5_000_000, 50)], later) == (0, 0)
+    assert source.since(later + 1) == 5_000_000
+    assert source.add([(6_000_000, 50)], later + 1) == (0.5, 1.0)
+
+
+def test_a_driver_whose_clock_runs_too_fast_makes_no_time() -> None:
+    looks: list[list[Sample]] = []
+    for n in range(60):  # 1.8 seconds each second
+        looks.append([(START + 200_000 * m, 100) for m in range(9 * n + 1, 9 * n + 10)])
+    found = fed(Samples(100.0), looks)
+    assert 20 < sum(one.observed for one in found) <= 60 + SLACK
+
+
+def test_a_card_that_writes_no_samples_while_idle_is_seen_a_sixth_of_a_second_a_look() -> None:
+    source = Samples(100.0)
+    source.since(101)
+    source.add(buffer(0, 6), 101)
+    assert source.snapshot(0, 101.5) == (0, 0), "its buffer has the word"
+    source.since(101 + DRY)
+    source.add([], 101 + DRY)
+    assert source.snapshot(0, 102 + DRY) == (0, SHORTEST)
+    assert source.snapshot(50, 103 + DRY) == pytest.approx((SHORTEST / 2, SHORTEST))
+    assert source.snapshot(900, 104 + DRY) == (0, 0)
+
+
+def test_no_answer_for_now_stands_in_for_a_buffer_of_garbage() -> None:
+    source = Samples(100.0)
+    fed(source, [[(START, 900)], [(START, 900)], [(START, 900)], [(START, 900)]])
+    assert source.snapshot(0, 110) == (0, 0)
+
+
+def test_a_snapshot_a_thousand_times_a_second_does_not_make_time() -> None:
+    source = Samples(0.0)
+    total = sum(source.snapshot(10, 3 + n / 1000).observed for n in range(1000))
+    assert total <= 1 + 3 + SLACK
+
+
+MOMENTS = st.one_of(
+    st.integers(-3_000_000, 3_000_000), st.integers(-(10**18), 10**18), st.just(PERIOD)
+)
+PERCENTS = st.one_of(st.integers(0, 100), st.integers(-(2**31), 2**32))
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.tuples(MOMENTS, PERCENTS), max_size=12), st.floats(0, 30)),
+        max_size=20,
+    )
+)
+def test_whatever_a_driver_says_no_more_is_observed_than_there_was(
+    looks: list[tuple[list[tuple[int, int]], float]],
+) -> None:
+    now = start = 1000.0
+    source, total = Samples(start), 0.0
+    moment = START
+    for steps, pause in looks:
+        now += pause
+        since = source.since(now)
+        samples: list[Sample] = []
+        for step, percent in steps:
+            moment += step
+            samples.append((max(0, moment), percent))
+        for found in (
+            source.add([one for one in samples if one[0] > since], now),
+            source.snapshot(steps[0][1] if steps else 0, now),
+        ):
+            assert 0 <= found.busy <= found.observed
+            total += found.observed
+        assert total <= now - start + SLACK + 1e-6
+
+
+@given(st.lists(st.integers(1, int(LONGEST * 1e6)), max_size=MOST), st.integers(0, 100))
+def test_a_sound_list_is_observed_whole(steps: list[int], percent: int) -> None:
+    moment, samples = START, list[Sample]()
+    for step in steps:
+        moment += step
+        samples.append((moment, percent))
+    found, youngest = integrate(samples, START, allowed=LONGEST * MOST + 1)
+    assert youngest == moment
+    assert found.observed == pytest.approx((moment - START) / 1e6)
+    assert found.busy == pytest.approx(found.observed * percent / 100)

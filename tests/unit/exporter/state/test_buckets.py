@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Use over time in 64 buckets, however long a claim lasts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from gpulock_exporter.state.buckets import Buckets, restored
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.node.sample import BUCKETS
+from tests.support.trees import FEW
+
+
+def filled(seconds: int, use: float = 0.5) -> Buckets:
+    """Return the buckets of a claim that was looked at each second."""
+    buckets = Buckets(100.0)
+    for second in range(1, seconds + 1):
+        buckets.add(100.0 + second, use, 1.0)
+    return buckets
+
+
+@pytest.mark.parametrize(
+    ("seconds", "width", "count"),
+    [(1, 1, 1), (64, 1, 64), (65, 2, 33), (128, 2, 64), (129, 4, 33), (1000, 16, 63)],
+)
+def test_the_width_doubles_when_all_are_full(seconds: int, width: float, count: int) -> None:
+    buckets = filled(seconds)
+    assert (buckets.width, len(buckets.used)) == (width, count)
+    assert sum(buckets.covered) == pytest.approx(seconds)
+
+
+def test_each_bucket_has_what_was_done_in_its_time() -> None:
+    buckets = Buckets(0.0)
+    for second in range(1, 129):
+        buckets.add(float(second), 1.0 if second <= 32 else 0.0, 1.0)
+    assert buckets.used == [2.0] * 16 + [0.0] * 48
+    assert buckets.covered == [2.0] * 64
+
+
+def test_time_that_was_not_observed_is_covered_by_nothing() -> None:
+    buckets = Buckets(0.0)
+    buckets.add(1.0, 0.0, 1.0)
+    buckets.add(3.0, 0.0, 0.0)
+    assert buckets.covered == [1.0, 0.0, 0.0]
+
+
+def test_a_look_at_several_seconds_is_spread_over_their_buckets() -> None:
+    buckets = Buckets(0.0)
+    buckets.add(3.5, 1.5, 3.0)
+    assert buckets.used == pytest.approx([0.25, 0.5, 0.5, 0.25])
+    assert buckets.covered == pytest.approx([0.5, 1.0, 1.0, 0.5])
+
+
+def test_a_month_fits_as_well() -> None:
+    buckets = Buckets(0.0)
+    buckets.add(30 * 86400.0, 1.0, 1.0)
+    assert len(buckets.used) <= BUCKETS
+    assert buckets.width == 65536
+
+
+@pytest.mark.parametrize("at", [-1e9, 0.0, 1e300, math.inf])
+def test_a_time_that_cannot_be_does_no_harm(at: float) -> None:
+    buckets = Buckets(0.0)
+    buckets.add(at, 0.5, 1.0)
+    assert len(buckets.used) <= BUCKETS
+    assert sum(buckets.used) == pytest.approx(0.5)
+
+
+def test_what_was_written_is_read_back() -> None:
+    buckets = filled(77, 0.123)
+    words = buckets.texts()
+    lists = [tuple(int(word) for word in text.split(",")) for text in words]
+    again = restored(100.0, buckets.width, *lists)
+    assert again.used == pytest.approx(buckets.used, abs=0.001)
+    assert (again.width, again.covered) == (buckets.width, buckets.covered)
+
+
+@pytest.mark.parametrize("width", [None, 0.0, -1.0, 1e300])
+def test_a_width_that_makes_no_sense_begins_anew(width: float | None) -> None:
+    assert restored(5.0, width, (1,), (1,)) == Buckets(5.0)
+
+
+def test_more_use_than_was_observed_is_cut() -> None:
+    assert restored(0.0, 1.0, (5000, 1), (1000,) * 100).used == [1.0, 0.001]
+
+
+@FEW
+@given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1), st.floats(0, 300)), max_size=60))
+def test_nothing_is_lost_in_any_order_of_looks(
+    looks: list[tuple[float, float, float]],
+) -> None:
+    buckets, at, work, seen = Buckets(0.0), 0.0, 0.0, 0.0
+    for passed, use, covered in looks:
+        at += passed
+        buckets.add(at, use * covered, covered)
+        work, seen = work + use * covered, seen + covered
+    assert sum(buckets.used) == pytest.approx(work)
+    assert sum(buckets.covered) == pytest.approx(seen)
+    assert len(buckets.used) == len(buckets.covered) <= BUCKETS
+
+
+@FEW
+@given(st.lists(st.tuples(st.floats(0, 200), st.floats(0, 1), st.floats(0, 90), st.booleans())))
+def test_buckets_are_written_as_they_stand_whenever_that_is(
+    looks: list[tuple[float, float, float, bool]],
+) -> None:
+    buckets, at = Buckets(0.0), 0.0
+    for passed, share, covered, written in looks:
+        at += passed
+        buckets.add(at, share * covered, covered)
+        if written:
+            assert buckets.texts() == tuple(
+                ",".join(f"{value * 1000:.0f}" for value in values)
+                for values in (buckets.used, buckets.covered)
+            )

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a claim is billed for: from its first look on, to its last second, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpulock_exporter.state.claim_accounting import Account, Accounts, Claim, Ledger
+from gpulock_exporter.state.device_totals import Look
+from gpulock_exporter.telemetry import Device
+
+from gpulock.store.locks import Lock
+from tests.support.exporter_nodes import GIB, Node, card, facts, instance, lock
+from tests.support.trees import OTHER_BOOT, bus
+
+A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
+
+
+def held(node: Node, *locks: Lock) -> None:
+    node.facts = facts(*locks)
+
+
+def account(node: Node, token: str = A, number: int = 0) -> Account:
+    found = node.book.memory.ledger.of(bus(number), token)
+    assert found is not None
+    return found
+
+
+def working(busy: float = 0.5, **changes: Any) -> Device:
+    return card(busy=busy, observed=1.0, **changes)
+
+
+def test_a_claim_that_is_seen_for_the_first_time_starts_at_nothing() -> None:
+    node = Node()
+    for energy in (100.0, 400.0, 700.0):
+        node.tick(working(energy=energy))
+    held(node, lock(0, A))
+    node.tick(working(energy=1000.0))
+    assert (account(node).busy, account(node).observed, account(node).energy) == (0.0, 0.0, None)
+    node.tick(working(energy=1300.0))
+    assert (account(node).busy, account(node).observed, account(node).energy) == (0.5, 1.0, 300.0)
+
+
+def test_a_claim_that_goes_has_its_last_second_in_its_account() -> None:
+    node = Node()
+    held(node, lock(0, A, claimed_boottime=node.now + 1))
+    for energy in (100.0, 400.0, 700.0):
+        node.tick(working(energy=energy))
+    held(node)
+    over = node.tick(working(0.25, energy=900.0))
+    assert list(over) == [A]
+    last = over[A][bus(0)]
+    assert (last.busy, last.observed, last.energy) == (1.25, 3.0, 800.0)
+    assert last.buckets.used[-1] == 0.25
+    assert node.book.memory.ledger.accounts == {}
+
+
+def test_a_claim_that_follows_at_once_is_not_billed_for_the_one_before() -> None:
+    node = Node()
+    held(node, lock(0, A))
+    node.tick(working(0.5))
+    node.tick(working(0.5))
+    held(node, lock(0, B))
+    over = node.tick(working(1.0))
+    assert over[A][bus(0)].busy == 1.5
+    assert account(node, B).busy == 0.0
+    node.tick(working(0.125))
+    assert account(node, B).busy == 0.125
+
+
+def test_a_claim_that_comes_and_goes_between_two_frames_leaves_nothing() -> None:
+    node = Node()
+    node.tick(working())
+    held(node, lock(0, A))
+    held(node)
+    assert node.tick(working()) == {}
+
+
+def test_after_a_long_silence_only_who_held_before_and_after_is_billed() -> None:
+    node = Node()
+    held(node, lock(0, A), lock(1, B))
+    for _ in range(2):
+        node.tick(card(0, energy=100.0), card(1, energy=100.0))
+    held(node, lock(0, A), lock(1, "c" * 16))
+    over = node.tick(card(0, energy=9100.0), card(1, energy=9100.0), seconds=60)
+    assert account(node).energy == 9000.0
+    assert over[B][bus(1)].energy == 0.0
+    assert account(node, "c" * 16, 1).energy is None
+
+
+def test_energy_that_could_not_be_read_for_a_while_is_billed_to_who_held_all_the_time() -> None:
+    node = Node()
+    held(node, lock(0, A), lock(1, B))
+    for _ in range(2):
+        node.tick(card(0, energy=100.0), card(1, energy=100.0))
+    node.tick(card(0), card(1))
+    held(node, lock(0, A), lock(1, "c" * 16, claimed_boottime=node.now + 1))
+    for _ in range(3):
+        node.tick(card(0), card(1))
+    node.tick(card(0, energy=900.0), card(1, energy=900.0))
+    assert account(node).energy == 800.0
+    assert account(node, "c" * 16, 1).energy is None, "the most of it was another's"
+    node.tick(card(0, energy=1000.0), card(1, energy=1000.0))
+    assert account(node, "c" * 16, 1).energy == 100.0
+
+
+def test_a_claim_that_goes_while_the_driver_hangs_waits_for_its_last_look() -> None:
+    node = Node()
+    held(node, lock(0, A))
+    node.tick(working())
+    node.tick(working())
+    held(node)
+    assert node.silence() == {}
+    assert node.silence() == {}
+    over = node.tick(card(busy=1.5, observed=3.0))
+    assert over[A][bus(0)].busy == 2.0
+
+
+def test_a_claim_is_finished_though_the_driver_says_nothing_any_more() -> None:
+    node = Node()
+    held(node, lock(0, A))
+    node.tick(working())
+    node.tick(working())
+    held(node)
+    for _ in range(10):
+        node.silence()
+    assert node.over[A][bus(0)].busy == 0.5
+
+
+def test_a_claim_that_comes_while_the_driver_hangs_is_not_billed_for_the_hang() -> None:
+    node = Node()
+    node.tick(working(energy=100.0))
+    held(node, lock(0, A))
+    node.silence()
+    node.silence()
+    node.tick(card(busy=3.0, observed=3.0, energy=900.0))
+    assert (account(node).busy, account(node).energy) == (0.0, None)
+
+
+def test_locks_that_cannot_be_read_end_no_claim() -> None:
+    node = Node()
+    held(node, lock(0, A))
+    node.tick(working())
+    node.tick(working())
+    node.facts.locks = None
+    assert node.tick(working()) == {}
+    held(node, lock(0, A))
+    assert node.tick(working()) == {}
+    assert account(node).observed == 3.0
+
+
+def test_a_lock_whose_owner_cannot_be_read_may_still_be_the_same() -> None:
+    node = Node()
+    held(node, lock(0, A))
+    node.tick(working())
+    node.tick(working())
+    node.facts.locks = {bus(0): Lock(bus(0), None, "")}
+    assert node.tick(working()) == {}
+    held(node, lock(0, B))
+    over = node.tick(working())
+    assert over[A][bus(0)].observed == 2.0
+    assert account(node, B).observed == 0.0
+
+
+def test_a_claim_that_only_seemed_to_be_over_goes_on() -> None:
+    node = Node()
+    held(node, lock(0, A))
+    for _ in range(3):
+        node.tick(working())
+    held(node)
+    assert node.tick(working())[A][bus(0)].observed == 3.0
+    held(node, lock(0, A))
+    node.tick(working())
+    node.tick(working())
+    assert account(node).observed == 4.0
+
+
+def test_each_device_of_a_claim_has_an_account_of_its_own() -> None:
+    node = Node()
+    held(node, lock(0, A), lock(1, A))
+    for _ in range(3):
+        node.tick(card(0, busy=1.0, observed=1.0), card(1, busy=0.0, observed=1.0))
+    assert (account(node, A, 0).busy, account(node, A, 1).busy) == (2.0, 0.0)
+    held(node, lock(1, A))
+    assert node.tick(card(0), card(1)) == {}
+    held(node)
+    assert sorted(node.tick(card(0), card(1))[A]) == [bus(0), bus(1)]
+
+
+def test_the_peak_of_memory_is_of_its_own_time() -> None:
+    node = Node()
+    node.tick(card(memory_used=70 * GIB))
+    held(node, lock(0, A, claimed_boottime=node.now + 0.5))
+    for used in (3, 9, 5):
+        node.tick(card(memory_used=used * GIB))
+    held(node)
+    over = node.tick(card(memory_used=60 * GIB))
+    assert over[A][bus(0)].memory_peak == 9 * GIB
+
+
+def test_memory_that_was_measured_before_the_claim_is_not_its() -> None:
+    node = Node()
+    held(node, lock(0, A, claimed_boottime=node.now + 1.5))
+    frame = node.frame(card(memory_used=70 * GIB))
+    node.now += 2
+    node.book.tick([frame], node.facts, node.moment)
+    assert account(node).memory_peak is None
+
+
+def test_idleness_is_what_was_observed_since_it_last_worked() -> None:
+    node = Node()
+    held(node, lock(0, A))
+    for busy in (0.5, 0.5, 0.0, 0.0, 0.0):
+        node.tick(working(busy))
+    node.tick(card(busy=None, observed=None), seconds=100)
+    assert account(node).idle == 3.0
+    node.tick(working(0.5))
+    assert account(node).idle == 0.0
+
+
+def test_time_beside_foreign_processes_is_told() -> None:
+    ledger = Ledger()
+    claims: dict[str, Claim | None] = {"d": Claim(A, 0.0)}
+    for second, strangers in ((1.0, ()), (2.0, ("d",)), (3.0, ("d",)), (4.0, ())):
+        look = Look(second - 1, second, 0.5, 1.0)
+        ledger.advance(claims, {"d": look}, second, frozenset(strangers))
+    found = ledger.of("d", A)
+    assert found is not None
+    assert found.foreign == 2.0
+
+
+def test_a_mig_instance_is_billed_for_itself_and_never_for_its_board() -> None:
+    node = Node()
+    part = f"{bus(0)}.gi1.ci0"
+    held(node, lock(0, A, part="gi1.ci0"))
+    for energy in (100.0, 400.0):
+        node.tick(card(mig=True, energy=energy), instance(0, 1, busy=0.5, observed=1.0))
+    found = node.book.memory.ledger.of(part, A)
+    assert found is not None
+    assert (found.busy, found.energy, found.memory_peak) == (0.5, None, GIB)
+
+
+@pytest.mark.parametrize("claimed", [0.0, -5.0, 1e12, float("nan")])
+def test_a_claim_of_no_sensible_time_begins_now(claimed: float) -> None:
+    node = Node()
+    held(node, lock(0, A, claimed_boottime=claimed))
+    node.tick(working())
+    assert account(node).since == node.now
+
+
+def test_a_claim_of_another_boot_begins_now() -> None:
+    node = Node()
+    held(node, lock(0, A, boot_id=OTHER_BOOT))
+    node.tick(working())
+    assert account(node).since == node.now
+
+
+def test_a_claim_that_was_there_before_the_exporter_shows_when_it_was_not_observed() -> None:
+    node = Node()
+    held(node, lock(0, A, claimed_boottime=node.now - 30))
+    for _ in range(3):
+        node.tick(working(1.0))
+    buckets = account(node).buckets
+    assert buckets.since == 970.0
+    assert (sum(buckets.covered), buckets.covered[0], len(buckets.covered)) == (2.0, 0.0, 33)
+
+
+def test_what_is_over_is_remembered_for_a_while_and_not_for_ever() -> None:
+    node = Node()
+    finished: dict[str, Accounts] = {}
+    for number in range(300):
+        held(node, lock(0, f"{number:016x}"))
+        finished |= node.tick(working())
+    assert len(finished) == 299
+    assert len(node.book.memory.ledger._over) == 64  # pyright: ignore[reportPrivateUsage]

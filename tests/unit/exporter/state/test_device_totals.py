@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device did in this boot, whatever the frames say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from gpulock_exporter.state.device_totals import KEPT_CREDIT, DeviceTotals
+from gpulock_exporter.telemetry import Device, Frame, Xid
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.exporter_nodes import Node, card, full_card, instance, uuid
+from tests.support.trees import FEW, bus
+
+
+def played(*looks: Device, seconds: float = 1.0) -> DeviceTotals:
+    """Return the counters of a card after looks a second apart."""
+    node = Node()
+    for look in looks:
+        node.tick(look, seconds=seconds)
+    return of(node)
+
+
+def of(node: Node, number: int = 0) -> DeviceTotals:
+    found = node.book.memory.totals.of(bus(number))
+    assert found is not None
+    return found
+
+
+def use(busy: float | None, observed: float | None, **changes: Any) -> Device:
+    return card(busy=busy, observed=observed, **changes)
+
+
+def test_busy_and_observed_seconds_add_up_from_the_second_look_on() -> None:
+    totals = played(*[use(0.25, 1.0)] * 5)
+    assert (totals.busy, totals.observed) == (1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("busy", "observed", "expected"),
+    [
+        pytest.param(9.0, 1.0, (1.0, 1.0), id="900 %"),
+        pytest.param(50.0, 100.0, (3.0, 6.0), id="more than has passed"),
+        pytest.param(math.nan, 1.0, (0.0, 0.0), id="no number"),
+        pytest.param(1.0, math.inf, (0.0, 0.0), id="for ever"),
+        pytest.param(-1.0, 1.0, (0.0, 0.0), id="below 0"),
+        pytest.param(None, 1.0, (0.0, 0.0), id="not told"),
+        pytest.param(1.0, None, (0.0, 0.0), id="not observed"),
+        pytest.param(0.0, 0.0, (0.0, 0.0), id="no new samples"),
+    ],
+)
+def test_a_look_counts_for_no_more_than_it_can_have_seen(
+    busy: float | None, observed: float | None, expected: tuple[float, float]
+) -> None:
+    # four seconds without a word leave room for what the buffer of the driver remembers
+    node = Node()
+    for look in (use(0, 1), use(0, 0), use(0, 0), use(0, 0), use(0, 0), use(0, 0)):
+        node.tick(look)
+    node.tick(use(busy, observed))
+    totals = of(node)
+    assert (totals.busy, totals.observed) == expected
+
+
+def test_a_look_that_comes_late_tells_of_the_time_before_it() -> None:
+    totals = played(use(0, 1), use(0, 0), use(1.5, 2.0), use(0, 0), use(1.5, 2.0))
+    assert (totals.busy, totals.observed) == (3.0, 4.0)
+
+
+def test_time_is_not_counted_twice_when_a_new_worker_reads_the_buffer_anew() -> None:
+    node = Node()
+    for _ in range(60):
+        node.tick(use(0.5, 1.0))
+    before = of(node).observed
+    node.tick(use(8.0, 16.0))  # the whole buffer, of which all but a second was counted
+    assert of(node).observed == before + 1.0
+
+
+def test_time_that_was_not_seen_is_not_saved_up_for_a_buffer_that_is_told_twice() -> None:
+    node = Node()
+    for _ in range(60):
+        node.tick(use(0.25, 0.5))
+    before = of(node).observed
+    node.tick(use(8.0, 16.0))
+    assert of(node).observed == before + KEPT_CREDIT + 1.0
+
+
+def test_time_in_which_nothing_was_observed_is_in_no_counter() -> None:
+    node = Node()
+    node.tick(use(0.5, 1.0))
+    node.tick(use(0.5, 1.0), seconds=600)
+    assert of(node).observed == 1.0
+
+
+def test_when_it_was_last_at_work_is_told_and_a_desktop_is_no_work() -> None:
+    node = Node()
+    for busy in (0, 0.5, 0.005, 0):
+        node.tick(use(busy, 1.0))
+    assert of(node).last_busy == node.now - 2
+
+
+def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle() -> None:
+    node = Node()
+    for _ in range(3):
+        node.tick(card(mig=True), instance(0, 1))
+    totals = node.book.memory.totals.of(f"{bus(0)}.gi1.ci0")
+    assert totals is not None
+    assert not totals.observable
+    assert totals.last_busy is None
+
+
+def test_board_facts_are_no_instances_even_where_a_frame_says_so() -> None:
+    node = Node()
+    for energy in (100.0, 400.0):
+        node.tick(instance(0, 1, energy=energy, power=300.0, pcie_transmit=5))
+    totals = node.book.memory.totals.of(f"{bus(0)}.gi1.ci0")
+    assert totals is not None
+    assert totals.counters == {}
+
+
+def test_a_driver_of_another_version_has_begun_anew() -> None:
+    node = Node()
+    near = (1 << 32) - 1000
+    for value, driver in ((near - 900, "1"), (near, "1"), (500, "2")):
+        node.now += 1
+        frame = node.frame(card(nvlink_transmit=value), driver=driver)
+        node.book.tick([frame], node.facts, node.moment)
+    assert of(node).counters["nvlink_transmit"].total == 900 + 500
+
+
+def test_energy_that_falls_tells_that_the_others_did_not_wrap() -> None:
+    near = (1 << 32) - 1000
+    totals = played(
+        card(energy=9e5, nvlink_transmit=near - 900),
+        card(energy=9e5, nvlink_transmit=near),
+        card(energy=10.0, nvlink_transmit=500),
+    )
+    assert totals.counters["nvlink_transmit"].total == 900 + 500
+
+
+def test_a_card_that_is_exchanged_starts_at_nothing_and_finds_its_counters_again() -> None:
+    node = Node()
+    for name in ("GPU-a", "GPU-a", "GPU-a", "GPU-b", "GPU-b", "GPU-a"):
+        node.tick(use(0.5, 1.0, uuid=name))
+    devices = node.book.memory.totals.devices
+    assert devices["GPU-a"].busy >= 1.0
+    assert devices["GPU-b"].busy == 0.5
+
+
+def test_a_card_whose_uuid_becomes_known_goes_on() -> None:
+    node = Node()
+    for name in ("", "", "GPU-a", "GPU-a", "", "GPU-????"):
+        node.tick(use(0.5, 1.0, uuid=name))
+    totals = node.book.memory.totals
+    assert totals.places == {bus(0): "GPU-a"}
+    assert totals.devices["GPU-a"].observed == 5.0
+    assert totals.devices[bus(0)].observed == 1.0  # what was served by that name stays
+
+
+def test_two_devices_of_one_uuid_are_two() -> None:
+    node = Node()
+    for _ in range(3):
+        node.tick(use(0.5, 1.0), card(1, uuid=uuid(0), busy=1.0, observed=1.0))
+    assert (of(node, 0).busy, of(node, 1).busy) == (1.0, 2.0)
+
+
+def test_xids_are_counted_by_code_also_of_a_card_that_has_gone() -> None:
+    node = Node()
+    node.tick(card(0), card(1))
+    node.tick(card(0), xids=[Xid(uuid(1), 79), Xid(uuid(0), 13), Xid(uuid(0), 13)])
+    assert (of(node, 1).xids[79].count, of(node, 1).xids[79].at) == (1, node.now)
+    assert of(node, 0).xids[13].count == 2
+
+
+@pytest.mark.parametrize("xid", [-1, 10**30])
+def test_an_xid_that_is_none_and_one_of_nobody_are_left_out(xid: int) -> None:
+    node = Node()
+    node.tick(card(0))
+    node.tick(card(0), xids=[Xid(uuid(0), xid), Xid("GPU-none", 79)])
+    assert of(node).xids == {}
+
+
+def test_so_many_codes_are_kept_and_no_more() -> None:
+    node = Node()
+    node.tick(card(0))
+    node.tick(card(0), xids=[Xid(uuid(0), code) for code in range(1000)])
+    assert len(of(node).xids) == 64
+
+
+def test_what_is_remembered_has_an_end() -> None:
+    node = Node()
+    for number in range(600):
+        node.tick(card(0, uuid=f"GPU-{number}"))
+    assert len(node.book.memory.totals.devices) <= 257
+
+
+@pytest.mark.parametrize("told", [math.nan, -1e9, 0.0, 1e18, math.inf])
+def test_a_frame_that_does_not_know_the_time_is_of_now(told: float) -> None:
+    node = Node()
+    node.tick(use(0.5, 1.0))
+    node.now += 1
+    frame = node.frame(use(0.5, 1.0))
+    frame.boottime = told
+    node.book.tick([frame], node.facts, node.moment)
+    node.tick(use(0.5, 1.0))
+    assert (of(node).looked, of(node).observed) == (node.now, 2.0)
+
+
+def test_frames_that_waited_are_of_the_time_they_were_made() -> None:
+    node = Node()
+    frames: list[Frame] = []
+    for _ in range(4):
+        node.now += 1
+        frames.append(node.frame(use(0.5, 1.0)))
+    node.book.tick(frames, node.facts, node.moment)
+    assert of(node).observed == 3.0
+
+
+@FEW
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.floats()),
+            st.one_of(st.none(), st.floats()),
+            st.floats(0.01, 100),
+        ),
+        max_size=30,
+    )
+)
+def test_no_looks_make_busy_more_than_observed_or_observed_more_than_passed(
+    looks: list[tuple[float | None, float | None, float]],
+) -> None:
+    node = Node()
+    node.tick(use(0, 0))
+    begun, busy, observed = node.now, 0.0, 0.0
+    for one, two, seconds in looks:
+        node.tick(use(one, two), seconds=seconds)
+        totals = of(node)
+        assert totals.busy >= busy
+        assert totals.observed >= observed
+        busy, observed = totals.busy, totals.observed
+        assert busy <= observed * (1 + 1e-9)
+        assert observed <= (node.now - begun) * (1 + 1e-9)
+
+
+def test_all_counters_of_a_card_are_kept() -> None:
+    totals = played(full_card(), full_card())
+    assert sorted(totals.counters) == [
+        "ecc.corrected.dram",
+        "ecc.uncorrected.sram",
+        "energy",
+        "nvlink_receive",
+        "nvlink_transmit",
+        "pcie_receive",
+        "pcie_transmit",
+        "reason.hw_thermal_slowdown",
+        "reason.sw_power_cap",
+    ]
+
+
+def test_what_a_worker_adds_up_begins_anew_with_it_and_is_no_wrap() -> None:
+    node, second = Node(), 50_000_000_000
+    for count in range(60):
+        node.tick(card(pcie_transmit=count * second, summed=["pcie_transmit"]))
+    before = of(node).counters["pcie_transmit"].total
+    node.tick(card(pcie_transmit=0, summed=["pcie_transmit"]), seconds=8)
+    node.tick(card(pcie_transmit=second, summed=["pcie_transmit"]))
+    assert of(node).counters["pcie_transmit"].total == before + second

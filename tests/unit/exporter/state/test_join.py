@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices, locks, verdicts and use at one moment, and the states that follow."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpulock_exporter.clock import Moment, steady_offset
+from gpulock_exporter.metrics.collectors import collect
+from gpulock_exporter.state.collector_state import Book
+from gpulock_exporter.state.node_devices import NOT_LISTED, DeviceList, inventory_version
+from gpulock_exporter.state.process_attribution import Kin
+from gpulock_exporter.state.snapshot import Health, Limits, Seen, Snapshot
+from gpulock_exporter.telemetry import Process, Xid
+
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.alloc.states import STATES
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node.devices import Device
+from gpulock.node.procfs import Proc
+from gpulock.store import atomic
+from gpulock.store.locks import Lock
+from tests.support.exporter_nodes import (
+    EPOCH,
+    Node,
+    card,
+    facts,
+    full_card,
+    instance,
+    listed,
+    lock,
+    uuid,
+)
+from tests.support.trees import BOOT, FakeProc, bus
+
+A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
+
+
+def state_of(snapshot: Snapshot, name: str = bus(0)) -> str | None:
+    return seen(snapshot, name).state
+
+
+def seen(snapshot: Snapshot, name: str = bus(0)) -> Seen:
+    return next(one for one in snapshot.devices if one.id == name)
+
+
+def values(snapshot: Snapshot, family: str) -> dict[str, float]:
+    """Return a family's values by labels."""
+    for metric in collect(snapshot):
+        if metric.family.name == f"gpulock_{family}":
+            return metric.values
+    raise AssertionError(family)
+
+
+def faulty(number: int) -> Device:
+    found = listed(number)
+    found.fault = "garbage"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({"found": faulty(0)}, "missing"),
+        ({"quarantined": {bus(0): "ECC"}}, "quarantined"),
+        ({"verdict": DEAD}, "stale"),
+        ({"verdict": UNKNOWN}, "unknown"),
+        ({"owner": None}, "unknown"),
+        ({"foreign": True, "held": False}, "foreign"),
+        ({"busy": 0.0, "verdict": ALIVE}, "held_idle"),
+        ({"verdict": ALIVE}, "held"),
+        ({}, "held"),
+        ({"held": False}, "free"),
+    ],
+)
+def test_each_of_the_eight_states(about: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(77)
+    node = Node(proc=str(proc.root), idle_after=3.0)
+    verdict = {A: Verdict(about["verdict"], "")} if "verdict" in about else None
+    held = [lock(0, A)] if about.get("held", True) else []
+    node.facts = facts(*held, verdicts=verdict)
+    node.facts.quarantined = about.get("quarantined", {})
+    if "owner" in about:
+        node.facts.locks = {bus(0): Lock(bus(0), None, "half-written")}
+    processes = [Process(77)] if about.get("foreign") else []
+    for _ in range(5):
+        node.tick(card(busy=about.get("busy", 0.5), observed=1.0, processes=processes))
+    snapshot = node.snapshot([about.get("found", listed(0))])
+    assert state_of(snapshot) == expected
+    assert snapshot.states == {**dict.fromkeys(STATES, 0), expected: 1}
+
+
+def test_the_states_of_a_node_add_up_to_what_it_must_have() -> None:
+    node = Node(gpus=8)
+    node.facts = facts(lock(0), lock(7))
+    node.tick(card(0), card(1))
+    states = node.snapshot([listed(0), listed(1), listed(2)]).states
+    assert states is not None
+    assert sum(states.values()) == 8
+    assert (states["missing"], states["held"], states["free"]) == (6, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("busy", "observed", "ticks", "idle"),
+    [
+        (0.0, 1.0, 5, True),
+        (0.0, 1.0, 2, False),
+        (0.5, 1.0, 9, False),
+        (None, None, 9, False),
+        (0.0, 0.0, 9, False),
+        (0.005, 1.0, 5, True),
+    ],
+)
+def test_idle_is_only_what_was_observed_to_be(
+    busy: float | None, observed: float | None, ticks: int, idle: bool
+) -> None:
+    node = Node(idle_after=3.0)
+    node.facts = facts(lock(0, A))
+    for _ in range(ticks):
+        node.tick(card(busy=busy, observed=observed))
+    assert (state_of(node.snapshot([listed(0)])) == "held_idle") is idle
+
+
+def test_what_is_not_observed_any_more_is_not_idle() -> None:
+    node = Node(idle_after=3.0, oldest=10.0)
+    node.facts = facts(lock(0, A))
+    for _ in range(5):
+        node.tick(card(busy=0.0, observed=1.0))
+    assert state_of(node.snapshot([listed(0)])) == "held_idle"
+    for _ in range(11):
+        node.tick(card(busy=None, observed=None))
+    assert state_of(node.snapshot([listed(0)])) == "held"
+
+
+def test_a_mig_instance_without_gpm_is_held_and_never_idle() -> None:
+    node = Node(idle_after=1.0)
+    node.facts = facts(lock(0, A, "gi1.ci0"), lock(0, B, "gi2.ci0"))
+    for _ in range(5):
+        node.tick(card(mig=True), instance(0, 1), instance(0, 2, busy=0.0, observed=1.0))
+    snapshot = node.snapshot([listed(0, "gi1.ci0"), listed(0, "gi2.ci0")])
+    assert state_of(snapshot, f"{bus(0)}.gi1.ci0") == "held"
+    assert state_of(snapshot, f"{bus(0)}.gi2.ci0") == "held_idle"
+    for family in ("mig_busy_seconds_total", "mig_observed_seconds_total"):
+        assert list(values(snapshot, family)) == ['gpu="0:gi2.ci0",uuid="MIG-0000-0002"']
+
+
+def test_a_card_in_mig_mode_has_values_and_no_state() -> None:
+    node = Node()
+    node.tick(full_card(0, mig=True), instance(0, 1))
+    snapshot = node.snapshot([listed(0, "gi1.ci0")])
+    assert state_of(snapshot) is None
+    assert list(values(snapshot, "gpu_power_watts").values()) == [412.5]
+    assert values(snapshot, "gpu_locked") == {}
+    assert len(values(snapshot, "mig_locked")) == 1
+
+
+def test_old_values_are_dropped_and_locks_stay() -> None:
+    node = Node(oldest=10.0, idle_after=1.0)
+    node.facts = facts(lock(0, A), verdicts={A: Verdict(DEAD, "")})
+    for _ in range(3):
+        node.tick(full_card(0), xids=[Xid(uuid(0), 79)])
+    fresh = node.snapshot([listed(0)])
+    for _ in range(11):
+        node.silence()
+    old = node.snapshot([listed(0)])
+    assert (fresh.health.nvml_up, old.health.nvml_up) == (True, False)
+    kept = {m.family.name for m in collect(old) if m.values and "_gpu_" in m.family.name}
+    assert kept == {
+        "gpulock_gpu_lock_info",
+        "gpulock_gpu_locked",
+        "gpulock_gpu_lock_acquired_timestamp_seconds",
+        "gpulock_gpu_lock_stale",
+        "gpulock_gpu_last_busy_timestamp_seconds",
+        "gpulock_gpu_quarantined",
+        "gpulock_gpu_missing",
+        "gpulock_gpu_xid_errors_total",
+        "gpulock_gpu_xid_last_timestamp_seconds",
+    }
+    assert old.health.sampled == fresh.health.sampled
+    assert seen(old).uuid == uuid(0)
+    node.tick(full_card(0))
+    assert node.snapshot([listed(0)]).health.nvml_up
+
+
+def test_a_value_that_cannot_be_is_absent_and_its_collector_says_why() -> None:
+    def success() -> dict[str, float]:
+        return values(node.snapshot([listed(0)]), "collector_success")
+
+    node = Node()
+    seconds = {"power": 0.001, "temperature": 0.001}
+    node.now += 1
+    mad = node.frame(full_card(0, temperature=4294967295.0), durations=seconds)
+    node.book.tick([mad], node.facts, node.moment)
+    told = success()
+    assert (told['collector="temperature"'], told['collector="power"']) == (0, 1)
+    assert values(node.snapshot([listed(0)]), "gpu_temperature_celsius") == {}
+    (_, fault) = node.snapshot([listed(0)]).health.collectors["temperature"]
+    assert fault == f"{bus(0)}: temperature cannot be 4294967295.0"
+    node.now += 1
+    node.book.tick([node.frame(full_card(0), durations=seconds)], node.facts, node.moment)
+    assert success()['collector="temperature"'] == 1
+
+
+def test_a_counter_that_cannot_be_read_is_absent_and_goes_on_once_it_can_be() -> None:
+    def energy() -> list[float]:
+        return list(values(node.snapshot([listed(0)]), "gpu_energy_joules_total").values())
+
+    node = Node(oldest=10.0)
+    node.tick(full_card(0, energy=1000.0))
+    told = energy()
+    for _ in range(10):
+        node.tick(full_card(0, energy=None))
+    assert energy() == told == [1000.0], "as old as any other value may be"
+    node.tick(full_card(0, energy=None))
+    snapshot = node.snapshot([listed(0)])
+    assert energy() == []
+    assert values(snapshot, "gpu_power_watts"), "what can be read is told meanwhile"
+    assert values(snapshot, "gpu_ecc_errors_total")
+    node.tick(full_card(0, energy=2200.0))
+    assert energy() == [2200.0]
+
+
+def test_without_any_driver_locks_are_told() -> None:
+    node = Node(gpus=2)
+    node.facts = facts(lock(0, A, uuid=uuid(0)))
+    node.silence()
+    snapshot = node.snapshot([])
+    assert snapshot.states is not None
+    assert snapshot.states["missing"] == 2
+    assert (seen(snapshot).uuid, seen(snapshot).card) == (uuid(0), None)
+    assert list(values(snapshot, "gpu_lock_info")) == [
+        f'uuid="{uuid(0)}",scheduler="sge",job_id="12",task_id="1",user="alice",queue="gpu.q"'
+    ]
+
+
+def test_where_nobody_told_of_devices_no_states_are_told() -> None:
+    node = Node(gpus=8)
+    node.silence()
+    snapshot = node.snapshot(None)
+    assert (snapshot.devices, snapshot.states) == ((), None)
+
+
+def test_where_the_driver_cannot_be_listed_nvml_is_taken() -> None:
+    node = Node()
+    node.facts = facts(lock(0, A))
+    node.tick(card(0), card(1, mig=True), instance(1, 3))
+    nothing: list[Device] = []
+    for found in (None, nothing):
+        snapshot = node.snapshot(found)
+        states = [(one.id, one.state) for one in snapshot.devices]
+        part = f"{bus(1)}.gi3.ci0"
+        assert states == [(bus(0), "held"), (bus(1), None), (part, "free")]
+    for _ in range(30):
+        node.silence()
+    later = node.snapshot(None)  # what was there is still known
+    assert [one.state for one in later.devices] == ["held", "free"]
+
+
+def test_where_the_locks_cannot_be_read_nothing_is_said_of_them() -> None:
+    node = Node()
+    node.tick(full_card(0))
+    node.facts.locks = None
+    snapshot = node.snapshot([listed(0)])
+    assert (snapshot.states, state_of(snapshot)) == (None, None)
+    names = {metric.family.name for metric in collect(snapshot) if metric.values}
+    assert "gpulock_gpu_utilization_ratio" in names
+    assert not {"gpulock_gpu_locked", "gpulock_gpu_missing", "gpulock_gpus"} & names
+
+
+def test_where_the_quarantine_cannot_be_read_nothing_is_said_of_it() -> None:
+    node = Node()
+    node.tick(card(0))
+    node.facts.quarantined = None
+    assert values(node.snapshot([listed(0)]), "gpu_quarantined") == {}
+
+
+def test_a_card_that_the_driver_lists_and_nvml_does_not_is_missing() -> None:
+    node = Node()
+    node.tick(card(0), card(1))
+    node.tick(card(0), xids=[Xid(uuid(1), 79)])
+    snapshot = node.snapshot([listed(0), listed(1)])
+    assert (state_of(snapshot, bus(1)), seen(snapshot, bus(1)).reason) == ("missing", NOT_LISTED)
+    labels = f'gpu="1",uuid="{uuid(1)}"'
+    assert values(snapshot, "gpu_missing")[labels] == 1
+    assert values(snapshot, "gpu_xid_errors_total") == {f'{labels},xid="79"': 1}
+    assert labels not in values(snapshot, "gpu_busy_seconds_total")
+
+
+def test_a_card_that_fell_off_the_bus_keeps_its_name() -> None:
+    node = Node(gpus=3)
+    node.tick(card(0), card(1))
+    node.tick(card(0))
+    snapshot = node.snapshot([listed(0)])
+    assert values(snapshot, "gpu_missing") == {
+        f'gpu="0",uuid="{uuid(0)}"': 0,
+        f'gpu="1",uuid="{uuid(1)}"': 1,
+    }
+    assert snapshot.states is not None
+    assert snapshot.states["missing"] == 2  # the third was never seen in this boot
+
+
+def test_stale_is_told_only_where_a_verdict_tells() -> None:
+    node = Node()
+    tokens = [f"{number:016x}" for number in range(4)]
+    locks = [lock(number, token) for number, token in enumerate(tokens)]
+    verdicts = dict(
+        zip(tokens, [Verdict(word, "") for word in (DEAD, ALIVE, UNKNOWN)], strict=False)
+    )
+    node.facts = facts(*locks, verdicts=verdicts)
+    node.tick(*[card(number) for number in range(5)])
+    snapshot = node.snapshot([listed(number) for number in range(5)])
+    assert [one.stale for one in snapshot.devices] == [True, False, None, None, None]
+    node.facts.verdicts = None
+    assert values(node.snapshot([listed(0)]), "gpu_lock_stale") == {}
+
+
+def test_two_devices_that_call_themselves_the_same_are_told_apart() -> None:
+    node = Node()
+    one, two = listed(0), listed(1)
+    one.uuid = two.uuid = uuid(0)
+    node.silence()
+    assert [seen_.uuid for seen_ in node.snapshot([one, two]).devices] == [uuid(0), bus(1)]
+
+
+def test_a_quarantined_card_that_is_missing_is_both() -> None:
+    node = Node()
+    node.facts.quarantined = {bus(0): "ECC"}
+    node.silence()
+    snapshot = node.snapshot([faulty(0)])
+    assert (state_of(snapshot), seen(snapshot).quarantined) == ("missing", True)
+
+
+def test_orphans_are_a_quarantine() -> None:
+    node = Node()
+    held = lock(0, A)
+    held.orphans = "process 7"
+    node.facts = facts(held)
+    node.silence()
+    assert seen(node.snapshot([listed(0)])).quarantined is True
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+def test_process_lists_are_looked_up_when_they_are_new_and_when_the_holder_is(
+    tmp_path: Path,
+) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(77, groups=(65400,))
+    asked: list[int] = []
+
+    def kin() -> Kin:
+        asked.append(1)
+        return Kin(Proc(str(proc.root)))
+
+    node = Node()
+    node.book = Book(BOOT, Limits(), (), kin)
+    node.facts = facts(lock(0, A))
+    node.tick(card(0, processes=[Process(77)]))
+    node.tick(card(0))
+    assert (len(asked), seen(node.snapshot([listed(0)])).foreign) == (1, 0)
+    node.facts = facts()
+    node.tick(card(0))
+    assert (len(asked), seen(node.snapshot([listed(0)])).foreign) == (2, 1)
+    assert state_of(node.snapshot([listed(0)])) == "foreign"
+    node.tick(card(0, processes=[]))
+    assert seen(node.snapshot([listed(0)])).foreign == 0
+    node.tick(card(1))
+    assert seen(node.snapshot([listed(0)])).foreign is None
+
+
+def test_processes_that_were_never_listed_are_not_none() -> None:
+    node = Node()
+    node.tick(card(0))
+    assert values(node.snapshot([listed(0)]), "gpu_foreign_processes") == {}
+
+
+def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:
+    node = Node(proc="/nonexistent")
+    node.tick(card(0, processes=[Process(77)]))
+    one = seen(node.snapshot([listed(0)]))
+    assert one.present is not None
+    assert (one.foreign, one.present.unseen, one.state) == (None, 1, "free")
+
+
+# --- the rest ---------------------------------------------------------------------------------
+
+
+def test_collectors_tell_of_the_worker_while_it_is_heard() -> None:
+    node = Node()
+    node.now += 1
+    told = {"power": 0.5, "counters": 0.75, "a name of its own": 1.0}
+    frame = node.frame(card(0), durations=told, failures={"ecc": "no permission", "x": "y"})
+    node.facts.durations, node.facts.failures = {"locks": 0.25}, {"verdicts": "gone"}
+    node.book.tick([frame], node.facts, node.moment)
+    own = Health("1", collectors={"publish": (0.125, "disk full")})
+    found = node.snapshot([listed(0)], own).health.collectors
+    del found["foreign"]  # type: ignore[attr-defined]  # pyright: ignore[reportIndexIssue]
+    assert found == {
+        "counters": (0.75, ""),
+        "ecc": (None, "no permission"),
+        "remapped": (None, ""),
+        "pcie": (None, ""),
+        "nvlink": (None, ""),
+        "locks": (0.25, ""),
+        "power": (0.5, ""),
+        "publish": (0.125, "disk full"),
+        "verdicts": (None, "gone"),
+    }
+    for _ in range(11):
+        node.silence()
+    assert "power" not in node.snapshot([listed(0)]).health.collectors
+
+
+def test_an_event_has_one_time_however_the_clocks_drift() -> None:
+    offset = steady_offset(None, Moment(100.0, EPOCH + 100))
+    assert steady_offset(offset, Moment(200.0, EPOCH + 200.01)) == offset == EPOCH
+    assert steady_offset(offset, Moment(200.0, EPOCH + 3800)) == EPOCH + 3600
+
+
+def test_the_drivers_list_is_what_was_read_last() -> None:
+    answers: list[list[Device] | Refusal] = [
+        [listed(0)],
+        Refusal(BROKEN, "no NVIDIA driver", "load it"),
+    ]
+
+    def read() -> list[Device]:
+        answer = answers.pop(0)
+        if isinstance(answer, Refusal):
+            raise answer
+        return answer
+
+    found = DeviceList(read)
+    assert (found.devices, found.fault) == (None, "not listed yet")
+    found.read()
+    assert found.devices is not None
+    assert ([one.id for one in found.devices], found.fault) == ([bus(0)], "")
+    found.read()
+    assert (found.devices, found.fault) == ([], "no NVIDIA driver")
+
+
+def test_another_inventory_is_seen_before_the_list_is_due() -> None:
+    version, reads = [1], queue.Queue[None]()
+
+    def count() -> list[Device]:
+        reads.put(None)
+        return []
+
+    found = DeviceList(count, lambda: version[0], period=3600)
+    found.start()
+    reads.get(timeout=10)
+    version[0] = 2
+    found.glance()
+    reads.get(timeout=10)
+    found.stop()
+
+
+def test_an_inventory_that_is_replaced_is_another_one(tmp_path: Path) -> None:
+    assert inventory_version(str(tmp_path)) == (0, 0, 0)
+    versions: list[tuple[int, int, int]] = []
+    for text in ("a", "ab"):
+        atomic.replace_file(f"{tmp_path}/inventory", text.encode())
+        versions.append(inventory_version(str(tmp_path)))
+    assert len({(0, 0, 0), *versions}) == 3
+
+
+def test_a_driver_that_hangs_hangs_only_who_reads_its_list() -> None:
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def read() -> list[Device]:
+        hanging.set()
+        go_on.wait(10)
+        return [listed(0)]
+
+    found = DeviceList(read, period=0.01)
+    found.start()
+    assert hanging.wait(10)
+    assert found.devices is None
+    found.stop()
+    go_on.set()
+
+
+def test_a_process_list_that_comes_no_more_is_not_told_for_ever() -> None:
+    node = Node(listed=5.0)
+    node.tick(card(0, processes=[]))
+    assert node.book.present()
+    for _ in range(5):
+        node.tick(card(0))
+    assert node.book.present(), "the next one is not due yet"
+    node.tick(card(0))
+    assert not node.book.present()

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parent's half as it is put together: real locks, real files, frames of a test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.clock import Moment, SystemClock
+from gpulock_exporter.files.publish import Folder
+from gpulock_exporter.files.sample_file import memory_of
+from gpulock_exporter.metrics.collectors import collect
+from gpulock_exporter.metrics.exposition import render
+from gpulock_exporter.state.collector_state import Book
+from gpulock_exporter.state.local_state import gather
+from gpulock_exporter.state.node_devices import DeviceList
+from gpulock_exporter.state.process_attribution import Kin
+from gpulock_exporter.state.snapshot import Health, Limits, Snapshot
+from gpulock_exporter.telemetry import Frame, Process
+
+from gpulock.alloc.liveness import ALIVE, DEAD, Verdict
+from gpulock.cli.status.node_view import look
+from gpulock.node import sample
+from gpulock.node.context import Node
+from gpulock.store import boot, quarantine, verdicts
+from tests.support.exporter_nodes import card
+from tests.support.trees import BOOT, Box, bus, record
+
+A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
+
+
+class Exporter:
+    """An exporter of one node, as the program wires it."""
+
+    def __init__(self, box: Box) -> None:
+        self.node: Node = box.node()
+        self.start = SystemClock().now()
+        self.seconds = 0.0
+        self.folder = Folder(str(box.root / "exporter"))
+        self.folder.open()
+        self.devices = DeviceList(self.node.devices)
+        self.devices.read()
+        self.book = Book(
+            self.node.boot_id,
+            Limits(gpus=self.node.settings.gpus),
+            self.node.settings.services,
+            lambda: Kin(self.node.proc),
+            memory_of(self.folder.last(), self.node.boot_id, self.now.boottime),
+        )
+
+    @property
+    def now(self) -> Moment:
+        return Moment(self.start.boottime + self.seconds, self.start.wall + self.seconds)
+
+    def tick(self, *frames: Frame) -> Snapshot:
+        """Do what is due each second."""
+        now = self.now
+        facts = gather(self.node, now.boottime)
+        over = self.book.tick(frames, facts, now)
+        self.folder.write_sample(self.book.text(now))
+        self.folder.write_finished(over, self.node.boot_id, now)
+        self.folder.write_inventory(self.book.devices, self.node.boot_id)
+        return self.book.snapshot(self.devices.devices, facts, now, Health("0.1.0"))
+
+    def second(self, count: int = 4, busy: float = 0.5) -> Snapshot:
+        """Let a second pass, with a frame."""
+        self.seconds += 1
+        cards = [card(n, busy=busy, uuid=f"GPU-{n:08d}-aaaa", processes=[]) for n in range(count)]
+        return self.tick(Frame(1, self.now.boottime, self.now.wall, "580", cards))
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """Return a node of four GPUs of which five are expected, two of them claimed."""
+    found = Box(tmp_path, gpus=4, GPUS="5")
+    found.lock.mkdir()
+    node = found.node()
+    boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+    node.store.make(bus(0), record(token=A))
+    node.store.make(bus(1), record(token=B))
+    quarantine.put(str(found.state), quarantine.QUARANTINE, bus(2), "root", "ECC")
+    verdicts.write(str(found.lock), {A: Verdict(ALIVE, ""), B: Verdict(DEAD, "gone")}, BOOT)
+    return found
+
+
+def test_the_states_are_those_that_status_shows(box: Box) -> None:
+    snapshot = Exporter(box).second()
+    shown = {row.id: row.state for row in look(box.node(), judging=False).rows()}
+    told = {one.id: one.state for one in snapshot.devices}
+    assert told == {name: state for name, state in shown.items() if name != "missing-0"}
+    assert list(told.values()) == ["held", "stale", "quarantined", "free"]
+    assert snapshot.states is not None
+    assert snapshot.states["missing"] == 1
+
+
+def test_a_job_comes_works_and_goes(box: Box) -> None:
+    exporter = Exporter(box)
+    text = render(collect(exporter.second())).decode()
+    assert 'gpulock_gpu_lock_info{gpu="0",uuid="GPU-00000000-aaaa",scheduler="sge"' in text
+    for _ in range(3):
+        exporter.second()
+    seen = sample.read(exporter.folder.path, exporter.now.boottime, BOOT)
+    assert seen is not None
+    assert seen.tokens[A][bus(0)].busy == 1.5
+    box.node().retire(box.node().store.all()[bus(0)], "released")
+    assert "job_id" in render(collect(exporter.second())).decode()  # the other one's
+    left = sample.read_finished(exporter.folder.path, A)
+    assert left is not None
+    assert (left.tokens[A][bus(0)].busy, left.tokens[A][bus(0)].observed) == (2.0, 4.0)
+    assert os.listdir(f"{exporter.folder.path}/finished") == [A]
+
+
+def test_an_exporter_that_is_killed_and_started_goes_on(box: Box) -> None:
+    first = Exporter(box)
+    for _ in range(4):
+        first.second()
+    before = first.second()
+    second = Exporter(box)
+    second.start, second.seconds = first.start, first.seconds
+    second.book.memory = memory_of(second.folder.last(), BOOT, first.now.boottime)
+    after = second.second()
+    counts = [one.devices[0].counts.busy for one in (before, after)]
+    assert counts == [2.0, 2.5]
+    assert second.book.memory.sequence == 6
+
+
+def test_without_a_driver_and_without_frames_the_locks_are_told(box: Box) -> None:
+    exporter = Exporter(box)
+    os.rename(box.driver / "gpus", box.driver / "away")
+    exporter.devices.read()
+    snapshot = exporter.tick()
+    assert exporter.devices.fault.startswith("no NVIDIA driver")
+    assert [one.state for one in snapshot.devices] == ["missing", "missing"]
+    assert snapshot.states is not None
+    assert snapshot.states["missing"] == 5
+
+
+def test_the_processes_of_a_job_are_its_own(box: Box) -> None:
+    box.proc.add(77, groups=(65400,))
+    box.proc.add(78)
+    exporter = Exporter(box)
+    for pid, foreign in ((77, 0), (78, 1)):
+        exporter.seconds += 1
+        cards = [card(0, processes=[Process(pid)])]
+        snapshot = exporter.tick(Frame(1, exporter.now.boottime, 0.0, devices=cards))
+        assert snapshot.devices[0].foreign == foreign

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gpulock's own files say, with each of them broken in turn."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.state.local_state import claims, gather
+
+from gpulock.alloc.liveness import DEAD, Verdict
+from gpulock.deadline import boottime
+from gpulock.node.context import Node
+from gpulock.store import boot, quarantine, verdicts
+from gpulock.store.locks import Lock, Store
+from tests.support.exporter_nodes import lock
+from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
+
+TOKEN = record().token
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """Return a node on which claims were made."""
+    found = Box(tmp_path)
+    found.lock.mkdir()
+    node = found.node()
+    boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+    node.store.make(bus(0), record())
+    return found
+
+
+def test_everything_is_read_and_timed(box: Box) -> None:
+    node = box.node()
+    node.store.mark_orphans(bus(0), "process 7")
+    quarantine.put(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
+    verdicts.write(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
+    (box.lock / "totals").write_text("claims_granted=5\n")
+    now = boottime()
+    facts = gather(node, now)
+    assert facts.failures == {}
+    assert sorted(facts.durations) == ["counters", "locks", "quarantine", "verdicts"]
+    assert facts.locks is not None
+    assert facts.locks[bus(0)].orphans == "process 7"
+    assert facts.quarantined == {bus(1): "ECC (root)"}
+    assert facts.verdicts is not None
+    assert facts.verdicts[TOKEN].state == DEAD
+    assert facts.reconciled == pytest.approx(now, abs=5)
+    assert facts.counters == {"claims_granted": "5"}
+
+
+def test_a_node_on_which_nothing_was_ever_claimed_has_no_locks(tmp_path: Path) -> None:
+    facts = gather(Box(tmp_path).node(), boottime())
+    assert (facts.locks, facts.quarantined, facts.verdicts, facts.counters) == ({}, {}, None, {})
+    assert facts.failures == {}
+
+
+def test_verdicts_that_are_old_are_not_known_and_their_time_is(box: Box) -> None:
+    verdicts.write(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
+    node, now = box.node(), boottime()
+    assert gather(node, now).verdicts is not None
+    facts = gather(node, now + 3 * verdicts.PERIOD + 5)
+    assert facts.verdicts is None
+    assert facts.reconciled == pytest.approx(now, abs=5)
+
+
+@pytest.mark.parametrize("written", [OTHER_BOOT, ""])
+def test_verdicts_of_another_boot_are_none(box: Box, written: str) -> None:
+    verdicts.write(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, written)
+    facts = gather(box.node(), boottime())
+    assert (facts.verdicts, facts.reconciled) == (None, None)
+
+
+def test_verdicts_beside_locks_of_another_boot_are_none(box: Box) -> None:
+    verdicts.write(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
+    (box.lock / "boot_id").write_text(OTHER_BOOT)
+    assert gather(box.node(), boottime()).verdicts is None
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("verdicts", "verdicts"), ("totals", "counters"), ("boot_id", "verdicts")],
+)
+@pytest.mark.parametrize("how", ["garbage", "fifo", "link", "long"])
+def test_a_file_that_is_broken_costs_only_what_it_tells(
+    name: str, source: str, how: str, box: Box
+) -> None:
+    path = box.lock / name
+    path.unlink(missing_ok=True)
+    if how == "fifo":
+        os.mkfifo(path)
+    elif how == "link":
+        path.symlink_to("/etc/hostname")
+    else:
+        path.write_bytes(b"\xff\n" * (1 << 20) if how == "long" else b"nonsense\n")
+    facts = gather(box.node(), boottime())
+    if not (name == "boot_id" and how == "garbage"):  # then it is just another boot
+        assert list(facts.failures) == [source]
+    assert facts.locks is not None
+    assert facts.locks[bus(0)].owner is not None
+    assert (facts.verdicts, facts.counters) == (None, {})
+
+
+def test_locks_that_cannot_be_listed_are_not_known(box: Box) -> None:
+    for path in (box.lock / "locks", box.state / "quarantine"):
+        path.rename(path.with_suffix(".away"))
+        path.write_text("")
+    facts = gather(box.node(), boottime())
+    assert (facts.locks, facts.quarantined) == (None, None)
+    assert sorted(facts.failures) == ["locks", "quarantine"]
+
+
+def test_a_lock_that_is_half_written_is_looked_at_again(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = box.node()
+    (box.lock / "locks" / bus(1)).mkdir()
+    looks: list[int] = []
+    everything = Store.all
+
+    def claims_on(store: Store) -> dict[str, Lock]:
+        looks.append(1)
+        if len(looks) == 2:
+            store.rewrite(bus(1), record(token="b" * 16))
+        return everything(store)
+
+    monkeypatch.setattr(Store, "all", claims_on)
+    facts = gather(node, boottime())
+    assert facts.locks is not None
+    assert facts.locks[bus(1)].owner is not None
+    assert len(looks) == 2
+
+
+def test_a_lock_that_stays_without_owner_is_told_as_it_is(box: Box) -> None:
+    (box.lock / "locks" / bus(1)).mkdir()
+    (box.lock / "locks" / bus(2)).mkdir()
+    (box.lock / "locks" / bus(2) / "owner").write_text("gpulock-owner 99\n")
+    facts = gather(box.node(), boottime())
+    assert facts.locks is not None
+    assert facts.locks[bus(1)].owner is facts.locks[bus(2)].owner is None
+    assert "gpulock-owner 99" in facts.locks[bus(2)].fault
+
+
+def test_what_may_not_be_read_is_not_known(box: Box) -> None:
+    shutil.rmtree(box.lock / "locks")
+    (box.lock / "locks").write_text("no folder: not even root can list it")
+    assert gather(box.node(), boottime()).locks is None
+
+
+def test_who_holds_what_since_when() -> None:
+    held = {
+        bus(0): lock(0, "a", claimed_boottime=50.0),
+        bus(1): lock(1, "b", claimed_boottime=5000.0),
+        bus(2): lock(2, "c", boot_id=OTHER_BOOT, claimed_boottime=50.0),
+        bus(3): Lock(bus(3), None, ""),
+    }
+    found = claims(held, BOOT, 100.0)
+    assert found is not None
+    since = {name: (claim.token, claim.since) if claim else None for name, claim in found.items()}
+    assert since == {bus(0): ("a", 50.0), bus(1): ("b", 100.0), bus(2): ("c", 100.0), bus(3): None}
+    assert claims(None, BOOT, 100.0) is None
+
+
+@pytest.mark.parametrize("checked", ["nan", "-5", "", "x"])
+def test_a_time_that_is_none_is_not_told(box: Box, checked: str) -> None:
+    text = f"gpulock-verdicts 1\nboot_id={BOOT}\nchecked_boottime={checked}\n"
+    (box.lock / "verdicts").write_text(text)
+    facts = gather(box.node(), boottime())
+    assert (facts.verdicts, facts.reconciled) == (None, None)
+    assert ("verdicts" in facts.failures) is (checked in ("", "x"))
+
+
+def test_the_node_itself_is_only_read(box: Box) -> None:
+    def contents() -> list[tuple[str, float]]:
+        found = [path for root in (box.lock, box.state) for path in sorted(root.rglob("*"))]
+        return [(str(path), path.lstat().st_mtime) for path in found]
+
+    before = contents()
+    node: Node = box.node()
+    gather(node, boottime())
+    assert contents() == before
+
+
+def test_locks_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
+    shutil.rmtree(box.lock)
+    facts = gather(box.node(), boottime())
+    assert facts.locks is None
+    assert facts.failures["locks"] == "the locks of this boot were lost"

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks that are remembered: whatever changes them is seen, and nothing is read in between."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.state.local_state import gather, read_locks
+from gpulock_exporter.state.lock_cache import SETTLED, Remembered
+
+from gpulock.deadline import boottime
+from gpulock.store import boot
+from gpulock.store.locks import Lock, Store
+from tests.support.trees import Box, bus, record
+
+PAST = 1_500_000_000  # epoch seconds: what was made then is settled
+LATER = "c" * 16
+
+CHANGES: dict[str, Callable[[Store], object]] = {
+    "made": lambda store: store.make(bus(2), record(token=LATER)),
+    "half made": lambda store: os.mkdir(f"{store.locks_dir}/{bus(3)}"),
+    "rewritten": lambda store: store.rewrite(bus(0), record(token=LATER)),
+    "written over": lambda store: owner_of(store).write_text("gpulock-owner 9\n"),
+    "no owner": lambda store: owner_of(store).unlink(),
+    "orphans": lambda store: store.mark_orphans(bus(0), "process 7"),
+    "seen": lambda store: store.mark_seen(bus(0)),
+    "first anchor": lambda store: store.anchor(bus(0), 8, 9, 20002),
+    "one more anchor": lambda store: store.anchor(bus(1), 8, 9, 20002),
+    "released": lambda store: store.retire(store.all()[bus(0)], "released"),
+}
+
+
+def owner_of(store: Store) -> Path:
+    """Return the record of the first device's lock."""
+    return Path(f"{store.locks_dir}/{bus(0)}/owner")
+
+
+class Reader:
+    """Locks as an exporter remembers them; `reads` counts how often they were read."""
+
+    def __init__(self, root: Path, now: Callable[[], int] = time.time_ns) -> None:
+        self.box = Box(root)
+        self.box.lock.mkdir()
+        node = self.box.node()
+        boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+        self.store = node.store
+        self.store.make(bus(0), record())
+        self.store.make(bus(1), record(token="b" * 16))
+        self.store.anchor(bus(1), 700, 7, 20001)
+        self.reads = 0
+        self._remembered = Remembered(self.count, now)
+
+    def count(self, store: Store) -> dict[str, Lock]:
+        """Read all locks, and count it."""
+        self.reads += 1
+        return read_locks(store)
+
+    def age(self) -> None:
+        """Let all there is have been made long ago."""
+        for folder, folders, files in os.walk(self.store.locks_dir):
+            for name in (*folders, *files):
+                os.utime(f"{folder}/{name}", (PAST, PAST))
+
+    def read(self) -> dict[str, Lock]:
+        """Return the locks as the exporter has them now."""
+        return self._remembered.locks(self.store)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    """Return locks that were read long after they were made."""
+    found = Reader(tmp_path, lambda: time.time_ns() + 2 * SETTLED)
+    found.age()
+    found.read()
+    return found
+
+
+def told(held: dict[str, Lock]) -> list[tuple[object, ...]]:
+    """Return what can change of locks."""
+    return [
+        (name, one.owner and one.owner.token, one.orphans, one.seen, one.anchors, one.fault)
+        for name, one in sorted(held.items())
+    ]
+
+
+def test_locks_that_stand_are_read_once(reader: Reader) -> None:
+    for _ in range(3):
+        assert told(reader.read()) == told(read_locks(reader.store))
+    assert reader.reads == 1
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen_at_once(change: str, reader: Reader) -> None:
+    before = told(reader.read())
+    CHANGES[change](reader.store)
+    after = told(reader.read())
+    assert after == told(read_locks(reader.store))
+    assert after != before
+
+
+def test_what_was_made_a_moment_ago_is_read_again(tmp_path: Path) -> None:
+    reader = Reader(tmp_path, lambda: 0)  # nothing can have been made before
+    for _ in range(3):
+        reader.read()
+    assert reader.reads == 3
+
+
+@pytest.mark.parametrize("text", [None, "gpulock-owner 99\n"])
+def test_a_lock_whose_owner_is_not_known_is_read_again(text: str | None, reader: Reader) -> None:
+    os.mkdir(f"{reader.store.locks_dir}/{bus(2)}")
+    if text is not None:
+        Path(f"{reader.store.locks_dir}/{bus(2)}/owner").write_text(text)
+    reader.age()
+    for _ in range(3):
+        assert reader.read()[bus(2)].owner is None
+    assert reader.reads == 4
+
+
+def test_locks_that_cannot_be_read_any_more_are_not_known(reader: Reader) -> None:
+    node, remembered = reader.box.node(), Remembered(read_locks)
+    assert gather(node, boottime(), remembered).locks
+    os.rename(reader.store.locks_dir, f"{reader.store.path}/away")
+    Path(reader.store.locks_dir).write_text("")
+    assert gather(node, boottime(), remembered).locks is None

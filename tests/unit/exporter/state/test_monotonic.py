@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A raw counter made monotonic: what it is given, and what it makes of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from gpulock_exporter.files.sample_file import counter_text
+from gpulock_exporter.state.monotonic import KIB_WORD, KINDS, WORD, Counter, Kind, Reading, step
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.trees import FEW
+
+ENERGY, NVLINK, REASON = KINDS["energy"], KINDS["nvlink_transmit"], KINDS["reason"]
+BOOTED = 100.0  # boottime of the first reading
+
+
+def grown(*readings: float, kind: Kind = ENERGY, seconds: float = 1.0) -> float:
+    """Return by how much a counter grows over readings a second apart, the first left out."""
+    counter = Counter()
+    for number, value in enumerate(readings):
+        counter.advance(value, BOOTED + number * seconds, kind)
+    first = Counter()
+    first.advance(readings[0], BOOTED, kind)
+    return counter.total - first.total
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        ((1000, 1300, 1500), 500),
+        ((1000, 1000, 1000), 0),
+        pytest.param((1000, 9e15, 1300), 300, id="one reading is garbage: nothing is lost"),
+        pytest.param((9e15, 1000, 1300, 1600), 1600, id="the first reading is garbage"),
+        pytest.param((9e15, 9e15 + 300, 9e15 + 500), 500, id="it counts more than this boot"),
+        pytest.param((1000, 9e15, 8e15, 1300), 300, id="two readings are garbage"),
+        pytest.param((1000, 9e15, 9e15, 9e15, 1300), 300, id="garbage that is repeated"),
+        pytest.param((1e6, 0, 1e6 + 300), 300, id="a reading of 0 is garbage"),
+        pytest.param((1e6, 0, 1e6, 1e6), 0, id="a reading of 0 between two of one value"),
+        pytest.param((1e6, 50, 350), 350, id="the driver begins anew"),
+        pytest.param((1e6, 9e9, 9e9 + 300), 300, id="a jump: only what is after it counts"),
+        pytest.param((1000, math.nan, math.inf, -1, 1300), 300, id="no numbers"),
+    ],
+)
+def test_energy_grows_by_what_the_board_can_have_taken(
+    readings: tuple[float, ...], expected: float
+) -> None:
+    assert grown(*readings) == expected
+
+
+@pytest.mark.parametrize("width", [WORD, KIB_WORD])
+def test_a_counter_that_was_on_its_way_to_the_end_of_its_width_wraps(width: int) -> None:
+    stride = width // 8
+    readings = [(number * stride) % width for number in range(1, 20)]
+    assert grown(*readings, kind=NVLINK) == 18 * stride
+
+
+def test_a_counter_that_falls_from_nowhere_near_its_end_begins_anew() -> None:
+    slow = 1 << 20
+    assert grown(2 * slow, 3 * slow, 4 * slow, slow, 2 * slow, kind=NVLINK) == 4 * slow
+
+
+def test_a_driver_that_is_known_to_have_begun_anew_has_not_wrapped() -> None:
+    near = WORD - (1 << 28)
+    counter = Counter(0, Reading(near, BOOTED, BOOTED), rate=float(1 << 28))
+    assert counter.advance(1 << 20, BOOTED + 1, NVLINK, restarted=True) == 1 << 20
+    again = Counter(0, Reading(near, BOOTED, BOOTED), rate=float(1 << 28))
+    assert again.advance(1 << 20, BOOTED + 1, NVLINK) == (1 << 28) + (1 << 20)
+
+
+def test_a_counter_that_is_read_seldom_moves_by_as_much_as_it_did_meanwhile() -> None:
+    # the worker reads it every 5 s, and repeats it in between
+    readings = [10.0 + 5 * (second // 5) for second in range(21)]
+    assert grown(*readings, kind=REASON) == 20.0
+
+
+def test_a_counter_that_hurries_no_more_than_it_does_has_not_wrapped() -> None:
+    usual = 1 << 20  # a second
+    far, near = WORD - 100 * usual, WORD - 2 * usual
+    assert grown(far - usual, far, usual, kind=NVLINK) == 2 * usual, "it was not nearly there"
+    assert grown(near - usual, near, usual, kind=NVLINK) == 4 * usual, "it was"
+
+
+@pytest.mark.parametrize("jump", [20, 3000])
+def test_a_counter_that_stood_for_an_hour_does_not_believe_an_hour_at_once(jump: float) -> None:
+    counter = Counter()
+    for second in range(3600):
+        counter.advance(5.0, 1e6 + second, REASON)
+    before = counter.total
+    assert counter.advance(5.0 + jump, 1e6 + 3600, REASON) == 0
+    assert counter.advance(5.0 + 3, 1e6 + 3601, REASON) == 3
+    assert counter.total == before + 3
+
+
+def test_what_was_counted_in_this_boot_counts_from_the_first_reading() -> None:
+    counter = Counter()
+    assert counter.advance(7000.0, BOOTED, ENERGY) == 0  # nobody is billed for it
+    assert counter.total == 7000.0
+
+
+def test_a_first_reading_that_no_boot_can_have_reached_does_not_count() -> None:
+    counter = Counter()
+    counter.advance(ENERGY.fastest * BOOTED * 2, BOOTED, ENERGY)
+    assert counter.total == 0
+
+
+def test_the_first_reading_of_a_counter_that_wraps_tells_nothing() -> None:
+    counter = Counter()
+    counter.advance(1 << 30, BOOTED, NVLINK)
+    assert counter.total == 0
+
+
+def test_whole_numbers_stay_whole() -> None:
+    counter = Counter()
+    for number, value in enumerate((2**60, 2**60 + 1, 2**60 + 3)):
+        counter.advance(value, BOOTED + number, NVLINK)
+    assert (counter.total, type(counter.total)) == (3, int)
+
+
+def test_time_that_runs_back_allows_no_more_than_the_slack() -> None:
+    before = Reading(1000, 50, 50)
+    assert step(before, 1000 + ENERGY.fastest, 10, ENERGY, 0.0) == ENERGY.fastest
+    assert step(before, 1001 + ENERGY.fastest, 10, ENERGY, 0.0) is None
+
+
+GARBAGE = st.one_of(
+    st.floats(),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([0, 1, WORD - 1, WORD, KIB_WORD, 2**64 - 1]),
+)
+
+
+@FEW
+@given(st.sampled_from(sorted(KINDS)), st.lists(st.tuples(GARBAGE, st.floats(0, 1e4)), max_size=40))
+def test_no_readings_make_a_counter_fall_or_run_faster_than_it_can(
+    name: str, readings: list[tuple[float, float]]
+) -> None:
+    kind, counter, at = KINDS[name], Counter(), BOOTED
+    total, begun = 0.0, None
+    for value, seconds in readings:
+        at += seconds
+        step_ = counter.advance(value, at, kind)
+        if begun is None and counter.last is not None:
+            begun = (at, counter.total)
+        assert step_ >= 0
+        assert counter.total >= total
+        total = counter.total
+    if begun is not None:
+        # each step has a second of slack
+        room = kind.fastest * (at - begun[0] + len(readings))
+        assert total - begun[1] <= room * 1.001
+
+
+@FEW
+@given(
+    st.lists(st.integers(0, 4000), min_size=3, max_size=40),
+    st.dictionaries(st.integers(1, 38), st.sampled_from([2**64 - 1, 2**50, math.nan]), max_size=5),
+)
+def test_garbage_between_sound_readings_costs_nothing(
+    steps: list[int], garbage: dict[int, float]
+) -> None:
+    counter, true, begun = Counter(), 10_000, 0.0
+    for number, much in enumerate(steps):
+        true += much
+        counter.advance(garbage.get(number, true), BOOTED + number, ENERGY)
+        begun = begun or counter.total
+    counter.advance(true, BOOTED + len(steps), ENERGY)
+    assert counter.total == true
+
+
+@FEW
+@given(st.lists(st.sampled_from((100.0, 100.0, 150.0, 90.0, 9e15, math.nan)), min_size=1))
+def test_a_counter_is_written_as_it_stands_whenever_that_is(values: list[float]) -> None:
+    counter = Counter()
+    for number, value in enumerate(values):
+        counter.advance(value, BOOTED + number, ENERGY)
+        last, text = counter.last, counter_text(counter)
+        assert (last is None) == (text is None)
+        if last is not None:
+            assert text == f"{counter.total!r},{last.value!r},{last.since!r},{counter.rate!r}"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be true of a device, and what is dropped before it is believed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from gpulock_exporter.state.plausibility import bus_id, device_id, physical, usable
+from gpulock_exporter.telemetry import COLLECTORS, Frame, Process
+
+from tests.support.exporter_nodes import card, full_card, instance
+from tests.support.trees import bus
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("utilization", (9.0, -0.1, math.nan, math.inf)),
+        ("memory_utilization", (1.01,)),
+        ("power", (1e6, -1.0, math.nan)),
+        ("temperature", (255.0, 4294967295.0, -273.0)),
+        ("memory_used", (2**63, -1, 90 * 2**30)),
+        ("memory_total", (0, 2**64)),
+        ("sm_clock", (math.inf,)),
+        ("minor", (-1, 2**32 - 1)),
+        ("busy", (math.nan, -1.0)),
+    ],
+)
+def test_a_value_that_no_hardware_has_is_not_known(field: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        clean = physical(card(**{field: value}))
+        assert clean is not None
+        assert getattr(clean, field) is None
+
+
+def test_what_a_sound_card_says_is_all_believed() -> None:
+    whole = full_card(processes=[Process(5, 100)], links={bus(1): 4, "switch": 6})
+    failures: dict[str, str] = {}
+    assert physical(whole, failures) == whole
+    assert failures == {}
+
+
+@pytest.mark.parametrize(
+    ("told", "collector"),
+    [
+        ({"utilization": 9.0}, "utilization"),
+        ({"memory_utilization": -1.0}, "utilization"),
+        ({"observed": math.nan}, "utilization"),
+        ({"memory_used": 90 * 2**30}, "memory"),
+        ({"memory_total": 0}, "memory"),
+        ({"power": 4294967.295}, "power"),
+        ({"temperature": 4294967295.0}, "temperature"),
+        ({"memory_clock": math.inf}, "clocks"),
+        ({"clock_reason_seconds": {"board_limit": -1.0}}, "clocks"),
+        ({"ecc": {"corrected.dram": 1, "uncorrected.dram": -1}}, "ecc"),
+        ({"remapped": {"correctable": 2**60}}, "remapped"),
+        ({"recovery_action": 999}, "remapped"),
+        ({"gpm": {"sm_active": 9.0}}, "gpm"),
+        ({"links": {bus(1): -4}}, "devices"),
+        ({"minor": -1}, "devices"),
+        ({"uuid": "GPU-????"}, "devices"),
+        ({"bus": "x"}, "devices"),
+    ],
+)
+def test_what_cannot_be_is_a_failure_of_whoever_told_it(
+    told: dict[str, Any], collector: str
+) -> None:
+    frame = Frame(1, 1.0, 1.0, devices=[full_card(1), full_card(0, **told)])
+    usable(frame)
+    assert list(frame.failures) == [collector]
+    assert collector in COLLECTORS
+    (field,) = told
+    assert field in frame.failures[collector]
+
+
+def test_a_failure_that_the_driver_told_is_not_forgotten_for_one_of_ours() -> None:
+    frame = Frame(1, 1.0, 1.0, devices=[card(power=-1.0)], failures={"power": "Unknown Error"})
+    usable(frame)
+    assert frame.failures == {"power": "Unknown Error"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0000:3b:00.0", "0000:3b:00.0"),
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("00010000:3B:00.0", "10000:3b:00.0"),
+        ("", ""),
+        ("0000:3b:00.0\n", ""),
+        ("../../etc", ""),
+        ("0000:3b:00.9", ""),
+    ],
+)
+def test_a_bus_id_is_written_as_the_kernel_does(text: str, expected: str) -> None:
+    assert bus_id(text) == expected
+
+
+@pytest.mark.parametrize(
+    "nameless",
+    [
+        card(bus="?"),
+        card(bus="../x"),
+        instance(0, 9999),
+        instance(0, 1, ci=-1),
+        instance(0, 1, parent="x"),
+    ],
+)
+def test_a_device_that_cannot_be_named_is_none(nameless: Any) -> None:
+    assert physical(nameless) is None
+
+
+def test_an_instance_is_called_by_its_card_and_its_place() -> None:
+    assert device_id(instance(0, 3, ci=1)) == f"{bus(0)}.gi3.ci1"
+
+
+@pytest.mark.parametrize("text", ["GPU-????????-????", "a b", "x" * 200, 'GPU-"', "GPU-\n", "-"])
+def test_a_uuid_that_is_none_is_not_told(text: str) -> None:
+    clean = physical(card(uuid=text))
+    assert clean is not None
+    assert clean.uuid == ""
+
+
+def test_names_that_would_spoil_a_file_or_a_label_are_left_out() -> None:
+    names = ["sw_power_cap", "a b", "A", "x=y", "", "n\n", "x" * 65]
+    clean = physical(
+        card(
+            clock_reasons=names,
+            ecc=dict.fromkeys(names, 1),
+            gpm={"sm_active": 9.0, "tensor_active": 0.5, "dram_active": math.nan},
+        )
+    )
+    assert clean is not None
+    assert clean.clock_reasons == ["sw_power_cap"]
+    assert clean.ecc == {"sw_power_cap": 1}
+    assert clean.gpm == {"tensor_active": 0.5}
+
+
+def test_there_are_no_more_names_than_cards_have() -> None:
+    clean = physical(card(ecc={f"n{number}": 1 for number in range(1000)}))
+    assert clean is not None
+    assert len(clean.ecc or {}) == 64
+
+
+def test_processes_that_cannot_be_are_left_out_and_each_is_there_once() -> None:
+    listed = [Process(5, 1), Process(0), Process(-1), Process(2**31), Process(5, 2), Process(6, -1)]
+    clean = physical(card(processes=listed))
+    assert clean is not None
+    assert clean.processes == [Process(5, 2), Process(6, None)]
+
+
+def test_text_is_held_to_a_line_and_a_length() -> None:
+    clean = physical(card(name="a\nb" + "x" * 500))
+    assert clean is not None
+    assert clean.name.startswith("a?b")
+    assert len(clean.name) == 128
+
+
+def test_of_two_devices_of_one_place_the_first_counts() -> None:
+    frame = Frame(1, 1.0, 1.0, devices=[card(0, power=1.0), card(0, power=2.0), card(bus="x")])
+    assert [one.power for one in usable(frame).values()] == [1.0]
+
+
+def test_a_frame_has_so_many_devices_at_most() -> None:
+    many = [card(bus=f"{number:04x}:01:00.0") for number in range(3000)]
+    assert len(usable(Frame(1, 1.0, 1.0, devices=many))) == 1024

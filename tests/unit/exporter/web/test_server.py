@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server answers what its handler says, to several clients, in time, and ends well."""
+
+from __future__ import annotations
+
+import calendar
+import gzip
+import http.client
+import math
+import socket
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.web.negotiation import Format
+from gpulock_exporter.web.rendered import Rendered, negotiated
+from gpulock_exporter.web.response import Request, Response, refusal, routes
+from gpulock_exporter.web.server import Server
+from gpulock_exporter.web.server_settings import Limits, WebSettings
+
+from tests.exporter.child import until
+from tests.exporter.inprocess import Running, running
+from tests.exporter.wire import SOUND, answer, dial, exchange, is_gone, left_open
+
+pytestmark = pytest.mark.slow
+
+SHORT = Limits(handle_seconds=0.5)
+EARLY = 4.0  # seconds: what is by then is not for a deadline that a test has left as it is
+
+
+def sample(form: Format) -> bytes:
+    end = b"# EOF\n" if form is Format.OPENMETRICS else b""
+    return b"gpulock_nvml_up 1\n" * 200 + end
+
+
+def fail(_request: Request) -> Response:
+    raise ZeroDivisionError
+
+
+def break_header(_request: Request) -> Response:
+    return Response(200, headers=(("X-Broken", "a\r\nb"),))
+
+
+SAMPLE = Rendered(sample)
+TABLE = routes(
+    {
+        "/metrics": lambda request: negotiated(request, SAMPLE),
+        "/who": lambda request: Response(200, request.peer.encode()),
+        "/names": lambda request: Response(200, repr(request.values("name[]")).encode()),
+        "/left": lambda request: Response(200, str(request.deadline - time.monotonic()).encode()),
+        "/fail": fail,
+        "/break": break_header,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[Running]:
+    with running(TABLE) as one:
+        yield one
+
+
+def get(
+    port: int, path: str = "/metrics", method: str = "GET", **headers: str
+) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response, body
+
+
+def test_a_scrape_gets_the_sample(server: Running) -> None:
+    begun = time.time()
+    response, body = get(server.port)
+    assert (response.status, body) == (200, sample(Format.TEXT))
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert response.headers["Content-Encoding"] is None
+    assert response.headers["Vary"] == "Accept, Accept-Encoding"
+    sent = time.strptime(response.headers["Date"], "%a, %d %b %Y %H:%M:%S GMT")
+    assert int(begun) <= calendar.timegm(sent) <= time.time()
+
+
+def test_what_prometheus_asks_for_it_gets(server: Running) -> None:
+    accept = (
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+        "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.4,*/*;q=0.2"
+    )
+    response, body = get(server.port, Accept=accept, Accept_Encoding="gzip")
+    assert response.headers["Content-Type"] == Format.OPENMETRICS.value
+    assert response.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(body) == sample(Format.OPENMETRICS)
+
+
+def test_head_is_get_without_the_body(server: Running) -> None:
+    got, body = get(server.port)
+    response, nothing = get(server.port, method="HEAD")
+    assert nothing == b""
+    assert response.status == 200
+    assert response.headers["Content-Length"] == str(len(body)) == got.headers["Content-Length"]
+
+
+def test_head_of_a_refused_request_has_no_body_either(server: Running) -> None:
+    with dial(server.port) as one:
+        said, closed = exchange(one, SOUND.replace(b"GET", b"HEAD").replace(b"/m", b"/%6d"))
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert said.endswith(b"\r\n\r\n")
+    assert closed
+
+
+def test_a_path_that_is_not_there_names_those_that_are(server: Running) -> None:
+    response, body = get(server.port, "/nowhere")
+    assert response.status == 404
+    assert b"/metrics" in body
+
+
+def test_the_names_of_a_query_reach_the_handler(server: Running) -> None:
+    _, body = get(server.port, "/names?name[]=gpulock_gpus&name%5B%5D=gpulock_nvml_up")
+    assert body == b"('gpulock_gpus', 'gpulock_nvml_up')"
+
+
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [("10", 9.0, 9.5), ("0.4", 0.1, 0.2), ("never", 9.0, 10.0), ("-1", 9.0, 10.0)],
+)
+def test_the_scrape_timeout_is_the_handlers_deadline(
+    header: str, least: float, most: float, server: Running
+) -> None:
+    _, body = get(server.port, "/left", X_Prometheus_Scrape_Timeout_Seconds=header)
+    assert least <= float(body) <= most
+
+
+def test_a_handler_that_fails_is_500_and_in_the_log() -> None:
+    with running(TABLE) as server:
+        response, body = get(server.port, "/fail")
+        assert response.status == 500
+        assert b"ZeroDivision" not in body
+        assert "ZeroDivisionError" in server.log[0]
+        assert get(server.port)[0].status == 200
+
+
+def test_a_header_that_would_split_the_response_is_never_sent() -> None:
+    with running(TABLE) as server:
+        with dial(server.port) as one:
+            assert exchange(one, SOUND.replace(b"/metrics", b"/break")) == (b"", True)
+        assert "a connection failed" in server.log[0]
+
+
+def test_a_connection_serves_many_requests(server: Running) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    for _ in range(50):
+        connection.request("GET", "/metrics")
+        assert len(connection.getresponse().read()) == len(sample(Format.TEXT))
+    connection.close()
+
+
+def test_configured_headers_are_on_every_response() -> None:
+    settings = WebSettings(headers=(("X-Frame-Options", "deny"),))
+    with running(TABLE, settings) as server:
+        for path in ("/metrics", "/nowhere", "/%"):
+            assert get(server.port, path)[0].headers["X-Frame-Options"] == "deny"
+
+
+def test_who_is_refused_does_not_reach_the_handler() -> None:
+    settings = WebSettings(refusal=lambda _: refusal(403, "not you"))
+    with running(TABLE, settings) as server:
+        response, body = get(server.port, "/fail")
+    assert (response.status, body) == (403, b"403 Forbidden: not you\n")
+
+
+@pytest.mark.parametrize(
+    ("address", "client", "seen"),
+    [
+        ("127.0.0.1:0", "127.0.0.1", b"127.0.0.1"),
+        ("[::1]:0", "::1", b"::1"),
+        (":0", "127.0.0.1", b"127.0.0.1"),
+        (":0", "::1", b"::1"),
+    ],
+)
+def test_both_kinds_of_addresses_are_served(address: str, client: str, seen: bytes) -> None:
+    with running(TABLE, address=address) as server:
+        connection = http.client.HTTPConnection(client, server.port, timeout=60)
+        connection.request("GET", "/who")
+        assert connection.getresponse().read() == seen
+        connection.close()
+
+
+def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "web"))
+    listener.listen()
+    server = Server(TABLE, [listener], pytest.fail)
+    server.start()
+    assert server.is_serving
+    assert server.answers(10)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(str(tmp_path / "web"))
+        said = answer(one, SOUND.replace(b"/metrics", b"/who"))
+    assert said.startswith(b"HTTP/1.1 200 ")
+    server.stop()
+    assert not server.answers(10)
+    assert not server.is_serving
+
+
+def test_a_server_whose_thread_does_not_go_round_is_told_from_one_that_serves() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(TABLE, [listener], pytest.fail)
+    for _ in range(2000):
+        assert not server.answers(0), "what nobody hears fills no buffer that is waited for"
+    server.start()
+    assert server.answers(10)
+    server.stop()
+
+
+def test_a_half_sent_header_ends_at_its_deadline_and_others_go_on() -> None:
+    with running(TABLE, limits=Limits(header_seconds=0.3)) as server:
+        with dial(server.port) as half, dial(server.port) as idle:
+            half.sendall(SOUND[:-2])
+            assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
+            assert until(lambda: is_gone(half), EARLY)
+            assert not is_gone(idle)
+        assert until(lambda: server.server.counts()["open"] == 0)
+        assert server.server.counts() == {"open": 0, "answered_200": 1, "dropped_header": 1}
+
+
+def test_a_reader_that_reads_nothing_is_reset_at_its_deadline() -> None:
+    body = bytes(4_000_000)
+    limits = Limits(write_seconds=0.3)
+    with (
+        running(lambda _: Response(200, body), limits=limits) as server,
+        dial(server.port) as slow,
+    ):
+        slow.sendall(SOUND)
+        assert until(lambda: server.server.counts().get("dropped_write") == 1, EARLY)
+        # A reset, not an end: what the kernel still held for it is given back at once.
+        with pytest.raises(ConnectionResetError):
+            while slow.recv(1_000_000):
+                pass
+
+
+def test_an_idle_connection_ends_at_its_deadline() -> None:
+    with running(TABLE, limits=Limits(idle_seconds=0.3)) as server:
+        with dial(server.port) as idle:
+            assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
+            assert until(lambda: is_gone(idle))
+        assert server.server.counts() == {"open": 0, "answered_200": 1, "dropped_idle": 1}
+
+
+def test_a_handler_that_overruns_its_deadline_holds_its_client_no_longer() -> None:
+    let_go = threading.Event()
+
+    def hang(_request: Request) -> Response:
+        let_go.wait(60)
+        return Response(200)
+
+    with running(hang, limits=SHORT) as server, dial(server.port) as one:
+        started = time.monotonic()
+        assert exchange(one, SOUND) == (b"", True)
+        assert 1.4 < time.monotonic() - started < 5  # half a second, and one for good measure
+        let_go.set()
+
+
+def test_the_newcomer_gets_in_when_all_places_are_taken() -> None:
+    with running(TABLE, limits=Limits(connections=10)) as server:
+        idle: list[socket.socket] = []
+        silent: list[socket.socket] = []
+        for _ in range(5):
+            idle.append(dial(server.port))
+            answer(idle[-1], SOUND)
+        at_rest(server, 5)
+        for _ in range(5):
+            silent.append(dial(server.port))
+        assert until(lambda: server.server.counts()["open"] == 10)
+        assert get(server.port)[0].status == 200
+        assert left_open(idle) == 0  # those at rest go first
+        assert 0 < left_open(silent) < 5
+        for one in idle + silent:
+            one.close()
+
+
+def test_no_place_comes_free_while_every_handler_is_at_work() -> None:
+    let_go, at_work = threading.Event(), threading.Semaphore(0)
+
+    def wait(_request: Request) -> Response:
+        at_work.release()
+        let_go.wait(60)
+        return Response(200)
+
+    with running(wait, limits=Limits(connections=3)) as server:
+        busy = [dial(server.port) for _ in range(3)]
+        for one in busy:
+            one.sendall(SOUND)
+            assert at_work.acquire(timeout=60)
+        with dial(server.port) as late:
+            assert exchange(late, SOUND) == (b"", True)
+        let_go.set()
+        for one in busy:
+            assert answer(one).startswith(b"HTTP/1.1 200 ")
+            one.close()
+
+
+def test_stop_lets_an_answer_be_finished_and_ends_the_idle() -> None:
+    begun = threading.Event()
+
+    def slow(request: Request) -> Response:
+        if request.path == "/slow":
+            begun.set()
+            time.sleep(0.5)
+        return Response(200, b"whole")
+
+    with running(slow) as server:
+        idle, busy = dial(server.port), dial(server.port)
+        answer(idle, SOUND)
+        busy.sendall(SOUND.replace(b"/metrics", b"/slow"))
+        assert begun.wait(60)
+    said, closed = exchange(busy, b"")
+    assert said.endswith(b"whole")
+    assert b"\r\nConnection: close\r\n" in said
+    assert closed
+    assert is_gone(idle)
+    with pytest.raises(ConnectionRefusedError):
+        dial(server.port)
+    idle.close()
+    busy.close()
+
+
+def test_new_settings_end_idle_connections_and_hold_for_the_next_request() -> None:
+    with running(TABLE) as server, dial(server.port) as idle:
+        answer(idle, SOUND)
+        at_rest(server, 1)
+        server.server.adopt(WebSettings(headers=(("X-Frame-Options", "deny"),)))
+        assert until(lambda: is_gone(idle))
+        assert get(server.port)[0].headers["X-Frame-Options"] == "deny"
+
+
+def at_rest(server: Running, answers: int) -> None:
+    """Wait until the server too is done with so many answers: a client may have them before."""
+    assert until(lambda: server.server.counts().get("answered_200") == answers)
+
+
+def test_threads_end_with_their_connections() -> None:
+    before = len(sys_threads())
+    with running(TABLE) as server:
+        held = [dial(server.port) for _ in range(50)]
+        assert until(lambda: len(sys_threads()) > before + 40)
+        for one in held:
+            one.close()
+        assert until(lambda: server.server.counts()["open"] == 0, EARLY)
+    assert until(lambda: len(sys_threads()) <= before)
+
+
+def test_a_client_that_resets_is_only_a_client_that_went() -> None:
+    with running(TABLE) as server:
+        for _ in range(20):
+            one = dial(server.port)
+            one.sendall(SOUND)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            one.close()
+        assert get(server.port)[0].status == 200
+        assert until(lambda: server.server.counts()["open"] == 0, EARLY)
+        assert server.log == []
+
+
+def sys_threads() -> list[str]:
+    import os
+
+    return os.listdir("/proc/self/task")
+
+
+def test_a_deadline_is_never_further_than_the_longest_scrape(server: Running) -> None:
+    _, body = get(server.port, "/left", X_Prometheus_Scrape_Timeout_Seconds="1e9")
+    assert math.isclose(float(body), 300, abs_tol=1)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the server listens: addresses, and sockets that systemd hands over."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from gpulock_exporter.web.listen import Address, ListenError, listen, parse_address, peer_address
+from gpulock_exporter.web.socket_activation import activated_sockets
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (":9445", Address("", 9445)),
+        ("127.0.0.1:9445", Address("127.0.0.1", 9445)),
+        ("[::1]:0", Address("::1", 0)),
+        ("node-7:65535", Address("node-7", 65535)),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+    assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "9445", "node", "node:", ":x", ":-1", ":65536", "::1:9445", "[::1]", ":\uff11"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ListenError, match=r"write host:port|brackets"):
+        parse_address(text)
+
+
+def test_one_that_is_taken_is_named_and_the_others_are_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ListenError, match=f"127.0.0.1:{port}: Address already in use"):
+            listen([Address("127.0.0.1", 0), Address("127.0.0.1", port)])
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_name_that_does_not_resolve_is_named() -> None:
+    with pytest.raises(ListenError, match=r"no-such-host\.invalid:1"):
+        listen([Address("no-such-host.invalid", 1)])
+
+
+def test_all_of_ipv4_and_all_of_ipv6_can_both_be_listed() -> None:
+    (first,) = listen([Address("0.0.0.0", 0)])
+    (second,) = listen([Address("::", first.getsockname()[1])])
+    first.close()
+    second.close()
+
+
+def test_one_socket_serves_both_when_no_host_is_named() -> None:
+    (one,) = listen([Address("", 0)])
+    with one:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, one.getsockname()[1])).close()
+
+
+def test_what_listens_is_not_inherited() -> None:
+    (one,) = listen([Address("127.0.0.1", 0)])
+    with one:
+        assert not one.get_inheritable()
+
+
+@pytest.mark.parametrize(
+    ("address", "peer"),
+    [
+        (("10.0.0.1", 80), "10.0.0.1"),
+        (("::ffff:10.0.0.1", 80, 0, 0), "10.0.0.1"),
+        (("fe80::1", 80, 0, 2), "fe80::1"),
+        ("", ""),
+    ],
+)
+def test_a_client_is_known_by_its_address(address: object, peer: str) -> None:
+    assert peer_address(address) == peer
+
+
+FIRST = 250  # where these tests put what systemd puts at 3
+
+
+def hand_over(*handed: socket.socket, **changes: str) -> dict[str, str]:
+    for index, one in enumerate(handed):
+        os.dup2(one.fileno(), FIRST + index)
+    names = ":".join(f"name{index}" for index in range(len(handed)))
+    return {
+        "LISTEN_PID": str(os.getpid()),
+        "LISTEN_FDS": str(len(handed)),
+        "LISTEN_FDNAMES": names,
+        "HOME": "/",
+        **changes,
+    }
+
+
+def test_sockets_are_taken_over_with_their_names_and_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
+        environ = hand_over(a, b)
+        taken = activated_sockets(environ, FIRST)
+        assert [name for name, _ in taken] == ["name0", "name1"]
+        assert [one.getsockname() for _, one in taken] == [a.getsockname(), b.getsockname()]
+        assert not any(one.get_inheritable() for _, one in taken)
+        assert environ == {"HOME": "/"}
+        assert activated_sockets(environ, FIRST) == []
+        for _, one in taken:
+            one.close()
+
+
+def test_sockets_for_another_process_are_left_alone() -> None:
+    environ = {"LISTEN_PID": "1", "LISTEN_FDS": "1"}
+    assert activated_sockets(environ, FIRST) == []
+    assert environ == {}
+
+
+def test_a_socket_without_a_name_is_unknown() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        ((name, taken),) = activated_sockets(hand_over(one, LISTEN_FDNAMES=""), FIRST)
+        taken.close()
+    assert name == "unknown"
+
+
+def test_what_is_no_listening_stream_is_refused() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as datagram, socket.socket() as idle:
+        for wrong in (datagram, idle):
+            with pytest.raises(ListenError, match="Accept=no"):
+                activated_sockets(hand_over(wrong), FIRST)
+            os.close(FIRST)
+
+
+@pytest.mark.parametrize("count", ["x", "-1", "65", "\uff11"])
+def test_a_number_of_sockets_that_is_none_is_refused(count: str) -> None:
+    with pytest.raises(ListenError, match="LISTEN_FDS"):
+        activated_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count})
+
+
+def test_a_descriptor_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ListenError, match=f"descriptor {FIRST}"):
+        activated_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}, FIRST)

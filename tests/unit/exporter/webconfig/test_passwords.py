@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passwords: checked with bcrypt, remembered, and never a way to stop others."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+
+import bcrypt
+import pytest
+from gpulock_exporter.web.client_names import client_of
+from gpulock_exporter.web.response import Request
+from gpulock_exporter.webconfig.access import Guard, TokenBucket
+from gpulock_exporter.webconfig.check_queue import CheckQueue
+from gpulock_exporter.webconfig.passwords import Passwords, Verdict, cost_of, credentials_of
+
+from tests.exporter.child import until
+
+NEVER = float("inf")
+
+
+def hashed(password: bytes, prefix: str = "2b", cost: int = 4) -> bytes:
+    return bcrypt.hashpw(password, bcrypt.gensalt(cost)).replace(b"$2b$", f"${prefix}$".encode())
+
+
+class Counting:
+    """bcrypt, with the number of its calls and the hashes it was asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    def __call__(self, password: bytes, known: bytes) -> bool:
+        self.asked.append(known)
+        return bcrypt.checkpw(password, known)
+
+
+def basic(user: str, password: bytes) -> str:
+    return "Basic " + base64.b64encode(user.encode() + b":" + password).decode()
+
+
+@pytest.mark.parametrize("prefix", ["2a", "2b", "2y"])
+def test_every_kind_of_hash_is_checked(prefix: str) -> None:
+    passwords = Passwords({"alice": hashed(b"right", prefix)}, bcrypt.checkpw)
+    assert passwords.verdict("alice", b"right", "a", NEVER) is Verdict.RIGHT
+    assert passwords.verdict("alice", b"wrong", "a", NEVER) is Verdict.WRONG
+    assert passwords.verdict("bob", b"right", "a", NEVER) is Verdict.WRONG
+
+
+def test_a_hash_that_was_made_elsewhere_is_known() -> None:
+    known = b"$2y$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"  # Prometheus's decoy
+    passwords = Passwords({"alice": known}, bcrypt.checkpw)
+    assert passwords.verdict("alice", b"fakepassword", "a", NEVER) is Verdict.RIGHT
+
+
+def test_a_verdict_is_remembered() -> None:
+    check = Counting()
+    passwords = Passwords({"alice": hashed(b"right")}, check)
+    for _ in range(5):
+        assert passwords.verdict("alice", b"right", "a", NEVER) is Verdict.RIGHT
+        assert passwords.verdict("alice", b"wrong", "a", NEVER) is Verdict.WRONG
+    assert len(check.asked) == 2
+
+
+def test_wrong_passwords_push_no_right_one_out_and_are_bounded() -> None:
+    check = Counting()
+    passwords = Passwords({"alice": hashed(b"right")}, check)
+    passwords.verdict("alice", b"right", "a", NEVER)
+    for n in range(300):
+        passwords.verdict("alice", f"wrong{n}".encode(), "a", NEVER)
+    assert passwords.verdict("alice", b"right", "a", NEVER) is Verdict.RIGHT
+    assert len(check.asked) == 301
+    passwords.verdict("alice", b"wrong0", "a", NEVER)
+    assert len(check.asked) == 302  # forgotten: no more than 256 are kept
+
+
+def test_an_unknown_user_costs_a_check_of_the_dearest_hash() -> None:
+    check = Counting()
+    cheap, dear = hashed(b"a", cost=4), hashed(b"b", cost=5)
+    passwords = Passwords({"alice": cheap, "bob": dear}, check)
+    assert passwords.verdict("carol", b"b", "a", NEVER) is Verdict.WRONG
+    assert check.asked == [dear]
+    assert (cost_of(cheap), cost_of(dear)) == (4, 5)
+
+
+@pytest.mark.parametrize("password", [b"a" * 73, b"right\0more", b""])
+def test_what_bcrypt_would_cut_short_is_wrong_and_takes_as_long(password: bytes) -> None:
+    check = Counting()
+    passwords = Passwords({"alice": hashed(b"a" * 72), "bob": hashed(b"right")}, check)
+    assert passwords.verdict("alice", password, "a", NEVER) is Verdict.WRONG
+    assert passwords.verdict("bob", password, "a", NEVER) is Verdict.WRONG
+    assert len(check.asked) == 2
+
+
+def test_the_same_digest_does_not_stand_for_another_user() -> None:
+    passwords = Passwords({"ab": hashed(b"c"), "a": hashed(b"x")}, bcrypt.checkpw)
+    assert passwords.verdict("ab", b"c", "a", NEVER) is Verdict.RIGHT
+    assert passwords.verdict("a", b"bc", "a", NEVER) is Verdict.WRONG
+
+
+@pytest.mark.parametrize(
+    ("header", "credentials"),
+    [
+        (basic("alice", b"a:b"), ("alice", b"a:b")),
+        (basic("alice", b"").replace("Basic", "bAsIc"), ("alice", b"")),
+        (basic("ältere", b"\xff"), ("ältere", b"\xff")),
+        ("", None),
+        ("Basic", None),
+        ("Basic ????", None),
+        ("Basic YQ", None),
+        ("Basic " + base64.b64encode(b"no colon").decode(), None),
+        ("Basic " + base64.b64encode(b"\xff:x").decode(), None),
+        (basic("a", b"b") + ", " + basic("c", b"d"), None),  # two headers
+        ("Bearer YTpi", None),
+        ("Basic \udcff", None),
+    ],
+)
+def test_credentials_are_read_or_not_there(
+    header: str, credentials: tuple[str, bytes] | None
+) -> None:
+    assert credentials_of(header) == credentials
+
+
+def test_the_guard_asks_for_a_password_and_says_nothing_of_users() -> None:
+    guard = Guard(passwords=Passwords({"alice": hashed(b"right")}, bcrypt.checkpw))
+
+    def answer(header: str | None) -> tuple[int, bytes]:
+        headers = {} if header is None else {"authorization": header}
+        refused = guard.refusal(Request("GET", "/", headers=headers))
+        if refused is None:
+            return 200, b""
+        assert ("WWW-Authenticate", 'Basic realm="gpulock"') in refused.headers
+        return refused.status, refused.body
+
+    assert answer(basic("alice", b"right")) == (200, b"")
+    assert answer(None)[0] == 401
+    assert answer(basic("alice", b"wrong")) == answer(basic("nobody", b"wrong"))
+    assert answer(basic("alice", b"wrong"))[0] == 401
+
+
+class Gate:
+    """A check that takes until it is let go."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.order: list[str] = []
+
+    def __call__(self, who: str) -> Callable[[], bool]:
+        def check() -> bool:
+            self.open.wait(10)
+            self.order.append(who)
+            return True
+
+        return check
+
+
+def test_one_client_has_few_places_and_another_still_has_one() -> None:
+    gate, queue = Gate(), CheckQueue()
+    results: list[tuple[str, bool | None]] = []
+
+    def ask(client: str) -> None:
+        results.append((client, queue.run(client, gate(client), NEVER)))
+
+    threads = [threading.Thread(target=ask, args=("flood",)) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    assert until(lambda: len(results) == 48)
+    assert all(result == ("flood", None) for result in results)
+    late = threading.Thread(target=ask, args=("other",))
+    late.start()
+    gate.open.set()
+    for thread in [*threads, late]:
+        thread.join()
+    assert sorted(results[48:]) == [("flood", True), ("flood", True), ("other", True)]
+
+
+def test_all_clients_together_have_sixteen_places_in_order() -> None:
+    gate, queue = Gate(), CheckQueue()
+    threads: list[threading.Thread] = []
+    for n in range(16):
+        name = f"{n:02}"
+        threads.append(threading.Thread(target=queue.run, args=(name, gate(name), NEVER)))
+        threads[-1].start()
+        assert until(lambda: len(queue) == len(threads))
+    assert queue.run("late", gate("late"), NEVER) is None
+    gate.open.set()
+    for thread in threads:
+        thread.join()
+    assert gate.order == [f"{n:02}" for n in range(16)]
+    assert queue.run("late", lambda: False, NEVER) is False
+
+
+def test_who_cannot_wait_longer_is_not_checked_any_more() -> None:
+    gate, queue = Gate(), CheckQueue()
+    first = threading.Thread(target=queue.run, args=("a", gate("first"), NEVER))
+    first.start()
+    assert until(lambda: len(queue) == 1)
+    assert queue.run("b", gate("late"), time.monotonic() + 0.05) is None
+    gate.open.set()
+    first.join()
+    assert until(lambda: len(queue) == 0)
+    assert gate.order == ["first"]
+
+
+def test_a_check_that_fails_does_not_end_the_worker() -> None:
+    def fail() -> bool:
+        raise ValueError("invalid salt")
+
+    queue = CheckQueue()
+    assert queue.run("a", fail, NEVER) is None
+    assert queue.run("a", lambda: True, NEVER) is True
+
+
+def test_a_bucket_lets_a_burst_pass_and_then_one_an_interval() -> None:
+    now = [100.0]
+    bucket = TokenBucket(2.0, 3, lambda: now[0])
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
+    now[0] += 1.9
+    assert not bucket.take()
+    now[0] += 0.2
+    assert bucket.take()
+    assert not bucket.take()
+    now[0] += 1000
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.0/8"),
+        ("127.3.2.1", "127.0.0.0/8"),
+        ("2001:db8:0:1::1", "20010db800000001"),
+        ("2001:db8:0:1:ffff::", "20010db800000001"),
+        ("fe80::1%eth0", "fe80000000000000"),
+        ("", ""),
+    ],
+)
+def test_one_client_may_have_many_addresses(peer: str, client: str) -> None:
+    assert client_of(peer) == client

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A changed web configuration or certificate is served by; a bad one is not, and that is said."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import ssl
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.web.server_settings import WebSettings
+from gpulock_exporter.webconfig import reload
+from gpulock_exporter.webconfig.files import WebConfigError
+from gpulock_exporter.webconfig.reload import Reloader
+
+from tests.exporter.certificates import make_authority, make_certificate, trusting
+from tests.exporter.child import until
+from tests.exporter.inprocess import running
+from tests.exporter.wire import SOUND, answer, dial
+
+TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
+HEADERS = "http_server_config:\n  headers:\n    X-Frame-Options: deny\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    authority = make_authority(tmp_path, "ca")
+    make_certificate(tmp_path, "server", authority)
+    make_certificate(tmp_path, "next", authority)
+    path = tmp_path / "web-config.yml"
+    path.write_text(TLS)
+    return path
+
+
+def replace(path: Path, text: str) -> None:
+    """Replace a file as a careful editor does."""
+    beside = path.with_name(".beside")
+    beside.write_text(text)
+    beside.rename(path)
+
+
+def test_a_wrong_file_is_refused_at_the_start(config: Path) -> None:
+    config.write_text("nonsense: 1\n")
+    with pytest.raises(WebConfigError, match=r"web-config\.yml:1: nonsense"):
+        Reloader(str(config), print)
+
+
+def test_nothing_is_read_while_nothing_changes(config: Path) -> None:
+    reloader = Reloader(str(config), print)
+    served = reloader.settings
+    assert reloader.look() is None
+    assert reloader.settings is served
+    assert reloader.last_reload_successful
+
+
+def test_a_change_is_seen_whether_written_or_renamed(config: Path) -> None:
+    log: list[str] = []
+    reloader = Reloader(str(config), log.append)
+    replace(config, TLS + HEADERS)
+    settings = reloader.look()
+    assert settings is not None
+    assert settings.headers == (("X-Frame-Options", "deny"),)
+    config.write_text(TLS)
+    settings = reloader.look()
+    assert settings is not None
+    assert settings.headers == ()
+    assert log == [f"{config}: reloaded"] * 2
+
+
+def test_a_bad_change_keeps_the_old_one_and_says_so_once(config: Path) -> None:
+    log: list[str] = []
+    reloader = Reloader(str(config), log.append)
+    served, loaded_at = reloader.settings, reloader.last_reload_timestamp_seconds
+    replace(config, TLS + "nonsense: 1\n")
+    assert reloader.look() is None
+    assert reloader.look() is None
+    assert reloader.settings is served
+    assert not reloader.last_reload_successful
+    assert reloader.last_reload_timestamp_seconds == loaded_at
+    assert log == [
+        f"web configuration not reloaded, the old one stays: {config}:4: nonsense is not known"
+        " here; known are tls_server_config, http_server_config, basic_auth_users, rate_limit"
+    ]
+    replace(config, TLS)
+    assert reloader.look() is not None
+    assert reloader.last_reload_successful
+
+
+def test_what_failed_for_a_passing_reason_is_tried_again(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_name: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    log: list[str] = []
+    reloader = Reloader(str(config), log.append)
+    replace(config, TLS + HEADERS)
+    monkeypatch.setattr(reload, "RETRY_SECONDS", 0.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "memfd_create", fail)
+        assert [reloader.look(), reloader.look()] == [None, None]
+    assert not reloader.last_reload_successful
+    assert len(log) == 1
+    assert reloader.look() is not None
+    assert reloader.last_reload_successful
+
+
+def test_a_file_that_goes_and_comes_back_is_followed(config: Path) -> None:
+    reloader = Reloader(str(config), lambda _: None)
+    config.rename(config.with_name("away"))
+    assert reloader.look() is None
+    assert not reloader.last_reload_successful
+    config.with_name("away").rename(config)
+    assert reloader.look() is not None
+    assert reloader.last_reload_successful
+
+
+def test_a_certificate_replaced_before_its_key_is_served_once_both_are_there(
+    config: Path,
+) -> None:
+    reloader = Reloader(str(config), lambda _: None)
+    folder = config.parent
+    shutil.copy(folder / "next.pem", folder / "server.pem")
+    assert reloader.look() is None
+    assert not reloader.last_reload_successful
+    shutil.copy(folder / "next.key", folder / "server.key")
+    assert reloader.look() is not None
+    assert reloader.last_reload_successful
+
+
+def test_a_certificate_behind_a_link_is_followed(config: Path) -> None:
+    # As Kubernetes and certbot do it: the path stays, what it leads to changes.
+    folder = config.parent
+    for kind in ("pem", "key"):
+        (folder / f"server.{kind}").rename(folder / f"first.{kind}")
+        (folder / f"server.{kind}").symlink_to(f"first.{kind}")
+    reloader = Reloader(str(config), lambda _: None)
+    for kind in ("pem", "key"):
+        (folder / f"link.{kind}").symlink_to(f"next.{kind}")
+        os.replace(folder / f"link.{kind}", folder / f"server.{kind}")
+    assert reloader.look() is not None
+
+
+def test_a_bad_configuration_is_repaired_by_the_file_it_names(config: Path) -> None:
+    folder = config.parent
+    reloader = Reloader(str(config), lambda _: None)
+    replace(config, TLS.replace("server.", "later."))
+    assert reloader.look() is None
+    shutil.copy(folder / "next.key", folder / "later.key")
+    assert reloader.look() is None  # only half of it
+    shutil.copy(folder / "next.pem", folder / "later.pem")
+    assert reloader.look() is not None
+
+
+def test_a_server_serves_the_new_certificate_and_drops_no_request(config: Path) -> None:
+    folder = config.parent
+    log: list[str] = []
+    reloader = Reloader(str(config), log.append)
+
+    def name(port: int) -> object:
+        with dial(port, trusting(folder / "ca.pem")) as one:
+            assert isinstance(one, ssl.SSLSocket)
+            assert answer(one, SOUND).startswith(b"HTTP/1.1 200 ")
+            certificate = one.getpeercert()
+            assert certificate is not None
+            return certificate["subject"]
+
+    with running(settings=reloader.settings) as server:
+        reloader.start(server.server.adopt, 0.02)
+        assert name(server.port) == ((("commonName", "server"),),)
+        shutil.copy(folder / "next.pem", folder / "server.pem")
+        shutil.copy(folder / "next.key", folder / "server.key")
+        assert until(lambda: name(server.port) == ((("commonName", "next"),),))
+        replace(config, "nonsense: 1\n")
+        assert until(lambda: not reloader.last_reload_successful)
+        assert name(server.port) == ((("commonName", "next"),),)
+        reloader.stop()
+
+
+def test_a_pipe_in_place_of_a_file_does_not_hold_up_the_reload(config: Path) -> None:
+    adopted: list[WebSettings] = []
+    reloader = Reloader(str(config), lambda _: None)
+    reloader.start(adopted.append, 0.02)
+    config.unlink()
+    os.mkfifo(config)
+    assert until(lambda: not reloader.last_reload_successful)
+    config.unlink()
+    config.write_text(TLS)
+    assert until(lambda: len(adopted) == 1)
+    reloader.stop()

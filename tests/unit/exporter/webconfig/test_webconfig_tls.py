@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS as configured, with real handshakes: who gets in, by which version, suite and curve."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import ssl
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.web.client_names import names_of
+from gpulock_exporter.webconfig.config import load
+from gpulock_exporter.webconfig.files import Files
+
+from tests.exporter.certificates import (
+    make_authority,
+    make_certificate,
+    make_expired,
+    trusting,
+)
+from tests.exporter.inprocess import Running, running
+from tests.exporter.wire import SOUND, dial, exchange
+
+TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
+VERIFIED = "  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tls")
+    ours, foreign = make_authority(made, "ca"), make_authority(made, "foreign")
+    make_certificate(made, "server", ours)
+    make_certificate(made, "client", ours, "DNS:prometheus,IP:2001:db8::1,email:a@b.c")
+    make_certificate(made, "stranger", foreign, "DNS:prometheus")
+    make_expired(made, "expired", ours)
+    return made
+
+
+def serving(folder: Path, more: str = "") -> Generator[Running]:
+    path = folder / "web-config.yml"
+    path.write_text(TLS + more)
+    with running(settings=load(str(path), Files()).settings) as server:
+        yield server
+
+
+@pytest.fixture
+def server(folder: Path, request: pytest.FixtureRequest) -> Generator[Running]:
+    yield from serving(folder, getattr(request, "param", ""))
+
+
+def status(folder: Path, server: Running, client: str | None = None) -> int:
+    """Get a page, showing a certificate; 0 when the handshake fails or the connection ends."""
+    context = trusting(folder / "ca.pem", folder / f"{client}.pem" if client else None)
+    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=5, context=context)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().status
+    except (ssl.SSLError, ConnectionResetError, BrokenPipeError, http.client.BadStatusLine):
+        return 0
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("server", "statuses"),
+    [
+        ("", (200, 200, 200, 200)),
+        ("  client_auth_type: NoClientCert\n", (200, 200, 200, 200)),
+        ("  client_auth_type: RequestClientCert\n", (200, 200, 200, 200)),
+        (VERIFIED.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven"),
+         (200, 200, 0, 0)),
+        (VERIFIED, (0, 200, 0, 0)),
+    ],
+    indirect=["server"],
+)  # fmt: skip
+def test_who_gets_in_by_client_auth_type(
+    statuses: tuple[int, ...], folder: Path, server: Running
+) -> None:
+    clients = (None, "client", "stranger", "expired")
+    assert tuple(status(folder, server, client) for client in clients) == statuses
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        (f"{VERIFIED}  client_allowed_sans: [prometheus]\n", 200),
+        (f"{VERIFIED}  client_allowed_sans: ['2001:DB8:0::1']\n", 200),
+        (f"{VERIFIED}  client_allowed_sans: [a@b.c, other]\n", 200),
+        (f"{VERIFIED}  client_allowed_sans: [other, PROMETHEUS, '*']\n", 403),
+        (f"{VERIFIED}  client_allowed_sans: [client]\n", 403),  # its common name is not asked for
+    ],
+    indirect=["server"],
+)
+def test_who_gets_in_by_the_names_of_the_certificate(
+    expected: int, folder: Path, server: Running
+) -> None:
+    assert status(folder, server, "client") == expected
+
+
+def test_names_are_compared_in_one_spelling() -> None:
+    address = ipaddress.ip_address("2001:db8::1")
+    certificate = {
+        "subject": ((("commonName", "x"),),),
+        "subjectAltName": (
+            ("DNS", "a"),
+            ("IP Address", address.exploded.upper()),
+            ("IP Address", "10.0.0.1"),
+            ("DirName", "b"),
+        ),
+    }
+    assert names_of(certificate) == {"a", "2001:db8::1", "10.0.0.1"}
+    assert names_of({}) == frozenset()
+
+
+def handshake(folder: Path, server: Running, **limits: object) -> ssl.SSLSocket:
+    context = trusting(folder / "ca.pem")
+    for name, value in limits.items():
+        setattr(context, name, value)
+    one = dial(server.port, context)
+    assert isinstance(one, ssl.SSLSocket)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("server", "offered", "spoken"),
+    [
+        ("", ssl.TLSVersion.TLSv1_3, "TLSv1.3"),
+        ("", ssl.TLSVersion.TLSv1_2, "TLSv1.2"),
+        ("  max_version: TLS12\n", ssl.TLSVersion.TLSv1_3, "TLSv1.2"),
+        ("  min_version: TLS13\n", ssl.TLSVersion.TLSv1_3, "TLSv1.3"),
+    ],
+    indirect=["server"],
+)
+def test_the_version_is_between_the_bounds(
+    offered: ssl.TLSVersion, spoken: str, folder: Path, server: Running
+) -> None:
+    with handshake(folder, server, maximum_version=offered) as one:
+        assert one.version() == spoken
+
+
+@pytest.mark.parametrize("server", ["  min_version: TLS13\n"], indirect=True)
+def test_a_version_below_the_bound_is_refused(folder: Path, server: Running) -> None:
+    with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
+        handshake(folder, server, maximum_version=ssl.TLSVersion.TLSv1_2)
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["  cipher_suites:\n  - TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256\n"
+     "  - TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384\n"],
+    indirect=True,
+)  # fmt: skip
+def test_the_suite_is_the_first_of_the_configured(folder: Path, server: Running) -> None:
+    context = trusting(folder / "ca.pem")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-CHACHA20-POLY1305")
+    with dial(server.port, context) as one:
+        assert isinstance(one, ssl.SSLSocket)
+        cipher = one.cipher()
+        assert cipher is not None
+        assert cipher[0] == "ECDHE-ECDSA-CHACHA20-POLY1305"
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["  prefer_server_cipher_suites: false\n  cipher_suites:\n"
+     "  - TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256\n"
+     "  - TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384\n"],
+    indirect=True,
+)  # fmt: skip
+def test_the_suite_is_the_clients_where_it_may_choose(folder: Path, server: Running) -> None:
+    context = trusting(folder / "ca.pem")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-CHACHA20-POLY1305")
+    with dial(server.port, context) as one:
+        assert isinstance(one, ssl.SSLSocket)
+        cipher = one.cipher()
+        assert cipher is not None
+        assert cipher[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
+
+
+@pytest.mark.parametrize("server", ["  curve_preferences: [CurveP384]\n"], indirect=True)
+def test_the_curve_is_the_configured_one(folder: Path, server: Running) -> None:
+    context = trusting(folder / "ca.pem")
+    context.set_ecdh_curve("secp384r1")
+    dial(server.port, context).close()
+    context.set_ecdh_curve("prime256v1")
+    with pytest.raises(ssl.SSLError):
+        dial(server.port, context)
+
+
+def test_a_client_that_speaks_no_tls_is_told(server: Running) -> None:
+    with dial(server.port) as one:
+        answer, closed = exchange(one, SOUND)
+    assert b"400 Bad Request" in answer
+    assert b"HTTPS only" in answer
+    assert closed
+
+
+def test_http2_is_not_agreed_on(folder: Path, server: Running) -> None:
+    context = trusting(folder / "ca.pem")
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with dial(server.port, context) as one:
+        assert isinstance(one, ssl.SSLSocket)
+        assert one.selected_alpn_protocol() == "http/1.1"
+
+
+@pytest.mark.parametrize("more", ["", "  max_version: TLS12\n"])
+@pytest.mark.parametrize("says_goodbye", [False, True])
+def test_sessions_are_not_kept_in_memory(says_goodbye: bool, more: str, folder: Path) -> None:
+    path = folder / "sessions.yml"
+    path.write_text(TLS + more)
+    settings = load(str(path), Files()).settings
+    assert settings.tls is not None
+    context = trusting(folder / "ca.pem")
+    context.options |= ssl.OP_NO_TICKET
+    with running(settings=settings) as server:
+        for _ in range(20):
+            with dial(server.port, context) as one:
+                assert isinstance(one, ssl.SSLSocket)
+                exchange(one, SOUND, 0.02)
+                if says_goodbye:
+                    one.setblocking(False)
+                    with contextlib.suppress(OSError):
+                        one.unwrap()
+    assert settings.tls.session_stats()["accept_good"] == 21  # one is of the trial
+    assert settings.tls.session_stats()["number"] == 0

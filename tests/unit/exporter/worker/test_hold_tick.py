@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exporter whose own look hangs tells nothing old: Prometheus sees it down, not all well."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.app.exporter import Exporter
+from gpulock_exporter.clock import Moment
+from gpulock_exporter.web.response import Request
+from gpulock_exporter.worker.supervisor import Supervisor
+
+from gpulock.node.context import Node
+from gpulock.node.settings import load
+from gpulock.simulate.node import write_node
+
+AGE = 10.0
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 5000.0
+
+    def now(self) -> Moment:
+        """Return this moment."""
+        return Moment(self.seconds, 1.7e9 + self.seconds)
+
+
+class Ticking:
+    """An exporter of two cards without a worker."""
+
+    def __init__(self, root: Path) -> None:
+        node = write_node(root / "node", "dgx1", 2)
+        with node.config.open("a") as file:
+            file.write(f"MAX_SAMPLE_AGE={AGE}\n")
+        self.clock = Clock()
+        self._config = str(node.config)
+        self.folder = node.exporter_dir
+        self.exporter = self.again()
+        self.exporter.open()
+        self.exporter.list_devices()
+        self._supervisor = Supervisor(["/nonexistent"], lambda: self.clock.seconds)
+
+    def again(self, say: Callable[[str], object] = str) -> Exporter:
+        """Return an exporter of this node as it starts."""
+        return Exporter(Node(load(self._config)), self.clock, say)
+
+    def tick(self) -> None:
+        """Do what is due each second."""
+        self.exporter.tick([], self._supervisor)
+
+    def status(self, path: str) -> int:
+        """Return the status of an answer."""
+        return self.exporter.handler()(Request("GET", path)).status
+
+
+@pytest.fixture
+def ticking(tmp_path: Path) -> Ticking:
+    return Ticking(tmp_path)
+
+
+def test_who_goes_on_from_less_than_was_told_says_so(ticking: Ticking) -> None:
+    ticking.tick()
+    said: list[str] = []
+    ticking.again(said.append).open()
+    assert said == []
+    os.utime(ticking.folder / "sample", (0, 0))  # as after a write that failed
+    ticking.again(said.append).open()
+    assert [line.partition(": ")[2].partition(":")[0] for line in said] == [
+        f"{ticking.folder} could not be written to the last"
+    ]
+
+
+def test_before_the_first_tick_nobody_is_told_anything(ticking: Ticking) -> None:
+    assert [ticking.status(path) for path in ("/metrics", "/", "/-/healthy")] == [503, 503, 200]
+
+
+def test_while_it_ticks_it_answers_without_any_driver(ticking: Ticking) -> None:
+    for _ in range(3):
+        ticking.tick()
+        ticking.clock.seconds += 1
+        assert [ticking.status(path) for path in ("/metrics", "/", "/-/healthy")] == [200] * 3
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy"])
+def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path: str) -> None:
+    ticking.tick()
+    ticking.clock.seconds += AGE - 0.5
+    assert ticking.status(path) == 200
+    ticking.clock.seconds += 1
+    answer = ticking.exporter.handler()(Request("GET", path))
+    assert answer.status == 503
+    assert re.search(rb"the exporter itself hangs", answer.body)
+    ticking.tick()
+    assert ticking.status(path) == 200

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The telemetry of a simulated node."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.simulated.load import load, mean_load, memory_share
+from gpulock_exporter.simulated.source import Simulated
+from gpulock_exporter.telemetry import Device, Frame, decode, encode
+from gpulock_exporter.worker.restart_policy import Limits
+from gpulock_exporter.worker.supervisor import Supervisor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.simulate.node import Node, write_node
+from gpulock.simulate.presets import PRESETS
+from gpulock.store.locks import Store
+from gpulock.store.owner import Owner
+
+ROOT = Path(__file__).resolve().parents[4]
+START = 50_000.0
+
+
+class Scene:
+    """A node, a source that looks at it, and a clock."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.now = START
+        self.source = Simulated(str(node.directory), lambda: self.now)
+        self.source.open()
+        self.source.look(False)
+
+    def look(self, after: float = 1.0, *, processes: bool = False) -> Frame:
+        self.now += after
+        frame = self.source.look(processes)
+        assert decode(encode(frame)) == frame
+        return frame
+
+    def hold(self, *lock_ids: str, scheduler: str = "process") -> None:
+        locks = self.node.lock_dir / "locks"
+        locks.mkdir(exist_ok=True)
+        for lock_id in lock_ids:
+            record = Owner(
+                scheduler=scheduler,
+                node="node",
+                job_id="4711",
+                pid=4711,
+                token="t",
+                boot_id="b",
+                claimed_boottime=self.now,
+            )
+            Store(str(self.node.lock_dir)).make(lock_id, record)
+
+    def free(self, lock_id: str) -> None:
+        Store(str(self.node.lock_dir)).undo(lock_id)
+
+    def script(self, text: str) -> None:
+        (self.node.directory / "telemetry").write_text(text)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Callable[[str], Scene]:
+    return lambda preset: Scene(write_node(tmp_path / "node", preset))
+
+
+def test_it_does_not_forget_what_gpulockd_has_not_been_told_yet(
+    stage: Callable[[str], Scene],
+) -> None:
+    scene = stage("a100-mig")
+    before = {device.uuid: device.memory_total for device in scene.look().devices}
+    assert any(uuid.startswith("MIG-") for uuid in before)
+    (scene.node.lock_dir / "inventory").write_text("gpulock-inventory 1\nboot_id=b\n")
+    assert {device.uuid: device.memory_total for device in scene.look().devices} == before
+
+
+def card(frame: Frame, bus: str) -> Device:
+    return next(one for one in frame.devices if one.bus == bus and not one.parent)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_devices_are_those_of_the_drivers_files(
+    stage: Callable[[str], Scene], preset: str
+) -> None:
+    frame = stage(preset).look()
+    machine = PRESETS[preset]
+    cards = [one for one in frame.devices if not one.parent]
+    assert [one.bus for one in cards] == [gpu.bus for gpu in machine.present]
+    assert [one.uuid for one in cards] == [machine.uuid(gpu) for gpu in machine.present]
+    assert [one.minor for one in cards] == [gpu.minor for gpu in machine.present]
+    assert [one.index for one in cards] == list(range(len(cards)))
+    assert frame.driver == machine.driver.version
+    assert frame.failures == {}
+    parts = [(one.bus, one.gi, one.ci, one.profile) for one in frame.devices if one.parent]
+    assert parts == [
+        (gpu.bus, part.gi, part.ci, part.profile) for gpu in machine.present for part in gpu.mig
+    ]
+
+
+def test_a_held_device_is_at_work_and_a_free_one_is_not(stage: Callable[[str], Scene]) -> None:
+    scene = stage("dgx1")
+    scene.hold("0000:06:00.0")
+    for _ in range(29):
+        scene.look()
+    frame = scene.look(processes=True)
+    held, free = card(frame, "0000:06:00.0"), card(frame, "0000:07:00.0")
+    assert held.utilization is not None
+    assert held.utilization > 0.9
+    assert held.observed == 1.0
+    assert 0.9 < (held.busy or 0) <= 1.0
+    assert (held.memory_used or 0) > 8 << 30
+    assert held.processes is not None
+    assert [one.pid for one in held.processes] == [4711]
+    assert (free.utilization, free.busy, free.observed) == (0, 0, 1)
+    assert (free.memory_used, free.processes) == (0, [])
+    assert (held.power or 0) > 2 * (free.power or 0)
+    assert (held.temperature or 0) > 20 + (free.temperature or 0)
+    scene.free("0000:06:00.0")
+    assert card(scene.look(), "0000:06:00.0").utilization == 0
+
+
+def test_a_file_says_who_is_idle_who_is_foreign_and_which_xids(
+    stage: Callable[[str], Scene],
+) -> None:
+    scene = stage("dgx1")
+    scene.hold("0000:06:00.0", "0000:07:00.0")
+    scene.script("idle=0000:06:00.0\nforeign=0000:0a:00.0:99\nxid=0000:07:00.0:13\n")
+    frame = scene.look(10, processes=True)
+    idle, busy, foreign = (card(frame, f"0000:{bus}:00.0") for bus in ("06", "07", "0a"))
+    assert idle.busy == 0
+    assert idle.processes == []
+    assert (busy.busy or 0) > 0
+    assert (foreign.busy or 0) > 0
+    assert [one.pid for one in foreign.processes or []] == [99]
+    assert [(one.uuid, one.xid) for one in frame.xids] == [(busy.uuid, 13)]
+    assert scene.look().xids == []
+    scene.script("xid=0000:07:00.0:13,0000:07:00.0:13#2,0000:0a:00.0:79,nonsense\n")
+    assert [one.xid for one in scene.look().xids] == [13, 79]
+    scene.script("no pairs")
+    assert card(scene.look(), "0000:06:00.0").busy != 0
+
+
+def test_a_reserve_does_nothing(stage: Callable[[str], Scene]) -> None:
+    scene = stage("dgx1")
+    scene.hold("0000:06:00.0", scheduler="admin")
+    assert card(scene.look(30), "0000:06:00.0").utilization == 0
+
+
+def test_an_instance_without_gpm_tells_its_memory_alone(stage: Callable[[str], Scene]) -> None:
+    scene = stage("a100-mig")
+    scene.hold("0000:07:00.0.gi2.ci0")
+    frame = scene.look(30, processes=True)
+    part = next(one for one in frame.devices if one.gi == 2 and one.bus == "0000:07:00.0")
+    assert (part.utilization, part.busy, part.observed, part.power) == (None, None, None, None)
+    assert (part.memory_used or 0) > 1 << 30
+    assert card(frame, "0000:07:00.0").memory_used == part.memory_used
+    assert card(frame, "0000:07:00.0").mig is True
+    assert (card(frame, "0000:07:00.0").power or 0) > 62
+
+
+def test_counters_run_and_warmth_follows_slowly(stage: Callable[[str], Scene]) -> None:
+    scene = stage("dgx-h200")
+    bus = "0000:1b:00.0"
+    before = card(scene.look(), bus)
+    for second in range(90):
+        if second == 10:
+            scene.hold(bus)
+        if second == 60:
+            scene.free(bus)
+        now = card(scene.look(), bus)
+        assert (now.energy or 0) > (before.energy or 0)
+        assert (now.pcie_receive or 0) >= (before.pcie_receive or 0)
+        assert abs((now.temperature or 0) - (before.temperature or 0)) <= 3
+        before = now
+
+
+def test_a_driver_that_is_unloaded_ends_the_look(stage: Callable[[str], Scene]) -> None:
+    scene = stage("workstation")
+    gone = scene.node.driver_root / "version"
+    gone.unlink()
+    with pytest.raises(RuntimeError, match="the simulated driver is gone"):
+        scene.look()
+
+
+def test_a_folder_that_is_no_simulated_node_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no settings file"):
+        Simulated(str(tmp_path)).open()
+    (tmp_path / "gpulock.conf").write_text("")
+    with pytest.raises(RuntimeError, match="is no simulated node"):
+        Simulated(str(tmp_path)).open()
+
+
+@given(st.integers(0, 15), st.floats(-100, 1e6), st.floats(0, 100))
+def test_a_load_is_a_share_and_has_no_jumps(device: int, seconds: float, span: float) -> None:
+    assert 0 <= load(device, seconds) <= 1
+    assert 0 <= memory_share(device, seconds) <= 1
+    assert 0 <= mean_load(device, seconds, seconds + span) <= 1
+    assert abs(load(device, seconds + 0.1) - load(device, seconds)) < 0.05
+
+
+def test_neighbours_work_in_patterns_that_can_be_told_apart() -> None:
+    means = [mean_load(device, 30, 210) for device in range(4)]
+    spreads = [
+        max(values) - min(values)
+        for device in range(4)
+        if (values := [load(device, 30 + n) for n in range(180)])
+    ]
+    assert len({round(mean, 1) for mean in means}) == 4
+    assert spreads[0] < 0.1 < spreads[3] < 0.3 < spreads[1] < spreads[2]
+
+
+def test_the_worker_looks_at_a_simulated_node(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "node", "workstation")
+    supervisor = Supervisor(
+        [
+            *(sys.executable, "-m", "gpulock_exporter.worker.process"),
+            *("0.05", "60", f"simulated:{node.directory}"),
+        ],
+        lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+        Limits(first=15, frame=5),
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/exporter"},
+    )
+    try:
+        found: list[Frame] = []
+        for _ in range(200):
+            found += supervisor.step(0.1)
+            if len(found) > 2:
+                break
+        assert [len(frame.devices) for frame in found[:2]] == [2, 2], supervisor.fault
+    finally:
+        supervisor.close()

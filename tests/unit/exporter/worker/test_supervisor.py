@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor never waits for its worker: real child processes, a clock of the test's own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from gpulock_exporter.telemetry import Device, Frame, encode
+from gpulock_exporter.worker.restart_policy import (
+    MOMENT,
+    POLL,
+    REAP,
+    Act,
+    Limits,
+    Situation,
+    decide,
+    rest,
+)
+from gpulock_exporter.worker.supervisor import Supervisor
+
+pytestmark = pytest.mark.slow
+
+LIMITS = Limits(first=30, frame=5)
+GOOD = encode(Frame(1, 2.0, 3.0, devices=[Device("0000:3b:00.0", "GPU-1", 0)])).decode()
+
+
+class Clock:
+    """Time that goes on when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Nest:
+    """A supervisor of shell workers."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock = Clock()
+        self.root = root
+        self.others = children()
+        self.made: list[Supervisor] = []
+
+    def supervise(self, body: str) -> Supervisor:
+        """Return a supervisor whose worker is a shell script."""
+        path = self.root / "worker"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        self.made.append(Supervisor([str(path)], self.clock, LIMITS, env={"GOOD": GOOD.strip()}))
+        return self.made[-1]
+
+
+@pytest.fixture
+def nest(tmp_path: Path) -> Iterator[Nest]:
+    found = Nest(tmp_path)
+    yield found
+    for supervisor in found.made:
+        supervisor.close()
+
+
+def children() -> set[int]:
+    """Return our children that are not reaped yet."""
+    return {one.pid for one in psutil.Process().children()}
+
+
+def frames(supervisor: Supervisor, count: int = 1) -> list[Frame]:
+    """Step until so many frames came: the child takes its own time."""
+    found: list[Frame] = []
+    for _ in range(1200):
+        found += supervisor.step(0.05)
+        if len(found) >= count:
+            return found
+    raise AssertionError(f"no frame; {supervisor.fault}")
+
+
+def settle(supervisor: Supervisor, word: str) -> None:
+    """Step until the fault speaks of `word`."""
+    for _ in range(1200):
+        if word in supervisor.fault:
+            return
+        supervisor.step(0.05)
+    raise AssertionError(f"{supervisor.fault!r} does not speak of {word!r}")
+
+
+@pytest.mark.parametrize(
+    ("seen", "act"),
+    [
+        (Situation(), Act.START),
+        (Situation(not_before=101), Act.WAIT),
+        (Situation(paused_until=101), Act.WAIT),
+        (Situation(running=True, since=90), Act.WAIT),
+        (Situation(running=True, since=69), Act.KILL),
+        (Situation(running=True, heard=True, since=96), Act.WAIT),
+        (Situation(running=True, heard=True, since=94), Act.KILL),
+        (Situation(running=True, heard=True, since=100, paused_until=200), Act.KILL),
+        (Situation(running=True, since=10, killed=99), Act.WAIT),
+        (Situation(running=True, since=10, killed=100 - REAP - 0.1), Act.ABANDON),
+        (Situation(running=True, since=10, killed=50, abandoned=True), Act.WAIT),
+    ],
+)
+def test_what_is_due_follows_from_the_situation_alone(seen: Situation, act: Act) -> None:
+    assert decide(100.0, seen, LIMITS) is act
+
+
+@pytest.mark.parametrize(
+    ("seen", "seconds"),
+    [
+        (Situation(not_before=107), 7),
+        (Situation(not_before=103, paused_until=160), 60),
+        (Situation(), MOMENT),
+        (Situation(running=True, since=99), LIMITS.first - 1),
+        (Situation(running=True, heard=True, since=98.5), LIMITS.frame - 1.5),
+        (Situation(running=True, heard=True, since=90), MOMENT),
+        (Situation(running=True, since=10, killed=99), POLL),
+        (Situation(running=True, since=10, killed=50, abandoned=True), POLL),
+    ],
+)
+def test_it_sleeps_until_something_is_due(seen: Situation, seconds: float) -> None:
+    assert rest(100.0, seen, LIMITS) == seconds
+
+
+def test_every_frame_is_handed_on_in_order(nest: Nest) -> None:
+    supervisor = nest.supervise('echo "$GOOD"; echo "$GOOD"; echo "$GOOD"; exec sleep 60')
+    found = frames(supervisor, 3)
+    assert [frame.devices[0].uuid for frame in found] == ["GPU-1"] * 3
+    assert supervisor.fault == ""
+
+
+def test_a_worker_that_falls_silent_is_killed_and_another_one_started(nest: Nest) -> None:
+    supervisor = nest.supervise('echo "$GOOD"; exec sleep 60')
+    frames(supervisor)
+    nest.clock.now += 5.1
+    supervisor.step(0)
+    assert "has not answered for 5 s" in supervisor.fault
+    assert settle_start(nest, supervisor, 2) or frames(supervisor)
+
+
+def settle_start(nest: Nest, supervisor: Supervisor, starts: int) -> list[Frame]:
+    """Step until the worker is started for the n-th time; return what it sent already.
+
+    The one before takes its own time to end, and the clock's stands still.
+    """
+    for _ in range(3000):
+        if not children() - nest.others:
+            break
+        supervisor.step(0.01)
+    for _ in range(400):
+        found = supervisor.step(0.01)
+        if supervisor.starts == starts:
+            return found
+        nest.clock.now += 0.1
+    raise AssertionError(f"{supervisor.starts} starts")
+
+
+def test_a_worker_that_ends_leaves_its_last_words(nest: Nest) -> None:
+    supervisor = nest.supervise("echo 'Driver Not Loaded' >&2; exit 3")
+    settle(supervisor, "Driver Not Loaded")
+
+
+def test_starts_grow_rare_until_a_frame_comes(nest: Nest) -> None:
+    supervisor = nest.supervise("exit 3")
+    begun: list[float] = []
+    for _ in range(20_000):
+        before = supervisor.starts
+        supervisor.step(0.001)
+        if supervisor.starts > before:
+            begun.append(nest.clock.now)
+            while children() - nest.others:  # it takes its own time, and the clock's stands still
+                supervisor.step(0.01)
+        if len(begun) == 8:
+            break
+        nest.clock.now += 0.05
+    gaps = [round(b - a) for a, b in itertools.pairwise(begun)]
+    assert gaps[0] <= 2 and gaps == sorted(gaps) and 29 <= gaps[-1] <= 32, gaps
+
+
+@pytest.mark.parametrize(
+    "line", ["garbage", "{}", "[]", '{"sequence":"x","boottime":1,"wall":1}', '{"version":2}']
+)
+def test_garbage_ends_the_worker(nest: Nest, line: str) -> None:
+    supervisor = nest.supervise(f"echo '{line}'; exec sleep 60")
+    settle(supervisor, "")
+    for _ in range(1200):
+        if supervisor.step(0.05) or supervisor.fault:
+            break
+    assert supervisor.fault
+
+
+def test_words_on_standard_error_do_not_keep_it_busy(nest: Nest) -> None:
+    supervisor = nest.supervise('echo noise >&2; echo "$GOOD"; exec sleep 60')
+    frames(supervisor)
+    used = os.times().user
+    for _ in range(3):
+        supervisor.step(0.1)
+    assert os.times().user - used < 0.2
+
+
+def test_one_that_cannot_be_killed_is_abandoned_and_none_started_beside_it(
+    nest: Nest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = nest.supervise('echo "$GOOD"; exec sleep 60')
+    frames(supervisor)
+    killed: list[int] = []
+
+    def deaf(pid: int, sign: int) -> None:
+        killed.append(pid)
+        assert sign == signal.SIGKILL
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", deaf)
+        for _ in range(10):
+            nest.clock.now += 5.1
+            supervisor.step(0)
+    assert (supervisor.abandoned, supervisor.starts, len(killed)) == (1, 1, 1)
+    os.kill(killed[0], signal.SIGKILL)  # the driver lets go of it at last
+    settle_start(nest, supervisor, 2)
+    assert supervisor.abandoned == 0
+
+
+def test_a_pause_lets_go_of_the_driver_and_ends_by_itself(nest: Nest) -> None:
+    supervisor = nest.supervise('echo "$GOOD"; exec sleep 60')
+    frames(supervisor)
+    supervisor.pause(60)
+    supervisor.step(0)
+    assert supervisor.fault == "paused"
+    for _ in range(50):
+        supervisor.step(0.01)
+    assert supervisor.starts == 1
+    nest.clock.now += 61
+    settle_start(nest, supervisor, 2)
+
+
+def test_a_signal_ends_the_sleep_of_a_step(nest: Nest) -> None:
+    supervisor = nest.supervise("exec sleep 60")
+    supervisor.step(0)
+
+    alarms: list[int] = []
+
+    def handle(number: int, _: object) -> None:
+        alarms.append(number)
+        supervisor.pause(60)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 30.0)  # and again, should it sleep on
+        assert supervisor.step(50) == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert supervisor.is_paused()
+    assert len(alarms) == 1
+
+
+def test_rings_that_nobody_hears_are_no_fault(nest: Nest) -> None:
+    supervisor = nest.supervise("exec sleep 60")
+    for _ in range((1 << 16) + 1):  # more than a pipe holds
+        supervisor.wake()
+    supervisor.step(0)
+    supervisor.close()
+    supervisor.wake()
+
+
+def test_a_program_that_is_not_there_is_said(nest: Nest) -> None:
+    nest.made.append(Supervisor(["/no/such/worker"], nest.clock, LIMITS))
+    nest.made[-1].step(0)
+    assert "does not start" in nest.made[-1].fault
+
+
+def test_garbage_beside_words_ends_the_worker_alone(nest: Nest) -> None:
+    done = nest.root / "done"
+    supervisor = nest.supervise(f"echo words >&2; echo garbage; touch {done}; exec sleep 60")
+    supervisor.step(0)
+    for _ in range(6000):
+        if done.exists():  # both pipes have something to read
+            break
+        time.sleep(0.01)
+    supervisor.step(1)
+    assert "not a frame" in supervisor.fault

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CLEAN: what a job left behind is told or ended, and nobody else is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.alloc.liveness import Judge, Scan
+from gpulock.deadline import Deadline
+from gpulock.hooks import cleanup
+from gpulock.isolation.marks import MARK
+from gpulock.isolation.tree import name_of
+from gpulock.node.procfs import Proc
+from gpulock.sge.remains import Remains
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
+from tests.support.trees import EXECD, Box, bus, judge_of, judging, record, soon
+
+pytestmark = pytest.mark.slow
+
+GID = 65400
+STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
+
+
+class Real:
+    """Processes of this machine on a simulated node; the job is the caller's."""
+
+    def __init__(self, root: Path, **keys: str) -> None:
+        self.box = Box(root, 4, PROC_ROOT="/proc", **keys)
+        self.node = self.box.node()
+        self.job = record(token="", devices=(), uid=os.geteuid(), add_grp_id=0)
+        claim(self.node, self.job, 1, judging(self.node), soon())
+        self.left: dict[int, str] = {}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, code: str) -> subprocess.Popen[str]:
+        """Start a process that has said it is ready."""
+        words = [sys.executable, "-c", f"{code}\nimport time\ntime.sleep(600)"]
+        found = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        self.started.append(found)
+        assert found.stdout is not None
+        assert found.stdout.readline() == "\n"
+        return found
+
+    def leave(self, code: str = "print(flush=True)") -> subprocess.Popen[str]:
+        """Let the job leave a process behind."""
+        found = self.start(code)
+        self.left[found.pid] = "of the job"
+        return found
+
+    def clean(self, ours: str = "12") -> list[str]:
+        """Clean as the epilog of a job does."""
+        return cleanup.clean(
+            self.node,
+            lambda owner: owner.job_id == ours,
+            lambda: judge_of(self.node, scan=Scan(self.node.proc)),
+            lambda lock, scan: self.remains(scan),
+            Deadline(30),
+        )
+
+    def remains(self, scan: Scan) -> dict[int, str]:
+        """Return what is left of the job."""
+        return {pid: why for pid, why in self.left.items() if pid in scan.statuses()}
+
+    def end(self) -> None:
+        """End what is left."""
+        for one in self.started:
+            one.kill()
+            one.communicate()
+
+
+@pytest.fixture
+def real(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Real]:
+    keys: dict[str, str] = getattr(request, "param", {"CLEAN": "kill", "CLEAN_TIMEOUT": "30"})
+    made = Real(tmp_path, **keys)
+    yield made
+    made.end()
+
+
+def test_a_process_that_heeds_term_is_ended_by_it_and_told(real: Real) -> None:
+    one = real.leave()
+    lines = real.clean()
+    assert one.wait(60) == -signal.SIGTERM
+    assert lines == [f"left behind, ended: process {one.pid} (python, of the job)"]
+
+
+def test_one_that_ignores_term_is_killed(real: Real) -> None:
+    one, other = real.leave(STUBBORN), real.leave()
+    real.clean()
+    assert (one.wait(60), other.wait(60)) == (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def test_a_stopped_one_ends_as_well(real: Real) -> None:
+    one = real.leave()
+    one.send_signal(signal.SIGSTOP)
+    real.clean()
+    assert one.wait(60) < 0
+
+
+def test_nobody_else_is_touched(real: Real) -> None:
+    one, other = real.leave(), real.start("print(flush=True)")
+    real.clean()
+    assert one.wait(60) < 0
+    assert other.poll() is None
+
+
+def test_what_another_job_left_is_not_looked_for(real: Real) -> None:
+    one = real.leave()
+    assert real.clean("13") == []
+    assert one.poll() is None
+
+
+@pytest.mark.parametrize("real", [{"CLEAN": "report"}], indirect=True)
+def test_report_tells_and_ends_nothing(real: Real) -> None:
+    one = real.leave()
+    assert real.clean() == [f"left behind: process {one.pid} (python, of the job)"]
+    assert one.poll() is None
+
+
+@pytest.mark.parametrize("real", [{"CLEAN": "kill", "CLEAN_TIMEOUT": "0.2"}], indirect=True)
+def test_what_does_not_end_is_told_when_the_time_is_up(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process in D state does: signals change nothing."""
+    one = real.leave()
+
+    def ignored(_: int, __: int) -> None:
+        return
+
+    monkeypatch.setattr(cleanup, "pidfd_send_signal", ignored)
+    assert real.clean()[-1] == (
+        f"left behind, and does not end: process {one.pid} (python, of the job)"
+    )
+    assert one.poll() is None
+
+
+def test_where_the_kernel_has_no_pidfd_nothing_is_killed(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(_: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    real.node.settings.clean_timeout = 0.2
+    one = real.leave()
+    monkeypatch.setattr(os, "pidfd_open", absent)
+    assert any("cannot be ended safely" in line for line in real.clean())
+    assert one.poll() is None
+
+
+def test_a_pid_that_is_anothers_by_now_gets_no_signal(real: Real) -> None:
+    one = real.start("print(flush=True)")
+    start = real.node.proc.start(one.pid)
+    cleanup.send(real.node, [cleanup.Left(one.pid, start + 1, "python", "")], signal.SIGKILL)
+    assert one.poll() is None
+    cleanup.send(real.node, [cleanup.Left(one.pid, start, "python", "")], signal.SIGKILL)
+    assert one.wait(60) == -signal.SIGKILL
+
+
+def test_an_epilog_and_what_is_above_it_are_spared(real: Real) -> None:
+    real.left = {pid: "of the job" for pid in (os.getpid(), os.getppid(), 1)}
+    assert real.clean() == []
+
+
+# --- whose a process is ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.execd(tmp_path)
+    made.proc.shepherd(500, tmp_path)
+    return made
+
+
+def hold(box: Box, **changes: object) -> Owner:
+    node = box.node()
+    return claim(node, record(token="", devices=(), **changes), 1, judging(node), soon()).owner
+
+
+def left(box: Box, one: Owner, *pids: int) -> list[int]:
+    """Return which of these processes would be ended for a job."""
+    node = box.node()
+    judge = Judge(node.boot_id, node.name, Scan(node.proc), {})
+    found = cleanup.left_of(
+        node, lambda o: o.token == one.token, judge, lambda lock, scan: dict.fromkeys(pids, "left")
+    )
+    return [one.pid for one in found]
+
+
+def test_a_process_of_another_claim_is_that_ones(box: Box) -> None:
+    one = hold(box)
+    hold(box, job_id="13", pid=501, add_grp_id=65401)
+    box.proc.add(700, groups=[65401])
+    box.proc.add(701, groups=[GID])
+    assert left(box, one, 700, 701) == [701]
+
+
+@pytest.mark.parametrize("uids", [(0, 0, 0, 0), (0, 1000, 0, 1000), (1001, 0, 0, 0)])
+def test_what_root_runs_is_no_users_job(box: Box, uids: tuple[int, ...]) -> None:
+    one = hold(box, uid=1000)
+    box.proc.add(700, uids=uids)
+    assert left(box, one, 700) == []
+
+
+@pytest.mark.parametrize("uids", [(1000, 0, 0, 0), (0, 1000, 1000, 1000)])
+def test_a_su_that_waits_for_a_password_is_his_who_may_end_it(
+    box: Box, uids: tuple[int, ...]
+) -> None:
+    one = hold(box, uid=1000)
+    box.proc.add(700, "su", uids=uids)
+    assert left(box, one, 700) == [700]
+
+
+def test_it_is_where_the_job_is_roots(box: Box) -> None:
+    one = hold(box, uid=0)
+    box.proc.add(700, uids=(0, 0, 0, 0))
+    assert left(box, one, 700) == [700]
+
+
+@pytest.mark.parametrize("name", ["sge_shepherd", "sge_execd", "slurmstepd", "slurmd"])
+def test_a_schedulers_daemon_is_nobodys(box: Box, name: str) -> None:
+    one = hold(box, uid=0)
+    box.proc.add(700, name, uids=(0, 0, 0, 0))
+    assert left(box, one, 700) == []
+
+
+def test_a_users_process_that_bears_a_daemons_name_is_his(box: Box) -> None:
+    one = hold(box, uid=1000)
+    box.proc.add(700, "slurmd", uids=(1000,) * 4)
+    assert left(box, one, 700) == [700]
+
+
+def test_a_name_of_any_bytes_can_be_told(box: Box) -> None:
+    one = hold(box)
+    box.proc.add(700, os.fsdecode(b"\xff\xfe"))
+    node = box.node()
+    judge = Judge(node.boot_id, node.name, Scan(node.proc), {})
+    found = cleanup.left_of(
+        node, lambda o: o.token == one.token, judge, lambda lock, scan: {700: ""}
+    )
+    assert cleanup.named(found).encode("utf-8") != b""
+
+
+def test_one_that_is_gone_is_not_left(box: Box) -> None:
+    assert left(box, hold(box), 700) == []
+
+
+def carriers(box: Box, **changes: object) -> dict[int, str]:
+    """Return what Grid Engine's part says is left of a job."""
+    node = box.node()
+    lock = Lock(bus(0), record(pid=500, add_grp_id=GID, **changes), "")
+    lock.anchors = [(600, 1000, GID + 1)]
+    return Remains(node)(lock, Scan(Proc(node.settings.proc_root)))
+
+
+def test_carriers_of_the_jobs_groups_are_its_own(box: Box) -> None:
+    box.proc.add(700, groups=[GID])
+    box.proc.add(701, groups=[GID + 1])
+    box.proc.add(702, groups=[GID + 2])
+    assert carriers(box) == {
+        700: f"of the job's group {GID}",
+        701: f"of the job's group {GID + 1}",
+    }
+
+
+def test_a_group_that_another_living_shepherd_owns_proves_nothing(box: Box, tmp_path: Path) -> None:
+    other = tmp_path / "active_jobs/99.1"
+    other.mkdir(parents=True)
+    (other / "config").write_text(f"add_grp_id={GID}\n")
+    box.proc.shepherd(501, other)
+    box.proc.add(700, groups=[GID])
+    assert carriers(box) == {}
+    box.proc.remove(501)
+    assert list(carriers(box)) == [700]
+
+
+def test_while_a_shepherd_lives_whose_group_cannot_be_read_no_group_proves_anything(
+    box: Box, tmp_path: Path
+) -> None:
+    other = tmp_path / "active_jobs/99.1"
+    other.mkdir(parents=True)
+    box.proc.shepherd(501, other)
+    box.proc.add(700, groups=[GID])
+    assert carriers(box) == {}
+    (other / "config").write_text(f"add_grp_id={GID + 7}\n")
+    assert list(carriers(box)) == [700]
+
+
+def test_what_a_shepherd_forks_on_its_way_to_a_hook_is_no_shepherd(
+    box: Box, tmp_path: Path
+) -> None:
+    """It hangs in a FIFO that a user has made of his job's output, its shepherd alive or not."""
+    mine, home = tmp_path / "active_jobs/12.1", tmp_path / "home"
+    for folder in (mine, home):
+        folder.mkdir(parents=True)
+    (mine / "config").write_text(f"add_grp_id={GID}\n")
+    box.proc.shepherd(500, mine)
+    root = (0, 0, 0, 0)
+    box.proc.add(501, "sge_shepherd", ppid=500, uids=root, cwd=mine)
+    box.proc.add(502, "sge_shepherd", ppid=500, uids=root, cwd=home)
+    box.proc.add(503, "sge_shepherd", ppid=1, uids=root, cwd=home)
+    box.proc.add(700, groups=[GID])
+    assert list(carriers(box)) == [700]
+    box.proc.add(503, "sge_shepherd", ppid=1, uids=root)  # where it is cannot be seen
+    assert list(carriers(box)) == []
+
+
+def test_a_fork_in_a_folder_that_a_user_named_like_execds_is_no_shepherd(
+    box: Box, tmp_path: Path
+) -> None:
+    home = tmp_path / "home/active_jobs/1.1"
+    home.mkdir(parents=True)
+    box.proc.add(503, "sge_shepherd", ppid=1, uids=(0, 0, 0, 0), cwd=home)
+    box.proc.add(700, groups=[GID])
+    assert list(carriers(box)) == [700]
+    box.proc.remove(EXECD)  # for all that is known its jobs were there
+    assert list(carriers(box)) == []
+
+
+def test_a_look_that_was_cut_short_proves_no_groups_owner(box: Box) -> None:
+    box.proc.add(700, groups=[GID])
+    node = box.node()
+    scan = Scan(node.proc)
+    assert list(scan.statuses()) != []
+    scan.partial = True
+    assert Remains(node)(Lock(bus(0), record(pid=500, add_grp_id=GID), ""), scan) == {}
+
+
+def test_a_shepherd_that_has_just_ended_owns_no_group(box: Box, tmp_path: Path) -> None:
+    box.proc.shepherd(501, tmp_path)
+    box.proc.add(501, "sge_shepherd", uids=(0, 0, 0, 0), state="Z")
+    box.proc.add(700, groups=[GID])
+    assert list(carriers(box)) == [700]
+
+
+# --- Grid Engine, in a cgroup of gpulock's --------------------------------------------------------
+
+
+def confine(box: Box, label: str, pid: int, start: int, *members: int) -> None:
+    """Let processes be in a job's cgroup below execd's, in both trees."""
+    lines: list[str] = []
+    for place in ("devices", "unified"):
+        outer = box.root / "sys/fs/cgroup" / place / "system.slice/sgeexecd.service"
+        folder = outer / name_of(label, pid, start)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup.procs").write_text("".join(f"{one}\n" for one in members))
+        lines.append(f"{outer}\n")
+    (box.lock / MARK).write_text("".join(lines))
+
+
+@pytest.fixture
+def cell(box: Box) -> Box:
+    box.settings["ISOLATION"] = "cgroup"
+    hold(box)
+    return box
+
+
+def test_who_shed_the_jobs_group_is_found_in_its_cgroup(cell: Box) -> None:
+    cell.proc.add(700, "conmon")
+    cell.proc.add(701, groups=[GID])
+    confine(cell, "12.1", 500, 1000, 700, 701)
+    confine(cell, "13.1", 501, 1000, 702)
+
+    assert carriers(cell) == {700: "in the job's cgroup", 701: f"of the job's group {GID}"}
+    cell.settings["ISOLATION"] = "off"
+    assert list(carriers(cell)) == [701]
+
+
+def test_a_task_that_still_runs_is_not_left_behind_and_what_one_left_that_is_over_is(
+    cell: Box,
+) -> None:
+    cell.proc.add(600, "sge_shepherd", start=1000)
+    confine(cell, "12.1", 600, 1000, 700)
+    assert carriers(cell) == {}
+
+    cell.proc.remove(600)
+    assert carriers(cell) == {700: "in the job's cgroup"}
+
+
+def test_a_cgroup_of_a_cgroup_counts_and_one_that_cannot_be_read_is_none(cell: Box) -> None:
+    confine(cell, "12.1", 500, 1000, 0, 700)
+    inner = cell.root / "sys/fs/cgroup/unified/system.slice/sgeexecd.service"
+    inner = inner / name_of("12.1", 500, 1000) / "inner"
+    inner.mkdir()
+    (inner / "cgroup.procs").write_text("701\n")
+    assert sorted(carriers(cell)) == [700, 701]
+
+    (inner / "cgroup.procs").unlink()
+    (inner / "cgroup.procs").mkdir()
+    assert carriers(cell) == {}
+
+
+def test_what_of_the_cgroup_is_above_the_epilog_or_roots_is_spared(cell: Box) -> None:
+    cell.proc.add(700, "conmon", uids=(1000,) * 4)
+    cell.proc.add(701, "sge_shepherd", uids=(0, 1000, 0, 1000))
+    cell.proc.add(702, "ours", uids=(0,) * 4)
+    confine(cell, "12.1", 500, 1000, 500, 700, 701, 702)
+    node = cell.node()
+    judge = Judge(node.boot_id, node.name, Scan(node.proc), {})
+    found = cleanup.left_of(node, lambda o: o.job_id == "12", judge, Remains(node))
+    assert [left.pid for left in found] == [700]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program of a scheduler's that is asked: its code, its words, and never longer than allowed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import Deadline, boottime
+from gpulock.errors import UNKNOWN
+from gpulock.hooks import subprocess
+from gpulock.hooks.subprocess import Program
+from tests.support.slurm_site import refusal
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No child and no descriptor may be left by any of these tests."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def program(root: Path, body: str, **env: str) -> Program:
+    path = root / "ask"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return Program(str(path), {"PATH": "/usr/bin:/bin", **env}, "look at it")
+
+
+def answer(root: Path, body: str, *words: str, seconds: float = 5) -> tuple[int, bytes]:
+    return program(root, body).answer(list(words), Deadline(seconds))
+
+
+def too_late(root: Path, body: str, seconds: float = 0.2) -> float:
+    """Return how long it took to give a program up."""
+    begun = boottime()
+    found = refusal(lambda: answer(root, body, seconds=seconds))
+    assert (found.kind, found.do) == (UNKNOWN, "look at it")
+    assert found.why.startswith("ask")
+    return boottime() - begun
+
+
+@pytest.mark.parametrize("code", [0, 1, 75, 255])
+def test_its_exit_code_and_all_its_words_are_the_answer(tmp_path: Path, code: int) -> None:
+    found = answer(tmp_path, f"echo out; echo err >&2; echo more; exit {code}")
+    assert found == (code, b"out\nerr\nmore\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_one_that_a_signal_ended_has_a_code_below_0(tmp_path: Path, number: int) -> None:
+    assert answer(tmp_path, f"echo x; kill -{int(number)} $$") == (-number, b"x\n")
+
+
+def test_what_it_says_to_its_errors_can_be_left_out(tmp_path: Path) -> None:
+    asked = program(tmp_path, "echo out; echo err >&2; exit 3")
+    assert asked.answer([], Deadline(5), False) == (3, b"out\n")
+    ended = program(tmp_path, "echo out; echo err >&2")
+    assert ended.output([], Deadline(5)) == b"out\n"
+
+
+def test_one_that_fails_has_no_output(tmp_path: Path) -> None:
+    asked = program(tmp_path, "echo out; exit 3")
+    assert refusal(lambda: asked.output([], Deadline(5))).kind == UNKNOWN
+
+
+def test_words_reach_it_as_they_are(tmp_path: Path) -> None:
+    words = ("a b", "", "$(id)", "-x\ny", "ä")
+    _, output = answer(tmp_path, 'for word in "$@"; do printf "[%s]" "$word"; done', *words)
+    assert output.decode() == "[a b][][$(id)][-x\ny][ä]"
+
+
+def test_its_environment_and_its_files_are_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD_X", "evil")
+    with (tmp_path / "secret").open("w"):
+        asked = program(tmp_path, "env; ls -l /proc/self/fd", SLURM_CONF="/c")
+        _, output = asked.answer([], Deadline(5))
+    assert b"SLURM_CONF=/c\n" in output and b"/dev/null" in output
+    assert b"LD_PRELOAD_X" not in output and b"secret" not in output
+
+
+def test_its_standard_input_is_empty(tmp_path: Path) -> None:
+    assert answer(tmp_path, "cat; echo end") == (0, b"end\n")
+
+
+def test_a_long_answer_is_whole(tmp_path: Path) -> None:
+    code, output = answer(tmp_path, "head -c 1000000 /dev/zero")
+    assert (code, len(output)) == (0, 1000000)
+
+
+def test_one_that_hangs_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    assert too_late(tmp_path, "exec sleep 60") < 3
+
+
+def test_one_that_answers_and_hangs_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    assert too_late(tmp_path, "echo x; exec >&- 2>&-; exec sleep 60") < 3
+
+
+class AlwaysReady:
+    """A poll that never has to wait: there is more to read each time."""
+
+    def register(self, fd: int, _: int) -> None:
+        self.fd = fd
+
+    def poll(self, _: float) -> list[tuple[int, int]]:
+        return [(self.fd, select.POLLIN)]
+
+
+def test_one_that_never_stops_talking_is_ended_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "poll", AlwaysReady)
+    found = refusal(lambda: answer(tmp_path, "exec cat /dev/zero", seconds=0.01))
+    assert (found.kind, "in time" in found.why) == (UNKNOWN, True)
+
+
+def test_one_whose_own_child_goes_on_is_not_waited_for(tmp_path: Path) -> None:
+    assert too_late(tmp_path, "sleep 2 & exit 0") < 1.5
+
+
+def test_one_that_floods_us_is_ended_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "ANSWER_LIMIT", 1 << 16)
+    assert too_late(tmp_path, "exec cat /dev/zero", 30) < 5
+
+
+def test_time_that_is_up_is_a_refusal_and_no_hang(tmp_path: Path) -> None:
+    assert too_late(tmp_path, "exec sleep 60", 0) < 3
+
+
+@pytest.mark.parametrize("spoil", ["gone", "mode", "interpreter", "folder"])
+def test_one_that_cannot_be_started_is_unknown(tmp_path: Path, spoil: str) -> None:
+    asked = program(tmp_path, "exit 0")
+    path = tmp_path / "ask"
+    if spoil == "gone":
+        path.unlink()
+    elif spoil == "mode":
+        path.chmod(0o600)
+    elif spoil == "interpreter":
+        path.write_text("#!/no/such/interpreter\n")
+    else:
+        path.unlink()
+        path.mkdir()
+    found = refusal(lambda: asked.answer([], Deadline(5)))
+    assert (found.kind, str(path) in found.why) == (UNKNOWN, True)
+
+
+def test_one_that_is_reaped_by_somebody_else_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.kill
+
+    def first(pid: int, number: int) -> None:
+        real(pid, number)
+        os.waitpid(pid, 0)
+
+    monkeypatch.setattr(os, "kill", first)
+    assert too_late(tmp_path, "exec sleep 60") < 3

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `gpulock doctor` says of containers on a node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.doctor import containers
+from gpulock.install.doctor.containers import container_checks
+from gpulock.install.doctor.doctor import FAULT, OK, WARNING, Check, Where, doctor
+from gpulock.node.settings import Settings, load
+from gpulock.simulate.node import write_node
+
+VERSION = "570.172.08"
+BANNER = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {VERSION}  Release Build\n"
+RULES = "user bind control = yes\nenable overlay = yes\nmount dev = yes\n# always use nv = yes\n"
+
+
+class Node:
+    """A node that is not simulated, whose files are all below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = write_node(root / "node", "workstation")
+        keys = load(str(self.files.config)).__dict__
+        names = ("driver_root", "sys_root", "dev_root", "lock_dir", "state_dir")
+        self.keys = {name.upper(): str(keys[name]) for name in names}
+        (Path(self.keys["DRIVER_ROOT"]) / "version").write_text(BANNER)
+        self.set = root / "sets" / VERSION
+
+    def with_set(self) -> None:
+        """Put a whole driver set where every user can read it."""
+        for part in ("bin", "lib"):
+            (self.set / part).mkdir(parents=True)
+        (self.set / f"lib/libcuda.so.{VERSION}").touch()
+        (self.set / "lib/libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")
+        (self.set / "bin/nvidia-smi").touch()
+        for path in (self.set.parent, *self.set.parent.rglob("*")):
+            path.chmod(0o755)
+        self.keys["DRIVER_DIR"] = str(self.root / "sets")
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file below the node's root."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def checks(self) -> list[Check]:
+        """Return what doctor finds."""
+        return container_checks(Settings(dict(self.keys)), self.root)
+
+    def of(self, name: str) -> Check:
+        """Return the only check of a name."""
+        (found,) = [check for check in self.checks() if check.name == name]
+        return found
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    def only_here(folder: Path) -> list[Check]:
+        # pytest's own folders above are closed to other users
+        return [c for c in original(folder) if str(tmp_path) + "/" in c.what]
+
+    original = containers.closed
+    monkeypatch.setattr(containers, "closed", only_here)
+    return Node(tmp_path)
+
+
+def test_a_node_without_containers_has_nothing_to_mend(node: Node) -> None:
+    assert {check.state for check in node.checks()} == {OK}
+    assert "not set" in node.of("driver set").what
+    assert "not set" in node.of("CDI").what
+
+
+def test_a_whole_driver_set_is_well(node: Node) -> None:
+    node.with_set()
+    assert node.of("driver set") == Check(
+        "driver set", OK, f"{node.set} has the files of this node's driver"
+    )
+
+
+def no_set(node: Node) -> None:
+    node.set.rename(node.set.with_name("535.5.1"))
+
+
+def no_libcuda(node: Node) -> None:
+    (node.set / "lib/libcuda.so.1").unlink()
+
+
+def another_libcuda(node: Node) -> None:
+    (node.set / "lib/libcuda.so.535.5.1").touch()
+    (node.set / "lib/libcuda.so.1").unlink()
+    (node.set / "lib/libcuda.so.1").symlink_to("libcuda.so.535.5.1")
+
+
+def open_folder(node: Node) -> None:
+    (node.set / "lib").chmod(0o777)
+
+
+def hidden_library(node: Node) -> None:
+    (node.set / "lib/libcuda.so.1").resolve().chmod(0o600)
+
+
+def open_library(node: Node) -> None:
+    (node.set / "lib/libcuda.so.1").resolve().chmod(0o646)
+
+
+def library_of_a_group(node: Node) -> None:
+    path = (node.set / "lib/libcuda.so.1").resolve()
+    os.chown(path, -1, os.getegid() or 7)
+    path.chmod(0o664)
+
+
+def two_binds(node: Node) -> None:
+    node.keys["DRIVER_DIR"] += ",/evil"
+
+
+@pytest.mark.parametrize(
+    ("plant", "says", "do"),
+    [
+        (no_set, "no driver set for this node's driver 570.172.08", "put the driver's files"),
+        (no_libcuda, "libcuda.so.1 is missing", "copy the libraries of driver 570.172.08"),
+        (another_libcuda, "is of driver 535.5.1", "copy that of 570.172.08"),
+        (open_folder, "anybody may change", "chmod go-w"),
+        (hidden_library, "libcuda.so.1 (mode 0600), nor 1 more", "chmod -R o+rX"),
+        (open_library, "anybody may change", "chmod -R go-w"),
+        (library_of_a_group, "group ", "chmod -R go-w"),
+        (two_binds, "cannot be bound", "plain path"),
+    ],
+)
+def test_a_fault_of_the_driver_set_is_found(
+    node: Node, plant: Callable[[Node], None], says: str, do: str
+) -> None:
+    node.with_set()
+    plant(node)
+
+    check = node.of("driver set")
+    assert (check.state, says in check.what, do in check.do) == (FAULT, True, True)
+
+
+@pytest.mark.parametrize(
+    ("place", "mode", "named"),
+    [(".", 0o750, VERSION), ("lib", 0o751, "lib"), ("bin", 0o750, "bin"), ("..", 0o700, "sets")],
+)
+def test_a_driver_set_that_users_cannot_read_is_a_fault(
+    node: Node, place: str, mode: int, named: str
+) -> None:
+    node.with_set()
+    (node.set / place).chmod(mode)
+
+    check = node.of("driver set")
+    assert check.state == FAULT
+    assert f"users cannot read {(node.set / place).resolve()}" in check.what
+    assert check.do.endswith(named)
+
+
+def test_a_set_without_nvidia_smi_still_computes(node: Node) -> None:
+    node.with_set()
+    (node.set / "bin/nvidia-smi").unlink()
+    assert node.of("driver set").state == WARNING
+
+
+@pytest.mark.parametrize(
+    "place", ["etc/apptainer/apptainer.conf", "usr/local/etc/apptainer/apptainer.conf"]
+)
+def test_apptainers_own_rules_forbid_nothing(node: Node, place: str) -> None:
+    node.with_set()
+    node.write(place, RULES)
+    assert node.of("apptainer.conf").state == OK
+
+
+@pytest.mark.parametrize(
+    ("rules", "state", "says"),
+    [
+        ("user bind control = no\n", FAULT, "are not bound onto /nvbin"),
+        ("enable overlay = no\nenable underlay = no\n", FAULT, "does not start"),
+        ("mount dev = minimal\n", WARNING, "without --nv a container has no GPU"),
+        ("use nvidia-container-cli = yes\n", WARNING, "shows all GPUs"),
+    ],
+)
+@pytest.mark.parametrize("program", ["apptainer", "singularity"])
+def test_a_rule_that_keeps_a_container_from_its_gpus_is_told(
+    node: Node, program: str, rules: str, state: str, says: str
+) -> None:
+    node.with_set()
+    path = node.write(f"etc/{program}/{program}.conf", RULES + rules)
+
+    check = node.of(f"{program}.conf")
+    assert (check.state, says in check.what) == (state, True)
+    assert str(path) in check.do
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "#user bind control = no\n",
+        "enable overlay = no\nenable underlay = yes\n",
+        "mount dev = minimal\nalways use nv = yes\n",
+    ],
+)
+def test_a_rule_that_does_no_harm_is_not_told(node: Node, rules: str) -> None:
+    node.with_set()
+    node.write("etc/apptainer/apptainer.conf", RULES + rules)
+    assert node.of("apptainer.conf").state == OK
+
+
+def test_binds_are_nobodys_matter_where_none_are_given(node: Node) -> None:
+    node.write("etc/apptainer/apptainer.conf", RULES + "user bind control = no\n")
+    assert node.of("apptainer.conf").state == OK
+
+
+def spec_in(node: Node, folder: Path) -> None:
+    from gpulock.daemon.reconcile import cdi
+    from gpulock.node.context import Node as Seen
+
+    node.keys["CDI_DIR"] = str(folder)
+    settings = Settings(dict(node.keys))
+    cdi.keep(settings, cdi.text_of(cdi.spec(settings, Seen(settings).devices())))
+
+
+@pytest.fixture
+def folder(node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder in which podman looks."""
+    path = node.root / "run/cdi"
+    monkeypatch.setattr(containers, "FOLDERS", (str(path),))
+    return path
+
+
+def test_a_spec_of_this_node_is_well(node: Node, folder: Path) -> None:
+    spec_in(node, folder)
+    check = node.of("CDI")
+    assert (check.state, "6 names" in check.what) == (OK, True)
+
+
+def test_a_spec_that_is_not_there_or_of_another_day_is_to_be_written(
+    node: Node, folder: Path
+) -> None:
+    node.keys["CDI_DIR"] = str(folder)
+    assert (node.of("CDI").state, "is missing" in node.of("CDI").what) == (WARNING, True)
+    spec_in(node, folder)
+    (Path(node.keys["DEV_ROOT"]) / "nvidia-uvm").unlink()
+
+    check = node.of("CDI")
+    assert (check.state, "is not as the node is" in check.what) == (WARNING, True)
+    assert "gpulock cdi --write" in check.do
+
+
+def test_a_second_spec_of_our_kind_is_a_fault(node: Node, folder: Path) -> None:
+    spec_in(node, folder)
+    (folder / "old.json").write_text('{"kind": "gpulock.io/gpu"}')
+    (folder / "nvidia.json").write_text('{"kind": "nvidia.com/gpu"}')
+
+    told = [(c.state, c.do) for c in node.checks() if c.name == "CDI" and c.state != OK]
+    assert told == [(FAULT, f"remove {folder}/old.json")]
+
+
+def test_a_folder_in_which_nobody_looks_is_told(node: Node) -> None:
+    spec_in(node, node.root / "elsewhere")
+    assert [c.state for c in node.checks() if c.name == "CDI"] == [WARNING, OK]
+
+
+def test_without_its_driver_set_a_node_has_no_spec(node: Node, folder: Path) -> None:
+    node.keys |= {"CDI_DIR": str(folder), "DRIVER_DIR": str(node.root)}
+    assert node.of("CDI").state == FAULT
+
+
+@pytest.mark.parametrize(("mask", "state"), [("index", WARNING), ("uuid", OK)])
+def test_a_mask_of_indexes_means_nothing_in_enroot(node: Node, mask: str, state: str) -> None:
+    node.write("usr/bin/enroot", "")
+    node.keys["VISIBLE_DEVICES"] = mask
+    assert node.of("enroot").state == state
+
+
+@pytest.mark.parametrize("name", ["plugstack.conf", "plugstack.conf.d/pyxis.conf"])
+def test_pyxis_is_told_to_start_no_taskprolog_of_ours(node: Node, name: str) -> None:
+    path = node.write(f"etc/slurm/{name}", "required /usr/lib/slurm/spank_pyxis.so\n")
+    assert node.of("pyxis").state == WARNING
+    path.write_text("# required /usr/lib/slurm/spank_pyxis.so\n")
+    assert [c for c in node.checks() if c.name == "pyxis"] == []
+
+
+def test_pyxis_is_looked_for_beside_the_slurm_conf_in_force(node: Node) -> None:
+    node.write("opt/slurm/plugstack.conf", "optional /opt/lib/spank_pyxis.so\n")
+    assert [c for c in node.checks() if c.name == "pyxis"] == []
+    node.keys["SLURM_CONF"] = str(node.root / "opt/slurm/slurm.conf")
+    assert node.of("pyxis").state == WARNING
+
+
+def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path: Path) -> None:
+    files = write_node(tmp_path / "node", "dgx1")
+    config = Path(files.config)
+    config.write_text(config.read_text() + f"DRIVER_DIR={tmp_path}/sets\n")
+
+    found = {check.name: check.state for check in doctor(Where(config))}
+    assert (found["driver set"], found["CDI"]) == (FAULT, OK)
+    assert not {"apptainer.conf", "enroot", "pyxis"} & set(found)

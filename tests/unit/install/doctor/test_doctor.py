@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doctor finds each fault that is planted, says what to do, and never takes silence for health."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpulock.install.doctor import node
+from gpulock.install.doctor.check import examine
+from gpulock.install.doctor.doctor import FAULT, OK, WARNING, Check, Where, doctor, exit_code, show
+from gpulock.install.hooks import InstallError
+from gpulock.install.sge.install import plan_sge
+from gpulock.node.procfs import Proc
+from gpulock.node.settings import load
+from tests.support.install_site import Site, make_site, untested
+
+pytestmark = pytest.mark.slow
+
+
+def ignore(_: str) -> None:
+    """Take a line that nobody reads."""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Install a node once, with the sensor's values in qmaster."""
+    with pytest.MonkeyPatch.context() as patch:
+        site = make_site(tmp_path_factory.mktemp("site") / "root", patch)
+        plan_sge(site.options()).apply(ignore)
+        site.edit("se", "load_values           ", "load_values           gpu.free=8,")
+        # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
+        text = site.config.read_text().splitlines(keepends=True)
+        site.config.write_text("".join(line for line in text if "SIMUL" not in line))
+        (site.root / "node/state").mkdir(exist_ok=True)
+        patch.setattr("gpulock.install.doctor.sge.self_test", untested)
+        shutil.copytree(site.root, f"{site.root}.as-installed", symlinks=True)
+        yield site
+
+
+@pytest.fixture
+def site(installed: Site) -> Iterator[Site]:
+    """Return the installed node, and put it right again after the test."""
+    yield installed
+    shutil.rmtree(installed.root)
+    shutil.copytree(f"{installed.root}.as-installed", installed.root, symlinks=True)
+
+
+def found(site: Site) -> dict[str, Check]:
+    """Return the worst check of each name."""
+    where = Where(site.config, None, site.root / "profile.d/gpulock.sh")
+    rank = {OK: 0, WARNING: 1, FAULT: 2}
+    return {check.name: check for check in sorted(doctor(where), key=lambda c: rank[c.state])}
+
+
+def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
+    checks = found(site)
+
+    checks.pop("execd")  # there is none where the unit tests run
+    assert [c for c in checks.values() if c.state == FAULT] == []
+    assert checks["queue gpu.q"].state == OK
+    assert checks["interactive jobs"].state == WARNING
+    assert checks["jsv"].state == WARNING
+
+
+def replace_in(name: str, old: str, new: str) -> Callable[[Site], None]:
+    return lambda site: site.edit(name, old, new)
+
+
+def complex_line(line: str) -> Callable[[Site], None]:
+    def plant(site: Site) -> None:
+        lines = [row for row in site.show("sc").splitlines() if row.split()[:1] != ["gpu"]]
+        (site.state / "sc").write_text("\n".join([*lines, line]) + "\n")
+
+    return plant
+
+
+def damage(site: Site) -> None:
+    (site.root / "libexec/current/epilog/sge").write_text("#!/bin/sh\n")
+
+
+def break_link(site: Site) -> None:
+    (site.root / "libexec/current").unlink()
+    (site.root / "libexec/current").symlink_to("gone")
+
+
+def fewer_gpus(site: Site) -> None:
+    text = site.config.read_text()
+    site.config.write_text(text.replace("GPUS=8", "GPUS=9"))
+
+
+def no_device_node(site: Site) -> None:
+    (site.root / "node/dev/nvidia3").unlink()
+
+
+def open_lock_dir(site: Site) -> None:
+    folder = site.root / "node/run/gpulock"
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o777)
+
+
+def open_gate(site: Site) -> None:
+    folder = site.root / "node/run/gpulock"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gate").touch()
+    (folder / "gate").chmod(0o644)
+
+
+def lose_locks(site: Site) -> None:
+    (site.root / "node/state/boot_id").write_text(f"{Proc().boot_id()}\n")
+
+
+def other_spool(site: Site) -> None:
+    path = site.root / "profile.d/gpulock.sh"
+    path.write_text(path.read_text().replace("/spool/node1", "/spool/node9"))
+
+
+def no_state_dir(site: Site) -> None:
+    (site.root / "node/state").rename(site.root / "elsewhere")
+
+
+def queue_error(site: Site) -> None:
+    (site.state / "states").write_text("E\n")
+
+
+def slave_tasks(site: Site) -> None:
+    site.config.write_text(site.config.read_text() + "SGE_SLAVE_TASKS=yes\n")
+
+
+def no_driver(site: Site) -> None:
+    site.config.write_text(site.config.read_text().replace("DRIVER_ROOT=", "DRIVER_ROOT=/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "says", "do"),
+    [
+        (open_lock_dir, "LOCK_DIR", "mode 777", "writable by nobody else"),
+        (open_gate, "gate", "any user can block it", "chmod 600"),
+        (no_state_dir, "STATE_DIR", "is missing", "mkdir"),
+        (lose_locks, "boot", "locks of this boot were lost", "gpulock reap"),
+        (no_driver, "driver", "no NVIDIA driver", "load the driver"),
+        (fewer_gpus, "GPUS", "8 of 9 GPUs", "dmesg"),
+        (no_device_node, "device nodes", "nvidia3 is missing", "nvidia-modprobe"),
+        (damage, "hooks", "damaged: epilog/sge", "install sge again"),
+        (break_link, "hooks", "leads nowhere", "install sge again"),
+        (
+            replace_in("sq", "epilog                NONE,[node1=root@", "epilog NONE,[nodex=root@"),
+            "queue gpu.q",
+            "its epilog is none",
+            "--queue gpu.q",
+        ),
+        (replace_in("sq", "[node1=root@", "[node1="), "queue gpu.q", "root@ is missing", "--queue"),
+        (
+            replace_in("sq", "/usr/bin/env -i PATH", "/usr/bin/env PATH"),
+            "queue gpu.q",
+            "env -i is missing",
+            "--queue",
+        ),
+        (complex_line("gpu gpu INT <= YES YES 1 0"), "complex gpu", "default is 1", "qconf -mc"),
+        (complex_line("x x INT <= YES YES 0 0"), "complex gpu", "does not exist", "--complex gpu"),
+        (replace_in("se", "gpu=8", "gpu=9"), "complex_values", "gpu=9, but there are 8", "-mattr"),
+        (replace_in("se", "gpu=8", "abc=8"), "complex_values", "no GPU job starts", "-mattr"),
+        (replace_in("sconf-node1", "sge-sensor", "no"), "load sensor", "not ours", "install"),
+        (
+            replace_in("sconf", "gid_range", "gid_renge"),
+            "gid_range",
+            "jobs carry no group",
+            "qconf -mconf",
+        ),
+        (other_spool, "profile", "does not fit execd's folder", "install sge again"),
+        (queue_error, "queue states", "is in error", "qmod -cq gpu.q@node1"),
+        (slave_tasks, "slave tasks", "shepherd_cmd is none", "set shepherd_cmd"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    site: Site, plant: Callable[[Site], None], name: str, says: str, do: str
+) -> None:
+    if name == "gid_range":
+        (site.state / "sconf-node1").unlink()
+    plant(site)
+
+    check = found(site)[name]
+
+    assert check.state == FAULT
+    assert says in check.what
+    assert do in check.do
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "says"),
+    [
+        (
+            replace_in("sconf", "execd_params ", "execd_params ENABLE_ADDGRP_KILL=false "),
+            "execd_params",
+            "stray processes",
+        ),
+        (replace_in("se", "gpu.free=8,", ""), "load sensor", "no values have arrived"),
+        (replace_in("se", "gpu=8", "gpu=6"), "complex_values", "gpu=6 of 8"),
+    ],
+)
+def test_what_is_only_doubtful_is_a_warning(
+    site: Site, plant: Callable[[Site], None], name: str, says: str
+) -> None:
+    plant(site)
+
+    check = found(site)[name]
+
+    assert check.state == WARNING
+    assert says in check.what
+
+
+def test_without_qmaster_the_node_itself_is_still_looked_at(site: Site) -> None:
+    (site.state / "down").touch()
+
+    checks = found(site)
+
+    assert checks["qmaster"].state == WARNING
+    assert "Connection refused" in checks["qmaster"].what
+    assert checks["hooks"].state == OK
+    assert "complex gpu" not in checks
+
+
+def test_settings_that_no_hook_would_take_end_the_examination(site: Site) -> None:
+    site.config.write_text("GPUS=many\n")
+
+    checks = found(site)
+
+    assert list(checks) == ["settings"]
+    assert checks["settings"].state == FAULT
+    assert ":1: GPUS" in checks["settings"].what
+
+
+def test_a_look_that_fails_is_a_warning_with_its_reason() -> None:
+    def fail() -> list[Check]:
+        raise InstallError("qconf: no such object; look")
+
+    (check,) = examine("thing", fail)
+
+    assert check == Check("thing", WARNING, "could not be found out: qconf: no such object; look")
+
+
+def test_two_gpus_with_one_minor_number_are_a_fault(site: Site) -> None:
+    from gpulock.node.devices import read_devices
+
+    settings = load(str(site.config))
+    devices = read_devices(settings.driver_root, settings.sys_root)
+    devices[1].minor = devices[0].minor
+
+    (check,) = node.nodes(settings, devices)
+
+    assert "one minor number" in check.what
+
+
+def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
+    checks = [Check("a", OK, "fine"), Check("b", WARNING, "odd", "look")]
+    assert exit_code(checks) == 0
+    checks.append(Check("c", FAULT, "bad", "mend it"))
+    assert exit_code(checks) == 3
+
+    lines: list[str] = []
+    show(checks, lines.append)
+
+    assert lines == ["✓ a: fine", "! b: odd", "    look", "✗ c: bad", "    mend it"]
+
+
+def test_a_directory_that_cannot_be_written_is_a_fault(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gpulock.store.atomic.replace_file", full)
+    checks = found(site)
+    for name in ("LOCK_DIR", "STATE_DIR"):
+        assert checks[name].state == FAULT and "No space left" in checks[name].what

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doctor says what a node can do about isolation, and whether what is set holds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.doctor import isolation as doctor_isolation
+from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
+from gpulock.install.slurm.slurm_conf import parse_shown
+from gpulock.install.slurm.texts import wants
+from gpulock.isolation import bpf
+from gpulock.node.settings import Settings
+from tests.support.trees import Box
+
+LINE = "session required pam_exec.so quiet /opt/gpulock/current/prolog/slurm-session\n"
+
+
+class Cell(Box):
+    """A Box with cgroups of both versions, and a driver that leaves its nodes alone."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.cgroup = root / "sys/fs/cgroup"
+        self.pam = root / "pam.d-slurm"
+        for name in ("devices/devices.deny", "unified/cgroup.procs", "unified/cgroup.controllers"):
+            (self.cgroup / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.cgroup / name).touch()
+        self.params("0")
+
+    def params(self, value: str) -> None:
+        """Let the driver say whether it opens its nodes again."""
+        (self.driver / "params").write_text(f"ModifyDeviceFiles: {value}\n")
+
+    def login(self, place: str, closed: bool = True) -> None:
+        """Let users log in below a cgroup to which a program of ours is attached, or is not."""
+        (self.cgroup / "unified" / place).mkdir(parents=True)
+        if closed:
+            (self.cgroup / "unified" / place / "gpulock_dev").touch()
+
+    def daemon(self, pid: int, name: str, path: str) -> None:
+        """Let a scheduler's daemon run in a cgroup."""
+        self.proc.add(pid, name, uids=(0, 0, 0, 0))
+        text = f"5:devices:{path}\n0::{path}\n"
+        (self.proc.root / str(pid) / "cgroup").write_text(text)
+
+    def checks(self, isolation: str) -> list[Check]:
+        """Return what doctor says."""
+        self.settings["ISOLATION"] = isolation
+        return doctor_isolation.isolation_checks(self.node().settings, self.pam)
+
+    def worst(self, isolation: str) -> Check:
+        """Return the worst that doctor says."""
+        rank = {OK: 0, WARNING: 1, FAULT: 2}
+        return max(self.checks(isolation), key=lambda check: rank[check.state])
+
+
+@pytest.fixture
+def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
+    def load(_: bytes) -> int:
+        return os.open("/dev/null", os.O_RDONLY)
+
+    monkeypatch.setattr(bpf, "load", load)
+
+    def is_attached(folder: str) -> bool:
+        return Path(folder, "gpulock_dev").exists()
+
+    monkeypatch.setattr(bpf, "is_attached", is_attached)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    made = Cell(tmp_path)
+    made.login("user.slice")
+    return made
+
+
+def test_a_node_that_isolates_nothing_says_what_it_could(cell: Cell) -> None:
+    (only,) = cell.checks("off")
+    assert only.state == OK
+    assert "cgroup (version 1 and version 2), group" in only.what
+
+    cell.params("1")
+    assert "NVreg_ModifyDeviceFiles=0 first" in cell.checks("off")[0].what
+
+
+def test_a_node_that_can_do_nothing_says_so(cell: Cell) -> None:
+    (cell.driver / "params").unlink()
+    for path in sorted(cell.cgroup.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+    assert cell.checks("off")[0].what == "off; this node can do none"
+    assert cell.worst("cgroup").state == FAULT
+
+
+def test_a_well_set_node_is_well(cell: Cell) -> None:
+    cell.daemon(700, "sge_execd", "/system.slice/sgeexecd.service")
+    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
+    cell.pam.write_text(LINE)
+
+    assert {check.state for check in cell.checks("cgroup")} == {OK}
+    assert {check.state for check in cell.checks("group")} == {OK, FAULT}  # Slurm has no group
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [("", FAULT), (f"#{LINE}", FAULT), (LINE.replace("required", "optional"), FAULT), (LINE, OK)],
+)
+def test_a_stack_of_pam_that_starts_no_session_of_ours_is_a_fault(
+    cell: Cell, text: str, state: str
+) -> None:
+    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
+    cell.pam.write_text(text)
+
+    assert cell.worst("cgroup").state == state
+
+
+def test_a_missing_stack_is_a_fault(cell: Cell) -> None:
+    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
+
+    assert cell.worst("cgroup").state == FAULT
+
+
+@pytest.mark.parametrize(
+    ("path", "state"),
+    [("/user.slice/user-0.slice/session-1.scope", FAULT), ("/", WARNING), ("/init.scope/x", OK)],
+)
+def test_where_a_daemon_runs_matters(cell: Cell, path: str, state: str) -> None:
+    cell.daemon(700, "sge_execd", path)
+
+    assert cell.worst("cgroup").state == state
+
+
+def test_a_kernel_that_takes_no_program_is_a_fault(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: bytes) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(bpf, "load", refuse)
+
+    worst = cell.worst("cgroup")
+    assert worst.state == FAULT and "Operation not permitted" in worst.what
+
+
+def test_who_is_not_root_is_told_so(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    worst = cell.worst("cgroup")
+    assert worst.state == WARNING and worst.do == "run it as root"
+
+
+@pytest.mark.parametrize("isolation", ["cgroup", "group"])
+def test_a_strangers_process_of_a_daemons_name_is_no_daemon(cell: Cell, isolation: str) -> None:
+    before = cell.checks(isolation)
+
+    for pid, name in ((70, "sge_execd"), (71, "slurmd")):
+        cell.daemon(pid, name, "/user.slice/user-1234.slice")
+        cell.proc.add(pid, name, uids=(1234, 0, 0, 0))
+
+    assert cell.checks(isolation) == before
+
+
+def test_a_login_service_without_a_program_of_ours_is_not_said_to_be_closed(cell: Cell) -> None:
+    cell.login("system.slice/cron.service")
+    assert "isolation: logins: closed: user.slice cron.service" in [
+        f"{check.name}: {check.what}" for check in cell.checks("cgroup")
+    ]
+
+    cell.login("system.slice/ssh.service", closed=False)
+
+    worst = cell.worst("cgroup")
+    assert worst.state == FAULT
+    assert "closes ssh.service:" in worst.what and "gpulock reap" in worst.do
+
+
+def test_ways_round_that_cannot_be_closed_are_named(cell: Cell) -> None:
+    shutil.rmtree(cell.cgroup / "unified/user.slice")
+    assert "no user.slice" in cell.worst("cgroup").what
+
+    for name in ("cgroup.procs", "cgroup.controllers"):
+        (cell.cgroup / "unified" / name).unlink()
+    assert "takes version 2" in cell.worst("cgroup").what
+
+
+def test_a_driver_that_opens_its_nodes_again_is_a_fault(cell: Cell) -> None:
+    cell.params("1")
+
+    worst = cell.worst("group")
+    assert worst.state == FAULT and "NVreg_ModifyDeviceFiles=0" in worst.do
+
+
+@pytest.mark.parametrize(
+    ("isolation", "shown", "asked"),
+    [("cgroup", "No", True), ("cgroup", "Yes", False), ("off", "No", False), ("cgroup", "", True)],
+)
+def test_the_installer_asks_for_sessions_where_steps_are_confined_by_them(
+    isolation: str, shown: str, asked: bool
+) -> None:
+    line = f"UsePAM                  = {shown}\n" if shown else ""
+    conf = parse_shown(f"{line}SLURM_VERSION           = 22.05.8\n")
+
+    keys = [want.key for want in wants(conf, Settings({"ISOLATION": isolation}))]
+
+    assert ("UsePAM" in keys) is asked

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doctor finds each fault that is planted in a node of Slurm, and says what to do."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulock.install.doctor import doctor, slurm
+from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
+from gpulock.install.hooks import InstallError
+from gpulock.node.settings import load
+from gpulock.slurm.steps import Steps
+from tests.support.slurm_node import SlurmNode, make_slurm_node
+
+pytestmark = pytest.mark.slow
+
+Plant = Callable[[SlurmNode], None]
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[SlurmNode]:
+    """Install a node once, with all that the installer asks for in slurm.conf.
+
+    In a folder that any user may enter, as tasks do; pytest's are their owner's alone.
+    """
+    with tempfile.TemporaryDirectory() as top, pytest.MonkeyPatch.context() as patch:
+        Path(top).chmod(0o755)
+        node = make_slurm_node(Path(top, "root"), patch)
+        node.install()
+        node.put_hooks()
+        node.put("LaunchParameters", "use_interactive_step")
+        # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
+        text = node.config.read_text().splitlines(keepends=True)
+        node.config.write_text("".join(line for line in text if "SIMUL" not in line))
+        patch.setattr(Steps, "is_slurmd_seen", _seen)
+        patch.setattr("gpulock.install.doctor.doctor.find_execds", _nothing)
+        shutil.copytree(node.root, f"{node.root}.as-installed", symlinks=True)
+        yield node
+
+
+@pytest.fixture
+def node(installed: SlurmNode) -> Iterator[SlurmNode]:
+    """Return the installed node, and put it right again after the test."""
+    yield installed
+    shutil.rmtree(installed.root)
+    shutil.copytree(f"{installed.root}.as-installed", installed.root, symlinks=True)
+
+
+def _seen(*_: object) -> bool:
+    return True
+
+
+def _nothing() -> list[Any]:
+    return []
+
+
+def found(node: SlurmNode) -> dict[str, Check]:
+    """Return the worst check of each name."""
+    rank = {OK: 0, WARNING: 1, FAULT: 2}
+    checks = doctor.doctor(doctor.Where(node.config))
+    return {check.name: check for check in sorted(checks, key=lambda c: rank[c.state])}
+
+
+def test_an_installed_node_has_no_faults(node: SlurmNode) -> None:
+    checks = found(node)
+
+    assert [c for c in checks.values() if c.state == FAULT] == []
+    assert {c.name for c in checks.values() if c.state == WARNING} == set()
+    assert checks["slurm-map"].what == "8 positions, as slurmd has them"
+    assert checks["node"].what == "node1 is IDLE"
+    assert "execd" not in checks, "nothing of Grid Engine is looked at"
+
+
+def put(key: str, value: str) -> Plant:
+    return lambda node: node.put(key, value)
+
+
+def constrain(node: SlurmNode) -> None:
+    node.conf.with_name("cgroup.conf").write_text("ConstrainDevices=Yes\n")
+    node.put("TaskPlugin", "task/affinity,task/cgroup")
+
+
+def gpulock_chooses(node: SlurmNode) -> None:
+    node.set(SLURM_CHOOSER="gpulock")
+
+
+def gpulock_chooses_and_slurm_constrains(node: SlurmNode) -> None:
+    gpulock_chooses(node)
+    constrain(node)
+
+
+def count_by_comment(node: SlurmNode) -> None:
+    node.set(SLURM_CHOOSER="gpulock", SLURM_COUNT="comment")
+
+
+def reorder(node: SlurmNode, numbers: str = "[2,0-1,3-7]") -> None:
+    node.list_gpus(f"Type=(null) Count=8 Index=0 ID=7 File={node.device(numbers)}")
+    gres = node.conf.with_name("gres.conf")
+    gres.write_text(f"Name=gpu File={node.device(numbers)}\n")
+    node.install()
+
+
+def part_of_the_cards(node: SlurmNode) -> None:
+    reorder(node)
+    node.list_gpus(f"Type=(null) Count=2 Index=0 ID=7 File={node.device('[2,5]')}")
+    node.install()
+
+
+def edit_gres_conf(node: SlurmNode) -> None:
+    node.conf.with_name("gres.conf").write_text("# another text\n")
+
+
+def lose_the_map(node: SlurmNode) -> None:
+    node.map.unlink()
+
+
+def another_list(node: SlurmNode) -> None:
+    node.list_gpus(f"Type=(null) Count=1 Index=0 ID=7 File={node.device(0)}")
+
+
+def a_pattern_without_us(node: SlurmNode) -> None:
+    (node.root / "d").mkdir()
+    (node.root / "d/site").write_text("#!/bin/sh\n")
+    node.put("Epilog", f"{node.root}/d/*")
+
+
+def an_empty_folder(node: SlurmNode) -> None:
+    (node.root / "d").mkdir()
+    node.put("Prolog", f"{node.root}/d/*")
+
+
+def a_private_task_prolog(node: SlurmNode) -> None:
+    script = node.root / "private"
+    script.write_text(f"#!/bin/sh\nexec {node.paths.slurm_task}\n")
+    script.chmod(0o700)
+    node.put("TaskProlog", str(script))
+
+
+def break_link(node: SlurmNode) -> None:
+    (node.root / "libexec/current").unlink()
+
+
+def no_interpreter(node: SlurmNode) -> None:
+    text = node.paths.slurm_prolog.read_text()
+    node.paths.slurm_prolog.write_text("#!/nowhere/python3 -IS\n" + text.partition("\n")[2])
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "says", "do"),
+    [
+        (put("Prolog", "/site/prolog"), "Prolog", "its jobs get no lock", "--dry-run"),
+        (put("TaskProlog", "(null)"), "TaskProlog", "a refused job runs", "--dry-run"),
+        (a_pattern_without_us, "Epilog", "no lock is given back", "--dry-run"),
+        (an_empty_folder, "Prolog", "names nothing on this node", "--dry-run"),
+        (a_private_task_prolog, "TaskProlog", "every task fails", "everybody's"),
+        (break_link, "Slurm hooks", "Slurm drains the node", "install slurm"),
+        (no_interpreter, "Slurm hooks", "/nowhere/python3 is gone", "install slurm again"),
+        (
+            put("PrologFlags", "Alloc"),
+            "PrologFlags",
+            "without Contain",
+            "PrologFlags=Alloc,Contain",
+        ),
+        (put("RequeueExit", "75"), "RequeueExit", "without 213", "RequeueExit=75,213"),
+        (put("PrologEpilogTimeout", "30"), "PrologEpilogTimeout", "may take 95 s", "=120"),
+        (put("PrologFlags", "(null)"), "MessageTimeout", "srun gives up", "Contain"),
+        (put("GresTypes", "(null)"), "GresTypes", "no job can ask", "restart all daemons"),
+        (gpulock_chooses_and_slurm_constrains, "ConstrainDevices", "are told others", "=slurm"),
+        (gpulock_chooses, "gres.conf", "Slurm, too, tells jobs", "restart slurmd"),
+        (count_by_comment, "JobSubmitPlugins", "any user says how many", "job_submit.lua"),
+        (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "nvidia[0-7]"),
+        (part_of_the_cards, "order of gres.conf", "GPU 0 is card 2", "name all cards"),
+        (edit_gres_conf, "slurm-map", "changed since the map was made", "install slurm again"),
+        (lose_the_map, "slurm-map", "every GPU job drains the node", "install slurm again"),
+        (another_list, "slurm-map", "not slurmd's list of now", "install slurm again"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    node: SlurmNode, plant: Plant, name: str, says: str, do: str
+) -> None:
+    plant(node)
+
+    check = found(node)[name]
+
+    assert (check.state, says in check.what, do in check.do) == (FAULT, True, True), check
+
+
+def drained(node: SlurmNode) -> None:
+    text = (node.state / "node").read_text()
+    reason = "   Reason=gpulock: job 7: broken: no driver [root@2026-11-21T15:00:00]\n"
+    (node.state / "node").write_text(text.replace("State=IDLE", "State=IDLE+DRAIN") + reason)
+
+
+def edited_but_not_in_force(node: SlurmNode) -> None:
+    node.put("Epilog", "/another", in_force=False)
+
+
+def a_site_prolog_that_hands_out_gpus(node: SlurmNode) -> None:
+    folder = node.root / "prolog.d"
+    folder.mkdir()
+    (folder / "50-site").write_text("#!/bin/sh\nexport CUDA_VISIBLE_DEVICES=0\n")
+    (folder / "90-gpulock").symlink_to(node.paths.slurm_prolog)
+    node.put("Prolog", f"{folder}/*")
+
+
+def a_site_prolog_before_ours(node: SlurmNode) -> None:
+    folder = node.root / "prolog.d"
+    folder.mkdir()
+    (folder / "50-site").write_text("#!/bin/sh\n")
+    (folder / "10-gpulock").symlink_to(node.paths.slurm_prolog)
+    node.put("Prolog", f"{folder}/*")
+
+
+def autodetect(node: SlurmNode) -> None:
+    gres = node.conf.with_name("gres.conf")
+    gres.write_text("AutoDetect=nvml\n" + gres.read_text())
+    node.install()
+
+
+def constrained_without_the_plugin(node: SlurmNode) -> None:
+    node.conf.with_name("cgroup.conf").write_text("ConstrainDevices=yes\n")
+    node.put("TaskPlugin", "task/affinity")
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "says"),
+    [
+        (put("PrologFlags", "Contain,Serial"), "PrologFlags", "one hook at a time"),
+        (put("ProctrackType", "proctrack/linuxproc"), "ProctrackType", "lives on"),
+        (put("SelectType", "select/linear"), "SelectType", "not --gpus"),
+        (put("LaunchParameters", "(null)"), "LaunchParameters", "salloc gets no mask"),
+        (drained, "node", "broken: no driver"),
+        (edited_but_not_in_force, "slurm.conf", "Epilog is /another in"),
+        (a_site_prolog_that_hands_out_gpus, "Prolog", "CUDA_VISIBLE_DEVICES"),
+        (a_site_prolog_before_ours, "Prolog", "runs before our Prolog"),
+        (autodetect, "AutoDetect", "the cards that it finds when it starts"),
+        (constrained_without_the_plugin, "ConstrainDevices", "without effect"),
+    ],
+)
+def test_what_is_only_doubtful_is_a_warning(
+    node: SlurmNode, plant: Plant, name: str, says: str
+) -> None:
+    plant(node)
+
+    check = found(node)[name]
+
+    assert (check.state, says in check.what) == (WARNING, True), check
+    assert check.do
+
+
+def test_under_slurms_own_device_constraint_any_order_is_right(node: SlurmNode) -> None:
+    reorder(node)
+    constrain(node)
+
+    checks = found(node)
+
+    assert "order of gres.conf" not in checks
+    assert checks["ConstrainDevices"].state == OK
+    assert checks["slurm-map"].state == OK
+
+
+def test_without_slurmctld_slurm_conf_is_looked_at_instead(node: SlurmNode) -> None:
+    (node.state / "down").touch()
+
+    checks = found(node)
+
+    assert checks["slurmctld"].state == WARNING
+    assert "which may not be in force" in checks["slurmctld"].what
+    assert checks["Prolog"].state == OK
+    assert "node" not in checks
+
+
+def test_hooks_that_a_user_cannot_run_are_a_fault(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise InstallError("interpreter /root/python3: users may not enter /root")
+
+    monkeypatch.setattr(slurm, "check_interpreter", refuse)
+
+    check = found(node)["Slurm hooks"]
+
+    assert check.state == FAULT
+    assert "users may not enter /root" in check.what
+
+
+def test_a_node_whose_slurmd_is_gone_is_at_fault(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "find_slurmds", _nothing)
+
+    assert found(node)["slurmd"].state == FAULT
+
+
+def checks_of_slurm(node: SlurmNode) -> list[Check]:
+    settings = load(str(node.config))
+    return slurm.slurm_checks(settings, node.config, node.root / "libexec")
+
+
+def test_a_slurmd_without_our_hooks_is_one_warning(node: SlurmNode) -> None:
+    (node.root / "node/state/install/slurm.json").unlink()
+
+    (check,) = checks_of_slurm(node)
+
+    assert (check.name, check.state, check.do) == ("Slurm", WARNING, "gpulock install slurm")
+
+
+def test_without_slurm_nothing_is_said_of_it(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node.root / "node/state/install/slurm.json").unlink()
+    monkeypatch.setattr(slurm, "find_slurmds", _nothing)
+
+    assert checks_of_slurm(node) == []

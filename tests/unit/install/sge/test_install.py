@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock install sge` against a recorded Grid Engine: shown, made, made once, and taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import InstallError
+from gpulock.install.sge.install import plan_sge
+from gpulock.install.sge.texts import complex_fault, config_text, profile_text
+from gpulock.install.sge.uninstall import uninstall_sge
+from tests.support.install_site import Site, make_site
+
+pytestmark = pytest.mark.slow
+
+OBJECTS = ("sq", "sc", "se", "sconf", "sconf-node1")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return make_site(tmp_path, monkeypatch)
+
+
+def ignore(_: str) -> None:
+    """Take a line that nobody reads."""
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def values(text: str) -> dict[str, str]:
+    """Return the objects of qconf without the blanks between their columns."""
+    lines = [line.split(None, 1) for line in text.replace("\\\n", " ").splitlines()]
+    return {line[0]: " ".join(" ".join(line[1:]).split()) for line in lines if line}
+
+
+def test_a_plan_changes_nothing(site: Site) -> None:
+    before = tree(site.root)
+
+    plan = plan_sge(site.options())
+
+    assert [change.what for change in plan.changes] == [
+        f"file {site.config}",
+        f"hooks {site.root}/libexec/current",
+        f"file {site.root}/profile.d/gpulock.sh",
+        "complex gpu.free",
+        "complex gpu.held",
+        "complex gpu.stale",
+        "complex gpu.quarantined",
+        "load_sensor in the configuration of host node1",
+        "epilog of queue gpu.q@node1",
+        "prolog of queue gpu.q@node1",
+    ]
+    assert tree(site.root) == before
+
+
+def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(site: Site) -> None:
+    plan_sge(site.options()).apply(ignore)
+
+    current = site.root / "libexec/current"
+    assert f"{current}/prolog/launch {current}/prolog/sge]" in site.show("sq")
+    assert f"load_sensor {current}/prolog/sge-sensor" in site.show("sconf-node1")
+    assert "gpu.quarantined gpu.quarantined INT <= YES NO 0 0" in site.show("sc")
+    assert f"SGE_ROOT={site.root}/root\n" in site.config.read_text()
+    assert (current / "prolog/sge").is_file()
+    assert f"'{site.root}/spool/node1'" in (site.root / "profile.d/gpulock.sh").read_text()
+    assert plan_sge(site.options()).changes == []
+
+
+def test_uninstall_puts_everything_back(site: Site) -> None:
+    before = {name: values(site.show(name)) for name in OBJECTS}
+    config = site.config.read_text()
+    plan_sge(site.options()).apply(ignore)
+
+    assert uninstall_sge(site.config, ignore) == []
+
+    after = {name: values(site.show(name)) for name in OBJECTS}
+    assert {k: v for k, v in after["sc"].items() if k[0] != "#"} == {
+        k: v for k, v in before["sc"].items() if k[0] != "#"
+    }
+    assert {n: v for n, v in after.items() if n not in ("sc", "sconf-node1")} == {
+        n: v for n, v in before.items() if n not in ("sc", "sconf-node1")
+    }
+    assert "load_sensor" not in after["sconf-node1"]
+    assert site.config.read_text() == config
+    assert not (site.root / "libexec").exists()
+    assert not (site.root / "profile.d/gpulock.sh").exists()
+    assert uninstall_sge(site.config, ignore) == []
+
+
+def test_what_an_administrator_changed_since_is_left_alone(site: Site) -> None:
+    plan_sge(site.options()).apply(ignore)
+    site.edit("sq", "QUEUE=$queue", "QUEUE=$queue MINE=1")
+
+    left = uninstall_sge(site.config, ignore)
+
+    assert any("prolog of queue gpu.q@node1 was changed since" in line for line in left)
+    assert any("leads to the hooks" in line for line in left)
+    assert (site.root / "libexec/current/prolog/sge").is_file()
+
+
+def test_uninstall_refuses_while_a_device_is_locked(site: Site) -> None:
+    plan_sge(site.options()).apply(ignore)
+    lock = site.root / "node/run/gpulock/locks/0000:06:00.0"
+    lock.mkdir(parents=True)
+
+    with pytest.raises(InstallError, match="1 devices are locked"):
+        uninstall_sge(site.config, ignore)
+    with pytest.raises(InstallError, match="--force --because"):
+        uninstall_sge(site.config, ignore, force=True)
+
+    assert "libexec/current" in site.show("sq")
+
+
+def test_the_global_epilog_and_the_queues_prolog_go_on_running(site: Site) -> None:
+    site.edit("sconf", "epilog                       none", "epilog  sgeadmin@/site/epi $queue")
+    site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
+
+    plan_sge(site.options()).apply(ignore)
+
+    chain = f"root@{site.root}/libexec/current/prolog/chain"
+    words = "$job_id $ja_task_id $queue $job_owner"
+    assert f"[node1={chain} prolog {words} /site/pro $job_id]" in site.show("sq")
+    assert f"[node1={chain} epilog {words} sgeadmin@/site/epi $queue]" in site.show("sq")
+    assert plan_sge(site.options()).changes == []
+
+
+def test_the_load_sensors_of_all_hosts_go_on_running(site: Site) -> None:
+    site.edit("sconf", "load_sensor                  none", "load_sensor  /site/sensor")
+
+    plan_sge(site.options()).apply(ignore)
+
+    ours = f"{site.root}/libexec/current/prolog/sge-sensor"
+    assert values(site.show("sconf-node1"))["load_sensor"] == f"/site/sensor,{ours}"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("gpu gpu INT <= YES YES 1 0", "its default is 1"),
+        ("gpu gpu DOUBLE <= YES YES 0 0", "its type is DOUBLE"),
+        ("gpu gpu INT <= YES NO 0 0", "consumable is NO"),
+        ("gpu gpu INT <= NO YES 0 0", "nobody can request it"),
+    ],
+)
+def test_a_complex_that_no_hook_can_serve_is_a_fault(line: str, says: str) -> None:
+    assert says in complex_fault(line)
+
+
+def test_a_complex_with_a_default_is_refused(site: Site) -> None:
+    lines = site.show("sc").splitlines()
+    wrong = ["gpu gpu INT <= YES YES 1 0" if row.split()[:1] == ["gpu"] else row for row in lines]
+    (site.state / "sc").write_text("\n".join(wrong) + "\n")
+
+    with pytest.raises(InstallError, match="default is 1"):
+        plan_sge(site.options())
+
+
+def test_a_place_changed_between_plan_and_apply_is_not_overwritten(site: Site) -> None:
+    plan = plan_sge(site.options())
+    site.edit("sq", "epilog                NONE", "epilog NONE,[node1=/other]")
+
+    with pytest.raises(InstallError, match="changed meanwhile"):
+        plan.apply(ignore)
+
+    assert "[node1=/other]" in site.show("sq")
+
+
+def test_a_complex_that_the_settings_do_not_name_is_refused(site: Site) -> None:
+    site.config.write_text(site.config.read_text() + "SGE_COMPLEXES=gpu\n")
+
+    with pytest.raises(InstallError, match="lacks gpuj"):
+        plan_sge(site.options(complex="gpuj"))
+
+
+def test_a_key_that_stands_in_the_settings_is_kept() -> None:
+    text = "# mine\nGPUS = 4"
+
+    new = config_text(text, {"GPUS": "8", "SGE_CELL": "default"})
+
+    assert new.startswith("# mine\nGPUS = 4\n#")
+    assert new.endswith("\nSGE_CELL=default\n")
+    assert config_text(new, {"GPUS": "8", "SGE_CELL": "x"}) == new
+
+
+def test_a_spool_folder_or_group_range_that_the_shell_would_read_otherwise_is_refused() -> None:
+    with pytest.raises(InstallError, match="odd name"):
+        profile_text("/spool/a'b", "1-2")
+    with pytest.raises(InstallError, match="gid_range"):
+        profile_text("/spool/a", "none")

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What qconf prints is read as it was meant, long lines broken up with backslashes included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.sge.qconf import (
+    Qconf,
+    QconfError,
+    is_none,
+    parse_complexes,
+    parse_list,
+    parse_object,
+    parse_overrides,
+)
+
+RECORDED = Path(__file__).parents[3] / "support/data/qconf-8.1.9"
+BROKEN_UP = """\
+qname                 gpu.q
+prolog                NONE,[glnode1=root@/usr/bin/env -i JOB_ID=$job_id \\
+                      /bin/true]
+epilog                NONE
+"""
+
+
+def test_a_line_broken_up_with_a_backslash_is_whole_again() -> None:
+    pairs = parse_object(BROKEN_UP)
+
+    assert pairs["prolog"] == "NONE,[glnode1=root@/usr/bin/env -i JOB_ID=$job_id /bin/true]"
+    assert pairs["epilog"] == "NONE"
+
+
+def test_the_elements_of_a_list_broken_up_are_all_there() -> None:
+    values = parse_list(parse_object((RECORDED / "se").read_text())["load_values"])
+
+    assert values["arch"] == "lx-amd64"
+    assert values["np_load_long"]
+    assert not [name for name in values if name != name.strip()]
+
+
+def test_the_value_of_each_host_is_told_from_the_queues() -> None:
+    value = "/site/p a,[node1=root@/x y],[@gpus=NONE]"
+
+    assert parse_overrides(value) == ("/site/p a", {"node1": "root@/x y", "@gpus": "NONE"})
+    assert parse_overrides("NONE") == ("NONE", {})
+
+
+@pytest.mark.parametrize("value", ["NONE,[a=b", "NONE,[ab]", "NONE,[a=b[c]]"])
+def test_an_override_that_is_not_understood_is_an_error(value: str) -> None:
+    with pytest.raises(QconfError, match="by hand"):
+        parse_overrides(value)
+
+
+def test_the_table_of_complexes_is_read() -> None:
+    found = parse_complexes((RECORDED / "sc").read_text())
+
+    assert found["gpu"] == "gpu gpu INT <= YES YES 0 0"
+    assert found["arch"] == "arch a STRING == YES NO NONE 0"
+    assert "#name" not in found
+
+
+def test_none_is_nothing_in_any_case() -> None:
+    assert is_none("NONE") and is_none("none") and is_none("") and is_none(None)
+    assert not is_none("/none")
+
+
+def test_a_client_that_hangs_or_fails_is_one_line(tmp_path: Path) -> None:
+    program = tmp_path / "qconf"
+    program.write_text("#!/bin/sh\n[ $1 = -x ] || exec sleep 9\necho no such thing >&2\nexit 1\n")
+    program.chmod(0o755)
+    qconf = Qconf(tmp_path, {}, seconds=0.3)
+
+    with pytest.raises(QconfError, match=r"did not answer in 0\.3 s"):
+        qconf.run("qconf", "-sc")
+    with pytest.raises(QconfError, match="qconf -x failed: no such thing"):
+        qconf.run("qconf", "-x")
+    with pytest.raises(QconfError, match="SGE_BINARIES"):
+        qconf.run("qstat")

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands around the installation for Slurm, as an administrator types them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpulock.cli import commands
+from gpulock.install.change import Record
+from gpulock.install.slurm.site import started_at
+from tests.support.slurm_node import SlurmNode, make_slurm_node
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
+    return make_slurm_node(tmp_path, monkeypatch)
+
+
+def call(node: SlurmNode, *args: str) -> Result:
+    return CliRunner().invoke(commands, ["--config", str(node.config), *args])
+
+
+def install(node: SlurmNode, *args: str) -> Result:
+    return call(node, "install", "slurm", "--prefix", f"{node.root}/libexec", *args)
+
+
+def test_a_dry_run_shows_the_changes_and_the_lines_for_slurm_conf(node: SlurmNode) -> None:
+    done = install(node, "--dry-run")
+
+    assert done.exit_code == 0
+    assert "4 changes would be made\n\nInto slurm.conf, the same on every node" in done.stdout
+    assert f"\n    Prolog={node.paths.slurm_prolog}\n" in done.stdout
+    assert not node.map.exists()
+
+
+def test_no_line_that_is_shown_is_longer_than_a_terminal(node: SlurmNode) -> None:
+    node.put("SchedulerParameters", "bf_window=4320,bf_continue,bf_max_job_test=500")
+    node.put("Prolog", "/site/prolog")
+
+    page = install(node, "--dry-run").stdout.partition("Into slurm.conf")[2]
+
+    for line in page.replace(str(node.root), "/usr/local").splitlines():
+        assert len(line) <= 100, line
+
+
+def test_installing_says_what_was_done_and_what_is_left_to_do(node: SlurmNode) -> None:
+    done = install(node)
+
+    assert f"done: file {node.map}\n" in done.stdout
+    assert "scontrol reconfigure" in done.stdout
+    assert "nothing to change" in install(node).stdout
+
+
+def test_a_refusal_is_one_line_and_exit_code_1(node: SlurmNode) -> None:
+    (node.root / "slurm/bin/scontrol").unlink()
+    node.set(SLURM_BINARIES="/nowhere")
+
+    done = install(node)
+
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "no scontrol in /nowhere" in done.stderr
+
+
+def test_uninstalling_by_force_needs_a_reason(node: SlurmNode) -> None:
+    assert call(node, "uninstall", "slurm", "--force").exit_code == 2
+
+
+def test_uninstalling_shows_what_must_go_from_slurm_conf_first(node: SlurmNode) -> None:
+    install(node)
+    node.put_hooks()
+
+    done = call(node, "uninstall", "slurm")
+
+    assert done.exit_code == 1
+    assert f"from slurm.conf: Prolog={node.paths.slurm_prolog}\n" in done.stdout
+    assert "scontrol reconfigure" in done.stderr
+
+
+def test_uninstalling_grid_engine_leaves_slurms_hooks(node: SlurmNode) -> None:
+    install(node)
+    slurm = Record(node.root / "node/state/install/slurm.json")
+    entries = slurm.load()
+    hooks = next(address for address in entries if address[0] == "hooks")
+    sge = Record(node.root / "node/state/install/sge.json")
+    sge.save({hooks: entries.pop(hooks)})
+    slurm.save(entries)
+
+    done = call(node, "uninstall", "sge")
+
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "the hooks and the settings stay: Slurm uses them\n",
+    )
+    assert node.paths.slurm_prolog.is_file()
+    assert hooks in slurm.load()
+
+
+def test_a_gres_conf_younger_than_slurmd_is_pointed_out(node: SlurmNode) -> None:
+    assert "gres.conf is younger than slurmd" in install(node, "--dry-run").stdout
+
+
+def test_the_start_of_a_process_is_told_by_the_clock() -> None:
+    import os
+
+    began = started_at(os.getpid())
+
+    assert time.time() - 3600 < began <= time.time() + 1

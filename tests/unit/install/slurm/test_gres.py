@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The map says which card stands at which position of slurmd's own list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import InstallError
+from gpulock.install.slurm.gres import Entry, Places, expand, map_text, parse_list, positions
+from gpulock.node import devices
+from gpulock.node.settings import Settings, load
+from gpulock.simulate.node import write_node
+from gpulock.slurm.gres_map import devices_at
+
+# Printed by slurmd 22.05.8.
+ONE_LINE = (
+    "slurmd: Gres Name=gpu Type=(null) Count=4 Index=0 ID=7696487 File=/dev/nvidia[3,0-2] (null)\n"
+)
+TYPES = """\
+slurmd: WARNING: A line in gres.conf for GRES gpu has 2 more configured than expected in slurm.conf.
+slurmd: Gres Name=gpu Type=v100 Count=2 Index=0 ID=7696487 File=/dev/nvidia[0-1] (null)
+slurmd: Gres Name=gpu Type=v100 Count=1 Index=5 ID=7696487 File=/dev/nvidia5 Links=0,-1
+slurmd: Gres Name=gpu Type=a100 Count=1 Index=3 ID=7 File=/dev/nvidia3 Cores=0-3 CoreCnt=16 (null)
+"""
+OTHERS = """\
+slurmd: Gres Name=shard Type=(null) Count=2 Index=0 ID=1918986455 File=/dev/nvidia0 (null)
+slurmd: Gres Name=gpu Type=(null) Count=1 Index=0 ID=7696487 File=/dev/nvidia0 (null)
+slurmd: Gres Name=gpux Type=(null) Count=4 ID=2020962407 (null)
+"""
+MIG = (
+    "slurmd: Gres Name=gpu Type=(null) Count=1 Index=22 ID=7696487"
+    " File=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21,/dev/nvidia-caps/nvidia-cap22 (null)\n"
+    "slurmd: Gres Name=gpu Type=(null) Count=2 Index=2 ID=7696487 File=/dev/nvidia1,/dev/nvidia2 "
+    "(null)\n"
+)
+
+
+def files(text: str) -> list[tuple[str, ...]]:
+    return positions(parse_list(text))
+
+
+def test_positions_are_in_slurmds_order_not_in_that_of_minors() -> None:
+    assert files(ONE_LINE) == [(f"/dev/nvidia{n}",) for n in (3, 0, 1, 2)]
+    assert files(TYPES) == [(f"/dev/nvidia{n}",) for n in (0, 1, 5, 3)]
+    assert [entry.type for entry in parse_list(TYPES)] == ["v100", "v100", "a100"]
+
+
+def test_shards_and_counts_of_another_name_have_no_positions() -> None:
+    assert files(OTHERS) == [("/dev/nvidia0",)]
+    assert (
+        files("slurmd: Can not stat gres.conf file (/etc/gres.conf), using slurm.conf data") == []
+    )
+
+
+def test_the_files_of_a_mig_instance_are_one_position_and_two_cards_are_two() -> None:
+    caps = ("/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22")
+    assert files(MIG) == [("/dev/nvidia0", *caps), ("/dev/nvidia1",), ("/dev/nvidia2",)]
+
+
+def test_a_line_that_cannot_be_counted_is_an_error_with_the_line() -> None:
+    with pytest.raises(InstallError, match=r"Count=3 .*report this line"):
+        parse_list("slurmd: Gres Name=gpu Type=(null) Count=3 ID=7 File=/dev/nvidia[0-1] (null)")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("/d/a", ["/d/a"]),
+        ("/d/a[2,0-1]", ["/d/a2", "/d/a0", "/d/a1"]),
+        ("/d/a[00-02]x", ["/d/a00x", "/d/a01x", "/d/a02x"]),
+        ("/d/a0,/e/b[1-2]", ["/d/a0", "/e/b1", "/e/b2"]),
+        ("/a[0-1]/b[0-1]", ["/a0/b0", "/a0/b1", "/a1/b0", "/a1/b1"]),
+    ],
+)
+def test_expressions_are_expanded_in_their_order(text: str, names: list[str]) -> None:
+    assert expand(text) == names
+
+
+@pytest.mark.parametrize("text", ["/d/a[x]", "/d/a[0-]", "/d/a[0-99999]", "/d/a[]"])
+def test_an_expression_that_is_no_list_of_numbers_is_refused(text: str) -> None:
+    with pytest.raises(InstallError, match=r"gres\.conf"):
+        expand(text)
+
+
+# --- from files to devices -----------------------------------------------------------------------
+
+
+def node(folder: Path, preset: str) -> Settings:
+    return load(str(write_node(folder / "node", preset).config))
+
+
+def test_the_prolog_finds_the_cards_that_the_map_names(tmp_path: Path) -> None:
+    settings = node(tmp_path, "dgx-h200")
+    wanted = [(f"{settings.dev_root}/nvidia{minor}",) for minor in (4, 0, 7)]
+
+    text = map_text(None, Places(settings).of_all(wanted))
+    Path(settings.state_dir, "slurm-map").write_text(text)
+
+    assert text == "gpulock-slurm-map 1\ngres_conf=\n0=4\n1=0\n2=7\n"
+    shown = devices.read_devices(settings.driver_root, settings.sys_root)
+    assert [d.minor for d in devices_at(settings.state_dir, ["0", "2"], shown)] == [4, 7]
+
+
+def test_a_mig_instance_is_named_by_its_card_and_its_capabilities(tmp_path: Path) -> None:
+    settings = node(tmp_path, "a100-mig")
+    table = Path(f"{settings.driver_root}-caps/mig-minors").read_text().split()
+    of = dict(zip(table[::2], table[1::2], strict=True))
+    caps = [f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[name]}" for name in _OF_MIG]
+    card = f"{settings.dev_root}/nvidia2"
+
+    assert Places(settings).of_all([(card, *caps)]) == ["2.gi10.ci0"]
+
+    other = f"{settings.dev_root}/nvidia-caps/nvidia-cap{of['gpu2/gi9/access']}"
+    for wrong, says in [
+        ((card, caps[1], other), "is not one MIG instance"),
+        ((card, caps[0]), "is not one MIG instance"),
+        ((f"{settings.dev_root}/nvidia3", *caps), "belongs to gpu2"),
+        ((card, f"{settings.dev_root}/nvidia3"), "holds 2 cards"),
+    ]:
+        with pytest.raises(InstallError, match=says):
+            Places(settings).of(wrong)
+
+
+_OF_MIG = ("gpu2/gi10/access", "gpu2/gi10/ci0/access")
+
+
+def test_a_mig_instance_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    settings = node(tmp_path, "a100-mig")
+    table = Path(f"{settings.driver_root}-caps/mig-minors").read_text().split()
+    of = dict(zip(table[::2], table[1::2], strict=True))
+    caps: list[str] = []
+    for name in ("gpu2/gi5/access", "gpu2/gi5/ci0/access"):
+        caps.append(f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[name]}")
+        Path(caps[-1]).touch()
+
+    with pytest.raises(InstallError, match=r"instance gi5\.ci0 of card 2 does not exist"):
+        Places(settings).of((f"{settings.dev_root}/nvidia2", *caps))
+
+
+def test_a_card_that_the_driver_does_not_show_is_an_error_that_says_so(tmp_path: Path) -> None:
+    settings = node(tmp_path, "workstation")
+    Path(settings.dev_root, "nvidia7").touch()
+
+    with pytest.raises(InstallError, match=r"position 1 .*nvidia7.* no GPU with this minor \(only"):
+        Places(settings).of_all(
+            [(f"{settings.dev_root}/nvidia0",), (f"{settings.dev_root}/nvidia7",)]
+        )
+
+
+def test_one_card_at_two_positions_is_refused(tmp_path: Path) -> None:
+    settings = node(tmp_path, "workstation")
+    Path(settings.dev_root, "other").symlink_to("nvidia0")
+    both = [(f"{settings.dev_root}/nvidia0",), (f"{settings.dev_root}/other",)]
+
+    with pytest.raises(InstallError, match="positions 0 and 1"):
+        Places(settings).of_all(both)
+
+
+def test_on_a_real_node_only_an_nvidia_device_is_one(tmp_path: Path) -> None:
+    settings = Settings({"DRIVER_ROOT": str(tmp_path)})
+    (tmp_path / "nvidia0").touch()
+
+    for name in ("/dev/null", str(tmp_path / "nvidia0")):
+        with pytest.raises(InstallError, match="is no NVIDIA device"):
+            Places(settings).of((name,))
+
+
+def test_no_gpus_need_no_driver() -> None:
+    assert Places(Settings({"DRIVER_ROOT": "/nowhere"})).of_all([]) == []
+    assert positions([Entry("", "", ())]) == []

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock install slurm` on a recorded Slurm: shown, made once, nothing of the cluster's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import InstallError
+from gpulock.install.slurm.snippets import settings_text
+from gpulock.node.settings import parse
+from tests.support.slurm_node import SlurmNode, ignore, make_slurm_node, told, tree
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
+    return make_slurm_node(tmp_path, monkeypatch)
+
+
+def test_a_plan_changes_nothing(node: SlurmNode) -> None:
+    before = tree(node.root)
+
+    plan = node.plan()
+
+    assert [change.what for change in plan.changes] == [
+        f"file {node.config}",
+        f"hooks {node.root}/libexec/current",
+        f"file {node.root}/node/state/slurm-map",
+        f"file {node.root}/node/state/slurm-gres.conf",
+    ]
+    assert tree(node.root) == before
+
+
+def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(node: SlurmNode) -> None:
+    node.install()
+
+    gres = node.conf.with_name("gres.conf")
+    positions = "".join(f"{number}={number}\n" for number in range(8))
+    assert node.map.read_text() == f"gpulock-slurm-map 1\ngres_conf={gres}\n{positions}"
+    assert node.map.stat().st_mode & 0o777 == 0o644
+    copy = node.map.with_name("slurm-gres.conf")
+    assert copy.read_bytes() == gres.read_bytes()
+    assert node.paths.slurm_task.is_file()
+    settings = node.config.read_text()
+    assert f"SLURM_BINARIES={node.root}/slurm/bin\n" in settings
+    assert f"SLURM_CONF={node.conf}\n" in settings
+    assert node.plan().changes == []
+
+
+def test_slurms_own_files_are_never_written(node: SlurmNode) -> None:
+    before = tree(node.conf.parent)
+
+    node.install()
+
+    assert tree(node.conf.parent) == before
+
+
+def test_a_node_without_settings_gets_a_file_that_explains_itself() -> None:
+    text = settings_text(None, {"GPUS": "8"}, frozenset())
+
+    assert "#SLURM_CHOOSER=slurm" in text
+    assert text.endswith("\nGPUS=8\n")
+    assert parse(text, "x").gpus == 8
+
+
+def test_settings_that_are_there_are_kept_and_get_what_they_lack() -> None:
+    text = settings_text("GPUS=4", {"GPUS": "8", "SLURM_CONF": "/c"}, frozenset({"GPUS"}))
+
+    assert text.startswith("GPUS=4\n# written by")
+    assert text.endswith("\nSLURM_CONF=/c\n")
+    assert settings_text("GPUS=4", {"GPUS": "8"}, frozenset({"GPUS"})) == "GPUS=4"
+
+
+def test_a_changed_gres_conf_gives_a_new_map(node: SlurmNode) -> None:
+    node.install()
+    gres = node.conf.with_name("gres.conf")
+    gres.write_text(f"Name=gpu File={node.device('[1,0]')}\n")
+    node.list_gpus(f"Type=(null) Count=2 Index=0 ID=7 File={node.device('[1,0]')}")
+
+    node.install()
+
+    assert node.map.read_text().endswith("\n0=1\n1=0\n")
+    assert node.map.with_name("slurm-gres.conf").read_bytes() == gres.read_bytes()
+
+
+def test_a_gres_conf_that_changes_between_plan_and_apply_is_not_copied(node: SlurmNode) -> None:
+    plan = node.plan()
+    node.conf.with_name("gres.conf").write_text("# another\n")
+
+    with pytest.raises(InstallError, match="changed meanwhile"):
+        plan.apply(ignore)
+
+
+def test_a_linked_gres_conf_is_named_by_its_real_file(node: SlurmNode) -> None:
+    gres = node.conf.with_name("gres.conf")
+    gres.rename(node.root / "shared-gres.conf")
+    gres.symlink_to(node.root / "shared-gres.conf")
+
+    node.install()
+
+    assert f"\ngres_conf={node.root}/shared-gres.conf\n" in node.map.read_text()
+
+
+def test_a_node_without_gpus_gets_an_empty_map_and_is_told(node: SlurmNode) -> None:
+    node.list_gpus()
+
+    assert "no gres/gpu with File= on this node" in told(node)
+    node.install()
+
+    assert len(node.map.read_text().splitlines()) == 2
+
+
+def test_nodes_of_one_machine_with_different_gpus_are_refused(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpulock.install.slurm import install
+    from gpulock.install.slurm.site import Slurmd
+
+    slurmds = [Slurmd(1, node.root / "slurm/sbin/slurmd", str(node.conf), n) for n in ("n1", "n2")]
+    monkeypatch.setattr(install, "find_slurmds", lambda: slurmds)
+    node.list_gpus(f"Type=(null) Count=1 Index=1 ID=7 File={node.device(1)}", node="n2")
+
+    with pytest.raises(InstallError, match=r"\(n1 n2\) have different GPUs"):
+        node.plan()
+
+
+def test_a_card_that_gres_conf_names_and_the_driver_lacks_stops_the_installation(
+    node: SlurmNode,
+) -> None:
+    Path(node.device(9)).touch()
+    node.list_gpus(f"Type=(null) Count=1 Index=9 ID=7 File={node.device(9)}")
+
+    with pytest.raises(InstallError, match="the driver shows no GPU with this minor"):
+        node.plan()
+
+    node.set(SLURM_CHOOSER="gpulock")
+    assert "no map of Slurm's positions" in told(node)

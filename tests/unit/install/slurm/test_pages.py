@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the administrator is told to put into slurm.conf, gres.conf and job_submit.lua."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.slurm.request import in_gres
+from tests.support.slurm_node import SlurmNode, make_slurm_node, told
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
+    return make_slurm_node(tmp_path, monkeypatch)
+
+
+def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
+    (page,) = node.plan().pages
+
+    assert page[:7] == [
+        "Into slurm.conf, the same on every node and at the controller:",
+        "",
+        f"    Prolog={node.paths.slurm_prolog}",
+        f"    TaskProlog={node.paths.slurm_task}",
+        f"    Epilog={node.paths.slurm_epilog}",
+        "    PrologFlags=Contain  # a job's extern step proves that it lives",
+        "    RequeueExit=213  # REQUEUE_EXIT: a job that finds no GPU waits again",
+    ]
+    assert page[-2] == "Then, at the controller: scontrol reconfigure (no restart is needed)."
+    assert "gpulock reap from cron" in page[-1]
+    assert "First install gpulock on every node of the cluster, those without GPUs too" in " ".join(
+        page
+    )
+
+
+def test_what_is_in_force_is_not_asked_for_again(node: SlurmNode) -> None:
+    node.install()
+    node.put_hooks()
+    node.put("PrologEpilogTimeout", "120")
+    node.put("LaunchParameters", "use_interactive_step")
+    node.put("SchedulerParameters", "bf_window=60,nohold_on_prolog_fail")
+
+    assert node.plan().pages == []
+
+
+def test_the_sites_own_values_are_kept_in_lists(node: SlurmNode) -> None:
+    node.put("RequeueExit", "75,80-82")
+    node.put("PrologFlags", "Alloc,NoHold")
+    node.put("PrologEpilogTimeout", "30")
+
+    text = told(node)
+
+    assert "RequeueExit=75,80-82,213  # now: 75,80-82; " in text
+    assert "PrologFlags=Alloc,Contain  # now: Alloc,NoHold; " in text
+    assert "PrologEpilogTimeout=120  # now: 30; a hook may take 95 s" in text
+
+
+def test_the_sites_prolog_and_epilog_go_on_running_beside_ours(node: SlurmNode) -> None:
+    node.put("Prolog", "/site/prolog")
+    node.put("Epilog", "/site/epilog.sh")
+
+    text = told(node)
+
+    assert "    Prolog=/etc/slurm/prolog.d/*" in text
+    assert "    ln -s /site/prolog /etc/slurm/prolog.d/50-prolog" in text
+    assert f"    ln -s {node.paths.slurm_prolog} /etc/slurm/prolog.d/90-gpulock" in text
+    assert f"    ln -s {node.paths.slurm_epilog} /etc/slurm/epilog.d/10-gpulock" in text
+
+
+def test_a_pattern_in_force_stays_and_gets_a_link(node: SlurmNode) -> None:
+    folder = node.root / "prolog.d"
+    folder.mkdir()
+    node.put("Prolog", f"{folder}/*.sh")
+
+    text = told(node)
+
+    assert f"    ln -s {node.paths.slurm_prolog} {folder}/zz-gpulock.sh" in text
+    assert "    Prolog=" not in text
+
+
+def test_the_sites_task_prolog_runs_from_a_script_with_ours(node: SlurmNode) -> None:
+    node.put("TaskProlog", "/etc/slurm/task-prolog")
+
+    text = told(node)
+
+    assert "    TaskProlog=/etc/slurm/task-prolog-gpulock" in text
+    assert f"    /etc/slurm/task-prolog || exit\n    exec {node.paths.slurm_task}" in text
+
+
+def test_a_hook_that_hands_out_gpus_itself_is_pointed_out(node: SlurmNode) -> None:
+    site = node.root / "site-task"
+    site.write_text("#!/bin/sh\necho export CUDA_VISIBLE_DEVICES=0\n")
+    node.put("TaskProlog", str(site))
+
+    assert f"does TaskProlog {site} hand out GPUs itself" in told(node)
+
+
+def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:
+    (node.state / "down").touch()
+    node.put("Prolog", "/site/prolog", in_force=False)
+
+    text = told(node)
+
+    assert "Unable to contact slurm controller" in text
+    assert f"compared with {node.conf}, which may not be in force" in text
+    assert "ln -s /site/prolog" in text
+
+
+def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> None:
+    node.set(SLURM_CHOOSER="gpulock")
+
+    text = told(node)
+    assert f"    Name=gpu File={node.device('[0-7]')} Flags=no_gpu_env" in text
+    assert "restart slurmd" in text
+
+    node.conf.with_name("gres.conf").write_text("Name=gpu File=/dev/nvidia0 Flags=no_gpu_env\n")
+    assert "no_gpu_env" not in told(node)
+
+
+def test_for_a_count_in_the_comment_the_submit_script_is_shown(node: SlurmNode) -> None:
+    node.set(SLURM_CHOOSER="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux")
+
+    text = told(node)
+
+    assert "JobSubmitPlugins=lua" in text
+    assert 'job.comment = job.tres_per_node or ""' in text
+    assert "--gres=gpux:N" in text
+    assert in_gres("gres:gpux:2", ("gpux",)) == 2  # what tres_per_node holds in 22.05

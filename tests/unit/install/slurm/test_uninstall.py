@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock uninstall slurm` puts back what was there, and leaves what others still need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.change import Record
+from gpulock.install.hooks import InstallError
+from gpulock.install.slurm.uninstall import hand_over, keep_for_slurm, uninstall_slurm
+from gpulock.store import owner
+from gpulock.store.owner import Owner
+from tests.support.slurm_node import SlurmNode, ignore, make_slurm_node, tree
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
+    return make_slurm_node(tmp_path, monkeypatch)
+
+
+def lock(node: SlurmNode, scheduler: str, name: str = "0000:06:00.0") -> None:
+    folder = node.root / "node/run/gpulock/locks" / name
+    folder.mkdir(parents=True)
+    record = Owner(scheduler=scheduler, node="node1", job_id="7", token="t", boot_id="b")
+    (folder / "owner").write_text(owner.encode(record))
+
+
+def test_uninstall_puts_everything_back(node: SlurmNode) -> None:
+    before = {k: v for k, v in tree(node.root).items() if not k.startswith("node/run")}
+    node.install()
+
+    assert uninstall_slurm(node.config, ignore) == []
+
+    after = {k: v for k, v in tree(node.root).items() if not k.startswith("node/run")}
+    assert after == before
+    assert not (node.root / "libexec").exists()
+    assert uninstall_slurm(node.config, ignore) == []
+
+
+def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> None:
+    node.install()
+    lock(node, "slurm")
+
+    with pytest.raises(InstallError, match=r"Slurm jobs hold 1 devices \(0000:06:00\.0\)"):
+        uninstall_slurm(node.config, ignore)
+    with pytest.raises(InstallError, match="--force --because"):
+        uninstall_slurm(node.config, ignore, force=True)
+
+    assert node.map.exists()
+
+
+def test_a_lock_of_grid_engine_does_not_stop_it_and_one_of_nobody_does(node: SlurmNode) -> None:
+    node.install()
+    lock(node, "sge")
+    (node.root / "node/run/gpulock/locks/0000:07:00.0").mkdir()
+
+    with pytest.raises(InstallError, match=r"1 devices \(0000:07:00\.0\)"):
+        uninstall_slurm(node.config, ignore)
+
+    (node.root / "node/run/gpulock/locks/0000:07:00.0").rmdir()
+    assert uninstall_slurm(node.config, ignore) == []
+
+
+def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(
+    node: SlurmNode,
+) -> None:
+    node.install()
+    node.put_hooks()
+    folder = node.root / "epilog.d"
+    folder.mkdir()
+    (folder / "10-gpulock").symlink_to(node.paths.slurm_epilog)
+    node.put("Epilog", f"{folder}/*")
+
+    said: list[str] = []
+    with pytest.raises(InstallError, match="then scontrol reconfigure, and run it again"):
+        uninstall_slurm(node.config, said.append)
+
+    assert said == [
+        f"from slurm.conf: Prolog={node.paths.slurm_prolog}",
+        f"from slurm.conf: TaskProlog={node.paths.slurm_task}",
+        f"on every node: rm {folder}/10-gpulock",
+    ]
+    assert node.paths.slurm_prolog.is_file()
+
+
+def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode) -> None:
+    node.install()
+    (node.state / "down").touch()
+    node.conf.unlink()
+
+    with pytest.raises(InstallError, match="cannot be found out"):
+        uninstall_slurm(node.config, ignore)
+
+    assert uninstall_slurm(node.config, ignore, force=True, because="moved") == []
+
+
+# --- beside Grid Engine --------------------------------------------------------------------------
+
+HOOKS = ("hooks", "/prefix", "/etc/gpulock.conf", "/usr/bin/python3")
+CONFIG = ("file", "/etc/gpulock.conf", "644")
+QUEUE = ("queue", "gpu.q", "prolog")
+
+
+def record(path: Path, entries: dict[tuple[str, ...], tuple[str | None, str | None]]) -> Record:
+    made = Record(path)
+    made.save(entries)
+    return made
+
+
+def test_the_hooks_go_into_the_keeping_of_the_scheduler_that_stays(tmp_path: Path) -> None:
+    slurm = record(
+        tmp_path / "slurm.json", {CONFIG: (None, "A"), HOOKS: (None, "v1"), ("x",): (None, "y")}
+    )
+    sge = record(tmp_path / "sge.json", {CONFIG: ("A", "AB"), QUEUE: (None, "p")})
+
+    assert hand_over(slurm, sge)
+
+    assert slurm.load() == {("x",): (None, "y")}
+    assert list(sge.load().items()) == [
+        (HOOKS, (None, "v1")),
+        (CONFIG, (None, "AB")),
+        (QUEUE, (None, "p")),
+    ]
+
+
+def test_hooks_that_were_renewed_meanwhile_are_taken_back_whole(tmp_path: Path) -> None:
+    slurm = record(tmp_path / "slurm.json", {HOOKS: ("v1", "v2")})
+    sge = record(tmp_path / "sge.json", {HOOKS: (None, "v1"), QUEUE: (None, "p")})
+
+    hand_over(sge, slurm)
+
+    assert slurm.load() == {HOOKS: (None, "v2")}
+    assert sge.load() == {QUEUE: (None, "p")}
+
+
+def test_alone_nothing_is_handed_over(tmp_path: Path) -> None:
+    slurm = record(tmp_path / "slurm.json", {HOOKS: (None, "v1")})
+
+    assert not hand_over(slurm, Record(tmp_path / "sge.json"))
+
+    assert slurm.load() == {HOOKS: (None, "v1")}
+
+
+def test_slurm_leaves_the_hooks_that_grid_engine_uses(node: SlurmNode) -> None:
+    node.install()
+    sge = record(node.root / "node/state/install/sge.json", {QUEUE: (None, "p")})
+    said: list[str] = []
+
+    assert uninstall_slurm(node.config, said.append) == []
+
+    assert "the hooks and the settings stay: Grid Engine uses them" in said
+    assert node.paths.prolog.is_file()
+    assert not node.map.exists()
+    assert {address[0] for address in sge.load()} == {"hooks", "file", "queue"}
+
+    record(node.root / "node/state/install/slurm.json", {("x",): (None, "y")})
+    assert keep_for_slurm(node.config)
+    assert list(sge.load()) == [QUEUE]

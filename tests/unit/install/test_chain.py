@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`prolog/chain` runs our hook and the site's, each as Grid Engine would have."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+OURS = """#!/bin/sh
+echo "ours $*" "$(/usr/bin/env | /usr/bin/sort | /usr/bin/tr '\\n' ' ')" >>{log}
+exit {code}
+"""
+SITE = """#!/bin/sh
+echo "site $* SECRET=$SECRET uid=$(id -u)" >>{log}
+tr '\\0' '\\n' </proc/$$/environ >{log}.env
+exit {code}
+"""
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="changes its user")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """An installed chain between two hooks that write down how they were started."""
+
+    folder: Path
+    log: Path
+
+    def script(self, path: Path, text: str, code: int) -> Path:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.format(log=self.log, code=code))
+        path.chmod(0o755)
+        return path
+
+    def run(self, hook: str, user: str = "root@", ours: int = 0, site: int = 0) -> int:
+        self.script(self.folder / hook / "sge", OURS, ours)
+        command = self.script(self.folder / "site", SITE, site)
+        words = ["12", "3", "gpu.q", "nobody", f"{user}{command}", "a", "b c"]
+        done = subprocess.run(
+            [self.folder / "prolog/chain", hook, *words],
+            env={"PATH": "/usr/bin:/bin", "SECRET": "x", "CDPATH": "/"},
+            cwd=self.folder,
+            check=False,
+            timeout=20,
+        )
+        return done.returncode
+
+    def said(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Chain:
+    # Not below pytest's folder, which other users may not enter.
+    folder = tmp_path / "chain"
+    (folder / "prolog").mkdir(parents=True)
+    shutil.copy(ROOT / "prolog/chain", folder / "prolog/chain")
+    return Chain(folder, tmp_path / "log")
+
+
+def test_our_prolog_comes_first_and_gets_nothing_of_the_jobs_environment(chain: Chain) -> None:
+    assert chain.run("prolog") == 0
+
+    ours, site = chain.said()
+    assert ours.startswith(f"ours {os.getpid()}")
+    assert ours.partition("JOB_ID=")[2].split() == [
+        "12",
+        "PATH=/usr/bin:/bin",
+        *[word for word in ours.split() if word.startswith("PWD=")],
+        "QUEUE=gpu.q",
+        "SGE_TASK_ID=3",
+    ]
+    assert site.startswith("site a b c SECRET=x ")
+
+
+@pytest.mark.parametrize("code", [99, 100])
+def test_a_prolog_of_ours_that_refuses_is_the_last_word(chain: Chain, code: int) -> None:
+    assert chain.run("prolog", ours=code) == code
+    assert len(chain.said()) == 1
+
+
+def test_what_kills_our_prolog_under_limits_is_blamed_on_the_job(chain: Chain) -> None:
+    assert chain.run("prolog", ours=7) in (7, 100)  # 100 where limits cannot be lifted
+    assert len(chain.said()) == 1
+
+
+@pytest.mark.parametrize("code", [0, 1, 99, 100])
+def test_the_sites_prolog_decides_after_ours(chain: Chain, code: int) -> None:
+    assert chain.run("prolog", site=code) == code
+
+
+@pytest.mark.parametrize(("ours", "site"), [(0, 0), (1, 0), (0, 99), (3, 1)])
+def test_the_sites_epilog_comes_first_and_its_code_counts(
+    chain: Chain, ours: int, site: int
+) -> None:
+    assert chain.run("epilog", ours=ours, site=site) == site
+
+    assert [line.split()[0] for line in chain.said()] == ["site", "ours"]
+
+
+@AS_ROOT
+@pytest.mark.parametrize("user", ["", "nobody@"])
+def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environment(
+    chain: Chain, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # We are its shepherd: our directory holds the job's environment file.
+    monkeypatch.chdir(chain.folder)
+    (chain.folder / "environment").write_text(
+        "SECRET=of the file\nTMPDIR=/job\nLD_X=a\\\\b\\nc \\n\n-odd=1\n=none\nBAD\n"
+    )
+    nobody = pwd.getpwnam("nobody")
+    folder = chain.folder
+    while folder not in (Path(tempfile.gettempdir()), Path("/")):
+        folder.chmod(0o755)
+        folder = folder.parent
+    chain.log.touch()
+    chain.log.chmod(0o666)
+    (env := Path(f"{chain.log}.env")).touch()
+    env.chmod(0o666)
+
+    assert chain.run("prolog", user) == 0
+
+    site = chain.said()[1]
+    assert f"SECRET=of the file uid={nobody.pw_uid}" in site
+    text = env.read_text()
+    assert "TMPDIR=/job\n" in text
+    assert "LD_X=a\\b\nc \n\n" in text
+    assert "-odd=1\n" in text
+
+
+@AS_ROOT
+def test_a_site_hook_of_an_unknown_user_fails(chain: Chain) -> None:
+    assert chain.run("prolog", "no-such-user@") == 1

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installer believes a scheduler's daemon only where root runs it, and what is beside it too.
+
+Anybody can start a process named sge_execd or slurmd, with his own qconf or scontrol beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.daemons import find_daemons, why_not_run
+from gpulock.install.hooks import InstallError
+from gpulock.install.sge.site import Execd, find_binaries, find_execds
+from gpulock.install.slurm.site import Slurmd, find_site, find_slurmds
+from gpulock.node.settings import Settings
+
+ME = os.geteuid()
+STRANGER = 1234 if ME != 1234 else 1235
+ADMIN = 4321
+
+
+class Machine:
+    """A /proc with daemons in it, and programs beside them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.proc = root / "proc"
+        self._namespaces(self.proc / "self")
+
+    def program(self, name: str, mode: int = 0o755) -> Path:
+        """Put a program there."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\x7fELF")
+        path.chmod(mode)
+        return path
+
+    def run(
+        self,
+        pid: int,
+        name: str,
+        program: Path,
+        uids: tuple[int, int] = (ME, ME),
+        ppid: int = 1,
+        words: str = "",
+        **env: str,
+    ) -> None:
+        """Start a process: `uids` are its real and its effective one."""
+        entry = self.proc / str(pid)
+        self._namespaces(entry)
+        numbers = " ".join(map(str, (*uids, uids[1], uids[1])))
+        text = f"Name:\t{name}\nState:\tS (sleeping)\nPPid:\t{ppid}\nUid:\t{numbers}\nGroups:\t\n"
+        (entry / "status").write_text(text)
+        (entry / "stat").write_text(f"{pid} ({name}) S {ppid} 1 1 {'0 ' * 15}700 0\n")
+        (entry / "cmdline").write_text(words.replace(" ", "\0"))
+        (entry / "environ").write_text("\0".join(f"{key}={value}" for key, value in env.items()))
+        (entry / "exe").symlink_to(program)
+        (entry / "cwd").symlink_to(self.root)
+
+    def _namespaces(self, entry: Path) -> None:
+        (entry / "ns").mkdir(parents=True)
+        for kind in ("uts", "mnt"):
+            (entry / "ns" / kind).symlink_to(f"{kind}:[1]")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_daemon_is_found_with_what_it_was_started_with(machine: Machine) -> None:
+    machine.run(7, "sge_execd", machine.program("sge/bin/sge_execd"), SGE_ROOT="/sge", X="a=b")
+    conf = "/x/slurm.conf"
+    slurmd = machine.program("slurm/sbin/slurmd")
+    machine.run(8, "slurmd", slurmd, words="slurmd -N n1", SLURM_CONF=conf)
+
+    [execd] = find_execds(machine.proc)
+    [found] = find_slurmds(machine.proc)
+
+    assert (execd.pid, execd.env) == (7, {"SGE_ROOT": "/sge", "X": "a=b"})
+    assert (execd.program, execd.spool) == (machine.root / "sge/bin/sge_execd", machine.root)
+    assert (found.pid, found.program, found.conf, found.node) == (8, slurmd, conf, "n1")
+
+
+def test_a_strangers_process_of_that_name_is_not_even_read(machine: Machine) -> None:
+    machine.run(7, "sge_execd", machine.program("evil/sge_execd"), (STRANGER, STRANGER))
+    machine.run(8, "slurmd", machine.program("evil/slurmd"), (STRANGER, STRANGER))
+    for pid in (7, 8):
+        for name in ("environ", "cmdline"):  # whoever reads these of a process that hangs hangs
+            (machine.proc / str(pid) / name).unlink()
+            os.mkfifo(machine.proc / str(pid) / name)
+
+    assert find_execds(machine.proc) == []
+    assert find_slurmds(machine.proc) == []
+
+
+def test_a_setuid_programs_link_of_that_name_is_no_daemon(machine: Machine) -> None:
+    """A user's link `sge_execd` to sudo: root's uid, the user's environment and directory."""
+    machine.run(7, "sge_execd", machine.program("bin/sudo", 0o4755), SGE_ROOT="/tmp/evil")
+    machine.run(8, "sge_execd", machine.program("home/sge_execd", 0o4755), SGE_ROOT="/tmp/evil")
+    machine.run(9, "sge_execd", machine.program("bin/other"), SGE_ROOT="/tmp/evil")
+
+    assert find_execds(machine.proc) == []
+
+
+def test_another_machines_daemon_and_a_fork_of_ours_are_left_out(machine: Machine) -> None:
+    slurmd = machine.program("sbin/slurmd")
+    machine.run(7, "slurmd", slurmd)
+    machine.run(8, "slurmd", slurmd, ppid=7)  # about to become a hook
+    machine.run(9, "slurmd", slurmd)
+    (machine.proc / "9/ns/mnt").unlink()
+    (machine.proc / "9/ns/mnt").symlink_to("mnt:[2]")
+
+    assert [daemon.pid for daemon in find_daemons("slurmd", machine.proc)] == [7]
+
+
+def test_a_name_that_is_no_text_hides_no_daemon(machine: Machine) -> None:
+    machine.run(7, "sge_execd", machine.program("sge_execd"))
+    machine.run(8, "odd", machine.program("odd"), (STRANGER, STRANGER))
+    status = machine.proc / "8/status"
+    status.write_bytes(status.read_bytes().replace(b"odd", b"\xff\xfe"))
+    (machine.proc / "8/comm").write_bytes(b"\xff\xfe\n")
+
+    assert [execd.pid for execd in find_execds(machine.proc)] == [7]
+
+
+def test_an_execds_admin_user_may_own_what_is_beside_it(machine: Machine) -> None:
+    machine.run(7, "sge_execd", machine.program("sge_execd"), (ME, ADMIN))
+
+    [execd] = find_execds(machine.proc)
+
+    assert execd.owners == {0, ME, ADMIN}
+
+
+# --- which programs are run ----------------------------------------------------------------------
+
+
+def test_a_program_that_only_its_owner_can_replace_is_run(machine: Machine) -> None:
+    path = machine.program("bin/qconf")
+
+    assert why_not_run(path, (0, ME)) == ""
+    (machine.root / "link").symlink_to(path)
+    assert why_not_run(machine.root / "link", (0, ME)) == ""
+
+
+@pytest.mark.parametrize(
+    ("place", "mode"), [("a/bin/qconf", 0o775), ("a/bin", 0o757), ("a", 0o777)]
+)
+def test_a_program_that_others_can_replace_is_not_run(
+    machine: Machine, place: str, mode: int
+) -> None:
+    path = machine.program("a/bin/qconf")
+    (machine.root / place).chmod(mode)
+    (machine.root / "link").symlink_to(path)
+
+    assert f"{machine.root / place} is writable by others" in why_not_run(path, (0, ME))
+    assert "is writable by others" in why_not_run(machine.root / "link", (0, ME))
+
+
+def test_a_program_of_a_strangers_is_not_run(machine: Machine) -> None:
+    path = machine.program("bin/qconf")
+
+    assert f"{path} belongs to uid {ME}" in why_not_run(path, (STRANGER,))
+
+
+def execd_beside(machine: Machine, folder: str) -> Execd:
+    for name in ("qconf", "qstat", "qselect"):
+        machine.program(f"{folder}/{name}")
+    return Execd(7, {}, machine.root / folder / "sge_execd", machine.root)
+
+
+def test_the_clients_beside_execd_are_run_where_only_root_could_have_put_them(
+    machine: Machine,
+) -> None:
+    execd = execd_beside(machine, "bin")
+
+    assert find_binaries(machine.root, execd) == str(machine.root / "bin")
+
+
+def test_no_client_is_run_from_a_folder_that_others_can_write(machine: Machine) -> None:
+    execd = execd_beside(machine, "bin")
+    (machine.root / "bin").chmod(0o777)
+
+    with pytest.raises(InstallError, match=r"writable by others.*set SGE_BINARIES"):
+        find_binaries(machine.root / "sge", execd)
+
+
+def test_no_client_is_run_that_others_can_write(machine: Machine) -> None:
+    execd = execd_beside(machine, "bin")
+    (machine.root / "bin/qselect").chmod(0o775)
+
+    with pytest.raises(InstallError, match="qselect is writable by others"):
+        find_binaries(machine.root / "sge", execd)
+
+
+def test_an_sge_root_that_execd_names_is_not_believed_further(machine: Machine) -> None:
+    execd_beside(machine, "root/bin/lx-amd64")
+    (machine.root / "root").chmod(0o777)
+    execd = Execd(7, {}, machine.root / "elsewhere/sge_execd", machine.root)
+
+    with pytest.raises(InstallError, match="root is writable by others"):
+        find_binaries(machine.root / "root", execd)
+
+
+@pytest.mark.parametrize("name", ["bin/scontrol", "sbin/slurmd"])
+def test_no_program_of_slurms_is_run_that_others_can_write(machine: Machine, name: str) -> None:
+    scontrol, slurmd = machine.program("bin/scontrol"), machine.program("sbin/slurmd")
+    (machine.root / name).chmod(0o777)
+
+    with pytest.raises(InstallError, match=f"{name} is writable by others.*set SLURM_BINARIES"):
+        find_site(Settings({}), frozenset(), [Slurmd(7, slurmd)])
+
+    by_hand = Settings({"SLURM_BINARIES": str(scontrol.parent)})  # an administrator's word
+    site = find_site(by_hand, frozenset({"SLURM_BINARIES"}), [Slurmd(7, slurmd)])
+    assert (site.binaries, site.slurmd) == (scontrol.parent, slurmd)

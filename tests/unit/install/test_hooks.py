@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed hooks: rendered whole, tried, swapped in at one stroke, and not twice."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpulock.install import versions
+from gpulock.install.change import changed
+from gpulock.install.hooks import (
+    HookPaths,
+    InstallError,
+    digest,
+    hot_modules,
+    real_interpreter,
+    render,
+    render_hooks,
+    templates,
+)
+from gpulock.install.versions import Hooks, in_force, self_test
+from gpulock.sge.prolog import LAUNCHED
+from gpulock.simulate.node import write_node
+
+pytestmark = pytest.mark.slow
+
+
+def untested(_: HookPaths) -> None:
+    """Take hooks for good without starting them."""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_node(tmp_path / "node", "workstation").config
+
+
+@pytest.fixture
+def place(tmp_path: Path, config: Path) -> Hooks:
+    return Hooks(tmp_path / "libexec", config, sys.executable, tmp_path / "node/run/gpulock")
+
+
+def test_a_rendered_folder_works_for_any_caller_and_belongs_to_one(
+    tmp_path: Path, config: Path
+) -> None:
+    old = os.umask(0o077)
+    try:
+        paths = render_hooks(tmp_path / "hooks", config)
+    finally:
+        os.umask(old)
+
+    for path in (paths.folder, *paths.folder.rglob("*")):
+        executable = path.is_dir() or path.parent.name in ("prolog", "epilog")
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        assert mode == (0o755 if executable else 0o644), path
+    assert list(paths.library.rglob("*.pyc"))
+    assert {str(p.relative_to(paths.library)) for p in paths.library.rglob("*.py")} == set(
+        hot_modules()
+    )
+
+
+def test_the_library_holds_what_hooks_load_and_nothing_else() -> None:
+    names = set(hot_modules())
+
+    assert {"gpulock/alloc/claim.py", "gpulock/sge/prolog.py"} <= names
+    assert not [name for name in names if "/cli/" in name or "/install/" in name]
+
+
+def test_rendering_writes_interpreter_and_paths_into_python_hooks_alone() -> None:
+    text = render(
+        '#!/usr/bin/python3 -IS\nLIBRARY = __file__\nCONFIG = "x"\nmain(CONFIG)\n',
+        "/opt/p",
+        Path("/l"),
+        Path("/c.conf"),
+    )
+
+    assert text == "#!/opt/p -IS\nLIBRARY = '/l'\nCONFIG = '/c.conf'\nmain(CONFIG)\n"
+    assert render("#!/bin/sh\nLIBRARY = 1\n", "/opt/p", Path("/l"), Path("/c")).endswith("= 1\n")
+
+
+def test_every_python_template_takes_its_library() -> None:
+    for name, text in templates().items():
+        if "python" in text.partition("\n")[0]:
+            assert "\nLIBRARY = " in text, name
+
+
+def test_rendering_again_removes_what_does_not_belong(tmp_path: Path, config: Path) -> None:
+    paths = render_hooks(tmp_path / "hooks", config)
+    stray = paths.library / "gpulock/json.py"
+    stray.write_text("raise SystemExit\n")
+
+    render_hooks(tmp_path / "hooks", config)
+
+    assert not stray.exists()
+
+
+def test_the_folders_name_follows_what_is_in_it(tmp_path: Path) -> None:
+    one = digest(tmp_path / "a", "/usr/bin/python3", "cpython-311")
+
+    assert one == digest(tmp_path / "a", "/usr/bin/python3", "cpython-311")
+    assert one != digest(tmp_path / "b", "/usr/bin/python3", "cpython-311")
+    assert one != digest(tmp_path / "a", "/usr/bin/python3", "cpython-312")
+
+
+def test_an_interpreter_that_is_a_script_is_refused(tmp_path: Path) -> None:
+    shim = tmp_path / "python3"
+    shim.write_text("#!/bin/sh\nexec python3\n")
+
+    with pytest.raises(InstallError, match="is a script"):
+        real_interpreter(str(shim))
+
+
+def test_an_interpreter_whose_path_does_not_fit_a_hash_bang_line_is_refused(
+    tmp_path: Path,
+) -> None:
+    spaced = tmp_path / "my python"
+    spaced.write_bytes(b"\x7fELF")
+
+    with pytest.raises(InstallError, match="with blanks"):
+        real_interpreter(str(spaced))
+
+
+def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config: Path) -> None:
+    paths = render_hooks(tmp_path / "hooks", config)
+    self_test(paths)
+
+    paths.epilog.write_text("#!/bin/sh\nexit 1\n")
+
+    with pytest.raises(InstallError, match=r"self-test: .*epilog/sge 1 ended with 1"):
+        self_test(paths)
+
+
+def test_a_version_is_put_in_force_once(place: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "self_test", untested)
+    for change in changed(place, place.wanted()):
+        change.apply()
+
+    assert in_force(place.prefix) == place.wanted()
+    assert list(changed(place, place.wanted())) == []
+
+
+def test_a_version_that_fails_its_test_is_not_put_in_force(
+    place: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise InstallError("self-test: no")
+
+    monkeypatch.setattr(versions, "self_test", fail)
+
+    with pytest.raises(InstallError, match="self-test"):
+        place.write(place.wanted())
+
+    assert in_force(place.prefix) is None
+
+
+def test_a_damaged_file_is_seen_and_mended(place: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "self_test", untested)
+    place.write(place.wanted())
+    hook = place.prefix / "current/epilog/sge"
+    hook.write_text("#!/bin/sh\n")
+
+    assert place.read() == f"{place.wanted()} (damaged: epilog/sge)"
+    for change in changed(place, place.wanted()):
+        change.apply()
+    assert place.read() == place.wanted()
+
+
+def test_old_versions_go_when_nothing_is_locked_and_the_one_before_stays(
+    place: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "self_test", untested)
+    for name in ("0.0.1-a", "0.0.2-b"):
+        (place.prefix / name / "lib").mkdir(parents=True)
+    (place.prefix / "current").symlink_to("0.0.2-b")
+    lock = place.lock_dir / "locks/0000:01:00.0"
+    lock.mkdir(parents=True)
+
+    place.write(place.wanted())
+    assert versions.versions(place.prefix) == ["0.0.1-a", "0.0.2-b", place.wanted()]
+    lock.rmdir()
+    versions.swap(place.prefix, "0.0.2-b")
+    place.write(place.wanted())
+    assert versions.versions(place.prefix) == ["0.0.2-b", place.wanted()]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs for root")
+def test_a_prefix_that_others_may_write_is_refused(place: Hooks) -> None:
+    place.prefix.mkdir()
+    place.prefix.chmod(0o777)
+
+    with pytest.raises(InstallError, match="hooks run as root"):
+        place.write(place.wanted())
+
+
+@pytest.mark.parametrize("hook", ["launch", "chain", "profile.sh", "sge-jsv-limits"])
+def test_shell_hooks_parse(hook: str) -> None:
+    root = Path(__file__).parents[3]
+
+    done = subprocess.run(["sh", "-n", root / "prolog" / hook], check=False, timeout=60)
+
+    assert done.returncode == 0
+
+
+def test_the_shepherd_of_the_settings_is_the_one_that_is_started(tmp_path: Path) -> None:
+    config = tmp_path / "gpulock.conf"
+    config.write_text("SGE_SHEPHERD=/opt/my sge/bin/sge_shepherd\n")
+    hooks = render_hooks(tmp_path / "hooks", config)
+    text = (hooks.folder / "prolog/sge_shepherd").read_text()
+    assert "\nSHEPHERD='/opt/my sge/bin/sge_shepherd'\n" in text
+    assert text.count("SHEPHERD=") == 1
+
+
+def test_the_launcher_of_shepherds_shows_that_it_was_here(tmp_path: Path) -> None:
+    """The prolog looks for it in the shepherd's environment, under ISOLATION=cgroup."""
+    shepherd = tmp_path / "shepherd"
+    shepherd.write_text("#!/bin/sh\ntr '\\0' '\\n' < /proc/$$/environ\n")
+    shepherd.chmod(0o755)
+    config = tmp_path / "gpulock.conf"
+    config.write_text(f"SGE_SHEPHERD={shepherd}\n")
+    hooks = render_hooks(tmp_path / "hooks", config)
+
+    shown = subprocess.run(
+        [hooks.folder / "prolog/sge_shepherd"],
+        cwd=tmp_path,
+        env={},
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert LAUNCHED in shown.stdout.splitlines()

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reconcile removes the cgroups of jobs that are over, and opens what nobody closes any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.isolation import sessions
+from gpulock.isolation.marks import MARK
+from gpulock.isolation.tree import Tree, name_of
+from tests.support.claims import ask
+from tests.support.trees import Box, judge_of, soon
+
+JOB, OTHER = name_of("12.1", 500, 1000), name_of("13.1", 501, 1000)
+
+
+class Cell(Box):
+    """A Box with the devices controller, and cgroups of jobs below a service."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.devices = root / "sys/fs/cgroup/devices"
+        service = self.devices / "system.slice/sgeexecd.service"
+        for name in (JOB, OTHER, "other", "gpulock-x"):
+            (service / name).mkdir(parents=True)
+        (self.devices / "devices.deny").touch()
+        self.proc.add(500, "sge_shepherd", start=1000)
+        ask(self, 1)
+        self.mark.write_text(f"\n{service}\n\n{service}.of-yesterday\n")
+
+    @property
+    def mark(self) -> Path:
+        """What says that there is something to look after."""
+        return self.lock / MARK
+
+    def reconcile(self, isolation: str = "cgroup", *, dry_run: bool = False) -> Report:
+        """Reconcile once."""
+        self.settings["ISOLATION"] = isolation
+        node = self.node()
+        return reconcile(node, judge_of(node), soon(), dry_run)
+
+    def jobs(self) -> set[str]:
+        """Return the names of the jobs' cgroups."""
+        return {path.name for path in self.devices.rglob("gpulock-*-*")}
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    return Cell(tmp_path)
+
+
+@pytest.fixture
+def closing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What becomes of logins."""
+    told: list[str] = []
+
+    def close(trees: list[Tree], _: object) -> None:
+        told.append(f"close {len(trees)}")
+
+    def open_again(trees: list[Tree]) -> None:
+        told.append(f"open {len(trees)}")
+
+    monkeypatch.setattr(sessions, "close", close)
+    monkeypatch.setattr(sessions, "open_again", open_again)
+    return told
+
+
+def test_a_job_whose_process_is_gone_loses_its_cgroup_and_no_other_does(cell: Cell) -> None:
+    assert cell.reconcile().fault == ""
+    assert cell.jobs() == {JOB}
+    assert cell.mark.exists()
+
+
+def test_another_process_of_that_pid_is_not_the_jobs(cell: Cell) -> None:
+    cell.proc.add(500, "sge_shepherd", start=2000)
+
+    cell.reconcile()
+
+    assert cell.jobs() == set()
+
+
+def test_a_dry_run_removes_nothing(cell: Cell) -> None:
+    cell.reconcile(dry_run=True)
+
+    assert cell.jobs() == {JOB, OTHER}
+
+
+def test_where_isolation_is_off_and_never_was_on_nothing_is_looked_at(cell: Cell) -> None:
+    cell.mark.unlink()
+
+    cell.reconcile("off")
+
+    assert cell.jobs() == {JOB, OTHER}
+    assert not cell.mark.exists()
+
+
+def test_logins_are_closed_before_the_first_job_and_opened_when_that_is_given_up(
+    cell: Cell, closing: list[str]
+) -> None:
+    """Who opens a card before any job came keeps it open: the kernel asks at open(2)."""
+    cell.mark.unlink()
+
+    for isolation in ("cgroup", "off", "off"):
+        assert cell.reconcile(isolation).fault == ""
+
+    assert closing == ["close 1", "open 1"]
+    assert not cell.mark.exists()
+
+
+def test_a_dry_run_closes_nothing(cell: Cell, closing: list[str]) -> None:
+    cell.mark.unlink()
+
+    cell.reconcile("cgroup", dry_run=True)
+
+    assert closing == []
+    assert not cell.mark.exists()
+
+
+def test_a_site_that_gave_isolation_up_is_looked_after_until_the_last_job_is_over(
+    cell: Cell,
+) -> None:
+    cell.reconcile("off")
+    assert cell.jobs() == {JOB}
+    assert cell.mark.exists()
+
+    cell.proc.remove(500)
+    cell.reconcile("off")
+    assert cell.jobs() == set()
+    assert not cell.mark.exists()
+
+
+def test_sessions_are_closed_under_cgroup_and_opened_when_that_is_given_up(
+    cell: Cell, closing: list[str]
+) -> None:
+    for isolation in ("cgroup", "off"):
+        cell.reconcile(isolation)
+
+    assert closing == ["close 1", "open 1"]
+
+
+def test_a_cgroup_that_cannot_be_removed_is_told_and_harms_nothing_else(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.rmdir", refuse)
+
+    report = cell.reconcile()
+
+    assert report.fault.startswith("isolation: ")
+    assert [outcome.act for outcome in report.outcomes] == ["held"]
+
+
+@pytest.mark.parametrize(("isolation", "told"), [("cgroup", True), ("off", False)])
+def test_a_node_without_cgroups_is_a_fault_only_where_they_are_wanted(
+    cell: Cell, isolation: str, told: bool
+) -> None:
+    (cell.devices / "devices.deny").unlink()
+
+    assert bool(cell.reconcile(isolation).fault) is told

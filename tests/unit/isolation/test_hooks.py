@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the hooks of Grid Engine confine and free a job, and what becomes of one that cannot be."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpulock.alloc import reaper
+from gpulock.alloc.liveness import DEAD, Judge, Scan, Verdict
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.isolation import job, marks, tree
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.sge import epilog, hook, prolog, slave
+from gpulock.simulate.execd import SpooledJob
+from gpulock.simulate.packed_job import Resource
+from gpulock.workstation.process_claims import judge
+from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.trees import bus
+
+if TYPE_CHECKING:
+    from gpulock.alloc.liveness import Rule
+
+RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
+CGROUP = {"ISOLATION": "cgroup"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    child_of(monkeypatch, made)
+    return made
+
+
+class Kernel:
+    """What the hooks asked for: (label, pid, minors) of each job, in order."""
+
+    def __init__(self, site: Site, patch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[str, int, list[int]]] = []
+        self.refusal: Refusal | None = None
+        self.ends: list[tuple[str, list[str]]] = []
+        self.says = ""
+        self._site = site
+        patch.setattr(job, "begin", self.begin)
+        patch.setattr(job, "end", self.end)
+
+    def begin(self, node: Node, who: job.Who, granted: list[object], *_: object) -> None:
+        del node
+        self.asked.append((who.label, who.pid, [getattr(d, "minor", -1) for d in granted]))
+        if self.refusal:
+            raise self.refusal
+
+    def end(self, node: Node, who: job.Who) -> str:
+        del node
+        self.ends.append((who.label, self._site.locks()))
+        return self.says
+
+
+@pytest.fixture
+def kernel(site: Site, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return Kernel(site, monkeypatch)
+
+
+def start(site: Site, spooled: SpooledJob, **keys: str) -> int:
+    argv = ["sge", str(site.pid)]
+    return prolog.main(argv, site.environ(spooled), site.config(**keys))
+
+
+def stop(site: Site, spooled: SpooledJob, **keys: str) -> int:
+    argv = ["sge", str(site.pid)]
+    return epilog.main(argv, site.environ(spooled), site.config(**keys))
+
+
+def test_without_isolation_nothing_of_it_is_loaded(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("gpulock.isolation")]:
+        monkeypatch.delitem(sys.modules, name)
+    spooled = site.run(gpus(1))
+
+    assert start(site, spooled) == stop(site, spooled) == RUN
+
+    assert [name for name in sys.modules if name.startswith("gpulock.isolation")] == []
+
+
+def test_a_job_is_confined_to_its_grant(site: Site, kernel: Kernel) -> None:
+    assert start(site, site.run(gpus(2)), **CGROUP) == RUN
+    assert kernel.asked == [("12.1", SHEPHERD, [0, 1])]
+
+
+def test_a_job_that_asked_for_none_is_confined_to_none(site: Site, kernel: Kernel) -> None:
+    spooled = site.run()
+    for hide in ("yes", "no"):
+        assert start(site, spooled, **CGROUP, HIDE_UNREQUESTED=hide) == RUN
+    assert kernel.asked == [("12.1", SHEPHERD, [])] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(BROKEN, QUEUE_ERROR), (UNKNOWN, REQUEUE)], ids=["broken", "unknown"]
+)
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_job_that_cannot_be_confined_does_not_start_and_keeps_nothing(
+    site: Site, kernel: Kernel, kind: str, code: int, count: int
+) -> None:
+    kernel.refusal = Refusal(kind, "no cgroups", "mount them")
+    spooled = site.run(gpus(count))
+    before = variables(spooled.folder)
+
+    assert start(site, spooled, **CGROUP) == code
+
+    assert site.locks() == []
+    assert variables(spooled.folder) == before
+
+
+def test_a_node_without_cgroups_starts_no_job(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is played here: the Box has neither version."""
+    (Path(site.proc.root) / "devices").write_text("Character devices:\n")
+
+    assert start(site, site.run(gpus(1)), **CGROUP) == QUEUE_ERROR
+    assert "neither the devices controller nor cgroup version 2" in capfd.readouterr().err
+    assert site.locks() == []
+
+
+def test_the_epilog_frees_a_job_while_its_devices_are_still_locked(
+    site: Site, kernel: Kernel
+) -> None:
+    spooled = site.run(gpus(1))
+    start(site, spooled, **CGROUP)
+
+    assert stop(site, spooled, **CGROUP) == RUN
+
+    assert kernel.ends == [("12.1", [bus(0)])]
+    assert site.locks() == []
+
+
+def test_an_epilog_that_cannot_free_the_job_gives_its_devices_back_all_the_same(
+    site: Site, kernel: Kernel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spooled = site.run(gpus(1))
+    start(site, spooled, **CGROUP)
+    kernel.says = "its cgroup: busy"
+    capfd.readouterr()
+
+    assert stop(site, spooled, **CGROUP) == RUN
+    assert site.locks() == []
+
+
+@pytest.mark.parametrize("isolation", ["group", "cgroup"])
+def test_under_isolation_a_mask_holds_uuids(isolation: str) -> None:
+    asked = {"ISOLATION": isolation, "VISIBLE_DEVICES": "index"}
+
+    assert Settings(asked).visible_devices == "uuid"
+    assert Settings({"VISIBLE_DEVICES": "index"}).visible_devices == "index"
+
+
+FIRST, SECOND = 600, 601
+HOSTS = (("node", 2), ("other", 2))
+
+
+@pytest.fixture
+def tasks(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Let a slave task's hook become root, as execd lets it."""
+    monkeypatch.setattr(os, "setresuid", lambda *_: None)  # pyright: ignore
+    return site
+
+
+def start_task(site: Site, pid: int, **keys: str) -> int:
+    return slave.main(["slave", str(pid)], {}, site.config(**CGROUP, **keys))
+
+
+def test_each_slave_task_is_confined_to_what_its_job_holds_here(
+    tasks: Site, kernel: Kernel
+) -> None:
+    spooled = tasks.spool(gpus(1), pe="mpi", hosts=HOSTS)
+    tasks.task(spooled, FIRST)
+    tasks.task(spooled, SECOND, "2.node")
+
+    codes = [start_task(tasks, pid, SGE_SLAVE_TASKS="yes") for pid in (FIRST, SECOND)]
+
+    assert codes == [0, 0]
+    assert kernel.asked == [("12.1", FIRST, [0, 1]), ("12.1", SECOND, [0, 1])]
+
+
+def test_where_slave_tasks_get_no_gpus_each_is_confined_to_none(
+    tasks: Site, kernel: Kernel
+) -> None:
+    spooled = tasks.spool(gpus(1), pe="mpi", hosts=HOSTS)
+    tasks.task(spooled, FIRST)
+
+    assert start_task(tasks, FIRST) == 0
+    assert kernel.asked == [("12.1", FIRST, [])]
+
+
+def test_a_slave_task_that_is_refused_its_gpus_is_confined_to_none(
+    tasks: Site, kernel: Kernel
+) -> None:
+    spooled = tasks.spool(gpus(9), pe="mpi", hosts=HOSTS)
+    folder = tasks.task(spooled, FIRST)
+
+    assert start_task(tasks, FIRST, SGE_SLAVE_TASKS="yes") == 0
+    assert kernel.asked == [("12.1", FIRST, [])]
+    assert slave.REFUSED in variables(folder)
+
+
+def test_a_slave_task_that_cannot_be_confined_does_not_start(tasks: Site, kernel: Kernel) -> None:
+    kernel.refusal = Refusal(BROKEN, "no cgroups", "mount them")
+    spooled = tasks.spool(gpus(1), pe="mpi", hosts=HOSTS)
+    tasks.task(spooled, FIRST)
+
+    assert start_task(tasks, FIRST, SGE_SLAVE_TASKS="yes") == 1
+    assert tasks.locks() == []
+
+
+# --- a job of several hosts, on its first one -----------------------------------------------------
+
+
+def launched(site: Site, *resources: Resource, by: bytes) -> SpooledJob:
+    """Spool a job of two hosts whose shepherd was started with this in its environment."""
+    spooled = site.run(*resources, pe="mpi", hosts=HOSTS)
+    (site.proc.root / str(SHEPHERD) / "environ").write_bytes(b"SGE_ROOT=/sge\0" + by + b"\0")
+    return spooled
+
+
+@pytest.mark.parametrize("asked", [(), (gpus(1),)])
+@pytest.mark.parametrize(
+    ("by", "code"), [(b"GPULOCK_LAUNCHER=1", RUN), (b"XGPULOCK_LAUNCHER=1", JOB_ERROR)]
+)
+def test_a_job_of_several_hosts_starts_where_shepherd_cmd_confines_its_tasks(
+    site: Site, kernel: Kernel, asked: tuple[Resource, ...], by: bytes, code: int
+) -> None:
+    spooled = launched(site, *asked, by=by)
+
+    assert start(site, spooled, SGE_SLAVE_TASKS="yes", **CGROUP) == code
+    assert bool(kernel.asked) is (code == RUN)
+    assert bool(site.locks()) is (code == RUN and bool(asked))
+
+
+def test_where_it_cannot_be_seen_who_started_the_shepherd_the_job_is_refused(
+    site: Site, kernel: Kernel
+) -> None:
+    spooled = site.run(pe="mpi", hosts=HOSTS)
+
+    assert start(site, spooled, **CGROUP) == JOB_ERROR
+    assert kernel.asked == []
+
+
+@pytest.mark.parametrize("isolation", ["off", "group"])
+def test_only_a_cgroup_needs_the_launcher(site: Site, kernel: Kernel, isolation: str) -> None:
+    spooled = site.run(pe="mpi", hosts=HOSTS)
+
+    assert start(site, spooled, ISOLATION=isolation) == RUN
+
+
+def test_a_job_of_one_host_needs_no_launcher(site: Site, kernel: Kernel) -> None:
+    spooled = site.run(pe="mpi", hosts=(("node", 4),))
+
+    assert start(site, spooled, **CGROUP) == RUN
+    assert kernel.asked == [("12.1", SHEPHERD, [])]
+
+
+def test_where_a_reconcile_has_to_look_is_noted_once(site: Site) -> None:
+    store = site.node().store
+    assert marks.noted(store) == []
+
+    marks.note(store, [])
+    assert (site.lock / marks.MARK).exists()
+    for _ in range(2):
+        marks.note(store, ["/a/b", "/c"])
+    assert marks.noted(store) == ["/a/b", "/c"]
+    assert (site.lock / marks.MARK).read_text().count("/a/b") == 1
+
+
+def test_a_line_that_somebody_was_killed_in_spoils_none_of_ours(site: Site) -> None:
+    store = site.node().store
+    marks.note(store, [])
+    (site.lock / marks.MARK).write_text("\n/a/")
+
+    marks.note(store, ["/a/b"])
+
+    assert marks.noted(store) == ["/a/", "/a/b"]
+
+
+def leave_behind(site: Site, pid: int) -> None:
+    """Let a process be in the job's cgroup that has nothing else of the job's."""
+    outer = site.root / "cgroup"
+    inner = outer / tree.name_of("12.1", SHEPHERD, 1000)
+    inner.mkdir(parents=True)
+    (inner / "cgroup.procs").write_text(f"{pid}\n")
+    marks.note(site.node().store, [str(outer)])
+    site.proc.add(pid, "sheds")
+
+
+def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
+    site: Site, kernel: Kernel
+) -> None:
+    """Of a rootless container: it shed the group, and no descriptor shows what it has mapped."""
+    spooled = site.run(gpus(1))
+    assert start(site, spooled, **CGROUP) == RUN
+    leave_behind(site, 700)
+    assert stop(site, spooled, **CGROUP) == RUN
+    assert len(kernel.ends) == len(site.locks()) == 1
+    node = Node(Settings({**site.settings, **CGROUP}))
+    (lock,) = node.store.all().values()
+    for judges in (judge(node), hook.judge(node)):  # gpulockd's, and a claim's
+        assert judges.left(lock) == "process 700 is in the job's cgroup"
+    dead: dict[str, Rule] = {"sge": lambda lock, scan: Verdict(DEAD, f"{lock}, {scan}: gone")}
+    sure = Judge(node.boot_id, node.name, Scan(node.proc), dead, hook.members(node))
+    (outcome,) = reaper.settle(node, {lock.id: lock}, sure, reaper.make_holders(node, [], sure))
+    assert (outcome.act, outcome.verdict.state) == (reaper.HELD, DEAD)
+    assert "process 700 is in the job's cgroup" in outcome.reason
+    procs = next((site.root / "cgroup").glob("*/cgroup.procs"))
+    procs.unlink()
+    procs.mkdir()
+    assert "cannot be read" in judge(node).left(lock)
+    procs.rmdir()  # of a cgroup that is gone
+    assert stop(site, spooled, **CGROUP) == RUN
+    assert site.locks() == []

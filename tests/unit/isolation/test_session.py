@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PAM session of a Slurm step: whose step it is, what it may open, and what a failure does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, Refusal
+from gpulock.isolation import job
+from gpulock.isolation.tree import name_of
+from gpulock.node.context import Node
+from gpulock.slurm import session
+from tests.support.slurm_site import NODE_BROKEN, RUN, STEPD, UID, Site, row
+from tests.support.trees import bus
+
+OPEN = {"PAM_TYPE": "open_session", "PAM_USER": "alice", "PAM_SERVICE": "slurm"}
+CLOSE = {**OPEN, "PAM_TYPE": "close_session"}
+
+
+class Kernel:
+    """What the session asked for: (label, minors) of each step confined, labels of those freed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.confined: list[tuple[str, list[int]]] = []
+        self.freed: list[str] = []
+        self.refusal: Refusal | None = None
+        patch.setattr(job, "begin", self.begin)
+        patch.setattr(job, "end", self.end)
+
+    def begin(self, node: Node, who: job.Who, granted: list[object], *_: object) -> None:
+        del node
+        if self.refusal:
+            raise self.refusal
+        assert (who.pid, who.start, who.gid) == (STEPD, 1000, 0)
+        self.confined.append((who.label, [getattr(d, "minor", -1) for d in granted]))
+
+    def end(self, node: Node, who: job.Who) -> str:
+        del node
+        self.freed.append(who.label)
+        return ""
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return Kernel(monkeypatch)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    monkeypatch.setattr(os, "getppid", lambda: STEPD)
+    made.prolog()
+    made.set(ISOLATION="cgroup")
+    made.stepd(STEPD, "12.0")
+    return made
+
+
+def run(site: Site, environ: dict[str, str] = OPEN) -> int:
+    return session.main(environ, site.config())
+
+
+@pytest.mark.parametrize("step", ["0", "batch", "interactive", "extern"])
+def test_a_step_is_confined_to_what_its_job_was_granted(
+    site: Site, kernel: Kernel, step: str
+) -> None:
+    site.stepd(STEPD, f"12.{step}")
+
+    assert run(site) == 0
+    assert kernel.confined == [(f"12.{step}", [0, 1])]
+
+
+def test_the_minors_are_the_locks_and_not_the_positions(
+    tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    site.shuffled()
+    monkeypatch.setattr(os, "getppid", lambda: STEPD)
+    assert site.prolog(12, "0,1") == RUN
+    site.set(ISOLATION="cgroup")
+    site.stepd(STEPD, "12.0")
+
+    assert run(site) == 0
+    held = [int(site.holder(n).minor) for n in range(4) if bus(n) in site.locks()]
+    assert sorted(kernel.confined[0][1]) == sorted(held)
+
+
+def test_the_end_of_the_session_frees_the_step(site: Site, kernel: Kernel) -> None:
+    assert run(site, CLOSE) == 0
+    assert (kernel.confined, kernel.freed) == ([], ["12.0"])
+
+
+def test_a_fault_at_the_end_puts_no_finished_job_back(
+    site: Site, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(job, "end", fault)
+    site.stepd(STEPD, "12.batch")
+    site.answers(row(12))
+    assert run(site, CLOSE) == 1
+    assert (kernel.freed, site.drained()) == ([], [])
+    assert not [call for call in site.calls() if "requeue" in call]
+
+
+@pytest.mark.parametrize("isolation", ["off", "group"])
+def test_with_another_isolation_it_does_nothing(site: Site, kernel: Kernel, isolation: str) -> None:
+    site.set(ISOLATION=isolation)
+
+    assert run(site) == 0
+    assert kernel.confined == []
+
+
+def test_a_job_without_gpus_opens_none(site: Site, kernel: Kernel) -> None:
+    site.set(ISOLATION="off")
+    site.prolog(13, None)
+    site.set(ISOLATION="cgroup")
+    site.stepd(STEPD, "13.0")
+
+    assert run(site) == 0
+    assert kernel.confined == [("13.0", [])]
+
+
+def test_a_job_of_which_the_prolog_left_no_word_opens_none(site: Site, kernel: Kernel) -> None:
+    site.stepd(STEPD, "14.0")
+
+    assert run(site) == 0
+    assert kernel.confined == [("14.0", [])]
+
+
+def test_a_job_that_has_another_users_old_id_opens_none(site: Site, kernel: Kernel) -> None:
+    assert run(site, {**OPEN, "PAM_USER": "mallory"}) == 0
+    assert kernel.confined == [("12.0", [])]
+
+
+def stopped(site: Site) -> None:
+    """Expect that the step does not start."""
+    assert run(site) == 1
+
+
+def test_a_lock_that_is_not_the_jobs_any_more_stops_the_step(site: Site, kernel: Kernel) -> None:
+    lock = site.lock / "locks" / bus(1) / "owner"
+    lock.write_text(lock.read_text().replace("token=", "token=other"))
+
+    stopped(site)
+    assert kernel.confined == []
+
+
+def test_a_note_that_cannot_be_read_stops_the_step(site: Site, kernel: Kernel) -> None:
+    (site.lock / "tasks/n1.12").write_text("nonsense\n")
+
+    stopped(site)
+    assert kernel.confined == []
+
+
+def test_a_job_that_two_nodes_on_one_machine_run_stops_the_step(site: Site, kernel: Kernel) -> None:
+    text = (site.lock / "tasks/n1.12").read_text()
+    (site.lock / "tasks/n2.12").write_text(text)
+
+    stopped(site)
+    assert kernel.confined == []
+
+
+@pytest.mark.parametrize("what", ["name", "uid", "title"])
+def test_whoever_else_starts_it_is_refused(site: Site, kernel: Kernel, what: str) -> None:
+    if what == "name":
+        site.process(STEPD, "sshd", "slurmstepd: [12.0]", os.geteuid())
+    elif what == "uid":
+        site.stepd(STEPD, "12.0", UID)
+    else:
+        site.process(STEPD, "slurmstepd", "slurmstepd infinity", os.geteuid())
+
+    stopped(site)
+    assert kernel.confined == []
+
+
+def test_a_step_that_cannot_be_confined_does_not_start_and_drains_the_node(
+    site: Site, kernel: Kernel
+) -> None:
+    kernel.refusal = Refusal(BROKEN, "no cgroups", "mount them")
+
+    stopped(site)
+    assert len(site.drained()) == 1
+    assert "no cgroups" in site.drained()[0]
+    assert not [call for call in site.calls() if "requeue" in call]
+
+
+def test_a_script_that_cannot_be_confined_is_put_back(site: Site, kernel: Kernel) -> None:
+    """To slurmctld a batch step without a session is done: COMPLETED, with exit code 0."""
+    kernel.refusal = Refusal(BROKEN, "no cgroups", "mount them")
+    site.stepd(STEPD, "12.batch")
+    site.answers(row(12))
+
+    stopped(site)
+    assert ["scontrol", "requeue", "12"] in site.calls()
+
+
+def test_a_task_of_a_step_without_a_session_does_not_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: UID)
+    own = site.proc.root / str(os.getpid())
+    own.mkdir()
+    for path, code in (("/slurmd", 213), (f"/slurmd/{name_of('12.0', STEPD, 1000)}", 0)):
+        (own / "cgroup").write_text(f"0::{path}\n")
+        assert site.task() == code
+    assert "UsePAM=1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("isolation", "said"), [("group", "set ISOLATION=cgroup"), ("cgroup", "neither the devices")]
+)
+def test_a_prolog_refuses_what_this_node_cannot_do_for_its_steps(
+    tmp_path: Path, isolation: str, said: str
+) -> None:
+    site = Site(tmp_path)
+    site.set(ISOLATION=isolation)
+
+    assert site.prolog() == NODE_BROKEN
+    assert site.locks() == []
+    assert said in site.drained()[0]
+
+
+def test_a_job_without_gpus_drains_no_node_that_cannot_confine(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.set(ISOLATION="cgroup")
+
+    assert site.prolog(12, None) == RUN
+    assert site.drained() == []

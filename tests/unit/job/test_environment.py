@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variables of a job: right, or empty, never somebody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.job import environment
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
+
+MASKS = ("CUDA_VISIBLE_DEVICES", "SGE_GPU")
+
+
+def card(index: int, uuid: str = "", instance: str = "") -> Device:
+    device = Device(f"0000:{index + 1:02x}:00.0", index)
+    device.uuid = uuid
+    if instance:
+        device.id = f"{device.bus}.{instance}"
+    return device
+
+
+def variables(granted: list[Device], **keys: str) -> dict[str, str]:
+    pairs = environment.variables(granted, Settings(keys), ("SGE_GPU",))
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
+def test_the_mask_is_the_indexes_and_all_else_the_uuids() -> None:
+    found = variables([card(2, "GPU-b"), card(10, "GPU-k")])
+    assert {name: found[name] for name in MASKS} == dict.fromkeys(MASKS, "2,10")
+    assert found["NVIDIA_VISIBLE_DEVICES"] == found["GPULOCK_DEVICES"] == "GPU-b,GPU-k"
+    assert found["GPU_DEVICE_ORDINAL"] == "2,10"
+    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_the_mask_is_the_uuids_where_that_is_configured() -> None:
+    found = variables([card(2, "GPU-b"), card(3, "GPU-c")], VISIBLE_DEVICES="uuid")
+    assert {found[name] for name in MASKS} == {"GPU-b,GPU-c"}
+    assert "GPU_DEVICE_ORDINAL" not in found
+
+
+def test_instances_are_masked_by_uuid_whatever_is_configured() -> None:
+    found = variables([card(0, "MIG-a", "gi1.ci0"), card(0, "MIG-b", "gi2.ci0")])
+    assert {found[name] for name in MASKS} == {"MIG-a,MIG-b"}
+    assert "GPU_DEVICE_ORDINAL" not in found
+
+
+@pytest.mark.parametrize("key", ["index", "uuid"])
+def test_a_job_without_gpus_sees_none(key: str) -> None:
+    found = variables([], VISIBLE_DEVICES=key)
+    assert [found[name] for name in MASKS] == ["", ""]
+    assert (found["NVIDIA_VISIBLE_DEVICES"], found["GPULOCK_DEVICES"]) == ("void", "")
+
+
+def test_a_uuid_that_is_not_known_yet_leaves_all_uuids_out_but_the_mask_right() -> None:
+    found = variables([card(0, "GPU-a"), card(1)])
+    assert found["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert not {"NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("granted", "keys"),
+    [([card(0, "GPU-a"), card(1)], {"VISIBLE_DEVICES": "uuid"}), ([card(0, "", "gi1.ci0")], {})],
+)
+def test_a_mask_that_needs_a_uuid_not_known_is_could_not_find_out(
+    granted: list[Device], keys: dict[str, str]
+) -> None:
+    with pytest.raises(Refusal) as caught:
+        variables(granted, **keys)
+    assert caught.value.kind == UNKNOWN
+
+
+def test_each_variable_has_its_twins_for_containers() -> None:
+    found = variables([card(2, "GPU-b")])
+    own = {name: value for name, value in found.items() if "TAINERENV_" not in name}
+    own = {name: value for name, value in own.items() if "SINGULARITYENV_" not in name}
+    assert len(found) == 3 * len(own)
+    for twin in ("APPTAINERENV_", "SINGULARITYENV_"):
+        assert {name: found[twin + name] for name in own} == own
+
+
+def test_every_name_that_may_be_set_is_dropped_first() -> None:
+    dropped = environment.drop_names(("SGE_GPU",))
+    for granted in ([], [card(2, "GPU-b")]):
+        assert set(variables(granted, CDI_DIR="/run/cdi")) == dropped
+    assert set(variables([card(2)])) < dropped
+
+
+def test_podman_is_told_the_names_of_the_cdi_spec_where_one_is_kept() -> None:
+    granted = [card(0, "MIG-a", "gi1.ci0"), card(0, "MIG-b", "gi2.ci0")]
+    assert variables(granted, CDI_DIR="/run/cdi")["GPULOCK_CDI"] == (
+        "--device=gpulock.io/gpu=0000:01:00.0.gi1.ci0 --device=gpulock.io/gpu=0000:01:00.0.gi2.ci0"
+    )
+    assert variables([], CDI_DIR="/run/cdi")["GPULOCK_CDI"] == ""
+    assert "GPULOCK_CDI" not in variables([card(2, "GPU-b")])
+
+
+def driver(root: Path, *parts: str, text: str = "") -> dict[str, str]:
+    banner = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build"
+    (root / "driver").mkdir()
+    (root / "driver/version").write_text((text or banner) + "\nGCC version:  gcc version 12.3.0\n")
+    for part in parts:
+        (root / "sets/570.172.08" / part).mkdir(parents=True)
+    return {"DRIVER_ROOT": str(root / "driver"), "DRIVER_DIR": str(root / "sets")}
+
+
+def test_this_nodes_driver_is_bound(tmp_path: Path) -> None:
+    settings = Settings(driver(tmp_path, "bin", "lib"))
+    folder = f"{tmp_path}/sets/570.172.08"
+    assert environment.driver_binds(settings) == f"{folder}/bin:/nvbin,{folder}/lib:/nvlib"
+
+
+@pytest.mark.parametrize("parts", [(), ("bin",), ("lib",)])
+def test_a_driver_set_that_is_missing_is_a_broken_node(
+    tmp_path: Path, parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(Refusal) as caught:
+        environment.driver_binds(Settings(driver(tmp_path, *parts)))
+    assert caught.value.kind == BROKEN
+
+
+def test_nothing_is_bound_where_nothing_is_configured() -> None:
+    assert environment.driver_binds(Settings({})) == ""
+
+
+@pytest.mark.parametrize(
+    ("banner", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  418.87.00  Thu Aug  8", "418.87.00"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  R", "570.172.08"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95  R", "580.95"),
+    ],
+)
+def test_the_version_is_read_from_what_drivers_write(
+    tmp_path: Path, banner: str, version: str
+) -> None:
+    (tmp_path / "version").write_text(f"{banner}\nGCC version: 1.2.3\n")
+    assert environment.driver_version(str(tmp_path)) == version
+
+
+@pytest.mark.parametrize("banner", ["", "no version", "../../etc", "1..2/../x"])
+def test_a_version_that_is_none_makes_no_path(tmp_path: Path, banner: str) -> None:
+    (tmp_path / "version").write_text(f"{banner}\n1.2.3\n")
+    with pytest.raises(Refusal):
+        environment.driver_version(str(tmp_path))
+
+
+@pytest.mark.parametrize("folder", ["sets", "/a,b", "/a:b", "/a\\b", "/a\nb", "/\x1b[2J"])
+def test_a_driver_folder_that_no_container_could_bind_is_refused(
+    tmp_path: Path, folder: str
+) -> None:
+    keys = driver(tmp_path) | {"DRIVER_DIR": folder}
+    with pytest.raises(Refusal, match="cannot be bound") as caught:
+        environment.driver_binds(Settings(keys))
+    assert caught.value.kind == BROKEN
+
+
+OURS = "/sets/570.1/bin:/nvbin,/sets/570.1/lib:/nvlib"
+OTHERS = "/sets/535.5.1/bin:/nvbin,/sets/535.5.1/lib:/nvlib"
+
+
+@pytest.mark.parametrize(
+    ("old", "kept"),
+    [
+        ("", ""),
+        ("/scratch", "/scratch,"),
+        (OURS, ""),
+        (f"/scratch,{OURS}", "/scratch,"),
+        (f"{OURS},/scratch:/s:ro", "/scratch:/s:ro,"),
+        (OTHERS, ""),
+        (f"/a,{OTHERS},/b,{OURS}", "/a,/b,"),
+        ("/home/me/lib:/nvlib", "/home/me/lib:/nvlib,"),
+        ("/sets/570.1/lib:/elsewhere", "/sets/570.1/lib:/elsewhere,"),
+        ("/a,,", "/a,"),
+    ],
+)
+def test_our_binds_come_last_and_once_and_no_other_nodes_drivers(old: str, kept: str) -> None:
+    assert environment.appended(old, OURS) == f"{kept}{OURS}"
+
+
+@pytest.mark.parametrize(
+    ("apptainer", "singularity", "expected"),
+    [
+        (None, None, ("", "")),
+        ("/a", None, ("/a", "")),
+        (None, "/s", ("/s", "/s")),
+        ("", "/s", ("/s", "/s")),
+        ("/a", "/s", ("/a", "/s")),
+    ],
+)
+def test_a_bind_list_of_singularitys_name_is_apptainers_where_it_has_none(
+    apptainer: str | None, singularity: str | None, expected: tuple[str, str]
+) -> None:
+    given = {"APPTAINER_BINDPATH": apptainer, "SINGULARITY_BINDPATH": singularity}
+    environ = {name: value for name, value in given.items() if value is not None}
+    assert tuple(value for _, value in environment.own_binds(environ)) == expected

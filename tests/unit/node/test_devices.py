@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of a node as driver and kernel show them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node import devices, inventory
+from gpulock.node.devices import Device
+from gpulock.simulate.node import write_node
+from tests.support.trees import BOOT, OTHER_BOOT, Box
+
+UNREAD = "GPU-????????-????-????-????-????????????"
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    return Box(tmp_path, gpus=0)
+
+
+def read(box: Box) -> list[Device]:
+    return box.node().devices()
+
+
+def ids(box: Box) -> list[str]:
+    return [device.id for device in read(box)]
+
+
+def test_more_than_ten_gpus_are_in_the_order_of_their_bus_not_of_its_text(box: Box) -> None:
+    slots = [
+        "0000:9:00.0",
+        "0000:10:00.0",
+        "0000:0a:00.0",
+        "10000:01:00.0",
+        "0001:00:00.0",
+        "0000:9:1f.7",
+    ]
+    slots += [f"0000:{n:02x}:00.0" for n in range(0x80, 0x88)]
+    for minor, slot in enumerate(slots):
+        box.gpu(slot, minor)
+    assert ids(box)[:4] == ["0000:9:00.0", "0000:9:1f.7", "0000:0a:00.0", "0000:10:00.0"]
+    assert ids(box)[-2:] == ["0001:00:00.0", "10000:01:00.0"]
+    assert [device.index for device in read(box)] == list(range(14))
+
+
+def test_the_minor_is_the_drivers_and_not_the_index(box: Box) -> None:
+    for slot, minor in (("0000:1b:00.0", 4), ("0000:43:00.0", 0), ("0000:52:00.0", 7)):
+        box.gpu(slot, minor)
+    assert [(d.index, d.minor) for d in read(box)] == [(0, 4), (1, 0), (2, 7)]
+
+
+def test_upper_case_bus_ids_make_the_same_lock_as_lower_case_ones(box: Box) -> None:
+    box.gpu("0000:3B:00.0", 0)
+    assert ids(box) == ["0000:3b:00.0"]
+    assert read(box)[0].fault == ""
+
+
+def test_a_uuid_that_is_not_read_yet_is_none_and_the_id_stays_when_it_comes(box: Box) -> None:
+    box.gpu("0000:3b:00.0", 0, UNREAD)
+    before = read(box)[0]
+    assert (before.id, before.uuid, before.fault) == ("0000:3b:00.0", "", "")
+    box.gpu("0000:3b:00.0", 0, "GPU-0123")
+    after = read(box)[0]
+    assert (after.id, after.uuid) == (before.id, "GPU-0123")
+
+
+def test_a_uuid_not_read_yet_is_taken_from_this_boots_inventory_only(box: Box) -> None:
+    box.gpu("0000:3b:00.0", 0, UNREAD)
+    box.inventory("gpu.0000:3b:00.0.uuid=GPU-old", boot_id=OTHER_BOOT)
+    assert read(box)[0].uuid == ""
+    box.inventory("gpu.0000:3b:00.0.uuid=GPU-0123")
+    assert read(box)[0].uuid == "GPU-0123"
+
+
+@pytest.mark.parametrize("uuid", ["GPU-1,GPU-2", "MIG-1", "0", "\x1b[0m"])
+def test_a_uuid_that_is_none_is_never_put_into_a_mask(box: Box, uuid: str) -> None:
+    box.gpu("0000:3b:00.0", 0, uuid)
+    found = read(box)[0]
+    assert found.uuid == "" or found.fault
+
+
+def test_a_card_that_vanishes_while_it_is_read_is_gone(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for minor, slot in enumerate(["0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"]):
+        box.gpu(slot, minor)
+    real = os.open
+
+    def fall_off(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path.endswith("0000:43:00.0/information"):
+            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", fall_off)
+    assert [(d.id, d.index) for d in read(box)] == [("0000:1b:00.0", 0), ("0000:52:00.0", 1)]
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"\xff\x00\xfe" * 50)
+
+
+def empty(path: Path) -> None:
+    path.write_text("")
+
+
+def huge(path: Path) -> None:
+    os.truncate(path, 1 << 40)
+
+
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def elsewhere(path: Path) -> None:
+    path.write_text(path.read_text().replace("0000:43", "0000:44"))
+
+
+def no_minor(path: Path) -> None:
+    path.write_text(path.read_text().replace("Device Minor: \t 1", "Device Minor: \t 1²"))
+
+
+@pytest.mark.parametrize("spoil", [garbage, empty, huge, link, fifo, elsewhere, no_minor])
+def test_a_card_whose_file_is_no_information_keeps_its_place_and_is_not_granted(
+    box: Box, spoil: object
+) -> None:
+    for minor, slot in enumerate(["0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"]):
+        box.gpu(slot, minor)
+    assert callable(spoil)
+    spoil(box.driver / "gpus/0000:43:00.0/information")
+    found = read(box)
+    assert [(d.index, bool(d.fault)) for d in found] == [(0, False), (1, True), (2, False)]
+
+
+@pytest.mark.parametrize("key", ["GPU Excluded", "Blacklisted"])
+def test_an_excluded_card_has_no_index_and_shifts_nobodys(box: Box, key: str) -> None:
+    box.gpu("0000:1b:00.0", 0)
+    path = box.gpu("0000:43:00.0", 1)
+    path.write_text(path.read_text().replace("GPU Excluded: \t No", f"{key}: \t Yes"))
+    box.gpu("0000:52:00.0", 2)
+    found = read(box)
+    assert [(d.index, bool(d.fault)) for d in found] == [(0, False), (-1, True), (1, False)]
+
+
+def test_what_is_no_bus_id_is_no_card(box: Box) -> None:
+    box.gpu("0000:1b:00.0", 0)
+    for name in ("README", "0000:1b", "a:b:c:d", "xyz:1b:00.0", "0000:1b:00.g", "::."):
+        (box.driver / "gpus" / name).mkdir()
+    assert ids(box) == ["0000:1b:00.0"]
+
+
+def test_a_node_without_a_driver_is_broken(box: Box) -> None:
+    shutil.rmtree(box.driver)
+    with pytest.raises(Refusal) as caught:
+        read(box)
+    assert caught.value.kind == BROKEN
+
+
+def test_the_place_of_a_card_comes_from_the_kernel_and_may_be_missing(box: Box) -> None:
+    box.gpu("0000:1b:00.0", 0)
+    box.gpu("0000:43:00.0", 1)
+    real = box.root / "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:1b:00.0"
+    real.mkdir(parents=True)
+    (real / "numa_node").write_text("1\n")
+    folder = box.root / "sys/bus/pci/devices"
+    folder.mkdir(parents=True)
+    (folder / "0000:1b:00.0").symlink_to(os.path.relpath(real, folder))
+    found = read(box)
+    assert (found[0].numa, found[1].numa, found[1].path) == (1, -1, ())
+    assert found[0].path == ("pci0000:15", "0000:15:01.0", "0000:16:00.0")
+
+
+MIG = (
+    "gpu.0000:1b:00.0.mig=1",
+    "mig.0000:1b:00.0.gi10.ci0.uuid=MIG-c",
+    "mig.0000:1b:00.0.gi2.ci1.uuid=MIG-b",
+    "mig.0000:1b:00.0.gi2.ci0.uuid=MIG-a",
+    "mig.0000:1b:00.0.gi2.ci0.profile=3g.40gb",
+    "mig.0000:1b:00.0.gi2.ci0.memory_mib=40192",
+)
+
+
+def test_a_card_in_mig_mode_is_its_instances_and_never_granted_whole(box: Box) -> None:
+    box.gpu("0000:1b:00.0", 5)
+    box.gpu("0000:43:00.0", 1)
+    box.inventory(*MIG)
+    found = read(box)
+    order = ["gi2.ci0", "gi2.ci1", "gi10.ci0", "0000:43:00.0"]
+    assert [d.id.removeprefix("0000:1b:00.0.") for d in found] == order
+    assert (found[0].parent, found[0].minor, found[0].uuid) == ("0000:1b:00.0", 5, "MIG-a")
+    assert (found[0].profile, found[0].memory_mib) == ("3g.40gb", 40192)
+    assert found[3].parent == ""
+
+
+def test_a_card_in_mig_mode_without_instances_or_information_gives_nothing(box: Box) -> None:
+    path = box.gpu("0000:1b:00.0", 0)
+    box.inventory("gpu.0000:1b:00.0.mig=1")
+    assert ids(box) == []
+    box.inventory(*MIG)
+    path.write_text("garbage")
+    assert [bool(d.fault) for d in read(box)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("0000:1b:00.0", "0000:1b:00.0", True),
+        ("0000:1b:00.0", "0000:1b:00.0.gi2.ci0", True),
+        ("0000:1b:00.0.gi2.ci0", "0000:1b:00.0", True),
+        ("0000:1b:00.0.gi2.ci0", "0000:1b:00.0.gi2.ci1", False),
+        ("0000:1b:00.0.gi1.ci0", "0000:1b:00.0.gi11.ci0", False),
+        ("0000:1b:00.0", "0000:1b:00.01", False),
+        ("0000:1b:00.0", "0000:1b:00.1", False),
+        ("0000:1b:00.0", "10000:1b:00.0", False),
+    ],
+)
+def test_a_card_overlaps_its_instances_and_they_not_each_other(a: str, b: str, same: bool) -> None:
+    assert devices.overlaps(a, b) is devices.overlaps(b, a) is same
+
+
+@pytest.mark.parametrize("text", ["", "gpulock-inventory 2\nboot_id=x\n", "\0\0\0", "a=b\n"])
+def test_an_inventory_that_is_none_is_no_advice(tmp_path: Path, text: str) -> None:
+    (tmp_path / "inventory").write_text(text)
+    assert inventory.read(str(tmp_path), BOOT) == {}
+
+
+def test_links_hold_both_ways_round(box: Box) -> None:
+    box.inventory("link.0000:1b:00.0.0000:43:00.0=4")
+    found = inventory.links(inventory.read(str(box.lock), BOOT))
+    assert found["0000:1b:00.0", "0000:43:00.0"] == found["0000:43:00.0", "0000:1b:00.0"] == 4
+
+
+@pytest.mark.parametrize("preset", ["dgx1", "dgx-h200", "k80-node", "missing", "a100-mig"])
+def test_every_card_of_a_real_machine_is_understood(tmp_path: Path, preset: str) -> None:
+    node = write_node(tmp_path / "n", preset)
+    found = devices.read_devices(str(node.driver_root), str(node.sys_root))
+    assert [d.bus for d in found] == [gpu.bus for gpu in node.machine.present]
+    assert [d.minor for d in found] == [gpu.minor for gpu in node.machine.present]
+    assert [d.numa for d in found] == [gpu.numa for gpu in node.machine.present]
+    assert not [d.fault for d in found if d.fault]

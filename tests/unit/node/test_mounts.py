@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an open file is, told without asking a file system that may never answer."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.node import mounts
+from gpulock.node.mounts import Mounts, cached_key, key_of
+
+Opened = tuple[Path, int]
+
+
+@pytest.fixture(params=["/dev/null", "file"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+    """Open a device node, or a file that stands for one, and keep it open."""
+    path = Path("/dev/null") if request.param == "/dev/null" else tmp_path / "nvidia0"
+    path.touch()
+    fd = os.open(path, os.O_RDONLY)
+    yield path, fd
+    os.close(fd)
+
+
+class Fake:
+    """A /proc in which this process's files are on a mount of any type."""
+
+    def __init__(self, root: Path, opened: Opened) -> None:
+        self.root, self.fd = root, str(opened[1])
+        self.folder = root / "900/fd"
+        self.folder.mkdir(parents=True)
+        (self.folder / self.fd).symlink_to(opened[0])
+        (root / "900/fdinfo").mkdir()
+        (root / "900/fdinfo" / self.fd).write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\n")
+        (root / "self").mkdir()
+
+    def lists(self, kind: str, where: str = "self") -> None:
+        """Let a mount table have the mount."""
+        line = f"77 1 0:5 / /x rw,nosuid - {kind} source rw\n"
+        (self.root / where / "mountinfo").write_text(f"1 0 8:1 / / rw - ext4 /dev/x rw\n{line}")
+
+    def key(self) -> tuple[int, int, int] | None:
+        return Mounts(str(self.root)).key(900, str(self.folder), self.fd)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, opened: Opened) -> Fake:
+    (tmp_path / "proc").mkdir()
+    return Fake(tmp_path / "proc", opened)
+
+
+def never(*_: object) -> os.stat_result:
+    raise AssertionError("a file system was asked that may never answer")
+
+
+def test_what_this_process_has_open_is_told_as_stat_tells_it(opened: Opened) -> None:
+    found = Mounts("/proc").key(os.getpid(), "/proc/self/fd", str(opened[1]))
+    assert found == key_of(os.stat(opened[0]))
+
+
+def test_what_the_kernel_has_cached_is_the_same(opened: Opened) -> None:
+    assert cached_key(str(opened[0])) == key_of(os.stat(opened[0]))
+
+
+@pytest.mark.parametrize("kind", ["devtmpfs", "tmpfs", "ext4", "xfs"])
+@pytest.mark.parametrize("where", ["self", "900"])
+def test_a_file_system_of_the_kernels_own_is_asked(
+    fake: Fake, opened: Opened, kind: str, where: str
+) -> None:
+    fake.lists(kind, where)
+    assert fake.key() == key_of(os.stat(opened[0]))
+
+
+@pytest.mark.parametrize("kind", ["fuse.sshfs", "fuse", "nfs4", "cifs", "9p", "lustre", "autofs"])
+@pytest.mark.parametrize("where", ["self", "900"])
+def test_one_of_a_user_or_of_a_network_is_not_asked_and_has_no_device(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
+) -> None:
+    fake.lists(kind, where)
+    monkeypatch.setattr(os, "stat", never)
+    monkeypatch.setattr(mounts, "cached_key", never)
+    assert fake.key() is None
+
+
+@pytest.mark.parametrize("kind", ["overlay", ""])
+def test_one_that_stands_on_another_or_in_no_table_is_told_from_the_cache(
+    fake: Fake, opened: Opened, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind:
+        fake.lists(kind)
+    wanted = key_of(os.stat(opened[0]))
+    monkeypatch.setattr(os, "stat", never)
+    assert fake.key() == wanted
+
+
+def test_a_file_that_was_closed_meanwhile_is_not_there(fake: Fake) -> None:
+    (fake.folder / fake.fd).unlink()
+    with pytest.raises(FileNotFoundError):
+        fake.key()
+
+
+@pytest.mark.parametrize(("uid", "told"), [(0, True), (1000, False)])
+def test_what_fuse_keeps_from_root_is_no_device(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, uid: int, told: bool
+) -> None:
+    """A mount of a user's that stands in no table: to anybody else it may be anything."""
+
+    def denied(path: str) -> tuple[int, int, int]:
+        raise mounts.UnansweredError(13, "Permission denied", path)
+
+    monkeypatch.setattr(mounts, "cached_key", denied)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    seen = Mounts(str(fake.root))
+    if told:
+        assert seen.key(900, str(fake.folder), fake.fd) is None
+    else:
+        with pytest.raises(mounts.UnansweredError):
+            seen.key(900, str(fake.folder), fake.fd)
+
+
+@pytest.mark.parametrize(("code", "known"), [(5, True), (107, True), (2, False), (38, False)])
+def test_a_file_that_its_server_spoilt_is_no_device_and_blinds_nobody(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, code: int, known: bool
+) -> None:
+    """EIO of an inode that FUSE gave up; not what tells of nothing (ENOENT, ENOSYS)."""
+
+    def spoilt(path: str) -> tuple[int, int, int]:
+        if code == errno.ENOENT:
+            raise FileNotFoundError(code, "no answer", path)
+        raise mounts.UnansweredError(code, "no answer", path)
+
+    monkeypatch.setattr(mounts, "cached_key", spoilt)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    if known:
+        assert fake.key() is None
+    else:
+        with pytest.raises(OSError, match="no answer"):
+            fake.key()
+
+
+def test_what_fails_before_a_file_is_asked_says_nothing_of_it(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a job's own limits even ctypes may not be loaded."""
+
+    def unloaded(path: str) -> tuple[int, int, int]:
+        raise OSError(errno.ENOMEM, "libffi.so.8", path)
+
+    monkeypatch.setattr(mounts, "cached_key", unloaded)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(OSError, match="libffi"):
+        fake.key()
+
+
+def test_a_table_is_read_once_however_many_files_are_in_none(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may fill the table of a namespace of his own, until it cannot be read at all."""
+    read: list[str] = []
+    real = mounts.table_of
+
+    def counted(path: str, seconds: float) -> str:
+        read.append(path)
+        return real(path, seconds)
+
+    monkeypatch.setattr(mounts, "table_of", counted)
+    seen = Mounts(str(fake.root))
+    keys = {seen.key(900, str(fake.folder), fake.fd) for _ in range(3)}
+    assert len(keys) == 1
+    assert read == [f"{fake.root}/self/mountinfo", f"{fake.root}/900/mountinfo"]
+
+
+def test_a_table_that_takes_too_long_tells_nothing(fake: Fake) -> None:
+    """Its owner may have stacked thousands of mounts; what is in no table is told otherwise."""
+    fake.lists("nfs4", "900")
+    path = f"{fake.root}/900/mountinfo"
+    assert "nfs4" in mounts.table_of(path, 60.0)
+    assert mounts.table_of(path, -1.0) == ""
+
+
+def test_where_telling_a_files_locks_takes_long_it_is_opened_as_a_place_instead(
+    fake: Fake, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may have 20,000 locks on one file, and thousands of descriptors of it."""
+    fake.lists("tmpfs")
+    monkeypatch.setattr(mounts, "SLOW", -1.0)
+    seen = Mounts(str(fake.root))
+    wanted = key_of(os.stat(opened[0]))
+    assert seen.key(900, str(fake.folder), fake.fd) == wanted
+    (fake.root / "900/fdinfo" / fake.fd).unlink()
+    own = fake.root / "self/fdinfo"
+    own.mkdir()
+    free = os.dup(opened[1])
+    os.close(free)
+    for number in range(free, free + 64):  # one of which it will be
+        (own / str(number)).write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\n")
+    monkeypatch.setattr(mounts, "cached_key", never)
+    assert seen.key(900, str(fake.folder), fake.fd) == wanted

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc says, in its own odd spelling."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.node.procfs import CHUNK, Proc, parse_stat, parse_status
+from tests.support.trees import HOST_NS, FakeProc, stat_line, status_text
+
+NASTY = ["a b", ") R 1 2 3 (", "((", "))", "sh) S 1 (x", "a\nb", "\xff"]
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_a_name_cannot_be_taken_for_fields(name: str) -> None:
+    found = parse_stat(stat_line(7, name, "S", 42, 43, 44))
+    assert (found.ppid, found.state, found.session, found.start) == (42, "S", 43, 44)
+
+
+@pytest.mark.parametrize("name", ["Groups:\t0", "x\nGroups:\t65400", "Uid:\t0\t0", "a b"])
+def test_a_name_cannot_be_taken_for_a_line_of_status(name: str) -> None:
+    found = parse_status(status_text(name, "S", 42, (1, 2, 3, 4), (65401,)))
+    assert (found.ppid, found.uids) == (42, (1, 2, 3, 4))
+    assert found.groups == {65401}
+
+
+@pytest.mark.parametrize("missing", ["PPid", "Uid", "Groups", "State"])
+def test_a_status_file_without_a_line_we_need_is_an_error(missing: str) -> None:
+    lines = status_text("sh", "S", 1, (0,) * 4, ()).decode().splitlines(keepends=True)
+    with pytest.raises(ValueError):
+        parse_status("".join(ln for ln in lines if not ln.startswith(missing)).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"7 (sh", b"7 (sh) S 1", b"no parenthesis", b"7 (a) S x y"])
+def test_a_stat_line_cut_short_is_an_error(data: bytes) -> None:
+    with pytest.raises((ValueError, IndexError)):
+        parse_stat(data)
+
+
+def test_a_stat_line_cut_short_is_a_value_error() -> None:
+    with pytest.raises(ValueError):
+        parse_stat(b"7 (sh) S 1")
+
+
+def test_our_own_process_reads_as_the_kernel_knows_it() -> None:
+    proc, pid = Proc(), os.getpid()
+    status = proc.status(pid)
+    assert proc.stat(pid).ppid == status.ppid == os.getppid()
+    assert proc.stat(pid).session == status.session == os.getsid(0)
+    assert status.uids[:3] == os.getresuid()
+    assert status.groups == set(os.getgroups())
+    assert not status.kernel
+    assert proc.running(pid, proc.start(pid))
+
+
+def test_a_process_with_very_many_groups_shows_all_of_them(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(7, groups=range(100_000, 165_536))
+    found = Proc(str(proc.root)).status(7).groups
+    assert (len(found), max(found)) == (65_536, 165_535)
+    assert (proc.root / "7/status").stat().st_size > 8 * CHUNK
+
+
+def test_a_process_that_is_gone_is_not_one_that_may_not_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    proc = Proc(str(fake.root))
+    with pytest.raises(ProcessLookupError):
+        proc.stat(7)
+    with pytest.raises(ProcessLookupError):
+        proc.cwd(7)
+    assert not proc.running(7, 1000)
+    fake.add(7)
+
+    def denied(*_: object, **__: object) -> int:
+        raise PermissionError(1, "not permitted")
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(PermissionError):
+        proc.running(7, 1000)
+
+
+def test_the_same_pid_with_another_start_time_is_another_process(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(7, start=1000)
+    proc = Proc(str(fake.root))
+    assert proc.running(7, 1000)
+    assert not proc.running(7, 1001)
+
+
+@pytest.mark.parametrize(
+    ("state", "threads", "running"),
+    [
+        ("S", {7: "S"}, True),
+        ("Z", {7: "Z"}, False),
+        ("X", {7: "X"}, False),
+        ("Z", {}, False),
+        ("Z", {7: "Z", 8: "S"}, True),
+        ("Z", {7: "Z", 8: "X", 9: "D"}, True),
+        ("T", {7: "T"}, True),
+    ],
+)
+def test_a_zombie_is_over_only_when_all_its_threads_are(
+    tmp_path: Path, state: str, threads: dict[int, str], running: bool
+) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(7, state=state, threads=threads)
+    assert Proc(str(fake.root)).running(7, 1000) is running
+
+
+def test_only_numbers_are_processes(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(7)
+    (fake.root / "7x").mkdir()
+    (fake.root / "loadavg").touch()
+    assert sorted(Proc(str(fake.root)).pids()) == [1, 7]
+
+
+def test_the_namespace_is_empty_in_a_record_where_it_cannot_be_seen(tmp_path: Path) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    proc = Proc(str(fake.root))
+    assert proc.here() == HOST_NS
+    (fake.root / "self/ns/pid").unlink()
+    assert proc.here() == ""
+    with pytest.raises(OSError):
+        proc.pid_namespace()
+
+
+def test_a_thread_of_the_kernel_is_told_from_a_helper_it_started() -> None:
+    helper = status_text("modprobe", "S", 2, (0,) * 4, ())
+    thread = helper.replace(b"VmSize:\t    1000 kB\n", b"")
+    assert parse_status(thread).kernel
+    assert not parse_status(helper).kernel
+
+
+def test_of_a_file_that_is_larger_than_any_should_be_the_beginning_is_read(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "environ").write_bytes(b"x" * (3 << 20))
+    assert len(Proc(str(tmp_path)).read(7, "environ")) == 1 << 20

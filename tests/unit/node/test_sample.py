@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of the exporter's files: it believes nothing and stumbles over nothing."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.node import sample
+from gpulock.node.sample import FINISHED_LINE, LIMIT, SAMPLE_LINE, parse, read, read_finished
+from gpulock.store import kv
+from tests.layers import HOT_STANDARD
+from tests.support.trees import BOOT, FEW, OTHER_BOOT, bus
+
+NOW = 1000.0
+HEAD = f"{SAMPLE_LINE}\nboot_id={BOOT}\nsequence=7\nboottime=999.5\nwall=1700000999.5\ndriver=a b\n"
+DEVICE = f"device {bus(0)} uuid=GPU-1 index=0 busy=12.5 observed=20.0 memory_used=4096\n"
+TOKEN = f"token feed {bus(0)} since=990.0 width=1.0 used=500,0,0 covered=1000,1000,0 energy=5.5\n"
+
+
+def written(folder: Path, text: str, name: str = "sample") -> str:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(os.fsencode(text))
+    return str(folder)
+
+
+def test_a_sample_is_read_whole(tmp_path: Path) -> None:
+    found = read(written(tmp_path, HEAD + DEVICE + TOKEN), NOW, BOOT)
+    assert found is not None
+    assert (found.sequence, found.boottime, found.driver) == (7, 999.5, "a b")
+    device = found.devices[bus(0)]
+    assert (device.uuid, device.index, device.busy, device.memory_used) == ("GPU-1", 0, 12.5, 4096)
+    account = found.tokens["feed"][bus(0)]
+    assert (account.since, account.energy, account.used) == (990.0, 5.5, (500, 0, 0))
+    assert account.means() == [0.5, 0.0, None]
+
+
+def test_what_is_not_told_is_not_known() -> None:
+    device = parse(HEAD + DEVICE, SAMPLE_LINE).devices[bus(0)]
+    assert (device.energy, device.foreign, device.last_busy) == (None, None, None)
+    assert device.foreign_pids == ()
+
+
+@pytest.mark.parametrize(
+    ("now", "boot", "fresh"),
+    [
+        (NOW, BOOT, True),
+        (NOW + 9, BOOT, True),
+        (NOW + 11, BOOT, False),
+        (NOW - 100, BOOT, False),
+        (NOW, OTHER_BOOT, False),
+    ],
+)
+def test_only_a_fresh_sample_of_this_boot_is_taken(
+    now: float, boot: str, fresh: bool, tmp_path: Path
+) -> None:
+    assert (read(written(tmp_path, HEAD), now, boot) is not None) is fresh
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gpulock-sample 2\nboottime=999.5\n",
+        f"{FINISHED_LINE}\nboottime=999.5\n",
+        f"{SAMPLE_LINE}\nboot_id={BOOT}\n",
+        f"{SAMPLE_LINE}\nboot_id={BOOT}\nboottime=nan\n",
+        "\udcff\udcfe",
+    ],
+)
+def test_what_is_no_sample_is_none(text: str, tmp_path: Path) -> None:
+    assert read(written(tmp_path, text), NOW, BOOT) is None
+
+
+def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
+    text = HEAD + "future thing=1\n=\n\ndevice\ndevice x\ntoken feed\ntoken ../../x a since=1\n"
+    text += (
+        f"device {bus(1)} busy=nan observed=-1 index=1e3 power=inf energy=5 new=7 word uuid=GPU-2\n"
+    )
+    found = parse(text, SAMPLE_LINE)
+    device = found.devices[bus(1)]
+    values = (device.busy, device.observed, device.index, device.power)
+    assert values == (None, None, None, None)
+    assert (device.energy, device.uuid, device.own) == (5.0, "GPU-2", {"new": "7", "word": ""})
+    assert found.tokens == {}
+    assert found.others[0] == ["future", "thing=1"]
+
+
+def test_a_missing_file_a_link_and_a_fifo_are_no_sample(tmp_path: Path) -> None:
+    assert read(str(tmp_path), NOW, BOOT) is None
+    (tmp_path / "real").write_text(HEAD)
+    (tmp_path / "sample").symlink_to("real")
+    assert read(str(tmp_path), NOW, BOOT) is None
+    (tmp_path / "sample").unlink()
+    os.mkfifo(tmp_path / "sample")
+    assert read(str(tmp_path), NOW, BOOT) is None
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    assert read(written(tmp_path, HEAD + "#" * LIMIT), NOW, BOOT) is None
+
+
+def test_what_is_left_of_a_claim_is_read_by_its_token(tmp_path: Path) -> None:
+    text = f"{FINISHED_LINE}\nboot_id={BOOT}\nboottime=999.5\n{TOKEN}"
+    folder = written(tmp_path, text, "finished/feed")
+    found = read_finished(folder, "feed")
+    assert found is not None
+    assert found.tokens["feed"][bus(0)].energy == 5.5
+    assert read_finished(folder, "beef") is None
+
+
+@pytest.mark.parametrize("token", ["", "../sample", "a/b", "x" * 65, "a.b", "ä"])
+def test_a_token_that_could_be_a_path_is_none(token: str, tmp_path: Path) -> None:
+    assert read_finished(written(tmp_path, HEAD, "finished/x"), token) is None
+
+
+def test_each_field_has_its_attribute_and_the_table_each_attribute() -> None:
+    for line, of in (("", sample.Sample), ("device", sample.Seen), ("token", sample.Account)):
+        assert set(of.__annotations__) == set(sample.BLANK[line])
+
+
+def test_a_hook_can_afford_it() -> None:
+    tree = ast.parse(Path(sample.__file__).read_text())
+    loaded = {
+        node.module if isinstance(node, ast.ImportFrom) else name.name
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+    assert loaded <= {*HOT_STANDARD, "gpulock", "__future__"}
+
+
+@FEW
+@given(st.text())
+def test_no_text_is_more_than_malformed(text: str) -> None:
+    try:
+        parse(text, SAMPLE_LINE)
+    except kv.MalformedError:
+        pass
+    parse(f"{SAMPLE_LINE}\n{text}", SAMPLE_LINE)
+
+
+@FEW
+@given(st.lists(st.sampled_from(["device", "token", "x", "busy", "=", "used=", "1,,2", "-1", "é"])))
+def test_no_words_are_too_much(words: list[str]) -> None:
+    parse(f"{SAMPLE_LINE}\n{' '.join(words)}\n{'='.join(words)}", SAMPLE_LINE)

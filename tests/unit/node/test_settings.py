@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings file: understood in full, or nothing starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node import settings
+from gpulock.node.config_schema import CHOICE, KEYS, convert
+from gpulock.node.settings import Settings, load, parse
+
+GOOD = "gpulock-simulation 1\n"
+
+
+def write(tmp_path: Path, text: str, mode: int = 0o644) -> str:
+    path = tmp_path / "gpulock.conf"
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def refusal(path: str, uid: int | None = None) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        load(path, uid)
+    assert caught.value.kind == BROKEN
+    return caught.value
+
+
+def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
+    names = [name for name, _, _, _ in KEYS]
+    assert len(set(names)) == len(names)
+    assert {name.lower() for name in names} | {"path"} == set(Settings.__annotations__)
+    assert all(meaning for _, _, _, meaning in KEYS)
+
+
+def test_every_default_is_a_value_of_its_key() -> None:
+    found = Settings({})
+    for name, kind, default, _ in KEYS:
+        value = getattr(found, name.lower())
+        if kind != CHOICE:
+            assert value == convert(kind, default, default)
+        else:
+            assert value == default.split("|")[0]
+
+
+def test_each_kind_is_read() -> None:
+    text = (
+        "LOCK_DIR=/a/b\nCLUSTER=c d\nGPUS=8\nGATE_TIMEOUT=0.5\nHIDE_UNREQUESTED=no\n"
+        "SERVICES=a  b\nVISIBLE_DEVICES=uuid\n"
+    )
+    found = parse(text, "f")
+    assert (found.lock_dir, found.cluster, found.gpus) == ("/a/b", "c d", 8)
+    assert (found.gate_timeout, found.hide_unrequested) == (0.5, False)
+    assert (found.services, found.visible_devices) == (("a", "b"), "uuid")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "LOCK_DIR=run/gpulock",
+        "LOCK_DIR=",
+        "GPUS=-1",
+        "GPUS=8.0",
+        "GPUS=²",
+        "GPUS=" + "9" * 5000,
+        "GATE_TIMEOUT=0",
+        "GATE_TIMEOUT=-1",
+        "GATE_TIMEOUT=nan",
+        "GATE_TIMEOUT=inf",
+        "GATE_TIMEOUT=1e9",
+        "SLURM_TIMEOUT=20.5",
+        "SGE_QSTAT_TIMEOUT=300",
+        "GATE_TIMEOUT=",
+        "HIDE_UNREQUESTED=true",
+        "HIDE_UNREQUESTED=",
+        "VISIBLE_DEVICES=both",
+        "ON_BUSY=",
+        "NO_SUCH_KEY=1",
+        "lock_dir=/x",
+        "no equals sign",
+        "GPUS=1",  # the second time
+    ],
+)
+def test_a_line_that_is_wrong_is_named_with_file_and_line(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path, f"# first\n\nGPUS=4\n{line}\nON_BUSY=error\n")
+    assert f"{path}:4:" in refusal(path).why
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("CLUSTER='a b'", "a b"),
+        ('CLUSTER="a"', "a"),
+        ("CLUSTER='a", "'a"),
+        ("CLUSTER='\"a\"'", '"a"'),
+        ("CLUSTER='", "'"),
+        ("  CLUSTER = a  ", "a"),
+        ("CLUSTER=a=b", "a=b"),
+        ("CLUSTER=$(id)", "$(id)"),
+        ("CLUSTER=", ""),
+    ],
+)
+def test_one_pair_of_quotes_goes_and_nothing_is_evaluated(line: str, value: str) -> None:
+    assert parse(line, "f").cluster == value
+
+
+def test_a_missing_file_is_an_error_unless_it_is_the_default_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal(str(tmp_path / "gone"))
+    monkeypatch.setattr(settings, "DEFAULT_PATH", str(tmp_path / "gone"))
+    assert load(str(tmp_path / "gone")).lock_dir == "/run/gpulock"
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666, 0o777])
+def test_a_file_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    refusal(write(tmp_path, "GPUS=4\n", mode))
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "GPUS=4\n")
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+        refusal(path)
+        assert load(path, 12345).gpus == 4
+    else:
+        assert load(path).gpus == 4
+        refusal(path, os.geteuid() + 1)
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gpulock.conf", 0o600)
+    refusal(str(tmp_path / "gpulock.conf"))
+
+
+def test_nothing_in_the_environment_configures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, _, _, _ in KEYS:
+        monkeypatch.setenv(name, "/evil")
+        monkeypatch.setenv(f"GPULOCK_{name}", "/evil")
+    assert load(write(tmp_path, "GPUS=4\n")).lock_dir == "/run/gpulock"
+
+
+def simulation(tmp_path: Path, text: str = GOOD) -> tuple[str, Path]:
+    marker = tmp_path / "marker"
+    marker.write_text(text)
+    return write(tmp_path, f"SIMULATION={marker}\n"), marker
+
+
+def test_a_simulations_marker_of_ones_own_is_obeyed(tmp_path: Path) -> None:
+    path, marker = simulation(tmp_path)
+    assert load(path).simulation == str(marker)
+
+
+@pytest.mark.parametrize("text", ["", "gpulock-simulation 2\n", "x\n" + GOOD, "x" * 100_000])
+def test_a_marker_that_says_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    refusal(simulation(tmp_path, text)[0])
+
+
+def test_a_marker_of_somebody_else_is_refused_by_root_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = simulation(tmp_path)
+    uid = os.geteuid()
+    os.chmod(path, 0o600)
+    real = os.stat
+
+    def of_root(name: str) -> os.stat_result:
+        info = list(real(name))
+        info[4] = 0
+        return os.stat_result(info)
+
+    monkeypatch.setattr(os, "stat", of_root)
+    assert load(path, uid).simulation
+    refusal(path, uid + 1)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "gone"])
+def test_a_marker_that_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path, marker = simulation(tmp_path)
+    marker.rename(tmp_path / "real")
+    if kind == "link":
+        marker.symlink_to("real")
+    elif kind == "fifo":
+        os.mkfifo(marker)
+    elif kind == "folder":
+        marker.mkdir()
+    refusal(path)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process whose memory cannot be read keeps nobody: it is given up, and asked again later."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.node import timed_read
+from gpulock.node.procfs import Proc
+from gpulock.node.timed_read import Reader
+
+SHORT = 0.05  # seconds
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Reader:
+    monkeypatch.setattr(timed_read, "SECONDS", SHORT)
+    return Reader()
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """Give what a hung process waits for; in the end it comes."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def hang(event: threading.Event) -> bytes:
+    event.wait(30)
+    return b"at last"
+
+
+def test_what_is_read_and_what_goes_wrong_comes_back(found: Reader) -> None:
+    def gone() -> bytes:
+        raise ProcessLookupError(3, "no such process")
+
+    assert found.read(7, lambda: b"words") == b"words"
+    with pytest.raises(ProcessLookupError):
+        found.read(7, gone)
+    assert found.read(7, lambda: b"more") == b"more"
+
+
+def test_one_thread_reads_everything(found: Reader) -> None:
+    names = {found.read(pid, lambda: str(threading.get_ident()).encode()) for pid in range(50)}
+    assert len(names) == 1 and str(threading.get_ident()).encode() not in names
+
+
+def test_one_that_hangs_is_given_up_and_the_others_are_read(
+    found: Reader, stuck: threading.Event
+) -> None:
+    with pytest.raises(TimeoutError, match="process 7 hangs"):
+        found.read(7, lambda: hang(stuck))
+    assert found.read(8, lambda: b"words") == b"words"
+
+
+def test_one_that_hangs_is_not_asked_again_until_it_has_answered(
+    found: Reader, stuck: threading.Event
+) -> None:
+    asked: list[int] = []
+
+    def ask() -> bytes:
+        asked.append(7)
+        return hang(stuck)
+
+    for _ in range(20):
+        with pytest.raises(TimeoutError):
+            found.read(7, ask)
+    assert asked == [7], "one thread waits, not twenty"
+    stuck.set()
+    for thread in range(500):
+        try:
+            assert found.read(7, lambda: b"words") == b"words"
+            break
+        except TimeoutError:
+            assert thread < 499
+            threading.Event().wait(0.01)
+
+
+def test_a_fork_has_a_reader_of_its_own(found: Reader) -> None:
+    found.read(7, lambda: b"words")
+    pid = os.fork()
+    if not pid:
+        try:
+            os._exit(0 if found.read(7, lambda: b"words") == b"words" else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_command_line_that_cannot_be_read_is_a_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_read, "SECONDS", SHORT)
+    (tmp_path / "7").mkdir()
+    os.mkfifo(tmp_path / "7" / "cmdline")
+    (tmp_path / "7" / "environ").write_bytes(b"A=1\0")
+    proc = Proc(str(tmp_path))
+    with pytest.raises(TimeoutError):
+        proc.read_memory(7, "cmdline")
+    os.close(os.open(tmp_path / "7" / "cmdline", os.O_RDWR))  # lets it go
+    assert Proc(str(tmp_path)).read_memory(7, "environ") == b"A=1\0"

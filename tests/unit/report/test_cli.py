@@ -1,0 +1,526 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpulock report` and `gpulock history` on a node whose claims begin and end."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import io
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpulock.cli import commands
+from gpulock.cli.history.history import parse_time
+from gpulock.daemon.history.claim_samples import Advice
+from gpulock.errors import Refusal
+from gpulock.report import folder, js1
+from gpulock.report.claims import Claim, claim_of
+from gpulock.report.scan import Faults, Query
+from gpulock.report.sources import believed
+from tests.support.cli_site import PROGRAM, ROOT
+from tests.support.history_site import GIB, Ended, public_place
+from tests.support.trees import bus
+from tests.unit.report.test_report import card, record
+
+NOBODY = 65534
+
+
+class Desk(Ended):
+    """A node on which commands are called."""
+
+    def call(self, *words: str) -> Result:
+        """Run a command."""
+        return CliRunner().invoke(commands, ["--config", self.config(), *words])
+
+    def text(self, *words: str) -> str:
+        """Return what a command that succeeds says."""
+        done = self.call(*words)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    def past(self, number: int, *, ago: float = 0.0, **about: Any) -> None:
+        """Let a claim of a job have ended some seconds ago, seen to work for half of its time."""
+        about.setdefault("claimed_at", time.time() - ago - 100)
+        own = self.hold(number, token=f"t{number}{int(ago)}", **about)
+        self.finish(own, self.account(own, number))
+        self.end(number)
+        note = self.lock / "released" / f"{own.token}.{bus(number)}" / "released"
+        at = time.time() - ago
+        note.write_text(
+            f"released_at={at:.3f}\nreleased_boottime={own.claimed_boottime + 100}\nhow=epilog\n"
+        )
+        self.write()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    made = Desk(tmp_path)
+    made.sample()
+    return made
+
+
+def test_a_running_job_is_told_from_its_lock_and_the_sample(desk: Desk) -> None:
+    own = desk.hold(0, 1)
+    desk.sample(desk.account(own, 0), desk.account(own, 1, busy=0))
+    said = desk.text("report", "12")
+    assert "for 1m so far" in said and "2 GPUs" in said
+    assert [line.split()[2:4] for line in said.splitlines()[4:6]] == [["50", "%"], ["0", "%"]]
+
+
+def test_a_finished_job_is_told_before_and_after_it_is_in_the_history(desk: Desk) -> None:
+    own = desk.hold(0)
+    desk.finish(own, desk.account(own, 0))
+    desk.end(0)
+    before = desk.text("report", "12")
+    assert "so far" not in before and "50 %" in before
+    desk.write()
+    (desk.exporter / "finished" / own.token).unlink()
+    assert desk.text("report", "12") == before
+
+
+def test_a_task_is_told_alone_and_an_array_whole(desk: Desk) -> None:
+    for task in range(1, 4):
+        desk.past(0, ago=100 - task, task_id=str(task))
+    desk.past(1, job_id="123")
+    found = json.loads(desk.text("report", "12", "--json"))
+    assert [one["task_id"] for one in found["claims"]] == ["1", "2", "3"]
+    assert [c["task_id"] for c in json.loads(desk.text("report", "12.3", "--json"))["claims"]] == [
+        "3"
+    ]
+    assert desk.text("report", "job 12.2").startswith("Job 12.2 of alice")
+
+
+def test_of_a_job_that_ran_again_the_last_run_can_be_asked_for(desk: Desk) -> None:
+    desk.past(0, ago=500, scheduler="slurm")
+    desk.past(1, scheduler="slurm", restart=1)
+    assert desk.text("report", "12").count("Job 12 of alice") == 2
+    said = desk.text("report", "12", "--last")
+    assert said.count("Job 12 of alice") == 1 and "run 2" in said
+
+
+def test_an_id_that_came_again_is_the_later_job(desk: Desk) -> None:
+    desk.past(0, ago=100 * 86400, user="bob", uid=1001)
+    desk.past(0, ago=90 * 86400)
+    desk.past(0)
+    found = json.loads(desk.text("report", "12", "--json"))["claims"]
+    assert len(found) == 1 and found[0]["user"] == "alice"
+
+
+def test_a_process_is_no_job_of_its_number(desk: Desk) -> None:
+    desk.past(0, ago=9, scheduler="process", job_id="12", pid=12)
+    assert desk.call("report", "12").exit_code == 1
+    assert "pid 12 of alice" in desk.text("report", "pid", "12")
+
+
+@pytest.mark.parametrize("words", [["12"], ["gpu", "0"], ["x y"], ["12", "--json"]])
+def test_a_job_that_nobody_knows_is_refused_in_a_line(desk: Desk, words: list[str]) -> None:
+    done = desk.call("report", *words)
+    assert (done.exit_code, len(done.output.splitlines())) == (1, 1)
+    assert done.output.startswith("gpulock: report:")
+
+
+def test_no_job_at_all_is_a_wrong_call(desk: Desk) -> None:
+    assert desk.call("report").exit_code == 2
+
+
+def test_a_node_on_which_nothing_was_ever_claimed_has_no_reports(tmp_path: Path) -> None:
+    made = Desk(tmp_path)
+    for word in ("locks", "released"):
+        os.rmdir(made.lock / word)
+    assert made.call("report", "12").exit_code == 1
+    assert made.text("history") == "no finished claim\n"
+
+
+# --- REPORT_DIR -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(desk: Desk) -> Path:
+    path = desk.root / "reports"
+    path.mkdir()
+    path.chmod(0o1777)
+    desk.settings["REPORT_DIR"] = str(path)
+    return path
+
+
+def own(**fields: Any) -> dict[str, Any]:
+    return record(card(0), uid=os.getuid(), **fields)
+
+
+def test_a_job_on_several_nodes_is_told_as_one(desk: Desk, shared: Path) -> None:
+    for number in range(3):
+        folder.write(str(shared), own(node=f"node{number}", token=f"t{number}"))
+    folder.write(str(shared), own(job_id="123", token="x"))
+    found = json.loads(desk.text("report", "12", "--json"))["claims"]
+    assert [one["node"] for one in found] == ["node0", "node1", "node2"]
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in shared.iterdir())
+
+
+def test_the_same_claim_is_not_told_twice(desk: Desk, shared: Path) -> None:
+    desk.past(0, uid=os.getuid())
+    folder.write(str(shared), desk.records()[0])
+    assert len(json.loads(desk.text("report", "12", "--json"))["claims"]) == 1
+
+
+def test_what_others_file_under_a_jobs_number_is_not_his(desk: Desk, shared: Path) -> None:
+    desk.past(0, ago=1000, uid=1000)
+    folder.write(str(shared), own(token="forged", claimed_at=time.time()))
+    claims = json.loads(desk.text("report", "12", "--json"))["claims"]
+    assert [one["uid"] for one in claims] == [1000]
+
+
+def filed(*uids: int) -> list[Claim]:
+    """Return reports of a job that these users filed."""
+    return [claim_of(record(card(0), uid=uid, token=f"t{uid}")) for uid in uids]
+
+
+def test_of_a_job_that_several_users_claim_the_owner_is_believed_who_is_named() -> None:
+    assert [one.uid for one in believed(filed(1000, 1001), (), 1001, asking=64030)] == [1001]
+    assert believed(filed(1001), (), 1000, asking=64030) == []
+    assert [one.uid for one in believed(filed(1000, 1001), (), None, asking=1000)] == [1000]
+
+
+def test_of_a_job_that_several_others_claim_nobody_is_believed() -> None:
+    with pytest.raises(Refusal, match="by uids 1000, 1001") as told:
+        believed(filed(1001, 1000), (), None, asking=64030)
+    assert "--uid" in told.value.do
+
+
+def test_a_comment_is_not_made_of_another_users_report(desk: Desk, shared: Path) -> None:
+    folder.write(str(shared), own())
+    assert desk.text("report", "12", "--js1", "--uid", str(os.getuid())).startswith("JS1:H4s")
+    assert desk.text("report", "12", "--js1", "--uid", "4242") == "JS1:None\n"
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "garbage", "nested", "uid"])
+def test_a_hostile_file_is_left_out_and_told(desk: Desk, shared: Path, kind: str) -> None:
+    name = folder.write(str(shared), own())
+    bad = shared / f"12.1.evil.{kind}.json"
+    if kind == "link":
+        bad.symlink_to(shared / name)
+    elif kind == "fifo":
+        os.mkfifo(bad)
+    elif kind == "folder":
+        bad.mkdir()
+    elif kind == "huge":
+        with bad.open("wb") as file:
+            file.truncate(1 << 40)
+    elif kind == "garbage":
+        bad.write_bytes(os.urandom(1000))
+    elif kind == "nested":
+        bad.write_text("[" * 200_000)
+    else:
+        bad.write_text(json.dumps(record(card(0), uid=4242)))
+        if os.getuid() == 0:  # whom everybody believes
+            os.chown(bad, NOBODY, -1)
+    faults = Faults()
+    found = folder.read(str(shared), Query(job="12"), faults)
+    assert (len(found), faults.lines) == (1, 1)
+
+
+def test_a_report_dir_that_is_gone_is_told(desk: Desk) -> None:
+    desk.settings["REPORT_DIR"] = str(desk.root / "none")
+    desk.past(0)
+    done = desk.call("report", "12")
+    assert done.exit_code == 0 and "REPORT_DIR" in done.output
+
+
+def test_a_name_in_report_dir_cannot_leave_it(shared: Path) -> None:
+    name = folder.write(str(shared), own(job_id="../../etc/x", node="a/b"))
+    assert "/" not in name and [path.name for path in shared.iterdir()] == [name]
+
+
+# --- JS1 --------------------------------------------------------------------------------------
+
+
+def decoded(text: str) -> dict[str, Any]:
+    """Decode as reportseff and jobstats do."""
+    assert text.startswith("JS1:")
+    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(text[4:])))
+    return found
+
+
+def test_the_comment_of_jobstats_can_be_read_by_its_readers(desk: Desk, shared: Path) -> None:
+    for number in range(2):
+        name = f"node{number}"
+        cards = (card(0, use=0.25), card(1, minor=7, observed_seconds=0, busy_seconds=None))
+        folder.write(str(shared), record(*cards, uid=os.getuid(), node=name, token=name))
+    found = decoded(desk.text("report", "12", "--js1").strip())
+    assert (found["total_time"], found["gpus"]) == (3600, 4)
+    node = found["nodes"]["node1"]
+    assert node["gpu_utilization"] == {"0": 25.0}
+    assert node["gpu_total_memory"] == {"0": 80 * GIB}
+    assert node["gpu_used_memory"] == {"0": 40 * GIB}
+    # what its readers divide by
+    assert node["total_time"] / node["cpus"] / found["total_time"] * 100 == 0
+    assert node["used_memory"] / node["total_memory"] == 0
+
+
+def test_what_is_told_of_the_host_stands_in_the_comment() -> None:
+    host = js1.Host(cpus=4, cpu_seconds=7200.0, memory=8 * GIB, memory_used=GIB)
+    node = decoded(js1.comment([claim_of(record(card(0)))], host))["nodes"]["node1"]
+    assert (node["cpus"], node["total_time"]) == (4, 7200.0)
+    assert (node["total_memory"], node["used_memory"]) == (8 * GIB, GIB)
+
+
+def test_a_short_job_and_one_that_was_not_seen_have_jobstats_own_words(desk: Desk) -> None:
+    unseen = card(0, observed_seconds=0, busy_seconds=None)
+    assert js1.comment([claim_of(record(unseen))]) == "JS1:None"
+    assert js1.comment([claim_of(record(card(0, 1.5, observed_seconds=0)))]) == "JS1:Short"
+    assert desk.text("report", "99", "--js1").strip() == "JS1:None"
+
+
+def test_instances_of_a_card_keep_apart() -> None:
+    both = [card(n, id=f"{bus(0)}.gi{n + 1}.ci0", minor=3) for n in range(2)]
+    node = decoded(js1.comment([claim_of(record(*both))]))["nodes"]["node1"]
+    assert set(node["gpu_utilization"]) == {"3.1", "3.2"}
+
+
+# --- history ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(desk: Desk) -> Desk:
+    """A node with a week of claims: of alice and bob, in two queues, one file put aside."""
+    for day in range(8, 0, -1):
+        user, uid = ("alice", 1000) if day % 2 else ("bob", 1001)
+        about: dict[str, Any] = {"user": user, "uid": uid, "queue": f"q{day % 3}"}
+        desk.past(day % 4, ago=day * 86400.0, job_id=str(day), **about)
+        if day == 5:
+            desk.path.with_suffix(".jsonl.1.gz").write_bytes(gzip.compress(desk.path.read_bytes()))
+            desk.path.unlink()
+    return desk
+
+
+def jobs(desk: Desk, *words: str) -> list[str]:
+    """Return the jobs that the history lists."""
+    return [one["job_id"] for one in json.loads(desk.text("history", "--json", *words))["claims"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ((), "87654321"),
+        (("--user", "bob"), "8642"),
+        (("--since", "4d"), "321"),
+        (("--until", "4d"), "8765 4".replace(" ", "")),
+        (("--since", "6d", "--until", "3d", "--user", "alice"), "53"),
+        (("--job", "7"), "7"),
+        (("--device", "1"), "51"),
+        (("--device", "0000:02:00.0"), "51"),
+        (("--device", "GPU-00000001-aaaa"), "51"),
+        (("--user", "carol"), ""),
+        (("--job", "pid 7"), ""),
+        (("--device", "0000:99:00.0"), ""),
+    ],
+)
+def test_claims_are_found_by_user_job_device_and_time(
+    busy: Desk, words: tuple[str, ...], found: str
+) -> None:
+    assert "".join(jobs(busy, *words)) == found
+
+
+@pytest.mark.parametrize("words", [(), ("--csv",), ("--json",), ("--by", "user", "--csv")])
+def test_a_history_that_cannot_be_read_is_not_an_empty_one(
+    desk: Desk, words: tuple[str, ...]
+) -> None:
+    desk.past(0, ago=9)
+    desk.path.rename(desk.root / "away")
+    desk.path.mkdir()
+    done = desk.call("history", *words)
+    assert done.exit_code == 1
+    assert f"{desk.path}: not a regular file" in done.stderr
+    assert "no finished claim" not in done.stdout
+
+
+def test_a_process_of_its_number_is_in_no_sum_of_a_job(desk: Desk) -> None:
+    for number, scheduler in enumerate(("slurm", "process", "admin")):
+        desk.past(number, ago=9, scheduler=scheduler, job_id="12")
+    assert desk.text("history", "--job", "12").splitlines()[-1].startswith("1 claim: ")
+    assert desk.text("history", "--job", "pid 12").splitlines()[-1].startswith("1 claim: ")
+    for words in (("--by", "user"), ("--by", "device")):
+        sums = json.loads(desk.text("history", "--job", "12", "--json", *words))["sums"]
+        assert [one["claims"] for one in sums] == [1]
+
+
+def test_the_table_has_the_last_ones_and_the_sum_of_all(busy: Desk) -> None:
+    said = busy.text("history", "--last", "2").splitlines()
+    assert [line.split()[2:6] for line in said[1:3]] == [
+        ["2", "bob", "1", "1m"],
+        ["1", "alice", "1", "1m"],
+    ]
+    assert said[3] == "6 earlier claims not shown: --last 0 shows all"
+    assert said[4] == "8 claims: 0.22 GPU hours held, 0.09 busy, 0.09 idle, 0.04 not observed"
+    assert len(busy.text("history", "--last", "0").splitlines()) == 10
+    assert all(len(line) <= 100 for line in said)
+
+
+def test_sums_by_user_device_and_queue(busy: Desk) -> None:
+    found = json.loads(busy.text("history", "--by", "user", "--json"))
+    assert [(one["user"], one["claims"], one["gpu_seconds"]) for one in found["sums"]] == [
+        ("alice", 4, 400.0),
+        ("bob", 4, 400.0),
+    ]
+    assert (found["sums"][0]["busy_seconds"], found["sums"][0]["idle_seconds"]) == (160.0, 160.0)
+    assert found["sums"][0]["unobserved_seconds"] == 80.0
+    by_device = list(csv.DictReader(io.StringIO(busy.text("history", "--by", "device", "--csv"))))
+    assert [one["device"] for one in by_device] == [bus(n) for n in range(4)]
+    assert "q1" in busy.text("history", "--by", "queue")
+    one = json.loads(busy.text("history", "--by", "user", "--device", "1", "--json"))
+    assert [(each["user"], each["claims"]) for each in one["sums"]] == [("alice", 2)]
+
+
+def test_csv_has_a_line_a_claim(busy: Desk) -> None:
+    rows = list(csv.DictReader(io.StringIO(busy.text("history", "--csv", "--user", "bob"))))
+    assert [row["job_id"] for row in rows] == ["8", "6", "4", "2"]
+    assert (rows[0]["busy_seconds"], rows[0]["utilization"], rows[0]["how"]) == (
+        "40.0",
+        "0.5",
+        "epilog",
+    )
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv", "--table"])
+@pytest.mark.parametrize("sums", [(), ("--by", "user")])
+def test_an_output_that_cannot_be_written_is_one_line_and_no_broken_node(
+    busy: Desk, form: str, sums: tuple[str, ...]
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PROGRAM, "--config", busy.config(), "history", form, *sums],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = "gpulock: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_what_is_written_in_chunks_is_whole(busy: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [busy.text("history", form) for form in ("--json", "--csv")]
+    monkeypatch.setattr("gpulock.cli.history.formats.CHUNK", 1)
+    assert [busy.text("history", form) for form in ("--json", "--csv")] == whole
+
+
+def test_of_a_claim_of_several_devices_only_the_one_asked_for_counts(desk: Desk) -> None:
+    both = desk.hold(0, 1)
+    desk.finish(both, desk.account(both, 0, busy=10), desk.account(both, 1, busy=70))
+    desk.end(0, 1)
+    desk.write()
+    assert "1 claim: 0.03 GPU hours held, 0.02 busy" in desk.text("history", "--device", "1")
+
+
+def test_lines_that_are_garbage_are_counted_and_the_rest_is_told(busy: Desk) -> None:
+    with busy.path.open("ab") as file:
+        file.write(b"garbage\n{}\n" + b"[" * 50_000 + b"\n" + b"x" * 3_000_000 + b"\n\0\0\n")
+        file.write(
+            b'{"version":1,"released_at":1.2.3,"claimed_at":1,"user":"a","gpus":1,'
+            b'"gpu_seconds":1,"busy_seconds":1,"observed_seconds":1,\n'
+        )
+    busy.past(0, job_id="99")
+    done = busy.call("history", "--since", "10d")
+    assert "9 claims" in done.output
+    assert "5 lines of the history cannot be read" in done.output
+
+
+@pytest.mark.parametrize("kind", ["cut", "fifo", "garbage"])
+def test_a_damaged_file_is_told_and_the_others_are_read(busy: Desk, kind: str) -> None:
+    aside = busy.path.with_suffix(".jsonl.1.gz")
+    data = aside.read_bytes()
+    aside.unlink()
+    if kind == "fifo":
+        os.mkfifo(aside)
+    else:
+        aside.write_bytes(data[:-20] if kind == "cut" else b"garbage")
+    done = busy.call("history")
+    assert str(aside) in done.output
+    assert "claims" in done.output and done.exit_code == 1
+
+
+def test_a_user_with_any_name_is_found_by_it(desk: Desk) -> None:
+    desk.past(0, user='Ünï"\\', ago=5)
+    desk.past(1, user="alice")
+    assert "Ünï" in desk.text("history", "--user", 'Ünï"\\')
+    found = json.loads(desk.text("history", "--by", "user", "--json"))["sums"]
+    assert {one["user"] for one in found} == {'Ünï"\\', "alice"}
+
+
+@pytest.mark.parametrize(
+    "words", [("--since", "soon"), ("--job", "gpu"), ("--device", "9"), ("--by", "moon")]
+)
+def test_a_question_that_makes_no_sense_is_a_wrong_call(desk: Desk, words: tuple[str, str]) -> None:
+    assert desk.call("history", *words).exit_code == 2
+
+
+def test_a_time_is_a_date_or_so_long_ago() -> None:
+    now = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
+    assert parse_time("7d", now) == now - 7 * 86400
+    assert parse_time("2026-11-21T12:00", now) == now
+    assert parse_time("2026-11-21 11:59:50", now) == now - 10
+    with pytest.raises(ValueError, match="is no time"):
+        parse_time("2026-13-01", now)
+
+
+def test_the_exporters_word_is_not_waited_for_by_a_report(desk: Desk) -> None:
+    held = desk.hold(0)
+    desk.sample(desk.account(held, 0))
+    desk.end(0)
+    assert Advice(str(desk.exporter)).may_come(held, time.time(), time.time())
+    assert "50 %" in desk.text("report", "12")
+
+
+def test_why_still_knows_a_job_that_is_in_the_history(desk: Desk) -> None:
+    desk.past(0)
+    assert desk.waiting() == []
+    said = desk.text("why", "job", "12")
+    assert "holds nothing" in said and "GPU 0 from" in said and "gpulock report 12" in said
+    assert desk.call("why", "job", "13").exit_code == 1
+
+
+def test_why_still_knows_who_had_a_free_device_last(desk: Desk) -> None:
+    desk.past(0, user="bob", job_id="11", ago=50)
+    desk.past(0)
+    desk.past(1, job_id="13")
+    assert "12 of alice until" in desk.text("why", "gpu", "0")
+    assert "until" not in desk.text("why", "gpu", "2")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_an_ordinary_user_sees_reports_as_far_as_the_folders_mode_lets_him() -> None:
+    os.umask(0o022)
+    with public_place() as place:
+        desk = Desk(place)
+        desk.past(0)
+        desk.hold(1, token="beef", job_id="13")
+        config = desk.root / "real.conf"
+        config.write_text("".join(f"{key}={value}\n" for key, value in desk.settings.items()))
+
+        def asked(*words: str) -> subprocess.CompletedProcess[str]:
+            line = [*PROGRAM, "--config", str(config), *words]
+            return subprocess.run(
+                line,
+                user=NOBODY,
+                group=NOBODY,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+
+        assert "Job 12 of alice" in asked("report", "12").stdout
+        assert "1 claim" in asked("history").stdout
+        desk.path.parent.chmod(0o750)
+        closed = asked("report", "12")
+        assert closed.returncode == 1 and "Permission denied" in closed.stderr
+        assert "Job 13 of alice" in asked("report", "13").stdout
+        assert "Permission denied" in asked("history").stderr

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report: what it says of a job, and that it fits into 80 columns whatever the job did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.report.advice import advice
+from gpulock.report.bars import (
+    ASCII,
+    UTF8,
+    bar,
+    charset,
+    energy,
+    gib,
+    memory,
+    over_time,
+    percent,
+    spark,
+)
+from gpulock.report.claims import Claim, Shape, claim_of
+from gpulock.report.text import last_run, lines
+from tests.support.trees import FEW, bus
+
+GIB = 1 << 30
+HOUR, DAY = 3600.0, 86400.0
+MONTH = 30 * DAY
+BEGUN = 1_700_000_000.0
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def card(number: int = 0, held: float = HOUR, use: float = 0.5, **fields: Any) -> dict[str, Any]:
+    """Return a device of a record that was observed all the time."""
+    return {
+        "id": bus(number),
+        "index": number,
+        "minor": number,
+        "model": H100,
+        "held_seconds": held,
+        "observed_seconds": held,
+        "busy_seconds": held * use,
+        "memory_bytes": 80 * GIB,
+        "memory_peak_bytes": 40 * GIB,
+        "energy_joules": 400.0 * held,
+        **fields,
+    }
+
+
+def record(*cards: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return a record of the history."""
+    held = max([one["held_seconds"] for one in cards], default=0.0)
+    return {
+        "version": 1,
+        "token": "feed",
+        "claimed_at": BEGUN,
+        "released_at": BEGUN + held,
+        "scheduler": "slurm",
+        "cluster": "main",
+        "node": "node1",
+        "job_id": "12",
+        "task_id": "1",
+        "user": "alice",
+        "uid": 1000,
+        "queue": "gpu",
+        "how": "epilog",
+        "devices": list(cards),
+        "shapes": {},
+        **fields,
+    }
+
+
+def claim(*cards: dict[str, Any], **fields: Any) -> Claim:
+    """Return a claim."""
+    return claim_of(record(*cards, **fields))
+
+
+def text_of(*claims: Claim) -> list[str]:
+    """Return a report without colour, in ASCII."""
+    return [click.unstyle(line) for line in lines(claims, ASCII)]
+
+
+def test_a_report_says_what_each_device_did() -> None:
+    shape = {bus(0): {"width": 64.0, "use": [0, 250, 1000, None] * 14}}
+    found = text_of(claim(card(0, use=0.61), card(1, use=0.0), shapes=shape, held_seconds=HOUR))
+    assert found[0] == "Job 12 of alice on node1 (gpu): 2 GPUs, H100 80GB HBM3"
+    assert found[3:6] == [
+        "GPU  BUSY                         IDLE  UNSEEN   MEMORY PEAK    ENERGY",
+        "  0  ############........  61 %   39 %     0 %  40 of 80 GiB  400.0 Wh",
+        "  1  ....................   0 %  100 %     0 %  40 of 80 GiB  400.0 Wh",
+    ]
+    assert found[7:9] == [
+        "Over time, 1m a column; blank: not observed",
+        "  0  " + "_-# " * 13 + "_-#",
+    ]
+    assert "In all: 2.0 GPU hours, 30 % busy, 70 % idle" in found
+    assert found[-1] == "GPU 1 was never used: ask for one."
+
+
+def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
+    found = text_of(claim(card(0, observed_seconds=0, busy_seconds=None, memory_peak_bytes=None)))
+    assert found[4].split() == ["0", "not", "observed", "-", "100", "%", "-", "400.0", "Wh"]
+    half = text_of(claim(card(0, observed_seconds=HOUR / 2, busy_seconds=HOUR / 4)))
+    assert half[4].split()[1:8] == ["##########..........", "50", "%", "25", "%", "50", "%"]
+
+
+def test_a_job_of_five_seconds_is_told_by_the_second() -> None:
+    shape = {bus(0): {"width": 1.0, "use": [0, 1000, 1000, 500]}}
+    found = text_of(claim(card(0, 5.0, observed_seconds=4.0, busy_seconds=2.5), shapes=shape))
+    assert "Over time, 1s a column; blank: not observed" in found
+    assert found[7].startswith("  0  _##")
+    assert "5s" in found[1]
+
+
+def test_a_job_of_thirty_days_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = {bus(0): {"width": 65536.0, "use": [500] * 40}}
+    found = text_of(claim(card(0, 30 * DAY), shapes=shape))
+    assert "Over time, 18:12 a column; blank: not observed" in found
+    assert max(map(len, found)) <= 80
+
+
+def test_a_job_that_runs_says_so_and_has_no_end() -> None:
+    found = text_of(claim(card(0), released_at=None, how=None))
+    assert found[1].startswith("since ") and found[1].endswith("for 01:00 so far")
+
+
+def test_the_end_is_told_where_it_was_no_epilog() -> None:
+    found = text_of(claim(card(0), how="reap", proof="its shepherd is gone"))
+    assert found[2] == "ended by reap: its shepherd is gone"
+
+
+def test_many_tasks_are_a_line_each_and_a_sum() -> None:
+    tasks = [claim(card(0, use=n / 20), task_id=str(n), token=f"t{n}") for n in range(1, 21)]
+    found = text_of(*tasks)
+    assert len(found) == 1 + 20 + 1
+    assert found[1].split()[0] == "12" and found[2].split()[0] == "12.2"
+    assert found[21] == "In all: 20.0 GPU hours, 52 % busy, 48 % idle"
+
+
+def test_several_runs_are_told_one_after_another_and_the_advice_is_of_the_last() -> None:
+    first = claim(card(0, use=0.0), token="a")
+    again = claim(
+        card(0), token="b", restart=1, claimed_at=BEGUN + DAY, released_at=BEGUN + 2 * DAY
+    )
+    found = text_of(first, again)
+    assert [line for line in found if line.startswith("Job")] == [
+        "Job 12 of alice on node1 (gpu): 1 GPU, H100 80GB HBM3",
+        "Job 12 of alice on node1 (gpu), run 2: 1 GPU, H100 80GB HBM3",
+    ]
+    assert last_run([first, again]) == [again]
+    elsewhere = claim(card(0), token="c", node="node2", claimed_at=BEGUN + DAY + 5)
+    assert last_run([first, again, elsewhere]) == [again, elsewhere]
+    assert "never" not in "\n".join(found)
+
+
+@given(
+    use=st.floats(0, 1),
+    held=st.floats(0, 1e8),
+    seen=st.floats(0, 1),
+    count=st.integers(1, 16),
+    text=st.text(max_size=300),
+)
+@FEW
+def test_no_line_is_wider_than_80_columns(
+    use: float, held: float, seen: float, count: int, text: str
+) -> None:
+    shape = {"width": max(1.0, held / 60), "use": [round(use * 1000)] * 60}
+    cards = [
+        card(n, held, observed_seconds=held * seen, busy_seconds=held * seen * use)
+        for n in range(count)
+    ]
+    shapes = {bus(n): shape for n in range(count)}
+    for how in ("epilog", "reap"):
+        one = claim(*cards, shapes=shapes, proof=text, how=how)
+        for chars in (ASCII, UTF8):
+            found = [click.unstyle(line) for line in lines([one], chars)]
+            assert all(len(line) <= 80 for line in found)
+            assert chars is UTF8 or "\n".join(found).isascii()
+
+
+# --- advice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"),
+    [
+        ([card(0), *(card(n, use=0) for n in (1, 2, 3))], "GPUs 1-3 were never used: ask for one."),
+        (
+            [card(0), card(1, use=0), card(2), card(3, use=0)],
+            "GPUs 1, 3 were never used: ask for two.",
+        ),
+        (
+            [card(0, use=0.0005)],
+            "The GPU was never used: ask for none, or look why the program does not find it.",
+        ),
+        (
+            [card(0, MONTH, use=0.9), card(1, MONTH, use=9 / MONTH)],
+            "GPU 1 was never used: ask for one.",
+        ),
+        ([card(0, MONTH, use=0.9), card(1, MONTH, use=0.0009)], ""),
+        (
+            [card(0, MONTH, use=0.0009)],
+            "The GPU worked <1 % of the time: look what the program waits for.",
+        ),
+        (
+            [card(0, use=0), card(1, use=0)],
+            "None of the GPUs was ever used: ask for none, "
+            "or look why the program does not find them.",
+        ),
+        (
+            [card(0, use=0.1, memory_peak_bytes=3 * GIB)],
+            "Memory peak 3 of 80 GiB: a MIG slice would do.",
+        ),
+        ([card(0, use=0.5, memory_peak_bytes=3 * GIB)], ""),
+        ([card(0, use=0.12, memory_peak_bytes=12 * GIB)], ""),
+        ([card(0, use=0.12, memory_peak_bytes=3 * GIB, model="Tesla V100")], ""),
+        ([card(0, use=0.12, memory_peak_bytes=None)], ""),
+        ([card(0, use=0.05)], "The GPU worked 5 % of the time: look what the program waits for."),
+        ([card(0)], ""),
+        ([card(0, 599, use=0)], ""),
+        ([card(0, use=0, observed_seconds=HOUR * 0.89)], ""),
+        ([card(0), card(1, use=0, busy_seconds=None, observed_seconds=0)], ""),
+        ([], ""),
+    ],
+)
+def test_advice_is_given_where_it_is_clear(cards: list[dict[str, Any]], said: str) -> None:
+    assert advice([claim(*cards)]) == said
+
+
+def test_advice_of_several_nodes_names_them() -> None:
+    both = [
+        claim(card(0), card(1, use=0)),
+        claim(card(0, use=0), card(1), node="node2", token="b"),
+    ]
+    assert advice(both) == "GPU 1 of node1 and GPU 0 of node2 were never used: ask for two."
+
+
+# --- bars -------------------------------------------------------------------------------------
+
+
+def test_a_bar_shows_what_is_not_nothing_and_not_everything() -> None:
+    assert [bar(share, 10, ASCII) for share in (0.0, 0.001, 0.5, 0.999, 1.0, 7.0, None)] == [
+        "..........",
+        "#.........",
+        "#####.....",
+        "#########.",
+        "##########",
+        "##########",
+        "          ",
+    ]
+
+
+def test_a_line_over_time_is_blank_where_nothing_is_known() -> None:
+    assert spark([0.0, 0.01, 0.5, 1.0, None, 1.0], ASCII) == "_.+# #"
+    assert spark([0.0, 0.01, 0.5, 1.0], UTF8) == "▁▂▅█"
+
+
+def test_use_over_time_goes_on_to_the_end_and_never_beyond_the_columns() -> None:
+    assert over_time(Shape(1.0, (1.0, None)), 4.0) == ([1.0, None, None, None], 1.0)
+    assert over_time(Shape(1.0, (1.0, 0.0, None, 0.5)), 120.0, 60)[0][:2] == [0.5, 0.5]
+    means, width = over_time(Shape(1.0, (1.0,) * 64), 30 * DAY)
+    assert len(means) <= 60 and width * len(means) == pytest.approx(30 * DAY, rel=0.02)
+    assert over_time(None, 5.0) == ([], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "encoding", "chars"),
+    [
+        ({"LANG": "en_GB.UTF-8"}, "utf-8", UTF8),
+        ({"LC_ALL": "C", "LANG": "en_GB.UTF-8"}, "utf-8", ASCII),
+        ({}, "utf-8", ASCII),
+        ({"LC_CTYPE": "C.utf8"}, "utf-8", UTF8),
+        ({"LANG": "en_GB.UTF-8"}, "ascii", ASCII),
+        ({"LANG": "de_DE.ISO-8859-1"}, "utf-8", ASCII),
+    ],
+)
+def test_bars_are_drawn_with_what_the_locale_can_show(
+    environ: dict[str, str], encoding: str, chars: object
+) -> None:
+    assert charset(environ, encoding) is chars
+
+
+def test_numbers_are_said_with_the_digits_that_count() -> None:
+    assert [percent(s) for s in (None, 0, 0.001, 0.5, 0.999, 1)] == [
+        "-",
+        "0 %",
+        "<1 %",
+        "50 %",
+        "99 %",
+        "100 %",
+    ]
+    assert [energy(j) for j in (None, 12, 36_000, 7.2e6)] == ["-", "12 J", "10.0 Wh", "2.00 kWh"]
+    assert [gib(size) for size in (0, GIB // 4, 3 * GIB, 80 * GIB)] == ["0.00", "0.25", "3", "80"]
+    assert (memory(None, 5), memory(GIB, None)) == ("-", "1 GiB")
+
+
+# --- records ----------------------------------------------------------------------------------
+
+
+NO_RECORDS: list[object] = [
+    *(None, [], "x", {}, {"version": 2}, {"version": 1}, record(card(0)) | {"token": 5}),
+    *(record(card(0)) | {"devices": [5]}, record(card(0)) | {"shapes": 5}),
+    *(record(card(0)) | {"claimed_at": float("nan")}, record({"held_seconds": 5})),
+]
+
+
+@pytest.mark.parametrize("found", NO_RECORDS)
+def test_what_is_no_record_is_refused(found: object) -> None:
+    with pytest.raises(ValueError):
+        claim_of(found)
+
+
+def test_a_record_is_believed_as_far_as_it_can_be() -> None:
+    wild = card(
+        0, busy_seconds=1e300, observed_seconds=1e9, index=-1, model="a\x1b[2J", energy_joules="x"
+    )
+    shapes = {bus(0): {"width": 1.0, "use": [5e9, "x", None, -1, True] * 100}}
+    found = claim(wild, shapes=shapes, user="al\nice", uid="0", restart=True)
+    (one,) = found.cards
+    assert (one.observed, one.busy, one.index, one.energy) == (HOUR, None, None, None)
+    assert (one.model, found.user, found.uid, found.restart) == ("a?[2J", "al?ice", 0, 0)
+    assert one.shape is not None and set(one.shape.use) == {1.0, None} and len(one.shape.use) == 64
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(sorted({*record(card(0)), *card(0)})), inner)
+        ),
+        max_leaves=20,
+    )
+)
+@FEW
+def test_no_json_breaks_a_report(found: object) -> None:
+    base = record(card(0))
+    if isinstance(found, dict):
+        base |= found
+        base["version"] = 1
+    try:
+        one = claim_of(base)
+    except ValueError:
+        return
+    text_of(one)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The labs' witness: it sees a device that was free while a process lived, and only that."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.store import owner
+from gpulock.store.owner import Owner
+from tests.labs.daemon.daemon_witness import ROUNDING, Claim, Witness, claims_of
+
+DEVICES = ("0000:06:00.0", "0000:07:00.0")
+
+
+@pytest.fixture
+def claim(tmp_path: Path) -> Claim:
+    """Make the locks of one claim of two devices."""
+    words = {"scheduler": "sge", "node": "n1", "boot_id": "b", "job_id": "7", "token": "aa"}
+    record = Owner(devices=DEVICES, **words)
+    for device in DEVICES:
+        (tmp_path / device).mkdir()
+        (tmp_path / device / "owner").write_text(owner.encode(record))
+    (found,) = claims_of(tmp_path, 7)
+    return found
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process that does not end by itself."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def free(claim: Claim) -> None:
+    for device in claim.devices:
+        shutil.rmtree(claim.folder / device)
+
+
+def test_a_claim_is_found_by_its_job_and_holds_what_has_its_token(claim: Claim) -> None:
+    assert claim.devices == claim.locked() == DEVICES
+    assert claims_of(claim.folder, 8) == []
+    place = claim.folder / DEVICES[0] / "owner"
+    place.write_text(place.read_text().replace("token=aa\n", "token=bb\n"))
+    assert claim.locked() == DEVICES[1:]
+
+
+def test_a_device_that_is_freed_after_the_last_process_is_none_too_soon(
+    claim: Claim, process: subprocess.Popen[bytes]
+) -> None:
+    with Witness(claim, [process.pid]) as witness:
+        process.kill()
+        process.wait()
+        free(claim)
+    freed = [f"{device} freed" for device in claim.devices]
+    assert witness.order == [f"process {process.pid} ended", *freed]
+
+
+def test_a_device_that_is_free_while_a_process_lives_is_told(
+    claim: Claim, process: subprocess.Popen[bytes]
+) -> None:
+    with (
+        pytest.raises(AssertionError, match=f"while \\[{process.pid}\\] live"),
+        Witness(claim, [process.pid]),
+    ):
+        free(claim)
+
+
+def test_a_line_of_the_history_that_is_older_than_the_last_look_at_life_is_told(
+    claim: Claim, process: subprocess.Popen[bytes]
+) -> None:
+    with Witness(claim, [process.pid]) as witness:
+        pass
+    witness.never_free_too_soon({"released_at": witness.lived})
+    with pytest.raises(AssertionError):
+        witness.never_free_too_soon({"released_at": witness.lived - 2 * ROUNDING})
+
+
+def test_a_witness_of_nobody_is_refused(claim: Claim) -> None:
+    with pytest.raises(AssertionError, match="nobody"):
+        Witness(claim, []).__enter__()

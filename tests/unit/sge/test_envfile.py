@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job's environment file: our lines once, the user's others untouched."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.errors import BROKEN, Refusal
+from gpulock.job import environment
+from gpulock.node.settings import Settings
+from gpulock.sge import envfile
+from tests.support.jobs import Site
+from tests.support.trees import FEW
+
+DROP = environment.drop_names(("SGE_GPU",))
+PAIRS = [("CUDA_VISIBLE_DEVICES", "2,3"), ("SGE_GPU", "2,3")]
+
+
+def change(text: str, binds: str = "") -> list[str]:
+    changed = envfile.change(text, PAIRS, DROP, binds)
+    assert changed.endswith("\n") and "\n\n" not in changed
+    return changed.splitlines()
+
+
+def test_a_line_is_replaced_not_appended() -> None:
+    assert change("A=1\nCUDA_VISIBLE_DEVICES=0\nB=2\n") == [
+        "A=1",
+        "B=2",
+        "CUDA_VISIBLE_DEVICES=2,3",
+        "SGE_GPU=2,3",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(DROP))
+def test_none_of_the_users_own_masks_survives(name: str) -> None:
+    lines = change(f"{name}=0\nA=1\n{name}=1\n{name}\n")
+    assert [line for line in lines if line.startswith(name)] == [
+        f"{key}={value}" for key, value in PAIRS if key == name
+    ]
+
+
+def test_a_name_that_only_begins_or_ends_like_ours_is_the_users() -> None:
+    text = "CUDA_VISIBLE_DEVICES_OLD=0\nMY_CUDA_VISIBLE_DEVICES=0\ncuda_visible_devices=0\n"
+    assert change(text)[:3] == text.splitlines()
+
+
+def test_a_value_that_looks_like_a_line_of_ours_is_a_value() -> None:
+    assert change("A=CUDA_VISIBLE_DEVICES=0\n")[0] == "A=CUDA_VISIBLE_DEVICES=0"
+
+
+def test_a_file_without_a_last_newline_or_without_anything_is_good() -> None:
+    assert change("A=1")[0] == "A=1"
+    assert change("") == ["CUDA_VISIBLE_DEVICES=2,3", "SGE_GPU=2,3"]
+
+
+def test_our_values_are_escaped_and_the_users_stay_as_they_are() -> None:
+    changed = envfile.change("A=x\\\\y\\nz\n", [("B", "c\\d")], DROP, "")
+    assert changed == "A=x\\\\y\\nz\nB=c\\\\d\n"
+
+
+@pytest.mark.parametrize("value", ["a\nb", "\n", "a\n"])
+def test_a_newline_never_gets_into_a_variable(value: str) -> None:
+    with pytest.raises(ValueError):
+        envfile.change("", [("A", value)], DROP, "")
+    with pytest.raises(ValueError):
+        envfile.change("", [], DROP, value)
+
+
+def test_the_bind_lists_are_the_users_with_ours_at_the_end() -> None:
+    lines = change("APPTAINER_BINDPATH=/scratch\nA=1\n", "/d/bin:/nvbin")
+    assert "APPTAINER_BINDPATH=/scratch,/d/bin:/nvbin" in lines
+    assert "SINGULARITY_BINDPATH=/d/bin:/nvbin" in lines
+
+
+def test_the_bind_lists_are_appended_to_once_however_often_the_hook_runs() -> None:
+    once = "\n".join(change("APPTAINER_BINDPATH=/scratch\n", "/d/bin:/nvbin")) + "\n"
+    twice = "\n".join(change(once, "/d/bin:/nvbin")) + "\n"
+    assert once == twice
+    assert once.count("APPTAINER_BINDPATH=") == 1
+
+
+def test_without_a_driver_set_the_bind_lists_are_not_touched() -> None:
+    text = "APPTAINER_BINDPATH=/a\nAPPTAINER_BINDPATH=/b\n"
+    assert change(text)[:2] == text.splitlines()
+
+
+TEXTS = st.lists(st.text(st.characters(exclude_characters="\n="), min_size=1, max_size=40))
+
+
+@FEW
+@given(TEXTS)
+def test_every_other_line_is_kept_in_its_order(lines: list[str]) -> None:
+    kept = [f"{line}={line}=" for line in lines if line not in DROP]
+    changed = envfile.change("\n".join([*kept, ""]), PAIRS, DROP, "")
+    assert changed.split("\n")[: len(kept)] == kept
+
+
+@pytest.mark.parametrize("line", ["=CUDA_VISIBLE_DEVICES=0", "==CUDA_VISIBLE_DEVICES=0"])
+def test_a_name_that_the_shepherd_reads_as_ours_is_dropped(line: str) -> None:
+    assert change(f"{line}\n") == ["CUDA_VISIBLE_DEVICES=2,3", "SGE_GPU=2,3"]
+
+
+def test_a_line_too_long_for_the_shepherd_cannot_become_two() -> None:
+    mask = "CUDA_VISIBLE_DEVICES=0"
+    long = "A=" + "x" * (envfile.LONGEST - 2) + mask
+    assert change(long)[0] == long[: envfile.LONGEST]
+    assert len(change("B=" + "é" * 10_000)[0].encode("utf-8", "surrogateescape")) == 9998
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    made = Site(tmp_path)
+    made.run()
+    return made
+
+
+def write(site: Site) -> None:
+    envfile.write(site.above(), PAIRS, DROP, "")
+
+
+def broken(site: Site) -> None:
+    with pytest.raises(Refusal) as caught:
+        write(site)
+    assert caught.value.kind == BROKEN
+
+
+def path_of(site: Site) -> Path:
+    return Path(site.above().path, "environment")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o600, 0o640])
+def test_owner_and_mode_are_kept(site: Site, mode: int) -> None:
+    path = path_of(site)
+    path.chmod(mode)
+    before = path.stat()
+    write(site)
+    after = path.stat()
+    assert stat.S_IMODE(after.st_mode) == mode
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert after.st_ino != before.st_ino
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_the_owner_is_kept_when_root_replaces_the_file(site: Site) -> None:
+    path = path_of(site)
+    folder = path.parent
+    site.proc.add(500, "sge_shepherd", uids=(0, 104, 104, 104), cwd=folder)
+    os.chown(folder, 104, 107)
+    os.chown(path, 104, 107)
+    write(site)
+    assert (path.stat().st_uid, path.stat().st_gid) == (104, 107)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_that_belongs_to_a_user_is_refused(site: Site) -> None:
+    os.chown(path_of(site), 12345, 12345)
+    broken(site)
+
+
+@pytest.mark.parametrize("how", ["link", "fifo", "folder", "gone"])
+def test_what_stands_in_its_place_is_not_followed_or_waited_for(site: Site, how: str) -> None:
+    path = path_of(site)
+    path.rename(path.with_name("real"))
+    if how == "link":
+        path.symlink_to("real")
+    elif how == "fifo":
+        os.mkfifo(path)
+    elif how == "folder":
+        path.mkdir()
+    before = path.with_name("real").read_bytes()
+    broken(site)
+    assert path.with_name("real").read_bytes() == before
+
+
+def test_bytes_that_are_no_text_are_kept(site: Site) -> None:
+    path = path_of(site)
+    path.write_bytes(b"A=\xff\xfe\x00\nCUDA_VISIBLE_DEVICES=\xff\n")
+    write(site)
+    assert path.read_bytes() == b"A=\xff\xfe\x00\nCUDA_VISIBLE_DEVICES=2,3\nSGE_GPU=2,3\n"
+
+
+@pytest.mark.parametrize("call", ["write", "rename", "fchmod"])
+def test_a_full_disk_leaves_the_old_file_whole(
+    site: Site, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = path_of(site)
+    before = path.read_bytes()
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    broken(site)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert not [name for name in os.listdir(path.parent) if name.startswith(".")]
+
+
+def test_the_variables_of_an_empty_grant_mask_everything(site: Site) -> None:
+    pairs = environment.variables([], Settings({}), ("SGE_GPU",))
+    envfile.write(site.above(), pairs, DROP, "")
+    assert "CUDA_VISIBLE_DEVICES=\n" in path_of(site).read_text()

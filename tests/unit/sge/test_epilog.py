@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The epilog: frees its own run, and ends with 0 whatever happens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import release
+from gpulock.deadline import Deadline
+from gpulock.sge import epilog, hook, prolog
+from gpulock.simulate.execd import SpooledJob
+from gpulock.store.gate import Gate
+from tests.support.jobs import SHEPHERD, Site, child_of, gpus
+from tests.support.trees import bus
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    child_of(monkeypatch, made)
+    return made
+
+
+def start(site: Site, job: SpooledJob) -> None:
+    assert prolog.main(["sge", str(site.pid)], site.environ(job), site.config()) == 0
+
+
+def end(site: Site, job: SpooledJob) -> None:
+    assert epilog.main(["sge", str(site.pid)], site.environ(job), site.config()) == 0
+
+
+def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    end(site, job)
+    assert site.locks() == []
+    end(site, job)
+    assert len(list((site.lock / "released").iterdir())) == 2
+
+
+def test_an_epilog_without_a_prolog_frees_nothing(site: Site) -> None:
+    first = site.run(gpus(2))
+    start(site, first)
+    end(site, site.run(gpus(1), job_id=123, pid=501))
+    end(site, site.run(job_id=1, pid=502))
+    end(site, site.run(job_id=12, task_id=2, pid=503))
+    assert len(site.locks()) == 2
+
+
+def test_the_epilog_of_an_earlier_run_leaves_the_later_ones_grant(site: Site) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    site.proc.shepherd(SHEPHERD, job.folder, start=2000, uid=os.geteuid())
+    end(site, job)
+    assert len(site.locks()) == 2
+
+
+def test_what_environment_and_files_of_the_job_say_does_not_matter(site: Site) -> None:
+    first = site.run(gpus(2))
+    start(site, first)
+    other = site.run(job_id=13, pid=501)
+    for name in ("environment", prolog.RECORD):
+        (other.folder / name).write_bytes((first.folder / name).read_bytes())
+    end(site, other)
+    assert len(site.locks()) == 2
+
+
+def test_a_process_that_is_left_keeps_the_lock_and_the_exit_code_is_0(site: Site) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    site.proc.add(700, session=SHEPHERD)
+    end(site, job)
+    found = [site.node().store.read(bus(n)).owner for n in (0, 1)]
+    assert [one.settling for one in found if one] == [1, 1]
+    site.proc.remove(700)
+    end(site, job)
+    assert site.locks() == []
+
+
+def test_an_open_device_keeps_its_lock(site: Site) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    site.proc.add(700, fds={9: site.dev / "nvidia0"})
+    end(site, job)
+    assert site.locks() == [bus(0)]
+
+
+def test_a_lock_that_is_kept_is_freed_by_the_next_claim_that_needs_it(site: Site) -> None:
+    job = site.run(gpus(4))
+    start(site, job)
+    site.proc.add(700, session=SHEPHERD)
+    end(site, job)
+    site.proc.remove(700)
+    site.proc.remove(SHEPHERD)
+    start(site, site.run(gpus(4), job_id=13, pid=501))
+
+
+def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(site: Site) -> None:
+    site.settings["GATE_TIMEOUT"] = "0.05"
+    job = site.run(gpus(2))
+    start(site, job)
+    with Gate(str(site.lock), Deadline(1)):
+        end(site, job)
+    assert len(site.locks()) == 2
+
+
+@pytest.mark.parametrize("fault", [KeyError("x"), MemoryError(), OSError(28, "full"), ValueError()])
+def test_a_fault_nobody_foresaw_ends_with_0(
+    site: Site, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+
+    def bug(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(release, "release_one", bug)
+    end(site, job)
+    assert len(site.locks()) == 2
+
+
+def test_settings_a_shepherd_or_a_driver_that_are_not_there_end_with_0(site: Site) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    gone = str(site.root / "gone")
+    assert epilog.main(["sge", str(site.pid)], site.environ(job), gone) == hook.DONE
+    assert epilog.main(["sge"], {}, site.config()) == hook.DONE
+    site.proc.remove(SHEPHERD)
+    end(site, job)
+    assert len(site.locks()) == 2
+
+
+def test_a_lock_directory_that_is_not_private_is_not_touched(site: Site) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    site.lock.chmod(0o777)
+    end(site, job)
+    assert len(site.locks()) == 2

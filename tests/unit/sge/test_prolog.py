@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prolog: what a job gets, and the exit code of each refusal."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.sge import prolog
+from gpulock.simulate.execd import SpooledJob
+from gpulock.simulate.packed_job import PER_JOB
+from gpulock.store import owner
+from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.trees import BOOT, bus
+
+RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    child_of(monkeypatch, made)
+    return made
+
+
+def start(site: Site, job: SpooledJob, *more: str, **keys: str) -> int:
+    argv = ["sge", str(site.pid), *more]
+    return prolog.main(argv, site.environ(job), site.config(**keys))
+
+
+def test_a_job_gets_what_it_asked_for(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+    job = site.run(gpus(2))
+    assert start(site, job) == RUN
+    assert site.locks() == [bus(0), bus(1)]
+    found = variables(job.folder)
+    assert found["CUDA_VISIBLE_DEVICES"] == found["SGE_GPU"] == "0,1"
+    assert found["JOB_ID"] == "12"
+    assert capfd.readouterr().out == ""
+
+
+def test_the_record_in_the_spool_is_that_of_the_lock(site: Site) -> None:
+    job = site.run(gpus(1), owner="alice", queue="gpu.q")
+    start(site, job)
+    kept = owner.parse((job.folder / prolog.RECORD).read_text())
+    lock = site.node().store.read(bus(0)).owner
+    assert lock is not None
+    assert (kept.token, kept.key()) == (lock.token, lock.key())
+    assert (lock.user, lock.queue, lock.pid) == ("alice", "gpu.q", SHEPHERD)
+    assert (lock.spool_dir, lock.boot_id) == (str(job.folder), BOOT)
+
+
+def test_a_job_that_asked_for_none_is_masked_and_locks_nothing(site: Site) -> None:
+    job = site.run(variables=(("CUDA_VISIBLE_DEVICES", "0"), ("SGE_GPU", "0")))
+    assert start(site, job) == RUN
+    found = variables(job.folder)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["SGE_GPU"]) == ("", "")
+    assert found["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert not site.lock.exists()
+
+
+def test_a_job_that_asked_for_none_needs_no_driver(site: Site) -> None:
+    shutil.rmtree(site.driver)
+    assert start(site, site.run(gpus(0))) == RUN
+
+
+def test_a_job_that_asked_for_none_is_left_alone_where_that_is_configured(site: Site) -> None:
+    job = site.run(variables=(("CUDA_VISIBLE_DEVICES", "0"),))
+    before = (job.folder / "environment").read_bytes()
+    assert start(site, job, HIDE_UNREQUESTED="no") == RUN
+    assert (job.folder / "environment").read_bytes() == before
+
+
+def test_what_the_user_set_is_overwritten(site: Site) -> None:
+    mine = (("CUDA_VISIBLE_DEVICES", "3"), ("APPTAINERENV_CUDA_VISIBLE_DEVICES", "3"))
+    job = site.run(gpus(1), variables=(*mine, ("SINGULARITYENV_NVIDIA_VISIBLE_DEVICES", "all")))
+    start(site, job)
+    found = variables(job.folder)
+    assert "3" not in {found[name] for name, _ in mine}
+    assert found["SINGULARITYENV_NVIDIA_VISIBLE_DEVICES"] != "all"
+
+
+def test_the_prolog_run_twice_gives_the_same(site: Site) -> None:
+    job = site.run(gpus(2))
+    assert start(site, job) == RUN
+    before = variables(job.folder)
+    kept = owner.parse((job.folder / prolog.RECORD).read_text())
+    assert start(site, job) == RUN
+    assert variables(job.folder) == before
+    again = owner.parse((job.folder / prolog.RECORD).read_text())
+    assert (again.token, again.devices) == (kept.token, kept.devices)
+
+
+@pytest.mark.parametrize(("key", "code"), [("requeue", REQUEUE), ("error", JOB_ERROR)])
+def test_too_few_free_is_what_the_site_says(
+    site: Site, key: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start(site, site.run(gpus(3)))
+    job = site.run(gpus(2), job_id=13, pid=501)
+    assert start(site, job, ON_BUSY=key) == code
+    told = capfd.readouterr().err
+    assert told.startswith("gpulock: job 13: busy: ")
+    assert told.count("\n") == 1 and "job 12" in told
+    assert len(site.locks()) == 3
+
+
+@pytest.mark.parametrize(("key", "code"), [("stop", QUEUE_ERROR), ("requeue", REQUEUE)])
+@pytest.mark.parametrize("fault", ["driver", "expected", "lock_dir", "state_dir", "driver_set"])
+def test_a_broken_node_is_what_the_site_says(site: Site, key: str, code: int, fault: str) -> None:
+    job = site.run(gpus(2))
+    keys = {"ON_BROKEN": key}
+    if fault == "driver":
+        shutil.rmtree(site.driver)
+    elif fault == "expected":
+        keys["GPUS"] = "8"
+        job = site.run(gpus(8), job_id=13)
+    elif fault == "lock_dir":
+        site.lock.mkdir()
+        site.lock.chmod(0o777)
+    elif fault == "state_dir":
+        shutil.rmtree(site.state)
+    else:
+        keys["DRIVER_DIR"] = str(site.root)
+    assert start(site, job, **keys) == code
+    assert site.locks() == []
+
+
+@pytest.mark.parametrize("asked", [gpus(1.5), gpus(-1), gpus(5), gpus(10**6), gpus(float("nan"))])
+def test_a_request_that_makes_no_sense_is_the_jobs_error(site: Site, asked: object) -> None:
+    job = site.run(asked)  # type: ignore[arg-type]
+    assert start(site, job, GPUS="4") == JOB_ERROR
+    assert site.locks() == []
+
+
+def test_gpus_asked_for_on_several_hosts_need_a_site_that_gives_them_there(site: Site) -> None:
+    job = site.run(gpus(1), pe="mpi", hosts=(("node", 1), ("other", 1)))
+    assert start(site, job) == JOB_ERROR
+    assert start(site, job, SGE_SLAVE_TASKS="yes") == RUN
+
+
+def test_a_per_job_request_on_several_hosts_is_taken_here(site: Site) -> None:
+    asked = gpus(1, consumable=PER_JOB)
+    assert start(site, site.run(asked, pe="mpi", hosts=(("node", 2), ("other", 2)))) == RUN
+    assert site.locks() == [bus(0)]

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prolog when something is wrong: never unmasked, nothing kept by a job that does not start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.sge import envfile, hook, prolog, request
+from gpulock.simulate.execd import SpooledJob
+from gpulock.simulate.packed_job import NOT_CONSUMABLE
+from gpulock.store import quarantine
+from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.trees import BOOT, bus
+
+RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
+FALSE_JOB = {"JOB_ID": "13", "SGE_TASK_ID": "0", "QUEUE": "gpu.q"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    child_of(monkeypatch, made)
+    return made
+
+
+def start(site: Site, job: SpooledJob, *more: str, **keys: str) -> int:
+    argv = ["sge", str(site.pid), *more]
+    return prolog.main(argv, site.environ(job), site.config(**keys))
+
+
+@pytest.mark.parametrize("fault", ["file", "garbage", "flag", "lost"])
+def test_what_cannot_be_found_out_is_requeued_and_never_unmasked(site: Site, fault: str) -> None:
+    job = site.run(gpus(1, consumable=NOT_CONSUMABLE if fault == "flag" else 1))
+    if fault == "file":
+        job.job_file.unlink()
+    elif fault == "garbage":
+        job.job_file.write_bytes(b"\0" * 100)
+    elif fault == "lost":
+        (site.state / "boot_id").write_text(BOOT)
+    assert start(site, job, SGE_BINARIES=str(site.root)) == REQUEUE
+    assert site.locks() == []
+
+
+def test_unknowns_of_several_jobs_and_users_are_a_broken_node(site: Site) -> None:
+    site.settings["SGE_BINARIES"] = str(site.root)
+    start(site, site.run(gpus(1), job_id=1))
+    codes: list[int] = []
+    for number, user in ((13, "alice"), (14, "alice"), (15, "bob"), (16, "bob")):
+        job = site.run(gpus(1), job_id=number, owner=user)
+        job.job_file.unlink()
+        codes.append(start(site, job))
+    assert codes == [REQUEUE, REQUEUE, QUEUE_ERROR, QUEUE_ERROR]
+
+
+def test_one_user_alone_stops_no_queue(site: Site) -> None:
+    start(site, site.run(gpus(1), job_id=1))
+    for number in range(20, 30):
+        job = site.run(gpus(1), job_id=number, owner="mallory")
+        job.job_file.write_bytes(b"")
+        assert start(site, job) == REQUEUE
+
+
+def test_in_uuid_mode_an_unread_uuid_is_could_not_find_out_and_locks_nothing(site: Site) -> None:
+    for number in range(4):
+        site.gpu(bus(number), number, "GPU-????????-????")
+    assert start(site, site.run(gpus(1)), VISIBLE_DEVICES="uuid") == REQUEUE
+    assert site.locks() == []
+
+
+@pytest.mark.parametrize("place", ["environment", "record"])
+def test_a_job_that_cannot_be_told_keeps_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    job = site.run(gpus(2))
+    if place == "environment":
+        (job.folder / "environment").unlink()
+    else:
+        (job.folder / prolog.RECORD).mkdir()
+    assert start(site, job) == QUEUE_ERROR
+    assert site.locks() == []
+
+
+def test_a_job_whose_shepherd_dies_meanwhile_keeps_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = site.run(gpus(2))
+    real = os.mkdir
+
+    def last_lock(path: str, mode: int = 0o777) -> None:
+        real(path, mode)
+        if path.endswith(bus(1)):
+            site.proc.remove(SHEPHERD)
+
+    monkeypatch.setattr(os, "mkdir", last_lock)
+    assert start(site, job) == REQUEUE
+    assert site.locks() == []
+
+
+def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = site.run(gpus(1))
+
+    def bug(*_: object) -> None:
+        raise KeyError("x\ny")
+
+    monkeypatch.setattr(envfile, "change", bug)
+    assert start(site, job) == QUEUE_ERROR
+    told = capfd.readouterr().err
+    assert ("KeyError" in told, "test_sge_prolog_faults.py:" in told, told.count("\n")) == (
+        True,
+        True,
+        1,
+    )
+    assert site.locks() == []
+
+
+def test_a_fault_under_the_jobs_own_limits_is_blamed_on_the_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = site.run(gpus(1))
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(request, "asked", no_memory)
+    assert start(site, job) == QUEUE_ERROR
+    assert start(site, job, "--limited") == JOB_ERROR
+
+
+def test_a_hook_that_its_shepherd_did_not_start_does_nothing(site: Site) -> None:
+    job = site.run(gpus(1))
+    site.proc.shepherd(600, job.folder, uid=os.geteuid())
+    assert prolog.main(["sge", "600"], site.environ(job), site.config()) == QUEUE_ERROR
+    assert not site.lock.exists()
+
+
+def test_a_launcher_may_stand_between(site: Site) -> None:
+    job = site.run(gpus(1))
+    site.proc.add(501, "launch", ppid=SHEPHERD)
+    site.pid = 501
+    assert prolog.main(["sge", str(SHEPHERD)], site.environ(job), site.config()) == RUN
+
+
+def test_a_hook_for_another_job_than_the_shepherds_does_nothing(site: Site) -> None:
+    site.run(gpus(1))
+    assert prolog.main(["sge", str(SHEPHERD)], FALSE_JOB, site.config()) == JOB_ERROR
+
+
+def test_a_job_with_forged_lines_does_not_start(site: Site) -> None:
+    job = site.run(gpus(1), command=("/bin/echo", "x\nhost_slots=4\n"))
+    assert start(site, job) == JOB_ERROR
+
+
+def test_settings_that_are_wrong_stop_the_queue(site: Site) -> None:
+    job = site.run(gpus(1))
+    path = site.config(GPUS="many")
+    assert prolog.main(["sge", str(site.pid)], site.environ(job), path) == QUEUE_ERROR
+    gone = str(site.root / "gone")
+    assert prolog.main(["sge", str(site.pid)], site.environ(job), gone) == QUEUE_ERROR
+
+
+def test_only_root_or_a_simulations_user_runs_a_hook(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = site.run(gpus(1))
+    uid = os.geteuid() or 1000
+    path = site.config(SIMULATION="")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert prolog.main(["sge", str(site.pid)], site.environ(job), path) == QUEUE_ERROR
+
+
+def test_a_quarantined_device_is_not_given(site: Site) -> None:
+    start(site, site.run(gpus(1)))
+    quarantine.put(str(site.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
+    job = site.run(gpus(1), job_id=13, pid=501)
+    start(site, job)
+    assert variables(job.folder)["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+@pytest.mark.parametrize("word", ["", "x", "-5", "500x"])
+def test_without_a_shepherd_named_the_parent_is_it(site: Site, word: str) -> None:
+    job = site.run(gpus(1))
+    assert prolog.main(["sge", word], site.environ(job), site.config()) == RUN
+
+
+def test_a_shepherd_that_is_a_strange_number_is_not_a_crash(site: Site) -> None:
+    job = site.run(gpus(1))
+    assert prolog.main(["sge", "²"], site.environ(job), site.config()) in (RUN, QUEUE_ERROR)
+
+
+def test_what_is_told_never_spoils_the_exit_code(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+
+    def closed(fd: int, data: bytes) -> int:
+        if fd == 2:
+            raise BrokenPipeError(32, "broken pipe")
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", closed)
+    assert start(site, site.run(gpus(99))) == JOB_ERROR
+    assert hook.DONE == RUN

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking qmaster: in time or not at all, and never believed by halves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import Deadline, boottime
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.hooks import subprocess
+from gpulock.hooks.subprocess import Program
+from gpulock.node.settings import Settings
+from gpulock.sge import qstat
+from gpulock.sge.cull import Job
+
+ANSWER = """<?xml version='1.0'?>
+<detailed_job_info>
+  <djob_info>
+    <element>
+      <JB_job_number>12</JB_job_number>
+      <JB_owner>alice</JB_owner>
+      <JB_uid>1000</JB_uid>
+      <JB_job_name>&lt;CE_name&gt;gpu&lt;/CE_name&gt;</JB_job_name>
+      <JB_hard_resource_list>
+        <qstat_l_requests>
+          <CE_name>gpu</CE_name>
+          <CE_stringval>2</CE_stringval>
+          <CE_doubleval>2.000000</CE_doubleval>
+          <CE_consumable>1</CE_consumable>
+        </qstat_l_requests>
+        <qstat_l_requests>
+          <CE_name>h_rt</CE_name>
+          <CE_doubleval>100.000000</CE_doubleval>
+          <CE_consumable>0</CE_consumable>
+        </qstat_l_requests>
+      </JB_hard_resource_list>
+    </element>
+  </djob_info>
+</detailed_job_info>
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> object:
+    """No child and no descriptor may be left by any of these tests."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def program(tmp_path: Path, text: str) -> Settings:
+    """Put a qstat of our own in the place of the real one."""
+    path = tmp_path / "qstat"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    (tmp_path / "answer").write_text(ANSWER)
+    return Settings(
+        {
+            "SGE_BINARIES": str(tmp_path),
+            "SGE_QSTAT_TIMEOUT": "5",
+            "SGE_ROOT": "/opt/sge",
+            "SGE_CELL": "cell",
+        }
+    )
+
+
+def ask(tmp_path: Path, text: str, seconds: str = "5") -> Job:
+    settings = program(tmp_path, text)
+    settings.sge_qstat_timeout = float(seconds)
+    return qstat.ask(settings, "12")
+
+
+def refused(tmp_path: Path, text: str, seconds: str = "5") -> float:
+    """Return how long a refusal took."""
+    begun = boottime()
+    with pytest.raises(Refusal) as caught:
+        ask(tmp_path, text, seconds)
+    assert caught.value.kind == UNKNOWN
+    return boottime() - begun
+
+
+def test_the_answer_is_read(tmp_path: Path) -> None:
+    found = ask(tmp_path, f"cat {tmp_path}/answer")
+    assert (found.number, found.owner, found.uid) == (12, "alice", 1000)
+    assert found.requests == [("gpu", 2.0, 1), ("h_rt", 100.0, 0)]
+
+
+def test_it_is_asked_for_this_job_with_an_environment_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGE_QMASTER_PORT", "1")
+    monkeypatch.setenv("LD_PRELOAD_X", "evil")
+    ask(tmp_path, f'echo "$@" >{tmp_path}/argv; env >{tmp_path}/env; cat {tmp_path}/answer')
+    assert (tmp_path / "argv").read_text() == "-j 12 -xml\n"
+    names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert names - {"PWD", "_", "SHLVL", "OLDPWD"} == {"PATH", "SGE_ROOT", "SGE_CELL"}
+
+
+def test_no_descriptor_of_ours_reaches_it(tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("w"):
+        ask(tmp_path, f"ls -l /proc/self/fd >{tmp_path}/fds; cat {tmp_path}/answer")
+    open_files = (tmp_path / "fds").read_text()
+    assert "/dev/null" in open_files
+    assert "secret" not in open_files
+
+
+def test_one_that_hangs_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    assert refused(tmp_path, "exec sleep 60", "0.1") < 3
+
+
+def test_one_that_answers_and_does_not_end_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    assert refused(tmp_path, f"cat {tmp_path}/answer; exec >&-; exec sleep 60", "0.2") < 3
+
+
+def test_one_that_ignores_every_signal_is_ended_as_well(tmp_path: Path) -> None:
+    assert refused(tmp_path, "trap '' TERM INT HUP PIPE; while :; do :; done", "0.1") < 3
+
+
+def test_an_endless_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "ANSWER_LIMIT", 1 << 16)
+    assert refused(tmp_path, "while :; do cat /proc/self/environ $0; done", "0.3") < 5
+
+
+def test_one_that_feeds_us_slowly_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    assert refused(tmp_path, "while :; do echo x; sleep 0.02; done", "0.2") < 3
+
+
+@pytest.mark.parametrize("code", ["1", "99", "127"])
+def test_one_that_fails_is_not_believed_whatever_it_said(tmp_path: Path, code: str) -> None:
+    refused(tmp_path, f"cat {tmp_path}/answer; exit {code}")
+
+
+def test_one_that_is_killed_is_not_believed(tmp_path: Path) -> None:
+    refused(tmp_path, f"cat {tmp_path}/answer; kill -9 $$")
+
+
+def test_an_answer_cut_off_anywhere_is_never_a_smaller_request(tmp_path: Path) -> None:
+    whole = ANSWER.rindex("</detailed_job_info>") + len("</detailed_job_info>")
+    for end in range(whole):
+        with pytest.raises(ValueError):
+            qstat.parse(ANSWER[:end], "12")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("<JB_job_number>12<", "<JB_job_number>123<"),
+        ("<JB_job_number>12<", "<JB_job_number>1<"),
+        ("<JB_job_number>12</JB_job_number>", ""),
+        ("<JB_owner>", "<JB_job_number>13</JB_job_number><JB_owner>"),
+        ("<JB_uid>1000</JB_uid>", ""),
+        ("<JB_uid>1000<", "<JB_uid>x<"),
+        ("<JB_owner>alice</JB_owner>", ""),
+        ("<CE_doubleval>2.000000</CE_doubleval>", ""),
+        ("<CE_doubleval>2.000000<", "<CE_doubleval>two<"),
+        ("<CE_consumable>1</CE_consumable>", ""),
+        ("<CE_consumable>1<", "<CE_consumable>true<"),
+        ("</JB_hard_resource_list>", ""),
+        ("</CE_name>", ""),
+        (ANSWER, ""),
+        (ANSWER, "<unknown_jobs><element><ST_name>12</ST_name></element></unknown_jobs>"),
+    ],
+)
+def test_an_answer_that_is_not_unmistakable_is_refused(old: str, new: str) -> None:
+    qstat.parse(ANSWER, "12")
+    with pytest.raises(ValueError):
+        qstat.parse(ANSWER.replace(old, new, 1), "12")
+
+
+def test_a_job_without_requests_has_none() -> None:
+    begin, end = ANSWER.index("<JB_hard"), ANSWER.index("</element>")
+    assert qstat.parse(ANSWER[:begin] + ANSWER[end:], "12").requests == []
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o000])
+def test_a_program_that_may_not_be_run_is_unknown(tmp_path: Path, mode: int) -> None:
+    settings = program(tmp_path, "exit 0")
+    (tmp_path / "qstat").chmod(mode)
+    with pytest.raises(Refusal) as caught:
+        qstat.ask(settings, "12")
+    assert caught.value.kind == UNKNOWN
+
+
+def test_a_program_whose_interpreter_is_missing_is_unknown(tmp_path: Path) -> None:
+    settings = program(tmp_path, "")
+    (tmp_path / "qstat").write_text("#!/no/such/interpreter\n")
+    with pytest.raises(Refusal):
+        qstat.ask(settings, "12")
+
+
+def test_time_that_is_up_already_is_still_a_refusal_not_a_hang(tmp_path: Path) -> None:
+    program(tmp_path, "exec sleep 60")
+    with pytest.raises(Refusal):
+        Program(str(tmp_path / "qstat"), {}, "").output([], Deadline(0))

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many GPUs of this host: a whole number, or a refusal, never a guess of none."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import SENSELESS, UNKNOWN, Refusal
+from gpulock.node.settings import Settings
+from gpulock.sge import request
+from gpulock.simulate.packed_job import NOT_CONSUMABLE, PER_JOB, PER_SLOT
+from tests.support.jobs import Site, gpus
+
+COMPLEXES = ("gpu", "gpuj")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def count(*requests: tuple[str, float, int], slots: int = 1) -> int:
+    return request.count(list(requests), COMPLEXES, slots)
+
+
+def refused(*requests: tuple[str, float, int], slots: int = 1) -> str:
+    with pytest.raises(Refusal) as caught:
+        count(*requests, slots=slots)
+    return caught.value.kind
+
+
+def test_none_asked_for_is_none() -> None:
+    assert count() == 0
+    assert count(("h_rt", 100.0, 0), ("mygpu", 5.0, 1), ("gpu2", 3.0, 1)) == 0
+
+
+@pytest.mark.parametrize(("value", "asked"), [(0.0, 0), (-0.0, 0), (1.0, 1), (16.0, 16)])
+def test_whole_numbers_are_taken(value: float, asked: int) -> None:
+    assert count(("gpu", value, PER_SLOT)) == asked
+
+
+@pytest.mark.parametrize("value", [1.5, 0.1, -1.0, -0.5, math.nan, math.inf, -math.inf, 1e18])
+def test_what_is_no_number_of_gpus_is_senseless(value: float) -> None:
+    assert refused(("gpu", value, PER_SLOT)) == SENSELESS
+
+
+def test_1k_is_a_thousand_and_refused_later_by_the_node_not_by_us() -> None:
+    assert count(("gpu", 1024.0, PER_SLOT)) == 1024
+
+
+def test_a_per_slot_complex_is_taken_once_a_slot_and_a_per_job_one_once() -> None:
+    assert count(("gpu", 2.0, PER_SLOT), slots=3) == 6
+    assert count(("gpuj", 2.0, PER_JOB), slots=3) == 2
+
+
+def test_two_complexes_for_gpus_are_senseless() -> None:
+    assert refused(("gpu", 1.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == SENSELESS
+    assert refused(("gpu", 1.0, PER_SLOT), ("gpu", 1.0, PER_SLOT)) == SENSELESS
+    assert refused(("gpu", 0.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == SENSELESS
+
+
+@pytest.mark.parametrize("flag", [NOT_CONSUMABLE, 3, 255])
+def test_a_complex_that_is_no_consumable_cannot_be_counted(flag: int) -> None:
+    assert refused(("gpu", 1.0, flag)) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("job", "path"),
+    [
+        ("4", "jobs/00/0000/0004.1"),
+        ("123456789", "jobs/01/2345/6789.1"),
+        ("9999999", "jobs/00/0999/9999.1"),
+    ],
+)
+def test_the_file_of_a_job_is_where_execd_puts_it(job: str, path: str) -> None:
+    assert request.job_file(job, "1") == path
+
+
+def asked(site: Site, **keys: str) -> int:
+    return request.asked(site.above(), Settings({"SGE_COMPLEXES": "gpu gpuj", **keys}))[0]
+
+
+def test_the_request_of_a_spooled_job_is_found(site: Site) -> None:
+    site.run(gpus(2), gpus(100, "h_rt", NOT_CONSUMABLE))
+    assert asked(site) == 2
+
+
+def test_the_slots_of_this_host_count_not_those_of_all(site: Site) -> None:
+    site.run(gpus(1), pe="mpi", hosts=(("node", 2), ("other", 6)))
+    assert asked(site) == 2
+    assert request.hosts(site.above()) == 2
+
+
+def test_a_task_of_an_array_has_its_own_file(site: Site) -> None:
+    site.run(gpus(3), job_id=123456789, task_id=7)
+    assert asked(site) == 3
+
+
+@pytest.mark.parametrize("field", [{"job_id": 13}, {"owner": "mallory"}])
+def test_a_file_of_another_job_or_owner_is_not_believed(
+    site: Site, field: dict[str, object]
+) -> None:
+    job = site.run(gpus(1), owner="alice")
+    about: dict[str, object] = {"job_id": 12, "owner": "alice", "name": "x", **field}
+    other = Site(site.root / "other").spool(gpus(4), **about)
+    job.job_file.write_bytes(other.job_file.read_bytes())
+    with pytest.raises(Refusal) as caught:
+        asked(site)
+    assert caught.value.kind == UNKNOWN
+
+
+def test_a_file_that_is_garbage_or_a_fifo_is_unknown_and_not_asked_for_elsewhere(
+    site: Site,
+) -> None:
+    job = site.run(gpus(1))
+    job.job_file.write_bytes(b"garbage")
+    for _ in range(2):
+        with pytest.raises(Refusal) as caught:
+            asked(site)
+        assert caught.value.kind == UNKNOWN
+        job.job_file.unlink()
+        os.mkfifo(job.job_file)
+
+
+def test_without_a_file_and_without_qstat_it_is_unknown(site: Site) -> None:
+    site.run(gpus(1)).job_file.unlink()
+    with pytest.raises(Refusal) as caught:
+        asked(site, SGE_BINARIES=str(site.root))
+    assert caught.value.kind == UNKNOWN
+
+
+def test_a_parallel_job_without_a_host_file_is_unknown(site: Site) -> None:
+    job = site.run(gpus(1), pe="mpi")
+    (job.folder / "pe_hostfile").unlink()
+    with pytest.raises(Refusal):
+        request.hosts(site.above())
+
+
+def test_one_host_twice_in_the_host_file_is_one_host(site: Site) -> None:
+    job = site.run(gpus(1), pe="mpi")
+    (job.folder / "pe_hostfile").write_text("node 1 a.q@node U\nnode 2 b.q@node U\n\n")
+    assert request.hosts(site.above()) == 1

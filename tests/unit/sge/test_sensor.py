@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load sensor: execd's protocol, and never more than a prolog could give."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.claim import claim
+from gpulock.alloc.liveness import DEAD, Verdict
+from gpulock.sge import hook, sensor
+from gpulock.store import verdicts
+from tests.support.jobs import Site
+from tests.support.trees import BOOT, Box, bus, record, soon
+
+HOST = os.uname().nodename
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def values(site: Box) -> dict[str, str]:
+    lines = [line.split(":") for line in sensor.report(site.config())]
+    assert {line[0] for line in lines} <= {HOST}
+    return {name: value for _, name, value in lines}
+
+
+def hold(site: Box, count: int, **changes: object) -> str:
+    node = site.node()
+    node.name = HOST
+    fields: dict[str, object] = {"node": HOST, "token": "", "devices": (), "add_grp_id": 0}
+    one = record(**{**fields, "sid": 500, **changes})
+    return claim(node, one, count, lambda: hook.judge(node), soon()).owner.token
+
+
+def test_each_line_is_answered_until_quit(site: Site) -> None:
+    answers = io.StringIO()
+    assert sensor.main(site.config(), io.StringIO("\n\nquit\n\n"), answers) == 0
+    lines = answers.getvalue().splitlines()
+    assert (lines.count("begin"), lines.count("end")) == (2, 2)
+    assert f"{HOST}:gpu:4" in lines
+
+
+def test_the_end_of_the_input_is_the_end(site: Site) -> None:
+    assert sensor.main(site.config(), io.StringIO(""), io.StringIO()) == 0
+
+
+def test_a_node_nobody_uses_offers_all(site: Site) -> None:
+    assert values(site) == {
+        "gpu": "4",
+        "gpu.free": "4",
+        "gpu.held": "0",
+        "gpu.stale": "0",
+        "gpu.quarantined": "0",
+    }
+
+
+def test_what_running_jobs_hold_is_in_qmasters_books_already(site: Site) -> None:
+    site.proc.shepherd(500, site.root)
+    hold(site, 3)
+    found = values(site)
+    assert (found["gpu"], found["gpu.free"], found["gpu.held"]) == ("4", "1", "3")
+
+
+def test_while_something_is_stale_only_what_is_free_is_offered(site: Site) -> None:
+    site.proc.shepherd(500, site.root)
+    hold(site, 1)
+    hold(site, 1, job_id="13", pid=501, sid=501)
+    found = values(site)
+    assert (found["gpu"], found["gpu.free"], found["gpu.stale"]) == ("2", "2", "1")
+
+
+def test_a_run_without_a_scheduler_is_not_in_qmasters_books(site: Site) -> None:
+    site.proc.add(500)
+    hold(site, 1, scheduler="process")
+    assert values(site)["gpu"] == "3"
+
+
+def test_a_lock_that_settles_is_not_in_qmasters_books_any_more(site: Site) -> None:
+    site.proc.shepherd(500, site.root)
+    hold(site, 1, settling=1)
+    assert values(site)["gpu"] == "3"
+
+
+def test_a_card_that_is_missing_or_out_is_not_offered(site: Site) -> None:
+    hold(site, 1)
+    shutil.rmtree(site.lock / "locks" / bus(0))
+    site.settings["GPUS"] = "5"
+    (site.state / "quarantine" / bus(3)).write_text("")
+    found = values(site)
+    assert (found["gpu"], found["gpu.quarantined"]) == ("3", "2")
+
+
+def test_fresh_verdicts_are_taken_as_they_are(site: Site) -> None:
+    site.proc.shepherd(500, site.root)
+    token = hold(site, 1)
+    verdicts.write(str(site.lock), {token: Verdict(DEAD, "gone")}, BOOT)
+    assert values(site)["gpu.stale"] == "1"
+
+
+def test_several_complexes_are_offered_the_same(site: Site) -> None:
+    site.settings["SGE_COMPLEXES"] = "gpu gpuj"
+    found = values(site)
+    assert found["gpu"] == found["gpuj"] == "4"
+
+
+def test_a_node_without_a_driver_offers_nothing(site: Site) -> None:
+    shutil.rmtree(site.driver)
+    found = values(site)
+    assert (found["gpu"], found["gpu.free"]) == ("0", "0")
+
+
+def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(site: Site) -> None:
+    answers = io.StringIO()
+    path = site.config(GPUS="many")
+    assert sensor.main(path, io.StringIO("\n"), answers) == 0
+    assert answers.getvalue() == f"begin\n{HOST}:gpu:0\n{HOST}:gpu.free:0\nend\n"
+
+
+def test_a_node_that_lost_its_locks_offers_nothing(site: Site) -> None:
+    (site.state / "boot_id").write_text(BOOT)
+    assert values(site)["gpu"] == "0"
+
+
+def test_a_quarantine_counts_before_the_first_claim_of_a_boot(site: Site) -> None:
+    (site.state / "quarantine").mkdir()
+    (site.state / "quarantine" / bus(3)).write_text("")
+    assert values(site)["gpu"] == "3"
+
+
+def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(sensor, "look", bug)
+    assert sensor.main(site.config(), io.StringIO("\n"), io.StringIO()) == 0

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slave tasks: the first of a job on a host claims, others share, a refused one sees nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, Refusal
+from gpulock.sge import prolog, slave
+from gpulock.simulate.execd import SpooledJob
+from gpulock.simulate.packed_job import PER_JOB, Resource
+from gpulock.store import owner
+from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.trees import bus
+
+HOSTS = (("node", 2), ("other", 2))
+FIRST, SECOND = 600, 601
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    child_of(monkeypatch, made)
+    monkeypatch.setattr(os, "setresuid", lambda *_: None)  # pyright: ignore
+    return made
+
+
+def parallel(site: Site, asked: Resource) -> SpooledJob:
+    return site.spool(asked, pe="mpi", hosts=HOSTS)
+
+
+def start(site: Site, pid: int, **keys: str) -> int:
+    return slave.main(["slave", str(pid)], {}, site.config(SGE_SLAVE_TASKS="yes", **keys))
+
+
+def test_the_first_task_claims_for_the_slots_here_and_the_next_shares(site: Site) -> None:
+    job = parallel(site, gpus(1))
+    one, two = site.task(job, FIRST), site.task(job, SECOND, "2.node")
+    assert (start(site, FIRST), start(site, SECOND)) == (0, 0)
+    assert site.locks() == [bus(0), bus(1)]
+    assert variables(one)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert variables(two)["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_each_task_keeps_a_record_of_its_own_for_an_adoption(site: Site) -> None:
+    job = parallel(site, gpus(1))
+    folders = [site.task(job, FIRST), site.task(job, SECOND, "2.node")]
+    for pid in (FIRST, SECOND):
+        start(site, pid)
+    kept = [owner.parse((folder / prolog.RECORD).read_text()) for folder in folders]
+    assert [one.pid for one in kept] == [FIRST, SECOND]
+    assert kept[0].token == kept[1].token
+
+
+def test_a_task_of_a_job_without_gpus_is_masked(site: Site) -> None:
+    job = parallel(site, gpus(0))
+    folder = site.task(job, FIRST)
+    assert start(site, FIRST) == 0
+    assert variables(folder)["CUDA_VISIBLE_DEVICES"] == ""
+    assert not site.lock.exists()
+
+
+def test_a_per_job_request_is_the_master_hosts_alone(site: Site) -> None:
+    job = parallel(site, gpus(1, consumable=PER_JOB))
+    folder = site.task(job, FIRST)
+    assert start(site, FIRST) == 0
+    assert variables(folder)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_on_the_master_host_a_task_shares_what_the_prolog_claimed(site: Site) -> None:
+    job = site.run(gpus(1), pe="mpi", hosts=HOSTS)
+    site.settings["SGE_SLAVE_TASKS"] = "yes"
+    argv = ["sge", str(SHEPHERD)]
+    assert prolog.main(argv, site.environ(job), site.config()) == 0
+    folder = site.task(job, FIRST, home=True)
+    assert start(site, FIRST) == 0
+    assert variables(folder)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert len(site.locks()) == 2
+
+
+def test_on_the_master_host_a_task_claims_nothing_by_itself(site: Site) -> None:
+    job = parallel(site, gpus(1))
+    folder = site.task(job, FIRST, home=True)
+    assert start(site, FIRST) == 0
+    found = variables(folder)
+    assert (found["CUDA_VISIBLE_DEVICES"], site.locks()) == ("", [])
+    assert "master host" in found[slave.REFUSED]
+
+
+def test_a_refused_task_may_start_sees_nothing_and_knows_why(site: Site) -> None:
+    job = site.spool(gpus(9), pe="mpi", hosts=HOSTS, variables=((slave.REFUSED, "no"),))
+    folder = site.task(job, FIRST)
+    assert start(site, FIRST) == 0
+    found = variables(folder)
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+    assert found[slave.REFUSED].startswith("gpulock: job 12.1")
+
+
+@pytest.mark.parametrize("fault", ["file", "environment"])
+def test_a_task_that_cannot_even_be_masked_does_not_start(site: Site, fault: str) -> None:
+    job = parallel(site, gpus(1))
+    folder = site.task(job, FIRST)
+    (folder / "environment").unlink()
+    if fault == "file":
+        job.job_file.unlink()
+    assert start(site, FIRST) == 1
+
+
+def test_a_task_that_cannot_be_told_keeps_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = parallel(site, gpus(1))
+    site.task(job, FIRST)
+
+    def full(*_: object) -> None:
+        raise Refusal(BROKEN, "no space", "make some")
+
+    monkeypatch.setattr(slave, "keep_record", full)
+    assert start(site, FIRST) == 0
+    assert site.locks() == []
+
+
+def test_a_task_is_left_alone_where_the_site_gives_tasks_nothing(site: Site) -> None:
+    job = parallel(site, gpus(1))
+    folder = site.task(job, FIRST)
+    before = (folder / "environment").read_bytes()
+    assert slave.main(["slave", str(FIRST)], {}, site.config()) == 0
+    assert (folder / "environment").read_bytes() == before
+
+
+def test_without_a_shepherd_or_settings_the_task_does_not_start(site: Site) -> None:
+    assert start(site, 999) == 1
+    assert slave.main(["slave", "999"], {}, str(site.root / "gone")) == 1

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shepherd above a hook: found, checked, and not talked into anything."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.node.procfs import Proc
+from gpulock.sge import spool
+from gpulock.sge.spool import Spool
+from tests.support.jobs import SHEPHERD, Site, gpus
+
+ME = os.geteuid()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def kind(site: Site, pid: int = SHEPHERD) -> str:
+    with pytest.raises(Refusal) as caught:
+        site.above(pid)
+    return caught.value.kind
+
+
+def test_a_shepherd_is_found_with_its_job(site: Site) -> None:
+    job = site.run(gpus(1), task_id=3, owner="alice")
+    found = site.above()
+    assert (found.job, found.task, found.need("job_owner")) == ("12", "3", "alice")
+    assert (found.pid, found.start, found.uid) == (SHEPHERD, 1000, ME)
+    assert found.path == str(job.folder)
+
+
+def test_no_array_is_task_one(site: Site) -> None:
+    site.run()
+    assert site.above().task == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "uids"),
+    [
+        ("bash", (ME,) * 4),
+        ("sge_shepherd2", (ME,) * 4),
+        ("SGE_SHEPHERD", (ME,) * 4),
+        ("sge_shepherd", (ME + 1, ME, ME, ME)),
+    ],
+)
+def test_what_only_looks_like_a_shepherd_is_none(
+    site: Site, name: str, uids: tuple[int, ...]
+) -> None:
+    job = site.run()
+    site.proc.add(SHEPHERD, name, uids=uids, cwd=job.folder)
+    assert kind(site) == BROKEN
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777, 0o1777])
+def test_a_directory_others_may_write_is_refused(site: Site, mode: int) -> None:
+    site.run().folder.chmod(mode)
+    assert kind(site) == BROKEN
+
+
+def test_a_directory_of_somebody_else_is_refused(site: Site) -> None:
+    job = site.run()
+    site.proc.add(SHEPHERD, "sge_shepherd", uids=(ME, ME + 1, ME + 1, ME + 1), cwd=job.folder)
+    with pytest.raises(Refusal) as caught:
+        spool.above(Proc(str(site.proc.root)), SHEPHERD, ME + 1)
+    assert caught.value.kind == BROKEN
+    site.above()
+
+
+def test_a_shepherd_that_is_gone_is_unknown(site: Site) -> None:
+    assert kind(site) == UNKNOWN
+
+
+def test_a_shepherd_that_ends_between_the_two_reads_is_unknown(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pid is another process's when its start time is read again."""
+    job = site.run()
+    real = os.readlink
+
+    def replace(path: str) -> str:
+        found = real(path)
+        if path.endswith("/cwd"):
+            site.proc.shepherd(SHEPHERD, job.folder, start=1001, uid=ME)
+        return found
+
+    monkeypatch.setattr(os, "readlink", replace)
+    assert kind(site) == UNKNOWN
+
+
+def test_a_directory_that_may_not_be_seen_is_unknown(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.run()
+    real = os.open
+
+    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path.endswith("/cwd"):
+            raise PermissionError(13, "denied", path)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", guarded)
+    assert kind(site) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "line", ["job_id=13", "ja_task_id=9", "job_owner=root", "queue=x", "host_slots=9", "pe=none"]
+)
+def test_a_line_that_a_jobs_argument_made_is_a_forgery(site: Site, line: str) -> None:
+    site.run(gpus(1), command=("/bin/echo", f"x\n{line}\ny"))
+    assert kind(site) == SENSELESS
+
+
+def test_an_argument_with_an_equals_sign_is_an_argument(site: Site) -> None:
+    site.run(gpus(1), command=("/bin/echo", "job_id=13", " job_id=14"))
+    assert site.above().job == "12"
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "²", "0x10", " 12"])
+def test_a_number_that_is_none_is_unknown(site: Site, value: str) -> None:
+    job = site.run()
+    config = job.folder / "config"
+    config.write_text(config.read_text().replace("job_id=12\n", f"job_id={value}\n"))
+    found = site.above()
+    with pytest.raises(Refusal) as caught:
+        print(found.job)
+    assert caught.value.kind == UNKNOWN
+
+
+def test_a_key_that_is_missing_is_unknown(site: Site) -> None:
+    job = site.run()
+    config = job.folder / "config"
+    config.write_text(config.read_text().replace("job_id=12\n", ""))
+    with pytest.raises(Refusal) as caught:
+        print(site.above().job)
+    assert caught.value.kind == UNKNOWN
+
+
+def test_a_config_that_a_job_made_too_long_is_its_own_fault_and_no_nodes(site: Site) -> None:
+    """Else three of them would put a queue into error, on one node after the other."""
+    os.truncate(site.run().folder / "config", spool.CONFIG_LIMIT + 1)
+    assert kind(site) == SENSELESS
+
+
+@pytest.mark.parametrize("how", ["gone", "fifo", "link"])
+def test_a_config_that_is_none_is_unknown(site: Site, how: str) -> None:
+    config = site.run().folder / "config"
+    real = config.rename(config.with_name("real"))
+    if how == "fifo":
+        os.mkfifo(config)
+    elif how == "link":
+        config.symlink_to(real.name)
+    assert kind(site) == UNKNOWN
+
+
+def test_a_config_that_is_no_text_is_read(site: Site) -> None:
+    job = site.run()
+    with (job.folder / "config").open("ab") as file:
+        file.write(b"job_name=\xff\xfe\n")
+    assert site.above().job == "12"
+
+
+@pytest.mark.parametrize(
+    ("job_id", "task_id", "same"),
+    [
+        ("12", "0", True),
+        ("12", "undefined", True),
+        ("12", "", True),
+        ("12", "1", True),
+        ("12", "2", False),
+        ("123", "0", False),
+        ("1", "0", False),
+        ("", "", False),
+        ("12", "²", False),
+    ],
+)
+def test_execds_own_words_must_name_the_same_job_and_task(
+    site: Site, job_id: str, task_id: str, same: bool
+) -> None:
+    site.run()
+    found: Spool = site.above()
+    if same:
+        spool.check_identity(found, job_id, task_id)
+        return
+    with pytest.raises(Refusal) as caught:
+        spool.check_identity(found, job_id, task_id)
+    assert caught.value.kind == SENSELESS

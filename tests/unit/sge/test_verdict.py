@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a Grid Engine job is alive, from this node alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Judge, Scan, Verdict
+from gpulock.node.procfs import Proc
+from gpulock.sge.verdict import Rule
+from gpulock.store.locks import Lock
+from tests.support.trees import BOOT, EXECD, NAME, FakeProc, record
+
+GID = 65400
+
+
+class Host:
+    """A node whose execd runs, and one lock of job 12: shepherd 500, group 65400."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.fake = FakeProc(root / "proc")
+        self.fake.execd(root)
+        self.lock = Lock("0000:3b:00.0", record(), "")
+
+    def spool(self, name: str, config: str = "") -> Path:
+        folder = self.root / "active_jobs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if config:
+            (folder / "config").write_text(config)
+        return folder
+
+    def heir(self, pid: int, gid: int = GID) -> None:
+        """Let another job's shepherd own a group."""
+        cwd = self.spool(f"{pid}.1", f"add_grp_id={gid}\njob_id={pid}\n")
+        self.fake.shepherd(pid, cwd)
+
+    def verdict(self, simulated: bool = False) -> Verdict:
+        scan = Scan(Proc(str(self.fake.root)))
+        return Judge(BOOT, NAME, scan, {"sge": Rule(simulated)}).verdict(self.lock)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_job_lives_while_its_shepherd_runs(host: Host) -> None:
+    host.fake.shepherd(500, host.spool("12.1"))
+    assert host.verdict().state == ALIVE
+
+
+def test_a_job_is_dead_when_shepherd_and_group_are_gone(host: Host) -> None:
+    assert host.verdict().state == DEAD
+
+
+def test_a_job_lives_while_somebody_carries_its_group(host: Host) -> None:
+    host.fake.add(700, groups=[4, GID])
+    found = host.verdict()
+    assert (found.state, "700" in found.proof) == (ALIVE, True)
+
+
+def test_a_shepherd_with_another_start_time_is_another_jobs(host: Host) -> None:
+    host.fake.shepherd(500, host.spool("13.1"), start=1001)
+    assert host.verdict().state == DEAD
+
+
+@pytest.mark.parametrize("name", [") (", "a) S 1 500", "sge_shepherd) Z 1"])
+def test_a_name_with_parentheses_hides_no_shepherd(host: Host, name: str) -> None:
+    host.fake.add(500, name, start=1000)
+    assert host.verdict().state == ALIVE
+
+
+def test_a_zombie_shepherd_is_over(host: Host) -> None:
+    host.fake.add(500, "sge_shepherd", state="Z")
+    assert host.verdict().state == DEAD
+
+
+def test_a_zombie_carrier_is_over_unless_its_threads_go_on(host: Host) -> None:
+    host.fake.add(700, state="Z", groups=[GID])
+    assert host.verdict().state == DEAD
+    host.fake.add(700, state="Z", groups=[GID], threads={700: "Z", 701: "S"})
+    assert host.verdict().state == ALIVE
+
+
+def test_an_anchor_keeps_the_job_and_so_does_its_group(host: Host) -> None:
+    host.lock.anchors = [(600, 2000, 65401)]
+    assert host.verdict().state == DEAD
+    host.fake.add(700, groups=[65401])
+    assert host.verdict().state == ALIVE
+    host.fake.remove(700)
+    host.fake.shepherd(600, host.spool("1.node1"), start=2000)
+    assert host.verdict().state == ALIVE
+    host.fake.shepherd(600, host.spool("1.node1"), start=2001)
+    assert host.verdict().state == DEAD
+
+
+def test_a_hidden_execd_is_unknown(host: Host) -> None:
+    host.fake.remove(EXECD)
+    assert host.verdict().state == UNKNOWN
+
+
+def test_an_execd_whose_directory_cannot_be_read_is_unknown(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.readlink
+
+    def guarded(path: str) -> str:
+        if path.endswith("/cwd"):
+            raise PermissionError(1, "not permitted", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "readlink", guarded)
+    assert host.verdict().state == UNKNOWN
+
+
+def test_a_shepherd_that_may_not_be_seen_is_unknown(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.fake.shepherd(500, host.spool("12.1"))
+    real = os.open
+
+    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path.endswith("/500/stat"):
+            raise PermissionError(1, "not permitted", path)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", guarded)
+    assert host.verdict().state == UNKNOWN
+
+
+def test_another_namespace_is_unknown_although_all_is_empty_there(host: Host) -> None:
+    host.fake.namespace("pid:[1]")
+    assert host.verdict().state == UNKNOWN
+
+
+def test_one_process_that_cannot_be_read_makes_absence_unknown(host: Host) -> None:
+    (host.fake.root / "700").mkdir()
+    (host.fake.root / "700/status").write_bytes(b"")
+    assert host.verdict().state == UNKNOWN
+
+
+def test_a_group_that_is_another_jobs_now_does_not_keep_the_lock(host: Host) -> None:
+    host.heir(900)
+    host.fake.add(901, ppid=900, groups=[GID])
+    host.fake.add(902, ppid=901, groups=[GID])
+    found = host.verdict()
+    assert (found.state, "another job" in found.proof) == (DEAD, True)
+
+
+def test_a_stray_beside_the_groups_new_job_is_unknown(host: Host) -> None:
+    host.heir(900)
+    host.fake.add(901, ppid=900, groups=[GID])
+    host.fake.add(700, ppid=1, groups=[GID])
+    found = host.verdict()
+    assert (found.state, "700" in found.proof) == (UNKNOWN, True)
+
+
+def test_a_shepherd_of_another_group_is_no_heir(host: Host) -> None:
+    host.heir(900, 65499)
+    host.fake.add(901, ppid=900, groups=[GID])
+    assert host.verdict().state == ALIVE
+
+
+@pytest.mark.parametrize("config", ["", "add_grp_id=\n", "add_grp_id=x\n", "job_id=3\n"])
+def test_a_shepherd_whose_group_cannot_be_read_is_no_heir(host: Host, config: str) -> None:
+    host.fake.shepherd(900, host.spool("900.1", config))
+    host.fake.add(901, ppid=900, groups=[GID])
+    assert host.verdict().state == ALIVE
+
+
+def test_a_job_that_names_the_group_in_its_arguments_is_no_heir(host: Host) -> None:
+    cwd = host.spool("900.1", f"add_grp_id=65499\njob_arg1=x\nadd_grp_id={GID}\n")
+    host.fake.shepherd(900, cwd)
+    host.fake.add(901, ppid=900, groups=[GID])
+    assert host.verdict().state == ALIVE
+
+
+def test_a_record_without_a_group_is_unknown(host: Host) -> None:
+    host.lock = Lock("x", record(add_grp_id=0, sid=500), "")
+    assert host.verdict().state == UNKNOWN
+
+
+def test_a_simulated_job_is_judged_by_its_session_and_needs_no_execd(host: Host) -> None:
+    host.fake.remove(EXECD)
+    host.lock = Lock("x", record(add_grp_id=0, sid=500), "")
+    assert host.verdict(True).state == DEAD
+    host.fake.add(700, session=500)
+    assert host.verdict(True).state == ALIVE
+
+
+def test_a_record_with_a_start_time_no_kernel_has_is_dead_only_by_its_group(host: Host) -> None:
+    host.fake.shepherd(500, host.spool("12.1"))
+    host.lock = Lock("x", record(start=10**30), "")
+    assert host.verdict().state == DEAD
+    host.fake.add(700, groups=[GID])
+    assert host.verdict().state == ALIVE
+
+
+def test_a_pid_too_long_for_a_path_is_unknown(host: Host) -> None:
+    host.lock = Lock("x", record(pid=10**300), "")
+    assert host.verdict().state == UNKNOWN

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated execd against files of a real one (data/sge-8.1.9)."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from gpulock.simulate import cull, execd, packed_job
+from gpulock.simulate.packed_job import PER_JOB, Resource
+
+REAL = Path(__file__).parents[2] / "support/data/sge-8.1.9"
+SAMPLES = ("parallel", "array")
+
+
+class Reader:
+    """Decode a pack buffer; written from the format, not from the encoder."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, count: int) -> bytes:
+        assert self.at + count <= len(self.data), "cut short"
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self) -> int:
+        return int.from_bytes(self.take(4), "big")
+
+    def text(self) -> str:
+        end = self.data.index(b"\0", self.at)
+        return (self.take(end - self.at) + self.take(1))[:-1].decode()
+
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        return tuple((self.number(), self.number()) for _ in range(self.number()))
+
+    def element(self, kinds: list[int]) -> tuple[int, list[cull.Value]]:
+        status = self.number()
+        bits = self.number()
+        assert bits == len(kinds)
+        assert not any(self.take((bits + 7) // 8))
+        return status, [self.value(kind & 0xFF) for kind in kinds]
+
+    def value(self, kind: int) -> cull.Value:
+        match kind:
+            case 3 | 6:
+                return self.number()
+            case 8 | 12:
+                return self.text()
+            case 2:
+                (double,) = struct.unpack(">d", self.take(8))
+                assert isinstance(double, float)
+                return double
+            case 11:
+                return None
+            case 9:
+                return self.list() if self.number() else None
+            case 10:
+                return self.object() if self.number() else None
+            case _:
+                raise AssertionError(f"type {kind}")
+
+    def list(self) -> cull.List:
+        count, name, changed, pairs = self.number(), self.text(), self.number(), self.pairs()
+        found = [self.element([kind for _, kind in pairs]) for _ in range(count)]
+        statuses = {status for status, _ in found} or {2}
+        assert len(statuses) == 1
+        return cull.List(name, pairs, tuple(f for _, f in found), changed, statuses.pop())
+
+    def object(self) -> cull.Object:
+        pairs = self.pairs()
+        status, fields = self.element([kind for _, kind in pairs])
+        return cull.Object(pairs, fields, status)
+
+
+def decode(data: bytes) -> dict[str, cull.Value]:
+    reader = Reader(data)
+    assert (reader.number(), reader.number()) == (0, 0x10020000)
+    status, fields = reader.element([kind for _, kind in packed_job.JOB_FIELDS])
+    assert status == 2
+    assert reader.at == len(data)
+    return dict(zip([name for name, _ in packed_job.JOB_FIELDS], fields, strict=True))
+
+
+def requests(job: dict[str, cull.Value]) -> list[tuple[object, object, object, object]]:
+    resources = job["hard_resource_list"]
+    assert isinstance(resources, cull.List)
+    return [(fields[0], fields[3], fields[4], fields[6]) for fields in resources.elements]
+
+
+def pairs_of(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+def a_job(**changes: object) -> execd.Job:
+    values: dict[str, object] = {"job_id": 4, "command": ("/bin/sleep", "4"), **changes}
+    return execd.Job(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_real_job_decoded_and_packed_again_is_the_same_bytes(sample: str) -> None:
+    real = (REAL / f"{sample}.job").read_bytes()
+    assert packed_job.pack_job(decode(real)) == real
+
+
+def test_the_samples_say_what_was_asked_for() -> None:
+    job = decode((REAL / "parallel.job").read_bytes())
+    assert (job["job_number"], job["owner"], job["pe"]) == (4, "sgealice", "smp")
+    assert requests(job) == [("gpu", "2", 2.0, 1), ("h_rt", "100", 100.0, 0), ("gpuj", "1", 1.0, 2)]
+
+
+def test_a_packed_job_reads_back_as_it_was_given() -> None:
+    asked = (Resource("gpu", 2.0, "2"), Resource("gpuj", 3.0, "3", PER_JOB))
+    job = a_job(job_id=12, task_id=3, owner="alice", name="n", pe="smp", resources=asked)
+    found = decode(execd.packed(job))
+    assert (found["job_number"], found["job_name"], found["owner"]) == (12, "n", "alice")
+    assert requests(found) == [("gpu", "2", 2.0, 1), ("gpuj", "3", 3.0, 2)]
+    tasks = found["ja_tasks"]
+    assert isinstance(tasks, cull.List)
+    assert tasks.elements[0][0] == 3
+
+
+def test_a_job_without_requests_has_no_resource_list() -> None:
+    assert decode(execd.packed(a_job()))["hard_resource_list"] is None
+
+
+@pytest.mark.parametrize("field", ["hard_resource_list", "env_list", "job_args", "ja_structure"])
+def test_our_lists_have_the_names_and_types_of_real_ones(field: str) -> None:
+    real = decode((REAL / "parallel.job").read_bytes())[field]
+    resources = (Resource("gpu", 1.0, "1"),)
+    ours = decode(execd.packed(a_job(resources=resources, variables=(("A", "b"),))))[field]
+    assert isinstance(real, cull.List)
+    assert isinstance(ours, cull.List)
+    assert (ours.name, ours.changed, ours.descriptor) == (real.name, real.changed, real.descriptor)
+
+
+def test_our_task_list_has_the_types_of_a_real_one() -> None:
+    real = decode((REAL / "parallel.job").read_bytes())["ja_tasks"]
+    ours = decode(execd.packed(a_job()))["ja_tasks"]
+    assert isinstance(real, cull.List)
+    assert isinstance(ours, cull.List)
+    assert ours.descriptor == real.descriptor
+    granted = [task.elements[0][7] for task in (real, ours)]
+    assert isinstance(granted[0], cull.List)
+    assert isinstance(granted[1], cull.List)
+    assert granted[0].descriptor == granted[1].descriptor
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\0"])
+def test_a_string_with_the_byte_that_ends_one_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        cull.pack_string(value)
+
+
+def test_a_value_of_another_type_is_refused() -> None:
+    with pytest.raises(TypeError):
+        cull.pack_value(cull.ULONG, "1")
+
+
+def test_a_field_that_jobs_do_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="no_such"):
+        packed_job.pack_job({"no_such": 1})
+
+
+@pytest.mark.parametrize(
+    ("job_id", "task_id", "path"),
+    [
+        (4, 0, "jobs/00/0000/0004.1"),
+        (5, 3, "jobs/00/0000/0005.3"),
+        (1234567, 2, "jobs/00/0123/4567.2"),
+        (987654321, 1, "jobs/09/8765/4321.1"),
+    ],
+)
+def test_the_packed_job_lies_where_execd_puts_it(job_id: int, task_id: int, path: str) -> None:
+    assert execd.job_path(job_id, task_id) == path
+
+
+def test_a_spooled_job_has_the_files_of_a_real_one(tmp_path: Path) -> None:
+    spooled = execd.spool_job(tmp_path, a_job(pe="smp", hosts=(("vm", 2),)))
+    spool = tmp_path / "sge/spool/node"
+    assert spooled.folder == spool / "active_jobs/4.1"
+    assert spooled.job_file == spool / "jobs/00/0000/0004.1"
+    assert decode(spooled.job_file.read_bytes())["job_number"] == 4
+    hosts = (spooled.folder / "pe_hostfile").read_text()
+    assert hosts == (REAL / "parallel.pe_hostfile").read_text()
+    assert spooled.folder.stat().st_mode & 0o777 == 0o755
+    assert (spooled.folder / "environment").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_job_that_is_spooled_already_is_not_overwritten(tmp_path: Path) -> None:
+    spooled = execd.spool_job(tmp_path, a_job(name="first"))
+    with pytest.raises(FileExistsError):
+        execd.spool_job(tmp_path, a_job(name="second"))
+    assert "job_name=first\n" in (spooled.folder / "config").read_text()
+    execd.remove_job(spooled)
+    execd.spool_job(tmp_path, a_job(name="second"))
+
+
+@pytest.mark.parametrize("kind", ["config", "environment"])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_every_key_we_write_is_one_that_execd_writes(
+    tmp_path: Path, sample: str, kind: str
+) -> None:
+    parallel = sample == "parallel"
+    job = a_job(pe="smp" if parallel else "", task_id=0 if parallel else 3)
+    ours = pairs_of((execd.spool_job(tmp_path, job).folder / kind).read_text())
+    real = pairs_of((REAL / f"{sample}.{kind}").read_text())
+    assert ours.keys() <= real.keys()
+    for key in ("script_file", "pe", "ja_task_id", "njob_args", "SGE_TASK_ID", "NHOSTS"):
+        assert ours.get(key) == real.get(key)
+
+
+def test_a_parallel_job_counts_all_slots_and_those_of_this_host(tmp_path: Path) -> None:
+    job = a_job(pe="mpi", hosts=(("here", 3), ("there", 5)))
+    found = pairs_of((execd.spool_job(tmp_path, job).folder / "config").read_text())
+    assert (found["pe_slots"], found["host_slots"], found["host"]) == ("8", "3", "here")
+
+
+def test_a_variable_of_several_lines_stays_on_one(tmp_path: Path) -> None:
+    job = a_job(variables=(("A", "one\ntwo\\n"),))
+    text = (execd.spool_job(tmp_path, job).folder / "environment").read_text()
+    assert text.splitlines()[0] == r"A=one\ntwo\\n"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks that a killed slurmd left behind come late: they harm no later run of their job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import Deadline, boottime
+from gpulock.node.procfs import Proc
+from gpulock.slurm import epilog
+from gpulock.slurm.epilog import TICKS
+from tests.support.slurm_site import RUN, Site, row
+from tests.support.trees import FakeProc, bus
+
+FIRST, SECOND = {"SLURM_JOB_RESTART_COUNT": "0"}, {"SLURM_JOB_RESTART_COUNT": "1"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path, SLURM_WAIT="0.01")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path / "proc")
+
+
+@pytest.mark.parametrize("chooser", ["slurm", "gpulock"])
+def test_the_prolog_of_an_earlier_run_takes_nothing_and_says_nothing_to_its_tasks(
+    site: Site, chooser: str
+) -> None:
+    site.set(SLURM_CHOOSER=chooser)
+    site.answers(row(12, RestartCnt="1"))
+    site.prolog(12, **SECOND, SLURM_JOB_NUM_NODES="2")
+    before = site.locks(), site.note().token
+    assert site.prolog(12, **FIRST, SLURM_JOB_NUM_NODES="2") == RUN
+    assert (site.locks(), site.note().token) == before
+    assert site.note().refused == ""
+    assert [call for call in site.calls() if call[0] in ("scontrol", "scancel")] == []
+
+
+def test_the_epilog_of_an_earlier_run_frees_what_was_claimed_before_it_began(site: Site) -> None:
+    begun = boottime()
+    site.prolog(12, **SECOND)
+    node = site.node()
+    late = epilog.serve(node, site.call(12, **SECOND), Deadline(5), begun)
+    assert (late.freed, site.locks()) == ([], [bus(0), bus(1)])
+    assert site.note().devices != []
+    own = epilog.serve(node, site.call(12, **SECOND), Deadline(5), boottime())
+    assert (own.freed, site.locks()) == ([bus(0), bus(1)], [])
+
+
+def test_an_epilog_below_slurmd_began_when_it_says(proc: FakeProc) -> None:
+    proc.add(50, name="slurmd", ppid=1, start=10)
+    proc.add(60, name="site-epilog", ppid=50, start=1000)
+    proc.add(70, name="python3", ppid=60, start=2000)
+    assert epilog.launched(Proc(str(proc.root)), 70, 60, 99.5) == 99.5
+
+
+@pytest.mark.parametrize("above", [1, 60], ids=["its script is gone", "its script waits"])
+def test_an_epilog_that_slurmd_left_behind_began_with_its_group(proc: FakeProc, above: int) -> None:
+    proc.add(60, name="site-epilog", ppid=1, start=1000)
+    proc.add(70, name="python3", ppid=above, start=2000)
+    assert epilog.launched(Proc(str(proc.root)), 70, 60, 99.5) == 1000 / TICKS
+
+
+def test_an_epilog_that_was_put_into_a_session_of_its_own_began_with_what_is_above_it(
+    proc: FakeProc,
+) -> None:
+    proc.add(60, name="site-epilog", ppid=1, start=1000)
+    proc.add(70, name="python3", ppid=60, start=2000)
+    assert epilog.launched(Proc(str(proc.root)), 70, 70, 99.5) == 1000 / TICKS
+
+
+def test_an_epilog_of_a_group_whose_leader_is_gone_began_before_every_claim(proc: FakeProc) -> None:
+    proc.add(70, name="python3", ppid=1, start=2000)
+    assert epilog.launched(Proc(str(proc.root)), 70, 60, 99.5) == 0.0

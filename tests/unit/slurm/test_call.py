@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What slurmd's environment says, and what of it is not believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.errors import UNKNOWN
+from gpulock.slurm.call import Call, expanded
+from gpulock.store import owner
+from tests.support.slurm_site import UID, Site, refusal
+from tests.support.trees import BOOT, FEW, HOST_NS
+
+NUMBERS = ("SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_RESTART_COUNT", "SLURM_JOB_NUM_NODES")
+NAMES = ("SLURMD_NODENAME", "SLURM_CLUSTER_NAME")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_call_is_what_slurmd_says(site: Site) -> None:
+    call = site.call(12, "0,1", SLURM_JOB_RESTART_COUNT="2", SLURM_JOB_COMMENT="gres:gpux:2")
+    assert (call.job, call.uid, call.restart, call.who) == ("12", UID, 2, "job 12")
+    assert (call.slurmd, call.cluster, call.partition) == ("n1", "lab", "main")
+    assert (call.user, call.comment) == ("alice", "gres:gpux:2")
+    assert (call.nodes, call.gpus, call.conf) == (1, "0,1", str(site.root / "slurm.conf"))
+
+
+@pytest.mark.parametrize("key", ["SLURM_JOB_ID", "SLURM_JOB_UID", *NAMES])
+def test_what_names_the_job_and_its_node_must_be_there(site: Site, key: str) -> None:
+    environ = site.environ()
+    del environ[key]
+    found = refusal(lambda: Call(environ))
+    assert (found.kind, key in found.why) == (UNKNOWN, True)
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "+1", "1.5", "0x10", " 1", "1 ", "1\n2", "²", "१", "9" * 19, "9" * 9999]
+)
+def test_a_number_that_is_none_is_refused_in_one_short_line(
+    site: Site, key: str, text: str
+) -> None:
+    found = refusal(lambda: site.call(**{key: text}))
+    assert (found.kind, key in found.why, len(found.why) < 120) == (UNKNOWN, True, True)
+
+
+@pytest.mark.parametrize("key", NAMES)
+@pytest.mark.parametrize(
+    "text", ["", "..", "../n1", "n1/x", "/n1", ".n1", "n 1", "n\n1", "n\0", "nöd", "-", "n" * 200]
+)
+def test_a_name_that_is_no_plain_name_is_refused(site: Site, key: str, text: str) -> None:
+    found = refusal(lambda: site.call(**{key: text}))
+    assert (found.kind, key in found.why) == (UNKNOWN, True)
+
+
+@pytest.mark.parametrize("text", ["n1", "gpu-node_7.example.org", "7"])
+def test_host_names_as_they_are_found_are_taken(site: Site, text: str) -> None:
+    assert site.call(SLURMD_NODENAME=text).slurmd == text
+
+
+def test_what_may_be_missing_has_a_meaning(site: Site) -> None:
+    environ = site.environ(gpus=None)
+    for key in ("SLURM_JOB_USER", "SLURM_JOB_PARTITION", "SLURM_JOB_RESTART_COUNT"):
+        del environ[key]
+    for key in ("SLURM_JOB_NUM_NODES", "SLURM_CONF", "SLURM_JOB_STDIN"):
+        del environ[key]
+    call = Call(environ)
+    assert (call.user, call.partition, call.restart, call.nodes) == (str(UID), "", 0, 1)
+    assert (call.gpus, call.conf, call.batch, call.comment) == (None, "", False, "")
+
+
+def test_only_a_job_with_a_script_has_a_standard_input(site: Site) -> None:
+    assert site.call().batch
+    environ = site.environ()
+    del environ["SLURM_JOB_STDIN"]
+    assert not Call(environ).batch
+
+
+@pytest.mark.parametrize(
+    ("changes", "leader"),
+    [
+        ({}, ""),
+        ({"SLURM_HET_JOB_ID": "12"}, ""),
+        ({"SLURM_HET_JOB_ID": "11"}, "11"),
+        ({"SLURM_PACK_JOB_ID": "11"}, "11"),
+        ({"SLURM_HET_JOB_ID": "x\n"}, ""),
+        ({"SLURM_HET_JOB_ID": "-1"}, ""),
+    ],
+)
+def test_a_component_of_a_heterogeneous_job_names_its_leader(
+    site: Site, changes: dict[str, str], leader: str
+) -> None:
+    assert site.call(12, **changes).template(site.node()).het_leader == leader
+
+
+def test_the_record_holds_the_job_and_can_be_written(site: Site) -> None:
+    node = site.node()
+    call = site.call(12, SLURM_JOB_USER="al\nice\udcff", SLURM_JOB_PARTITION="ma\x1bin")
+    made = call.template(node).copy(token="t")
+    found = owner.parse(owner.encode(made))
+    assert found.key() == ("slurm", "lab", "n1", "12", "1")
+    assert (found.user, found.queue, found.uid) == ("al?ice?", "ma?in", UID)
+    assert (found.node, found.boot_id, found.pid_ns) == (node.name, BOOT, HOST_NS)
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("0", ["0"]),
+        ("0,2", ["0", "2"]),
+        ("2,0", ["2", "0"]),
+        ("0-3", ["0", "1", "2", "3"]),
+        ("0,2-3,7", ["0", "2", "3", "7"]),
+        ("3-3", ["3"]),
+        ("00,01", ["0", "1"]),
+        ("GPU-00000000-aaaa", ["GPU-00000000-aaaa"]),
+        ("GPU-a,MIG-b", ["GPU-a", "MIG-b"]),
+        ("MIG-GPU-1/2/0", ["MIG-GPU-1/2/0"]),
+    ],
+)
+def test_a_list_of_gpus_is_read_with_its_ranges(site: Site, text: str, entries: list[str]) -> None:
+    assert site.call(gpus=text).positions() == entries
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ",",
+        "0,",
+        ",0",
+        "0,,1",
+        "x",
+        "-1",
+        "1-",
+        "-",
+        "0-1-2",
+        "0 1",
+        " 0",
+        "0\n1",
+        "0;1",
+        "[0-1]",
+        "0-1000",
+        "9" * 19,
+        f"0-{'9' * 18}",
+        "gpu-1",
+        "GPU-a\nb",
+        "(null)",
+        "N/A",
+    ],
+)
+def test_a_list_that_is_not_unmistakable_is_refused(site: Site, text: str) -> None:
+    found = refusal(site.call(gpus=text).positions)
+    assert (found.kind, len(found.why) < 120) == (UNKNOWN, True)
+
+
+@pytest.mark.parametrize("text", ["3-1", "0,3-1"])
+def test_a_range_backwards_is_no_smaller_request(site: Site, text: str) -> None:
+    assert refusal(site.call(gpus=text).positions).kind == UNKNOWN
+
+
+@pytest.mark.parametrize("text", ["0,0", "0-2,1", "0,00", "GPU-a,GPU-a"])
+def test_a_gpu_that_is_named_twice_is_refused(site: Site, text: str) -> None:
+    assert refusal(site.call(gpus=text).positions).kind == UNKNOWN
+
+
+def test_a_job_without_the_variable_has_no_positions(site: Site) -> None:
+    assert site.call(gpus=None).positions() == []
+
+
+def test_a_variable_that_is_there_and_empty_is_refused(site: Site) -> None:
+    assert refusal(site.call(gpus="").positions).kind == UNKNOWN
+
+
+@FEW
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 9)), min_size=1, max_size=9))
+def test_ranges_mean_what_they_span(spans: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)
+    plain = [str(n) for first, more in spans for n in range(first, first + more + 1)]
+    assert expanded(text) == plain

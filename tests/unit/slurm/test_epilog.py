@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Epilog: frees by id and user, never by what a variable says, and ends with 0 in any case."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import release
+from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.deadline import Deadline, boottime
+from gpulock.slurm import epilog
+from gpulock.store.gate import Gate
+from gpulock.workstation.process_claims import judge
+from tests.support.slurm_site import OTHER_UID, ROOT, RUN, UID, Clock, Site, freezer
+from tests.support.trees import OTHER_BOOT, bus, soon
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def settling(site: Site, *numbers: int) -> list[int]:
+    return [site.holder(number).settling for number in numbers]
+
+
+def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) -> None:
+    site.prolog()
+    site.epilog()
+    assert (site.locks(), site.notes(), site.runs()) == ([], [], [])
+    site.prolog(13)
+    site.epilog()
+    assert (site.locks(), site.notes()) == ([bus(0), bus(1)], ["n1.13"])
+    assert len(list((site.lock / "released").iterdir())) == 2
+
+
+@pytest.mark.parametrize("gpus", [None, "", "3", "x", "2-3", "0\n1"])
+def test_which_devices_slurm_names_does_not_matter(site: Site, gpus: str | None) -> None:
+    """slurmctld was down when the job ended: the variable is missing (reference slurm 5)."""
+    site.prolog(12, "0,1")
+    site.prolog(13, "2,3")
+    site.epilog(12, gpus=gpus)
+    assert site.locks() == [bus(2), bus(3)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_JOB_ID": "1"},
+        {"SLURM_JOB_ID": "123"},
+        {"SLURM_JOB_ID": "112"},
+        {"SLURM_JOB_UID": str(OTHER_UID)},
+        {"SLURMD_NODENAME": "n2"},
+        {"SLURM_CLUSTER_NAME": "other"},
+        {"SLURM_HET_JOB_ID": "12", "SLURM_JOB_ID": "13"},
+    ],
+)
+def test_what_is_of_another_job_user_node_or_cluster_stays(
+    site: Site, changes: dict[str, str]
+) -> None:
+    site.prolog()
+    site.epilog(**changes)
+    assert (site.locks(), len(site.runs())) == ([bus(0), bus(1)], 1)
+    if "SLURM_CLUSTER_NAME" not in changes:
+        assert site.notes() == ["n1.12"]
+
+
+@pytest.mark.parametrize(("own", "epilogs", "stays"), [(0, 0, 0), (0, 1, 0), (2, 2, 0), (2, 1, 2)])
+def test_an_epilog_frees_its_own_run_and_earlier_ones(
+    site: Site, own: int, epilogs: int, stays: int
+) -> None:
+    """The Epilog of run 0 of a requeued job says restart 1 already (facts 3)."""
+    site.prolog(SLURM_JOB_RESTART_COUNT=str(own))
+    site.epilog(SLURM_JOB_RESTART_COUNT=str(epilogs))
+    assert (len(site.locks()), len(site.notes()) * 2, len(site.runs()) * 2) == (stays,) * 3
+
+
+def test_what_two_runs_of_a_job_hold_goes_with_the_later_one(site: Site) -> None:
+    site.prolog(SLURM_JOB_RESTART_COUNT="3")
+    site.hold(2, job_id="12", restart=1)
+    site.epilog(SLURM_JOB_RESTART_COUNT="3")
+    assert site.locks() == []
+
+
+def test_an_epilog_that_a_killed_slurmd_left_behind_leaves_the_next_run_alone(site: Site) -> None:
+    """Its restart count is the next run's already, so only the time tells them apart."""
+    site.prolog(12, "0,1")
+    begun = boottime()
+    site.prolog(12, "1,2", SLURM_JOB_RESTART_COUNT="1")
+    epilog.serve(site.node(), site.call(SLURM_JOB_RESTART_COUNT="1"), soon(), begun)
+    assert site.granted() == site.locks() == [bus(1), bus(2)]
+    assert site.runs() == [site.note().token]
+
+
+def test_a_run_that_begins_while_an_orphan_waits_at_the_gate_keeps_its_note(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.prolog(12, "0,1")
+    enter = Gate.__enter__
+
+    def late(gate: Gate) -> Gate:
+        monkeypatch.setattr(Gate, "__enter__", enter)
+        site.prolog(12, "0,1", SLURM_JOB_RESTART_COUNT="1")
+        return enter(gate)
+
+    monkeypatch.setattr(Gate, "__enter__", late)
+    site.epilog(12, SLURM_JOB_RESTART_COUNT="1")
+    assert site.granted() == site.locks() == [bus(0), bus(1)]
+
+
+def test_a_claim_of_an_earlier_boot_is_no_later_one_whatever_its_clock_said(site: Site) -> None:
+    site.hold(0, job_id="12", boot_id=OTHER_BOOT, claimed_boottime=1e9)
+    site.epilog(12)
+    assert site.locks() == []
+
+
+def test_what_another_user_holds_under_the_same_id_stays(site: Site) -> None:
+    site.prolog()
+    site.hold(2, job_id="12", uid=OTHER_UID)
+    site.epilog()
+    assert site.locks() == [bus(2)]
+
+
+def test_other_schedulers_records_of_the_same_number_stay(site: Site) -> None:
+    site.prolog()
+    site.hold(2, job_id="12", scheduler="sge", slurmd="", cluster="lab")
+    site.hold(3, job_id="12", scheduler="process", slurmd="", token="t8")
+    site.epilog()
+    assert site.locks() == [bus(2), bus(3)]
+
+
+def test_an_epilog_without_a_prolog_and_without_a_lock_dir_is_no_error(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.epilog()
+    assert (site.lock.exists(), capfd.readouterr()) == (False, ("", ""))
+    site.prolog(7)
+    shutil.rmtree(site.lock)
+    site.epilog(7)
+    assert not site.lock.exists()
+
+
+def test_a_job_that_was_refused_or_asked_for_none_leaves_no_note(site: Site) -> None:
+    site.prolog(12, "x")
+    site.prolog(13, None)
+    assert site.notes() == ["n1.12", "n1.13"]
+    site.epilog(12)
+    site.epilog(13, None)
+    assert site.notes() == []
+
+
+@pytest.mark.parametrize("what", ["cgroup", "marked"])
+def test_a_process_that_is_left_keeps_all_locks_of_the_job(site: Site, what: str) -> None:
+    site.prolog()
+    if what == "cgroup":
+        site.cgroup(f"{freezer()}/step_0", 900)
+    else:
+        site.left_by(900)
+    site.epilog()
+    assert settling(site, 0, 1) == [1, 1]
+    assert (site.notes(), len(site.runs())) == ([], 1)
+    shutil.rmtree(site.sys / "fs", ignore_errors=True)
+    shutil.rmtree(site.proc.root / "900", ignore_errors=True)
+    site.epilog()
+    assert (site.locks(), site.runs()) == ([], [])
+
+
+def test_an_open_device_keeps_its_own_lock_alone(site: Site) -> None:
+    site.prolog()
+    site.process(900, "python", fds={9: site.dev / "nvidia1"})
+    site.epilog()
+    assert (site.locks(), settling(site, 1), len(site.runs())) == ([bus(1)], [1], 1)
+
+
+def test_what_is_kept_is_said_with_the_reason(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.prolog()
+    site.process(900, "python", fds={9: site.dev / "nvidia1"})
+    call = site.call()
+    node = site.node()
+    released = epilog.serve(node, call, soon(), boottime())
+    told = epilog.lines(call, released, 0.001)
+    assert told[0] == f"job 12: released {bus(0)} in 1.0 ms"
+    assert told[1].startswith(f"job 12: {bus(1)} is kept for now: ") and "900" in told[1]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_another_jobs_process_does_not_keep_a_device_though_it_opened_it(site: Site) -> None:
+    """Without a device cgroup CUDA opens every node that it can see."""
+    site.prolog(12, "0")
+    site.prolog(13, "1")
+    site.stepd(700, "13.0")
+    site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0", 10: site.dev / "nvidia1"})
+    site.epilog(12)
+    assert site.locks() == [bus(1)]
+
+
+@pytest.mark.parametrize("how", ["cgroup", "environment"])
+def test_nor_does_one_that_left_its_parents_there(site: Site, how: str) -> None:
+    site.prolog(12, "0")
+    site.prolog(13, "1")
+    site.left_by(701, 13)
+    (site.proc.root / "701/fd/9").symlink_to(site.dev / "nvidia0")
+    if how == "cgroup":
+        (site.proc.root / "701/environ").unlink()
+        site.cgroup(f"{freezer(13)}/step_0", 701)
+    site.epilog(12)
+    assert site.locks() == [bus(1)]
+
+
+def test_a_process_that_only_looks_like_another_jobs_keeps_it(site: Site) -> None:
+    site.prolog(12, "0")
+    site.prolog(13, "1")
+    site.stepd(700, "13.0", UID)
+    site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
+    site.epilog(12)
+    assert settling(site, 0) == [1]
+
+
+def test_a_service_of_the_system_keeps_no_device(site: Site) -> None:
+    site.prolog(12, "0")
+    exe = "/usr/bin/nvidia-persistenced"
+    site.process(900, "nvidia-persiste", uid=0, exe=exe, fds={9: site.dev / "nvidia0"})
+    site.epilog(12)
+    assert site.locks() == []
+
+
+def test_step_daemons_of_another_node_on_this_machine_keep_nothing(site: Site) -> None:
+    site.prolog(12, "0")
+    site.prolog(12, "1", SLURMD_NODENAME="n2")
+    site.stepd(700, "12.0")
+    site.epilog(12)
+    assert (site.locks(), site.notes()) == ([bus(1)], ["n2.12"])
+
+
+def test_what_is_kept_is_freed_by_the_next_prolog_that_needs_it(site: Site) -> None:
+    site.prolog()
+    site.process(900, "python", fds={9: site.dev / "nvidia1"})
+    site.epilog()
+    site.proc.remove(900)
+    assert site.prolog(13) == RUN
+    assert site.granted(13) == [bus(0), bus(1)]
+    assert site.runs() == [site.note(13).token]
+
+
+def test_what_is_kept_is_freed_by_the_next_reconcile(site: Site) -> None:
+    site.prolog()
+    site.process(900, "python", fds={9: site.dev / "nvidia1"})
+    site.epilog()
+    node = site.node()
+    reconcile(node, judge(node), soon())
+    assert site.locks() == [bus(1)]
+    site.proc.remove(900)
+    assert [o.act for o in reconcile(node, judge(node), soon()).outcomes] == ["freed"]
+    assert (site.locks(), site.runs()) == ([], [])
+
+
+def test_the_settling_lock_of_a_requeued_job_is_freed_before_its_next_run(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    site.prolog()
+    site.process(900, "python", fds={9: site.dev / "nvidia0"})
+    site.epilog(SLURM_JOB_RESTART_COUNT="1")
+    clock.then[2] = lambda: site.proc.remove(900)
+    assert site.prolog(SLURM_JOB_RESTART_COUNT="1") == RUN
+    assert (site.granted(), settling(site, 0, 1)) == ([bus(0), bus(1)], [0, 0])
+
+
+def test_a_scan_that_cannot_see_keeps_everything(site: Site) -> None:
+    site.prolog()
+    site.proc.add(900)
+    (site.proc.root / "900/status").write_bytes(b"")
+    site.epilog()
+    assert settling(site, 0, 1) == [1, 1]
+
+
+def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(site: Site) -> None:
+    site.set(GATE_TIMEOUT="0.05")
+    site.prolog()
+    with Gate(str(site.lock), Deadline(1)):
+        site.epilog()
+    assert (len(site.locks()), site.notes()) == (2, [])
+
+
+@pytest.mark.parametrize("fault", [KeyError("x"), MemoryError(), OSError(28, "full"), ValueError()])
+def test_a_fault_nobody_foresaw_ends_with_0(
+    site: Site, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    site.prolog()
+
+    def bug(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(release, "release_one", bug)
+    site.epilog()
+    assert (len(site.locks()), site.notes()) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_JOB_ID": ""},
+        {"SLURM_JOB_ID": "x"},
+        {"SLURM_JOB_UID": "-1"},
+        {"SLURMD_NODENAME": "../n1"},
+        {"SLURM_CLUSTER_NAME": ""},
+        {"SLURM_JOB_RESTART_COUNT": "9" * 30},
+    ],
+)
+def test_garbage_in_the_environment_frees_nothing_and_ends_with_0(
+    site: Site, changes: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.prolog()
+    site.epilog(**changes)
+    assert len(site.locks()) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_settings_driver_or_state_that_are_not_there_end_with_0(site: Site) -> None:
+    site.prolog()
+    assert epilog.main(site.environ(), str(site.root / "gone")) == 0
+    assert epilog.main({}, site.config()) == 0
+    assert len(site.locks()) == 2
+    shutil.rmtree(site.driver)
+    shutil.rmtree(site.state)
+    site.epilog()
+    assert site.locks() == []
+
+
+def test_a_lock_directory_that_is_not_private_is_not_touched(site: Site) -> None:
+    site.prolog()
+    site.lock.chmod(0o777)
+    site.epilog()
+    assert len(site.locks()) == 2
+
+
+def test_only_root_or_a_simulations_user_frees_anything(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.prolog()
+    path = site.config(SIMULATION="")
+    monkeypatch.setattr(os, "geteuid", lambda: ROOT or 1000)
+    assert epilog.main(site.environ(), path) == 0
+    assert len(site.locks()) == 2
+
+
+def test_a_record_that_is_no_record_is_left_alone(site: Site) -> None:
+    site.prolog()
+    path = site.lock / "locks" / bus(0) / "owner"
+    path.write_text(path.read_text().replace("gpulock-owner 1", "gpulock-owner 2"))
+    site.epilog()
+    assert site.locks() == [bus(0)]
+
+
+def test_no_word_is_spoken_to_slurmctld_and_nothing_is_printed(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.prolog()
+    site.left_by(900)
+    site.epilog()
+    assert (site.calls(), capfd.readouterr()) == ([], ("", ""))

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's position, the minor and the index are three numbers: the map joins them, or refuses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, Refusal
+from gpulock.slurm import gres_map
+from tests.support.slurm_site import Site, refusal
+from tests.support.trees import bus
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def at(site: Site, *entries: str) -> list[str]:
+    """Return the ids of the devices at Slurm's positions."""
+    found = gres_map.devices_at(str(site.state), list(entries), site.node().devices())
+    return [device.id for device in found]
+
+
+def broken(site: Site, *entries: str) -> Refusal:
+    found = refusal(lambda: at(site, *entries))
+    assert found.kind == BROKEN
+    return found
+
+
+def test_a_position_is_neither_the_minor_nor_the_index(site: Site) -> None:
+    site.shuffled()
+    assert at(site, "0", "1", "2", "3") == [bus(3), bus(2), bus(0), bus(1)]
+    assert at(site, "2", "0") == [bus(0), bus(3)]
+    indexes = [d.index for d in site.node().devices()]
+    minors = [d.minor for d in site.node().devices()]
+    assert (indexes, minors) == ([0, 1, 2, 3], [3, 1, 0, 2])
+
+
+def test_a_boot_that_orders_the_cards_anew_changes_nothing(site: Site) -> None:
+    site.map("2", "0")
+    site.gpu("0000:00:01.0", 7)  # before all others: every index moves
+    assert at(site, "0", "1") == [bus(2), bus(0)]
+
+
+def test_a_uuid_needs_no_map(site: Site) -> None:
+    (site.state / "slurm-map").unlink()
+    assert at(site, "GPU-00000002-aaaa", "GPU-00000000-aaaa") == [bus(2), bus(0)]
+
+
+@pytest.mark.parametrize("entry", ["GPU-9", "MIG-9", "GPU-"])
+def test_a_uuid_that_no_card_has_is_a_broken_node(site: Site, entry: str) -> None:
+    assert entry in broken(site, entry).why
+
+
+def test_a_card_whose_uuid_the_driver_does_not_tell_is_nobodys(site: Site) -> None:
+    site.gpu(bus(0), 0, "GPU-????????-????-????-????-????????????")
+    broken(site, "GPU-????????-????-????-????-????????????")
+
+
+def test_positions_and_uuids_may_stand_together(site: Site) -> None:
+    assert at(site, "3", "GPU-00000000-aaaa") == [bus(3), bus(0)]
+
+
+def test_nothing_asked_is_nothing_read(site: Site) -> None:
+    (site.state / "slurm-map").unlink()
+    assert at(site) == []
+
+
+def missing(site: Site) -> None:
+    (site.state / "slurm-map").unlink()
+
+
+def other_version(site: Site) -> None:
+    path = site.state / "slurm-map"
+    path.write_text(path.read_text().replace("map 1", "map 2"))
+
+
+def empty(site: Site) -> None:
+    (site.state / "slurm-map").write_text("")
+
+
+def garbage(site: Site) -> None:
+    (site.state / "slurm-map").write_bytes(b"gpulock-slurm-map 1\n\0\xff\n")
+
+
+def twice(site: Site) -> None:
+    with (site.state / "slurm-map").open("a") as file:
+        file.write("0=3\n")
+
+
+def link(site: Site) -> None:
+    path = site.state / "slurm-map"
+    path.rename(site.state / "real")
+    path.symlink_to("real")
+
+
+def fifo(site: Site) -> None:
+    (site.state / "slurm-map").unlink()
+    os.mkfifo(site.state / "slurm-map")
+
+
+@pytest.mark.parametrize("spoil", [missing, other_version, empty, garbage, twice, link, fifo])
+def test_a_map_that_cannot_be_believed_is_a_broken_node(
+    site: Site, spoil: Callable[[Site], None]
+) -> None:
+    assert at(site, "0") == [bus(0)]
+    spoil(site)
+    assert "gpulock install slurm" in broken(site, "0").do
+
+
+@pytest.mark.parametrize("entry", ["4", "10", "999"])
+def test_a_position_beyond_the_map_is_a_broken_node(site: Site, entry: str) -> None:
+    assert f"position {entry}" in broken(site, "0", entry).why
+
+
+def test_a_key_of_the_map_that_is_no_position_cannot_be_asked_for(site: Site) -> None:
+    conf = site.root / "gres.conf"
+    conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n")
+    site.map("0", gres_conf=str(conf))
+    assert list(gres_map.read(str(site.state))) == ["0"]
+
+
+def test_another_gres_conf_than_the_maps_own_is_a_broken_node(site: Site) -> None:
+    conf = site.root / "gres.conf"
+    conf.write_text("Name=gpu File=/dev/nvidia[0-1]\n")
+    site.map("0", "1", gres_conf=str(conf))
+    assert at(site, "1") == [bus(1)]
+    conf.write_text("Name=gpu File=/dev/nvidia[1,0]\n")
+    assert "changed" in broken(site, "1").why
+
+
+def test_a_gres_conf_may_be_a_link_to_where_the_site_keeps_it(site: Site) -> None:
+    (site.root / "shared").mkdir()
+    (site.root / "shared/gres.conf").write_text("Name=gpu File=/dev/nvidia[0-1]\n")
+    (site.root / "gres.conf").symlink_to("shared/gres.conf")
+    site.map("0", "1", gres_conf=str(site.root / "gres.conf"))
+    assert at(site, "1") == [bus(1)]
+    (site.root / "shared/gres.conf").write_text("other\n")
+    broken(site, "1")
+
+
+@pytest.mark.parametrize("gone", ["gres.conf", "state/slurm-gres.conf"])
+def test_a_gres_conf_that_is_gone_is_a_broken_node(site: Site, gone: str) -> None:
+    conf = site.root / "gres.conf"
+    conf.write_text("Name=gpu File=/dev/nvidia[0-1]\n")
+    site.map("0", "1", gres_conf=str(conf))
+    (site.root / gone).unlink()
+    broken(site, "1")
+
+
+def test_a_card_that_is_gone_is_a_broken_node_and_named_by_its_minor(site: Site) -> None:
+    site.shuffled()
+    (site.driver / "gpus" / bus(3) / "information").unlink()
+    assert at(site, "1", "2") == [bus(2), bus(0)]
+    assert "/dev/nvidia2" in broken(site, "1", "0").why
+
+
+def test_a_card_that_the_driver_excludes_is_a_broken_node(site: Site) -> None:
+    site.gpu(bus(1), 1, **{"GPU Excluded": "Yes"})
+    assert "excludes" in broken(site, "1").why
+    assert at(site, "0", "2") == [bus(0), bus(2)]
+
+
+def test_a_card_whose_file_is_garbage_is_a_broken_node(site: Site) -> None:
+    (site.driver / "gpus" / bus(1) / "information").write_text("garbage")
+    broken(site, "1")
+    broken(site, "GPU-00000001-aaaa")
+
+
+def test_an_instance_is_told_by_its_card_and_its_own_numbers(site: Site) -> None:
+    first, second = site.mig()
+    site.map("0.gi2.ci0", "0.gi1.ci0", "1")
+    assert at(site, "0", "1", "2") == [second, first, bus(1)]
+    assert at(site, "MIG-2") == [second]
+
+
+def test_a_whole_card_in_mig_mode_and_an_instance_that_is_gone_are_broken(site: Site) -> None:
+    site.mig()
+    site.map("0", "0.gi7.ci0", "0.gi1")
+    for entry in ("0", "1", "2"):
+        broken(site, entry)

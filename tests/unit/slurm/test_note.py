@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's tasks are told: written whole, read by anybody, taken away by its own job alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.slurm import note
+from gpulock.slurm.note import Note
+from gpulock.store import kv
+from tests.support.slurm_site import OTHER_UID, UID, Site
+from tests.support.trees import bus
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    made = Site(tmp_path)
+    made.lock.mkdir()
+    return made
+
+
+def granted(site: Site, *numbers: int) -> Note:
+    found = Note("n1", "12", UID, 1)
+    found.token, found.binds = "feedface", "/d/bin:/nvbin,/d/lib:/nvlib"
+    found.devices = [site.node().devices()[n] for n in numbers]
+    found.positions = [str(n) for n in numbers]
+    return found
+
+
+def refused() -> Note:
+    found = Note("n1", "12", UID, 0)
+    found.refused, found.code = "gpulock: job 12: busy: a=b, c; try again", 213
+    return found
+
+
+def facts(found: Note) -> list[object]:
+    devices = [(d.id, d.bus, d.index, d.uuid, d.parent) for d in found.devices]
+    about = [found.slurmd, found.job, found.uid, found.restart, found.token, found.binds]
+    return [*about, found.positions, found.refused, found.code, devices]
+
+
+def test_a_grant_is_read_as_it_was_written(site: Site) -> None:
+    written = granted(site, 2, 0)
+    note.write(site.node().store, written)
+    assert facts(site.note()) == facts(written)
+
+
+def test_instances_and_unknown_uuids_are_read_as_they_were_written(site: Site) -> None:
+    site.mig()
+    site.gpu(bus(1), 1, "GPU-????????-????")
+    written = granted(site, 0, 2, 1)
+    note.write(site.node().store, written)
+    found = site.note()
+    assert facts(found) == facts(written)
+    assert [d.parent for d in found.devices] == [bus(0), "", bus(0)]
+    assert [d.uuid for d in found.devices] == ["MIG-1", "", "MIG-2"]
+
+
+@pytest.mark.parametrize("made", [refused(), Note("n1", "12", UID, 0)])
+def test_a_refusal_and_nothing_asked_for_are_read_as_they_were_written(
+    site: Site, made: Note
+) -> None:
+    note.write(site.node().store, made)
+    assert facts(site.note()) == facts(made)
+
+
+def test_everybody_may_read_it(site: Site) -> None:
+    old = os.umask(0o022)
+    try:
+        note.write(site.node().store, granted(site, 0))
+    finally:
+        os.umask(old)
+    folder = site.lock / "tasks"
+    assert (folder.stat().st_mode & 0o777, (folder / "n1.12").stat().st_mode & 0o777) == (
+        0o755,
+        0o644,
+    )
+
+
+def test_a_later_note_takes_the_place_of_an_earlier(site: Site) -> None:
+    note.write(site.node().store, granted(site, 0))
+    note.write(site.node().store, refused())
+    assert site.note().refused == refused().refused
+    assert site.notes() == ["n1.12"]
+
+
+def test_several_slurmd_of_one_machine_have_notes_of_their_own(site: Site) -> None:
+    other = granted(site, 1)
+    other.slurmd = "n2"
+    note.write(site.node().store, granted(site, 0))
+    note.write(site.node().store, other)
+    assert site.note(12, "n2").devices[0].id == bus(1)
+    note.remove(site.node().store, "n1", "12", UID, 1)
+    assert site.notes() == ["n2.12"]
+
+
+@pytest.mark.parametrize("field", ["binds", "refused", "token", "slurmd"])
+@pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b", "a\x1b[2J"])
+def test_a_control_character_is_never_written(site: Site, field: str, text: str) -> None:
+    made = granted(site, 0)
+    setattr(made, field, text)
+    with pytest.raises((kv.MalformedError, ValueError)):
+        note.write(site.node().store, made)
+    assert site.notes() == []
+
+
+def test_no_note_is_none(site: Site) -> None:
+    assert note.find(str(site.lock), "n1", "12") is None
+    assert note.find(str(site.root / "gone"), "n1", "12") is None
+
+
+def other_version(text: str) -> str:
+    return text.replace("gpulock-task 1", "gpulock-task 2")
+
+
+def no_token(text: str) -> str:
+    return text.replace("token=feedface\n", "")
+
+
+def no_uid(text: str) -> str:
+    return text.replace(f"uid={UID}", "uid=")
+
+
+def fewer_indexes(text: str) -> str:
+    return text.replace("indexes=0,1", "indexes=0")
+
+
+def fewer_uuids(text: str) -> str:
+    return text.replace("uuids=GPU-00000000-aaaa,", "uuids=")
+
+
+def strange_index(text: str) -> str:
+    return text.replace("indexes=0,1", "indexes=0,x")
+
+
+def strange_code(text: str) -> str:
+    return text.replace("code=0", "code=")
+
+
+def twice(text: str) -> str:
+    return f"{text}uid=0\n"
+
+
+def nothing(text: str) -> str:
+    return text[:0]
+
+
+SPOILS = [
+    other_version,
+    no_token,
+    no_uid,
+    fewer_indexes,
+    fewer_uuids,
+    strange_index,
+    strange_code,
+    twice,
+    nothing,
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_a_note_that_is_not_whole_is_malformed_and_any_epilog_may_remove_it(
+    site: Site, spoil: Callable[[str], str]
+) -> None:
+    note.write(site.node().store, granted(site, 0, 1))
+    path = site.lock / "tasks/n1.12"
+    assert spoil(path.read_text()) != path.read_text()
+    path.write_text(spoil(path.read_text()))
+    with pytest.raises(kv.MalformedError):
+        note.find(str(site.lock), "n1", "12")
+    note.remove(site.node().store, "n1", "12", OTHER_UID, 0)
+    assert site.notes() == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder"])
+def test_what_is_no_file_is_not_read(site: Site, kind: str) -> None:
+    note.write(site.node().store, granted(site, 0))
+    path = site.lock / "tasks/n1.12"
+    path.rename(site.root / "real")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(site.root / "real")
+    else:
+        path.mkdir()
+    with pytest.raises(OSError):
+        note.find(str(site.lock), "n1", "12")
+
+
+@pytest.mark.parametrize(
+    ("uid", "restart", "stays"),
+    [
+        (UID, 1, False),
+        (UID, 2, False),
+        (UID, 0, True),
+        (OTHER_UID, 1, True),
+        (OTHER_UID, 9, True),
+    ],
+)
+def test_a_note_goes_with_its_own_user_and_this_run_or_a_later(
+    site: Site, uid: int, restart: int, stays: bool
+) -> None:
+    note.write(site.node().store, granted(site, 0))
+    note.remove(site.node().store, "n1", "12", uid, restart)
+    assert site.notes() == (["n1.12"] if stays else [])
+
+
+@pytest.mark.parametrize(("slurmd", "job"), [("n1", "1"), ("n1", "123"), ("n2", "12"), ("n", "12")])
+def test_a_name_that_is_alike_is_another_jobs(site: Site, slurmd: str, job: str) -> None:
+    note.write(site.node().store, granted(site, 0))
+    note.remove(site.node().store, slurmd, job, UID, 1)
+    assert site.notes() == ["n1.12"]
+
+
+def test_to_remove_what_is_not_there_is_no_error(site: Site) -> None:
+    note.remove(site.node().store, "n1", "12", UID, 0)

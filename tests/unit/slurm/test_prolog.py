@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Prolog: what is locked and noted, by Slurm's choice and by gpulock's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.slurm_site import RUN, UID, Clock, Site, row
+from tests.support.trees import BOOT, HOST_NS, bus
+
+OURS = {"SLURM_CHOOSER": "gpulock"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_slurms_own_positions_are_locked_and_noted(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert site.prolog(12, "1,3") == RUN
+    assert site.locks() == site.granted() == [bus(1), bus(3)]
+    note = site.note()
+    assert (note.positions, [d.index for d in note.devices]) == (["1", "3"], [1, 3])
+    assert [d.uuid for d in note.devices] == ["GPU-00000001-aaaa", "GPU-00000003-aaaa"]
+    assert (note.uid, note.restart, note.binds) == (UID, 0, "")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_word_is_spoken_to_slurmctld(site: Site) -> None:
+    site.prolog()
+    site.prolog(13, None)
+    site.epilog()
+    site.epilog(13, None)
+    assert site.calls() == []
+
+
+def test_the_record_says_whose_it_is(site: Site) -> None:
+    site.prolog(12, "1", SLURM_JOB_RESTART_COUNT="2", SLURM_HET_JOB_ID="11")
+    found = site.holder(1)
+    assert found.key() == ("slurm", "lab", "n1", "12", "1")
+    assert (found.user, found.uid, found.queue) == ("alice", UID, "main")
+    assert (found.restart, found.het_leader, found.positions) == (2, "11", "1")
+    assert (found.boot_id, found.pid_ns, found.node) == (BOOT, HOST_NS, os.uname().nodename)
+    assert (found.minor, found.uuid) == ("1", "GPU-00000001-aaaa")
+
+
+def test_the_claim_is_kept_for_an_adoption(site: Site) -> None:
+    site.prolog()
+    assert site.runs() == [site.note().token]
+
+
+def test_position_minor_and_index_are_not_mixed_up(site: Site) -> None:
+    site.shuffled()
+    assert site.prolog(12, "1,3") == RUN
+    assert site.locks() == [bus(1), bus(2)]
+    note = site.note()
+    assert [d.id for d in note.devices] == [bus(2), bus(1)]  # in Slurm's order
+    assert ([d.index for d in note.devices], note.positions) == ([2, 1], ["1", "3"])
+    assert (site.holder(1).minor, site.holder(2).minor) == ("1", "0")
+
+
+def test_a_range_is_every_position_of_it(site: Site) -> None:
+    assert site.prolog(12, "0-1,3") == RUN
+    assert site.note().positions == ["0", "1", "3"]
+    assert site.locks() == [bus(0), bus(1), bus(3)]
+
+
+def test_uuids_of_slurms_need_no_map(site: Site) -> None:
+    (site.state / "slurm-map").unlink()
+    assert site.prolog(12, "GPU-00000002-aaaa,GPU-00000000-aaaa") == RUN
+    assert site.granted() == [bus(2), bus(0)]
+
+
+def test_an_instance_is_locked_as_such(site: Site) -> None:
+    first, second = site.mig()
+    site.map("0.gi1.ci0", "0.gi2.ci0", "1")
+    assert site.prolog(12, "1") == RUN
+    assert site.locks() == site.granted() == [second]
+    assert site.prolog(13, "0") == RUN
+    assert site.locks() == [first, second]
+
+
+def test_where_gpulock_chooses_the_positions_are_only_counted(site: Site) -> None:
+    site.set(**OURS)
+    (site.state / "slurm-map").unlink()
+    assert site.prolog(12, "2,3") == RUN
+    assert site.locks() == site.granted() == [bus(0), bus(1)]
+    assert site.prolog(13, "2") == RUN
+    assert site.granted(13) == [bus(2)]
+    assert site.note().positions == ["2", "3"]
+
+
+def test_where_only_a_comment_counts_that_is_the_request(site: Site) -> None:
+    site.set(**OURS, SLURM_COUNT="comment", SLURM_GRES="gpux")
+    assert site.prolog(12, None, SLURM_JOB_COMMENT="gres:gpux:3") == RUN
+    assert len(site.granted()) == 3
+    assert site.note().positions == []
+    assert site.prolog(13, None, SLURM_JOB_COMMENT="gres:gpu:3") == RUN
+    assert site.granted(13) == []
+
+
+def test_where_slurmctld_counts_it_is_asked_once(site: Site) -> None:
+    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.answers(row(12, Gres="gres:gpu:2"))
+    assert site.prolog(12, None) == RUN
+    assert len(site.granted()) == 2
+    assert [call[0] for call in site.calls()] == ["squeue"]
+
+
+@pytest.mark.parametrize("keys", [{}, OURS, {**OURS, "SLURM_COUNT": "comment"}])
+def test_a_job_without_gpus_is_noted_as_such_and_needs_no_driver(
+    site: Site, keys: dict[str, str]
+) -> None:
+    site.set(**keys, DRIVER_ROOT=str(site.root / "no-driver"))
+    (site.state / "slurm-map").unlink()
+    assert site.prolog(12, None) == RUN
+    assert (site.granted(), site.locks(), site.runs()) == ([], [], [])
+
+
+def test_the_drivers_files_are_noted_for_the_tasks(site: Site) -> None:
+    (site.driver / "version").write_text("NVRM version: NVIDIA Kernel Module  535.5.1  Thu\n")
+    for part in ("bin", "lib"):
+        (site.root / "drivers/535.5.1" / part).mkdir(parents=True)
+    site.set(DRIVER_DIR=str(site.root / "drivers"))
+    assert site.prolog() == RUN
+    folder = site.root / "drivers/535.5.1"
+    assert site.note().binds == f"{folder}/bin:/nvbin,{folder}/lib:/nvlib"
+
+
+def test_everybody_may_read_what_a_task_needs_whatever_slurmds_umask(site: Site) -> None:
+    old = os.umask(0o077)
+    try:
+        assert site.prolog() == RUN
+    finally:
+        os.umask(old)
+    for name in ("", "tasks", "locks", f"locks/{bus(0)}"):
+        assert (site.lock / name).stat().st_mode & 0o777 == 0o755
+    for name in ("tasks/n1.12", f"locks/{bus(0)}/owner"):
+        assert (site.lock / name).stat().st_mode & 0o777 == 0o644
+
+
+def test_two_nodes_of_one_machine_share_its_devices(site: Site, clock: Clock) -> None:
+    """Both parts of job 12 run here: each has its own lock, note and epilog."""
+    assert site.prolog(12, "0") == RUN
+    assert site.prolog(12, "1", SLURMD_NODENAME="n2") == RUN
+    assert (site.granted(), site.granted(slurmd="n2")) == ([bus(0)], [bus(1)])
+    assert site.prolog(13, "0", SLURMD_NODENAME="n2") == RUN
+    assert site.note(13, "n2").refused != ""
+    site.epilog(12)
+    assert (site.locks(), site.notes()) == ([bus(1)], ["n2.12", "n2.13"])
+    site.epilog(12, SLURMD_NODENAME="n2")
+    assert (site.locks(), site.runs()) == ([], [])

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Prolog when something is wrong: what Slurm is told, and nothing kept by a refused job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import Deadline, boottime
+from gpulock.job import environment
+from gpulock.slurm import prolog, request
+from gpulock.store.gate import Gate
+from tests.support.slurm_site import INVALID, NODE_BROKEN, RUN, SILENT, Clock, Site, row
+from tests.support.trees import BOOT, bus
+
+OURS = {"SLURM_CHOOSER": "gpulock"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    made.apart(monkeypatch)
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def no_driver(site: Site) -> None:
+    shutil.rmtree(site.driver)
+
+
+def a_card_gone(site: Site) -> None:
+    (site.driver / "gpus" / bus(1) / "information").unlink()
+
+
+def no_map(site: Site) -> None:
+    (site.state / "slurm-map").unlink()
+
+
+def no_state_dir(site: Site) -> None:
+    site.map("0", "1")
+    shutil.rmtree(site.state)
+    site.set(**OURS)
+
+
+def no_driver_set(site: Site) -> None:
+    site.set(DRIVER_DIR=str(site.root))
+
+
+def uuids_unread(site: Site) -> None:
+    for number in range(4):
+        site.gpu(bus(number), number, "GPU-????????-????")
+    site.set(VISIBLE_DEVICES="uuid")
+
+
+def locks_lost(site: Site) -> None:
+    (site.state / "boot_id").write_text(BOOT)
+
+
+def silent(site: Site) -> None:
+    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.fails(SILENT)
+
+
+def not_known(site: Site) -> None:
+    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.fails(INVALID)
+
+
+BREAKS = [no_driver, a_card_gone, no_map, no_state_dir, no_driver_set]
+DOUBTS = [uuids_unread, locks_lost, silent, not_known]
+
+
+@pytest.mark.parametrize("spoil", BREAKS)
+def test_a_broken_node_is_drained_with_our_reason_and_the_job_does_not_start(
+    site: Site, spoil: Callable[[Site], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    spoil(site)
+    assert site.prolog() == NODE_BROKEN
+    (reason,) = site.drained()
+    told = capfd.readouterr()
+    assert (told.err.startswith(reason), told.err.count("\n"), told.out) == (True, 1, "")
+    assert reason.startswith("gpulock: job 12: broken: ")
+    assert (site.locks(), site.notes()) == ([], [])
+
+
+@pytest.mark.parametrize("spoil", BREAKS)
+def test_where_the_site_wants_it_the_job_is_requeued_and_the_node_stays(
+    site: Site, spoil: Callable[[Site], None]
+) -> None:
+    spoil(site)
+    site.set(ON_BROKEN="requeue")
+    assert site.prolog() == RUN
+    site.refused(12, "broken")
+    assert (site.calls(), site.locks()) == ([], [])
+
+
+@pytest.mark.parametrize("spoil", DOUBTS)
+def test_what_cannot_be_found_out_is_requeued_and_never_drains(
+    site: Site, spoil: Callable[[Site], None]
+) -> None:
+    spoil(site)
+    assert site.prolog() == RUN
+    site.refused(12, "unknown")
+    assert (site.drained(), site.locks(), site.runs()) == ([], [], [])
+
+
+@pytest.mark.parametrize("gpus", ["", "x", "0,", "0,0", "0\n1", "9" * 30])
+def test_a_list_of_gpus_that_is_garbage_is_could_not_be_found_out(
+    site: Site, gpus: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert site.prolog(12, gpus) == RUN
+    assert capfd.readouterr() == ("", site.refused(12, "unknown") + "\n")
+    assert site.locks() == []
+
+
+def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site) -> None:
+    site.set(**OURS, SLURM_COUNT="comment", GPUS="4")
+    for number in range(20, 26):
+        assert (
+            site.prolog(number, None, SLURM_JOB_COMMENT="gpu:5", SLURM_JOB_USER=f"u{number}") == 0
+        )
+        site.refused(number, "senseless", 1)
+    assert (site.calls(), site.locks()) == ([], [])
+
+
+def test_requests_that_nobody_understands_fail_their_jobs_and_drain_nothing(site: Site) -> None:
+    site.set(**OURS, SLURM_COUNT="comment")
+    for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
+        job = {"SLURM_JOB_COMMENT": "gpu:x:y", "SLURM_JOB_USER": user}
+        assert site.prolog(number, None, **job) == RUN
+        site.refused(number, "senseless", 1)
+    assert site.drained() == []
+
+
+def test_that_slurmctld_is_silent_drains_nothing_however_often(site: Site) -> None:
+    site.set(**OURS, SLURM_COUNT="slurmctld")
+    site.fails("slurm_load_jobs error: Unable to contact slurm controller")
+    for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
+        assert site.prolog(number, None, SLURM_JOB_USER=user) == RUN
+        site.refused(number, "unknown")
+    assert site.drained() == []
+
+
+@pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME"])
+def test_a_call_that_does_not_say_whose_it_is_does_nothing_and_starts_nothing(
+    site: Site, missing: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environ = site.environ()
+    del environ[missing]
+    assert prolog.main(environ, site.config()) == NODE_BROKEN
+    told = capfd.readouterr().err
+    assert (missing in told, told.count("\n")) == (True, 1)
+    assert prolog.main({}, site.config()) == NODE_BROKEN
+    assert (site.lock.exists(), site.calls()) == (False, [])
+
+
+@pytest.mark.parametrize("keys", [{"GPUS": "many"}, {"REQUEUE_EXIT": "256"}, {}])
+def test_settings_that_are_wrong_drain_the_node_and_start_nothing(
+    site: Site, keys: dict[str, str]
+) -> None:
+    path = site.config(**keys) if keys else str(site.root / "gone")
+    assert prolog.main(site.environ(), path) == NODE_BROKEN
+    (reason,) = site.drained()
+    assert (next(iter(keys), "gone") in reason, site.lock.exists()) == (True, False)
+
+
+def test_only_root_or_a_simulations_user_runs_a_hook(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = os.geteuid() or 1000
+    path = site.config(SIMULATION="")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert prolog.main(site.environ(), path) == NODE_BROKEN
+
+
+def test_a_refusal_that_cannot_be_told_starts_nothing(
+    site: Site, clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.prolog(7, "0")
+    shutil.rmtree(site.lock / "tasks")
+    (site.lock / "tasks").touch()
+    assert site.prolog(12, "0") == NODE_BROKEN
+    busy, broken = capfd.readouterr().err.splitlines()
+    assert ("busy" in busy, "broken" in broken) == (True, True)
+
+
+def test_a_refusal_of_a_boots_first_minutes_is_not_forgotten(site: Site) -> None:
+    """It is written before the first claim makes the lock directory ready."""
+    site.set(**OURS, GPUS="4")
+    site.prolog(12, "0-8")
+    site.prolog(13, None)
+    site.prolog(14, "0")
+    site.refused(12, "senseless", 1)
+    assert site.notes() == ["n1.12", "n1.13", "n1.14"]
+
+
+def test_a_job_without_gpus_starts_although_it_cannot_be_told(site: Site) -> None:
+    site.prolog(7, "3")
+    shutil.rmtree(site.lock / "tasks")
+    (site.lock / "tasks").touch()
+    assert site.prolog(12, None) == RUN
+    assert site.calls() == []
+
+
+def test_a_gate_that_stays_shut_is_could_not_be_found_out(site: Site) -> None:
+    site.set(GATE_TIMEOUT="0.05")
+    site.prolog(7, "3")
+    with Gate(str(site.lock), Deadline(1)):
+        assert site.prolog() == RUN
+    site.refused(12, "unknown")
+    assert (site.lock / "timeouts").stat().st_size > 0
+
+
+@pytest.mark.parametrize("where", [(request, "count"), (environment, "variables")])
+def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
+    site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]
+) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError("x\ny")
+
+    monkeypatch.setattr(*where, bug)
+    assert site.prolog() == NODE_BROKEN
+    (reason,) = site.drained()
+    assert ("KeyError" in reason, "test_slurm_prolog_faults.py:" in reason) == (True, True)
+    assert site.locks() == []
+
+
+@pytest.mark.parametrize("body", ["exec sleep 60", "kill -9 $$", "exit 1"])
+def test_a_slurmctld_that_hangs_does_not_keep_the_prolog(site: Site, body: str) -> None:
+    site.set(**OURS, SLURM_COUNT="slurmctld", SLURM_TIMEOUT="0.2")
+    site.program("squeue", body)
+    begun = boottime()
+    assert site.prolog(12, None) == RUN
+    assert boottime() - begun < 3
+    assert "squeue" in site.refused(12, "unknown")
+
+
+def test_a_drain_that_nobody_answers_still_starts_nothing(site: Site) -> None:
+    site.set(SLURM_TIMEOUT="0.2")
+    site.program("scontrol", "exec sleep 60")
+    no_map(site)
+    begun = boottime()
+    assert (site.prolog(), boottime() - begun < 3) == (NODE_BROKEN, True)
+
+
+def test_an_srun_that_is_refused_is_cancelled_since_nothing_else_would_stop_it(
+    site: Site, clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site.prolog(7, "0")
+    site.answers(row(12, BatchFlag="0"))
+    site.set(SLURM_WAIT="0.1")
+    clock.then[1] = clock.run
+    environ = site.environ(12, "0")
+    del environ["SLURM_JOB_STDIN"]
+    assert prolog.main(environ, site.config()) == RUN
+    site.refused()
+    assert ["scancel", "12"] in site.calls()
+    assert "; it is cancelled\n" in capfd.readouterr().err
+
+
+def test_what_is_told_never_spoils_the_exit_code(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+
+    def closed(fd: int, data: bytes) -> int:
+        if fd == 2:
+            raise BrokenPipeError(32, "broken pipe")
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", closed)
+    assert site.prolog(12, "x") == RUN
+    no_map(site)
+    assert site.prolog(12, "1") == NODE_BROKEN

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Prolog where a device is held: by an earlier run, another job, or what they left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.store import quarantine
+from tests.support.slurm_site import OTHER_UID, RUN, UID, Clock, Site, freezer
+from tests.support.trees import OTHER_BOOT, bus
+
+OURS = {"SLURM_CHOOSER": "gpulock"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_second_prolog_of_a_job_that_left_nothing_claims_afresh(site: Site) -> None:
+    site.prolog()
+    before = site.note().token
+    assert site.prolog() == RUN
+    assert site.granted() == site.locks() == [bus(0), bus(1)]
+    assert site.note().token != before
+    assert site.runs() == [site.note().token]
+
+
+def test_a_later_run_takes_what_the_earlier_one_left_and_other_devices_too(site: Site) -> None:
+    site.prolog(12, "0,1")
+    assert site.prolog(12, "1,2", SLURM_JOB_RESTART_COUNT="1") == RUN
+    assert site.granted() == site.locks() == [bus(1), bus(2)]
+    assert site.holder(1).restart == 1
+    assert site.runs() == [site.note().token]
+
+
+@pytest.mark.parametrize("keys", [{}, OURS])
+@pytest.mark.parametrize("what", ["daemon", "cgroup", "open", "marked"])
+def test_a_second_prolog_waits_for_what_the_first_run_left_and_is_refused(
+    site: Site, clock: Clock, what: str, keys: dict[str, str]
+) -> None:
+    site.set(**keys)
+    site.prolog()
+    if what == "daemon":
+        site.stepd(700, "12.extern")
+    elif what == "cgroup":
+        site.cgroup(freezer(), 900)
+    elif what == "open":
+        site.process(900, "python", fds={9: site.dev / "nvidia0"})
+    else:
+        site.left_by(900)
+    assert site.prolog(12, "0,1", SLURM_JOB_RESTART_COUNT="1") == RUN
+    assert ("700" if what == "daemon" else "900") in site.refused()
+    assert clock.slept == pytest.approx(15)
+    assert (bus(0) in site.locks(), site.holder(0).restart) == (True, 0)
+
+
+def test_a_step_daemon_that_goes_in_time_is_waited_for(site: Site, clock: Clock) -> None:
+    site.prolog()
+    site.stepd(700, "12.extern")
+    clock.then[3] = lambda: site.proc.remove(700)
+    assert site.prolog(12, "0,1", SLURM_JOB_RESTART_COUNT="1") == RUN
+    assert (site.granted(), site.holder(0).restart) == ([bus(0), bus(1)], 1)
+    assert len(clock.sleeps) == 3
+
+
+def test_what_another_user_holds_under_the_same_id_is_his(site: Site, clock: Clock) -> None:
+    """slurmctld lost its state and gave the id again (reference slurm 5)."""
+    site.hold(0, job_id="12", uid=OTHER_UID)
+    assert site.prolog(12, "0") == RUN
+    site.refused()
+    assert (site.holder(0).uid, site.holder(0).token) == (OTHER_UID, "t7")
+    site.set(**OURS)
+    assert site.prolog(12, "0") == RUN
+    assert site.granted() == [bus(1)]
+
+
+def test_what_a_later_run_of_the_job_holds_is_its_own(site: Site, clock: Clock) -> None:
+    site.hold(0, job_id="12", restart=5)
+    assert site.prolog(12, "0", SLURM_JOB_RESTART_COUNT="4") == RUN
+    site.refused()
+    assert site.holder(0).restart == 5
+
+
+@pytest.mark.parametrize("keys", [{}, OURS])
+def test_a_prolog_that_comes_after_the_next_run_takes_nothing_and_its_note_stays(
+    site: Site, clock: Clock, keys: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A killed slurmd left it behind: nobody waits for it any more."""
+    site.set(**keys)
+    site.prolog(12, "0", SLURM_JOB_RESTART_COUNT="1")
+    token = site.note().token
+    assert site.prolog(12, "1") == RUN
+    assert (site.locks(), site.granted(), site.note().token) == ([bus(0)], [bus(0)], token)
+    assert (site.note().restart, site.calls()) == (1, [])
+    assert "later run" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("keys", [{}, {**OURS, "GPUS": "1"}])
+def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
+    tmp_path: Path, clock: Clock, keys: dict[str, str]
+) -> None:
+    site = Site(tmp_path, 1, **keys)
+    site.prolog(7, "0")
+    assert site.prolog(12, "0") == RUN
+    assert "job 7" in site.refused()
+    assert clock.slept == pytest.approx(15)
+    assert clock.sleeps == sorted(clock.sleeps[:-1]) + clock.sleeps[-1:]
+    assert (len(clock.sleeps) < 20, max(clock.sleeps) <= 2) == (True, True)
+    assert site.runs() == [site.note(7).token]
+
+
+def test_the_refusal_says_which_of_the_jobs_devices_is_held_and_by_whom(
+    site: Site, clock: Clock
+) -> None:
+    site.prolog(7, "0")
+    site.prolog(8, "2")
+    site.prolog(12, "0,1")
+    assert "has to have GPU 0,1, not free is 0: job 7;" in site.refused(12)
+    site.process(900, "python", fds={9: site.dev / "nvidia0"})
+    site.epilog(7)
+    site.prolog(12, "0-2")
+    words = "not free is 0: job 7, which is over, but not its processes; 2: job 8;"
+    assert words in site.refused(12)
+
+
+def test_how_long_is_waited_is_the_sites(site: Site, clock: Clock) -> None:
+    site.set(SLURM_WAIT="3")
+    site.hold(0)
+    site.prolog()
+    site.refused()
+    assert clock.slept == pytest.approx(3)
+
+
+@pytest.mark.parametrize("keys", [{}, OURS])
+def test_a_device_that_is_freed_meanwhile_is_granted(
+    tmp_path: Path, clock: Clock, keys: dict[str, str]
+) -> None:
+    site = Site(tmp_path, 1, **keys)
+    site.prolog(7, "0")
+    clock.then[2] = lambda: site.epilog(7)
+    assert site.prolog(12, "0") == RUN
+    assert (site.granted(), len(clock.sleeps)) == ([bus(0)], 2)
+
+
+def test_only_what_is_held_is_waited_for(site: Site, clock: Clock) -> None:
+    site.set(ON_BROKEN="requeue")
+    site.prolog(12, "9")
+    site.refused(12, "broken")
+    site.set(**OURS)
+    site.prolog(13, "0-8")
+    site.refused(13, "senseless", 1)
+    assert clock.sleeps == []
+
+
+def test_the_gate_is_not_held_while_a_device_is_waited_for(site: Site, clock: Clock) -> None:
+    site.hold(0)
+    clock.then[1] = lambda: site.prolog(13, "2")
+    site.prolog(12, "0")
+    assert site.granted(13) == [bus(2)]
+
+
+def test_no_other_job_of_this_boot_is_judged_though_nothing_of_it_is_to_be_seen(
+    site: Site, clock: Clock
+) -> None:
+    """Between a Prolog and the first step there is nothing of a living job on the node."""
+    site.prolog(7, "0")
+    site.prolog(12, "0")
+    assert site.holder(0).job_id == "7"
+    assert site.calls() == []
+
+
+def test_what_its_epilog_gave_up_is_taken_once_nobody_is_left(site: Site, clock: Clock) -> None:
+    site.prolog(7, "0")
+    site.process(900, "python")
+    folder = site.cgroup(freezer(7), 900)
+    site.epilog(7)
+    assert site.holder(0).settling == 1
+    assert site.prolog(12, "0") == RUN
+    site.refused()
+    (folder / "cgroup.procs").write_text("")
+    assert site.prolog(12, "0") == RUN
+    assert site.granted() == [bus(0)]
+    assert site.runs() == [site.note().token]
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({"boot_id": OTHER_BOOT}, True),
+        ({"boot_id": OTHER_BOOT, "job_id": "12"}, True),
+        ({"boot_id": OTHER_BOOT, "scheduler": "process"}, True),
+        ({"scheduler": "process", "pid": 4711, "start": 1}, True),
+        ({"scheduler": "process", "pid": 1, "start": 1000}, False),
+        ({"scheduler": "admin"}, False),
+        ({"scheduler": "sge"}, False),
+        ({"node": "node2", "boot_id": OTHER_BOOT}, False),
+    ],
+)
+def test_others_are_judged_by_their_own_rules(
+    site: Site, clock: Clock, changes: dict[str, object], taken: bool
+) -> None:
+    site.hold(0, **changes)
+    site.prolog(12, "0")
+    assert (site.holder(0).token != "t7") is taken
+    assert (site.note().refused == "") is taken
+
+
+def test_a_quarantined_device_is_not_given(site: Site, clock: Clock) -> None:
+    site.prolog(7, "3")
+    quarantine.put(str(site.state), quarantine.QUARANTINE, bus(0), "root", "ECC")
+    site.prolog(12, "0")
+    assert "quarantined" in site.refused()
+    site.set(**OURS)
+    site.prolog(12, "0")
+    assert site.granted() == [bus(1)]
+
+
+def test_a_step_daemon_of_root_runs_while_nobody_waits_for_it(site: Site, clock: Clock) -> None:
+    """Those of other jobs keep no device of this one."""
+    site.stepd(700, "13.extern")
+    site.stepd(701, "")
+    site.stepd(702, "12.0", UID)
+    site.prolog()
+    assert site.prolog() == RUN
+    assert (site.granted(), clock.sleeps) == ([bus(0), bus(1)], [])

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a job that is refused, and when a node is drained: by policy, and by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import boottime
+from gpulock.errors import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
+from gpulock.node.settings import Settings
+from gpulock.slurm import refuse
+from gpulock.slurm.call import Call
+from tests.support.slurm_site import INVALID, REQUEUE_EXIT, SILENT, Site, row
+
+KINDS = (BUSY, SENSELESS, BROKEN, UNKNOWN)
+SENTENCE = "gpulock: job 12: busy: 2 GPUs asked for; wait"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def refusal(kind: str) -> Refusal:
+    return Refusal(kind, "why", "what to do")
+
+
+def act(site: Site, call: Call, kind: str = BUSY, sentence: str = SENTENCE, **keys: str) -> str:
+    """Do what is done for a whole job; return what is told of it."""
+    settings = Settings({**site.settings, **keys})
+    return refuse.whole_job(call, settings, refusal(kind), sentence)
+
+
+def interactive(site: Site, job: int = 12, **changes: str) -> Call:
+    """Return the call of an srun or salloc."""
+    environ = site.environ(job, **changes)
+    del environ["SLURM_JOB_STDIN"]
+    return Call(environ)
+
+
+def asked(site: Site) -> list[list[str]]:
+    """Return what was done, without what was asked and said."""
+    quiet = (["squeue"], ["scontrol", "notify"], ["scontrol", "update"])
+    return [c for c in site.calls() if c[:1] not in quiet and c[:2] not in quiet]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "code"),
+    [
+        (BUSY, {}, REQUEUE_EXIT),
+        (BUSY, {"ON_BUSY": "error"}, 1),
+        (BUSY, {"REQUEUE_EXIT": "99"}, 99),
+        (BUSY, {"REQUEUE_EXIT": "255"}, 255),
+        (UNKNOWN, {}, REQUEUE_EXIT),
+        (UNKNOWN, {"ON_BUSY": "error"}, REQUEUE_EXIT),
+        (BROKEN, {}, REQUEUE_EXIT),
+        (BROKEN, {"ON_BUSY": "error"}, REQUEUE_EXIT),
+        (SENSELESS, {}, 1),
+        (SENSELESS, {"REQUEUE_EXIT": "99"}, 1),
+    ],
+)
+def test_a_task_fails_its_job_or_has_it_requeued(
+    site: Site, kind: str, keys: dict[str, str], code: int
+) -> None:
+    settings = Settings({**site.settings, **keys})
+    assert refuse.exit_of_task(refusal(kind), settings) == code
+
+
+@pytest.mark.parametrize("text", ["0", "256", "512", "9999", "-1", "x", ""])
+def test_an_exit_code_that_is_none_is_no_setting(text: str) -> None:
+    with pytest.raises(ValueError):
+        Settings({"REQUEUE_EXIT": text})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["stop", "requeue"])
+def test_a_node_is_drained_only_when_it_is_broken_itself_and_the_site_wants_it(
+    site: Site, kind: str, policy: str
+) -> None:
+    settings = Settings({**site.settings, "ON_BROKEN": policy})
+    drained = refuse.stops_node(refusal(kind), settings)
+    assert drained is (kind == BROKEN and policy == "stop")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_job_of_one_node_needs_no_word_to_slurmctld(site: Site, kind: str) -> None:
+    assert act(site, site.call(), kind) == ""
+    assert site.calls() == []
+
+
+def test_a_batch_job_of_several_nodes_is_requeued(site: Site) -> None:
+    site.answers(row(12))
+    assert act(site, site.call(SLURM_JOB_NUM_NODES="2")) == "it is requeued"
+    assert asked(site) == [["scontrol", "requeue", "12"]]
+
+
+@pytest.mark.parametrize(("job", "task"), [(15, "1"), (14, "3")])
+def test_one_task_of_an_array_is_requeued_and_never_the_array(
+    site: Site, job: int, task: str
+) -> None:
+    """The last task to start has the array's own id: that id alone means all of them."""
+    siblings = [row(n, ArrayJobID="14", ArrayTaskID=str(n)) for n in (15, 16) if n != job]
+    site.answers(*siblings, row(job, ArrayJobID="14", ArrayTaskID=task))
+    act(site, site.call(job, SLURM_JOB_NUM_NODES="2"))
+    assert asked(site) == [["scontrol", "requeue", f"14_{task}"]]
+    update = next(call for call in site.calls() if call[:2] == ["scontrol", "update"])
+    assert update[2] == f"JobId=14_{task}"
+
+
+def test_one_task_of_an_array_is_cancelled_and_never_the_array(site: Site) -> None:
+    site.answers(row(14, ArrayJobID="14", ArrayTaskID="3"))
+    act(site, site.call(14, SLURM_JOB_NUM_NODES="2"), REFUSE="cancel")
+    assert asked(site) == [["scancel", "14_3"]]
+
+
+def test_an_array_whose_task_is_not_told_is_left_alone(site: Site) -> None:
+    site.answers(row(15, ArrayJobID="14", ArrayTaskID="1"))
+    assert act(site, site.call(14, SLURM_JOB_NUM_NODES="2")) == ""
+    assert asked(site) == []
+
+
+@pytest.mark.parametrize("batch", ["0", ""])
+def test_what_has_no_script_cannot_be_requeued_and_is_cancelled(site: Site, batch: str) -> None:
+    site.answers(row(12, BatchFlag=batch))
+    assert act(site, interactive(site)) == "it is cancelled"
+    assert asked(site) == [["scancel", "12"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (SENSELESS, {}),
+        (BUSY, {"ON_BUSY": "error"}),
+        (BUSY, {"REFUSE": "cancel"}),
+        (UNKNOWN, {"REFUSE": "cancel"}),
+    ],
+)
+def test_what_would_be_refused_again_is_cancelled(
+    site: Site, kind: str, keys: dict[str, str]
+) -> None:
+    site.answers(row(12))
+    call = site.call(SLURM_JOB_NUM_NODES="2")
+    assert act(site, call, kind, **keys) == "it is cancelled"
+    assert asked(site) == [["scancel", "12"]]
+
+
+def test_a_job_that_may_not_be_requeued_is_cancelled(site: Site) -> None:
+    site.answers(row(12, Requeue="0"))
+    site.program("scontrol", "[ $1 != requeue ]")
+    assert act(site, site.call(SLURM_JOB_NUM_NODES="2")) == "it is cancelled"
+    assert asked(site) == [["scontrol", "requeue", "12"], ["scancel", "12"]]
+
+
+def test_a_job_that_cannot_be_cancelled_either_is_said_to_run_on(site: Site) -> None:
+    site.answers(row(12))
+    site.fails("denied", "scontrol", "scancel")
+    assert act(site, site.call(SLURM_JOB_NUM_NODES="2")) == "it cannot be cancelled"
+
+
+@pytest.mark.parametrize("body", [f"echo '{SILENT}' >&2; exit 1", "exec sleep 60", "kill -9 $$"])
+def test_where_slurmctld_is_silent_nothing_is_done_and_that_is_said(site: Site, body: str) -> None:
+    site.set(SLURM_TIMEOUT="0.2")
+    site.program("squeue", body)
+    begun = boottime()
+    assert act(site, site.call(SLURM_JOB_NUM_NODES="2")).startswith("it stays as it is: squeue")
+    assert (asked(site), boottime() - begun < 3) == ([], True)
+
+
+def test_a_job_that_is_gone_already_is_left_alone(site: Site) -> None:
+    site.fails(INVALID)
+    assert act(site, interactive(site)) == ""
+    assert asked(site) == []
+
+
+@pytest.mark.parametrize(("restarts", "left"), [("0", False), ("1", True), ("x", False)])
+def test_a_later_run_of_the_job_is_left_alone(site: Site, restarts: str, left: bool) -> None:
+    site.answers(row(12, RestartCnt=restarts))
+    told = act(site, site.call(SLURM_JOB_NUM_NODES="2"))
+    assert (told, asked(site)) == (
+        ("", []) if left else ("it is requeued", [["scontrol", "requeue", "12"]])
+    )
+
+
+def test_why_is_noted_where_its_user_looks(site: Site) -> None:
+    site.answers(row(12))
+    act(site, site.call(SLURM_JOB_NUM_NODES="2"))
+    expected = ["scontrol", "update", "JobId=12", f"AdminComment={SENTENCE}"]
+    assert expected in site.calls()
+
+
+def test_whoever_waits_at_a_terminal_is_told(site: Site) -> None:
+    site.answers(row(12, BatchFlag="0"))
+    act(site, interactive(site))
+    assert ["scontrol", "notify", "12", SENTENCE] in site.calls()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ('a "b" c', "a 'b' c"),
+        ("a\nJobId=13\x1b[2J", "a?JobId=13?[2J"),
+        ("x" * 500, "x" * 200),
+        ("ä; $(id) `id` \\", "ä; $(id) `id` \\"),
+    ],
+)
+def test_a_sentence_is_one_argument_whatever_stands_in_it(
+    site: Site, sentence: str, expected: str
+) -> None:
+    site.answers(row(12))
+    act(site, site.call(SLURM_JOB_NUM_NODES="2"), sentence=sentence)
+    assert ["scontrol", "update", "JobId=12", f"AdminComment={expected}"] in site.calls()
+
+
+def test_a_node_is_drained_by_slurms_own_name_of_it_with_our_reason(site: Site) -> None:
+    call = site.call(SLURMD_NODENAME="gpu-7")
+    refuse.drain(call, site.node().settings, 'gpulock: GPU 2 "broken"\n')
+    reason = "Reason=gpulock: GPU 2 'broken'?"
+    assert site.calls() == [["scontrol", "update", "NodeName=gpu-7", "State=DRAIN", reason]]
+
+
+def test_whoever_waits_at_a_terminal_is_told_of_a_broken_node_too(site: Site) -> None:
+    refuse.drain(interactive(site), site.node().settings, SENTENCE)
+    notify, update = site.calls()
+    assert notify == ["scontrol", "notify", "12", SENTENCE]
+    assert update[3] == "State=DRAIN"
+
+
+def test_a_drain_that_nobody_answers_ends_in_time(site: Site) -> None:
+    site.set(SLURM_TIMEOUT="0.2")
+    site.program("scontrol", "exec sleep 60")
+    begun = boottime()
+    refuse.drain(site.call(), site.node().settings, "x")
+    assert boottime() - begun < 3

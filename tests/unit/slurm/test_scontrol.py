@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking slurmctld: an answer is believed only where it is whole, and silence is no answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import boottime
+from gpulock.errors import UNKNOWN
+from gpulock.slurm import scontrol
+from gpulock.slurm.scontrol import Control
+from tests.support.slurm_site import INVALID, SILENT, UID, Site, refusal, row
+
+FORMAT = (
+    "JobID:24,UserID:24,State:24,RestartCnt:24,ArrayJobID:24,ArrayTaskID:24,BatchFlag:24,"
+    "Requeue:24,tres-per-job:24,tres-per-socket:24,tres-per-task:24,tres-per-node:400"
+)
+NOISE = "squeue: error: Configuration option X is deprecated"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def control(site: Site, conf: str = "") -> Control:
+    return Control(site.node().settings, conf)
+
+
+def ask(site: Site, job: int = 12) -> dict[str, str] | None:
+    return control(site).job(str(job))
+
+
+def unknown(site: Site, job: int = 12) -> str:
+    found = refusal(lambda: ask(site, job))
+    assert found.kind == UNKNOWN
+    return found.why
+
+
+def test_it_is_asked_for_this_job_in_columns_whose_width_is_known(site: Site) -> None:
+    site.answers(row())
+    ask(site)
+    assert site.calls() == [["squeue", "-h", "-t", "all", "-j", "12", "-O", FORMAT]]
+
+
+def test_every_field_is_read_from_its_column(site: Site) -> None:
+    gres = "gres:gpu:v100:2,gres:nvme:1"
+    site.answers(row(12, State="COMPLETING", RestartCnt="3", BatchFlag="0", Gres=gres))
+    found = ask(site)
+    assert found is not None
+    assert (found["JobID"], scontrol.uid_of(found), found["State"]) == ("12", UID, "COMPLETING")
+    assert (found["Restarts"], found["Batch"], found["Requeue"]) == ("3", "0", "1")
+    assert (found["Array"], found["Task"], found["Gres"]) == ("12", "N/A", gres)
+
+
+def test_the_other_tasks_of_an_array_are_not_this_job(site: Site) -> None:
+    siblings = [row(n, ArrayJobID="14", ArrayTaskID=str(n - 14)) for n in (15, 16)]
+    own = row(14, State="COMPLETED", ArrayJobID="14", ArrayTaskID="3")
+    site.answers(*siblings, own)
+    found = ask(site, 14)
+    assert found is not None and (found["State"], found["Task"]) == ("COMPLETED", "3")
+    site.answers(*siblings)
+    assert ask(site, 14) is None
+
+
+def test_a_job_whose_number_begins_alike_is_not_this_job(site: Site) -> None:
+    site.answers(row(123), row(12, State="PENDING"))
+    found = ask(site)
+    assert found is not None and found["State"] == "PENDING"
+
+
+def test_an_invalid_id_is_a_job_that_is_not_there(site: Site) -> None:
+    site.fails(INVALID)
+    assert ask(site) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"echo '{SILENT}' >&2; exit 1",
+        "exit 1",
+        f"echo '{SILENT}' >&2",
+        "exit 0",
+        "echo",
+        f"echo '{NOISE}' >&2",
+        f"echo '{NOISE}'; echo '{NOISE}' >&2",
+        "printf '12'",
+        "head -c 3000 /dev/zero",
+    ],
+)
+def test_what_is_no_answer_is_unknown(site: Site, body: str) -> None:
+    site.program("squeue", body)
+    unknown(site)
+
+
+def test_an_answer_with_a_failing_exit_code_is_unknown(site: Site) -> None:
+    site.answers(row(12, State="COMPLETED"))
+    site.program("squeue", f"cat {site.root}/answer; exit 1")
+    unknown(site)
+
+
+def test_a_warning_before_the_answer_hides_it_not(site: Site) -> None:
+    site.answers(row(12, State="COMPLETED"))
+    site.program("squeue", f"echo '{NOISE}' >&2; cat {site.root}/answer")
+    found = ask(site)
+    assert found is not None and found["State"] == "COMPLETED"
+
+
+def test_a_row_cut_short_is_unknown(site: Site) -> None:
+    whole = row(12, State="COMPLETED")
+    for end in (2, 24, 40, 48, 60, 100, 190):
+        site.program("squeue", f"printf '%s' '{whole[:end]}'")
+        unknown(site)
+
+
+@pytest.mark.parametrize(
+    "body", ["exec sleep 60", "exec >&- 2>&-; exec sleep 60", "sleep 1 & exit 0"]
+)
+def test_one_that_hangs_is_unknown_at_the_deadline(site: Site, body: str) -> None:
+    site.set(SLURM_TIMEOUT="0.2")
+    site.program("squeue", body)
+    begun = boottime()
+    assert "in time" in unknown(site)
+    assert boottime() - begun < 3
+
+
+def test_one_that_is_killed_is_unknown_whatever_it_said(site: Site) -> None:
+    site.answers(row(12, State="COMPLETED"))
+    site.program("squeue", f"cat {site.root}/answer; kill -9 $$")
+    unknown(site)
+
+
+def test_a_program_that_is_not_there_is_unknown(site: Site) -> None:
+    (site.binaries / "squeue").unlink()
+    assert str(site.binaries) in unknown(site)
+
+
+def test_where_it_is_silent_it_is_asked_once_for_all_jobs(site: Site) -> None:
+    site.fails(SILENT)
+    asked = control(site)
+    first = refusal(lambda: asked.job("12"))
+    assert refusal(lambda: asked.job("13")) is first
+    assert len(site.calls()) == 1
+
+
+def test_an_answer_is_asked_for_once(site: Site) -> None:
+    asked = control(site)
+    site.answers(row(12), row(13))
+    assert asked.job("12") == asked.job("12")
+    assert asked.job("13") != asked.job("12")
+    site.fails(INVALID)
+    assert asked.job("14") is None and asked.job("14") is None
+    assert [call[5] for call in site.calls()] == ["12", "13", "14"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told", "expected"),
+    [("", "", ""), ("", "/a", "/a"), ("/b", "", "/b"), ("/b", "/a", "/b")],
+)
+def test_slurm_conf_is_the_settings_or_slurmds_and_nothing_else_of_the_environment_counts(
+    site: Site, monkeypatch: pytest.MonkeyPatch, setting: str, told: str, expected: str
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/evil")
+    monkeypatch.setenv("SLURM_CLUSTERS", "evil")
+    site.set(SLURM_CONF=setting)
+    site.answers(row())
+    site.program("squeue", f"env >{site.root}/env; cat {site.root}/answer")
+    control(site, told).job("12")
+    lines = [line.partition("=") for line in (site.root / "env").read_text().splitlines()]
+    found = {name: value for name, _, value in lines if name not in ("PWD", "_", "SHLVL", "OLDPWD")}
+    wanted = {"PATH": "/usr/bin:/bin"}
+    assert found == ({**wanted, "SLURM_CONF": expected} if expected else wanted)
+
+
+@pytest.mark.parametrize(
+    ("body", "obeyed"),
+    [("exit 0", True), ("exit 1", False), ("kill -9 $$", False), ("exec sleep 60", False)],
+)
+def test_a_command_was_obeyed_only_where_slurm_says_so(site: Site, body: str, obeyed: bool) -> None:
+    site.set(SLURM_TIMEOUT="0.3")
+    site.program("scontrol", body)
+    assert control(site).do("scontrol", "requeue", "12_3") is obeyed
+    assert site.calls() == [["scontrol", "requeue", "12_3"]]
+
+
+def test_a_command_that_is_not_there_was_not_obeyed(site: Site) -> None:
+    assert not control(site).do("sbcast", "x")
+
+
+@pytest.mark.parametrize(
+    ("state", "over"),
+    [
+        ("COMPLETED", True),
+        ("FAILED", True),
+        ("CANCELLED", True),
+        ("TIMEOUT", True),
+        ("NODE_FAIL", True),
+        ("OUT_OF_MEMORY", True),
+        ("BOOT_FAIL", True),
+        ("DEADLINE", True),
+        ("PREEMPTED", True),
+        ("RUNNING", False),
+        ("COMPLETING", False),
+        ("PENDING", False),
+        ("SUSPENDED", False),
+        ("STOPPED", False),
+        ("CONFIGURING", False),
+        ("REQUEUED", False),
+        ("REQUEUE_HOLD", False),
+        ("SIGNALING", False),
+        ("STAGE_OUT", False),
+        ("completed", False),
+        ("COMPLETED+", False),
+        ("", False),
+    ],
+)
+def test_only_an_end_is_an_end(state: str, over: bool) -> None:
+    assert scontrol.is_over({"State": state}) is over
+
+
+@pytest.mark.parametrize(
+    ("job", "array", "task", "name"),
+    [
+        ("12", "12", "N/A", "12"),
+        ("15", "14", "1", "14_1"),
+        ("14", "14", "3", "14_3"),
+        ("14", "14", "1-3", "14"),
+        ("14", "14", "1,3%2", "14"),
+        ("12", "", "", "12"),
+        ("12", "N/A", "3", "12"),
+    ],
+)
+def test_one_task_of_an_array_has_a_name_of_its_own(
+    job: str, array: str, task: str, name: str
+) -> None:
+    assert scontrol.array_task({"JobID": job, "Array": array, "Task": task}) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "uid"), [("1000", 1000), ("0", 0), ("", -1), ("alice", -1), ("-1", -1), ("²", -1)]
+)
+def test_a_uid_that_is_no_number_is_nobodys(text: str, uid: int) -> None:
+    assert scontrol.uid_of({"Uid": text}) == uid

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of its job's devices one task sees, by Slurm's mask, its step's GPUs, and its rank."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.errors import UNKNOWN
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
+from gpulock.slurm import share
+from gpulock.slurm.note import Note
+from gpulock.slurm.share import Task
+from tests.support.slurm_site import UID, refusal
+from tests.support.trees import FEW, bus
+
+
+def note(*positions: str, uuids: bool = True) -> Note:
+    """Return the note of a job that holds a device a position: position 5 is index 105."""
+    found = Note("n1", "12", UID, 0)
+    found.positions = list(positions)
+    for position in positions:
+        device = Device(bus(int(position)), 100 + int(position))
+        device.uuid = f"GPU-{position}" if uuids else ""
+        found.devices.append(device)
+    return found
+
+
+def see(
+    found: Note, environ: dict[str, str], step: str = "0", **keys: str
+) -> tuple[list[int], str | None]:
+    """Return the indexes of what a task sees, and Slurm's mask where it stands."""
+    chosen, mask = share.of(Task(environ, step), found, Settings(dict(keys)))
+    return [device.index for device in chosen], mask
+
+
+def mask(text: str, *positions: str, step: str = "0", **keys: str) -> tuple[list[int], str | None]:
+    return see(note(*positions), {"CUDA_VISIBLE_DEVICES": text}, step, **keys)
+
+
+def ours(
+    positions: list[str], environ: dict[str, str], step: str = "0", **keys: str
+) -> tuple[list[int], str | None]:
+    return see(note(*positions), environ, step, **{"SLURM_CHOOSER": "gpulock", **keys})
+
+
+def split(count: int, rank: int, ranks: int) -> list[int]:
+    """Return the share of one task in mode "gpulock chooses"."""
+    tasks = ",".join(str(40 + n) for n in range(ranks))
+    gpus = ",".join(str(n) for n in range(count))
+    environ = {"SLURM_LOCALID": str(rank), "SLURM_GTIDS": tasks, "SLURM_STEP_GPUS": gpus}
+    positions = [str(n) for n in range(count)]
+    return ours(positions, environ, SLURM_SPLIT_TASKS="yes")[0]
+
+
+def test_slurms_mask_stands_and_tells_the_devices() -> None:
+    assert mask("1,3", "1", "3") == ([101, 103], "1,3")
+    assert mask("3", "1", "3") == ([103], "3")
+
+
+def test_the_order_of_slurms_mask_is_kept() -> None:
+    assert mask("3,1", "1", "3") == ([103, 101], "3,1")
+
+
+def test_a_mask_that_counts_from_0_in_a_device_cgroup_stands() -> None:
+    assert mask("0,1", "2", "3") == ([102, 103], "0,1")
+    assert mask("0", "2", "3") == ([102, 103], "0")
+    assert mask("0-1", "2", "3") == ([102, 103], "0-1")
+
+
+@pytest.mark.parametrize("text", ["2", "0,2", "5", "1,3,5", "7-9"])
+def test_a_mask_of_what_is_not_locked_is_refused(text: str) -> None:
+    found = refusal(lambda: mask(text, "1", "3"))
+    assert (found.kind, "1,3" in found.why) == (UNKNOWN, True)
+
+
+def test_a_mask_of_uuids_stands_where_each_is_locked() -> None:
+    assert mask("GPU-1,GPU-3", "1", "3") == ([101, 103], "GPU-1,GPU-3")
+    assert mask("GPU-3", "1", "3") == ([103], "GPU-3")
+
+
+@pytest.mark.parametrize("text", ["GPU-2", "GPU-1,GPU-2", "GPU-1,1", "1,GPU-1", "MIG-1"])
+def test_a_mask_of_another_uuid_is_refused(text: str) -> None:
+    assert refusal(lambda: mask(text, "1", "3")).kind == UNKNOWN
+
+
+def test_a_uuid_that_is_not_known_is_not_taken_for_an_unknown_devices() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+    assert refusal(lambda: see(note("1", uuids=False), environ)).kind == UNKNOWN
+
+
+@pytest.mark.parametrize("text", ["x", "0,", "1\nexport A=b", "GPU-1\nexport A=b", "NoDevFiles"])
+def test_a_mask_that_cannot_be_read_is_refused(text: str) -> None:
+    assert refusal(lambda: mask(text, "1", "3")).kind == UNKNOWN
+
+
+def test_an_empty_mask_is_an_empty_mask() -> None:
+    assert mask("", "1", "3") == ([], None)
+    assert mask("", "1", "3", step="batch") == ([], None)
+
+
+def test_a_step_without_a_mask_asked_for_none_but_a_shell_has_all() -> None:
+    assert see(note("1", "3"), {}) == ([], None)
+    for step in ("batch", "interactive", "extern"):
+        assert see(note("1", "3"), {}, step) == ([101, 103], None)
+
+
+def test_uuids_take_the_place_of_positions_where_the_site_wants_them() -> None:
+    assert mask("1,3", "1", "3", VISIBLE_DEVICES="uuid") == ([101, 103], None)
+    assert mask("3", "1", "3", VISIBLE_DEVICES="uuid") == ([103], None)
+
+
+def test_numbers_that_may_be_a_device_cgroups_own_stand_even_then() -> None:
+    assert mask("0", "0", "1", VISIBLE_DEVICES="uuid") == ([100], "0")
+    assert mask("0,1", "2", "3", VISIBLE_DEVICES="uuid") == ([102, 103], "0,1")
+
+
+def test_without_uuids_slurms_mask_stands() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "3"}
+    found = note("1", "3", uuids=False)
+    assert see(found, environ, VISIBLE_DEVICES="uuid") == ([103], "3")
+
+
+def test_where_gpulock_chooses_slurms_mask_is_not_looked_at() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "7\nexport A=b", "SLURM_STEP_GPUS": "1,3"}
+    assert ours(["1", "3"], environ) == ([101, 103], None)
+
+
+def test_a_step_sees_what_it_asked_for_of_its_job() -> None:
+    assert ours(["1", "3"], {"SLURM_STEP_GPUS": "3"}) == ([103], None)
+    assert ours(["1", "2", "3"], {"SLURM_STEP_GPUS": "1-2"}) == ([101, 102], None)
+    assert ours(["1", "3"], {}) == ([], None)
+
+
+def test_a_step_with_another_jobs_gpus_is_refused() -> None:
+    found = refusal(lambda: ours(["1", "3"], {"SLURM_STEP_GPUS": "2"}))
+    assert (found.kind, "1,3" in found.why) == (UNKNOWN, True)
+
+
+@pytest.mark.parametrize("step", ["batch", "interactive", "extern", "", "0+1", "x"])
+def test_what_a_batch_script_exports_is_not_believed(step: str) -> None:
+    """slurmstepd sets SLURM_STEP_GPUS in a step alone (reference slurm, facts 9)."""
+    for forged in ("31337", "3", "x\n", "0-"):
+        environ = {"SLURM_STEP_GPUS": forged, "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
+        keys = {"SLURM_SPLIT_TASKS": "yes"}
+        assert ours(["1", "3"], environ, step, **keys) == ([101, 103], None)
+
+
+def test_of_a_gres_that_is_only_counted_every_step_sees_all() -> None:
+    found = note("0", "1")
+    found.positions = []
+    keys = {"SLURM_CHOOSER": "gpulock", "SLURM_COUNT": "comment"}
+    assert see(found, {}, **keys) == ([100, 101], None)
+
+
+def test_tasks_share_all_unless_the_site_splits_them() -> None:
+    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_STEP_GPUS": "1,3"}
+    assert ours(["1", "3"], environ) == ([101, 103], None)
+    assert ours(["1", "3"], environ, SLURM_SPLIT_TASKS="yes") == ([103], None)
+
+
+def test_slurms_own_binding_is_not_split_again() -> None:
+    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "CUDA_VISIBLE_DEVICES": "1,3"}
+    found = see(note("1", "3"), environ, SLURM_SPLIT_TASKS="yes")
+    assert found == ([101, 103], "1,3")
+
+
+@pytest.mark.parametrize("chooser", ["slurm", "gpulock"])
+@pytest.mark.parametrize("step", ["0", "batch"])
+@pytest.mark.parametrize("count", ["1", "2", "3", "10", "x", ""])
+def test_a_task_that_slurm_gave_another_number_than_is_locked_is_refused(
+    chooser: str, step: str, count: str
+) -> None:
+    """Of a job with several types of GPU the Prolog is told one type's alone."""
+    environ = {"SLURM_GPUS_ON_NODE": count, "CUDA_VISIBLE_DEVICES": "1,3", "SLURM_STEP_GPUS": "1,3"}
+    if count in ("3", "10") or (count, step) == ("1", "batch"):
+        found = refusal(lambda: see(note("1", "3"), environ, step, SLURM_CHOOSER=chooser))
+        assert (found.kind, f"gave {count} GPUs" in found.why) == (UNKNOWN, True)
+    else:
+        assert len(see(note("1", "3"), environ, step, SLURM_CHOOSER=chooser)[0]) == 2
+
+
+def test_what_a_step_without_gpus_inherits_of_another_node_does_not_count() -> None:
+    environ = {"SLURM_GPUS_ON_NODE": "8"}
+    assert see(note("1", "3"), environ) == ([], None)
+    assert ours(["1", "3"], environ) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("bound", "on_node", "expected"),
+    [("1,2", "4", [101, 102]), ("3", "4", [103]), ("0-3", "4", [102, 103]), ("1,2", "", [102])],
+)
+def test_what_slurm_bound_to_a_task_is_not_split_again(
+    bound: str, on_node: str, expected: list[int]
+) -> None:
+    """With --gpus-per-task each task has its own SLURM_STEP_GPUS, fewer than are on the node."""
+    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_GPUS_ON_NODE": on_node}
+    told = {**environ, "SLURM_STEP_GPUS": bound}
+    assert ours(["0", "1", "2", "3"], told, SLURM_SPLIT_TASKS="yes") == (expected, None)
+
+
+@FEW
+@given(st.integers(1, 16), st.integers(1, 16))
+def test_shares_are_even_disjoint_and_cover_all(count: int, ranks: int) -> None:
+    shares = [split(count, rank, ranks) for rank in range(ranks)]
+    seen = [index for found in shares for index in found]
+    every = [100 + n for n in range(count)]
+    if ranks <= count:
+        assert seen == every
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    else:
+        assert {len(found) for found in shares} == {1}
+        assert set(seen) == set(every)
+        used = [seen.count(index) for index in every]
+        assert max(used) - min(used) <= 1
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_LOCALID": "7", "SLURM_GTIDS": "0,1"},
+        {"SLURM_LOCALID": "7"},
+        {"SLURM_LOCALID": "7", "SLURM_GTIDS": ""},
+        {"SLURM_LOCALID": "-1", "SLURM_GTIDS": "0,1"},
+        {"SLURM_LOCALID": "x", "SLURM_GTIDS": ",,,"},
+        {"SLURM_LOCALID": "9" * 30, "SLURM_GTIDS": "0"},
+    ],
+)
+def test_a_rank_that_makes_no_sense_sees_one_of_its_own_jobs(environ: dict[str, str]) -> None:
+    told = {**environ, "SLURM_STEP_GPUS": "1,3"}
+    chosen, _ = ours(["1", "3"], told, SLURM_SPLIT_TASKS="yes")
+    assert chosen and set(chosen) <= {101, 103}
+
+
+def test_a_step_of_no_devices_has_nothing_to_split() -> None:
+    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
+    assert ours(["1", "3"], environ, SLURM_SPLIT_TASKS="yes") == ([], None)
+    assert share.part([], 1, 2) == []
+
+
+@pytest.mark.parametrize("text", ["x", "1,,3", "1\n3", "GPU-\x1b"])
+def test_a_step_that_slurm_describes_by_garbage_is_refused(text: str) -> None:
+    assert refusal(lambda: Task({"SLURM_STEP_GPUS": text}, "0")).kind == UNKNOWN

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a Slurm job is on a node: step daemons, cgroups, processes left, hooks at work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.liveness import Scan
+from gpulock.node import timed_read
+from gpulock.slurm import steps
+from gpulock.slurm.steps import Steps
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
+from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock
+from tests.support.trees import record
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def found(site: Site, scan: Scan | None = None) -> tuple[Steps, Scan]:
+    node = site.node()
+    return Steps(node.settings), scan or Scan(node.proc)
+
+
+def left(site: Site, **changes: object) -> str:
+    """Return what is left of job 12 once its steps are over."""
+    sight, scan = found(site)
+    return sight.left(slurm_lock(**changes), scan)
+
+
+def left_or_step(site: Site, **changes: object) -> str:
+    sight, scan = found(site)
+    return sight.left_or_step(slurm_lock(**changes), scan)
+
+
+def attached(site: Site, **changes: object) -> Lock:
+    """Return the lock of job 12 with the step daemons it is told."""
+    sight, scan = found(site)
+    lock = slurm_lock(**changes)
+    sight.attach({lock.id: lock}, scan)
+    return lock
+
+
+def at_work(site: Site, **changes: object) -> int:
+    sight, scan = found(site)
+    owner = slurm_lock(**changes).owner
+    assert owner is not None
+    return sight.hook_at_work(owner, scan)
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "expected"),
+    [
+        (b"slurmstepd: [12.batch]", ("12", "batch")),
+        (b"slurmstepd: [12.extern]      \0\0", ("12", "extern")),
+        (b"slurmstepd: [12.0]\0", ("12", "0")),
+        (b"slurmstepd: [12.0+1]", ("12", "0+1")),
+        (b"/usr/sbin/slurmstepd\0", ("", "")),
+        (b"", ("", "")),
+        (b"slurmstepd: [12]", ("", "")),
+        (b"slurmstepd: [.0]", ("", "")),
+        (b"slurmstepd: [x.0]", ("", "")),
+        (b"slurmstepd: [-1.0]", ("", "")),
+        ("slurmstepd: [1².0]".encode(), ("", "")),
+        (b"slurmstepd: [12.0", ("", "")),
+        (b" slurmstepd: [12.0]", ("", "")),
+        (b"x\0slurmstepd: [12.0]", ("", "")),
+        (b"\xff\xfe", ("", "")),
+    ],
+)
+def test_a_title_names_job_and_step(cmdline: bytes, expected: tuple[str, str]) -> None:
+    assert steps.parse_title(cmdline) == expected
+
+
+@pytest.mark.parametrize("step", ["extern", "batch", "0", "17", "interactive"])
+def test_a_step_daemon_of_the_job_is_told_to_its_lock(site: Site, step: str) -> None:
+    site.stepd(700, f"12.{step}", start=77)
+    lock = attached(site)
+    assert (lock.steps, lock.extern) == ([(700, 77)], step == "extern")
+    assert "700" in left_or_step(site)
+
+
+@pytest.mark.parametrize("title", ["1.extern", "123.extern", "112.0", ""])
+def test_a_step_daemon_of_another_job_is_not(site: Site, title: str) -> None:
+    site.stepd(700, title)
+    assert attached(site).steps == []
+    assert left_or_step(site) == ""
+
+
+def test_every_lock_of_a_job_is_told_and_no_other_schedulers(site: Site) -> None:
+    site.stepd(700, "12.extern")
+    site.stepd(701, "12.0")
+    site.stepd(702, "13.0")
+    sight, scan = found(site)
+    other = Lock("y", record(job_id="12"), "")
+    locks = {"a": slurm_lock(), "b": slurm_lock(), "c": slurm_lock(job_id="13"), "y": other}
+    locks["z"] = Lock("z", None, "")
+    sight.attach(locks, scan)
+    told = {name: [pid for pid, _ in lock.steps] for name, lock in locks.items()}
+    assert told == {"a": [700, 701], "b": [700, 701], "c": [702], "y": [], "z": []}
+
+
+@pytest.mark.parametrize("words", ["/usr/sbin/slurmstepd\x00infinity", "slurmstepd\x00getenv\x000"])
+def test_what_slurmd_starts_for_itself_is_no_step_and_none_that_is_starting(
+    site: Site, words: str
+) -> None:
+    site.process(700, "slurmstepd", words, ROOT)
+    sight, scan = found(site)
+    assert sight.daemons(scan) == {}
+    site.process(700, "slurmstepd", "/usr/sbin/slurmstepd\x00x", ROOT)
+    sight, scan = found(site)
+    assert [*sight.daemons(scan)] == [""]
+
+
+def test_what_left_its_parents_is_told_by_environment_or_cgroup(site: Site) -> None:
+    site.stepd(700, "12.extern", start=1)
+    site.left_by(900)
+    assert attached(site).steps == [(700, 1), (900, 1000)]
+    site.process(901, "python", start=2)
+    site.cgroup(f"{freezer()}/step_0", 700, 901)
+    assert attached(site).steps == [(700, 1), (901, 2)]
+
+
+def test_a_process_that_cannot_be_told_apart_is_not_told(site: Site) -> None:
+    folder = site.cgroup(freezer())
+    (folder / "cgroup.procs").unlink()
+    (folder / "cgroup.procs").mkdir()
+    assert attached(site).steps == []
+
+
+def test_where_no_lock_is_slurms_nobody_is_looked_at(site: Site) -> None:
+    sight, scan = found(site)
+    scan.proc.root = "/nowhere"
+    sight.attach({"y": Lock("y", record(), ""), "z": Lock("z", None, "")}, scan)
+
+
+@pytest.mark.parametrize(
+    "uids",
+    [(UID,) * 4, (ROOT, UID, ROOT, UID), (UID, ROOT, ROOT, ROOT), (ROOT, ROOT, UID, ROOT)],
+)
+def test_what_a_user_calls_slurmstepd_is_no_step_daemon(site: Site, uids: tuple[int, ...]) -> None:
+    """The child that becomes a task has slurmstepd's title too, and any user can take it."""
+    site.stepd(700, "12.extern", uids=uids)
+    site.stepd(701, "", uids=uids)
+    lock = attached(site)
+    assert (lock.steps, lock.extern, left_or_step(site)) == ([], False, "")
+    sight, scan = found(site)
+    assert sight.daemons(scan) == {}
+
+
+def test_roots_process_of_another_name_is_no_step_daemon(site: Site) -> None:
+    site.process(700, "bash", "slurmstepd: [12.extern]", ROOT)
+    assert attached(site).steps == []
+
+
+def test_a_dead_step_daemon_is_none(site: Site) -> None:
+    site.stepd(700, "12.extern", state="Z")
+    assert attached(site).steps == []
+
+
+def test_a_step_daemon_that_ends_meanwhile_is_none(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.stepd(700, "12.extern")
+    site.stepd(701, "12.0", start=5)
+    sight, scan = found(site)
+    scan.statuses()
+    (site.proc.root / "700/cmdline").unlink()
+    (site.proc.root / "701/stat").unlink()
+    lock = slurm_lock()
+    sight.attach({"x": lock}, scan)
+    assert lock.steps == []
+
+
+def test_step_daemons_do_not_count_once_slurmd_runs_the_epilog(site: Site) -> None:
+    """One of that id is then another node's on the same machine."""
+    site.stepd(700, "12.extern")
+    assert left(site) == ""
+
+
+def test_a_process_that_slurmstepd_started_is_left_where_there_is_no_cgroup(site: Site) -> None:
+    site.left_by(900)
+    assert "900" in left(site)
+
+
+@pytest.mark.parametrize("name", ["srun", "salloc", "sbatch"])
+def test_a_client_that_waits_for_its_job_to_be_gone_is_not(site: Site, name: str) -> None:
+    site.process(900, name)
+    site.started_with(900, SLURM_JOB_ID="12", SLURMD_NODENAME="n1")
+    assert left(site) == ""
+
+
+def test_where_the_job_has_its_cgroup_that_alone_says_who_is_left(site: Site) -> None:
+    """Any process of the user's can be started with that environment, at any time."""
+    site.left_by(900)
+    site.cgroup("freezer/slurm")
+    assert "900" in left(site)  # a newer Slurm may name the job's own folder otherwise
+    site.cgroup(f"{freezer()}/step_0")
+    assert left(site) == ""
+    site.cgroup(f"{freezer()}/step_0", 901)
+    assert "901" in left(site)
+
+
+def test_so_is_one_of_a_component_which_bears_the_leaders_id(site: Site) -> None:
+    site.left_by(900, 11)
+    assert left(site) == ""
+    assert "900" in left(site, het_leader="11")
+
+
+@pytest.mark.parametrize(
+    ("job", "slurmd", "uid"),
+    [(13, "n1", UID), (123, "n1", UID), (12, "n2", UID), (12, "n", UID), (12, "n1", OTHER_UID)],
+)
+def test_a_process_of_another_job_node_or_user_is_not(
+    site: Site, job: int, slurmd: str, uid: int
+) -> None:
+    site.left_by(900, job, slurmd, uid)
+    assert left(site) == ""
+
+
+def test_a_hook_is_not_what_a_job_of_roots_left(site: Site) -> None:
+    site.hook(900)
+    site.hook(901, SLURM_SCRIPT_CONTEXT="epilog_slurmd")
+    assert left(site, uid=ROOT) == ""
+
+
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd"])
+def test_a_hook_of_the_job_on_this_node_is_at_work(site: Site, context: str) -> None:
+    site.hook(900, SLURM_SCRIPT_CONTEXT=context)
+    assert at_work(site) == 900
+    assert at_work(site, job_id="13") == 0
+    assert at_work(site, job_id="1") == 0
+    assert at_work(site, slurmd="n2") == 0
+
+
+@pytest.mark.parametrize("context", ["prolog_task", "prolog_slurmctld", ""])
+def test_what_is_no_hook_of_slurmds_is_not_at_work(site: Site, context: str) -> None:
+    site.hook(900, SLURM_SCRIPT_CONTEXT=context)
+    assert at_work(site) == 0
+
+
+def test_what_a_user_starts_like_a_hook_is_none(site: Site) -> None:
+    site.hook(900, UID)
+    assert at_work(site) == 0
+
+
+def under_user(site: Site, exe: str) -> None:
+    """Let a hook of the job be below root's process 800, which a user's shell started."""
+    root = (ROOT,) * 4
+    site.proc.add(700, "bash", uids=(UID,) * 4)
+    site.proc.add(800, "slurmd", ppid=700, uids=root, exe=exe)
+    site.proc.add(900, "slurm", ppid=800, uids=root)
+    site.started_with(900, **site.environ(SLURM_SCRIPT_CONTEXT="epilog_slurmd"))
+
+
+def test_what_a_user_starts_by_sudo_is_no_hook_whatever_its_name(site: Site) -> None:
+    under_user(site, "/usr/bin/sudo")
+    assert at_work(site) == 0
+
+
+@pytest.mark.parametrize("exe", ["/usr/sbin/slurmd", "/usr/sbin/slurmd (deleted)"])
+def test_a_hook_of_a_slurmd_that_an_administrator_started_by_sudo_is_at_work(
+    site: Site, exe: str
+) -> None:
+    under_user(site, exe)
+    assert at_work(site) == 900
+
+
+def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.process(900, "sh", uid=ROOT)
+    site.hook(1, ROOT)
+    sight, scan = found(site)
+    owner = slurm_lock().owner
+    assert owner is not None
+    assert (sight.hook_at_work(owner, scan), scan.blind) == (0, "")
+    real = os.open
+
+    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path.endswith("/900/environ"):
+            raise PermissionError(13, "denied", path)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", guarded)
+    assert (sight.hook_at_work(owner, scan), "900" in scan.blind) == (0, True)
+
+
+def test_only_roots_slurmd_is_slurmd(site: Site) -> None:
+    sight, scan = found(site)
+    assert not sight.is_slurmd_seen(scan)
+    site.process(60, "slurmd", uid=UID)
+    assert not sight.is_slurmd_seen(found(site)[1])
+    site.process(60, "slurmd", uid=ROOT)
+    assert sight.is_slurmd_seen(found(site)[1])
+
+
+def test_on_a_real_node_root_is_uid_0(site: Site) -> None:
+    site.set(SIMULATION="")
+    site.stepd(700, "12.extern", 0)
+    assert [pid for pid, _ in attached(site).steps] == [700]
+    site.stepd(700, "12.extern", 4711)
+    assert attached(site).steps == []
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_read, "SECONDS", 0.05)
+
+
+def hung(site: Site, pid: int, uid: int, name: str = "python") -> None:
+    """Let a process be there whose memory nobody can read: it hangs in mmap."""
+    site.process(pid, name, uid=uid)
+    for file in ("cmdline", "environ"):
+        (site.proc.root / str(pid) / file).unlink(missing_ok=True)
+        os.mkfifo(site.proc.root / str(pid) / file)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_users_process_that_hangs_keeps_his_own_jobs_and_blinds_nobody(site: Site) -> None:
+    hung(site, 900, UID)
+    sight, scan = found(site)
+    assert "process 900 hangs" in sight.left(slurm_lock(), scan)
+    assert sight.left(slurm_lock(uid=OTHER_UID), scan) == ""
+    assert (sight.hook_at_work(record_of(), scan), scan.blind) == (0, "")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_of_roots_that_hangs_may_be_a_hook_at_work(site: Site) -> None:
+    hung(site, 900, ROOT)
+    sight, scan = found(site)
+    assert sight.hook_at_work(record_of(), scan) == 0
+    assert "process 900 hangs" in scan.blind
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_step_daemon_that_hangs_is_of_any_job(site: Site) -> None:
+    hung(site, 900, ROOT, "slurmstepd")
+    sight, scan = found(site)
+    assert sight.daemons(scan) == {"": {900: ""}}
+
+
+def test_what_a_user_runs_in_the_jobs_cgroup_is_left_whatever_it_hangs_in(site: Site) -> None:
+    hung(site, 900, UID)
+    site.cgroup(f"{freezer()}/step_0", 900)
+    assert left(site) == "process 900 is in the job's cgroup"
+
+
+def record_of() -> Owner:
+    owner = slurm_lock().owner
+    assert owner is not None
+    return owner

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TaskProlog: the very lines that a task gets in each mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulock.slurm import note
+from gpulock.slurm.note import Note
+from tests.support.slurm_site import RUN, STEPD, UID
+from tests.support.slurm_tasks import NAMES, TWINS, TaskSite, stopped
+from tests.support.trees import bus
+
+OURS = {"SLURM_CHOOSER": "gpulock"}
+
+
+@pytest.fixture
+def site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> TaskSite:
+    return TaskSite(tmp_path, monkeypatch, capfd)
+
+
+def test_the_lines_where_gpulock_chooses(site: TaskSite) -> None:
+    site.set(**OURS)
+    site.prolog(12, "2,3")
+    site.prolog(13, "1")
+    site.stepd(STEPD, "13.0", UID)
+    told = site.run(SLURM_STEP_GPUS="1", CUDA_VISIBLE_DEVICES="1", NVIDIA_VISIBLE_DEVICES="all")
+    own = {
+        "CUDA_VISIBLE_DEVICES": "2",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-aaaa",
+        "GPULOCK_DEVICES": "GPU-00000002-aaaa",
+        "GPU_DEVICE_ORDINAL": "2",
+    }
+    assert told.exported == {f"{twin}{name}": own[name] for twin in ("", *TWINS) for name in own}
+    assert (told.code, told.printed) == (RUN, [])
+    assert told.unset == {"GPULOCK_CDI"}  # no CDI_DIR is set
+
+
+def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
+    site.prolog(12, "1,3")
+    told = site.run(CUDA_VISIBLE_DEVICES="1,3", SLURM_STEP_GPUS="1,3", GPU_DEVICE_ORDINAL="1,3")
+    uuids = "GPU-00000001-aaaa,GPU-00000003-aaaa"
+    own = {
+        "CUDA_VISIBLE_DEVICES": "1,3",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NVIDIA_VISIBLE_DEVICES": uuids,
+        "GPULOCK_DEVICES": uuids,
+    }
+    assert told.exported == {f"{twin}{name}": own[name] for twin in ("", *TWINS) for name in own}
+    ordinals = {f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS}
+    assert told.unset == ordinals | {"GPULOCK_CDI"}  # no CDI_DIR is set
+    assert (told.code, told.printed) == (RUN, [])
+
+
+def test_each_line_begins_at_the_margin_and_holds_one_variable(site: TaskSite) -> None:
+    """slurmstepd takes `export NAME=value` at column 0 and nothing else (reference slurm 3)."""
+    site.prolog()
+    told = site.run(CUDA_VISIBLE_DEVICES="0,1")
+    for line in told.lines:
+        word, _, rest = line.partition(" ")
+        assert word in ("export", "unset")
+        name = rest.partition("=")[0]
+        assert name.removeprefix(TWINS[0]).removeprefix(TWINS[1]) in NAMES
+        assert ("=" in rest) is (word == "export")
+
+
+def test_a_job_of_position_minor_and_index_all_different(site: TaskSite) -> None:
+    site.shuffled()
+    site.set(VISIBLE_DEVICES="uuid")
+    site.prolog(12, "1,3")
+    told = site.run(CUDA_VISIBLE_DEVICES="3")
+    assert told.mask == "GPU-00000001-aaaa"
+    assert told.exported["NVIDIA_VISIBLE_DEVICES"] == "GPU-00000001-aaaa"
+    assert "GPU_DEVICE_ORDINAL" in told.unset
+
+
+def test_a_device_cgroups_own_numbers_stand(site: TaskSite) -> None:
+    site.prolog(12, "1,3")
+    told = site.run(CUDA_VISIBLE_DEVICES="0,1", GPU_DEVICE_ORDINAL="0,1")
+    assert told.mask == "0,1"
+    assert told.exported["GPULOCK_DEVICES"] == "GPU-00000001-aaaa,GPU-00000003-aaaa"
+    assert "GPU_DEVICE_ORDINAL" not in told.unset
+
+
+def test_slurms_own_uuids_stand(site: TaskSite) -> None:
+    site.prolog(12, "1,3")
+    told = site.run(CUDA_VISIBLE_DEVICES="GPU-00000003-aaaa")
+    assert told.mask == told.exported["NVIDIA_VISIBLE_DEVICES"] == "GPU-00000003-aaaa"
+
+
+@pytest.mark.parametrize("mask", ["2", "0,2", "GPU-00000002-aaaa", "x", "0\nexport A=b"])
+def test_a_mask_that_contradicts_the_lock_stops_the_task(site: TaskSite, mask: str) -> None:
+    site.prolog(12, "1,3")
+    assert "unknown" in stopped(site.run(CUDA_VISIBLE_DEVICES=mask))
+
+
+def test_a_step_that_asked_for_none_gets_an_empty_mask_and_a_batch_script_all(
+    site: TaskSite,
+) -> None:
+    """`srun --gres=none` has no CUDA_VISIBLE_DEVICES, nor has salloc's shell."""
+    site.prolog(12, "1,3")
+    told = site.run()
+    assert (told.mask, told.exported["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
+    for step in ("batch", "interactive"):
+        site.stepd(STEPD, f"12.{step}", UID)
+        told = site.run()
+        assert (told.mask, told.exported["GPU_DEVICE_ORDINAL"]) == ("1,3", "1,3")
+
+
+def test_an_instance_is_told_by_its_uuid(site: TaskSite) -> None:
+    site.set(**OURS)
+    site.mig()
+    site.prolog(12, "0,1,2,3,4")
+    told = site.run(SLURM_STEP_GPUS="1")
+    assert told.mask == told.exported["NVIDIA_VISIBLE_DEVICES"] == "MIG-2"
+    assert "GPU_DEVICE_ORDINAL" in told.unset
+
+
+def test_a_uuid_that_is_not_known_is_left_out_and_the_users_own_is_unset(site: TaskSite) -> None:
+    site.gpu(bus(1), 1, "GPU-????????-????")
+    site.prolog(12, "1")
+    told = site.run(CUDA_VISIBLE_DEVICES="1", NVIDIA_VISIBLE_DEVICES="all")
+    assert told.mask == "1"
+    assert {"NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES"} <= told.unset
+
+
+@pytest.mark.parametrize("keys", [{}, OURS])
+def test_a_job_without_gpus_gets_an_empty_mask(site: TaskSite, keys: dict[str, str]) -> None:
+    site.set(**keys)
+    site.prolog(12, None)
+    told = site.run(CUDA_VISIBLE_DEVICES="0,1,2,3", NVIDIA_VISIBLE_DEVICES="all")
+    assert (told.code, told.mask, told.exported["NVIDIA_VISIBLE_DEVICES"]) == (RUN, "", "void")
+
+
+def test_a_job_without_gpus_is_left_alone_where_that_is_configured(site: TaskSite) -> None:
+    site.set(HIDE_UNREQUESTED="no")
+    site.prolog(12, None)
+    assert (site.run().lines, site.run().code) == ([], RUN)
+    site.epilog(12)
+    assert (site.run().lines, site.run().code) == ([], RUN)
+
+
+def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> None:
+    site.prolog(12, "x")
+    assert stopped(site.run()) == site.note().refused
+    site.set(**OURS, SLURM_COUNT="comment", GPUS="4")
+    site.prolog(12, None, SLURM_JOB_COMMENT="gpu:9")
+    assert "senseless" in stopped(site.run(), 1)
+
+
+def test_a_refusal_without_a_code_stops_the_task_all_the_same(site: TaskSite) -> None:
+    site.lock.mkdir()
+    own = Note("n1", "12", UID, 0)
+    own.refused = "gpulock: because"
+    note.write(site.node().store, own)
+    assert stopped(site.run(), 1) == "gpulock: because"
+
+
+def test_a_component_of_a_heterogeneous_job_is_told_by_the_title(site: TaskSite) -> None:
+    """Its SLURM_JOB_ID is the leader's, and so is SLURM_JOB_GPUS (facts 4)."""
+    site.prolog(13, "2", SLURM_HET_JOB_ID="12")
+    site.stepd(STEPD, "13.0", UID)
+    told = site.run(SLURM_JOB_ID="12", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES="2")
+    assert told.exported["GPULOCK_DEVICES"] == "GPU-00000002-aaaa"
+
+
+def test_each_of_two_nodes_on_one_machine_gives_its_own(site: TaskSite) -> None:
+    site.prolog(12, "1")
+    site.prolog(12, "2", SLURMD_NODENAME="n2")
+    assert site.run(CUDA_VISIBLE_DEVICES="1").exported["GPULOCK_DEVICES"] == "GPU-00000001-aaaa"
+    told = site.run(CUDA_VISIBLE_DEVICES="2", SLURMD_NODENAME="n2")
+    assert told.exported["GPULOCK_DEVICES"] == "GPU-00000002-aaaa"
+
+
+def test_tasks_of_a_step_get_their_shares(site: TaskSite) -> None:
+    site.set(**OURS, SLURM_SPLIT_TASKS="yes")
+    site.prolog(12, "0-3")
+    step = {"SLURM_STEP_GPUS": "0-3", "SLURM_GTIDS": "4,5,6,7"}
+    assert [site.run(**step, SLURM_LOCALID=str(n)).mask for n in range(4)] == ["0", "1", "2", "3"]

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TaskProlog in doubt: the task is stopped, and no value of its user's is a line of ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.slurm import note, task
+from tests.support.slurm_site import OTHER_UID, RUN, STEPD, UID
+from tests.support.slurm_tasks import TaskSite, Told, stopped
+from tests.support.trees import bus
+
+OURS = {"SLURM_CHOOSER": "gpulock"}
+
+
+@pytest.fixture
+def site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> TaskSite:
+    return TaskSite(tmp_path, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [{"SLURM_GPUS_ON_NODE": "2"}, {"SLURM_STEP_GPUS": "0,1"}, {"SLURM_GPUS_ON_NODE": ""}],
+)
+def test_without_a_note_a_job_that_slurm_gave_gpus_is_stopped(
+    site: TaskSite, evidence: dict[str, str]
+) -> None:
+    assert "no claim" in stopped(site.run(**evidence))
+    assert not site.lock.exists()
+
+
+@pytest.mark.parametrize("keys", [{}, OURS, {**OURS, "SLURM_COUNT": "comment"}])
+def test_without_a_note_and_without_evidence_the_task_sees_nothing(
+    site: TaskSite, keys: dict[str, str]
+) -> None:
+    site.set(**keys)
+    told = site.run(CUDA_VISIBLE_DEVICES="0", SLURM_JOB_GPUS="0")
+    assert (told.code, told.mask) == (RUN, "")
+
+
+def test_what_a_batch_script_exported_is_no_evidence(site: TaskSite) -> None:
+    site.stepd(STEPD, "12.batch", UID)
+    assert site.run(SLURM_STEP_GPUS="31337", SLURM_STEP_ID="31337").mask == ""
+
+
+def test_a_forged_step_in_a_batch_script_changes_nothing(site: TaskSite) -> None:
+    site.set(**OURS, SLURM_SPLIT_TASKS="yes")
+    site.prolog(12, "0,1")
+    site.stepd(STEPD, "12.batch", UID)
+    forged = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "3"}
+    assert site.run(**forged, SLURM_LOCALID="0", SLURM_GTIDS="0").mask == "0,1"
+
+
+def test_the_note_of_another_user_is_not_this_jobs(site: TaskSite) -> None:
+    """The id was given again, and the Prolog of this job never ran (reference slurm 5)."""
+    site.prolog(12, "0,1", SLURM_JOB_UID=str(OTHER_UID))
+    assert site.run().mask == ""
+    stopped(site.run(SLURM_GPUS_ON_NODE="2"))
+
+
+def other_token(path: Path) -> None:
+    (path / "owner").write_text((path / "owner").read_text().replace("\ntoken=", "\ntoken=x"))
+
+
+def no_owner(path: Path) -> None:
+    (path / "owner").unlink()
+
+
+def no_lock(path: Path) -> None:
+    (path / "owner").unlink()
+    path.rmdir()
+
+
+def fifo(path: Path) -> None:
+    (path / "owner").unlink()
+    os.mkfifo(path / "owner")
+
+
+@pytest.mark.parametrize("spoil", [other_token, no_owner, no_lock, fifo])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_lock_that_is_not_the_jobs_any_more_stops_the_task(
+    site: TaskSite, spoil: Callable[[Path], None], number: int
+) -> None:
+    site.prolog()
+    spoil(site.lock / "locks" / bus(number))
+    assert f"GPU {number}" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+def test_after_its_epilog_a_job_has_nothing(site: TaskSite) -> None:
+    site.prolog()
+    kept = (site.lock / "tasks/n1.12").read_text()
+    site.epilog()
+    stopped(site.run(SLURM_GPUS_ON_NODE="2"))
+    (site.lock / "tasks/n1.12").write_text(kept)
+    stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "gpulock-task 2\n", "\0"])
+def test_a_note_that_cannot_be_read_stops_the_task(site: TaskSite, text: str) -> None:
+    site.prolog()
+    (site.lock / "tasks/n1.12").write_text(text)
+    stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+def test_a_lock_dir_that_may_not_be_read_stops_the_task(
+    site: TaskSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.prolog()
+    real = os.open
+
+    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if "/tasks/" in path:
+            raise PermissionError(13, "denied\nexport A=b", path)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", guarded)
+    stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+@pytest.mark.parametrize(
+    "title", ["bash", "", "slurmstepd: [x.0]", "slurmstepd: [12]", "slurmstepd: [²2.0]", None]
+)
+def test_without_a_title_the_job_is_slurmstepds_own_word(site: TaskSite, title: str | None) -> None:
+    site.prolog()
+    if title is None:
+        site.proc.remove(STEPD)
+    else:
+        site.process(STEPD, "slurmstepd", title)
+    assert site.run(SLURM_STEP_ID="0", CUDA_VISIBLE_DEVICES="1").mask == "1"
+    site.set(**OURS)
+    assert site.run(SLURM_STEP_ID="0", SLURM_STEP_GPUS="1").mask == "1"
+    assert site.run(SLURM_STEP_GPUS="1").mask == "0,1"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_JOB_ID": ""},
+        {"SLURM_JOB_ID": "../12"},
+        {"SLURM_JOB_ID": "1" * 30},
+        {"SLURM_JOB_ID": "12\nexport A=b"},
+    ],
+)
+def test_who_is_not_called_as_a_task_prolog_stops(site: TaskSite, environ: dict[str, str]) -> None:
+    site.prolog()
+    site.process(STEPD, "bash", "bash")
+    stopped(site.run(**environ))
+
+
+@pytest.mark.parametrize("name", ["", "..", "../n1", "n1\nexport A=b", "n1/x"])
+def test_a_node_that_is_no_name_stops_the_task(site: TaskSite, name: str) -> None:
+    site.prolog()
+    stopped(site.run(SLURMD_NODENAME=name))
+
+
+BINDS = "/d/535.5.1/bin:/nvbin,/d/535.5.1/lib:/nvlib"
+
+
+def with_binds(site: TaskSite) -> None:
+    site.prolog()
+    own = site.note()
+    own.binds = BINDS
+    note.write(site.node().store, own)
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        ("", BINDS),
+        ("/a:/b", f"/a:/b,{BINDS}"),
+        (f"/a,{BINDS}", f"/a,{BINDS}"),
+        ("/ä b", f"/ä b,{BINDS}"),
+        ("/a\nexport LD_PRELOAD=/evil.so", BINDS),
+        ("/a\r", BINDS),
+        ("\x1b[2J", BINDS),
+        ("\udcff", BINDS),
+        ("/a\u2028unset PATH", BINDS),
+    ],
+)
+def test_the_drivers_files_are_appended_to_the_users_own_binds(
+    site: TaskSite, old: str, expected: str
+) -> None:
+    with_binds(site)
+    told = site.run(CUDA_VISIBLE_DEVICES="0", APPTAINER_BINDPATH=old, SINGULARITY_BINDPATH=old)
+    assert told.exported["APPTAINER_BINDPATH"] == expected
+    assert told.exported["SINGULARITY_BINDPATH"] == expected
+    assert "LD_PRELOAD" not in told.exported
+
+
+HOSTILE = ["a\nexport LD_PRELOAD=/evil.so\n", "\nunset PATH", "\nprint x", "\r\0\x1b", "\udcff"]
+
+
+TOLD = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "APPTAINER_BINDPATH",
+    "SLURM_STEP_GPUS",
+    "SLURM_JOB_GPUS",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_LOCALID",
+    "SLURM_GTIDS",
+    "SLURMD_NODENAME",
+    "SLURM_GPUS_ON_NODE",
+)
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("mode", ["slurm", "gpulock", "none", "title"])
+def test_no_value_of_the_users_becomes_a_line_of_ours(
+    site: TaskSite, mode: str, value: str
+) -> None:
+    site.set(SLURM_CHOOSER="gpulock" if mode == "gpulock" else "slurm", SLURM_SPLIT_TASKS="yes")
+    if mode != "none":
+        with_binds(site)
+    if mode == "title":
+        site.process(STEPD, "bash", "bash")
+    for name in TOLD:
+        told = site.run(**{"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_ID": "0", name: value})
+        assert "LD_PRELOAD" not in told.exported and "PATH" not in told.unset, name
+        assert "x" not in told.printed, name
+        assert (told.code == RUN) is (not told.printed), name
+
+
+@pytest.mark.parametrize("fault", [KeyError("a\nexport A=b"), OSError(5, "io"), MemoryError()])
+def test_a_fault_nobody_foresaw_stops_the_task(
+    site: TaskSite, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def bug(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(note, "find", bug)
+    assert type(fault).__name__ in stopped(site.run())
+
+
+def test_settings_that_are_wrong_stop_the_task(
+    site: TaskSite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "12"}
+    for path in (str(site.root / "gone"), site.config(GPUS="x"), site.config(REQUEUE_EXIT="256")):
+        code = task.main(environ, path)
+        assert stopped(Told(code, capfd.readouterr().out), 1) != ""
+
+
+@pytest.mark.parametrize("text", ["1", "99", "255"])
+def test_a_doubt_ends_with_the_sites_exit_code(site: TaskSite, text: str) -> None:
+    site.set(REQUEUE_EXIT=text)
+    stopped(site.run(SLURM_GPUS_ON_NODE="1"), int(text))

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a Slurm job is alive: what the node shows first, then slurmctld, else unknown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Judge, Verdict
+from gpulock.node.context import Node
+from gpulock.slurm import epilog, prolog
+from gpulock.workstation.process_claims import judge
+from tests.support.slurm_site import (
+    INVALID,
+    OTHER_UID,
+    ROOT,
+    SILENT,
+    UID,
+    Site,
+    freezer,
+    row,
+    slurm_lock,
+)
+from tests.support.trees import OTHER_BOOT
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """A node with slurmd, whose slurmctld does not answer."""
+    made = Site(tmp_path)
+    made.process(60, "slurmd", uid=ROOT)
+    made.fails(SILENT)
+    return made
+
+
+def verdict(
+    site: Site, seen: bool = False, make: Callable[[Node], Judge] = judge, /, **changes: object
+) -> Verdict:
+    """Return the verdict on job 12, whose extern step was seen or not."""
+    lock = slurm_lock(**changes)
+    lock.seen = seen
+    return make(site.node()).verdict(lock)
+
+
+def state(site: Site, seen: bool = False, **changes: object) -> str:
+    return verdict(site, seen, judge, **changes).state
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("step", ["extern", "batch", "0"])
+def test_a_job_lives_while_a_step_daemon_of_it_runs_whatever_slurmctld_says(
+    site: Site, step: str, seen: bool
+) -> None:
+    site.answers(row(12, State="COMPLETED"))
+    site.stepd(700, f"12.{step}")
+    found = verdict(site, seen)
+    assert (found.state, "700" in found.proof) == (ALIVE, True)
+    assert site.calls() == []
+
+
+def test_a_step_daemon_without_a_title_may_be_anybodys(site: Site) -> None:
+    site.answers(row(12, State="COMPLETED"))
+    site.stepd(700, "")
+    assert state(site, True) == UNKNOWN
+    site.stepd(701, "12.0")
+    assert state(site, True) == ALIVE
+    site.stepd(701, "13.0")
+    assert state(site, True) == UNKNOWN
+
+
+def test_a_users_look_alike_keeps_no_job_alive_and_none_unknown(site: Site) -> None:
+    site.answers(row(12, State="COMPLETED"))
+    site.stepd(700, "12.extern", UID)
+    site.stepd(701, "", UID)
+    assert state(site, True) == DEAD
+
+
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd"])
+def test_a_job_lives_while_a_hook_is_at_work_for_it(site: Site, context: str) -> None:
+    site.fails(INVALID)
+    site.hook(900, SLURM_SCRIPT_CONTEXT=context)
+    assert state(site, True) == ALIVE
+    site.hook(900, SLURM_SCRIPT_CONTEXT=context, SLURMD_NODENAME="n2")
+    assert state(site, True) == DEAD
+
+
+def test_a_job_lives_while_a_process_of_it_is_there(site: Site) -> None:
+    site.fails(INVALID)
+    folder = site.cgroup(freezer(), 900)
+    assert state(site, True) == ALIVE
+    (folder / "cgroup.procs").write_text("")
+    assert state(site, True) == DEAD
+
+
+def test_where_slurm_keeps_no_cgroups_a_process_started_as_the_jobs_keeps_it_alive(
+    site: Site,
+) -> None:
+    site.fails(INVALID)
+    site.left_by(901)
+    assert state(site, True) == ALIVE
+    site.cgroup(freezer(), 900).joinpath("cgroup.procs").write_text("")
+    assert state(site, True) == DEAD  # anybody of that user can pretend it
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"State": "RUNNING"}, ALIVE),
+        ({"State": "COMPLETING"}, ALIVE),
+        ({"State": "SUSPENDED"}, ALIVE),
+        ({"State": "CONFIGURING"}, ALIVE),
+        ({"State": "PENDING"}, ALIVE),
+        ({"State": "PENDING", "RestartCnt": "1"}, DEAD),
+        ({"State": "RUNNING", "RestartCnt": "1"}, DEAD),
+        ({"State": "COMPLETING", "RestartCnt": "1"}, ALIVE),
+        ({"State": "REQUEUED", "RestartCnt": "1"}, ALIVE),
+        ({"State": "COMPLETED"}, DEAD),
+        ({"State": "CANCELLED"}, DEAD),
+        ({"State": "FAILED"}, DEAD),
+        ({"State": "NODE_FAIL"}, DEAD),
+        ({"State": "TIMEOUT"}, DEAD),
+        ({"State": "RUNNING", "UserID": str(OTHER_UID)}, DEAD),
+        ({"State": "RUNNING", "UserID": "alice"}, UNKNOWN),
+        ({"State": "RUNNING", "UserID": ""}, UNKNOWN),
+        ({"State": ""}, UNKNOWN),
+        ({"State": "PENDING", "RestartCnt": "x"}, ALIVE),
+        ({"State": "SOMETHING_NEW"}, ALIVE),
+    ],
+)
+@pytest.mark.parametrize("seen", [False, True])
+def test_where_nothing_is_to_be_seen_slurmctld_says_it(
+    site: Site, answer: dict[str, str], expected: str, seen: bool
+) -> None:
+    site.answers(row(12, **answer))
+    assert state(site, seen) == expected
+    assert len(site.calls()) == 1
+
+
+def test_a_run_before_the_one_that_waits_is_over_and_that_one_itself_is_not(site: Site) -> None:
+    site.answers(row(12, State="PENDING", RestartCnt="2"))
+    assert [state(site, restart=n) for n in (0, 1, 2, 3)] == [DEAD, DEAD, ALIVE, ALIVE]
+
+
+def test_a_job_of_roots_is_judged_like_any_other(site: Site) -> None:
+    site.answers(row(12, UserID="0"))
+    assert state(site, uid=0) == ALIVE
+    site.answers(row(12, UserID="0", State="COMPLETED"))
+    assert state(site, uid=0) == DEAD
+
+
+def test_a_job_that_slurmctld_does_not_know_is_dead(site: Site) -> None:
+    site.fails(INVALID)
+    assert state(site) == DEAD
+
+
+def test_the_other_tasks_of_an_array_keep_the_last_one_not_alive(site: Site) -> None:
+    site.answers(row(13, ArrayJobID="12", ArrayTaskID="1"))
+    assert state(site) == DEAD
+
+
+@pytest.mark.parametrize("body", ["exit 1", "exit 0", "exec sleep 60", "kill -9 $$"])
+def test_silence_is_no_answer(site: Site, body: str) -> None:
+    site.set(SLURM_TIMEOUT="0.2")
+    site.program("squeue", body)
+    assert state(site) == UNKNOWN
+
+
+def test_in_silence_absence_counts_only_after_the_extern_step_was_seen(site: Site) -> None:
+    assert (state(site, False), state(site, True)) == (UNKNOWN, DEAD)
+
+
+def test_in_silence_absence_counts_only_where_slurmd_is_to_be_seen(site: Site) -> None:
+    site.proc.remove(60)
+    assert state(site, True) == UNKNOWN
+    site.process(60, "slurmd", uid=UID)
+    assert state(site, True) == UNKNOWN
+
+
+def test_a_process_that_cannot_be_read_makes_absence_unknown(site: Site) -> None:
+    site.fails(INVALID)
+    site.proc.add(700)
+    (site.proc.root / "700/status").write_bytes(b"")
+    assert state(site, True) == UNKNOWN
+
+
+def test_an_environment_that_cannot_be_read_makes_absence_unknown(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.fails(INVALID)
+    site.process(700, "sh", uid=ROOT)
+    real = os.open
+
+    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path.endswith("/700/environ"):
+            raise PermissionError(13, "denied", path)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", guarded)
+    assert state(site, True) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"boot_id": OTHER_BOOT}, DEAD),
+        ({"node": "node2"}, UNKNOWN),
+        ({"node": "node2", "boot_id": OTHER_BOOT}, UNKNOWN),
+        ({"pid_ns": "pid:[1]"}, UNKNOWN),
+    ],
+)
+def test_boot_node_and_namespace_come_first(
+    site: Site, changes: dict[str, object], expected: str
+) -> None:
+    site.answers(row(12, State="RUNNING" if expected == DEAD else "COMPLETED"))
+    assert state(site, True, **changes) == expected
+    assert site.calls() == []
+
+
+@pytest.mark.parametrize("body", [f"echo '{INVALID}' >&2; exit 1", "exit 0"])
+def test_a_prolog_judges_no_other_job_of_this_boot_and_asks_nobody(site: Site, body: str) -> None:
+    site.program("squeue", body)
+    assert verdict(site, True, prolog.judge).state == UNKNOWN
+    assert verdict(site, True, prolog.judge, boot_id=OTHER_BOOT).state == DEAD
+    assert verdict(site, True, prolog.judge, settling=1).state == ALIVE
+    assert site.calls() == []
+
+
+def test_an_epilog_judges_nobody_but_what_is_left_of_its_own(site: Site) -> None:
+    assert verdict(site, True, epilog.judge).state == UNKNOWN
+    made = epilog.judge(site.node())
+    assert made.left(slurm_lock()) == ""
+    site.cgroup(freezer(), 900)
+    assert made.left(slurm_lock()) != ""

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading what may have been planted; replacing whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.store import atomic
+
+
+def plant_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def plant_link(path: Path) -> None:
+    (path.parent / "real").write_text("secret")
+    path.symlink_to("real")
+
+
+def plant_folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize("plant", [plant_fifo, plant_link, plant_folder])
+def test_what_is_no_regular_file_is_neither_followed_nor_waited_for(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
+    plant(tmp_path / "file")
+    with pytest.raises(OSError):
+        atomic.read_file(str(tmp_path / "file"))
+
+
+def test_a_file_of_just_the_limit_is_read_and_one_byte_more_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    assert atomic.read_file(str(path), 100) == b"x" * 100
+    path.write_bytes(b"x" * 101)
+    with pytest.raises(OSError) as caught:
+        atomic.read_file(str(path), 100)
+    assert caught.value.errno == errno.EFBIG
+
+
+def test_a_huge_sparse_file_is_refused_before_memory_is_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    asked: list[int] = []
+    read = os.read
+
+    def small(fd: int, count: int) -> bytes:
+        asked.append(count)
+        return read(fd, min(count, 1 << 16))
+
+    monkeypatch.setattr(os, "read", small)
+    with pytest.raises(OSError) as caught:
+        atomic.read_file(str(path))
+    assert caught.value.errno == errno.EFBIG
+    assert max(asked, default=0) <= 2 * atomic.LIMIT
+
+
+def test_a_file_is_read_whole_although_it_comes_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    read = os.read
+
+    def piece(fd: int, count: int) -> bytes:
+        return read(fd, min(count, 3))
+
+    monkeypatch.setattr(os, "read", piece)
+    assert atomic.read_file(str(path)) == b"0123456789"
+
+
+def test_bytes_that_are_no_text_survive(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"a\xff\xfeb")
+    assert atomic.read_text(str(path)).encode("utf-8", "surrogateescape") == b"a\xff\xfeb"
+
+
+def test_a_replaced_file_has_its_mode_and_owner_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    atomic.replace_file(str(path), b"new", 0o640, owner=(os.getuid(), os.getgid()))
+    info = path.stat()
+    assert (path.read_text(), stat.S_IMODE(info.st_mode)) == ("new", 0o640)
+    assert (info.st_uid, info.st_gid) == (os.getuid(), os.getgid())
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
+    plant_link(tmp_path / "file")
+    atomic.replace_file(str(tmp_path / "file"), b"new")
+    assert (tmp_path / "real").read_text() == "secret"
+    assert (tmp_path / "file").read_text() == "new"
+    assert not (tmp_path / "file").is_symlink()
+
+
+def test_a_short_write_is_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def piece(fd: int, data: bytes) -> int:
+        return write(fd, bytes(data)[:2])
+
+    monkeypatch.setattr(os, "write", piece)
+    atomic.replace_file(str(tmp_path / "file"), b"0123456789")
+    assert (tmp_path / "file").read_bytes() == b"0123456789"
+
+
+@pytest.mark.parametrize("call", ["write", "fchmod", "rename"])
+def test_a_replacement_that_fails_leaves_the_old_file_and_nothing_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError):
+        atomic.replace_file(str(path), b"new")
+    monkeypatch.undo()
+    assert (path.read_text(), os.listdir(tmp_path)) == ("old", ["file"])
+
+
+def test_a_path_may_be_relative_to_a_folder_that_was_renamed_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    fd = os.open(tmp_path / "spool", atomic.OPEN_DIRECTORY)
+    try:
+        (tmp_path / "spool").rename(tmp_path / "moved")
+        (tmp_path / "spool").mkdir()
+        atomic.replace_file("file", b"new", dir_fd=fd)
+        assert atomic.read_text("file", dir_fd=fd) == "new"
+    finally:
+        os.close(fd)
+    assert (tmp_path / "moved/file").read_text() == "new"
+    assert os.listdir(tmp_path / "spool") == []
+
+
+def test_a_folder_goes_with_all_that_is_in_it_but_not_through_links(tmp_path: Path) -> None:
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "keep/file").write_text("x")
+    folder = tmp_path / "lock"
+    (folder / "anchors").mkdir(parents=True)
+    (folder / "anchors/1.2").write_text("x")
+    (folder / "link").symlink_to(tmp_path / "keep")
+    atomic.remove_folder(str(folder))
+    assert sorted(os.listdir(tmp_path)) == ["keep"]
+    assert (tmp_path / "keep/file").read_text() == "x"

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boot rule: locks are of one boot, and must not be lost within it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.store import atomic, boot, quarantine
+from gpulock.store.locks import Store
+from tests.support.trees import BOOT, NAME, OTHER_BOOT, bus, record
+
+
+class Place:
+    """A LOCK_DIR and a STATE_DIR."""
+
+    def __init__(self, root: Path) -> None:
+        self.lock, self.state = root / "run", root / "state"
+        self.lock.mkdir()
+        self.state.mkdir()
+        self.store = Store(str(self.lock))
+
+    def ready(self, boot_id: str = BOOT) -> None:
+        boot.make_ready(self.store, str(self.state), boot_id, NAME)
+
+    def refusal(self, boot_id: str = BOOT) -> Refusal:
+        with pytest.raises(Refusal) as caught:
+            self.ready(boot_id)
+        return caught.value
+
+    def ids(self) -> tuple[str, str]:
+        return self.store.boot_id(), boot.state_boot_id(str(self.state))
+
+    def reserve(self, number: int, text: str = "by=root\nbecause=fan\nat=5\n") -> None:
+        (self.state / quarantine.RESERVES).mkdir(exist_ok=True)
+        (self.state / quarantine.RESERVES / bus(number)).write_text(text)
+
+    def holder(self, number: int) -> str:
+        found = self.store.read(bus(number)).owner
+        return found.scheduler if found else "nobody"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_the_first_claim_of_a_boot_makes_ready(place: Place) -> None:
+    place.ready()
+    assert place.ids() == (BOOT, BOOT)
+    assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine", "reserves", "runs.whole"]
+    assert sorted(os.listdir(place.lock)) == ["boot_id", "locks", "released"]
+
+
+def test_the_next_claim_goes_on(place: Place) -> None:
+    place.ready()
+    before = (place.lock / "boot_id").stat().st_mtime_ns
+    place.ready()
+    assert (place.lock / "boot_id").stat().st_mtime_ns == before
+
+
+def test_after_a_reboot_it_is_made_ready_anew(place: Place) -> None:
+    place.ready(OTHER_BOOT)
+    shutil.rmtree(place.lock)
+    place.lock.mkdir()
+    place.ready()
+    assert place.ids() == (BOOT, BOOT)
+
+
+def test_a_lock_directory_kept_over_a_reboot_is_made_ready_and_its_locks_stay(place: Place) -> None:
+    place.ready(OTHER_BOOT)
+    place.store.make(bus(0), record(boot_id=OTHER_BOOT))
+    place.ready()
+    assert place.ids() == (BOOT, BOOT)
+    assert place.holder(0) == "sge"
+
+
+def test_locks_lost_within_a_boot_stop_every_grant(place: Place) -> None:
+    place.ready()
+    shutil.rmtree(place.lock)
+    place.lock.mkdir()
+    assert place.refusal().kind == UNKNOWN
+    assert place.store.boot_id() == ""
+
+
+def test_a_state_directory_of_an_older_boot_does_not_stop_this_one(place: Place) -> None:
+    place.ready()
+    shutil.rmtree(place.state)
+    place.state.mkdir()
+    place.ready()
+
+
+@pytest.mark.parametrize("after", ["state", "reserves"])
+def test_a_crash_between_the_two_boot_ids_leads_to_an_adoption_not_to_a_grant(
+    place: Place, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    real = atomic.replace_file
+    written: list[str] = []
+
+    def die(path: str, data: bytes) -> None:
+        if written and after == "state":
+            raise KeyboardInterrupt
+        real(path, data)
+        written.append(path)
+
+    def die_now(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic, "replace_file", die)
+    if after == "reserves":
+        monkeypatch.setattr(boot, "reserve_again", die_now)
+    with pytest.raises(KeyboardInterrupt):
+        place.ready()
+    monkeypatch.undo()
+    assert place.ids() == ("", BOOT)
+    assert place.refusal().kind == UNKNOWN
+
+
+def test_a_state_directory_that_is_missing_is_a_broken_node(place: Place) -> None:
+    shutil.rmtree(place.state)
+    assert place.refusal().kind == BROKEN
+    assert place.store.boot_id() == ""
+
+
+def test_a_boot_id_in_state_that_cannot_be_read_is_unknown(place: Place) -> None:
+    os.mkfifo(place.state / "boot_id")
+    assert place.refusal().kind == UNKNOWN
+
+
+def test_reserves_are_put_back_before_the_first_grant(place: Place) -> None:
+    place.reserve(0)
+    place.ready()
+    found = place.store.read(bus(0)).owner
+    assert found is not None
+    assert (found.scheduler, found.user, found.comment) == ("admin", "root", "fan")
+    assert (found.devices, found.boot_id) == ((bus(0),), BOOT)
+
+
+def test_a_reserve_that_was_cut_short_is_finished(place: Place) -> None:
+    place.reserve(0)
+    (place.lock / "locks").mkdir()
+    (place.lock / "locks" / bus(0)).mkdir()
+    place.ready()
+    assert place.holder(0) == "admin"
+
+
+def test_a_reserve_takes_over_the_lock_of_a_job_that_died_with_the_last_boot(place: Place) -> None:
+    place.reserve(0)
+    (place.lock / "locks").mkdir()
+    place.store.make(bus(0), record(boot_id=OTHER_BOOT))
+    place.ready()
+    assert place.holder(0) == "admin"
+
+
+def test_a_reserve_leaves_a_record_it_cannot_understand(place: Place) -> None:
+    place.reserve(0)
+    (place.lock / "locks" / bus(0)).mkdir(parents=True)
+    (place.lock / "locks" / bus(0) / "owner").write_text("gpulock-owner 2\n")
+    place.ready()
+    assert place.store.read(bus(0)).fault != ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("garbage", id="garbage"),
+        pytest.param("at=soon\n", id="time"),
+        pytest.param("by=x\ry\nbecause=z\n", id="control"),
+    ],
+)
+def test_a_reserve_whose_note_is_garbage_still_counts(
+    place: Place, text: str, request: pytest.FixtureRequest
+) -> None:
+    place.reserve(0, text)
+    place.ready()
+    assert place.holder(0) == "admin"
+
+
+def on(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Let LOCK_DIR be on another kind of file system, as /proc/self/mountinfo tells it."""
+    real = atomic.read_text
+
+    def fake(path: str, limit: int = atomic.LIMIT, dir_fd: int | None = None) -> str:
+        if path.endswith("/mountinfo"):
+            return (
+                "21 1 0:5 / / rw - ext4 /dev/vda rw\n"
+                f"77 21 0:9 / /mnt/a\\040-\\040b rw,relatime shared:3 master:1 - {kind} server rw\n"
+            )
+        if "/fdinfo/" in path:
+            return "pos:\t0\nflags:\t02100000\nmnt_id:\t77\nino:\t2\n"
+        return real(path, limit, dir_fd)
+
+    monkeypatch.setattr(atomic, "read_text", fake)
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4", "xfs", "btrfs"])
+def test_local_file_systems_are_good(
+    place: Place, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    on(monkeypatch, kind)
+    place.ready()
+    assert boot.file_system(str(place.lock)) == kind
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "lustre", "fuse.sshfs", "beegfs", "9p"])
+def test_a_lock_directory_on_the_network_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    on(monkeypatch, kind)
+    found = place.refusal()
+    assert (found.kind, kind in found.why) == (BROKEN, True)
+    assert place.store.boot_id() == ""
+
+
+def test_the_file_system_of_a_real_folder_is_known(tmp_path: Path) -> None:
+    assert boot.file_system(str(tmp_path)) in boot.LOCAL
+    assert boot.file_system("/proc") == "proc"
+
+
+def test_a_mount_that_is_not_listed_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, "tmpfs")
+    real = atomic.read_text
+
+    def unlisted(path: str, limit: int = atomic.LIMIT, dir_fd: int | None = None) -> str:
+        return "mnt_id:\t99\n" if "/fdinfo/" in path else real(path, limit, dir_fd)
+
+    monkeypatch.setattr(atomic, "read_text", unlisted)
+    assert place.refusal().kind == BROKEN
+
+
+def test_the_mark_of_lost_locks_goes_with_the_boot(place: Place) -> None:
+    place.ready(OTHER_BOOT)
+    boot.mark_lost(place.store)
+    assert boot.was_lost(place.store)
+    place.ready()
+    assert not boot.was_lost(place.store)
+
+
+def test_records_of_earlier_boots_are_forgotten_in_a_new_one(place: Place) -> None:
+    kept = place.state / "runs/t"
+    place.ready()
+    kept.parent.mkdir()
+    kept.write_text("of this boot")
+    place.ready()
+    assert kept.exists()
+    place.ready("another-boot")
+    assert not kept.exists()
+
+
+def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -> None:
+    with pytest.raises(Refusal) as caught:
+        boot.ensure(Store(str(tmp_path / "gone/run")))
+    assert caught.value.kind == BROKEN
+    boot.ensure(Store(str(tmp_path / "run")))
+    assert (tmp_path / "run").is_dir()

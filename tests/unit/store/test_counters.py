@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The counters: they may be lost, they never stop anybody."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.errors import BUSY
+from gpulock.store import kv
+from gpulock.store.counters import OTHER_PROOF, Totals, kind_of, note_timeout
+from gpulock.store.locks import Store
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path))
+
+
+def saved(store: Store) -> dict[str, str]:
+    return kv.decode(Path(store.path, "totals").read_text())
+
+
+def test_counters_add_up_over_processes(store: Store) -> None:
+    for _ in range(3):
+        totals = Totals(store)
+        totals.refused(BUSY, 0.25)
+        totals.granted(0)
+        totals.save()
+    assert saved(store) == {
+        "claims_busy": "3",
+        "gate_wait_seconds": "0.75",
+        "claims_granted": "3",
+    }
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "a=1\na=2\n", "\0\0", "gpulock 2\n"])
+def test_garbage_is_begun_anew(store: Store, text: str) -> None:
+    Path(store.path, "totals").write_text(text)
+    totals = Totals(store)
+    totals.add("releases")
+    totals.save()
+    assert saved(store) == {"releases": "1"}
+
+
+def test_a_counter_that_is_no_number_begins_at_zero(store: Store) -> None:
+    Path(store.path, "totals").write_text("releases=many\nother=1\n")
+    totals = Totals(store)
+    totals.add("releases", 2)
+    totals.save()
+    assert saved(store) == {"releases": "2", "other": "1"}
+
+
+@pytest.mark.parametrize("text", ["a=x\ry\n", "a=\x1b\n"])
+def test_a_value_that_cannot_be_written_stops_nobody(store: Store, text: str) -> None:
+    Path(store.path, "totals").write_text(text)
+    Totals(store).save()
+
+
+def test_a_full_disk_stops_nobody(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    totals = Totals(store)
+    totals.add("releases")
+    totals.save()
+    note_timeout(store)
+    assert not Path(store.path, "totals").exists()
+
+
+def test_timeouts_are_counted_without_the_gate_and_folded_in_later(store: Store) -> None:
+    for _ in range(3):
+        note_timeout(store)
+    totals = Totals(store)
+    totals.save()
+    assert saved(store) == {"gate_timeouts": "3"}
+    Totals(store).save()
+    assert saved(store) == {"gate_timeouts": "3"}
+
+
+def test_a_link_planted_for_timeouts_is_not_followed(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("")
+    (tmp_path / "timeouts").symlink_to("target")
+    note_timeout(store)
+    assert (tmp_path / "target").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "broken"),
+    [
+        ([("a", "1"), ("a", "2"), ("a", "3"), ("a", "4")], False),
+        ([("a", "1"), ("b", "1")], False),
+        ([("a", "1"), ("b", "2"), ("a", "1"), ("b", "2")], False),
+        ([("a", "1"), ("a", "2"), ("b", "3")], True),
+        ([("a", "1"), ("b", "2"), ("c", "3")], True),
+        ([("a,b:1,c:2,d", "1")], False),
+    ],
+)
+def test_a_streak_is_three_jobs_of_two_owners(
+    store: Store, asked: list[tuple[str, str]], broken: bool
+) -> None:
+    found = False
+    for user, job in asked:
+        totals = Totals(store)
+        found = totals.streak(job, user)
+        totals.save()
+    assert found is broken
+
+
+def test_a_streak_does_not_grow_for_ever(store: Store) -> None:
+    totals = Totals(store)
+    for job in range(1000):
+        totals.streak(str(job), "alice")
+    assert len(totals.values["streak"]) < 200
+
+
+def proofs_of_death() -> list[str]:
+    """Return how each proof begins that any module gives, up to what is filled in."""
+    found: list[str] = []
+    for path in sorted((ROOT / "gpulock").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name("Verdict"), args=[ast.Name("DEAD"), proof]):
+                    first = proof.values[0] if isinstance(proof, ast.JoinedStr) else proof
+                    assert isinstance(first, ast.Constant), path
+                    found.append(str(first.value))
+                case _:
+                    pass
+    return found
+
+
+def test_every_proof_of_death_is_counted_under_a_kind_of_its_own() -> None:
+    kinds = {proof: kind_of(proof) for proof in proofs_of_death()}
+    assert len(kinds) > 8
+    assert OTHER_PROOF not in kinds.values()
+    assert kind_of("slurmctld says COMPLETED") == "slurmctld"
+    assert kind_of("its steps, seen before") == "steps"
+    assert kind_of("") == OTHER_PROOF

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate: one at a time, never the wrong file, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.store.gate import NAME, Gate
+
+HOLDER = """
+import sys
+sys.path[:0] = [sys.argv[1]]
+from gpulock.deadline import Deadline
+from gpulock.gate import Gate
+with Gate(sys.argv[2], Deadline(5)):
+    print("in", flush=True)
+    sys.stdin.readline()
+print("out", flush=True)
+sys.stdin.readline()
+"""
+CHECKOUT = str(Path(__file__).resolve().parents[3])
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the gate until it reads a line."""
+    process = subprocess.Popen(
+        [sys.executable, "-IS", "-c", HOLDER, CHECKOUT, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        yield process
+        process.kill()
+
+
+def enter(folder: Path, seconds: float = 0.05) -> float:
+    with Gate(str(folder), Deadline(seconds)) as gate:
+        return gate.waited
+
+
+def refusal(folder: Path) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        enter(folder)
+    return caught.value
+
+
+def test_two_processes_exclude_each_other(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    assert refusal(tmp_path).kind == UNKNOWN
+    assert holder.stdin is not None and holder.stdout is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    assert holder.stdout.readline() == "out\n"
+    assert enter(tmp_path) < 0.05
+
+
+def test_a_stopped_holder_is_refused_at_the_deadline(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    holder.send_signal(signal.SIGSTOP)
+    found = refusal(tmp_path)
+    assert (found.kind, NAME in found.why) == (UNKNOWN, True)
+
+
+def test_who_was_held_up_himself_past_his_deadline_finds_a_gate_that_is_open_again(
+    tmp_path: Path,
+) -> None:
+    holder = Gate(str(tmp_path), Deadline(1))
+
+    class Suspended(Deadline):
+        """A deadline that passes while the machine sleeps, and the holder is over by then."""
+
+        asked = 0
+
+        def left(self) -> float:
+            self.asked += 1
+            if self.asked == 1:
+                return 5.0
+            holder.__exit__()
+            return 0.0
+
+    holder.__enter__()
+    with Gate(str(tmp_path), Suspended(5)) as gate:
+        assert gate.waited >= 0
+
+
+def test_a_killed_holder_lets_go(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.kill()
+    holder.wait()
+    enter(tmp_path)
+
+
+def test_two_gates_of_one_process_exclude_each_other(tmp_path: Path) -> None:
+    with Gate(str(tmp_path), Deadline(1)):
+        assert refusal(tmp_path).kind == UNKNOWN
+    enter(tmp_path)
+
+
+def test_a_gate_without_time_left_is_still_tried_once(tmp_path: Path) -> None:
+    enter(tmp_path, 0)
+
+
+def test_the_file_is_private_and_stays(tmp_path: Path) -> None:
+    enter(tmp_path)
+    info = (tmp_path / NAME).stat()
+    assert (info.st_mode & 0o7777, info.st_uid) == (0o600, os.geteuid())
+    before = info.st_ino
+    enter(tmp_path)
+    assert (tmp_path / NAME).stat().st_ino == before
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o620, 0o602, 0o660])
+def test_a_gate_others_may_open_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / NAME).touch()
+    (tmp_path / NAME).chmod(mode)
+    assert refusal(tmp_path).kind == BROKEN
+
+
+def test_a_gate_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter(tmp_path)
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    assert refusal(tmp_path).kind == BROKEN
+
+
+def test_a_link_a_fifo_and_a_folder_are_refused_and_not_followed(tmp_path: Path) -> None:
+    gate = tmp_path / NAME
+    target = tmp_path / "target"
+    gate.symlink_to(target)
+    assert refusal(tmp_path).kind == BROKEN
+    assert not target.exists()
+    gate.unlink()
+    os.mkfifo(gate, 0o600)
+    assert refusal(tmp_path).kind == BROKEN
+    gate.unlink()
+    gate.mkdir(0o700)
+    assert refusal(tmp_path).kind == BROKEN
+
+
+def test_a_folder_that_is_not_there_is_a_broken_node(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "gone").kind == BROKEN
+
+
+def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer holds the new file: who has the old one locked must not be let in."""
+    gate = tmp_path / NAME
+    peers: list[int] = []
+    real = fcntl.flock
+
+    def replaced(fd: int, how: int) -> None:
+        if not peers:
+            gate.unlink()
+            peers.append(os.open(gate, os.O_RDWR | os.O_CREAT, 0o600))
+            real(peers[0], fcntl.LOCK_EX)
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    try:
+        assert refusal(tmp_path).kind == UNKNOWN
+    finally:
+        os.close(peers[0])
+    enter(tmp_path)
+
+
+def test_a_file_that_was_removed_after_it_was_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / NAME
+    real = fcntl.flock
+    removed: list[int] = []
+
+    def remove_once(fd: int, how: int) -> None:
+        real(fd, how)
+        if not removed:
+            removed.append(gate.stat().st_ino)
+            gate.unlink()
+
+    monkeypatch.setattr(fcntl, "flock", remove_once)
+    with Gate(str(tmp_path), Deadline(1)):
+        assert gate.exists()
+
+
+def test_no_descriptor_is_left_open_whatever_happens(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    enter(tmp_path)
+    with Gate(str(tmp_path), Deadline(1)):
+        refusal(tmp_path)
+    (tmp_path / NAME).chmod(0o644)
+    refusal(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before

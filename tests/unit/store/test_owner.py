@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner record: what is written is read back, what is strange is not believed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.store import kv, owner
+from gpulock.store.owner import FIELDS, LIST, NUMBER, REAL, TEXT, Owner
+from tests.support.trees import BOOT, FEW, record
+
+WORDS = st.text(alphabet=st.characters(codec="utf-8"), min_size=1).filter(kv.clean)
+IDS = st.text(alphabet="0123456789abcdef:.gic", min_size=1)
+STRATEGIES: dict[str, st.SearchStrategy[object]] = {
+    TEXT: WORDS,
+    NUMBER: st.integers(),
+    REAL: st.integers(0, 10**12).map(lambda n: n / 1000),
+    LIST: st.lists(IDS, min_size=1).map(tuple),
+}
+REQUIRED = ("scheduler", "node", "job_id", "token", "boot_id")
+ANY = st.fixed_dictionaries({key: STRATEGIES[kind] for key, kind, _, _ in FIELDS})
+
+
+def fields(one: Owner) -> dict[str, object]:
+    return {key: getattr(one, key) for key in owner.TYPES}
+
+
+@FEW
+@given(ANY)
+def test_every_record_reads_back_as_it_was_written(values: dict[str, object]) -> None:
+    assert fields(owner.parse(owner.encode(Owner(**values)))) == values
+
+
+@FEW
+@given(st.text())
+def test_any_text_is_either_a_record_or_malformed(text: str) -> None:
+    for candidate in (text, f"{owner.VERSION_LINE}\n{text}"):
+        try:
+            owner.parse(candidate)
+        except kv.MalformedError:
+            continue
+        pytest.fail(f"{candidate!r} was believed")  # it cannot have all required keys
+
+
+def test_an_unknown_key_is_ignored() -> None:
+    text = owner.encode(record()) + "colour=blue\n"
+    assert fields(owner.parse(text)) == fields(record())
+
+
+@pytest.mark.parametrize("version", ["gpulock-owner 2", "gpulock-owner", "scheduler=sge"])
+def test_an_unknown_version_is_malformed_not_guessed(version: str) -> None:
+    body = owner.encode(record()).partition("\n")[2]
+    with pytest.raises(kv.MalformedError):
+        owner.parse(f"{version}\n{body}")
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_record_without_a_key_field_is_malformed(key: str) -> None:
+    lines = owner.encode(record()).splitlines()
+    left = [line for line in lines if not line.startswith(f"{key}=")]
+    assert len(left) == len(lines) - 1
+    with pytest.raises(kv.MalformedError, match=key):
+        owner.parse("\n".join(left))
+
+
+@pytest.mark.parametrize("line", ["pid=x", "pid=1.5", "pid=", "uid=0x1", "claimed_at=soon"])
+def test_a_number_that_is_none_is_malformed(line: str) -> None:
+    text = owner.encode(record(pid=0, uid=0))
+    with pytest.raises(kv.MalformedError, match="no number"):
+        owner.parse(text + line + "\n")
+
+
+def test_a_number_longer_than_python_reads_is_malformed() -> None:
+    with pytest.raises(kv.MalformedError):
+        owner.parse(owner.encode(record(pid=0)) + "pid=" + "9" * 5000 + "\n")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400"])
+def test_a_claim_time_that_is_no_time_does_no_harm(value: str) -> None:
+    text = owner.encode(record()) + f"claimed_at={value}\nclaimed_boottime={value}\n"
+    assert owner.parse(owner.encode(owner.parse(text))).token == record().token
+
+
+@pytest.mark.parametrize("user", ["alice\nuid=0", "al\0ice", "\x1b]0;x\x07"])
+def test_a_control_character_in_a_field_is_refused_when_written(user: str) -> None:
+    with pytest.raises(kv.MalformedError):
+        owner.encode(record(user=user))
+
+
+def test_a_hostile_name_stays_on_its_line() -> None:
+    name = "uid=0,scheduler=admin # \u2028 token=x"
+    assert owner.parse(owner.encode(record(user=name))).user == name
+    assert owner.parse(owner.encode(record(user=name))).uid == 1000
+
+
+def test_a_field_that_does_not_exist_is_a_mistake_of_the_program() -> None:
+    with pytest.raises(TypeError):
+        record(colour="blue")
+
+
+def test_a_copy_changes_what_it_is_told_and_nothing_else() -> None:
+    one = record()
+    other = one.copy(settling=1)
+    assert fields(other) == fields(one) | {"settling": 1}
+    assert one.settling == 0
+
+
+def test_every_field_is_an_attribute_with_a_type_and_a_meaning() -> None:
+    assert set(Owner.__annotations__) == set(vars(Owner())) == {field[0] for field in FIELDS}
+    assert {field[1] for field in FIELDS} == {TEXT, NUMBER, REAL, LIST}
+    assert all(field[2] and field[3] for field in FIELDS)
+
+
+def test_the_key_names_the_job_and_the_run_tells_its_runs_apart() -> None:
+    one = record()
+    assert one.key() == ("sge", "default", "node1", "12", "1")
+    assert one.copy(start=2).key() == one.key()
+    assert one.copy(start=2).run() != one.run()
+    assert one.copy(job_id="123").key() != one.key()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "12"),
+        ({"task_id": "3"}, "12.3"),
+        ({"scheduler": "process", "job_id": "4711"}, "pid 4711"),
+        ({"scheduler": "admin", "boot_id": BOOT}, "reserve"),
+    ],
+)
+def test_people_read_a_job_as_they_name_it(changes: dict[str, object], said: str) -> None:
+    assert record(**changes).job() == said

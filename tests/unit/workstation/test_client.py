@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user's gpulock does with the answers of gpulockd, whatever they are."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.grant import Grant
+from gpulock.alloc.memory_check import FIRST
+from gpulock.cli.session import Refused
+from gpulock.errors import BROKEN, BUSY, Refusal
+from gpulock.workstation import client
+from gpulock.workstation.wire import (
+    FOR_EVER,
+    GRANTED,
+    LARGEST,
+    REFUSED,
+    RELEASED,
+    WAITING,
+    Reply,
+    Request,
+    encode_reply,
+    new_socket,
+    parse_request,
+)
+from tests.support.trees import Box, bus, record
+
+Answer = list[bytes]
+YES = encode_reply(Reply(GRANTED, token="feed", devices=(bus(1), bus(2))))
+WAIT = encode_reply(Reply(WAITING, before=3, why="others are before this one in line: 3"))
+NO = encode_reply(Reply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
+
+
+class Daemon:
+    """A gpulockd that answers what a test says, one list of packets a connection, and hangs up."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        box.lock.mkdir()
+        self.asked: list[Request] = []
+        self.heard: list[tuple[int, str]] = []
+        self._socket: socket.socket = new_socket()
+        self._socket.bind(str(box.lock / "socket"))
+        self._socket.listen(8)
+        self._socket.settimeout(20)
+        self._thread: threading.Thread | None = None
+
+    def answers(self, *connections: Answer) -> None:
+        """Begin to answer."""
+        self._thread = threading.Thread(target=self._serve, args=(connections,))
+        self._thread.start()
+
+    def _serve(self, connections: tuple[Answer, ...]) -> None:
+        for packets in connections:
+            connection, _ = self._socket.accept()
+            with connection:
+                self.asked.append(parse_request(connection.recv(LARGEST)))
+                for packet in packets:
+                    connection.send(packet)
+
+    def obtain(self, wait: float = 0.0) -> Grant:
+        """Ask for two devices."""
+        node = self.box.node()
+        one = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
+        return client.obtain(node, one, 2, (), wait, self._hear)
+
+    def release(self, *devices: str) -> tuple[str, ...]:
+        """Give devices back."""
+        return client.release(self.box.node(), 4711, devices)
+
+    def _hear(self, before: int, why: str) -> None:
+        self.heard.append((before, why))
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._thread:
+            self._thread.join(20)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    monkeypatch.setattr(client, "PAUSE", 0.001)
+    made = Daemon(Box(tmp_path))
+    yield made
+    made.close()
+
+
+def refused(act: Callable[[], object]) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        act()
+    return caught.value
+
+
+def test_what_is_granted_is_read_from_the_driver_here(daemon: Daemon) -> None:
+    daemon.answers([YES])
+    grant = daemon.obtain()
+    assert [(device.id, device.minor) for device in grant.devices] == [(bus(1), 1), (bus(2), 2)]
+    assert (grant.owner.token, grant.owner.devices) == ("feed", (bus(1), bus(2)))
+
+
+def test_the_request_names_the_process_that_is_to_hold(daemon: Daemon) -> None:
+    daemon.answers([YES])
+    daemon.obtain(wait=FOR_EVER)
+    (asked,) = daemon.asked
+    assert (asked.pid, asked.start, asked.number, asked.comment) == (4711, 99, 2, "run")
+    assert asked.wait == FOR_EVER
+
+
+def test_who_waits_hears_how_long_the_line_is(daemon: Daemon) -> None:
+    daemon.answers([WAIT, YES])
+    daemon.obtain(wait=60)
+    assert daemon.heard == [(3, "others are before this one in line: 3")]
+
+
+def test_a_refusal_is_the_daemons_word(daemon: Daemon) -> None:
+    daemon.answers([NO])
+    refusal = refused(daemon.obtain)
+    assert (refusal.kind, refusal.why, refusal.do) == (BUSY, "2 of 4 free", "use --wait")
+
+
+def test_who_waits_asks_the_next_gpulockd(daemon: Daemon) -> None:
+    daemon.answers([WAIT], [], [YES])
+    assert daemon.obtain(wait=60).owner.token == "feed"
+    assert len(daemon.asked) == 3
+
+
+def test_who_does_not_wait_is_told_that_it_ended(daemon: Daemon) -> None:
+    daemon.answers([])
+    assert refused(daemon.obtain).why == "gpulockd ended"
+
+
+def test_one_that_does_not_come_back_is_given_up(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "BACK_SECONDS", 0.0)
+    daemon.answers([WAIT])
+    assert refused(lambda: daemon.obtain(wait=FOR_EVER)).kind == BROKEN
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        encode_reply(Reply("maybe")),
+        encode_reply(Reply(GRANTED, token="feed", devices=("0000:ff:00.0",))),
+        encode_reply(Reply(RELEASED)),
+    ],
+)
+def test_an_answer_that_cannot_be_is_a_broken_node(daemon: Daemon, packet: bytes) -> None:
+    daemon.answers([packet])
+    assert refused(daemon.obtain).kind == BROKEN
+
+
+def test_garbage_is_as_good_as_no_answer(daemon: Daemon) -> None:
+    daemon.answers([b"\xff\x00"])
+    assert refused(daemon.obtain).kind == BROKEN
+
+
+def test_what_was_given_back_is_returned(daemon: Daemon) -> None:
+    daemon.answers([encode_reply(Reply(RELEASED, devices=(bus(1),)))])
+    assert daemon.release(bus(1)) == (bus(1),)
+
+
+SOON = encode_reply(Reply(REFUSED, kind=BUSY, why=f"{bus(1)}: {FIRST}", do="release it again"))
+
+
+def test_what_is_looked_at_first_is_given_back_a_moment_later(daemon: Daemon) -> None:
+    daemon.answers([SOON], [encode_reply(Reply(RELEASED, devices=(bus(1),)))])
+    assert daemon.release(bus(1)) == (bus(1),)
+    assert len(daemon.asked) == 2
+
+
+def test_a_look_that_does_not_come_is_not_waited_for(daemon: Daemon) -> None:
+    daemon.box.settings["SAMPLE_PERIOD"] = "0.000001"
+    daemon.answers([SOON])
+    assert FIRST in refused(lambda: daemon.release(bus(1))).why
+
+
+def test_where_gpulockd_does_not_run_that_is_said(tmp_path: Path) -> None:
+    daemon = Daemon(Box(tmp_path))
+    daemon.close()
+    with pytest.raises(Refused, match="gpulockd does not run"):
+        daemon.obtain()
+
+
+def test_where_nobody_serves_that_is_said(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.lock.mkdir()
+    with pytest.raises(Refused, match="gpulockd does not serve users here"):
+        client.connect(box.node())
+
+
+def test_nobody_asks_for_what_he_may_do_himself(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    assert not client.is_needed(box.node())
+    box.lock.mkdir()
+    assert not client.is_needed(box.node())

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpulockd as a process: it ends when it is told to, whatever it is at, and there is one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.deadline import Deadline
+from gpulock.simulate.node import write_node
+from gpulock.store.gate import Gate
+
+ROOT = Path(__file__).resolve().parents[3]
+MAIN = f"""\
+import sys
+sys.path[:0] = [{str(ROOT)!r}]
+from gpulock.daemon.app import main
+sys.exit(main())
+"""
+SECONDS = 20  # that nothing should come near to
+
+
+class Started:
+    """A simulated node, a service manager that listens, and gpulockds."""
+
+    def __init__(self, root: Path) -> None:
+        self.simulated = write_node(root / "node", "dgx1")
+        self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.manager.bind(str(root / "notify"))
+        self.manager.settimeout(SECONDS)
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, watchdog: str = "") -> subprocess.Popen[str]:
+        """Start a gpulockd."""
+        argv = [sys.executable, "-IS", "-c", MAIN, *(words or self.config())]
+        env = {"NOTIFY_SOCKET": self.manager.getsockname(), "WATCHDOG_USEC": watchdog}
+        started = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
+        self.processes.append(started)
+        return started
+
+    def config(self) -> list[str]:
+        return ["--config", str(self.simulated.config)]
+
+    def wait_for(self, word: str) -> str:
+        """Wait until the service manager is told something; return the message."""
+        while True:
+            message = self.manager.recv(4096).decode()
+            if message.startswith(word):
+                return message
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        self.manager.close()
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Iterator[Started]:
+    made = Started(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it(field: Started, number: int) -> None:
+    daemon = field.start()
+    field.wait_for("READY=1")
+    daemon.send_signal(number)
+    field.wait_for("STOPPING=1")
+    assert daemon.wait(SECONDS) == 0
+
+
+def test_a_signal_ends_it_while_it_waits_at_the_gate(field: Started) -> None:
+    daemon = field.start()
+    field.wait_for("READY=1")
+    with Gate(str(field.simulated.lock_dir), Deadline(SECONDS)):
+        daemon.send_signal(signal.SIGHUP)
+        field.wait_for("RELOADING=1")
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(SECONDS) == 0
+
+
+def test_the_second_says_who_runs(field: Started) -> None:
+    first = field.start()
+    field.wait_for("READY=1")
+    second = field.start()
+    assert second.wait(SECONDS) == 1
+    assert second.stderr is not None
+    assert f"runs already, pid {first.pid}" in second.stderr.read()
+    assert first.poll() is None
+
+
+def test_bad_settings_end_the_start(field: Started) -> None:
+    field.simulated.config.write_text("COLOUR=green\n")
+    daemon = field.start()
+    assert daemon.wait(SECONDS) == 3
+    assert daemon.stderr is not None
+    assert "gpulock.conf:1: unknown key 'COLOUR'" in daemon.stderr.read()
+
+
+def test_what_is_not_understood_is_usage(field: Started) -> None:
+    assert field.start("--once").wait(SECONDS) == 2
+
+
+def test_a_watchdog_hears_of_it(field: Started) -> None:
+    field.start(watchdog="300000")
+    field.wait_for("READY=1")
+    for _ in range(3):
+        field.wait_for("WATCHDOG=1")
+
+
+def test_it_waits_for_a_gate_that_is_shut_at_its_start(field: Started) -> None:
+    """Ready it is all the same: a unit that never gets ready would be killed and started anew."""
+    (field.simulated.lock_dir / "gate").touch(0o600)
+    with Gate(str(field.simulated.lock_dir), Deadline(SECONDS)):
+        with field.simulated.config.open("a") as file:
+            file.write("GATE_TIMEOUT=0.05\n")
+        field.start()
+        assert "stayed shut" in field.wait_for("READY=1")
+    assert os.listdir(field.simulated.lock_dir)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who waits is served in the order they came, and the dead do not stand in line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc.grant import Grant
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, BUSY, Refusal
+from gpulock.node.devices import Device
+from gpulock.workstation import tickets
+from tests.support.trees import Box, record, soon
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    made = Box(tmp_path)
+    made.proc.add(os.getpid())
+    made.lock.mkdir()
+    return made
+
+
+def line(box: Box) -> list[str]:
+    return tickets.names(f"{box.lock}/{tickets.FOLDER}")
+
+
+def stand(box: Box, number: int, pid: int, start: int = 1000) -> str:
+    folder = box.lock / tickets.FOLDER
+    folder.mkdir(exist_ok=True)
+    name = f"{number:08}.{pid}.{start}"
+    (folder / name).touch()
+    return name
+
+
+def test_tickets_are_numbered_as_they_are_drawn(box: Box) -> None:
+    drawn = [tickets.draw(box.node(), soon()) for _ in range(12)]
+    assert line(box) == drawn
+    assert [tickets.parse(name)[0] for name in drawn] == list(range(1, 13))
+
+
+def test_the_order_is_of_numbers_not_of_text(box: Box) -> None:
+    late, early = stand(box, 10**8, 500), stand(box, 99_999_999, 501)
+    assert line(box) == [early, late]
+
+
+def test_the_living_before_us_count_and_the_dead_are_dropped(box: Box) -> None:
+    box.proc.add(500, start=1000)
+    box.proc.add(501, start=2000)
+    alive = stand(box, 1, 500)
+    stand(box, 2, 501)  # that pid is another process now
+    stand(box, 3, 502)
+    mine = tickets.draw(box.node(), soon())
+    assert tickets.ahead(box.node(), mine) == 1
+    assert line(box) == [alive, mine]
+
+
+def test_who_cannot_be_seen_still_stands_in_line(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand(box, 1, 500)
+    mine = tickets.draw(box.node(), soon())
+    real = os.open
+
+    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path.endswith("/500/stat"):
+            raise PermissionError(1, "not permitted", path)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", guarded)
+    assert tickets.ahead(box.node(), mine) == 1
+
+
+@pytest.mark.parametrize("name", ["x", "1.2", "1.2.3.4", "a.b.c", ".1.2.3", "1.2.x"])
+def test_what_is_no_ticket_is_not_looked_at(box: Box, name: str) -> None:
+    stand(box, 1, 500)
+    (box.lock / tickets.FOLDER / name).touch()
+    assert len(line(box)) == 1
+
+
+def wait(box: Box, answers: list[Refusal | Grant], seconds: float = 10) -> Grant:
+    def attempt() -> Grant:
+        answer = answers.pop(0)
+        if isinstance(answer, Refusal):
+            raise answer
+        return answer
+
+    def waiting(before: int, why: str) -> None:
+        told.append((before, why))
+        for step in steps[:1]:
+            steps.pop(0)
+            box.proc.remove(step)
+
+    told.clear()
+    return tickets.in_turn(box.node(), attempt, Deadline(seconds), waiting)
+
+
+told: list[tuple[int, str]] = []
+steps: list[int] = []
+GRANT = Grant([Device("x", 0)], record(), True, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tickets, "PAUSE", 0.0)
+    steps.clear()
+
+
+def test_one_waits_while_it_is_busy_and_leaves_the_line_when_served(box: Box) -> None:
+    busy = Refusal(BUSY, "full", "wait")
+    assert wait(box, [busy, busy, GRANT]) is GRANT
+    assert told == [(0, "full"), (0, "full")]
+    assert line(box) == []
+
+
+def test_one_is_not_served_before_those_who_came_earlier(box: Box) -> None:
+    box.proc.add(500)
+    stand(box, 1, 500)
+    steps.append(500)
+    assert wait(box, [GRANT]) is GRANT
+    assert [before for before, _ in told] == [1]
+
+
+def test_what_waiting_cannot_cure_is_told_at_once(box: Box) -> None:
+    with pytest.raises(Refusal) as caught:
+        wait(box, [Refusal(BROKEN, "no driver", "load it")])
+    assert (caught.value.kind, told, line(box)) == (BROKEN, [], [])
+
+
+def test_at_the_deadline_the_last_refusal_stands_and_the_line_is_left(box: Box) -> None:
+    with pytest.raises(Refusal, match="full"):
+        wait(box, [Refusal(BUSY, "full", "wait")], 0)
+    assert line(box) == []
+
+
+def test_without_time_to_wait_nobody_overtakes(box: Box) -> None:
+    box.proc.add(500)
+    stand(box, 1, 500)
+    with pytest.raises(Refusal, match="before this one"):
+        wait(box, [GRANT], 0)
+    assert len(line(box)) == 1
+
+
+def test_a_stopped_caller_keeps_its_place_but_nobody_waits_for_it(box: Box) -> None:
+    box.proc.add(500, state="T")
+    stopped, ours = stand(box, 1, 500), stand(box, 2, os.getpid())
+    assert tickets.ahead(box.node(), ours) == 0
+    assert line(box) == [stopped, ours]
+    box.proc.add(500, state="S")
+    assert tickets.ahead(box.node(), ours) == 1

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What client and daemon say: read back as written, and nothing else is a request."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulock.workstation.wire import (
+    CLAIM,
+    FOR_EVER,
+    LARGEST,
+    RELEASE,
+    REQUEST_LINE,
+    WAITING,
+    Reply,
+    Request,
+    encode_reply,
+    encode_request,
+    parse_reply,
+    parse_request,
+)
+from tests.support.trees import FEW, bus
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(CLAIM, 4711, 99, 2),
+        Request(CLAIM, 4711, 99, 2, (bus(0), bus(1)), 3600.0, "run"),
+        Request(CLAIM, 1, 2, 128, tuple(bus(n) for n in range(128)), FOR_EVER),
+        Request(RELEASE, 4711, 99),
+        Request(RELEASE, 4711, 0, devices=("0000:3b:00.0.gi1.ci0",)),
+    ],
+)
+def test_a_request_is_read_as_it_was_written(request_: Request) -> None:
+    data = encode_request(request_)
+    assert len(data) <= LARGEST
+    assert parse_request(data) == request_
+
+
+@given(st.text(), st.text(), st.integers(0, 10**6))
+@FEW
+def test_a_reply_is_one_message_whatever_it_says(why: str, do: str, before: int) -> None:
+    found = parse_reply(encode_reply(Reply(WAITING, before=before, why=why, do=do)))
+    assert (found.state, found.before) == (WAITING, before)
+    assert "\n" not in found.why
+
+
+def asked(*lines: str) -> bytes:
+    return "\n".join([REQUEST_LINE, *lines]).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"GET / HTTP/1.1\r\n",
+        asked(),
+        asked("act=reap"),
+        asked("act=claim", "pid=1", "start=1"),
+        asked("act=claim", "count=0"),
+        asked("act=claim", "count=-1"),
+        asked("act=claim", "count=99999"),
+        asked("act=claim", "count=1", "pid=9999999999999999999999"),
+        asked("act=claim", "count=1", "wait=-1"),
+        asked("act=claim", "count=1", "wait=nan"),
+        asked("act=claim", "count=1", "wait=soon"),
+        asked("act=claim", "count=1", "comment=root's own"),
+        asked("act=claim", "count=2", "devices=a,a"),
+        asked("act=claim", "count=2", "devices=a"),
+        asked("act=claim", "act=claim", "count=1"),
+    ],
+)
+def test_anything_else_is_no_request(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_request(data)
+
+
+@given(st.binary(max_size=300))
+@FEW
+def test_garbage_is_a_value_error_and_nothing_worse(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_request(data)

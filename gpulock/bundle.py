@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAME = "gpulock.bundle"
 
 
-class Finder:
+class BundleFinder:
     """Find modules among the packed ones: name -> (whether a package, packed code)."""
 
     __slots__ = ("_folder", "_modules")
@@ -48,7 +48,7 @@ class Finder:
         exec(loads(self._modules[module.__name__][1]), module.__dict__)
 
 
-def use(library: str) -> bool:
+def use_bundle(library: str) -> bool:
     """Import from the bundle in `library` from now on; return whether there is a usable one."""
     try:
         fd = open(f"{library}/{NAME}", O_RDONLY | O_CLOEXEC)
@@ -60,5 +60,5 @@ def use(library: str) -> bool:
         return False
     if magic != sys.modules["_frozen_importlib_external"].MAGIC_NUMBER:
         return False
-    sys.meta_path.insert(0, Finder(modules, library))
+    sys.meta_path.insert(0, BundleFinder(modules, library))
     return True

@@ -13,17 +13,17 @@ class Deadline:
     __slots__ = ("_end",)
 
     def __init__(self, seconds: float) -> None:
-        self._end = boottime() + seconds
+        self._end = clock_boottime() + seconds
 
     def left(self) -> float:
         """Return the seconds left, never below 0."""
-        return max(0.0, self._end - boottime())
+        return max(0.0, self._end - clock_boottime())
 
     def sooner(self, seconds: float) -> "Deadline":
         """Return the earlier of this deadline and one `seconds` from now."""
         return Deadline(min(self.left(), seconds))
 
 
-def boottime() -> float:
+def clock_boottime() -> float:
     """Return seconds since boot, suspend included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

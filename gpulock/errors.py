@@ -6,10 +6,10 @@ sentence always says what failed, for which job, why, and what to do.
 """
 
 BUSY = "busy"  # not enough devices free now
-SENSELESS = "senseless"  # the request can never be granted
+INVALID_REQUEST = "senseless"  # the request can never be granted
 BROKEN = "broken"  # this node is at fault
 UNKNOWN = "unknown"  # the request, or the state of the node, could not be found out
-KINDS = (BUSY, SENSELESS, BROKEN, UNKNOWN)
+KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
 
 
 class Refusal(Exception):
@@ -26,7 +26,7 @@ class Refusal(Exception):
         return one_line(f"gpulock: {who}: {self.kind}: {self.why}; {self.do}")
 
 
-class GateShutError(Refusal):
+class LockTimeout(Refusal):
     """Refuse because the gate stayed shut until the deadline: who holds it is not known."""
 
     def __init__(self, path: str) -> None:

@@ -34,7 +34,7 @@ THIRD_PARTY = {
 
 
 def part_of(module: str) -> str:
-    """Name the part of gpulock that a module belongs to: `gpulock.cli.status.status` is of `cli`."""
+    """Name the part of gpulock that a module belongs to: `gpulock.cli.why` is of `cli`."""
     return (module + "..").split(".")[1]
 
 

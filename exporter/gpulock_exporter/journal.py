@@ -14,7 +14,7 @@ QUIET = 30.0  # seconds between two lines on one subject: what comes and goes do
 LONGEST = 300  # characters of a reason that are shown
 
 
-class Journal:
+class FaultJournal:
     """What was told of each subject, and when."""
 
     def __init__(self) -> None:

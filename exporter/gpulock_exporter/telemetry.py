@@ -36,7 +36,7 @@ CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h: what `clock_reasons` may 
     0x400: "reliability",
 }
 
-_T = TypeVar("_T", bound="Record")
+_T = TypeVar("_T", bound="FrameRecord")
 
 
 class FrameError(ValueError):
@@ -44,7 +44,7 @@ class FrameError(ValueError):
 
 
 @dataclass
-class Record:
+class FrameRecord:
     """A flat part of a frame; unknown keys are ignored, a value of another type is an error."""
 
     @classmethod
@@ -52,12 +52,14 @@ class Record:
         """Return the record in a JSON object; raise FrameError."""
         if not isinstance(raw, dict):
             raise FrameError(f"{cls.__name__} is {type(raw).__name__}")
-        hints = _hints(cls.__name__)
+        hints = _record_hints(cls.__name__)
         known: dict[str, Any] = {}
         for name, value in cast("dict[str, Any]", raw).items():
             hint = hints.get(name)
             if hint is not None:
-                known[name] = value if type(value) in hint.plain else _checked(value, hint, name)
+                known[name] = (
+                    value if type(value) in hint.plain else _check_record_value(value, hint, name)
+                )
         try:
             return cls(**known)
         except TypeError as fault:
@@ -65,7 +67,7 @@ class Record:
 
 
 @dataclass
-class Process(Record):
+class Process(FrameRecord):
     """A process that NVML lists on a device; memory in bytes, None where NVML does not tell."""
 
     pid: int
@@ -73,7 +75,7 @@ class Process(Record):
 
 
 @dataclass
-class Device(Record):
+class DeviceTelemetry(FrameRecord):
     """A GPU, or a MIG instance (`parent` is its card's bus id); one look.
 
     `busy` and `observed` are seconds since the last look: how long the device did work, and how
@@ -124,7 +126,7 @@ class Device(Record):
 
 
 @dataclass
-class Xid(Record):
+class Xid(FrameRecord):
     """An XID event since the last look."""
 
     uuid: str
@@ -132,21 +134,21 @@ class Xid(Record):
 
 
 @dataclass
-class Frame(Record):
+class Frame(FrameRecord):
     """One look at all devices. `failures` has the error of each collector that failed."""
 
     sequence: int
     boottime: float
     wall: float
     driver: str = ""
-    devices: list[Device] = field(default_factory=list[Device])
+    devices: list[DeviceTelemetry] = field(default_factory=list[DeviceTelemetry])
     xids: list[Xid] = field(default_factory=list[Xid])
     durations: dict[str, float] = field(default_factory=dict[str, float])  # by collector, seconds
     failures: dict[str, str] = field(default_factory=dict[str, str])
     version: int = VERSION
 
 
-class Source(Protocol):
+class FrameSource(Protocol):
     """Where frames come from: NVML, or a simulated node."""
 
     def open(self) -> None:
@@ -172,30 +174,30 @@ class _Hint(NamedTuple):
 
 
 @cache
-def _hints(name: str) -> dict[str, _Hint]:
+def _record_hints(name: str) -> dict[str, _Hint]:
     """Return what the fields of a record are to be."""
-    record: type[Record] = globals()[name]
+    record: type[FrameRecord] = globals()[name]
     hints = get_type_hints(record)
-    return {one.name: _hint(hints[one.name]) for one in fields(record)}
+    return {one.name: _annotation_hint(hints[one.name]) for one in fields(record)}
 
 
-def _hint(annotation: Any) -> _Hint:
+def _annotation_hint(annotation: Any) -> _Hint:
     arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
     if type(None) in arguments:
-        known = _hint(next(one for one in arguments if one is not type(None)))
+        known = _annotation_hint(next(one for one in arguments if one is not type(None)))
         return known._replace(plain=known.plain | {type(None)})
     kind = getattr(annotation, "__origin__", annotation)
-    inner = _hint(arguments[-1]) if arguments else None
-    plain = frozenset[type[Any]]() if inner or issubclass(kind, Record) else frozenset({kind})
+    inner = _annotation_hint(arguments[-1]) if arguments else None
+    plain = frozenset[type[Any]]() if inner or issubclass(kind, FrameRecord) else frozenset({kind})
     return _Hint(kind, inner, plain)
 
 
-def encode(frame: Frame) -> bytes:
+def encode_frame(frame: Frame) -> bytes:
     """Return a frame as one line."""
     return _ENCODER.encode(frame).encode() + b"\n"
 
 
-def decode(line: bytes) -> Frame:
+def decode_frame(line: bytes) -> Frame:
     """Return the frame of one line; raise FrameError."""
     try:
         frame = Frame.read(json.loads(line))
@@ -206,20 +208,20 @@ def decode(line: bytes) -> Frame:
     return frame
 
 
-def _bare(record: Record) -> dict[str, Any]:
+def _known_fields(record: FrameRecord) -> dict[str, Any]:
     """Return what is known of a record: its fields without those that are absent."""
     return {name: value for name, value in vars(record).items() if value is not None}
 
 
 # a frame is a tree of records, which nothing else in it is
-_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_bare)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_known_fields)
 
 
-def _checked(value: Any, hint: _Hint, name: str) -> Any:
+def _check_record_value(value: Any, hint: _Hint, name: str) -> Any:
     """Return `value` where it is what the annotation says; raise FrameError."""
     if type(value) in hint.plain:
         return value
-    if issubclass(hint.kind, Record):
+    if issubclass(hint.kind, FrameRecord):
         return hint.kind.read(value)
     if hint.kind is float and type(value) is int:
         return float(value)
@@ -227,9 +229,9 @@ def _checked(value: Any, hint: _Hint, name: str) -> Any:
         raise FrameError(f"{name} is {type(value).__name__}")
     inner = hint.inner
     if hint.kind is list:
-        return [_checked(one, inner, name) for one in cast("list[Any]", value)]
+        return [_check_record_value(one, inner, name) for one in cast("list[Any]", value)]
     pairs = cast("dict[str, Any]", value)
     return {
-        key: one if type(one) in inner.plain else _checked(one, inner, name)
+        key: one if type(one) in inner.plain else _check_record_value(one, inner, name)
         for key, one in pairs.items()
     }

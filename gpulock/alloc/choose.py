@@ -33,7 +33,7 @@ def behind_one_switch(a: Device, b: Device) -> bool:
     return len(a.path) >= SHARED_BRIDGES and a.path[:SHARED_BRIDGES] == b.path[:SHARED_BRIDGES]
 
 
-def choose(
+def choose_devices(
     free: list[Device], count: int, links: dict[tuple[str, str], int] | None = None
 ) -> list[Device]:
     """Return `count` of `free` (in their order), or nothing when there are too few."""
@@ -44,12 +44,14 @@ def choose(
         free = whole  # CUDA shows a process one MIG instance only
     if count == len(free):
         return list(free)
-    scores = matrix(free, links or {})
-    chosen = exact(scores, count) if len(free) <= EXACT else greedy(scores, count)
+    scores = score_pairs(free, links or {})
+    chosen = (
+        choose_exhaustively(scores, count) if len(free) <= EXACT else choose_greedily(scores, count)
+    )
     return [free[i] for i in chosen]
 
 
-def matrix(free: list[Device], links: dict[tuple[str, str], int]) -> list[list[int]]:
+def score_pairs(free: list[Device], links: dict[tuple[str, str], int]) -> list[list[int]]:
     """Return the score of every pair, 0 on the diagonal."""
     size = len(free)
     scores = [[0] * size for _ in free]
@@ -59,12 +61,12 @@ def matrix(free: list[Device], links: dict[tuple[str, str], int]) -> list[list[i
     return scores
 
 
-def inside(scores: list[list[int]], members: list[int]) -> int:
+def sum_pair_scores(scores: list[list[int]], members: list[int]) -> int:
     """Return the sum of the scores of all pairs in `members`."""
     return sum([scores[a][b] for n, a in enumerate(members) for b in members[:n]])
 
 
-def exact(scores: list[list[int]], count: int) -> list[int]:
+def choose_exhaustively(scores: list[list[int]], count: int) -> list[int]:
     """Return the best set of `count` indexes by trying all of them."""
     weight = [sum(row) for row in scores]
     # members, the sum of their pairs, what the rest loses by them
@@ -80,7 +82,7 @@ def exact(scores: list[list[int]], count: int) -> list[int]:
     return list(best[0])
 
 
-def greedy(scores: list[list[int]], count: int) -> list[int]:
+def choose_greedily(scores: list[list[int]], count: int) -> list[int]:
     """Return a good set: from each pair on, the device that adds most each time; the best of all.
 
     Ties go to what the rest misses least, then to the lowest indexes. Against exhaustive search
@@ -93,13 +95,13 @@ def greedy(scores: list[list[int]], count: int) -> list[int]:
     best: tuple[int, int, list[int]] = (1, 0, [])
     for second in range(size):
         for first in range(second):
-            members, value = grown([first, second], scores, weight, count)
+            members, value = grow_device_set([first, second], scores, weight, count)
             found = (-value, sum([weight[i] for i in members]), sorted(members))
             best = min(best, found)
     return best[2]
 
 
-def grown(
+def grow_device_set(
     members: list[int], scores: list[list[int]], weight: list[int], count: int
 ) -> tuple[list[int], int]:
     """Return (members, inner score) after taking what adds most until there are `count`."""

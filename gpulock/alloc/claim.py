@@ -9,14 +9,28 @@ device granted twice, because mkdir is the grant.
 import os
 import time
 
-from gpulock.alloc.availability import check_possible, foreign, in_use, pick, settle_held, short
-from gpulock.alloc.grant import Grant, Want, give_up_earlier, is_ours, join_grant, same_grant
-from gpulock.deadline import Deadline, boottime
-from gpulock.errors import BROKEN, BUSY, UNKNOWN, GateShutError, Refusal
+from gpulock.alloc.availability import (
+    check_claim_possible,
+    foreign_device_ids,
+    open_device_ids,
+    pick_free_devices,
+    reap_held_locks,
+    shortage_refusal,
+)
+from gpulock.alloc.grant import (
+    ClaimRequest,
+    Grant,
+    is_same_job,
+    join_grant,
+    release_previous_run,
+    same_run_grant,
+)
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.errors import BROKEN, BUSY, UNKNOWN, LockTimeout, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import boot, kv, owner, quarantine
-from gpulock.store.counters import Totals, note_timeout
+from gpulock.store.counters import ClaimCounters, note_lock_timeout
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -28,7 +42,7 @@ if TYPE_CHECKING:
     from gpulock.alloc.liveness import Judge
 
 
-def claim(
+def claim_devices(
     node: Node,
     template: Owner,
     count: int,
@@ -43,52 +57,54 @@ def claim(
     `judge` is called only when something must be settled. With `join`, a task of a job that
     holds devices here shares them. `check` may still refuse what was chosen. Raises Refusal.
     """
-    return claim_want(node, template, Want(count, wanted, join, check), judge, deadline)
+    return serve_claim_request(
+        node, template, ClaimRequest(count, wanted, join, check), judge, deadline
+    )
 
 
-def claim_quiet(
+def claim_preferring_unused(
     node: Node, template: Owner, count: int, judge: "Callable[[], Judge]", deadline: Deadline
 ) -> Grant:
     """Claim as `claim` does, but devices that somebody has open come last; raise Refusal.
 
     That costs a look at all open files, which a command may take and a hook may not.
     """
-    want = Want(count, (), False, list)
-    want.last = foreign(node, node.devices(), count, template.pid)
-    return claim_want(node, template, want, judge, deadline)
+    want = ClaimRequest(count, (), False, list)
+    want.last = foreign_device_ids(node, node.devices(), count, template.pid)
+    return serve_claim_request(node, template, want, judge, deadline)
 
 
-def claim_want(
+def serve_claim_request(
     node: Node,
     template: Owner,
-    want: Want,
+    want: ClaimRequest,
     judge: "Callable[[], Judge]",
     deadline: Deadline,
 ) -> Grant:
     """Lock what is wanted; raise Refusal."""
-    judge = once(judge)
+    judge = memoize_judge(judge)
     found = node.devices()
-    check_possible(found, want, node.settings.gpus)
-    boot.ensure(node.store)
+    check_claim_possible(found, want, node.settings.gpus)
+    boot.ensure_lock_dir(node.store)
     try:
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
-            totals = Totals(node.store)
+            totals = ClaimCounters(node.store)
             try:
-                boot.make_ready(node.store, node.settings.state_dir, node.boot_id, node.name)
-                grant = claim_gated(node, found, template, want, judge, totals)
+                boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
+                grant = claim_under_gate(node, found, template, want, judge, totals)
             except Refusal as refusal:
-                note_refusal(totals, refusal, template, gate.waited)
+                count_refusal(totals, refusal, template, gate.waited)
                 raise
             grant.waited = gate.waited
-            totals.granted(gate.waited)
+            totals.count_grant(gate.waited)
             totals.save()
             return grant
-    except GateShutError:
-        note_timeout(node.store)
+    except LockTimeout:
+        note_lock_timeout(node.store)
         raise
 
 
-def once(make: "Callable[[], Judge]") -> "Callable[[], Judge]":
+def memoize_judge(make: "Callable[[], Judge]") -> "Callable[[], Judge]":
     """Return `make` so that it is called at most once: one look at /proc serves a whole claim."""
     made: list[Judge] = []
 
@@ -100,59 +116,61 @@ def once(make: "Callable[[], Judge]") -> "Callable[[], Judge]":
     return judge
 
 
-def note_refusal(totals: Totals, refusal: Refusal, template: Owner, waited: float) -> None:
+def count_refusal(totals: ClaimCounters, refusal: Refusal, template: Owner, waited: float) -> None:
     """Count a refusal; a streak of unknowns means that the node is broken, not the jobs."""
-    if refusal.kind == UNKNOWN and totals.streak(template.job(), template.user):
+    if refusal.kind == UNKNOWN and totals.note_unknown_streak(template.job(), template.user):
         refusal.kind = BROKEN
         refusal.why += " (for several jobs in a row)"
-    totals.refused(refusal.kind, waited)
+    totals.count_result(refusal.kind, waited)
     totals.save()
 
 
-def note_unknown(node: Node, refusal: Refusal, template: Owner, deadline: Deadline) -> None:
+def count_unknown_refusal(
+    node: Node, refusal: Refusal, template: Owner, deadline: Deadline
+) -> None:
     """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
     try:
-        boot.ensure(node.store)
+        boot.ensure_lock_dir(node.store)
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
-            note_refusal(Totals(node.store), refusal, template, gate.waited)
+            count_refusal(ClaimCounters(node.store), refusal, template, gate.waited)
     except (Refusal, OSError):
         return  # the first refusal is the one to tell
 
 
-def claim_gated(
+def claim_under_gate(
     node: Node,
     found: list[Device],
     template: Owner,
-    want: Want,
+    want: ClaimRequest,
     judge: "Callable[[], Judge]",
-    totals: Totals,
+    totals: ClaimCounters,
 ) -> Grant:
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
-    held = node.store.all()
+    held = node.store.read_all_locks()
     check_later_run(held, template)
-    mine = [lock for lock in held.values() if lock.owner and is_ours(lock.owner, template)]
+    mine = [lock for lock in held.values() if lock.owner and is_same_job(lock.owner, template)]
     if mine:
-        again = same_grant(mine, template, want.count, found)
+        again = same_run_grant(mine, template, want.count, found)
         if again is None and want.join:
             again = join_grant(node, mine, template, found, judge())
         if again:
             return again
-        give_up_earlier(node, mine, template, found, judge())
-        held = node.store.all()
-    out = out_of_service(node, found, judge)
-    chosen = pick(node, found, held, out, want)
+        release_previous_run(node, mine, template, found, judge())
+        held = node.store.read_all_locks()
+    out = excluded_device_ids(node, found, judge)
+    chosen = pick_free_devices(node, found, held, out, want)
     if not chosen:
-        settle_held(node, found, held, judge(), totals)
-        held = node.store.all()
-        out = out_of_service(node, found, judge)  # what was freed may have gone to quarantine
-        chosen = pick(node, found, held, out, want)
+        reap_held_locks(node, found, held, judge(), totals)
+        held = node.store.read_all_locks()
+        out = excluded_device_ids(node, found, judge)  # what was freed may have gone to quarantine
+        chosen = pick_free_devices(node, found, held, out, want)
     if not chosen:
-        raise short(found, held, out, want)
+        raise shortage_refusal(found, held, out, want)
     want.check(chosen)
-    return lock_all(node, chosen, template)
+    return lock_devices(node, chosen, template)
 
 
-def out_of_service(node: Node, found: list[Device], judge: "Callable[[], Judge]") -> list[str]:
+def excluded_device_ids(node: Node, found: list[Device], judge: "Callable[[], Judge]") -> list[str]:
     """Return the ids that nobody is granted: quarantined, reserved, and once locks were lost open.
 
     Raises Refusal.
@@ -160,9 +178,11 @@ def out_of_service(node: Node, found: list[Device], judge: "Callable[[], Judge]"
     out = [
         device
         for folder in (quarantine.QUARANTINE, quarantine.RESERVES)
-        for device in quarantine.listed(node.settings.state_dir, folder)
+        for device in quarantine.list_noted_devices(node.settings.state_dir, folder)
     ]
-    return [*out, *in_use(node, found, judge())] if boot.was_lost(node.store) else out
+    return (
+        [*out, *open_device_ids(node, found, judge())] if boot.locks_were_lost(node.store) else out
+    )
 
 
 def check_later_run(held: dict[str, Lock], template: Owner) -> None:
@@ -175,26 +195,26 @@ def check_later_run(held: dict[str, Lock], template: Owner) -> None:
             raise Refusal(BUSY, "a later run of the job holds devices here", "nothing to do")
 
 
-def own_lines(device: Device) -> str:
+def device_record_lines(device: Device) -> str:
     """Return what the record in a device's lock says of that device alone."""
     uuid = [("uuid", device.uuid)] if device.uuid else []
-    return kv.encode([*uuid, ("minor", str(device.minor))])
+    return kv.encode_pairs([*uuid, ("minor", str(device.minor))])
 
 
-def lock_all(node: Node, chosen: list[Device], template: Owner) -> Grant:
+def lock_devices(node: Node, chosen: list[Device], template: Owner) -> Grant:
     """Make every lock, or none: what was made is undone newest first, then the error rises."""
     record = template.copy(
         token=os.urandom(8).hex(),
         devices=tuple([d.id for d in chosen]),
         claimed_at=time.time(),
-        claimed_boottime=boottime(),
+        claimed_boottime=clock_boottime(),
     )
     made: list[str] = []
     try:
-        text = owner.encode(record)
+        text = owner.encode_owner(record)
         for device in chosen:
             made.append(device.id)
-            node.store.make_text(device.id, text + own_lines(device))
+            node.store.make_text(device.id, text + device_record_lines(device))
     except BaseException as fault:
         if isinstance(fault, FileExistsError):
             made.pop()

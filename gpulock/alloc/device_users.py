@@ -10,10 +10,17 @@ import errno
 import os
 import time
 
-from gpulock.alloc.liveness import ROUNDS, Judge, Scan, is_system, program_names, session
+from gpulock.alloc.liveness import (
+    ROUNDS,
+    Judge,
+    ProcessScan,
+    is_system_process,
+    program_names,
+    session_members,
+)
 from gpulock.node.devices import MAJOR, Device
-from gpulock.node.mounts import Mounts, key_of
-from gpulock.node.procfs import Status
+from gpulock.node.mounts import Mounts, device_file_key
+from gpulock.node.procfs import ProcessStatus
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -34,27 +41,29 @@ COMMON = (
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
 
 
-def node_keys(device: Device, dev_root: str, driver_root: str = "") -> list[tuple[int, int, int]]:
+def device_node_keys(
+    device: Device, dev_root: str, driver_root: str = ""
+) -> list[tuple[int, int, int]]:
     """Return what the device's nodes look like to fstat: (rdev, 0, 0), or a simulated file's.
 
     Of a MIG instance its own access nodes, since all instances share the card's; where those
     cannot be found out, the card's.
     """
-    names = caps(device, driver_root) if device.parent and driver_root else []
+    names = mig_access_nodes(device, driver_root) if device.parent and driver_root else []
     keys: list[tuple[int, int, int]] = []
     if not names:
         names = [f"nvidia{device.minor}"]
         keys = [(os.makedev(MAJOR, device.minor), 0, 0)] if device.minor >= 0 else []
     for name in names:
         try:
-            keys.append(key_of(os.stat(f"{dev_root}/{name}")))
+            keys.append(device_file_key(os.stat(f"{dev_root}/{name}")))
         except OSError:
             if device.parent and "caps" in name:
-                return node_keys(device, dev_root)
+                return device_node_keys(device, dev_root)
     return keys
 
 
-def caps(device: Device, driver_root: str) -> list[str]:
+def mig_access_nodes(device: Device, driver_root: str) -> list[str]:
     """Return the access nodes of a MIG instance, by the driver's table of their minors."""
     try:
         table = atomic.read_text(f"{driver_root}-caps/mig-minors", 1 << 20)
@@ -71,7 +80,7 @@ def caps(device: Device, driver_root: str) -> list[str]:
     return found
 
 
-class Holders:
+class OpenFiles:
     """Who has which device's node open; one pass over all file descriptors, when first asked."""
 
     __slots__ = (
@@ -89,7 +98,7 @@ class Holders:
 
     def __init__(
         self,
-        scan: Scan,
+        scan: ProcessScan,
         devices: "Iterable[Device]",
         dev_root: str,
         services: tuple[str, ...],
@@ -100,24 +109,24 @@ class Holders:
         self._services = frozenset(services)
         self._keys: dict[tuple[int, int, int], list[str]] = {}
         for device in devices:
-            for key in node_keys(device, dev_root, driver_root):
+            for key in device_node_keys(device, dev_root, driver_root):
                 self._keys.setdefault(key, []).append(device.id)
         self._mounts = Mounts(scan.proc.root)
         self._open: dict[str, list[int]] | None = None
-        self._statuses: dict[int, Status] = {}
+        self._statuses: dict[int, ProcessStatus] = {}
         self._kthreadd = False
         self._late = 0.0
         self.blind = ""
 
-    def of(self, device: str) -> list[int]:
+    def pids_with_open(self, device: str) -> list[int]:
         """Return the processes, services left out, that have a device's node open."""
         if self._open is None:
             self._open = self._look()
         return self._open.get(device, [])
 
-    def anybody(self) -> bool:
+    def any_device_open(self) -> bool:
         """Return whether any process has any of the devices open."""
-        self.of("")
+        self.pids_with_open("")
         return bool(self._open)
 
     def _look(self) -> dict[str, list[int]]:
@@ -170,7 +179,7 @@ class Holders:
         except (OSError, ValueError):
             return -1
 
-    def status(self, pid: int) -> Status:
+    def status(self, pid: int) -> ProcessStatus:
         """Return the status of a process that was looked at; raise OSError for one that is gone."""
         if pid not in self._statuses:
             self._statuses[pid] = self.scan.status(pid)
@@ -199,7 +208,7 @@ class Holders:
                 raise TimeoutError(folder)
             path = f"{folder}/{fd}"
             try:
-                if not may_be_node(link_of(path), self._dev_root):
+                if not may_be_device_node(read_fd_link(path), self._dev_root):
                     continue
                 key = self._mounts.key(pid, folder, fd)
             except FileNotFoundError:
@@ -209,16 +218,16 @@ class Holders:
             if key is not None:
                 held.update(self._keys.get(key, ()))
 
-    def _is_service(self, pid: int, status: Status) -> bool:
+    def _is_service(self, pid: int, status: ProcessStatus) -> bool:
         """Return whether a process is a named service: a system user's, from no job."""
         scan = self.scan
-        if not is_system(status) or not self._services & program_names(scan.proc, pid):
+        if not is_system_process(status) or not self._services & program_names(scan.proc, pid):
             return False
         daemons = frozenset([p for p, s in scan.statuses().items() if s.name in DAEMONS])
         return not scan.descends(pid, daemons)
 
 
-def link_of(path: str) -> str:
+def read_fd_link(path: str) -> str:
     """Return where a descriptor points, as far as the kernel tells; raise OSError.
 
     A path of more than a page is told by no call (d_path(9)): anybody can have such a file open,
@@ -232,10 +241,10 @@ def link_of(path: str) -> str:
         return LONG_PATH
 
 
-def may_be_node(link: str, dev_root: str) -> bool:
+def may_be_device_node(link: str, dev_root: str) -> bool:
     """Return whether an open file may be a device node, by its path alone.
 
-    Only then is it looked at more closely (gpulock.node.mounts). `/nvidia0` is how a container's own
+    Only then is it looked at more closely (node.mounts). `/nvidia0` is how a container's own
     /dev shows from outside. A node that was bound to a path elsewhere is not found; the job's
     supplementary group still is.
     """
@@ -246,7 +255,7 @@ def may_be_node(link: str, dev_root: str) -> bool:
     return link.startswith("/nvidia") and "/" not in link[1:]
 
 
-def group_left(lock: Lock, judge: Judge) -> str:
+def remaining_job_process(lock: Lock, judge: Judge) -> str:
     """Return which process of the job's own is still there, as a clause, or nothing.
 
     By the supplementary groups of the job and of its tasks here (`lock` has its details read);
@@ -266,25 +275,27 @@ def group_left(lock: Lock, judge: Judge) -> str:
         if scan.proc.running(pid, start):
             return f"shepherd {pid} of a task runs"
     if not record.add_grp_id and record.sid > 0:
-        members = [pid for pid in session(scan, record.sid) if pid != record.pid]
+        members = [pid for pid in session_members(scan, record.sid) if pid != record.pid]
         if members:
             return f"process {members[0]} is of its session {record.sid}"
-    return judge.left(lock) or scan.blind
+    return judge.leftover_reason(lock) or scan.blind
 
 
-def open_left(device: str, record: Owner, holders: Holders, held: dict[str, Lock]) -> str:
+def remaining_device_user(
+    device: str, record: Owner, holders: OpenFiles, held: dict[str, Lock]
+) -> str:
     """Return who has one device open, as a clause for people, or nothing.
 
     Processes of other claims in `held` are not this job's and do not keep its lock: without a
     device cgroup, CUDA opens every node it can see.
     """
-    for pid in holders.of(device):
-        if not any([belongs(pid, lock, record, holders) for lock in held.values()]):
+    for pid in holders.pids_with_open(device):
+        if not any([belongs_to_other_claim(pid, lock, record, holders) for lock in held.values()]):
             return f"process {pid} has {device} open"
     return holders.blind
 
 
-def belongs(pid: int, lock: Lock, record: Owner, holders: Holders) -> bool:
+def belongs_to_other_claim(pid: int, lock: Lock, record: Owner, holders: OpenFiles) -> bool:
     """Return whether a process is of another claim than `record`: by group, descent, session."""
     other = lock.owner
     if other is None or other.token == record.token:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpulock.alloc.liveness import Judge
 
 
-class Want:
+class ClaimRequest:
     """What is asked for: `count` devices, of `wanted` ids alone where there are some.
 
     `join`: a task may share what its job holds here already. `check` refuses what was chosen.
@@ -58,7 +58,7 @@ class Grant:
         self.fault = ""
 
 
-def is_ours(record: Owner, template: Owner) -> bool:
+def is_same_job(record: Owner, template: Owner) -> bool:
     """Return whether a record is of the job that asks: not of another user who got its id again,
     nor of a later run.
     """
@@ -68,7 +68,9 @@ def is_ours(record: Owner, template: Owner) -> bool:
     return not (record.scheduler == "slurm" and other)
 
 
-def same_grant(mine: list[Lock], template: Owner, count: int, found: list[Device]) -> Grant | None:
+def same_run_grant(
+    mine: list[Lock], template: Owner, count: int, found: list[Device]
+) -> Grant | None:
     """Return the grant this very run has already, if it is whole and not being released.
 
     Never a Slurm job's: its Prolog runs once, and a second one of the same id may be of a job
@@ -117,13 +119,13 @@ def join_grant(
     try:
         for lock in mine:
             node.store.anchor(lock.id, template.pid, template.start, template.add_grp_id)
-            forget_over(node, lock, template.add_grp_id)
+            drop_ended_anchors(node, lock, template.add_grp_id)
     except OSError as fault:
         raise Refusal(BROKEN, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
     return Grant(granted, record, False, 0.0)
 
 
-def forget_over(node: Node, lock: Lock, gid: int) -> None:
+def drop_ended_anchors(node: Node, lock: Lock, gid: int) -> None:
     """Forget anchors of tasks that are over, where a later one names their group.
 
     A job may start thousands of short tasks, one after the other; execd gives them the same few
@@ -148,31 +150,31 @@ def forget_over(node: Node, lock: Lock, gid: int) -> None:
         named.add(group)
 
 
-def give_up_earlier(
+def release_previous_run(
     node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: "Judge"
 ) -> None:
     """Free what an earlier run of the job, or a cut-short claim of this one, left; or refuse."""
     from gpulock.alloc import device_users, reaper
 
-    holders = reaper.make_holders(node, found, judge)
-    held = node.store.all()
-    judge.attach(held)
-    handover = reaper.look_at_memory(node)
+    holders = reaper.make_open_files(node, found, judge)
+    held = node.store.read_all_locks()
+    judge.attach_step_daemons(held)
+    handover = reaper.make_handover(node)
     for lock in mine:
         record = lock.owner
         assert record is not None
         node.store.read_details(lock)
         own = record.run() == template.run() or record.scheduler == "slurm"
         if own and record.boot_id == template.boot_id:
-            left = device_users.group_left(lock, judge)
-            left = left or device_users.open_left(lock.id, record, holders, held)
+            left = device_users.remaining_job_process(lock, judge)
+            left = left or device_users.remaining_device_user(lock.id, record, holders, held)
             if not left and handover:
-                left = handover.keeps(lock)
+                left = handover.reason_to_keep_lock(lock)
             if not left:
-                retire(node, lock, "claim: this run's claim was cut short")
+                retire_lock(node, lock, "claim: this run's claim was cut short")
                 continue
         else:
-            outcome = reaper.settle_one(node, lock, judge, holders, held, False, handover)
+            outcome = reaper.reap_lock(node, lock, judge, holders, held, False, handover)
             if outcome.act == reaper.FREED:
                 continue
             left = outcome.reason
@@ -181,7 +183,7 @@ def give_up_earlier(
         )
 
 
-def retire(node: Node, lock: Lock, how: str) -> None:
+def retire_lock(node: Node, lock: Lock, how: str) -> None:
     """Free one lock; translate a failing file system."""
     try:
         node.retire(lock, how)

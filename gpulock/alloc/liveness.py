@@ -8,7 +8,7 @@ is unknown, and unknown is held. A judge therefore proves its own sight first. A
 import os
 import time
 
-from gpulock.node.procfs import Proc, Status
+from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
@@ -16,20 +16,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class Rule(Protocol):
+    class LivenessRule(Protocol):
         """A scheduler's own way to judge a lock of its jobs."""
 
-        def __call__(self, lock: Lock, scan: "Scan") -> "Verdict": ...
+        def __call__(self, lock: Lock, scan: "ProcessScan") -> "Verdict": ...
 
-    class Members(Protocol):
+    class LeftoverCheck(Protocol):
         """A scheduler's own way to find what is left of a job."""
 
-        def __call__(self, lock: Lock, scan: "Scan") -> str: ...
+        def __call__(self, lock: Lock, scan: "ProcessScan") -> str: ...
 
-    class Finder(Protocol):
+    class StepDaemonFinder(Protocol):
         """A scheduler's own way to find the processes that stand for its jobs."""
 
-        def __call__(self, held: dict[str, Lock], scan: "Scan") -> None: ...
+        def __call__(self, held: dict[str, Lock], scan: "ProcessScan") -> None: ...
 
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
@@ -48,7 +48,7 @@ class Verdict:
         self.proof = proof
 
 
-class Scan:
+class ProcessScan:
     """One look at all processes, taken when first needed and shared by all judgements.
 
     /proc is listed twice at least, and again until nothing of a listing vanished before it was
@@ -63,16 +63,16 @@ class Scan:
         self.proc = proc
         self.blind = ""
         self.partial = False
-        self._statuses: dict[int, Status] | None = None
+        self._statuses: dict[int, ProcessStatus] | None = None
 
-    def statuses(self) -> dict[int, Status]:
+    def statuses(self) -> dict[int, ProcessStatus]:
         """Return the status of every process that is not over, by pid."""
         if self._statuses is None:
             self._statuses = self._look()
         return self._statuses
 
-    def _look(self) -> dict[int, Status]:
-        found: dict[int, Status] = {}
+    def _look(self) -> dict[int, ProcessStatus]:
+        found: dict[int, ProcessStatus] = {}
         late = time.monotonic() + LONGEST
         seen = set(self.proc.kernel_threads())
         for attempt in range(ROUNDS):
@@ -98,7 +98,7 @@ class Scan:
         self.blind = "processes came and went faster than they could be read"
         return found
 
-    def status(self, pid: int) -> Status:
+    def status(self, pid: int) -> ProcessStatus:
         """Return one process's status, read afresh where it appeared since."""
         return self.statuses().get(pid) or self.proc.status(pid)
 
@@ -144,7 +144,7 @@ def common_verdict(record: Owner, boot_id: str, node: str, proc: Proc) -> Verdic
     return None
 
 
-def process_verdict(lock: Lock, scan: Scan) -> Verdict:
+def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
     """Judge a lock that a process holds: it, its anchors, its session."""
     record = lock.owner
     assert record is not None
@@ -154,7 +154,7 @@ def process_verdict(lock: Lock, scan: Scan) -> Verdict:
                 return Verdict(ALIVE, f"process {pid} runs")
         except (OSError, ValueError) as fault:
             return Verdict(UNKNOWN, f"process {pid} cannot be seen: {fault}")
-    members = session(scan, record.sid) if record.sid > 0 else []
+    members = session_members(scan, record.sid) if record.sid > 0 else []
     if members:
         return Verdict(ALIVE, f"process {members[0]} of its session runs")
     if scan.blind:
@@ -162,7 +162,7 @@ def process_verdict(lock: Lock, scan: Scan) -> Verdict:
     return Verdict(DEAD, f"process {record.pid} is gone, its session is empty")
 
 
-def session(scan: Scan, sid: int) -> list[int]:
+def session_members(scan: ProcessScan, sid: int) -> list[int]:
     """Return the processes of one session that run."""
     members: list[int] = []
     for pid, status in scan.statuses().items():
@@ -190,10 +190,10 @@ class Judge:
         self,
         boot_id: str,
         node: str,
-        scan: Scan,
-        rules: "dict[str, Rule]",
-        members: "dict[str, Members] | None" = None,
-        finder: "Finder | None" = None,
+        scan: ProcessScan,
+        rules: "dict[str, LivenessRule]",
+        members: "dict[str, LeftoverCheck] | None" = None,
+        finder: "StepDaemonFinder | None" = None,
     ) -> None:
         self.boot_id = boot_id
         self.node = node
@@ -202,12 +202,12 @@ class Judge:
         self._members = members or {}
         self._finder = finder
 
-    def attach(self, held: dict[str, Lock]) -> None:
+    def attach_step_daemons(self, held: dict[str, Lock]) -> None:
         """Tell locks the processes that stand for their jobs and are in no record."""
         if self._finder:
             self._finder(held, self.scan)
 
-    def left(self, lock: Lock) -> str:
+    def leftover_reason(self, lock: Lock) -> str:
         """Return what its scheduler knows to be left of a lock's job, as a clause, or nothing."""
         ask = self._members.get(lock.owner.scheduler) if lock.owner else None
         return ask(lock, self.scan) if ask else ""
@@ -227,7 +227,7 @@ class Judge:
         return rule(lock, self.scan)
 
 
-def is_system(status: Status) -> bool:
+def is_system_process(status: ProcessStatus) -> bool:
     """Return whether root or a system user runs a process."""
     return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
 

@@ -10,7 +10,7 @@ tells, the guard's look at open files has decided, and the record says so.
 
 import time
 
-from gpulock.deadline import Deadline, boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node import sample
 from gpulock.node.context import Node
@@ -21,21 +21,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-CLEAN, DIRTY, WAIT, OTHERS, UNTOLD = "clean", "dirty", "wait", "others", "untold"
+CLEAN, DIRTY, WAIT, OTHER_PROCESSES, NO_SAMPLE = "clean", "dirty", "wait", "others", "untold"
 MIB = 1 << 20
 PERIODS = 2  # of the exporter, that an epilog waits for its next look
 PAUSE = 0.05  # seconds
 BY, CAUSE = "gpulock", "memory"  # in the note of the quarantine
-TOLD = ("xid", "ecc", CAUSE)  # causes in a note that an exporter's word alone brought about
-BEYOND = (
+EXPORTER_MEMORY_CAUSES = (
+    "xid",
+    "ecc",
+    CAUSE,
+)  # causes in a note that an exporter's word alone brought about
+QUARANTINE_LIMIT_REACHED = (
     "the exporter speaks against more than half of this node: look at it, or quarantine by hand"
 )
-FIRST = "its memory is looked at first"
-NOT_TOLD = " (no exporter told its memory)"
+MEMORY_CHECK_PENDING = "its memory is looked at first"
+MEMORY_NOT_REPORTED = " (no exporter told its memory)"
 
 
-def judge(
-    seen: "sample.Seen | None",
+def judge_memory_sample(
+    seen: "sample.DeviceSample | None",
     quiet: float,
     now: float,
     oldest: float,
@@ -50,16 +54,16 @@ def judge(
     Memory of one that is listed afterwards is a service's, which may stay.
     """
     if seen is None or seen.looked is None or now - seen.looked > oldest:
-        return UNTOLD
+        return NO_SAMPLE
     if seen.looked <= quiet:
         return WAIT
     if seen.memory_used is None:
-        return UNTOLD
+        return NO_SAMPLE
     if seen.memory_used <= limit:
         return CLEAN
     if seen.listed is not None and seen.listed <= quiet:
         return WAIT if now - seen.listed <= listing + oldest else DIRTY
-    return OTHERS if seen.processes else DIRTY
+    return OTHER_PROCESSES if seen.processes else DIRTY
 
 
 class Handover:
@@ -73,21 +77,21 @@ class Handover:
     def __init__(self, node: Node) -> None:
         self.away: dict[str, str] = {}
         self._node = node
-        self._now = boottime()
+        self._now = clock_boottime()
         settings = node.settings
-        self._found = sample.read(
+        self._found = sample.read_sample(
             settings.exporter_dir, self._now, node.boot_id, settings.max_sample_age
         )
 
-    def state(self, device: str, quiet: float) -> str:
+    def memory_state(self, device: str, quiet: float) -> str:
         """Return what the sample says of a device that is quiet since then."""
         settings = self._node.settings
         seen = self._found.devices.get(device) if self._found else None
         limit = settings.clean_memory * MIB
         oldest, listing = settings.max_sample_age, settings.process_period
-        return judge(seen, quiet, self._now, oldest, limit, listing)
+        return judge_memory_sample(seen, quiet, self._now, oldest, limit, listing)
 
-    def keeps(self, lock: Lock, quiet: float | None = None) -> str:
+    def reason_to_keep_lock(self, lock: Lock, quiet: float | None = None) -> str:
         """Return why a quiet device's lock stays for now, or nothing: then it may be freed.
 
         Without `quiet` the moment is the one noted in the lock, where there is one. A device
@@ -97,18 +101,20 @@ class Handover:
         if record is None or record.boot_id != self._node.boot_id:
             return ""  # a reboot empties every memory
         if quiet is None:
-            quiet = self._noted(lock.id)
-        state = self.state(lock.id, quiet)
+            quiet = self._quiet_since(lock.id)
+        state = self.memory_state(lock.id, quiet)
         if state == WAIT:
-            self._note(lock.id, quiet)
-            return FIRST
-        return self._put_away(lock) if state == DIRTY else ""
+            self._note_quiet_since(lock.id, quiet)
+            return MEMORY_CHECK_PENDING
+        return self._quarantine_device(lock) if state == DIRTY else ""
 
-    def how(self, lock: Lock, how: str) -> str:
+    def release_reason(self, lock: Lock, how: str) -> str:
         """Return how a lock is said to be freed: where nobody told its memory, also that."""
-        return f"{how}{NOT_TOLD}" if self.state(lock.id, 0.0) == UNTOLD else how
+        return (
+            f"{how}{MEMORY_NOT_REPORTED}" if self.memory_state(lock.id, 0.0) == NO_SAMPLE else how
+        )
 
-    def _noted(self, device: str) -> float:
+    def _quiet_since(self, device: str) -> float:
         """Return since when a device is quiet: as noted in its lock, or now."""
         try:
             text = atomic.read_text(f"{self._node.store.locks_dir}/{device}/quiet")
@@ -116,7 +122,7 @@ class Handover:
         except (OSError, ValueError):
             return self._now
 
-    def _note(self, device: str, quiet: float) -> None:
+    def _note_quiet_since(self, device: str, quiet: float) -> None:
         """Note in a lock since when its device is quiet; where that fails it is the next time."""
         path = f"{self._node.store.locks_dir}/{device}/quiet"
         try:
@@ -124,7 +130,7 @@ class Handover:
         except OSError:
             return
 
-    def _put_away(self, lock: Lock) -> str:
+    def _quarantine_device(self, lock: Lock) -> str:
         """Quarantine a device whose memory is in use though nobody is there; return what failed."""
         assert lock.owner is not None
         assert self._found is not None
@@ -132,41 +138,51 @@ class Handover:
         because = f"{CAUSE}: {used} MiB stay in use after job {lock.owner.job()}"
         try:
             state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
-            out = quarantine.listed(state_dir, folder)
+            out = quarantine.list_noted_devices(state_dir, folder)
             if lock.id in out:
                 return ""  # that note stands
-            if not within(card(lock.id), self._told(out), self._cards()):
-                return f"{because}; {BEYOND}"
-            quarantine.put(state_dir, folder, lock.id, BY, because)
+            if not may_quarantine_card(
+                lock_bus_id(lock.id), self._cards_out_by_exporter(out), self._count_cards()
+            ):
+                return f"{because}; {QUARANTINE_LIMIT_REACHED}"
+            quarantine.write_device_note(state_dir, folder, lock.id, BY, because)
             self.away[lock.id] = because
         except (OSError, kv.MalformedError, Refusal) as fault:
             return f"{because}, and it cannot be quarantined: {fault}"
         return ""
 
-    def _told(self, out: list[str]) -> set[str]:
+    def _cards_out_by_exporter(self, out: list[str]) -> set[str]:
         """Return the cards that are out of service for what an exporter said."""
         state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
-        return {card(name) for name in out if is_told(quarantine.read(state_dir, folder, name))}
+        return {
+            lock_bus_id(name)
+            for name in out
+            if note_set_by_exporter(quarantine.read_device_note(state_dir, folder, name))
+        }
 
-    def _cards(self) -> int:
+    def _count_cards(self) -> int:
         """Return how many cards this node has, as far as that can be seen."""
-        from gpulock.alloc.release import present
+        from gpulock.alloc.release import devices_if_driver
 
-        return max(self._node.settings.gpus, len({device.bus for device in present(self._node)}))
+        return max(
+            self._node.settings.gpus, len({device.bus for device in devices_if_driver(self._node)})
+        )
 
 
-def card(name: str) -> str:
+def lock_bus_id(name: str) -> str:
     """Return the bus id of a lock id."""
     return name.partition(".gi")[0]
 
 
-def is_told(note: dict[str, str]) -> bool:
+def note_set_by_exporter(note: dict[str, str]) -> bool:
     """Return whether a device is out for what an exporter said."""
     reasons = note.get("because", "").split("; ")
-    return note.get("by") == BY and any([word.partition(":")[0] in TOLD for word in reasons])
+    return note.get("by") == BY and any(
+        [word.partition(":")[0] in EXPORTER_MEMORY_CAUSES for word in reasons]
+    )
 
 
-def within(bus: str, out: set[str], cards: int) -> bool:
+def may_quarantine_card(bus: str, out: set[str], cards: int) -> bool:
     """Return whether a card may go out of service on the exporter's word alone.
 
     As the policy has it (docs/quarantine.md): half of a node's `cards` at most, of one that one.
@@ -174,12 +190,17 @@ def within(bus: str, out: set[str], cards: int) -> bool:
     return bus in out or len(out) < max(1, cards // 2)
 
 
-def wait(node: Node, devices: "Iterable[str]", quiet: float, deadline: Deadline) -> Handover:
+def wait_for_memory_sample(
+    node: Node, devices: "Iterable[str]", quiet: float, deadline: Deadline
+) -> Handover:
     """Wait for the exporter's next look at devices that are quiet: two of its periods at most."""
     limit = deadline.sooner(PERIODS * node.settings.sample_period)
     names = list(devices)
     while True:
         found = Handover(node)
-        if not any([found.state(name, quiet) == WAIT for name in names]) or limit.left() <= 0:
+        if (
+            not any([found.memory_state(name, quiet) == WAIT for name in names])
+            or limit.left() <= 0
+        ):
             return found
         time.sleep(min(PAUSE, limit.left()))

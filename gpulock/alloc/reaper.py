@@ -6,7 +6,7 @@ guard looks whether anybody still has the device open. What the guard stops is m
 """
 
 from gpulock.alloc import device_users
-from gpulock.alloc.device_users import Holders
+from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import ALIVE, DEAD, Judge, Verdict
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FREED, HELD, ORPHANS = "freed", "held", "orphans"
 
 
-class Outcome:
+class ReapOutcome:
     """What became of one lock: `act` is FREED, HELD or ORPHANS; the verdict says why.
 
     `away` says why its device went out of service with that, empty where it did not.
@@ -36,26 +36,28 @@ class Outcome:
         self.away = ""
 
 
-def make_holders(node: Node, devices: list[Device], judge: Judge) -> Holders:
+def make_open_files(node: Node, devices: list[Device], judge: Judge) -> OpenFiles:
     """Return who has which of the devices open, not looked at yet."""
     settings = node.settings
-    return Holders(judge.scan, devices, settings.dev_root, settings.services, settings.driver_root)
+    return OpenFiles(
+        judge.scan, devices, settings.dev_root, settings.services, settings.driver_root
+    )
 
 
-def settle(
-    node: Node, held: dict[str, Lock], judge: Judge, holders: Holders, dry_run: bool = False
-) -> list[Outcome]:
+def reap_locks(
+    node: Node, held: dict[str, Lock], judge: Judge, holders: OpenFiles, dry_run: bool = False
+) -> list[ReapOutcome]:
     """Judge every lock of `held`; free the dead ones nobody uses. Gate held."""
     for lock in held.values():
         node.store.read_details(lock)
-    judge.attach(held)
-    handover = look_at_memory(node)
+    judge.attach_step_daemons(held)
+    handover = make_handover(node)
     return [
-        settle_one(node, lock, judge, holders, held, dry_run, handover) for lock in held.values()
+        reap_lock(node, lock, judge, holders, held, dry_run, handover) for lock in held.values()
     ]
 
 
-def look_at_memory(node: Node) -> "Handover | None":
+def make_handover(node: Node) -> "Handover | None":
     """Return what the exporter tells of the devices' memory, None where CLEAN is off."""
     if node.settings.clean == "off":
         return None
@@ -64,28 +66,28 @@ def look_at_memory(node: Node) -> "Handover | None":
     return Handover(node)
 
 
-def settle_one(
+def reap_lock(
     node: Node,
     lock: Lock,
     judge: Judge,
-    holders: Holders,
+    holders: OpenFiles,
     held: dict[str, Lock],
     dry_run: bool,
     handover: "Handover | None",
-) -> Outcome:
+) -> ReapOutcome:
     """Judge one lock (its details read), and free it where that is proven to be right.
 
     One that cannot be changed stays held, and keeps no other from being settled.
     """
-    outcome = decide(lock, judge, holders, held)
+    outcome = decide_reap(lock, judge, holders, held)
     if dry_run or outcome.act == HELD:
         return outcome
     how = f"reap: {outcome.reason}"
     if outcome.act == FREED and handover:
-        kept = handover.keeps(lock)
+        kept = handover.reason_to_keep_lock(lock)
         if kept:
-            return Outcome(lock, HELD, outcome.verdict, f"settling: {kept}")
-        how = handover.how(lock, how)
+            return ReapOutcome(lock, HELD, outcome.verdict, f"settling: {kept}")
+        how = handover.release_reason(lock, how)
         outcome.away = handover.away.get(lock.id, "")
     try:
         if outcome.act == FREED:
@@ -99,21 +101,29 @@ def settle_one(
     return outcome
 
 
-def decide(lock: Lock, judge: Judge, holders: Holders, held: dict[str, Lock]) -> Outcome:
+def decide_reap(lock: Lock, judge: Judge, holders: OpenFiles, held: dict[str, Lock]) -> ReapOutcome:
     """Return what is to become of a lock: the verdict, then the last guard."""
     verdict = judge.verdict(lock)
     record = lock.owner
     if record is not None and record.settling and verdict.state == ALIVE:
-        left = device_users.group_left(lock, judge)
+        left = device_users.remaining_job_process(lock, judge)
         if left:
-            return Outcome(lock, HELD, verdict, f"settling: {left}")
+            return ReapOutcome(lock, HELD, verdict, f"settling: {left}")
         verdict = Verdict(DEAD, "released by its job, whose processes are gone")
     if verdict.state != DEAD:
-        return Outcome(lock, HELD, verdict, verdict.proof)
-    left = judge.left(lock) if record is not None and record.boot_id == judge.boot_id else ""
+        return ReapOutcome(lock, HELD, verdict, verdict.proof)
+    left = (
+        judge.leftover_reason(lock)
+        if record is not None and record.boot_id == judge.boot_id
+        else ""
+    )
     if left:
-        return Outcome(lock, HELD, verdict, f"settling: {left}")
-    left = device_users.open_left(lock.id, record, holders, held) if record is not None else ""
+        return ReapOutcome(lock, HELD, verdict, f"settling: {left}")
+    left = (
+        device_users.remaining_device_user(lock.id, record, holders, held)
+        if record is not None
+        else ""
+    )
     if left:
-        return Outcome(lock, HELD if left == holders.blind else ORPHANS, verdict, left)
-    return Outcome(lock, FREED, verdict, verdict.proof)
+        return ReapOutcome(lock, HELD if left == holders.blind else ORPHANS, verdict, left)
+    return ReapOutcome(lock, FREED, verdict, verdict.proof)

@@ -5,7 +5,7 @@ Pure. The order of STATES is the order of precedence: a device that is missing i
 """
 
 from gpulock.alloc.liveness import DEAD, UNKNOWN, Verdict
-from gpulock.node.devices import Device, overlaps
+from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store.locks import Lock
 
 MISSING = "missing"
@@ -19,7 +19,7 @@ FREE = "free"
 STATES = (MISSING, QUARANTINED, STALE, NOT_KNOWN, FOREIGN, HELD_IDLE, HELD, FREE)
 
 
-class Row:
+class DeviceState:
     """One device with its state and why, and its lock where it has one.
 
     `device` is None for a card that is only known to be missing; `noted` is the id under which one
@@ -39,7 +39,7 @@ class Row:
         self.noted = ""
 
 
-def rows(
+def device_states(
     devices: list[Device],
     held: dict[str, Lock],
     out: dict[str, str],
@@ -47,49 +47,53 @@ def rows(
     expected: int = 0,
     foreign: frozenset[str] = frozenset(),
     idle: frozenset[str] = frozenset(),
-) -> list[Row]:
+) -> list[DeviceState]:
     """Return one row a device: the node's, locked ones that are gone, and as many as are missing.
 
     `out` gives the reason for each quarantined id; `verdicts` those by token, None where they
     are not known; `expected` GPUs, 0 where that is not known. `foreign` are ids with processes
     of nobody's, `idle` those that are held and observed to do nothing.
     """
-    result = [row_of(device, held, out, verdicts, foreign, idle) for device in devices]
+    result = [shown_device_state(device, held, out, verdicts, foreign, idle) for device in devices]
     known = [device.id for device in devices]
     for name, lock in sorted(held.items()):
-        if not any([overlaps(name, other) for other in known]):
-            result.append(Row(name, None, lock, MISSING, "locked, but the driver does not show it"))
+        if not any([lock_ids_overlap(name, other) for other in known]):
+            result.append(
+                DeviceState(name, None, lock, MISSING, "locked, but the driver does not show it")
+            )
     gone = expected - len({d.bus for d in devices}) - (len(result) - len(devices))
     for number in range(gone):
-        result.append(Row(f"missing-{number}", None, None, MISSING, "expected, but not there"))
+        result.append(
+            DeviceState(f"missing-{number}", None, None, MISSING, "expected, but not there")
+        )
     return result
 
 
-def row_of(
+def shown_device_state(
     device: Device,
     held: dict[str, Lock],
     out: dict[str, str],
     verdicts: dict[str, Verdict] | None,
     foreign: frozenset[str],
     idle: frozenset[str],
-) -> Row:
+) -> DeviceState:
     """Return the row of a device that the driver shows."""
     lock = held.get(device.id)
     if lock is None:
-        over = [held[name] for name in sorted(held) if overlaps(name, device.id)]
+        over = [held[name] for name in sorted(held) if lock_ids_overlap(name, device.id)]
         lock = over[0] if over else None
-    state, reason = judge(device, lock, out, verdicts)
+    state, reason = classify_device(device, lock, out, verdicts)
     if state == FREE and device.id in foreign:
         state, reason = FOREIGN, "free, but in use by a process"
     if state == HELD and device.id in idle:
         state = HELD_IDLE
-    row = Row(device.id, device, lock, state, reason)
+    row = DeviceState(device.id, device, lock, state, reason)
     if state == QUARANTINED:
-        row.noted = next((name for name in out if overlaps(name, device.id)), "")
+        row.noted = next((name for name in out if lock_ids_overlap(name, device.id)), "")
     return row
 
 
-def judge(
+def classify_device(
     device: Device,
     lock: Lock | None,
     out: dict[str, str],
@@ -99,7 +103,7 @@ def judge(
     if device.fault:
         return MISSING, device.fault
     for name, because in out.items():
-        if overlaps(name, device.id):
+        if lock_ids_overlap(name, device.id):
             return QUARANTINED, because
     if lock is None:
         return FREE, ""
@@ -115,7 +119,7 @@ def judge(
     return HELD, "its job is gone, processes are not" if lock.owner.settling else ""
 
 
-def counts(found: list[Row]) -> dict[str, int]:
+def count_device_states(found: list[DeviceState]) -> dict[str, int]:
     """Return how many devices are in each of the eight states."""
     total: dict[str, int] = {state: 0 for state in STATES}
     for row in found:

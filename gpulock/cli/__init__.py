@@ -27,41 +27,65 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Look",
         (
-            ("status", "status.status:status", "Show every GPU and who holds it."),
-            ("why", "why.why:why", "Explain why a job or device is in the state it is in."),
-            ("report", "history.report:report", "Show what a job's GPUs did."),
-            ("history", "history.history:history", "Show finished claims and their GPU hours."),
-            ("inventory", "admin.inventory:inventory", "Show the devices, their places and links."),
-            ("config", "admin.config:config", "Show every setting, or check a settings file."),
+            ("status", "status.status:status_command", "Show every GPU and who holds it."),
+            ("why", "why.why:why_command", "Explain why a job or device is in the state it is in."),
+            ("report", "history.report:job_report_command", "Show what a job's GPUs did."),
+            (
+                "history",
+                "history.history:history_command",
+                "Show finished claims and their GPU hours.",
+            ),
+            (
+                "inventory",
+                "admin.inventory:inventory_command",
+                "Show the devices, their places and links.",
+            ),
+            (
+                "config",
+                "admin.config:config_command",
+                "Show every setting, or check a settings file.",
+            ),
         ),
     ),
     (
         "Hold GPUs",
         (
-            ("run", "claims.run:run", "Run a command with GPUs of its own."),
-            ("claim", "claims.claim:claim", "Hold GPUs for a process, such as this shell."),
-            ("release", "claims.release:release", "Give GPUs back."),
+            ("run", "claims.run:run_command", "Run a command with GPUs of its own."),
+            ("claim", "claims.claim:claim_command", "Hold GPUs for a process, such as this shell."),
+            ("release", "claims.release:release_command", "Give GPUs back."),
         ),
     ),
     (
         "Administer",
         (
-            ("reap", "admin.reap:reap", "Free what dead owners hold, with the proof."),
-            ("reserve", "admin.devices:reserve", "Lock a device for yourself, kept over a reboot."),
-            ("unreserve", "admin.devices:unreserve", "End a reserve."),
-            ("quarantine", "admin.devices:quarantine", "Take a device out of service."),
-            ("restore", "admin.devices:restore", "Put a device back into service."),
+            ("reap", "admin.reap:reap_command", "Free what dead owners hold, with the proof."),
+            (
+                "reserve",
+                "admin.devices:reserve_command",
+                "Lock a device for yourself, kept over a reboot.",
+            ),
+            ("unreserve", "admin.devices:unreserve_command", "End a reserve."),
+            ("quarantine", "admin.devices:quarantine_command", "Take a device out of service."),
+            ("restore", "admin.devices:restore_command", "Put a device back into service."),
         ),
     ),
     (
         "Set up",
         (
-            ("install", "admin.install:install", "Install the hooks of a scheduler on this node."),
-            ("uninstall", "admin.install:uninstall", "Take the hooks away again."),
-            ("doctor", "admin.install:doctor", "Check this node and its scheduler."),
-            ("cdi", "admin.cdi:cdi", "Name the devices for podman and Docker."),
-            ("simulate", "admin.simulate:simulate", "Write a simulated node to try things on."),
-            ("demo", "admin.demo:demo", "See it work: no GPU, no scheduler, no root."),
+            (
+                "install",
+                "admin.install:install_group",
+                "Install the hooks of a scheduler on this node.",
+            ),
+            ("uninstall", "admin.install:uninstall_group", "Take the hooks away again."),
+            ("doctor", "admin.install:doctor_command", "Check this node and its scheduler."),
+            ("cdi", "admin.cdi:cdi_command", "Name the devices for podman and Docker."),
+            (
+                "simulate",
+                "admin.simulate:simulate_command",
+                "Write a simulated node to try things on.",
+            ),
+            ("demo", "admin.demo:demo_command", "See it work: no GPU, no scheduler, no root."),
         ),
     ),
 )
@@ -95,18 +119,18 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except Refusal as refusal:
-            stop(ctx, refusal, NODE_BROKEN if refusal.kind == BROKEN else REFUSED)
+            exit_with_refusal(ctx, refusal, NODE_BROKEN if refusal.kind == BROKEN else REFUSED)
         except BrokenPipeError:
             raise  # click ends quietly when whoever read our output has gone
         except OSError as fault:
-            if of_output(fault):
+            if is_output_error(fault):
                 raise  # not the node is broken, but where our output goes: `main` says so
-            stop(ctx, Refusal(BROKEN, str(fault), "run gpulock doctor"), NODE_BROKEN)
+            exit_with_refusal(ctx, Refusal(BROKEN, str(fault), "run gpulock doctor"), NODE_BROKEN)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
 
 
-def stop(ctx: click.Context, refusal: Refusal, code: int) -> NoReturn:
+def exit_with_refusal(ctx: click.Context, refusal: Refusal, code: int) -> NoReturn:
     """Say one line and end with `code`."""
     click.echo(refusal.sentence(ctx.invoked_subcommand or "gpulock"), err=True)
     ctx.exit(code)
@@ -122,14 +146,14 @@ def stop(ctx: click.Context, refusal: Refusal, code: int) -> NoReturn:
 )
 @click.version_option(__version__, prog_name="gpulock", message="%(prog)s %(version)s")
 @click.pass_context
-def commands(ctx: click.Context, config: str) -> None:
+def command_group(ctx: click.Context, config: str) -> None:
     """Which GPU is whose, on one node."""
     ctx.obj = Session(config)
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         ctx.color = False
 
 
-def open_streams() -> None:
+def reopen_closed_streams() -> None:
     """Give the standard streams that the caller closed a place to go, before a file takes it."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -140,7 +164,7 @@ def open_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
-def of_output(fault: OSError) -> bool:
+def is_output_error(fault: OSError) -> bool:
     """Return whether it was our own output that could not be written: all of it goes by echo."""
     step = fault.__traceback__
     while step is not None and step.tb_frame.f_code is not click.echo.__code__:
@@ -150,11 +174,11 @@ def of_output(fault: OSError) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
-    open_streams()
+    reopen_closed_streams()
     try:
-        commands.main(args=argv, prog_name="gpulock")
+        command_group.main(args=argv, prog_name="gpulock")
     except OSError as fault:
-        if not of_output(fault):
+        if not is_output_error(fault):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's end fails once more
         click.echo(f"gpulock: cannot write the output: {fault.strerror}", err=True)

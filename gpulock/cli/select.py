@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpulock.node.devices import Device, bus_key
+from gpulock.node.devices import Device, pci_bus_key
 from gpulock.store.owner import Owner
 from gpulock.text.words import device_name
 
@@ -50,7 +50,7 @@ class Subject(NamedTuple):
         return f"job {self.job}{'.' if self.task else ''}{self.task}"
 
 
-def subject(text: str, devices: Sequence[Device], jobs: Iterable[Owner] = ()) -> Subject:
+def parse_subject(text: str, devices: Sequence[Device], jobs: Iterable[Owner] = ()) -> Subject:
     """Return what `text` names; a plain number is a device where there is one, else a job.
 
     `job 3`, `gpu 3` and `pid 3` leave no doubt. Raises SelectError.
@@ -61,17 +61,17 @@ def subject(text: str, devices: Sequence[Device], jobs: Iterable[Owner] = ()) ->
     if found := PID.fullmatch(text):
         return Subject(pid=int(found[1]))
     if found := DEVICE.fullmatch(text):
-        return Subject(device=one_device(found[1], devices))
+        return Subject(device=match_one_device(found[1], devices))
     as_job = JOB.fullmatch(text)
-    matching = match(text, devices)
+    matching = match_devices(text, devices)
     if as_job and (not matching or text.startswith("job")):
         return Subject(job=as_job[1].lstrip("0") or "0", task=as_job[2] or "")
-    return Subject(device=one_device(text, devices))
+    return Subject(device=match_one_device(text, devices))
 
 
-def one_device(text: str, devices: Sequence[Device]) -> Device:
+def match_one_device(text: str, devices: Sequence[Device]) -> Device:
     """Return the one device that `text` names; raise SelectError."""
-    found = match(text, devices)
+    found = match_devices(text, devices)
     if len(found) == 1:
         return found[0]
     if not found:
@@ -80,18 +80,18 @@ def one_device(text: str, devices: Sequence[Device]) -> Device:
     raise SelectError(f"{text} is several devices ({names})")
 
 
-def several(text: str, devices: Sequence[Device]) -> list[Device]:
+def match_device_list(text: str, devices: Sequence[Device]) -> list[Device]:
     """Return the devices of a list like `0,1`, each once; raise SelectError."""
     found: list[Device] = []
     for part in text.split(","):
-        device = one_device(part.strip(), devices)
+        device = match_one_device(part.strip(), devices)
         if device in found:
             raise SelectError(f"{part.strip()} is given twice")
         found.append(device)
     return found
 
 
-def match(text: str, devices: Sequence[Device]) -> list[Device]:
+def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
     """Return the devices that `text` may mean: index, bus id, or a UUID's beginning."""
     if len(text) > LONGEST:
         return []
@@ -101,28 +101,28 @@ def match(text: str, devices: Sequence[Device]) -> list[Device]:
     exact = [d for d in devices if lower in (d.id, device_name(d).lower(), d.uuid.lower())]
     if exact:
         return exact
-    if place := same_place(lower):
+    if place := parse_lock_id(lower):
         bus, dot, instance = place
         return [d for d in devices if d.bus == bus and (not dot or d.id == f"{bus}.{instance}")]
     if len(text) < LEAST_UUID:
         return []
-    return [d for d in devices if d.uuid and is_beginning(lower, d.uuid.lower())]
+    return [d for d in devices if d.uuid and is_uuid_prefix(lower, d.uuid.lower())]
 
 
-def same_place(text: str) -> tuple[str, str, str] | None:
+def parse_lock_id(text: str) -> tuple[str, str, str] | None:
     """Return (bus id as the kernel writes it, dot, instance), or None for what is no bus id.
 
     The domain may be left out, or have eight digits as nvidia-smi writes it.
     """
     bus, dot, instance = text.partition(".gi")
     try:
-        domain, number, slot, function = bus_key(bus if bus.count(":") > 1 else f"0:{bus}")
+        domain, number, slot, function = pci_bus_key(bus if bus.count(":") > 1 else f"0:{bus}")
     except ValueError:
         return None
     name = f"{domain:04x}:{number:02x}:{slot:02x}.{function:x}"
     return name, dot, f"gi{instance}" if dot else ""
 
 
-def is_beginning(text: str, uuid: str) -> bool:
+def is_uuid_prefix(text: str, uuid: str) -> bool:
     """Return whether a UUID begins so, with or without its `GPU-`."""
     return uuid.startswith(text) or uuid.partition("-")[2].startswith(text)

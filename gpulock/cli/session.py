@@ -11,12 +11,12 @@ import click
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import Settings, load
+from gpulock.node.settings import Settings, read_settings
 
 PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
 
 
-class Refused(click.ClickException):
+class CommandRefusedError(click.ClickException):
     """Refuse a command in one line: why, and what to do; exit code 1."""
 
     exit_code = 1
@@ -39,13 +39,13 @@ class Session:
 
     def settings(self) -> Settings:
         """Return the settings; raise Refusal."""
-        return load(self.config)
+        return read_settings(self.config)
 
     def node(self) -> Node:
         """Return the node, to look at; raise Refusal."""
         return Node(self.settings())
 
-    def own_node(self) -> Node:
+    def writable_node(self) -> Node:
         """Return the node, to change; raise Refused for all but the owner of LOCK_DIR."""
         node = self.node()
         path = node.store.path
@@ -54,15 +54,16 @@ class Session:
         except FileNotFoundError:
             uid = os.geteuid()  # whoever makes it
         if uid != os.geteuid():
-            raise Refused(
-                f"{path} belongs to {user_name(uid)}, and only {user_name(uid)} may change locks",
-                f"run it as {user_name(uid)}, or use a node of your own with --config",
+            raise CommandRefusedError(
+                f"{path} belongs to {uid_to_user_name(uid)},"
+                f" and only {uid_to_user_name(uid)} may change locks",
+                f"run it as {uid_to_user_name(uid)}, or use a node of your own with --config",
             )
         os.umask(PUBLIC)
         return node
 
 
-def owns(node: Node) -> bool:
+def owns_lock_dir(node: Node) -> bool:
     """Return whether the caller owns LOCK_DIR, and so may see and change everything."""
     try:
         return os.lstat(node.store.path).st_uid == os.geteuid()
@@ -70,7 +71,7 @@ def owns(node: Node) -> bool:
         return False
 
 
-def user_name(uid: int) -> str:
+def uid_to_user_name(uid: int) -> str:
     """Return the name of a user, its number where there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -78,19 +79,19 @@ def user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def caller() -> str:
+def describe_caller() -> str:
     """Return who is at the keyboard, for notes and logs: the login, and whom it became."""
-    name = user_name(os.getuid())
+    name = uid_to_user_name(os.getuid())
     try:
         with open("/proc/self/loginuid", encoding="ascii") as file:
             login = int(file.read())
     except (OSError, ValueError):
         return name
     known = login not in (0xFFFFFFFF, os.getuid())
-    return f"{user_name(login)} as {name}" if known else name
+    return f"{uid_to_user_name(login)} as {name}" if known else name
 
 
-def calling_shell(proc: Proc) -> int:
+def find_calling_shell(proc: Proc) -> int:
     """Return the process that called us; of a shell's fork for `$(...)` or a pipe the shell.
 
     Such a fork has the shell's own program and arguments, and is over in a moment: a claim that
@@ -98,19 +99,21 @@ def calling_shell(proc: Proc) -> int:
     """
     pid = os.getppid()
     try:
-        while (above := proc.stat(pid).ppid) > 1 and looks(proc, above) == looks(proc, pid):
+        while (above := proc.stat(pid).ppid) > 1 and process_signature(
+            proc, above
+        ) == process_signature(proc, pid):
             pid = above
     except (OSError, ValueError):
         return pid
     return pid
 
 
-def looks(proc: Proc, pid: int) -> tuple[str, bytes, int]:
+def process_signature(proc: Proc, pid: int) -> tuple[str, bytes, int]:
     """Return what a fork has in common with its parent: program, arguments, session."""
     return proc.link(pid, "exe"), proc.read_memory(pid, "cmdline"), proc.stat(pid).session
 
 
-def log(settings: Settings, line: str) -> None:
+def log_to_syslog(settings: Settings, line: str) -> None:
     """Write one line to syslog; a simulation has none."""
     if settings.simulation:
         return

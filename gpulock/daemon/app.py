@@ -12,22 +12,22 @@ import sys
 from collections.abc import Sequence
 
 from gpulock import __version__
-from gpulock.daemon.core.journal import ERROR, WARNING, Journal
-from gpulock.daemon.core.notify import from_environ, in_journal
-from gpulock.daemon.core.signals import EndedError, Signals
-from gpulock.daemon.health.policy import Health
-from gpulock.daemon.history.collect import History
-from gpulock.daemon.idle.policy import Idle
-from gpulock.daemon.main_loop import Daemon
-from gpulock.daemon.reconcile.cdi import CdiSpec
-from gpulock.daemon.reconcile.inventory_file import Publisher
-from gpulock.daemon.reconcile.refusal_context import Refusals
-from gpulock.daemon.rounds import Chore, RunsAlreadyError
-from gpulock.daemon.slots.drift import Drift
-from gpulock.daemon.slots.sge import SgeCount
-from gpulock.daemon.slots.slurm import SlurmCount
+from gpulock.daemon.core.journal import ERROR, WARNING, DaemonJournal
+from gpulock.daemon.core.notify import is_journal_stream, notifier_from_environ
+from gpulock.daemon.core.signals import DaemonSignals, ShutdownTimeoutError
+from gpulock.daemon.health.policy import HealthPolicy
+from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.daemon.idle.policy import IdlePolicy
+from gpulock.daemon.main_loop import GpulockDaemon
+from gpulock.daemon.reconcile.cdi import CdiSpecWriter
+from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
+from gpulock.daemon.reconcile.refusal_context import RefusalNotifier
+from gpulock.daemon.rounds import AlreadyRunningError, Chore
+from gpulock.daemon.slots.drift import CountDrift
+from gpulock.daemon.slots.sge import SgeSlotSync
+from gpulock.daemon.slots.slurm import SlurmDrainSync
 from gpulock.errors import BROKEN, Refusal
-from gpulock.node.settings import DEFAULT_PATH, load
+from gpulock.node.settings import DEFAULT_PATH, read_settings
 
 DONE, REFUSED, USAGE, NODE_BROKEN = 0, 1, 2, 3
 HELP = """usage: gpulockd [--config FILE]
@@ -39,26 +39,26 @@ Free what dead owners hold, publish the verdicts, write the history: see docs/gp
 """
 
 
-def chores(journal: Journal) -> list[Chore]:
+def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
     """Return what is done after each reconcile, in this order."""
 
     def say(text: str) -> None:
         journal.say(WARNING, text)
 
     return [
-        Publisher(journal),
-        Health(journal),
-        CdiSpec(journal),
-        History(say),
-        Idle(say),
-        Drift(journal),
-        Refusals(journal),
-        SgeCount(journal),
-        SlurmCount(journal),
+        InventoryPublisher(journal),
+        HealthPolicy(journal),
+        CdiSpecWriter(journal),
+        HistoryWriter(say),
+        IdlePolicy(say),
+        CountDrift(journal),
+        RefusalNotifier(journal),
+        SgeSlotSync(journal),
+        SlurmDrainSync(journal),
     ]
 
 
-def config_of(argv: Sequence[str]) -> str:
+def parse_config_path(argv: Sequence[str]) -> str:
     """Return the settings file that the arguments name; raise ValueError."""
     words = list(argv)
     path = DEFAULT_PATH
@@ -79,28 +79,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(text)
         return DONE
     try:
-        path = config_of(arguments)
+        path = parse_config_path(arguments)
     except ValueError as fault:
         sys.stderr.write(f"gpulockd: {fault}\n{HELP}")
         return USAGE
     os.umask(0o022)  # everybody may read locks and records
-    journal = Journal(levels=in_journal(os.environ))
-    signals = Signals()
+    journal = DaemonJournal(levels=is_journal_stream(os.environ))
+    signals = DaemonSignals()
     signals.install()
-    notify = from_environ(os.environ, os.getpid())
+    notify = notifier_from_environ(os.environ, os.getpid())
     try:
-        settings = load(path)
+        settings = read_settings(path)
         if os.geteuid() != 0 and not settings.simulation:
             raise Refusal(BROKEN, f"gpulockd runs as uid {os.geteuid()}", "it must be root's")
         journal.quiet = bool(settings.simulation)
-        Daemon(settings, journal, notify, signals, chores(journal)).run()
-    except RunsAlreadyError as other:
+        GpulockDaemon(settings, journal, notify, signals, make_daemon_chores(journal)).run()
+    except AlreadyRunningError as other:
         journal.say(ERROR, f"{other.why}; {other.do}")
         return REFUSED
     except Refusal as refusal:
         journal.say(ERROR, f"{refusal.why}; {refusal.do}")
         return NODE_BROKEN
-    except EndedError:
+    except ShutdownTimeoutError:
         return DONE
     return DONE
 

@@ -9,42 +9,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpulock.alloc.reaper import FREED
-from gpulock.daemon.core.journal import ERROR, INFO, Journal
-from gpulock.daemon.core.loop import Loop
-from gpulock.daemon.core.notify import Notify
-from gpulock.daemon.core.signals import Signals
+from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal
+from gpulock.daemon.core.loop import EventLoop
+from gpulock.daemon.core.notify import SystemdNotifier
+from gpulock.daemon.core.signals import DaemonSignals
 from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.reconcile.lock_watch import Watch
-from gpulock.daemon.reconcile.owner_watch import Owners
-from gpulock.daemon.reconcile.reconcile import Report
-from gpulock.daemon.reconcile.schedule import Pace
-from gpulock.daemon.rounds import Chore, Rounds, restless
-from gpulock.deadline import boottime
+from gpulock.daemon.reconcile.lock_watch import LockDirWatch
+from gpulock.daemon.reconcile.owner_watch import OwnerWatcher
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import ReconcileSchedule
+from gpulock.daemon.rounds import Chore, Rounds, needs_recheck
+from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
-from gpulock.node.settings import Settings, load
+from gpulock.node.settings import Settings, read_settings
 from gpulock.store.verdicts import PERIOD
-from gpulock.workstation.serve_policy import Serving
-from gpulock.workstation.server import Server
+from gpulock.workstation.serve_policy import ServePolicy
+from gpulock.workstation.server import ClaimServer
 
 
-class Daemon:
+class GpulockDaemon:
     """One gpulockd, from its settings to the signal that ends it."""
 
     def __init__(
         self,
         settings: Settings,
-        journal: Journal,
-        notify: Notify,
-        signals: Signals,
+        journal: DaemonJournal,
+        notify: SystemdNotifier,
+        signals: DaemonSignals,
         chores: Sequence[Chore],
     ) -> None:
         self.rounds = Rounds(DaemonNode(settings), journal, chores)
-        self.loop = Loop()
-        self.pace = Pace(boottime())
-        self._owners = Owners(self.loop, self._wanted)
-        self._watch = Watch()
-        self._server = Server(self.loop, journal, lambda: self.rounds.node)
-        self._serving = Serving()
+        self.loop = EventLoop()
+        self.pace = ReconcileSchedule(clock_boottime())
+        self._owners = OwnerWatcher(self.loop, self._request_reconcile)
+        self._watch = LockDirWatch()
+        self._server = ClaimServer(self.loop, journal, lambda: self.rounds.node)
+        self._serving = ServePolicy()
         self._journal = journal
         self._notify = notify
         self._signals = signals
@@ -53,26 +53,26 @@ class Daemon:
     def run(self) -> None:
         """Go round until a signal ends it; raise RunsAlreadyError."""
         try:
-            self._go()
+            self._run_loop()
         finally:  # an alarm may end a round that hangs, at any instruction
             self.rounds.close()
 
-    def _go(self) -> None:
+    def _run_loop(self) -> None:
         self.loop.watch(self._signals.fd, self._signals.drain)
         if self._watch.fd >= 0:
-            self.loop.watch(self._watch.fd, self._look)
-        self._round()
+            self.loop.watch(self._watch.fd, self._on_lock_dir_change)
+        self._run_round()
         self._notify.ready(self.rounds.summary)
         while not self._signals.ending:
-            self._notify.alive(boottime())
+            self._notify.alive(clock_boottime())
             if self._signals.reload:
                 self._reload()
-            self.loop.wait(self._until())
-            if boottime() >= self.pace.due and not self._signals.ending:
-                self._round()
+            self.loop.wait(self._next_wakeup())
+            if clock_boottime() >= self.pace.due and not self._signals.ending:
+                self._run_round()
             if not self._signals.ending:
-                self.rounds.turn(boottime())
-                self._server.turn(boottime())
+                self.rounds.run_due(clock_boottime())
+                self._server.run_due(clock_boottime())
         self._notify.stopping()
         self._close()
 
@@ -83,44 +83,44 @@ class Daemon:
         self.loop.forget(self._watch.fd)
         self._watch.close()
 
-    def _until(self) -> float:
+    def _next_wakeup(self) -> float:
         """Return when the loop must go round again."""
         due = min(self.pace.due, self._server.due(), self.rounds.due())
         watchdog = self._notify.watchdog
-        return min(due, boottime() + watchdog / 3) if watchdog else due
+        return min(due, clock_boottime() + watchdog / 3) if watchdog else due
 
-    def _wanted(self) -> None:
-        self.pace.wanted(boottime())
+    def _request_reconcile(self) -> None:
+        self.pace.request_reconcile(clock_boottime())
 
-    def _look(self, _: int) -> None:
+    def _on_lock_dir_change(self, _: int) -> None:
         if self._watch.changed():
-            self._wanted()
-            self._server.stir()
+            self._request_reconcile()
+            self._server.retry_now()
 
-    def _round(self) -> None:
+    def _run_round(self) -> None:
         node = self.rounds.node
         self._watch.follow(node.store)  # what comes while we reconcile is seen after it
-        report = self.rounds.once(boottime())
-        self.pace.done(boottime(), restless(report, node))
+        report = self.rounds.run_round(clock_boottime())
+        self.pace.record_reconcile(clock_boottime(), needs_recheck(report, node))
         self._watch.follow(node.store)
         if report is not None:
             freed = {outcome.lock.id for outcome in report.outcomes if outcome.act == FREED}
             made = {device for record in report.adopted for device in record.devices}
             if self._watch.changed(freed, made):
-                self._wanted()
+                self._request_reconcile()
             if freed:
-                self._server.stir()
+                self._server.retry_now()
             self._owners.follow(report, node.proc)
         self._serve(report)
         slow = {"watch": f"changes are seen every {PERIOD:.0f} s only: {self._watch.fault}"}
-        self._journal.stands("watch", slow if self._watch.fault else {})
+        self._journal.log_changes("watch", slow if self._watch.fault else {})
         if self.rounds.summary != self._status:
             self._status = self.rounds.summary
             self._notify.status(self._status)
 
-    def _serve(self, report: Report | None) -> None:
+    def _serve(self, report: ReconcileReport | None) -> None:
         """Open the socket, or close it where a scheduler owns the node by now."""
-        why_not = self._serving.why_not(self.rounds.node, report, boottime())
+        why_not = self._serving.why_not(self.rounds.node, report, clock_boottime())
         failed = ""
         if why_not:
             self._server.close(why_not)
@@ -131,20 +131,20 @@ class Daemon:
                 failed = f"users are not served: {fault}"
         wanted = self.rounds.node.settings.serve
         refused = f"users are not served although SERVE=yes: {why_not}"
-        self._journal.stands("serve", {"refused": refused} if wanted and why_not else {})
-        self._journal.stands("socket", {"failed": failed} if failed else {}, ERROR)
+        self._journal.log_changes("serve", {"refused": refused} if wanted and why_not else {})
+        self._journal.log_changes("socket", {"failed": failed} if failed else {}, ERROR)
 
     def _reload(self) -> None:
         """Read the settings again; bad ones change nothing."""
         self._signals.reload = False
         self._notify.reloading()
         try:
-            fresh = DaemonNode(load(self.rounds.node.settings.path))
+            fresh = DaemonNode(read_settings(self.rounds.node.settings.path))
             fresh.asking = self.rounds.node.asking  # a driver that hangs is asked once
             self.rounds.node = fresh
-            self._serving.ask_again()
+            self._serving.recheck_processes()
             self._journal.say(INFO, "the settings were read again")
         except Refusal as refusal:
             self._journal.say(ERROR, f"{refusal.why}; the settings stay as they were")
-        self._round()
+        self._run_round()
         self._notify.ready(self.rounds.summary)

@@ -11,17 +11,17 @@ import os
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from gpulock.daemon.core.controller import Silence, SparingControl
-from gpulock.daemon.core.instance_lock import Single
-from gpulock.daemon.core.journal import ERROR, NOTICE, Journal
+from gpulock.daemon.core.controller import BackoffControl, ControllerBackoff
+from gpulock.daemon.core.instance_lock import InstanceLock
+from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
-from gpulock.deadline import Deadline, boottime
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.store import boot
-from gpulock.workstation.process_claims import judge
+from gpulock.workstation.process_claims import make_liveness_judge
 
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
 CAP_SYS_PTRACE = 19  # linux/capability.h
@@ -30,20 +30,20 @@ CAP_SYS_PTRACE = 19  # linux/capability.h
 class Chore(Protocol):
     """Something to be done after each reconcile; it may fail, and must not wait."""
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Do it; `now` is CLOCK_BOOTTIME in seconds."""
         ...
 
 
 @runtime_checkable
-class Worker(Protocol):
+class BackgroundChore(Protocol):
     """A chore that has work between the rounds as well; it must not wait there either."""
 
     def due(self) -> float:
         """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
         ...
 
-    def turn(self, now: float) -> None:
+    def run_due(self, now: float) -> None:
         """Go on with it; `now` is CLOCK_BOOTTIME in seconds."""
         ...
 
@@ -52,37 +52,40 @@ class Worker(Protocol):
         ...
 
 
-class RunsAlreadyError(Refusal):
+class AlreadyRunningError(Refusal):
     """Refuse to go on: another gpulockd is this node's."""
 
 
 class Rounds:
     """Rounds on one node; `last` is the report of the last one, None where it failed."""
 
-    def __init__(self, node: DaemonNode, journal: Journal, chores: Sequence[Chore]) -> None:
+    def __init__(self, node: DaemonNode, journal: DaemonJournal, chores: Sequence[Chore]) -> None:
         self.node = node
-        self.single = Single()
-        self.last: Report | None = None
+        self.single = InstanceLock()
+        self.last: ReconcileReport | None = None
         self.summary = "starting"
         self._journal = journal
         self._chores = chores
-        self._workers = [chore for chore in chores if isinstance(chore, Worker)]
-        self._silence = Silence()
+        self._workers = [chore for chore in chores if isinstance(chore, BackgroundChore)]
+        self._silence = ControllerBackoff()
 
-    def once(self, now: float) -> Report | None:
+    def run_round(self, now: float) -> ReconcileReport | None:
         """Do one round; return its report, None where it failed. Raises RunsAlreadyError."""
         try:
             self.last = self._reconcile()
             failed = {}
-        except RunsAlreadyError:
+        except AlreadyRunningError:
             raise
         except Refusal as refusal:
             self.last, failed = None, {refusal.kind: f"{refusal.why}; {refusal.do}"}
         except OSError as fault:
             self.last, failed = None, {str(fault.errno): f"LOCK_DIR: {fault}"}
         except Exception as fault:  # whatever it is, the next round may go well
-            self.last, failed = None, {type(fault).__name__: unforeseen("a reconcile", fault)}
-        self._journal.stands("round", failed, ERROR)
+            self.last, failed = (
+                None,
+                {type(fault).__name__: describe_exception("a reconcile", fault)},
+            )
+        self._journal.log_changes("round", failed, ERROR)
         if self.last is None:
             self.summary = "; ".join(failed.values())
         else:
@@ -90,63 +93,68 @@ class Rounds:
             self._do_chores(self.last, now)
         return self.last
 
-    def _reconcile(self) -> Report:
-        boot.ensure(self.node.store)
+    def _reconcile(self) -> ReconcileReport:
+        boot.ensure_lock_dir(self.node.store)
         try:
             self.single.take(self.node.store.path)
         except Refusal as refusal:
             if refusal.kind == BUSY:
-                raise RunsAlreadyError(refusal.kind, refusal.why, refusal.do) from refusal
+                raise AlreadyRunningError(refusal.kind, refusal.why, refusal.do) from refusal
             raise
-        self._silence.listen(self.node.settings, boottime())
-        control = SparingControl(self.node.settings, self._silence)
-        report = reconcile(self.node, judge(self.node, control), Deadline(ROUND_SECONDS))
+        self._silence.probe_if_due(self.node.settings, clock_boottime())
+        control = BackoffControl(self.node.settings, self._silence)
+        report = reconcile_locks(
+            self.node, make_liveness_judge(self.node, control), Deadline(ROUND_SECONDS)
+        )
         report.cards = self.node.cards
         return report
 
-    def _tell(self, report: Report) -> None:
-        for line in report_messages.events(report):
+    def _tell(self, report: ReconcileReport) -> None:
+        for line in report_messages.reconcile_event_messages(report):
             self._journal.say(NOTICE, line)
         expected = self.node.settings.gpus
-        self._journal.stands(
-            "node", report_messages.standing(report, expected, sightless(self.node, os.geteuid()))
+        self._journal.log_changes(
+            "node",
+            report_messages.lasting_problem_messages(
+                report, expected, missing_ptrace(self.node, os.geteuid())
+            ),
         )
-        self.summary = report_messages.summary(report, expected)
+        self.summary = report_messages.format_daemon_status(report, expected)
 
-    def _do_chores(self, report: Report, now: float) -> None:
+    def _do_chores(self, report: ReconcileReport, now: float) -> None:
         failed: dict[str, str] = {}
         for chore in self._chores:
             try:
                 chore.run(self.node, report, now)
             except Exception as fault:  # one that fails stops no other
                 name = type(chore).__name__
-                failed[f"{name} {type(fault).__name__}"] = unforeseen(name, fault)
-        self._journal.stands("chores", failed, ERROR)
+                failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
+        self._journal.log_changes("chores", failed, ERROR)
 
     def due(self) -> float:
         """Return when a chore has work before the next round, as CLOCK_BOOTTIME seconds."""
         return min([worker.due() for worker in self._workers], default=float("inf"))
 
-    def turn(self, now: float) -> None:
+    def run_due(self, now: float) -> None:
         """Let the chores go on that have work between the rounds."""
         failed: dict[str, str] = {}
         for worker in self._workers:
             if now >= worker.due():
                 try:
-                    worker.turn(now)
+                    worker.run_due(now)
                 except Exception as fault:  # likewise
                     name = type(worker).__name__
-                    failed[f"{name} {type(fault).__name__}"] = unforeseen(name, fault)
-        self._journal.stands("turns", failed, ERROR)
+                    failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
+        self._journal.log_changes("turns", failed, ERROR)
 
     def close(self) -> None:
         """Let go of what the chores have at work, and of being this node's gpulockd."""
         for worker in self._workers:
             worker.close()
-        self.single.let_go()
+        self.single.release()
 
 
-def unforeseen(what: str, fault: Exception) -> str:
+def describe_exception(what: str, fault: Exception) -> str:
     """Return what failed, and where."""
     trace, place = fault.__traceback__, ""
     while trace is not None:
@@ -156,13 +164,13 @@ def unforeseen(what: str, fault: Exception) -> str:
     return f"{what} failed: {type(fault).__name__}: {fault}{place}"
 
 
-def sightless(node: Node, uid: int) -> str:
+def missing_ptrace(node: Node, uid: int) -> str:
     """Return why this process of `uid` cannot see others' files, or nothing (capabilities(7))."""
     if uid != 0 or node.settings.simulation:
         return ""
     try:
         status = node.proc.read(os.getpid(), "status")
-        effective = int(line_after(status, b"\nCapEff:"), 16)
+        effective = int(find_status_field(status, b"\nCapEff:"), 16)
     except (OSError, ValueError):
         return ""
     if effective >> CAP_SYS_PTRACE & 1:
@@ -170,13 +178,13 @@ def sightless(node: Node, uid: int) -> str:
     return "without CAP_SYS_PTRACE no other process's files can be seen: nothing is freed"
 
 
-def line_after(status: bytes, key: bytes) -> bytes:
+def find_status_field(status: bytes, key: bytes) -> bytes:
     """Return what follows `key` on its line; raise ValueError."""
     begin = status.index(key) + len(key)
     return status[begin : status.index(b"\n", begin)]
 
 
-def restless(report: Report | None, node: Node) -> bool:
+def needs_recheck(report: ReconcileReport | None, node: Node) -> bool:
     """Return whether something that is held may be free at any moment."""
     if report is None:
         return True

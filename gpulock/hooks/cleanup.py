@@ -11,10 +11,10 @@ import select
 import time
 from _signal import SIGKILL, SIGTERM, pidfd_send_signal  # the C module: see gpulock.child
 
-from gpulock.alloc.device_users import DAEMONS, INIT, belongs
-from gpulock.alloc.liveness import Judge, Scan
-from gpulock.alloc.reaper import make_holders
-from gpulock.alloc.release import ours_of, places
+from gpulock.alloc.device_users import DAEMONS, INIT, belongs_to_other_claim
+from gpulock.alloc.liveness import Judge, ProcessScan
+from gpulock.alloc.reaper import make_open_files
+from gpulock.alloc.release import locked_devices, select_job_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.node.context import Node
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from gpulock.alloc.device_users import Holders
+    from gpulock.alloc.device_users import OpenFiles
 
-    class Remains(Protocol):
+    class LeftoverFinder(Protocol):
         """A scheduler's proof of membership: pid -> a clause that says why it is the job's."""
 
-        def __call__(self, lock: Lock, scan: Scan) -> dict[int, str]: ...
+        def __call__(self, lock: Lock, scan: ProcessScan) -> dict[int, str]: ...
 
 
 GRACE = 2.0  # seconds from TERM to KILL, of a third of CLEAN_TIMEOUT at most
@@ -39,7 +39,7 @@ PAUSE = 0.02  # seconds between two looks at what does not end
 SHOWN = 4  # processes named in a line
 
 
-class Left:
+class LeftoverProcess:
     """A process that a job left behind: pid, start time, name, and why it is the job's."""
 
     __slots__ = ("name", "pid", "start", "why")
@@ -54,11 +54,11 @@ class Left:
         return f"{self.pid} ({self.name}, {self.why})"
 
 
-def clean(
+def clean_leftovers(
     node: Node,
     ours: "Callable[[Owner], bool]",
     judge: "Callable[[], Judge]",
-    remains: "Remains",
+    remains: "LeftoverFinder",
     deadline: Deadline,
 ) -> list[str]:
     """Report or end what the job left behind here; return lines to tell.
@@ -66,51 +66,51 @@ def clean(
     `judge` gives a fresh look at all processes. Raises Refusal where LOCK_DIR cannot be read.
     """
 
-    def look() -> list[Left]:
-        return left_of(node, ours, judge(), remains)
+    def look() -> list[LeftoverProcess]:
+        return find_leftovers(node, ours, judge(), remains)
 
     found = look()
     if not found:
         return []
     if node.settings.clean != "kill":
-        return [f"left behind: {named(found)}"]
-    lines = [f"left behind, ended: {named(found)}"]
+        return [f"left behind: {format_leftovers(found)}"]
+    lines = [f"left behind, ended: {format_leftovers(found)}"]
     limit = deadline.sooner(node.settings.clean_timeout)
-    lines += send(node, found, SIGTERM)
-    wait(found, node, limit.sooner(min(GRACE, limit.left() / 3)))
+    lines += signal_leftovers(node, found, SIGTERM)
+    wait_for_leftovers(found, node, limit.sooner(min(GRACE, limit.left() / 3)))
     while found := look():
         if limit.left() <= 0:
-            return [*lines, f"left behind, and does not end: {named(found)}"]
-        lines += [line for line in send(node, found, SIGKILL) if line not in lines]
-        wait(found, node, limit.sooner(PAUSE))
+            return [*lines, f"left behind, and does not end: {format_leftovers(found)}"]
+        lines += [line for line in signal_leftovers(node, found, SIGKILL) if line not in lines]
+        wait_for_leftovers(found, node, limit.sooner(PAUSE))
     return lines
 
 
-def left_of(
-    node: Node, ours: "Callable[[Owner], bool]", judge: Judge, remains: "Remains"
-) -> list[Left]:
+def find_leftovers(
+    node: Node, ours: "Callable[[Owner], bool]", judge: Judge, remains: "LeftoverFinder"
+) -> list[LeftoverProcess]:
     """Return the processes of this node's locks that are `ours`, each once."""
     if not node.store.exists():
         return []
-    held = node.store.all()
+    held = node.store.read_all_locks()
     for lock in held.values():
         node.store.read_details(lock)
-    mine = ours_of(held, ours)
+    mine = select_job_locks(held, ours)
     if not mine:
         return []
-    judge.attach(held)
-    holders = make_holders(node, places(node, mine), judge)
-    spared = spare(judge.scan)
-    found: dict[int, Left] = {}
+    judge.attach_step_daemons(held)
+    holders = make_open_files(node, locked_devices(node, mine), judge)
+    spared = own_ancestor_pids(judge.scan)
+    found: dict[int, LeftoverProcess] = {}
     for lock in mine.values():
         for pid, why in remains(lock, judge.scan).items():
-            left = look_at(pid, why, lock, held, holders)
+            left = check_leftover(pid, why, lock, held, holders)
             if left and pid not in spared:
                 found.setdefault(pid, left)
     return list(found.values())
 
 
-def spare(scan: Scan) -> set[int]:
+def own_ancestor_pids(scan: ProcessScan) -> set[int]:
     """Return this process and all above it: an epilog does not end itself or its daemon."""
     found = {0, INIT}
     pid = os.getpid()
@@ -123,9 +123,9 @@ def spare(scan: Scan) -> set[int]:
     return found
 
 
-def look_at(
-    pid: int, why: str, lock: Lock, held: dict[str, Lock], holders: "Holders"
-) -> Left | None:
+def check_leftover(
+    pid: int, why: str, lock: Lock, held: dict[str, Lock], holders: "OpenFiles"
+) -> LeftoverProcess | None:
     """Return a process as left behind, None where it is gone, another's, or a service's.
 
     root's processes are no job's, unless its owner may end them; a daemon of a scheduler never is.
@@ -139,14 +139,14 @@ def look_at(
         return None
     if status.kernel or (status.name in DAEMONS and status.uids[0] == 0):
         return None
-    if 0 in status.uids[:3] and not may_signal(record.uid, status.uids):
+    if 0 in status.uids[:3] and not user_may_signal(record.uid, status.uids):
         return None
-    if any([belongs(pid, other, record, holders) for other in held.values()]):
+    if any([belongs_to_other_claim(pid, other, record, holders) for other in held.values()]):
         return None
-    return Left(pid, start, one_line(status.name), why)
+    return LeftoverProcess(pid, start, one_line(status.name), why)
 
 
-def may_signal(uid: int, uids: tuple[int, ...]) -> bool:
+def user_may_signal(uid: int, uids: tuple[int, ...]) -> bool:
     """Return whether a user may end a process himself (kill(2)): by its real or saved uid.
 
     So he may end a `su` that asks for a password, although it runs as root.
@@ -155,7 +155,7 @@ def may_signal(uid: int, uids: tuple[int, ...]) -> bool:
     return uid in (0, real, saved)
 
 
-def send(node: Node, found: list[Left], number: int) -> list[str]:
+def signal_leftovers(node: Node, found: list[LeftoverProcess], number: int) -> list[str]:
     """Send a signal to each process, by a pidfd that is proven to be its; return what failed."""
     lines: list[str] = []
     for left in found:
@@ -177,7 +177,7 @@ def send(node: Node, found: list[Left], number: int) -> list[str]:
     return lines
 
 
-def wait(found: list[Left], node: Node, limit: Deadline) -> None:
+def wait_for_leftovers(found: list[LeftoverProcess], node: Node, limit: Deadline) -> None:
     """Wait until these processes are gone, for as long as `limit` allows."""
     for left in found:
         try:
@@ -195,7 +195,7 @@ def wait(found: list[Left], node: Node, limit: Deadline) -> None:
             os.close(fd)
 
 
-def named(found: list[Left]) -> str:
+def format_leftovers(found: list[LeftoverProcess]) -> str:
     """Return the first processes for a line."""
     rest = len(found) - SHOWN
     words = ", ".join([f"process {left}" for left in found[:SHOWN]])

@@ -9,30 +9,30 @@ import syslog
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.settings import Settings, load
+from gpulock.node.settings import Settings, read_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.alloc.liveness import Judge, Members
+    from gpulock.alloc.liveness import Judge, LeftoverCheck
 
 
-def settings_for(path: str) -> Settings:
+def read_hook_settings(path: str) -> Settings:
     """Load the settings; root, or a simulation's own user, and nobody else, may run a hook."""
     os.umask(0o022)  # everybody may read locks and records, whatever the daemon's umask is
-    settings = load(path)
+    settings = read_settings(path)
     if os.geteuid() != 0 and not settings.simulation:
         raise Refusal(BROKEN, f"the hook runs as uid {os.geteuid()}", "it must be root's")
     return settings
 
 
-def looker(node: Node, members: "dict[str, Members] | None" = None) -> "Judge":
+def observer_judge(node: Node, members: "dict[str, LeftoverCheck] | None" = None) -> "Judge":
     """Return a judge without rules, for a release: it looks at processes and judges nobody."""
-    from gpulock.alloc.liveness import Judge, Scan
+    from gpulock.alloc.liveness import Judge, ProcessScan
 
-    return Judge(node.boot_id, node.name, Scan(node.proc), {}, members)
+    return Judge(node.boot_id, node.name, ProcessScan(node.proc), {}, members)
 
 
-def unexpected(fault: BaseException) -> Refusal:
+def unexpected_refusal(fault: BaseException) -> Refusal:
     """Return the refusal for a fault nobody foresaw: a broken node, with where it happened."""
     trace = fault.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -45,7 +45,7 @@ def unexpected(fault: BaseException) -> Refusal:
     return Refusal(kind, f"{type(fault).__name__}: {fault}{place}", "report this as a bug")
 
 
-def tell(settings: Settings | None, sentence: str, error: bool) -> None:
+def log_hook_line(settings: Settings | None, sentence: str, error: bool) -> None:
     """Write one line to syslog and, for an error, to stderr; neither decides anything."""
     line = sentence.encode("utf-8", "backslashreplace")  # names of processes may be any bytes
     if error:

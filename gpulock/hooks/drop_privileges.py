@@ -14,21 +14,21 @@ VERSION_3, WORDS = 0x20080522, 6  # of effective, permitted and inheritable, low
 PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 8, 47, 2  # linux/prctl.h
 
 
-def become(uid: int) -> None:
+def become_untraced_user(uid: int) -> None:
     """Become a user for good, with that capability alone, over an exec too; raise OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if uid:
-        check(libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0))
+        check_libc_result(libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0))
     os.setuid(uid)
     if not uid:
         return  # root is traced by root
     header = (ctypes.c_uint32 * 2)(VERSION_3, 0)
     bit = 1 << CAP_WAKE_ALARM - 32
-    check(libc.capset(header, (ctypes.c_uint32 * WORDS)(0, 0, 0, bit, bit, bit)))
-    check(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_WAKE_ALARM, 0, 0))
+    check_libc_result(libc.capset(header, (ctypes.c_uint32 * WORDS)(0, 0, 0, bit, bit, bit)))
+    check_libc_result(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_WAKE_ALARM, 0, 0))
 
 
-def check(result: int) -> None:
+def check_libc_result(result: int) -> None:
     """Raise OSError for a call that failed."""
     if result != 0:
         code = ctypes.get_errno()

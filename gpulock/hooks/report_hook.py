@@ -28,7 +28,7 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
 DESCRIPTORS = 1024  # that a hook may have been given
 
 
-def report(
+def start_job_report(
     settings: Settings,
     claims: "Mapping[str, int]",
     wait: bool,
@@ -49,12 +49,14 @@ def report(
         command += ["--append", output]
     pid = os.fork()
     if pid == 0:
-        start(settings, command, uids.pop(), gid, wait)
+        exec_job_report(settings, command, uids.pop(), gid, wait)
     if wait:
-        end(pid, Deadline(SECONDS + 1))
+        wait_for_report(pid, Deadline(SECONDS + 1))
 
 
-def start(settings: Settings, command: "list[str]", uid: int, gid: int, wait: bool) -> None:
+def exec_job_report(
+    settings: Settings, command: "list[str]", uid: int, gid: int, wait: bool
+) -> None:
     """Become the report; never return. Where it cannot be kept from the GPUs there is none."""
     try:
         os.setsid()  # slurmd kills the process group of an Epilog that is over
@@ -63,11 +65,11 @@ def start(settings: Settings, command: "list[str]", uid: int, gid: int, wait: bo
             os.dup2(null, fd)
         os.closerange(3, DESCRIPTORS)  # a pipe of slurmd's that stays open holds up the node
         if settings.isolation == "cgroup":
-            close_devices(settings)
+            close_report_devices(settings)
         if os.geteuid() == 0 and not settings.simulation:
             os.setgroups([])
             os.setgid(gid)
-            become(uid, wait)
+            become_report_user(uid, wait)
         os.chdir("/")
         alarm(SECONDS)
         os.execve(command[0], command, ENVIRONMENT)
@@ -75,7 +77,7 @@ def start(settings: Settings, command: "list[str]", uid: int, gid: int, wait: bo
         os._exit(NOT_STARTED)
 
 
-def close_devices(settings: Settings) -> None:
+def close_report_devices(settings: Settings) -> None:
     """Leave the epilog's cgroup, where every GPU opens: our user may take this process over.
 
     He may trace any process of his own. Raises Refusal; a reconcile removes what is left.
@@ -83,10 +85,10 @@ def close_devices(settings: Settings) -> None:
     from gpulock.isolation import job
     from gpulock.node.context import Node
 
-    job.shut_out(Node(settings), LABEL)
+    job.enter_closed_cgroup(Node(settings), LABEL)
 
 
-def become(uid: int, wait: bool) -> None:
+def become_report_user(uid: int, wait: bool) -> None:
     """Become the job's user; raise OSError.
 
     After a job of Slurm's (`wait` is no) so that he cannot trace it: what ConstrainDevices kept
@@ -97,10 +99,10 @@ def become(uid: int, wait: bool) -> None:
         return
     from gpulock.hooks import drop_privileges
 
-    drop_privileges.become(uid)
+    drop_privileges.become_untraced_user(uid)
 
 
-def end(pid: int, deadline: Deadline) -> None:
+def wait_for_report(pid: int, deadline: Deadline) -> None:
     """Wait for the report, and end it at the deadline: it may hang where no alarm is heard."""
     while deadline.left() > 0:
         if os.waitpid(pid, os.WNOHANG)[0]:

@@ -19,7 +19,7 @@ POLL_SECONDS = 0.002
 ANSWER_LIMIT = 1 << 24  # bytes
 
 
-class Program:
+class SchedulerProgram:
     """A program with its environment; `hint` says what to do when it fails."""
 
     __slots__ = ("env", "hint", "path")
@@ -63,11 +63,11 @@ class Program:
         status: int | None = None
         try:
             output = self._collect(read_end, deadline)
-            status = wait(pid, deadline)
+            status = wait_for_child(pid, deadline)
         finally:
             os.close(read_end)
             if status is None:
-                kill(pid)
+                kill_child(pid)
         if status is None:
             raise Refusal(UNKNOWN, f"{self.name} did not end in time", self.hint)
         return os.waitstatus_to_exitcode(status), output
@@ -95,7 +95,7 @@ class Program:
                 raise Refusal(UNKNOWN, f"{self.name}'s answer has no end", self.hint)
 
 
-def wait(pid: int, deadline: Deadline) -> int | None:
+def wait_for_child(pid: int, deadline: Deadline) -> int | None:
     """Wait for a child that closed its output; return its status, None at the deadline.
 
     Polled: not every kernel that runs this has pidfd_open.
@@ -109,7 +109,7 @@ def wait(pid: int, deadline: Deadline) -> int | None:
         time.sleep(POLL_SECONDS)
 
 
-def kill(pid: int) -> None:
+def kill_child(pid: int) -> None:
     """End the child that did not answer, and reap it."""
     try:
         os.kill(pid, SIGKILL)

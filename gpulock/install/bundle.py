@@ -32,7 +32,7 @@ os.rename(file.name, library + "/" + name)
 """
 
 
-def pack(library: Path, interpreter: str) -> None:
+def pack_hook_bundle(library: Path, interpreter: str) -> None:
     """Write the bundle of what is in `library`; raise subprocess.SubprocessError or OSError."""
     subprocess.run(
         [interpreter, "-IS", "-c", _PACK, str(library), NAME],

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from gpulock.install.hooks import InstallError, make_folder
+from gpulock.install.hooks import InstallError, make_public_folder
 from gpulock.store import atomic
 
 VERSION: Final = 1
@@ -72,36 +72,39 @@ class Change:
         if now == self.before:
             return ""
         if now != self.after:
-            return f"{self.what} was changed since; left as it is: {brief(now)}"
+            return f"{self.what} was changed since; left as it is: {shorten_place_value(now)}"
         self.place.write(self.before)
         return ""
 
     def lines(self) -> list[str]:
         """Return the change as it is shown: a title, then what goes and what comes."""
-        gone, come = _only(self.before, self.after), _only(self.after, self.before)
+        gone, come = (
+            _lines_only_in(self.before, self.after),
+            _lines_only_in(self.after, self.before),
+        )
         return [
             self.what,
-            *(f"  - {line}" for line in _cut(gone)),
-            *(f"  + {line}" for line in _cut(come)),
+            *(f"  - {line}" for line in _shorten_diff_lines(gone)),
+            *(f"  + {line}" for line in _shorten_diff_lines(come)),
         ]
 
 
-def brief(value: str | None) -> str:
+def shorten_place_value(value: str | None) -> str:
     """Return a value on one line."""
     return "not there" if value is None else " ".join(value.split())[:200]
 
 
-def _only(value: str | None, other: str | None) -> list[str]:
+def _lines_only_in(value: str | None, other: str | None) -> list[str]:
     """Return the lines that one value has and the other has not."""
     known = (other or "").splitlines()
     return [line for line in (value or "").splitlines() if line.strip() and line not in known]
 
 
-def _cut(lines: list[str]) -> list[str]:
+def _shorten_diff_lines(lines: list[str]) -> list[str]:
     return lines if len(lines) <= _SHOWN else [f"({len(lines)} lines)"]
 
 
-def changed(place: Place, after: str | None) -> Iterable[Change]:
+def plan_place_change(place: Place, after: str | None) -> Iterable[Change]:
     """Yield the change that gives a place its new value, if it has another one."""
     before = place.read()
     if before != after:
@@ -112,7 +115,7 @@ def changed(place: Place, after: str | None) -> Iterable[Change]:
 
 
 @dataclass(frozen=True)
-class File:
+class FilePlace:
     """A text file, replaced whole."""
 
     path: Path
@@ -143,7 +146,7 @@ class File:
             if value is None:
                 self.path.unlink(missing_ok=True)
                 return
-            make_folder(self.path.parent)
+            make_public_folder(self.path.parent)
             data = value.encode("utf-8", "surrogateescape")
             atomic.replace_file(str(self.path), data, self.mode)
         except OSError as fault:
@@ -151,7 +154,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Folder:
+class FolderPlace:
     """A folder; its value is its mode."""
 
     path: Path
@@ -185,7 +188,7 @@ class Folder:
                 if not any(self.path.iterdir()):
                     self.path.rmdir()
                 return
-            make_folder(self.path)
+            make_public_folder(self.path)
             os.chown(self.path, os.geteuid(), os.getegid())
             self.path.chmod(0o755)
         except OSError as fault:
@@ -195,7 +198,7 @@ class Folder:
 # --- the record of what was made --------------------------------------------------------------
 
 
-class Record:
+class InstallRecord:
     """What was installed, in one file: by place, the value before the first and after the last."""
 
     def __init__(self, path: Path) -> None:
@@ -203,7 +206,7 @@ class Record:
 
     def load(self) -> dict[tuple[str, ...], tuple[str | None, str | None]]:
         """Return (before, after) by address, in the order made; raise InstallError."""
-        text = File(self.path).read()
+        text = FilePlace(self.path).read()
         if text is None:
             return {}
         try:
@@ -221,7 +224,7 @@ class Record:
             for place, (before, after) in entries.items()
         ]
         data = {"version": VERSION, "changes": changes}
-        File(self.path, 0o600).write(json.dumps(data, indent=1) + "\n" if changes else None)
+        FilePlace(self.path, 0o600).write(json.dumps(data, indent=1) + "\n" if changes else None)
 
     def note(self, change: Change) -> None:
         """Note a change that is about to be made; what was there first stays what was there.
@@ -236,7 +239,9 @@ class Record:
         self.save(entries)
 
 
-def apply(changes: Sequence[Change], record: Record, echo: Callable[[str], None]) -> None:
+def apply_changes(
+    changes: Sequence[Change], record: InstallRecord, echo: Callable[[str], None]
+) -> None:
     """Make the changes in order, each noted first; raise InstallError at the first that fails.
 
     Nothing is taken back then: run it again, or `uninstall`.
@@ -247,8 +252,8 @@ def apply(changes: Sequence[Change], record: Record, echo: Callable[[str], None]
         echo(f"done: {change.what}")
 
 
-def undo_all(
-    record: Record,
+def undo_recorded_changes(
+    record: InstallRecord,
     place_of: Callable[[tuple[str, ...]], Place],
     echo: Callable[[str], None],
     why_not: Callable[[tuple[str, ...]], str],

@@ -20,7 +20,7 @@ _CHAIN_COUNT: Final = 2 + len(_CHAIN_WORDS.split())  # with `root@.../chain` and
 RIVALS: Final = ("CUDA_VISIBLE_DEVICES", "SGE_GPU", "lock-gpu", "gpuprolog", "gpu-prolog")
 
 
-def own(current: Path, hook: str) -> str:
+def hook_command(current: Path, hook: str) -> str:
     """Return the command line of a hook alone."""
     return (
         f"root@/usr/bin/env -i PATH=/usr/bin:/bin {_VARIABLES} "
@@ -28,7 +28,7 @@ def own(current: Path, hook: str) -> str:
     )
 
 
-def chained(current: Path, hook: str, site: str) -> str:
+def chained_hook_command(current: Path, hook: str, site: str) -> str:
     """Return the command line of a hook and the site's own; raise InstallError.
 
     What cannot be carried over exactly is refused.
@@ -39,17 +39,19 @@ def chained(current: Path, hook: str, site: str) -> str:
                 f"the {hook} in force cannot be kept, its command holds {sign!r}: {site}; put it"
                 " into a script, or take it out and run that from your own"
             )
-    if "=" in str(program_of(site)):
+    if "=" in str(command_program(site)):
         raise InstallError(f"the {hook} in force cannot be kept, '=' in its path: {site}; move it")
     return f"root@{current}/prolog/chain {hook} {_CHAIN_WORDS} {site}"
 
 
-def line(current: Path, hook: str, site: str | None) -> str:
+def queue_hook_command(current: Path, hook: str, site: str | None) -> str:
     """Return the command line for a queue."""
-    return own(current, hook) if site is None else chained(current, hook, site)
+    return (
+        hook_command(current, hook) if site is None else chained_hook_command(current, hook, site)
+    )
 
 
-def is_ours(value: str | None, hook: str) -> bool:
+def is_gpulock_command(value: str | None, hook: str) -> bool:
     """Say whether a command line is gpulock's, wherever it is installed."""
     words = (value or "").split()
     if len(words) >= _CHAIN_COUNT and words[0].endswith("/prolog/chain") and words[1] == hook:
@@ -57,9 +59,9 @@ def is_ours(value: str | None, hook: str) -> bool:
     return bool(words) and words[-1].endswith(f"/{hook}/sge") and "/prolog/launch" in (value or "")
 
 
-def site_of(value: str | None, hook: str) -> str | None:
+def site_command_of(value: str | None, hook: str) -> str | None:
     """Return the site's own command: what is behind ours, or all of a line that is not ours."""
-    if value is None or not is_ours(value, hook):
+    if value is None or not is_gpulock_command(value, hook):
         return value
     words = value.split()
     if words[0].endswith("/prolog/chain"):
@@ -67,17 +69,17 @@ def site_of(value: str | None, hook: str) -> str | None:
     return None
 
 
-def program_of(site: str) -> Path:
+def command_program(site: str) -> Path:
     """Return the program of a site's command: `user@/path/program argument`."""
     word = site.split(maxsplit=1)[0]
     return Path(word.partition("@")[2] or word)
 
 
-def rival(site: str) -> str:
+def rival_hook_reason(site: str) -> str:
     """Return why a site's hook looks as if it hands out GPUs itself, or nothing."""
     words = site.split()
     text = site
-    for path in (program_of(site), *map(Path, words[1:])):
+    for path in (command_program(site), *map(Path, words[1:])):
         try:
             if path.is_absolute() and path.is_file():
                 text += path.read_bytes()[: 1 << 20].decode("utf-8", "replace")

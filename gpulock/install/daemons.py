@@ -20,7 +20,7 @@ _NAMESPACES = ("uts", "mnt")  # a daemon in a container is another machine's
 
 
 @dataclass(frozen=True)
-class Daemon:
+class SchedulerDaemon:
     """A daemon as it was started: `uid` is its effective one, `folder` where it works."""
 
     pid: int
@@ -38,25 +38,29 @@ class Daemon:
         An execd's real uid is root's and its effective uid the admin user's (sge_conf(5)), who owns
         the whole of Grid Engine in most installations: root runs his files each time execd starts.
         """
-        return root_and_we() | {self.uid}
+        return trusted_program_owners() | {self.uid}
 
 
-def root_and_we() -> frozenset[int]:
+def trusted_program_owners() -> frozenset[int]:
     """Return whose programs we run in any case."""
     return frozenset((0, os.geteuid()))
 
 
-def find_daemons(name: str, proc: Path = Path("/proc")) -> list[Daemon]:
+def find_scheduler_daemons(name: str, proc: Path = Path("/proc")) -> list[SchedulerDaemon]:
     """Return every daemon of a name that runs on this machine, as far as it can be seen.
 
     None of a stranger's, none of another container's, and no child that a daemon has just forked.
     """
-    found = [one for pid in Proc(str(proc)).pids() if (one := _look(name, proc, pid)) is not None]
+    found = [
+        one
+        for pid in Proc(str(proc)).pids()
+        if (one := _read_daemon_process(name, proc, pid)) is not None
+    ]
     pids = {daemon.pid for daemon in found}
     return [daemon for daemon in found if daemon.ppid not in pids]
 
 
-def _look(name: str, proc: Path, pid: int) -> Daemon | None:
+def _read_daemon_process(name: str, proc: Path, pid: int) -> SchedulerDaemon | None:
     """Return one process as a daemon, None where it is none, is gone, or cannot be seen.
 
     Its uid first: what a process of a user's says of itself is not even read, it may hang.
@@ -64,11 +68,13 @@ def _look(name: str, proc: Path, pid: int) -> Daemon | None:
     processes, entry = Proc(str(proc)), proc / str(pid)
     try:
         start, status = processes.start(pid), processes.status(pid)
-        if status.name != name or status.uids[0] not in root_and_we():
+        if status.name != name or status.uids[0] not in trusted_program_owners():
             return None
         if not _same_machine(proc, entry) or not _started_by_its_owner(name, entry):
             return None
-        words, env = [_words(processes.read(pid, file)) for file in ("cmdline", "environ")]
+        words, env = [
+            _split_nul_words(processes.read(pid, file)) for file in ("cmdline", "environ")
+        ]
         program = Path(processes.link(pid, "exe").removesuffix(" (deleted)"))  # upgraded
         folder = Path(processes.cwd(pid))
         if processes.start(pid) != start:
@@ -76,7 +82,9 @@ def _look(name: str, proc: Path, pid: int) -> Daemon | None:
     except (OSError, ValueError):
         return None
     variables = dict(word.split("=", 1) for word in env if "=" in word)
-    return Daemon(pid, status.ppid, status.uids[1], program, folder, tuple(words), variables)
+    return SchedulerDaemon(
+        pid, status.ppid, status.uids[1], program, folder, tuple(words), variables
+    )
 
 
 def _same_machine(proc: Path, entry: Path) -> bool:
@@ -98,11 +106,11 @@ def _started_by_its_owner(name: str, entry: Path) -> bool:
     return Path(program).name.startswith(name) and not mode & (stat.S_ISUID | stat.S_ISGID)
 
 
-def _words(data: bytes) -> list[str]:
+def _split_nul_words(data: bytes) -> list[str]:
     return data.decode("utf-8", "surrogateescape").split("\0")
 
 
-def why_not_run(path: Path, owners: Collection[int]) -> str:
+def why_untrusted_program(path: Path, owners: Collection[int]) -> str:
     """Return who else than `owners` could have put a program there, as a clause, or nothing.
 
     Looks at the real file and every folder above it. A sticky folder (/tmp) lets others add, not

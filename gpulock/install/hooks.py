@@ -19,8 +19,8 @@ from typing import Final
 
 import gpulock
 from gpulock.bundle import NAME
-from gpulock.install.bundle import pack
-from gpulock.node.settings import parse
+from gpulock.install.bundle import pack_hook_bundle
+from gpulock.node.settings import parse_settings
 from gpulock.store import atomic
 
 FOLDERS: Final = ("prolog", "epilog")
@@ -99,16 +99,16 @@ class HookPaths:
         return self.folder / "lib"
 
 
-def share() -> Path:
+def find_share_folder() -> Path:
     """Return where the templates are: in the installed package, or in the checkout."""
     package = Path(gpulock.__file__).resolve().parent
     installed = package / "share"
     return installed if installed.is_dir() else package.parent
 
 
-def templates() -> dict[str, str]:
+def read_hook_templates() -> dict[str, str]:
     """Return the text of every hook by its path below the folder."""
-    root = share()
+    root = find_share_folder()
     return {
         f"{folder}/{path.name}": path.read_text()
         for folder in FOLDERS
@@ -117,7 +117,7 @@ def templates() -> dict[str, str]:
     }
 
 
-def hot_modules() -> dict[str, bytes]:
+def hook_modules() -> dict[str, bytes]:
     """Return every module a hook can import, by its path below `lib`."""
     package = Path(gpulock.__file__).resolve().parent
     folders = [package, *(package / name for name in HOT if (package / name).is_dir())]
@@ -128,11 +128,11 @@ def hot_modules() -> dict[str, bytes]:
     }
 
 
-def render(text: str, interpreter: str, library: Path, config: Path) -> str:
+def render_hook(text: str, interpreter: str, library: Path, config: Path) -> str:
     """Return a hook with interpreter, library and settings file written in; shell stays as is."""
     first, newline, rest = text.partition("\n")
     if "python" not in first:
-        return with_shepherd(text, config)
+        return insert_site_shepherd(text, config)
     lines = [f"#!{interpreter} -IS"]
     for line in (newline + rest).removeprefix("\n").split("\n"):
         if line.startswith("LIBRARY = "):
@@ -144,9 +144,9 @@ def render(text: str, interpreter: str, library: Path, config: Path) -> str:
     return "\n".join(lines)
 
 
-def with_shepherd(text: str, config: Path) -> str:
+def insert_site_shepherd(text: str, config: Path) -> str:
     """Return a shell hook with the site's own shepherd (SGE_SHEPHERD) in it, where one is set."""
-    path = own_shepherd(config)
+    path = read_site_shepherd(config)
     if not path:
         return text
     lines = text.split("\n")
@@ -155,10 +155,10 @@ def with_shepherd(text: str, config: Path) -> str:
     )
 
 
-def own_shepherd(config: Path) -> str:
+def read_site_shepherd(config: Path) -> str:
     """Return SGE_SHEPHERD of the settings, nothing where they cannot be read (doctor says so)."""
     try:
-        return parse(config.read_text(), str(config)).sge_shepherd
+        return parse_settings(config.read_text(), str(config)).sge_shepherd
     except (OSError, ValueError):
         return ""
 
@@ -182,7 +182,7 @@ def real_interpreter(path: str = sys.executable) -> str:
     return real
 
 
-def probe(interpreter: str) -> str:
+def probe_interpreter(interpreter: str) -> str:
     """Return what identifies an interpreter's byte code; raise InstallError when it is too old."""
     try:
         done = subprocess.run(
@@ -201,26 +201,32 @@ def probe(interpreter: str) -> str:
     return identity
 
 
-def digest(config: Path, interpreter: str, identity: str) -> str:
+def hooks_digest(config: Path, interpreter: str, identity: str) -> str:
     """Return a short name for all that goes into a folder, so that equal folders are one."""
     seen = hashlib.sha256()
-    for part in (gpulock.__version__, str(config), interpreter, identity, own_shepherd(config)):
+    for part in (
+        gpulock.__version__,
+        str(config),
+        interpreter,
+        identity,
+        read_site_shepherd(config),
+    ):
         seen.update(part.encode() + b"\0")
-    for name, text in templates().items():
+    for name, text in read_hook_templates().items():
         seen.update(name.encode() + b"\0" + text.encode() + b"\0")
-    for name, data in hot_modules().items():
+    for name, data in hook_modules().items():
         seen.update(name.encode() + b"\0" + data + b"\0")
     return seen.hexdigest()[:12]
 
 
-def contents(target: Path, config: Path, interpreter: str) -> dict[str, bytes]:
+def hook_folder_files(target: Path, config: Path, interpreter: str) -> dict[str, bytes]:
     """Return every file of the folder by its path, but for the byte code."""
     library = target / "lib"
     rendered = {
-        name: render(text, interpreter, library, config).encode()
-        for name, text in templates().items()
+        name: render_hook(text, interpreter, library, config).encode()
+        for name, text in read_hook_templates().items()
     }
-    return {**rendered, **{f"lib/{name}": data for name, data in hot_modules().items()}}
+    return {**rendered, **{f"lib/{name}": data for name, data in hook_modules().items()}}
 
 
 def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) -> HookPaths:
@@ -231,18 +237,18 @@ def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) 
     """
     real = real_interpreter(interpreter)
     folder = target.absolute()
-    files = contents(folder, config.absolute(), real)
+    files = hook_folder_files(folder, config.absolute(), real)
     try:
         for name, data in files.items():
             path = folder / name
-            make_folder(path.parent)
+            make_public_folder(path.parent)
             mode = 0o644 if name.startswith("lib/") else 0o755
             atomic.replace_file(str(path), data, mode)
         for path in sorted(folder.rglob("*"), reverse=True):
             if path.is_file() and str(path.relative_to(folder)) not in {*files, f"lib/{NAME}"}:
                 path.unlink()
-        _compile(real, folder / "lib")
-        pack(folder / "lib", real)
+        _compile_library(real, folder / "lib")
+        pack_hook_bundle(folder / "lib", real)
         for path in (folder, *folder.rglob("*")):
             if path.is_dir() or path.suffix == ".pyc":
                 path.chmod(0o755 if path.is_dir() else 0o644)
@@ -251,7 +257,7 @@ def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) 
     return HookPaths(folder)
 
 
-def make_folder(path: Path) -> None:
+def make_public_folder(path: Path) -> None:
     """Make a folder and what is above it, mode 0755 whatever the umask; raise OSError."""
     for folder in [*reversed(path.parents), path]:
         if not folder.is_dir():
@@ -259,7 +265,7 @@ def make_folder(path: Path) -> None:
             folder.chmod(0o755)
 
 
-def _compile(interpreter: str, library: Path) -> None:
+def _compile_library(interpreter: str, library: Path) -> None:
     """Compile the library by the interpreter that will run it.
 
     Unchecked: the folder never changes once it is installed, and a hook saves the comparison.

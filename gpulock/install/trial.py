@@ -30,7 +30,7 @@ def try_hook(
     """Run a hook without a job; raise InstallError unless it ends as it must, in its words."""
     name = " ".join(str(word) for word in command[:2]) + (" as nobody" if as_nobody else "")
     try:
-        done = run(command, SECONDS, stdin=stdin, env=env, as_nobody=as_nobody)
+        done = run_trial(command, SECONDS, stdin=stdin, env=env, as_nobody=as_nobody)
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise InstallError(f"self-test: {name}: {fault}") from fault
     said = " ".join((done.stderr + done.stdout).split())
@@ -44,7 +44,7 @@ def try_interpreter(interpreter: str, words: Sequence[str], seconds: float) -> s
     As nobody where root asks, else as we are. Raises InstallError where it cannot be run at all.
     """
     try:
-        done = run([interpreter, *words], seconds, as_nobody=os.geteuid() == 0)
+        done = run_trial([interpreter, *words], seconds, as_nobody=os.geteuid() == 0)
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise InstallError(f"interpreter {interpreter} cannot be run as nobody: {fault}") from fault
     if done.returncode == 0:
@@ -52,7 +52,7 @@ def try_interpreter(interpreter: str, words: Sequence[str], seconds: float) -> s
     return (done.stderr.strip().splitlines() or ["?"])[-1]
 
 
-def run(
+def run_trial(
     command: Command,
     seconds: float,
     *,
@@ -61,7 +61,7 @@ def run(
     as_nobody: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program with no environment but `env`; raise OSError or TimeoutExpired."""
-    uid, gid = nobody() if as_nobody else (None, None)
+    uid, gid = nobody_ids() if as_nobody else (None, None)
     return subprocess.run(
         command,
         env=env or {},
@@ -78,7 +78,7 @@ def run(
     )
 
 
-def nobody() -> tuple[int, int]:
+def nobody_ids() -> tuple[int, int]:
     """Return uid and gid of the user who may do least."""
     try:
         entry = pwd.getpwnam("nobody")
@@ -87,7 +87,7 @@ def nobody() -> tuple[int, int]:
     return entry.pw_uid, entry.pw_gid
 
 
-def why_private(path: Path) -> str:
+def why_users_cannot_run(path: Path) -> str:
     """Return what keeps a plain user from running a program, or nothing.
 
     Looks at the bits of the real file and of every folder above it, links resolved.

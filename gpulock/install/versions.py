@@ -20,11 +20,11 @@ import gpulock
 from gpulock.install.hooks import (
     HookPaths,
     InstallError,
-    contents,
-    digest,
-    hot_modules,
-    make_folder,
-    probe,
+    hook_folder_files,
+    hook_modules,
+    hooks_digest,
+    make_public_folder,
+    probe_interpreter,
     real_interpreter,
     render_hooks,
 )
@@ -46,7 +46,7 @@ for name in sys.argv[2:]:
 
 
 @dataclass(frozen=True)
-class Hooks:
+class InstalledHooks:
     """The hooks in force on this node: a place whose value is the version's name."""
 
     prefix: Path
@@ -67,15 +67,17 @@ class Hooks:
     def wanted(self) -> str:
         """Return the name of the version that this package would install."""
         real = real_interpreter(self.interpreter)
-        return f"{gpulock.__version__}-{digest(self.config, real, probe(real))}"
+        return f"{gpulock.__version__}-{hooks_digest(self.config, real, probe_interpreter(real))}"
 
     def read(self) -> str | None:
         """Return the version in force, marked where its files are not what was installed."""
-        name = in_force(self.prefix)
+        name = version_in_force(self.prefix)
         if name is None or name != self.wanted():
             return name
         real = real_interpreter(self.interpreter)
-        damaged = differing(self.prefix / name, contents(self.prefix / name, self.config, real))
+        damaged = changed_hook_files(
+            self.prefix / name, hook_folder_files(self.prefix / name, self.config, real)
+        )
         return f"{name} (damaged: {damaged[0]})" if damaged else name
 
     def write(self, value: str | None) -> None:
@@ -83,30 +85,30 @@ class Hooks:
         try:
             if value is None:
                 (self.prefix / CURRENT).unlink(missing_ok=True)
-                for name in versions(self.prefix):
+                for name in list_hook_versions(self.prefix):
                     shutil.rmtree(self.prefix / name)
                 if self.prefix.is_dir() and not any(self.prefix.iterdir()):
                     self.prefix.rmdir()
                 return
-            before = in_force(self.prefix)
-            make_folder(self.prefix)
-            check_folder(self.prefix)
+            before = version_in_force(self.prefix)
+            make_public_folder(self.prefix)
+            check_prefix_owner(self.prefix)
             if value == self.wanted():
                 paths = render_hooks(self.prefix / value, self.config, self.interpreter)
             else:
                 paths = HookPaths(self.prefix / value)
             try:
-                self_test(paths)
+                self_test_sge_hooks(paths)
             except InstallError as fault:
                 raise InstallError(f"{fault}; nothing was put in force") from fault
-            swap(self.prefix, value)
-            if not locks_in(self.lock_dir):
-                prune(self.prefix, {value, before or value})
+            switch_hook_version(self.prefix, value)
+            if not list_locked_devices(self.lock_dir):
+                prune_hook_versions(self.prefix, {value, before or value})
         except OSError as fault:
             raise InstallError(f"{self.prefix}: {fault}; are you root?") from fault
 
 
-def in_force(prefix: Path) -> str | None:
+def version_in_force(prefix: Path) -> str | None:
     """Return the version that the link names; raise InstallError where it is no link."""
     try:
         return os.path.basename(os.readlink(prefix / CURRENT))
@@ -116,7 +118,7 @@ def in_force(prefix: Path) -> str | None:
         raise InstallError(f"{prefix / CURRENT}: {fault.strerror}; remove it") from fault
 
 
-def versions(prefix: Path) -> list[str]:
+def list_hook_versions(prefix: Path) -> list[str]:
     """Return the names of the version folders."""
     try:
         entries = sorted(prefix.iterdir())
@@ -125,7 +127,7 @@ def versions(prefix: Path) -> list[str]:
     return [e.name for e in entries if e.is_dir() and not e.is_symlink() and (e / "lib").is_dir()]
 
 
-def differing(folder: Path, files: dict[str, bytes]) -> list[str]:
+def changed_hook_files(folder: Path, files: dict[str, bytes]) -> list[str]:
     """Return the files that are not as they were installed."""
     found: list[str] = []
     for name, data in files.items():
@@ -137,7 +139,7 @@ def differing(folder: Path, files: dict[str, bytes]) -> list[str]:
     return found
 
 
-def check_folder(path: Path) -> None:
+def check_prefix_owner(path: Path) -> None:
     """Raise InstallError unless only root can replace a folder or what is in it.
 
     Root runs what stands below it. A sticky folder (/tmp) lets others add, not replace.
@@ -156,21 +158,21 @@ def check_folder(path: Path) -> None:
             )
 
 
-def swap(prefix: Path, name: str) -> None:
+def switch_hook_version(prefix: Path, name: str) -> None:
     """Put a version in force at one stroke."""
     beside = prefix / f".{CURRENT}.{os.urandom(6).hex()}"
     beside.symlink_to(name)
     beside.rename(prefix / CURRENT)
 
 
-def prune(prefix: Path, keep: set[str]) -> None:
+def prune_hook_versions(prefix: Path, keep: set[str]) -> None:
     """Remove the versions that are in use no more."""
-    for name in versions(prefix):
+    for name in list_hook_versions(prefix):
         if name not in keep:
             shutil.rmtree(prefix / name)
 
 
-def locks_in(lock_dir: Path) -> list[str]:
+def list_locked_devices(lock_dir: Path) -> list[str]:
     """Return the devices that are locked; raise InstallError where that cannot be seen."""
     try:
         return sorted(n for n in os.listdir(lock_dir / "locks") if not n.startswith("."))
@@ -180,9 +182,9 @@ def locks_in(lock_dir: Path) -> list[str]:
         raise InstallError(f"{lock_dir}/locks: {fault.strerror}; are you root?") from fault
 
 
-def self_test(paths: HookPaths) -> None:
+def self_test_sge_hooks(paths: HookPaths) -> None:
     """Start each hook as no shepherd would: it must refuse, in time; raise InstallError."""
-    modules = [name.removesuffix(".py").replace("/", ".") for name in hot_modules()]
+    modules = [name.removesuffix(".py").replace("/", ".") for name in hook_modules()]
     modules = [name.removesuffix(".__init__") for name in modules]
     interpreter = paths.prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
     must = partial(try_hook, env=_JOB)

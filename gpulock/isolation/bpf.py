@@ -47,12 +47,14 @@ GET_UID = 15  # the caller's uid as the first user namespace sees it: no namespa
 ALLOW, DENY = "allow", "deny"
 
 
-def instruction(code: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> bytes:
+def encode_bpf_instruction(
+    code: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0
+) -> bytes:
     """Return one instruction (struct bpf_insn)."""
     return pack("<BBhi", code, dst | src << 4, off, imm)
 
 
-def assemble(rules: "Rules", spare_root: bool = False) -> bytes:
+def assemble_device_program(rules: "Rules", spare_root: bool = False) -> bytes:
     """Return the program that closes the rules' majors but for their open minors.
 
     With `spare_root` only to processes whose real user is not root.
@@ -62,36 +64,38 @@ def assemble(rules: "Rules", spare_root: bool = False) -> bytes:
         body.append((JUMP_UNLESS, 3, len(minors) + 1, major))
         body += [(JUMP_IF, 4, ALLOW, minor) for minor in sorted(minors)]
         body.append((JUMP, 0, DENY, 0))
-    verdict = instruction(MOVE, 0, imm=0) + instruction(EXIT)
+    verdict = encode_bpf_instruction(MOVE, 0, imm=0) + encode_bpf_instruction(EXIT)
     if spare_root:
-        root = instruction(CALL, imm=GET_UID) + instruction(MOVE_LOW, 0, 0)
-        verdict = root + instruction(JUMP_UNLESS, 0, off=2) + _yes() + verdict
+        root = encode_bpf_instruction(CALL, imm=GET_UID) + encode_bpf_instruction(MOVE_LOW, 0, 0)
+        verdict = (
+            root + encode_bpf_instruction(JUMP_UNLESS, 0, off=2) + _allow_instructions() + verdict
+        )
     labels = {ALLOW: len(body), DENY: len(body) + 2}
     head = (
-        instruction(LOAD_WORD, 2, 1, 0)
-        + instruction(AND, 2, imm=TYPE_BITS)
-        + instruction(LOAD_WORD, 3, 1, 4)
-        + instruction(LOAD_WORD, 4, 1, 8)
-        + instruction(JUMP_UNLESS, 2, off=len(body), imm=CHARACTER)
+        encode_bpf_instruction(LOAD_WORD, 2, 1, 0)
+        + encode_bpf_instruction(AND, 2, imm=TYPE_BITS)
+        + encode_bpf_instruction(LOAD_WORD, 3, 1, 4)
+        + encode_bpf_instruction(LOAD_WORD, 4, 1, 8)
+        + encode_bpf_instruction(JUMP_UNLESS, 2, off=len(body), imm=CHARACTER)
     )
     for place, (code, register, to, number) in enumerate(body):
         off = labels[to] - place - 1 if isinstance(to, str) else int(str(to))
-        head += instruction(code, register, off=off, imm=number)
-    return head + _yes() + verdict
+        head += encode_bpf_instruction(code, register, off=off, imm=number)
+    return head + _allow_instructions() + verdict
 
 
-def _yes() -> bytes:
-    return instruction(MOVE, 0, imm=1) + instruction(EXIT)
+def _allow_instructions() -> bytes:
+    return encode_bpf_instruction(MOVE, 0, imm=1) + encode_bpf_instruction(EXIT)
 
 
-class _Call(_ctypes.CFuncPtr):
+class _LibcFunction(_ctypes.CFuncPtr):
     """A C function that sets errno and returns a long."""
 
     _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
     _restype_ = Long
 
 
-class Buffer:
+class KernelBuffer:
     """Bytes that the kernel reads or writes, at an address that stays."""
 
     __slots__ = ("_at", "data")
@@ -106,102 +110,104 @@ class Buffer:
         return _ctypes.addressof(self._at)
 
 
-def libc(name: str) -> _Call:
+def libc_function(name: str) -> _LibcFunction:
     """Return a function of the C library the interpreter runs in."""
-    return _Call(_ctypes.dlsym(_ctypes.dlopen(LIBC, os.RTLD_NOW), name))
+    return _LibcFunction(_ctypes.dlsym(_ctypes.dlopen(LIBC, os.RTLD_NOW), name))
 
 
-def bpf(command: int, attributes: bytes) -> tuple[int, bytearray]:
+def bpf_syscall(command: int, attributes: bytes) -> tuple[int, bytearray]:
     """Call bpf(2); return its result and the attributes as the kernel left them; raise OSError."""
     number = SYSCALL.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, "bpf(2) has no known number on this machine")
-    attr = Buffer(attributes.ljust(ATTR_BYTES, b"\0"))
-    result = int(libc("syscall")(Long(number), Long(command), Long(attr.address), Long(ATTR_BYTES)))
+    attr = KernelBuffer(attributes.ljust(ATTR_BYTES, b"\0"))
+    result = int(
+        libc_function("syscall")(Long(number), Long(command), Long(attr.address), Long(ATTR_BYTES))
+    )
     if result < 0:
         code = _ctypes.get_errno()
         raise OSError(code, f"bpf({command}): {os.strerror(code)}")
     return result, attr.data
 
 
-def load(code: bytes) -> int:
+def load_device_program(code: bytes) -> int:
     """Load a program; return its file descriptor; raise OSError.
 
     Where programs count against RLIMIT_MEMLOCK, the job's own limit is lifted and it is tried
     once more.
     """
-    text, licence = Buffer(code), Buffer(b"GPL\0")
+    text, licence = KernelBuffer(code), KernelBuffer(b"GPL\0")
     head = pack("<IIQQ", CGROUP_DEVICE_PROGRAM, len(code) // 8, text.address, licence.address)
     attributes = head + pack("<IIQII16s", 0, 0, 0, 0, 0, NAME)
     try:
-        return bpf(LOAD, attributes)[0]
+        return bpf_syscall(LOAD, attributes)[0]
     except PermissionError:
-        unlimited = Buffer(pack("<QQ", UNLIMITED, UNLIMITED))
-        libc("setrlimit")(Long(MEMLOCK), Long(unlimited.address))
-        return bpf(LOAD, attributes)[0]
+        unlimited = KernelBuffer(pack("<QQ", UNLIMITED, UNLIMITED))
+        libc_function("setrlimit")(Long(MEMLOCK), Long(unlimited.address))
+        return bpf_syscall(LOAD, attributes)[0]
 
 
-def attach(folder: str, code: bytes) -> None:
+def attach_device_program(folder: str, code: bytes) -> None:
     """Attach a program to a cgroup, in one step in place of ours there; raise OSError."""
-    new = load(code)
+    new = load_device_program(code)
     group = old = -1
     try:
         group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        mine = ours(group)
+        mine = attached_program_ids(group)
         if mine:
-            old = bpf(FD_BY_ID, pack("<I", mine[0]))[0]
+            old = bpf_syscall(FD_BY_ID, pack("<I", mine[0]))[0]
         flags = ALLOW_MULTI | REPLACE if mine else ALLOW_MULTI
-        bpf(ATTACH, pack("<IIIII", group, new, CGROUP_DEVICE, flags, max(old, 0)))
+        bpf_syscall(ATTACH, pack("<IIIII", group, new, CGROUP_DEVICE, flags, max(old, 0)))
     finally:
-        close(new, group, old)
+        close_descriptors(new, group, old)
 
 
-def detach(folder: str) -> None:
+def detach_device_programs(folder: str) -> None:
     """Take our programs away from a cgroup; raise OSError."""
     group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for number in ours(group):
-            program = bpf(FD_BY_ID, pack("<I", number))[0]
+        for number in attached_program_ids(group):
+            program = bpf_syscall(FD_BY_ID, pack("<I", number))[0]
             try:
-                bpf(DETACH, pack("<III", group, program, CGROUP_DEVICE))
+                bpf_syscall(DETACH, pack("<III", group, program, CGROUP_DEVICE))
             finally:
                 os.close(program)
     finally:
         os.close(group)
 
 
-def is_attached(folder: str) -> bool:
+def has_device_program(folder: str) -> bool:
     """Return whether a program of ours is attached to a cgroup; raise OSError."""
     group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return bool(ours(group))
+        return bool(attached_program_ids(group))
     finally:
         os.close(group)
 
 
-def ours(group: int) -> list[int]:
+def attached_program_ids(group: int) -> list[int]:
     """Return the ids of our programs attached to the cgroup open as `group`; raise OSError."""
-    found = Buffer(bytes(4 * MOST))
-    _, answer = bpf(QUERY, pack("<IIIIQI", group, CGROUP_DEVICE, 0, 0, found.address, MOST))
+    found = KernelBuffer(bytes(4 * MOST))
+    _, answer = bpf_syscall(QUERY, pack("<IIIIQI", group, CGROUP_DEVICE, 0, 0, found.address, MOST))
     count = int(unpack_from("<I", answer, 24)[0])
-    return [n for n in unpack_from(f"<{count}I", found.data) if name_of(n) == NAME]
+    return [n for n in unpack_from(f"<{count}I", found.data) if bpf_program_name(n) == NAME]
 
 
-def name_of(number: int) -> bytes:
+def bpf_program_name(number: int) -> bytes:
     """Return a program's name by its id, nothing for one that is gone; raise OSError."""
     try:
-        program = bpf(FD_BY_ID, pack("<I", number))[0]
+        program = bpf_syscall(FD_BY_ID, pack("<I", number))[0]
     except FileNotFoundError:
         return b""
     try:
-        info = Buffer(bytes(INFO_BYTES))
-        bpf(INFO, pack("<IIQ", program, INFO_BYTES, info.address))
+        info = KernelBuffer(bytes(INFO_BYTES))
+        bpf_syscall(INFO, pack("<IIQ", program, INFO_BYTES, info.address))
     finally:
         os.close(program)
     return bytes(info.data[NAME_AT : NAME_AT + 16]).rstrip(b"\0")
 
 
-def close(*descriptors: int) -> None:
+def close_descriptors(*descriptors: int) -> None:
     """Close what was opened."""
     for descriptor in descriptors:
         if descriptor >= 0:

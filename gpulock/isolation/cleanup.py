@@ -11,21 +11,21 @@ import os
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.isolation import marks, sessions, tree
-from gpulock.isolation.job import CGROUP, GROUP, follow
-from gpulock.isolation.policy import NOTHING
+from gpulock.isolation.job import CGROUP, GROUP, sync_device_groups
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 
 
-def settle(node: Node, devices: list[Device], deadline: Deadline) -> str:
+def clean_up_isolation(node: Node, devices: list[Device], deadline: Deadline) -> str:
     """Remove what jobs that are over left behind, and see to the ways round.
 
     Returns what went wrong. It takes the gate, where devices' groups follow the locks.
     """
     try:
         if node.settings.isolation == GROUP:
-            follow(node, devices, deadline)
-        remove_cgroups(node)
+            sync_device_groups(node, devices, deadline)
+        remove_ended_cgroups(node)
     except OSError as fault:
         return f"isolation: {fault}"
     except Refusal as refusal:
@@ -33,41 +33,41 @@ def settle(node: Node, devices: list[Device], deadline: Deadline) -> str:
     return ""
 
 
-def remove_cgroups(node: Node) -> None:
+def remove_ended_cgroups(node: Node) -> None:
     """Remove the cgroups of jobs that are over; raise Refusal or OSError.
 
     Logins are closed from the first reconcile of a boot on, before there is a job: what somebody
     opens now stays open. That is noted first, or nobody would open them again.
     """
     try:
-        trees = tree.trees(node.settings.sys_root)
+        trees = tree.find_hierarchies(node.settings.sys_root)
     except Refusal:
         if node.settings.isolation == CGROUP:
             raise
         trees = []
-    left = [folder for folder in ours(node) if not go(folder, node)]
+    left = [folder for folder in list_job_cgroups(node) if not remove_if_job_ended(folder, node)]
     if node.settings.isolation == CGROUP:
-        marks.note(node.store, [])
-        sessions.close(trees, NOTHING)
+        marks.note_cgroup_folders(node.store, [])
+        sessions.close_login_cgroups(trees, CLOSE_ALL_GPUS)
         return
-    sessions.open_again(trees)
+    sessions.reopen_login_cgroups(trees)
     if node.settings.isolation != GROUP and not left:
-        marks.forget(node.store)
+        marks.remove_cgroup_marks(node.store)
 
 
-def go(folder: str, node: Node) -> bool:
+def remove_if_job_ended(folder: str, node: Node) -> bool:
     """Remove a cgroup of ours whose process is gone; return whether it is; raise OSError."""
-    process = tree.process_of(os.path.basename(folder))
-    return process is not None and not node.proc.running(*process) and tree.remove(folder)
+    process = tree.parse_cgroup_name(os.path.basename(folder))
+    return process is not None and not node.proc.running(*process) and tree.remove_cgroup(folder)
 
 
-def ours(node: Node) -> list[str]:
+def list_job_cgroups(node: Node) -> list[str]:
     """Return the jobs' cgroups; raise OSError."""
     found: list[str] = []
-    for folder in marks.noted(node.store):
+    for folder in marks.read_cgroup_folders(node.store):
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
             continue  # of a service that was stopped: its cgroups went with it
-        found += [f"{folder}/{name}" for name in names if tree.process_of(name)]
+        found += [f"{folder}/{name}" for name in names if tree.parse_cgroup_name(name)]
     return found

@@ -11,7 +11,7 @@ import os
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import marks, policy, tree
-from gpulock.isolation.tree import V1, Tree
+from gpulock.isolation.tree import V1, CgroupHierarchy
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 
@@ -26,21 +26,26 @@ DEPTH = 16  # of launchers between a shepherd and its epilog
 NODE, CAPS = "nvidia", "nvidia-caps"  # names in DEV_ROOT
 
 
-def confine(node: Node, label: str, pid: int, start: int, granted: "Iterable[Device]") -> None:
+def confine_process(
+    node: Node, label: str, pid: int, start: int, granted: "Iterable[Device]"
+) -> None:
     """Move process `pid`, from which the job will descend, where it opens `granted` alone.
 
     Raises Refusal; then the job must not start.
     """
     settings = node.settings
-    major = policy.caps_major(settings.proc_root)
-    rules = policy.rules(granted, major, settings.driver_root)
-    name = tree.name_of(label, pid, start)
+    major = policy.read_caps_major(settings.proc_root)
+    rules = policy.device_rules(granted, major, settings.driver_root)
+    name = tree.cgroup_name(label, pid, start)
     try:
-        places = [(one, inside(one, node, pid, name)) for one in tree.trees(settings.sys_root)]
-        marks.note(node.store, [os.path.dirname(folder) for _, folder in places])
+        places = [
+            (one, job_cgroup_folder(one, node, pid, name))
+            for one in tree.find_hierarchies(settings.sys_root)
+        ]
+        marks.note_cgroup_folders(node.store, [os.path.dirname(folder) for _, folder in places])
         for one, folder in places:
-            shut(one, folder, rules, settings.dev_root)
-            tree.move(pid, folder)
+            close_job_cgroup(one, folder, rules, settings.dev_root)
+            tree.move_to_cgroup(pid, folder)
         if node.proc.running(pid, start):
             return
     except ProcessLookupError:
@@ -52,16 +57,16 @@ def confine(node: Node, label: str, pid: int, start: int, granted: "Iterable[Dev
     raise Refusal(UNKNOWN, f"process {pid} ended meanwhile", "nothing to do")
 
 
-def inside(one: Tree, node: Node, pid: int, name: str) -> str:
+def job_cgroup_folder(one: CgroupHierarchy, node: Node, pid: int, name: str) -> str:
     """Return the folder of the cgroup `name` of a process, whether it is there and in it or not.
 
     Raises Refusal or ProcessLookupError.
     """
-    folder = tree.folder_of(one, node.proc, pid)
+    folder = tree.process_cgroup_folder(one, node.proc, pid)
     return folder if os.path.basename(folder) == name else f"{folder}/{name}"
 
 
-def shut(one: Tree, folder: str, rules: "Rules", dev_root: str) -> None:
+def close_job_cgroup(one: CgroupHierarchy, folder: str, rules: "Rules", dev_root: str) -> None:
     """Let a cgroup, made where it is not there, open no GPU but what the rules name.
 
     Raises OSError.
@@ -72,16 +77,18 @@ def shut(one: Tree, folder: str, rules: "Rules", dev_root: str) -> None:
     except FileExistsError:
         again = True
     if one.version == V1:
-        tree.write(f"{folder}/devices.deny", *denials(rules, present(dev_root)))
+        tree.write_cgroup_file(
+            f"{folder}/devices.deny", *devices_deny_lines(rules, device_node_minors(dev_root))
+        )
         if again:
-            tree.write(f"{folder}/devices.allow", *permissions(rules))
+            tree.write_cgroup_file(f"{folder}/devices.allow", *devices_allow_lines(rules))
         return
     from gpulock.isolation import bpf
 
-    bpf.attach(folder, bpf.assemble(rules))
+    bpf.attach_device_program(folder, bpf.assemble_device_program(rules))
 
 
-def denials(rules: "Rules", there: dict[int, set[int]]) -> list[str]:
+def devices_deny_lines(rules: "Rules", there: dict[int, set[int]]) -> list[str]:
     """Return what to write to devices.deny: version 1 knows no `all but`, so number by number."""
     lines: list[str] = []
     for major, minors in rules.items():
@@ -90,12 +97,12 @@ def denials(rules: "Rules", there: dict[int, set[int]]) -> list[str]:
     return lines
 
 
-def permissions(rules: "Rules") -> list[str]:
+def devices_allow_lines(rules: "Rules") -> list[str]:
     """Return what to write to devices.allow: takes back what was closed before, and no more."""
     return [f"c {major}:{m} rwm" for major, minors in rules.items() for m in sorted(minors)]
 
 
-def present(dev_root: str) -> dict[int, set[int]]:
+def device_node_minors(dev_root: str) -> dict[int, set[int]]:
     """Return major -> minors of the GPUs' nodes that are there; raise OSError."""
     found: dict[int, set[int]] = {}
     for folder in (dev_root, f"{dev_root}/{CAPS}"):
@@ -110,65 +117,65 @@ def present(dev_root: str) -> dict[int, set[int]]:
     return found
 
 
-def members(node: Node, name: str) -> list[int]:
+def confined_pids(node: Node, name: str) -> list[int]:
     """Return the processes in the cgroups of that name, and below them; raise OSError."""
     found: set[int] = set()
-    for outer in marks.noted(node.store):
-        for folder, _, _ in os.walk(f"{outer}/{name}", onerror=unless_gone):
+    for outer in marks.read_cgroup_folders(node.store):
+        for folder, _, _ in os.walk(f"{outer}/{name}", onerror=raise_unless_cgroup_gone):
             try:
-                found.update(tree.members(folder))
+                found.update(tree.cgroup_pids(folder))
             except OSError as fault:
-                unless_gone(fault)
+                raise_unless_cgroup_gone(fault)
     return sorted(found - {0})  # 0 is of another pid namespace
 
 
-def unless_gone(fault: OSError) -> None:
+def raise_unless_cgroup_gone(fault: OSError) -> None:
     """Raise what is not that a cgroup is gone, before it was opened or since."""
     if fault.errno not in (errno.ENOENT, errno.ENODEV):
         raise fault
 
 
-def free(node: Node, label: str, pid: int, start: int) -> None:
+def end_confinement(node: Node, label: str, pid: int, start: int) -> None:
     """Take a job's confinement away at its end: called from below `pid`, which is moved out.
 
     Processes that the job left behind stay inside, and open no GPU any more. Raises Refusal or
     OSError; the reaper removes what is left.
     """
-    name = tree.name_of(label, pid, start)
-    for one in tree.trees(node.settings.sys_root):
-        folder = inside(one, node, pid, name)
+    name = tree.cgroup_name(label, pid, start)
+    for one in tree.find_hierarchies(node.settings.sys_root):
+        folder = job_cgroup_folder(one, node, pid, name)
         if not os.path.isdir(folder):
             continue
-        for member in chain(node, pid):
-            leave(member, os.path.dirname(folder))
-        remove(one, folder, node.settings.dev_root)
+        for member in ancestor_pids_up_to(node, pid):
+            move_out_of_cgroup(member, os.path.dirname(folder))
+        remove_or_close_cgroup(one, folder, node.settings.dev_root)
 
 
-def free_steps(node: Node, prefix: str) -> None:
+def remove_step_cgroups(node: Node, prefix: str) -> None:
     """Take away the cgroups beside us of that name whose process is gone; raise as `free` does."""
-    for one in tree.trees(node.settings.sys_root):
-        outer = tree.folder_of(one, node.proc, os.getpid())
+    for one in tree.find_hierarchies(node.settings.sys_root):
+        outer = tree.process_cgroup_folder(one, node.proc, os.getpid())
         for name in os.listdir(outer):
-            process = tree.process_of(name) if name.startswith(prefix) else None
+            process = tree.parse_cgroup_name(name) if name.startswith(prefix) else None
             if process and not node.proc.running(*process):
-                remove(one, f"{outer}/{name}", node.settings.dev_root)
+                remove_or_close_cgroup(one, f"{outer}/{name}", node.settings.dev_root)
 
 
-def remove(one: Tree, folder: str, dev_root: str) -> None:
+def remove_or_close_cgroup(one: CgroupHierarchy, folder: str, dev_root: str) -> None:
     """Remove a cgroup of a job that is over; who still lives there opens no GPU any more."""
-    if not tree.remove(folder):
-        shut(one, folder, policy.NOTHING, dev_root)
+    if not tree.remove_cgroup(folder):
+        close_job_cgroup(one, folder, policy.CLOSE_ALL_GPUS, dev_root)
 
 
-def leave(pid: int, outer: str) -> None:
+def move_out_of_cgroup(pid: int, outer: str) -> None:
     """Move a process out of its job's cgroup; one that is gone has left."""
     try:
-        tree.move(pid, outer)
+        tree.move_to_cgroup(pid, outer)
     except ProcessLookupError:
         return
 
 
-def chain(node: Node, last: int) -> list[int]:
+def ancestor_pids_up_to(node: Node, last: int) -> list[int]:
     """Return this process and those above it up to `last`, which is moved when they are out."""
     pid = os.getpid()
     found: list[int] = []

@@ -9,7 +9,7 @@ group's next owner must not open what a dead job's lock still holds. Everything 
 
 import os
 
-from gpulock.errors import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import atomic, kv, owner
@@ -24,7 +24,7 @@ MODE = 0o660
 PARAMS, SWITCH = "params", "ModifyDeviceFiles"  # of /proc/driver/nvidia
 
 
-def check(granted: list[Device], gid: int) -> None:
+def check_group_grant(granted: list[Device], gid: int) -> None:
     """Refuse what a group cannot part: instances share a card's node, which has one group."""
     if gid <= 0:
         raise Refusal(
@@ -34,14 +34,14 @@ def check(granted: list[Device], gid: int) -> None:
         )
     if any([device.parent for device in granted]):
         raise Refusal(
-            SENSELESS, "ISOLATION=group cannot part MIG instances", "set ISOLATION=cgroup"
+            INVALID_REQUEST, "ISOLATION=group cannot part MIG instances", "set ISOLATION=cgroup"
         )
 
 
-def check_driver(driver_root: str) -> None:
+def check_modify_device_files(driver_root: str) -> None:
     """Refuse where the driver sets its nodes' owner and mode again, whenever a program starts."""
     try:
-        value = parameter(atomic.read_text(f"{driver_root}/{PARAMS}"))
+        value = parse_modify_device_files(atomic.read_text(f"{driver_root}/{PARAMS}"))
     except OSError as fault:
         raise Refusal(BROKEN, f"the driver's parameters: {fault}", "load the driver") from fault
     if value != "0":
@@ -52,7 +52,7 @@ def check_driver(driver_root: str) -> None:
         )
 
 
-def parameter(text: str) -> str:
+def parse_modify_device_files(text: str) -> str:
     """Return the value of ModifyDeviceFiles in the driver's parameters, empty where missing."""
     for line in text.splitlines():
         name, _, value = line.partition(":")
@@ -61,11 +61,11 @@ def parameter(text: str) -> str:
     return ""
 
 
-def owners(held: dict[str, Lock], node: Node) -> dict[int, int]:
+def job_groups_by_minor(held: dict[str, Lock], node: Node) -> dict[int, int]:
     """Return minor -> group of every device whose job has a shepherd that runs; raise OSError."""
     found: dict[int, int] = {}
     for lock in held.values():
-        record = read_again(lock, node) if lock.fault else lock.owner
+        record = reread_owner(lock, node) if lock.fault else lock.owner
         if record is None or record.add_grp_id <= 0 or not record.minor.isdecimal():
             continue
         if record.boot_id == node.boot_id and node.proc.running(record.pid, record.start):
@@ -73,40 +73,40 @@ def owners(held: dict[str, Lock], node: Node) -> dict[int, int]:
     return found
 
 
-def read_again(lock: Lock, node: Node) -> "Owner | None":
+def reread_owner(lock: Lock, node: Node) -> "Owner | None":
     """Return a record that could not be read; raise OSError, for its job may live and need it.
 
     None where it cannot be understood: what nobody can read opens nothing.
     """
     try:
-        return owner.parse(atomic.read_text(f"{node.store.locks_dir}/{lock.id}/owner"))
+        return owner.parse_owner(atomic.read_text(f"{node.store.locks_dir}/{lock.id}/owner"))
     except (FileNotFoundError, kv.MalformedError):
         return None
 
 
-def check_given(granted: list[Device], gid: int, wanted: dict[int, int]) -> None:
+def check_task_group(granted: list[Device], gid: int, wanted: dict[int, int]) -> None:
     """Refuse a task whose job's devices are another group's: a node has one."""
     if any([wanted.get(device.minor) != gid for device in granted]):
         raise Refusal(
-            SENSELESS,
+            INVALID_REQUEST,
             "ISOLATION=group gives a device to one group, and a slave task has its own",
             "set ISOLATION=cgroup",
         )
 
 
-def apply(node: Node, devices: list[Device]) -> dict[int, int]:
+def apply_device_groups(node: Node, devices: list[Device]) -> dict[int, int]:
     """Make the nodes of all devices what the locks say, gate held; raise OSError.
 
     Returns minor -> group of those that are open. What is held is opened by its record, also
     where the driver does not show it now.
     """
-    wanted = owners(node.store.all(), node)
+    wanted = job_groups_by_minor(node.store.read_all_locks(), node)
     for minor in sorted({device.minor for device in devices if device.minor >= 0} | {*wanted}):
-        set_group(f"{node.settings.dev_root}/nvidia{minor}", wanted.get(minor, 0))
+        set_device_group(f"{node.settings.dev_root}/nvidia{minor}", wanted.get(minor, 0))
     return wanted
 
 
-def set_group(path: str, gid: int) -> None:
+def set_device_group(path: str, gid: int) -> None:
     """Give a device's node to root and one group; raise OSError.
 
     To be closed for a moment does no harm: the mode goes before a group that is to lose it.
@@ -122,7 +122,7 @@ def set_group(path: str, gid: int) -> None:
     os.chmod(path, MODE)
 
 
-def alone(judge: "Judge", gid: int) -> None:
+def check_group_unused(judge: "Judge", gid: int) -> None:
     """Refuse a group that a process carries before its job has started: an older job's leftover."""
     left = judge.scan.carriers(gid)
     if left or judge.scan.blind:

@@ -9,7 +9,7 @@ import os
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, Refusal
 from gpulock.isolation import confine, group, marks, sessions, tree
-from gpulock.isolation.policy import NOTHING
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CGROUP, GROUP = "cgroup", "group"
 
 
-class Who:
+class IsolatedJob:
     """A job as isolation sees it: a label for people, and the process it descends from.
 
     `gid` is its supplementary group, 0 where its scheduler gives none.
@@ -40,59 +40,61 @@ class Who:
         self.gid = gid
 
 
-def check_without_group(settings: Settings) -> None:
+def check_slurm_isolation(settings: Settings) -> None:
     """Refuse, before anything is claimed, what this node cannot do for Slurm; its steps come later.
 
     Raises Refusal.
     """
     if settings.isolation == GROUP:
-        group.check([], 0)
-    tree.trees(settings.sys_root)
+        group.check_group_grant([], 0)
+    tree.find_hierarchies(settings.sys_root)
 
 
-def begin(
+def begin_job_isolation(
     node: Node,
-    who: Who,
+    who: IsolatedJob,
     granted: list[Device],
     judge: "Callable[[], Judge]",
     deadline: Deadline,
 ) -> None:
     """Keep a job to what it was granted; raise Refusal, and then it must not start."""
     try:
-        marks.note(node.store, [])
+        marks.note_cgroup_folders(node.store, [])
         if node.settings.isolation == CGROUP:
-            sessions.close(tree.trees(node.settings.sys_root), NOTHING)
-            confine.confine(node, who.label, who.pid, who.start, granted)
+            sessions.close_login_cgroups(
+                tree.find_hierarchies(node.settings.sys_root), CLOSE_ALL_GPUS
+            )
+            confine.confine_process(node, who.label, who.pid, who.start, granted)
             return
         if not granted and not os.path.isdir(node.settings.driver_root):
             return  # no driver, no device to close
-        group.check_driver(node.settings.driver_root)
-        group.check(granted, who.gid)
+        group.check_modify_device_files(node.settings.driver_root)
+        group.check_group_grant(granted, who.gid)
         if granted:
-            group.alone(judge(), who.gid)
-        group.check_given(granted, who.gid, follow(node, node.devices(), deadline))
+            group.check_group_unused(judge(), who.gid)
+        group.check_task_group(granted, who.gid, sync_device_groups(node, node.devices(), deadline))
     except OSError as fault:
         raise Refusal(
             BROKEN, f"the job cannot be kept to its devices: {fault}", "see gpulock doctor"
         ) from fault
 
 
-def members(node: Node, who: Who) -> list[int]:
+def isolated_job_pids(node: Node, who: IsolatedJob) -> list[int]:
     """Return the processes in the cgroups of a job; raise OSError where that cannot be seen."""
-    return confine.members(node, tree.name_of(who.label, who.pid, who.start))
+    return confine.confined_pids(node, tree.cgroup_name(who.label, who.pid, who.start))
 
 
-def shut_out(node: Node, label: str) -> None:
+def enter_closed_cgroup(node: Node, label: str) -> None:
     """Move this process into a cgroup of its own that opens no GPU; raise Refusal."""
     pid = os.getpid()
-    confine.confine(node, label, pid, node.proc.start(pid), [])
+    confine.confine_process(node, label, pid, node.proc.start(pid), [])
 
 
-def end(node: Node, who: Who) -> str:
+def end_job_isolation(node: Node, who: IsolatedJob) -> str:
     """Take a job's cgroup away, before its devices are released; return what went wrong."""
     try:
         if node.settings.isolation == CGROUP:
-            confine.free(node, who.label, who.pid, who.start)
+            confine.end_confinement(node, who.label, who.pid, who.start)
     except (OSError, ValueError) as fault:
         return str(fault)
     except Refusal as refusal:
@@ -100,14 +102,14 @@ def end(node: Node, who: Who) -> str:
     return ""
 
 
-def end_steps(node: Node, number: str) -> str:
+def end_step_isolation(node: Node, number: str) -> str:
     """Take away what the steps of a Slurm job left of theirs; return what went wrong.
 
     Called from the cgroup of the daemon that starts the job's steps.
     """
     try:
         if node.settings.isolation == CGROUP:
-            confine.free_steps(node, f"{tree.PREFIX}{number}.")
+            confine.remove_step_cgroups(node, f"{tree.PREFIX}{number}.")
     except (OSError, ValueError) as fault:
         return str(fault)
     except Refusal as refusal:
@@ -115,11 +117,11 @@ def end_steps(node: Node, number: str) -> str:
     return ""
 
 
-def ended(node: Node, deadline: Deadline) -> str:
+def close_released_devices(node: Node, deadline: Deadline) -> str:
     """Close what was released, as the next prolog would; return what went wrong."""
     try:
         if node.settings.isolation == GROUP and node.store.exists():
-            follow(node, node.devices(), deadline)
+            sync_device_groups(node, node.devices(), deadline)
     except OSError as fault:
         return str(fault)
     except Refusal as refusal:
@@ -127,12 +129,12 @@ def ended(node: Node, deadline: Deadline) -> str:
     return ""
 
 
-def follow(node: Node, devices: list[Device], deadline: Deadline) -> dict[int, int]:
+def sync_device_groups(node: Node, devices: list[Device], deadline: Deadline) -> dict[int, int]:
     """Let the nodes' groups follow the locks; return minor -> group. Raises Refusal or OSError.
 
     A job without GPUs may be the first of a boot, and find no locks at all.
     """
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         if not node.store.exists():
-            boot.make_ready(node.store, node.settings.state_dir, node.boot_id, node.name)
-        return group.apply(node, devices)
+            boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
+        return group.apply_device_groups(node, devices)

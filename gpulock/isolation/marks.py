@@ -9,28 +9,28 @@ cgroup is made, and is no record of jobs.
 import os
 
 from gpulock.store import atomic, boot
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 
 MARK = "isolation"
 
 
-def note(store: Store, folders: list[str]) -> None:
+def note_cgroup_folders(store: LockStore, folders: list[str]) -> None:
     """Note folders that are not noted yet; raise Refusal or OSError."""
-    known = noted(store)
+    known = read_cgroup_folders(store)
     missing = [folder for folder in folders if folder not in known]
     if not missing and os.path.lexists(f"{store.path}/{MARK}"):
         return
-    boot.ensure(store)
+    boot.ensure_lock_dir(store)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     fd = os.open(f"{store.path}/{MARK}", flags, 0o644)
     try:
         # a line that somebody was killed in must not be the beginning of ours
-        atomic.write_all(fd, "".join([f"\n{folder}\n" for folder in missing]).encode())
+        atomic.write_descriptor(fd, "".join([f"\n{folder}\n" for folder in missing]).encode())
     finally:
         os.close(fd)
 
 
-def noted(store: Store) -> list[str]:
+def read_cgroup_folders(store: LockStore) -> list[str]:
     """Return the folders below which there may be cgroups of jobs; raise OSError."""
     try:
         text = atomic.read_text(f"{store.path}/{MARK}")
@@ -39,6 +39,6 @@ def noted(store: Store) -> list[str]:
     return [line for line in dict.fromkeys(text.splitlines()) if line.startswith("/")]
 
 
-def forget(store: Store) -> None:
+def remove_cgroup_marks(store: LockStore) -> None:
     """Take the file away: nothing is confined here any more."""
     atomic.remove_quietly(f"{store.path}/{MARK}")

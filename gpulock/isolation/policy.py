@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 CONTROL: tuple[int, ...] = (254, 255)  # nvidia-modeset, nvidiactl: every CUDA program's
 # Of no card: no instance can be used without the node of its card, so its own may stay open.
-NOTHING: "Rules" = {MAJOR: frozenset(CONTROL)}
+CLOSE_ALL_GPUS: "Rules" = {MAJOR: frozenset(CONTROL)}
 CAPS = "nvidia-caps"  # in /proc/devices: the access nodes of MIG instances
 CAP_NODE = "nvidia-caps/nvidia-cap"
 
 
-def rules(granted: "Iterable[Device]", caps_major: int, driver_root: str) -> "Rules":
+def device_rules(granted: "Iterable[Device]", caps_major: int, driver_root: str) -> "Rules":
     """Return what to close and what of it to leave open; an empty grant closes every GPU.
 
     `caps_major` is -1 where the driver has none. Raises Refusal where the number of a device
@@ -35,7 +35,7 @@ def rules(granted: "Iterable[Device]", caps_major: int, driver_root: str) -> "Ru
             raise Refusal(UNKNOWN, f"the minor of {device.id} is not known", "see gpulock doctor")
         gpus.add(device.minor)
         if device.parent:
-            instances.update(access_nodes(device, driver_root))
+            instances.update(mig_access_minors(device, driver_root))
     found = {MAJOR: frozenset(gpus)}
     if caps_major >= 0:
         found[caps_major] = frozenset(instances)
@@ -44,11 +44,11 @@ def rules(granted: "Iterable[Device]", caps_major: int, driver_root: str) -> "Ru
     return found
 
 
-def access_nodes(device: Device, driver_root: str) -> list[int]:
+def mig_access_minors(device: Device, driver_root: str) -> list[int]:
     """Return the minors of a MIG instance's own nodes; raise Refusal where they are not told."""
-    from gpulock.alloc.device_users import caps
+    from gpulock.alloc.device_users import mig_access_nodes
 
-    names = caps(device, driver_root)
+    names = mig_access_nodes(device, driver_root)
     if not names:
         raise Refusal(
             BROKEN, f"the driver does not tell the access nodes of {device.id}", "look at MIG"
@@ -56,15 +56,15 @@ def access_nodes(device: Device, driver_root: str) -> list[int]:
     return [int(name.removeprefix(CAP_NODE)) for name in names]
 
 
-def caps_major(proc_root: str) -> int:
+def read_caps_major(proc_root: str) -> int:
     """Return the major of nvidia-caps, -1 where the driver has none; raise Refusal."""
     try:
-        return major_of(CAPS, atomic.read_text(f"{proc_root}/devices"))
+        return parse_device_major(CAPS, atomic.read_text(f"{proc_root}/devices"))
     except OSError as fault:
         raise Refusal(UNKNOWN, f"device numbers: {fault}", "look at PROC_ROOT") from fault
 
 
-def major_of(name: str, text: str) -> int:
+def parse_device_major(name: str, text: str) -> int:
     """Return the major of a character device by the text of /proc/devices, -1 for none."""
     for line in text.partition("Block devices")[0].splitlines():
         number, _, driver = line.strip().partition(" ")

@@ -9,7 +9,7 @@ version 2; where the node has none, or no systemd, they stay open (docs/isolatio
 import errno
 import os
 
-from gpulock.isolation.tree import V2, Tree
+from gpulock.isolation.tree import V2, CgroupHierarchy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpulock.isolation.policy import Rules
 
 TURNS = 5  # for a cgroup that comes and goes
-PLACES = (
+LOGIN_CGROUPS = (
     "user.slice",
     "system.slice/ssh.service",
     "system.slice/sshd.service",
@@ -28,13 +28,13 @@ PLACES = (
 )
 
 
-def places(trees: "Iterable[Tree]") -> list[str]:
+def login_cgroups(trees: "Iterable[CgroupHierarchy]") -> list[str]:
     """Return the folders of those that the node has."""
     tops = [one.top for one in trees if one.version == V2]
-    return [f"{top}/{p}" for top in tops for p in PLACES if os.path.isdir(f"{top}/{p}")]
+    return [f"{top}/{p}" for top in tops for p in LOGIN_CGROUPS if os.path.isdir(f"{top}/{p}")]
 
 
-def close(trees: "Iterable[Tree]", nothing: "Rules") -> None:
+def close_login_cgroups(trees: "Iterable[CgroupHierarchy]", nothing: "Rules") -> None:
     """Close the GPUs to all of them, where that is not done yet; raise OSError.
 
     One that cannot be closed keeps no other from being closed.
@@ -42,41 +42,41 @@ def close(trees: "Iterable[Tree]", nothing: "Rules") -> None:
     from gpulock.isolation import bpf
 
     def shut(folder: str) -> None:
-        if not bpf.is_attached(folder):
-            bpf.attach(folder, bpf.assemble(nothing, spare_root=True))
+        if not bpf.has_device_program(folder):
+            bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
 
-    to_each(places(trees), shut)
+    for_each_cgroup(login_cgroups(trees), shut)
 
 
-def open_again(trees: "Iterable[Tree]") -> None:
+def reopen_login_cgroups(trees: "Iterable[CgroupHierarchy]") -> None:
     """Take the programs away, when the site has given up ISOLATION=cgroup; raise OSError."""
     from gpulock.isolation import bpf
 
-    to_each(places(trees), bpf.detach)
+    for_each_cgroup(login_cgroups(trees), bpf.detach_device_programs)
 
 
-def left_open(trees: "Iterable[Tree]") -> list[str]:
+def unclosed_login_cgroups(trees: "Iterable[CgroupHierarchy]") -> list[str]:
     """Return those to which no program of ours is attached; raise OSError."""
     from gpulock.isolation import bpf
 
     found: list[str] = []
 
     def look(folder: str) -> None:
-        if not bpf.is_attached(folder):
+        if not bpf.has_device_program(folder):
             found.append(folder)
 
-    to_each(places(trees), look)
+    for_each_cgroup(login_cgroups(trees), look)
     return found
 
 
-def to_each(folders: "list[str]", act: "Callable[[str], None]") -> None:
+def for_each_cgroup(folders: "list[str]", act: "Callable[[str], None]") -> None:
     """Do something to each; raise the first OSError, when all had their turn."""
-    faults = [fault for folder in folders if (fault := attempt(folder, act)) is not None]
+    faults = [fault for folder in folders if (fault := try_on_cgroup(folder, act)) is not None]
     if faults:
         raise faults[0]
 
 
-def attempt(folder: str, act: "Callable[[str], None]") -> OSError | None:
+def try_on_cgroup(folder: str, act: "Callable[[str], None]") -> OSError | None:
     """Do something to a cgroup; return what failed.
 
     A service that is stopped or started again takes its cgroup away at any moment: what is gone is

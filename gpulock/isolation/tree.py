@@ -17,7 +17,7 @@ PREFIX = "gpulock-"
 PARTS = 2  # of `J.T-PID-START` behind its label: pid and start time
 
 
-class Tree:
+class CgroupHierarchy:
     """One hierarchy: its version, and the folder where it is mounted."""
 
     __slots__ = ("top", "version")
@@ -27,15 +27,19 @@ class Tree:
         self.top = top
 
 
-def trees(sys_root: str) -> list[Tree]:
+def find_hierarchies(sys_root: str) -> list[CgroupHierarchy]:
     """Return the hierarchies that can close devices; raise Refusal where there is none."""
     top = f"{sys_root}/fs/cgroup"
-    found = [Tree(V1, f"{top}/devices")] if os.path.exists(f"{top}/devices/devices.deny") else []
+    found = (
+        [CgroupHierarchy(V1, f"{top}/devices")]
+        if os.path.exists(f"{top}/devices/devices.deny")
+        else []
+    )
     for folder in (top, f"{top}/unified"):
         if os.path.exists(f"{folder}/cgroup.procs") and os.path.exists(
             f"{folder}/cgroup.controllers"
         ):
-            found.append(Tree(V2, folder))
+            found.append(CgroupHierarchy(V2, folder))
             break
     if not found:
         raise Refusal(
@@ -46,7 +50,7 @@ def trees(sys_root: str) -> list[Tree]:
     return found
 
 
-def parse_places(text: str) -> dict[int, str]:
+def parse_cgroup_paths(text: str) -> dict[int, str]:
     """Return version -> path of /proc/PID/cgroup, as far as they are ours to use."""
     found: dict[int, str] = {}
     for line in text.splitlines():
@@ -59,10 +63,10 @@ def parse_places(text: str) -> dict[int, str]:
     return found
 
 
-def folder_of(tree: Tree, proc: Proc, pid: int) -> str:
+def process_cgroup_folder(tree: CgroupHierarchy, proc: Proc, pid: int) -> str:
     """Return the folder of the cgroup that a process is in; raise Refusal or ProcessLookupError."""
     try:
-        path = parse_places(proc.read(pid, "cgroup").decode("utf-8", "surrogateescape"))
+        path = parse_cgroup_paths(proc.read(pid, "cgroup").decode("utf-8", "surrogateescape"))
     except PermissionError as fault:
         raise Refusal(UNKNOWN, f"the cgroup of process {pid}: {fault}", "look at /proc") from fault
     inside = path.get(tree.version, "/..")
@@ -75,12 +79,12 @@ def folder_of(tree: Tree, proc: Proc, pid: int) -> str:
     return tree.top + inside.rstrip("/")
 
 
-def name_of(label: str, pid: int, start: int) -> str:
+def cgroup_name(label: str, pid: int, start: int) -> str:
     """Return the name of the cgroup of what `pid` stands for: the reaper needs no more."""
     return f"{PREFIX}{label}-{pid}-{start}"
 
 
-def process_of(name: str) -> tuple[int, int] | None:
+def parse_cgroup_name(name: str) -> tuple[int, int] | None:
     """Return (pid, start time) by the name of a cgroup of ours, None for any other."""
     words = name.removeprefix(PREFIX).rsplit("-", PARTS)
     if not name.startswith(PREFIX) or len(words) != PARTS + 1:
@@ -90,17 +94,17 @@ def process_of(name: str) -> tuple[int, int] | None:
     return (int(pid), int(start)) if good else None
 
 
-def move(pid: int, folder: str) -> None:
+def move_to_cgroup(pid: int, folder: str) -> None:
     """Move a process, all its threads, into a cgroup; raise OSError."""
-    write(f"{folder}/cgroup.procs", str(pid))
+    write_cgroup_file(f"{folder}/cgroup.procs", str(pid))
 
 
-def members(folder: str) -> list[int]:
+def cgroup_pids(folder: str) -> list[int]:
     """Return the processes of a cgroup; raise OSError."""
     return [int(pid) for pid in atomic.read_text(f"{folder}/cgroup.procs", 1 << 22).split()]
 
 
-def remove(folder: str) -> bool:
+def remove_cgroup(folder: str) -> bool:
     """Remove a cgroup; return False while a process is in it. One that is gone is removed."""
     try:
         os.rmdir(folder)
@@ -113,7 +117,7 @@ def remove(folder: str) -> bool:
     return True
 
 
-def write(path: str, *texts: str) -> None:
+def write_cgroup_file(path: str, *texts: str) -> None:
     """Write to a file of the kernel's, which takes one value a write(2); raise OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:

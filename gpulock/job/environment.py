@@ -16,11 +16,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TWINS = ("APPTAINERENV_", "SINGULARITYENV_")
+CONTAINER_PREFIXES = ("APPTAINERENV_", "SINGULARITYENV_")
 BIND_LISTS = ("APPTAINER_BINDPATH", "SINGULARITY_BINDPATH")
 CDI_KIND = "gpulock.io/gpu"
 CDI_FLAGS = "GPULOCK_CDI"  # flags for who starts a container: they need no twins
-NAMES = (
+MASK_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "NVIDIA_VISIBLE_DEVICES",
@@ -29,7 +29,7 @@ NAMES = (
 )
 
 
-def variables(
+def grant_variables(
     granted: list[Device], settings: Settings, also: tuple[str, ...] = ()
 ) -> list[tuple[str, str]]:
     """Return the variables of a grant; `also` are names that get the mask as well (SGE_GPU).
@@ -53,16 +53,18 @@ def variables(
     if not by_uuid:
         pairs.append(("GPU_DEVICE_ORDINAL", mask))
     pairs += [(name, mask) for name in also]
-    twins = [(twin + name, value) for twin in TWINS for name, value in pairs]
+    twins = [(twin + name, value) for twin in CONTAINER_PREFIXES for name, value in pairs]
     if settings.cdi_dir:  # a flag each: podman 5 and Docker split no list
         pairs.append((CDI_FLAGS, " ".join([f"--device={CDI_KIND}={d.id}" for d in granted])))
     return [*pairs, *twins]
 
 
-def drop_names(also: tuple[str, ...] = ()) -> frozenset[str]:
+def grant_variable_names(also: tuple[str, ...] = ()) -> frozenset[str]:
     """Return every name that `variables` may set: none of the user's may survive."""
-    names = (*NAMES, *also)
-    return frozenset([*names, CDI_FLAGS, *[twin + name for twin in TWINS for name in names]])
+    names = (*MASK_VARIABLES, *also)
+    return frozenset(
+        [*names, CDI_FLAGS, *[twin + name for twin in CONTAINER_PREFIXES for name in names]]
+    )
 
 
 def driver_binds(settings: Settings) -> str:
@@ -73,7 +75,7 @@ def driver_binds(settings: Settings) -> str:
     """
     if not settings.driver_dir:
         return ""
-    version = driver_version(settings.driver_root)
+    version = loaded_driver_version(settings.driver_root)
     folder = f"{settings.driver_dir}/{version}"
     if folder[0] != "/" or not folder.isprintable() or any([c in folder for c in ",:\\"]):
         raise Refusal(BROKEN, f"DRIVER_DIR cannot be bound: {folder!r}", "give it a plain path")
@@ -87,7 +89,7 @@ def driver_binds(settings: Settings) -> str:
     return f"{folder}/bin:/nvbin,{folder}/lib:/nvlib"
 
 
-def driver_version(driver_root: str) -> str:
+def loaded_driver_version(driver_root: str) -> str:
     """Return the loaded driver's version, as in `/proc/driver/nvidia/version`."""
     try:
         text = atomic.read_text(f"{driver_root}/version")
@@ -99,7 +101,7 @@ def driver_version(driver_root: str) -> str:
     raise Refusal(BROKEN, f"no driver version in {text[:60]!r}", "look at the driver")
 
 
-def own_binds(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
+def user_bind_lists(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
     """Return each bind list by name, as the user's containers would take it without ours.
 
     Apptainer reads SINGULARITY_BINDPATH only where APPTAINER_BINDPATH is not set.
@@ -108,18 +110,18 @@ def own_binds(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
     return [(BIND_LISTS[0], apptainer or singularity), (BIND_LISTS[1], singularity)]
 
 
-def appended(old: str, binds: str) -> str:
+def append_binds(old: str, binds: str) -> str:
     """Return a bind list with ours at its end, once, and none of another driver's.
 
     A job that was submitted from a job brings what that one's node bound, and of two binds on one
     place Apptainer takes the first. A bind of the user's own onto /nvlib stands.
     """
-    ours = {_but_version(bind) for bind in binds.split(",")}
-    own = [bind for bind in old.split(",") if bind and _but_version(bind) not in ours]
+    ours = {_bind_without_version(bind) for bind in binds.split(",")}
+    own = [bind for bind in old.split(",") if bind and _bind_without_version(bind) not in ours]
     return ",".join([*own, binds])
 
 
-def _but_version(bind: str) -> tuple[str, str, str]:
+def _bind_without_version(bind: str) -> tuple[str, str, str]:
     source, _, target = bind.partition(":")
     parts = source.rsplit("/", 2)
     return parts[0], parts[-1], target

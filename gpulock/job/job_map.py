@@ -17,17 +17,17 @@ from gpulock.store import atomic
 from gpulock.store.owner import Owner
 
 
-def granted(settings: Settings, record: Owner, devices: list[Device]) -> None:
+def write_job_map(settings: Settings, record: Owner, devices: list[Device]) -> None:
     """Write the files of a grant."""
     for device in devices:
-        for path, text in files(settings, record, device):
+        for path, text in job_map_files(settings, record, device):
             try:
                 atomic.replace_file(path, text.encode())
             except OSError:
                 continue
 
 
-def released(node: Node, record: Owner, device: str) -> None:
+def clear_job_map(node: Node, record: Owner, device: str) -> None:
     """Empty or remove the files of a device, the gate held, unless another job is in them.
 
     An empty file is renamed over: one that vanishes between the listing and the opening of
@@ -40,8 +40,8 @@ def released(node: Node, record: Owner, device: str) -> None:
     if not found:
         return
     keeps = node.settings.job_map_release == "empty"
-    kept = f"{node.settings.job_map_dir}/{place_of(found[0])}" if keeps else ""
-    for path, text in files(node.settings, record, found[0]):
+    kept = f"{node.settings.job_map_dir}/{job_map_name(found[0])}" if keeps else ""
+    for path, text in job_map_files(node.settings, record, found[0]):
         try:
             if atomic.read_text(path) != text:
                 continue
@@ -53,9 +53,9 @@ def released(node: Node, record: Owner, device: str) -> None:
             continue
 
 
-def files(settings: Settings, record: Owner, device: Device) -> list[tuple[str, str]]:
+def job_map_files(settings: Settings, record: Owner, device: Device) -> list[tuple[str, str]]:
     """Return (path, text) of each file that names a device's job."""
-    place = place_of(device)
+    place = job_map_name(device)
     found: list[tuple[str, str]] = []
     if settings.job_map_dir:
         found.append((f"{settings.job_map_dir}/{place}", f"{record.job()}\n"))
@@ -66,7 +66,7 @@ def files(settings: Settings, record: Owner, device: Device) -> list[tuple[str, 
     return found
 
 
-def place_of(device: Device) -> str:
+def job_map_name(device: Device) -> str:
     """Return `<index>`, or `<index>.<GPU instance>` of a MIG instance."""
     if not device.parent:
         return str(device.index)

@@ -106,7 +106,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-def convert(kind: str, default: str, given: str | None) -> object:
+def convert_setting(kind: str, default: str, given: str | None) -> object:
     """Return the value of one key; raise ValueError that says what is wrong."""
     if kind == CHOICE:
         choices = default.split("|")
@@ -125,7 +125,7 @@ def convert(kind: str, default: str, given: str | None) -> object:
     if kind == LIMIT and value == "0":
         return 0.0
     if kind in (SECONDS, LIMIT, ANSWER):
-        return seconds(value, LONGEST_ANSWER if kind == ANSWER else LONGEST)
+        return parse_setting_seconds(value, LONGEST_ANSWER if kind == ANSWER else LONGEST)
     if kind == FLAG:
         if value not in ("yes", "no"):
             raise ValueError(f"must be yes or no, not {value!r}")
@@ -137,7 +137,7 @@ def convert(kind: str, default: str, given: str | None) -> object:
     return value
 
 
-def seconds(value: str, most: float) -> float:
+def parse_setting_seconds(value: str, most: float) -> float:
     """Parse a positive number of seconds, at most so many."""
     try:
         number = float(value)

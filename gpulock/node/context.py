@@ -8,10 +8,10 @@ import os
 
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node import devices, inventory
-from gpulock.node.devices import Device, Memory
+from gpulock.node.devices import Device, DeviceCache
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.store.locks import Lock, Store
+from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 
 
@@ -33,7 +33,7 @@ class Node:
     def __init__(self, settings: Settings, name: str = "") -> None:
         self.settings = settings
         self.proc = Proc(settings.proc_root)
-        self.store = Store(settings.lock_dir)
+        self.store = LockStore(settings.lock_dir)
         self.name = name or os.uname().nodename
         try:
             self.boot_id = self.proc.boot_id()
@@ -42,14 +42,14 @@ class Node:
         self.inventory: dict[str, str] = {}
         self._links: dict[tuple[str, str], int] = {}
         self._version = (0, 0, 0)
-        self._memory = Memory()
+        self._memory = DeviceCache()
 
     def devices(self) -> list[Device]:
         """Return the node's devices by index; raise Refusal(BROKEN) without a driver."""
         self.read_inventory()
         settings = self.settings
         found = devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
-        return inventory.applied(found, self.inventory)
+        return inventory.apply_nvml_inventory(found, self.inventory)
 
     def read_inventory(self) -> None:
         """Read what root published from NVML, where it changed since the last time."""
@@ -59,8 +59,8 @@ class Node:
         except OSError:
             version = (0, 0, 0)
         if version != self._version:
-            self.inventory = inventory.read(self.settings.lock_dir, self.boot_id)
-            self._links = inventory.links(self.inventory)
+            self.inventory = inventory.read_nvml_inventory(self.settings.lock_dir, self.boot_id)
+            self._links = inventory.nvlink_counts(self.inventory)
             self._version = version
 
     def map_jobs(self, record: Owner, granted: list[Device]) -> None:
@@ -68,7 +68,7 @@ class Node:
         if self.settings.job_map_dir or self.settings.gpustat_dir:
             from gpulock.job import job_map
 
-            job_map.granted(self.settings, record, granted)
+            job_map.write_job_map(self.settings, record, granted)
 
     def retire(self, lock: Lock, how: str) -> None:
         """Free a device, gate held; raise OSError, or Refusal when the lock changed meanwhile."""
@@ -76,12 +76,12 @@ class Node:
         if record and record.scheduler in ("slurm", "process"):
             from gpulock.store import claim_records
 
-            claim_records.drop(self.settings.state_dir, record, lock.id)
+            claim_records.drop_device_from_record(self.settings.state_dir, record, lock.id)
         self.store.retire(lock, how, self.boot_id)
         if record and (self.settings.job_map_dir or self.settings.gpustat_dir):
             from gpulock.job import job_map
 
-            job_map.released(self, record, lock.id)
+            job_map.clear_job_map(self, record, lock.id)
 
     def links(self) -> dict[tuple[str, str], int]:
         """Return the NVLinks between the devices read last."""

@@ -62,7 +62,7 @@ class Device:
         return self.bus if self.id != self.bus else ""
 
 
-def bus_key(bus: str) -> tuple[int, int, int, int]:
+def pci_bus_key(bus: str) -> tuple[int, int, int, int]:
     """Return the sort key of `0000:3b:00.0`; raise ValueError for anything else."""
     parts = bus.split(":")
     if len(parts) != BUS_PARTS:
@@ -71,13 +71,15 @@ def bus_key(bus: str) -> tuple[int, int, int, int]:
     return (int(parts[0], 16), int(parts[1], 16), int(slot, 16), int(function, 16))
 
 
-def read_devices(driver_root: str, sys_root: str, memory: "Memory | None" = None) -> list[Device]:
+def read_devices(
+    driver_root: str, sys_root: str, memory: "DeviceCache | None" = None
+) -> list[Device]:
     """Return the node's devices by index; raise Refusal(BROKEN) when no driver is loaded.
 
     A directory that vanishes while it is read is a card that is gone. A file that cannot be
     understood gives a device with a `fault`, which is never granted.
     """
-    memory = memory or Memory()
+    memory = memory or DeviceCache()
     try:
         names = os.listdir(f"{driver_root}/gpus")
     except FileNotFoundError:
@@ -106,7 +108,7 @@ def read_devices(driver_root: str, sys_root: str, memory: "Memory | None" = None
     return devices
 
 
-class Memory:
+class DeviceCache:
     """What was found out the last time, so that a process asks and parses only what may change.
 
     Every file of the driver is read every time; where a card sits does not change in a boot.
@@ -138,7 +140,7 @@ class Memory:
     def place(self, sys_root: str, device: Device) -> None:
         """Fill in NUMA node and PCI path."""
         if device.bus not in self._places:
-            read_place(sys_root, device)
+            read_pci_place(sys_root, device)
             if not device.path:
                 return
             self._places[device.bus] = (device.path, device.numa)
@@ -162,7 +164,7 @@ def sorted_buses(names: list[str]) -> list[str]:
     buses: list[tuple[tuple[int, int, int, int], str]] = []
     for name in names:
         try:
-            buses.append((bus_key(name), name))
+            buses.append((pci_bus_key(name), name))
         except ValueError:
             continue
     return [name for _, name in sorted(buses)]
@@ -171,23 +173,23 @@ def sorted_buses(names: list[str]) -> list[str]:
 def parse_information(text: str, device: Device) -> None:
     """Fill in what the driver's `information` file says; raise ValueError where it is garbage."""
     text = f"\n{text}"
-    minor, place = value_of(text, "Device Minor"), value_of(text, "Bus Location")
+    minor, place = information_value(text, "Device Minor"), information_value(text, "Bus Location")
     if not (minor.isascii() and minor.isdigit()):
         raise ValueError(f"Device Minor is {minor[:20]!r}")
     if place.lower() != device.bus:
         raise ValueError(f"Bus Location is {place[:20]!r}")
-    uuid = value_of(text, "GPU UUID")
-    if not kv.clean(uuid) or "," in uuid:
+    uuid = information_value(text, "GPU UUID")
+    if not kv.is_single_line(uuid) or "," in uuid:
         raise ValueError("GPU UUID is no UUID")
     device.minor = int(minor)
     device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
-    model = value_of(text, "Model")
+    model = information_value(text, "Model")
     device.model = model if model.isprintable() else one_line(model)
-    if "Yes" in (value_of(text, "GPU Excluded"), value_of(text, "Blacklisted")):
+    if "Yes" in (information_value(text, "GPU Excluded"), information_value(text, "Blacklisted")):
         device.fault = EXCLUDED
 
 
-def value_of(text: str, name: str) -> str:
+def information_value(text: str, name: str) -> str:
     """Return what stands behind the first line's `name:`, empty where there is none.
 
     `text` begins with a newline. Looked up, not split into all its lines: every claim reads every
@@ -201,7 +203,7 @@ def value_of(text: str, name: str) -> str:
     return (text[begin:] if end < 0 else text[begin:end]).strip()
 
 
-def read_place(sys_root: str, device: Device) -> None:
+def read_pci_place(sys_root: str, device: Device) -> None:
     """Fill in NUMA node and PCI path; what sysfs does not tell is left unknown."""
     folder = f"{sys_root}/bus/pci/devices/{device.bus}"
     try:
@@ -211,11 +213,11 @@ def read_place(sys_root: str, device: Device) -> None:
         return
 
 
-def number(text: str) -> int:
+def int_or_zero(text: str) -> int:
     """Return a whole number, 0 for anything else."""
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def overlaps(a: str, b: str) -> bool:
+def lock_ids_overlap(a: str, b: str) -> bool:
     """Return whether two lock ids stand for the same silicon: equal, or a card and its instance."""
     return a == b or a.startswith(f"{b}.gi") or b.startswith(f"{a}.gi")

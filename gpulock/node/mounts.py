@@ -13,18 +13,20 @@ import stat
 import time
 
 from gpulock.store import atomic
-from gpulock.store.boot import LOCAL
+from gpulock.store.boot import LOCAL_FILE_SYSTEMS
 
 LONG, SHORT = 1.0, 0.1  # seconds to read our own mount table, and another's: he may fill it
 PIECE = 1 << 12  # bytes
 SLOW = 0.01  # seconds: no fdinfo without thousands of locks takes so long
 STACKED = "overlay"  # may stand on a file system of the user's
-ASKED = (LOCAL - {STACKED}) | {"devtmpfs"}  # of the kernel's own: a stat is answered at once
+KERNEL_FILE_SYSTEMS = (LOCAL_FILE_SYSTEMS - {STACKED}) | {
+    "devtmpfs"
+}  # of the kernel's own: a stat is answered at once
 AT_FDCWD, DONT_SYNC, BASIC = -100, 0x4000, 0x7FF  # linux/fcntl.h, linux/stat.h
 STATX_BYTES, MODE, INODE, RDEV, DEV = 256, 28, 32, 128, 136  # size and offsets of struct statx
 
 
-class UnansweredError(OSError):
+class StatxError(OSError):
     """statx(2) itself failed: not what leads to it, such as loading ctypes."""
 
 
@@ -45,13 +47,13 @@ class Mounts:
         (rdev, 0, 0) of a device, (0, st_dev, inode) of another file. Raises OSError.
         """
         kind = self._kind(pid, folder, fd)
-        if kind in ASKED:
-            return key_of(os.stat(f"{folder}/{fd}"))
+        if kind in KERNEL_FILE_SYSTEMS:
+            return device_file_key(os.stat(f"{folder}/{fd}"))
         if kind and kind != STACKED:
             return None  # of a network, or of a user: no device is opened through it
         try:
-            return cached_key(f"{folder}/{fd}")
-        except UnansweredError as fault:
+            return cached_file_key(f"{folder}/{fd}")
+        except StatxError as fault:
             if os.geteuid() != 0 or fault.errno in (errno.ENOSYS, errno.ENOENT, errno.ENOMEM):
                 raise
             # to root only FUSE says so, and what else asks a server: EACCES, EIO of an inode that
@@ -92,7 +94,7 @@ class Mounts:
 
     def _add(self, path: str, seconds: float) -> None:
         try:
-            lines = table_of(path, seconds).splitlines()
+            lines = read_mount_table(path, seconds).splitlines()
         except OSError:
             return
         for line in lines:
@@ -101,7 +103,7 @@ class Mounts:
                 self._types[line.split(None, 1)[0]] = kind[0]
 
 
-def table_of(path: str, seconds: float) -> str:
+def read_mount_table(path: str, seconds: float) -> str:
     """Return a mount table, empty where it takes longer to be read than that; raise OSError.
 
     Of 5,000 mounts on one another the kernel takes five seconds (measured).
@@ -119,14 +121,14 @@ def table_of(path: str, seconds: float) -> str:
     return b"".join(parts).decode("utf-8", "surrogateescape")
 
 
-def key_of(info: os.stat_result) -> tuple[int, int, int]:
+def device_file_key(info: os.stat_result) -> tuple[int, int, int]:
     """Return what tells one device node or simulated node from another."""
     if stat.S_ISCHR(info.st_mode):
         return (info.st_rdev, 0, 0)
     return (0, info.st_dev, info.st_ino)
 
 
-def cached_key(path: str) -> tuple[int, int, int]:
+def cached_file_key(path: str) -> tuple[int, int, int]:
     """Return the same from what the kernel has cached: statx(2) with AT_STATX_DONT_SYNC.
 
     FUSE and NFS answer that without their server. ctypes is loaded here alone, for a mount that
@@ -142,7 +144,7 @@ def cached_key(path: str) -> tuple[int, int, int]:
         code = ctypes.get_errno()
         if code == errno.ENOENT:
             raise FileNotFoundError(code, os.strerror(code), path)
-        raise UnansweredError(code, os.strerror(code), path)
+        raise StatxError(code, os.strerror(code), path)
 
     def number(offset: int, size: int = 4) -> int:
         return int.from_bytes(buffer.raw[offset : offset + size], "little")

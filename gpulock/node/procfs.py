@@ -10,7 +10,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.node.timed_read import Reader
+    from gpulock.node.timed_read import TimedReader
 
 CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
 MOST = 128  # chunks: 65,536 groups, the most there can be, fit in
@@ -20,7 +20,7 @@ STAT_FIELDS = 20  # after the name, up to the start time
 KTHREADD = 2  # the parent of all kernel threads
 
 
-class Stat:
+class ProcessStat:
     """Fields of /proc/PID/stat: parent, state letter, session, start time in clock ticks."""
 
     __slots__ = ("ppid", "session", "start", "state")
@@ -32,7 +32,7 @@ class Stat:
         self.start = start
 
 
-class Status:
+class ProcessStatus:
     """Fields of /proc/PID/status: name, state letter, parent, user ids, groups, session.
 
     `uids` are real, effective, saved, file system; `session` is -1 where the kernel does not tell
@@ -58,37 +58,37 @@ class Status:
         self.kernel = False
 
 
-def parse_stat(data: bytes) -> Stat:
+def parse_stat(data: bytes) -> ProcessStat:
     """Parse /proc/PID/stat; the name may hold blanks and parentheses: split after the last `)`."""
     rest = data[data.rindex(b")") + 1 :].split()
     if len(rest) < STAT_FIELDS:
         raise ValueError("not a /proc/PID/stat file")
-    return Stat(int(rest[1]), rest[0].decode(), int(rest[3]), int(rest[19]))
+    return ProcessStat(int(rest[1]), rest[0].decode(), int(rest[3]), int(rest[19]))
 
 
-def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) -> Status:
+def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) -> ProcessStatus:
     """Parse /proc/PID/status; raise ValueError where a line is missing (a tree that is no proc).
 
     The lines are looked up one after the other: thousands of processes are read in a scan. Most
     have the groups of another, and may have 65,536 of them: `known` keeps each list once.
     """
     name = data[: data.index(b"\n")].partition(b":")[2].strip()
-    ppid = int(line_of(data, b"\nPPid:"))
-    found = Status(
+    ppid = int(status_line_value(data, b"\nPPid:"))
+    found = ProcessStatus(
         name.decode("utf-8", "surrogateescape"),
-        line_of(data, b"\nState:").strip()[:1].decode(),
+        status_line_value(data, b"\nState:").strip()[:1].decode(),
         ppid,
-        tuple([int(uid) for uid in line_of(data, b"\nUid:").split()]),
-        groups_of(line_of(data, b"\nGroups:"), {} if known is None else known),
+        tuple([int(uid) for uid in status_line_value(data, b"\nUid:").split()]),
+        parse_groups(status_line_value(data, b"\nGroups:"), {} if known is None else known),
     )
     if b"\nNSsid:" in data:
-        found.session = int(line_of(data, b"\nNSsid:").split()[0])
+        found.session = int(status_line_value(data, b"\nNSsid:").split()[0])
     # a user mode helper is a child of kthreadd as well, but it has memory of its own
     found.kernel = ppid == KTHREADD and b"\nVmSize:" not in data
     return found
 
 
-def groups_of(line: bytes, known: dict[bytes, frozenset[int]]) -> frozenset[int]:
+def parse_groups(line: bytes, known: dict[bytes, frozenset[int]]) -> frozenset[int]:
     """Return the groups on a line, from those that are `known` where it is."""
     if line not in known:
         if len(line) > LONG:
@@ -97,7 +97,7 @@ def groups_of(line: bytes, known: dict[bytes, frozenset[int]]) -> frozenset[int]
     return known[line]
 
 
-def line_of(data: bytes, key: bytes) -> bytes:
+def status_line_value(data: bytes, key: bytes) -> bytes:
     """Return what follows `key` on its line; raise ValueError where there is none."""
     begin = data.index(key) + len(key)
     end = data.find(b"\n", begin)
@@ -113,7 +113,7 @@ class Proc:
         self.root = root
         self._groups: dict[bytes, frozenset[int]] = {}
         self._kthreadd: bool | None = None
-        self._reader: Reader | None = None
+        self._reader: TimedReader | None = None
 
     def read(self, pid: int, name: str) -> bytes:
         """Return the bytes of /proc/PID/NAME; raise ProcessLookupError when the process is gone.
@@ -143,16 +143,16 @@ class Proc:
         And whatever `read` raises.
         """
         if self._reader is None:
-            from gpulock.node.timed_read import Reader
+            from gpulock.node.timed_read import TimedReader
 
-            self._reader = Reader()
+            self._reader = TimedReader()
         return self._reader.read(pid, lambda: self.read(pid, name))
 
-    def stat(self, pid: int) -> Stat:
+    def stat(self, pid: int) -> ProcessStat:
         """Return the process's /proc/PID/stat."""
         return parse_stat(self.read(pid, "stat"))
 
-    def status(self, pid: int) -> Status:
+    def status(self, pid: int) -> ProcessStatus:
         """Return the process's /proc/PID/status."""
         if len(self._groups) > KEPT:
             self._groups.clear()
@@ -227,7 +227,7 @@ class Proc:
         except OSError:
             return pids
 
-    def here(self) -> str:
+    def pid_namespace_or_empty(self) -> str:
         """Return our pid namespace for a record, empty where it cannot be seen."""
         try:
             return self.pid_namespace()

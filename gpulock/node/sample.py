@@ -83,7 +83,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
 TYPES = {(line, key): kind for line, key, kind, _ in FIELDS}
 
 
-class Seen:
+class DeviceSample:
     """One device; a value that is not known is None. `own` is the exporter's own memory."""
 
     uuid: str
@@ -112,7 +112,7 @@ class Seen:
         self.own = own
 
 
-class Account:
+class ClaimUsage:
     """What one device did for one claim; a value that is not known is None."""
 
     since: float | None
@@ -151,8 +151,8 @@ class Sample:
 
     def __init__(self, values: dict[str, object]) -> None:
         self.__dict__ = {**BLANK[""], **values}
-        self.devices: dict[str, Seen] = {}
-        self.tokens: dict[str, dict[str, Account]] = {}
+        self.devices: dict[str, DeviceSample] = {}
+        self.tokens: dict[str, dict[str, ClaimUsage]] = {}
         self.others: list[list[str]] = []
 
     def idle(self, device: str, token: str, oldest: float) -> float | None:
@@ -167,61 +167,65 @@ class Sample:
         return account.idle if self.looked - account.seen <= oldest else None
 
 
-def blank(line: str) -> dict[str, object]:
+def blank_sample_fields(line: str) -> dict[str, object]:
     """Return the value of each field of a line that lacks it."""
     empty: dict[str, object] = {TEXT: "", LIST: ()}
     return {key: empty.get(kind) for of, key, kind, _ in FIELDS if of == line}
 
 
-BLANK = {line: blank(line) for line in ("", "device", "token")}
+BLANK = {line: blank_sample_fields(line) for line in ("", "device", "token")}
 
 
-def read(folder: str, now: float, boot_id: str, oldest: float = FRESH) -> Sample | None:
+def read_sample(folder: str, now: float, boot_id: str, oldest: float = FRESH) -> Sample | None:
     """Return the last sample, None where there is none of this boot that is fresh.
 
     `now` is CLOCK_BOOTTIME in seconds.
     """
-    found = load(f"{folder}/{SAMPLE}", SAMPLE_LINE)
+    found = load_sample_file(f"{folder}/{SAMPLE}", SAMPLE_LINE)
     if found is None or found.boot_id != boot_id or found.boottime is None:
         return None
     return found if -AHEAD <= now - found.boottime <= oldest else None
 
 
-def read_finished(folder: str, token: str) -> Sample | None:
+def read_finished_claim(folder: str, token: str) -> Sample | None:
     """Return what is left of one claim that is over, None where nothing is."""
-    if not is_token(token):
+    if not is_claim_token(token):
         return None
-    return load(f"{folder}/{FINISHED}/{token}", FINISHED_LINE)
+    return load_sample_file(f"{folder}/{FINISHED}/{token}", FINISHED_LINE)
 
 
-def load(path: str, first_line: str) -> Sample | None:
+def load_sample_file(path: str, first_line: str) -> Sample | None:
     """Return a file of either kind, None where there is none that can be read."""
     try:
-        return parse(atomic.read_text(path, LIMIT), first_line)
+        return parse_sample(atomic.read_text(path, LIMIT), first_line)
     except (OSError, kv.MalformedError):
         return None
 
 
-def parse(text: str, first_line: str) -> Sample:
+def parse_sample(text: str, first_line: str) -> Sample:
     """Return the sample in a text; raise kv.MalformedError for another version."""
     head, _, body = text.partition("\n")
     if head != first_line:
         raise kv.MalformedError(f"begins with {head[:40]!r}, not with {first_line!r}")
     lines = [line.split(" ") for line in body.split("\n") if line]
     pairs = [" ".join(words) for words in lines if "=" in words[0]]
-    found = Sample(typed("", pairs)[0])
+    found = Sample(parse_sample_fields("", pairs)[0])
     for words in lines:
         if words[0] == "device" and len(words) >= DEVICE_WORDS:
-            found.devices[words[1]] = Seen(*typed("device", words[DEVICE_WORDS:]))
-        elif words[0] == "token" and len(words) >= TOKEN_WORDS and is_token(words[1]):
-            account = Account(typed("token", words[TOKEN_WORDS:])[0])
+            found.devices[words[1]] = DeviceSample(
+                *parse_sample_fields("device", words[DEVICE_WORDS:])
+            )
+        elif words[0] == "token" and len(words) >= TOKEN_WORDS and is_claim_token(words[1]):
+            account = ClaimUsage(parse_sample_fields("token", words[TOKEN_WORDS:])[0])
             found.tokens.setdefault(words[1], {})[words[2]] = account
         elif "=" not in words[0]:
             found.others.append(words)
     return found
 
 
-def typed(line: str, pairs: Iterable[str]) -> tuple[dict[str, object], dict[str, str]]:
+def parse_sample_fields(
+    line: str, pairs: Iterable[str]
+) -> tuple[dict[str, object], dict[str, str]]:
     """Return the values of the fields of a line, and the pairs that are no fields of it."""
     values: dict[str, object] = {}
     others: dict[str, str] = {}
@@ -232,29 +236,29 @@ def typed(line: str, pairs: Iterable[str]) -> tuple[dict[str, object], dict[str,
             others[key] = text
         elif equals:
             try:
-                values[key] = convert(kind, text)
+                values[key] = convert_sample_value(kind, text)
             except ValueError:
                 continue
     return values, others
 
 
-def convert(kind: str, text: str) -> object:
+def convert_sample_value(kind: str, text: str) -> object:
     """Return a value; raise ValueError for one that is not of its type. None is below 0."""
     if kind == TEXT:
         return text
     if kind == LIST:
-        return tuple([count(word) for word in text.split(",")]) if text else ()
-    return count(text) if kind == COUNT else real(text)
+        return tuple([parse_sample_count(word) for word in text.split(",")]) if text else ()
+    return parse_sample_count(text) if kind == COUNT else parse_sample_real(text)
 
 
-def count(text: str) -> int:
+def parse_sample_count(text: str) -> int:
     """Return a whole number from 0; raise ValueError."""
     if not (text.isascii() and text.isdigit()) or len(text) > COUNT_DIGITS:
         raise ValueError("no whole number")
     return int(text)
 
 
-def real(text: str) -> float:
+def parse_sample_real(text: str) -> float:
     """Return a number from 0 that is finite; raise ValueError."""
     number = float(text)
     if not 0 <= number < float("inf"):
@@ -262,6 +266,6 @@ def real(text: str) -> float:
     return number
 
 
-def is_token(text: str) -> bool:
+def is_claim_token(text: str) -> bool:
     """Return whether a text may be a claim's token, and so the name of a file."""
     return 0 < len(text) <= TOKEN_LENGTH and text.isascii() and text.isalnum()

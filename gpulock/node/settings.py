@@ -10,7 +10,7 @@ import os
 import stat
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.node.config_schema import KEYS, convert
+from gpulock.node.config_schema import KEYS, convert_setting
 from gpulock.store import atomic
 
 DEFAULT_PATH = "/etc/gpulock/gpulock.conf"
@@ -89,14 +89,14 @@ class Settings:
         """Take the defaults, then `values`; raise ValueError for an unknown key or bad value."""
         self.path = path
         for name, kind, default, _ in KEYS:
-            setattr(self, name.lower(), convert(kind, default, values.pop(name, None)))
+            setattr(self, name.lower(), convert_setting(kind, default, values.pop(name, None)))
         for name in values:
             raise ValueError(f"unknown key {name}")
         if self.isolation != "off":
             self.visible_devices = "uuid"  # CUDA counts only the devices that it can open
 
 
-def parse(text: str, path: str) -> Settings:
+def parse_settings(text: str, path: str) -> Settings:
     """Parse a settings file; raise ValueError with `path:line` for the first fault."""
     known = {key[0]: key for key in KEYS}
     values: dict[str, str] = {}
@@ -105,7 +105,7 @@ def parse(text: str, path: str) -> Settings:
         if not line or line.startswith("#"):
             continue
         name, equals, value = line.partition("=")
-        name, value = name.strip(), unquote(value.strip())
+        name, value = name.strip(), unquote_setting(value.strip())
         if not equals:
             raise ValueError(f"{path}:{number}: not KEY=VALUE: {line[:60]!r}")
         if name not in known:
@@ -113,21 +113,21 @@ def parse(text: str, path: str) -> Settings:
         if name in values:
             raise ValueError(f"{path}:{number}: {name} is given twice")
         try:
-            convert(known[name][1], known[name][2], value)
+            convert_setting(known[name][1], known[name][2], value)
         except ValueError as fault:
             raise ValueError(f"{path}:{number}: {name} {fault}") from None
         values[name] = value
     return Settings(values, path)
 
 
-def unquote(value: str) -> str:
+def unquote_setting(value: str) -> str:
     """Strip one pair of quotes: the file can be read by a shell or by systemd as well."""
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         return value[1:-1]
     return value
 
 
-def load(path: str, uid: int | None = None) -> Settings:
+def read_settings(path: str, uid: int | None = None) -> Settings:
     """Read the settings of this node; raise Refusal(BROKEN) where they cannot be believed.
 
     A missing default file means the defaults; any other missing file is an error. The file must
@@ -141,7 +141,7 @@ def load(path: str, uid: int | None = None) -> Settings:
                 f"{path}: belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:o}, and must be"
                 " root's or the caller's and writable by nobody else"
             )
-        settings = parse(atomic.read_text(os.path.realpath(path)), path)
+        settings = parse_settings(atomic.read_text(os.path.realpath(path)), path)
     except FileNotFoundError:
         if path != DEFAULT_PATH:
             raise Refusal(BROKEN, f"no settings file {path}", "run gpulock doctor") from None
@@ -150,11 +150,11 @@ def load(path: str, uid: int | None = None) -> Settings:
         raise Refusal(BROKEN, f"settings: {path}: {fault.strerror}", "name a file") from fault
     except ValueError as fault:
         raise Refusal(BROKEN, f"settings: {fault}", "correct the file") from fault
-    check_simulation(settings, caller)
+    check_simulation_marker(settings, caller)
     return settings
 
 
-def check_simulation(settings: Settings, uid: int) -> None:
+def check_simulation_marker(settings: Settings, uid: int) -> None:
     """Refuse a simulation marker that is not the caller's; root obeys none but its own."""
     if not settings.simulation:
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SECONDS = 1.0  # a read takes microseconds; a thread of a busy machine waits longer for its turn
 
 
-class Worker:
+class ReaderThread:
     """A thread that does one thing after the other; `finished` says whether the last one is."""
 
     __slots__ = ("_act", "_done", "_go", "_result", "finished", "pid")
@@ -63,15 +63,15 @@ class Worker:
             self._done.release()
 
 
-class Reader:
+class TimedReader:
     """Reads of processes' memory, one at a time; those that hang are not asked again meanwhile."""
 
     __slots__ = ("_hung", "_seconds", "_worker")
 
     def __init__(self) -> None:
         self._seconds = SECONDS
-        self._worker: Worker | None = None
-        self._hung: dict[int, Worker] = {}
+        self._worker: ReaderThread | None = None
+        self._hung: dict[int, ReaderThread] = {}
 
     def read(self, pid: int, act: "Callable[[], bytes]") -> bytes:
         """Return what `act` reads of a process; raise TimeoutError for one that hangs."""
@@ -81,7 +81,7 @@ class Reader:
         self._hung.pop(pid, None)
         worker = self._worker
         if worker is None or worker.pid != os.getpid():  # a fork has no threads
-            worker = self._worker = Worker()
+            worker = self._worker = ReaderThread()
         try:
             return worker.do(act, self._seconds)
         except TimeoutError:

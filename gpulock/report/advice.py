@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpulock.report.bars import gib, percent
-from gpulock.report.claims import Card, Claim
+from gpulock.report.bars import format_gib, format_percent
+from gpulock.report.claims import ReportedClaim, ReportedDevice
 
 OBSERVED: Final = 0.9  # share of each device's time that must have been observed
 LEAST: Final = 600.0  # seconds: a shorter job is over before it is clear what it does
@@ -20,34 +20,35 @@ WITH_MIG: Final = ("A100", "A30", "H100", "H200", "H800", "GH200", "B100", "B200
 NUMBERS: Final = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
-def advice(claims: Sequence[Claim]) -> str:
+def advise_job_owner(claims: Sequence[ReportedClaim]) -> str:
     """Return what the owner of a job might do better, or nothing; `claims` are one run's."""
     cards = [(claim, card) for claim in claims for card in claim.cards]
-    if not cards or not all(is_clear(card) for _, card in cards):
+    if not cards or not all(is_well_observed(card) for _, card in cards):
         return ""
-    used = [(claim, card) for claim, card in cards if is_used(card)]
-    never = [(claim, card) for claim, card in cards if not is_used(card)]
+    used = [(claim, card) for claim, card in cards if was_device_used(card)]
+    never = [(claim, card) for claim, card in cards if not was_device_used(card)]
     if not used:
         who = "The GPU was never" if len(cards) == 1 else "None of the GPUs was ever"
         it = "it" if len(cards) == 1 else "them"
         return f"{who} used: ask for none, or look why the program does not find {it}."
     if never:
         was = "was" if len(never) == 1 else "were"
-        return f"{names(never, len(claims) > 1)} {was} never used: ask for {number(len(used))}."
-    return small(cards) or slow(cards)
+        names = format_device_names(never, len(claims) > 1)
+        return f"{names} {was} never used: ask for {spell_number(len(used))}."
+    return advise_mig_slice(cards) or advise_low_use(cards)
 
 
-def is_clear(card: Card) -> bool:
+def is_well_observed(card: ReportedDevice) -> bool:
     """Return whether nearly all of a device's time was observed, and it was not over at once."""
     return card.held >= LEAST and card.busy is not None and card.observed >= OBSERVED * card.held
 
 
-def is_used(card: Card) -> bool:
+def was_device_used(card: ReportedDevice) -> bool:
     """Return whether a device did more than being opened."""
     return (card.utilization or 0.0) > BLIP or (card.busy or 0.0) > MOMENT
 
 
-def small(cards: Sequence[tuple[Claim, Card]]) -> str:
+def advise_mig_slice(cards: Sequence[tuple[ReportedClaim, ReportedDevice]]) -> str:
     """Return the advice to take a slice: its memory and its processors would have done."""
     if len(cards) != 1:
         return ""
@@ -59,32 +60,37 @@ def small(cards: Sequence[tuple[Claim, Card]]) -> str:
         return ""
     if (card.utilization or 0.0) > 1 / SLICES:
         return ""
-    return f"Memory peak {gib(card.memory_peak)} of {gib(card.memory)} GiB: a MIG slice would do."
+    peak, whole = format_gib(card.memory_peak), format_gib(card.memory)
+    return f"Memory peak {peak} of {whole} GiB: a MIG slice would do."
 
 
-def slow(cards: Sequence[tuple[Claim, Card]]) -> str:
+def advise_low_use(cards: Sequence[tuple[ReportedClaim, ReportedDevice]]) -> str:
     """Return the advice to look what the GPUs wait for."""
     observed = sum(card.observed for _, card in cards)
     share = sum(card.busy or 0.0 for _, card in cards) / observed
     if share > LITTLE:
         return ""
     who = "The GPU" if len(cards) == 1 else "The GPUs"
-    return f"{who} worked {percent(share)} of the time: look what the program waits for."
+    return f"{who} worked {format_percent(share)} of the time: look what the program waits for."
 
 
-def names(cards: Sequence[tuple[Claim, Card]], several: bool) -> str:
+def format_device_names(
+    cards: Sequence[tuple[ReportedClaim, ReportedDevice]], several: bool
+) -> str:
     """Return `GPU 3`, `GPUs 1-3`, or `GPUs 1-3 of node1 and GPU 0 of node2`."""
-    nodes: dict[str, list[Card]] = {}
+    nodes: dict[str, list[ReportedDevice]] = {}
     for claim, card in cards:
         nodes.setdefault(claim.node, []).append(card)
     parts: list[str] = []
     for node, found in nodes.items():
         plural = "s" if len(found) > 1 else ""
-        parts.append(f"GPU{plural} {ranges(found)}" + (f" of {node}" if several else ""))
+        parts.append(
+            f"GPU{plural} {format_index_ranges(found)}" + (f" of {node}" if several else "")
+        )
     return " and ".join(parts)
 
 
-def ranges(cards: Sequence[Card]) -> str:
+def format_index_ranges(cards: Sequence[ReportedDevice]) -> str:
     """Return `1-3, 5` for devices of one node."""
     indexes = sorted({card.index for card in cards if card.index is not None})
     if len(indexes) != len(cards):
@@ -98,6 +104,6 @@ def ranges(cards: Sequence[Card]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def number(value: int) -> str:
+def spell_number(value: int) -> str:
     """Return a small number as a word."""
     return NUMBERS[value] if value < len(NUMBERS) else str(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from gpulock.report.claims import Shape
+from gpulock.report.claims import UseTimeline
 
 GIB: Final = 1 << 30
 WATT_HOUR, KILOWATT_HOUR = 3600.0, 3_600_000.0  # joules
@@ -30,14 +30,14 @@ UTF8: Final = Charset("█", "░", "▁▂▃▄▅▆▇█")
 ASCII: Final = Charset("#", ".", "_.-=+*%#")
 
 
-def charset(environ: Mapping[str, str], encoding: str) -> Charset:
+def detect_charset(environ: Mapping[str, str], encoding: str) -> Charset:
     """Return what a terminal of this locale can show (locale(7): the first that is set counts)."""
     named = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or "C"
     both = [word.lower().replace("-", "") for word in (named, encoding)]
     return UTF8 if all("utf8" in word for word in both) else ASCII
 
 
-def bar(share: float | None, width: int, chars: Charset) -> str:
+def draw_bar(share: float | None, width: int, chars: Charset) -> str:
     """Return a bar; what is not nothing shows."""
     if share is None:
         return " " * width
@@ -50,7 +50,7 @@ def bar(share: float | None, width: int, chars: Charset) -> str:
     return chars.full * full + chars.empty * (width - full)
 
 
-def spark(values: Sequence[float | None], chars: Charset) -> str:
+def draw_sparkline(values: Sequence[float | None], chars: Charset) -> str:
     """Return one character a value, a blank for what is not known; what is not 0 shows."""
     top = len(chars.levels) - 1
     found: list[str] = []
@@ -63,8 +63,8 @@ def spark(values: Sequence[float | None], chars: Charset) -> str:
     return "".join(found)
 
 
-def over_time(
-    shape: Shape | None, held: float, columns: int = COLUMNS
+def resample_use(
+    shape: UseTimeline | None, held: float, columns: int = COLUMNS
 ) -> tuple[list[float | None], float]:
     """Return the mean use in each column up to the end, and the seconds that a column stands for.
 
@@ -74,11 +74,11 @@ def over_time(
         return [], 0.0
     use, width = list(shape.use), shape.width
     while held > columns * width or len(use) > columns:
-        use, width = pairs(use), width * 2
+        use, width = average_value_pairs(use), width * 2
     return use + [None] * (round(held / width) - len(use)), width
 
 
-def pairs(values: Sequence[float | None]) -> list[float | None]:
+def average_value_pairs(values: Sequence[float | None]) -> list[float | None]:
     """Return the mean of each two neighbours, as far as they are known; the last may be alone."""
     found: list[float | None] = []
     for place in range(0, len(values), 2):
@@ -87,7 +87,7 @@ def pairs(values: Sequence[float | None]) -> list[float | None]:
     return found
 
 
-def percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     """Return `61 %`; `<1 %` is not nothing, `99 %` not everything, `-` not known."""
     if share is None:
         return "-"
@@ -99,15 +99,15 @@ def percent(share: float | None) -> str:
     return f"{value:.0f} %"
 
 
-def memory(peak: int | None, total: int | None) -> str:
+def format_memory_peak(peak: int | None, total: int | None) -> str:
     """Return `12.1 of 80 GiB`, or what of it is known."""
     if peak is None:
         return "-"
-    said = f"{gib(peak)}" + (f" of {gib(total)}" if total else "")
+    said = f"{format_gib(peak)}" + (f" of {format_gib(total)}" if total else "")
     return f"{said} GiB"
 
 
-def gib(size: int) -> str:
+def format_gib(size: int) -> str:
     """Return bytes in GiB: three digits say enough."""
     value = size / GIB
     digits = 2 if value < 1 else 1 if value < 10 else 0  # noqa: PLR2004 (of a number's length)
@@ -115,7 +115,7 @@ def gib(size: int) -> str:
     return text.rstrip("0").rstrip(".") if digits and value else text
 
 
-def energy(joules: float | None) -> str:
+def format_energy(joules: float | None) -> str:
     """Return `512 J`, `12.3 Wh` or `1.23 kWh`."""
     if joules is None:
         return "-"

@@ -23,7 +23,7 @@ MILLI: Final = 1000
 
 
 @dataclass(frozen=True)
-class Shape:
+class UseTimeline:
     """Use over time: the share at work in each bucket of `width` seconds, None: not observed."""
 
     width: float
@@ -31,7 +31,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Card:
+class ReportedDevice:
     """One device of a claim; seconds, joules, bytes, epoch. None is not known."""
 
     id: str
@@ -48,7 +48,7 @@ class Card:
     energy: float | None = None
     last_busy: float | None = None
     foreign: float | None = None
-    shape: Shape | None = None
+    shape: UseTimeline | None = None
     timed: bool = True  # False: for how long it was held is not known, and `held` is 0
 
     @property
@@ -76,7 +76,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Claim:
+class ReportedClaim:
     """All devices that one job held on one node; `ended` is None while it stands."""
 
     token: str
@@ -88,7 +88,7 @@ class Claim:
     uid: int
     begun: float
     ended: float | None
-    cards: tuple[Card, ...]
+    cards: tuple[ReportedDevice, ...]
     cluster: str = ""
     queue: str = ""
     restart: int = 0
@@ -116,104 +116,109 @@ class Claim:
         return self.job_id if self.task_id in ("", "1") else f"{self.job_id}.{self.task_id}"
 
 
-def claim_of(record: object) -> Claim:
+def parse_reported_claim(record: object) -> ReportedClaim:
     """Return the claim that a record tells of; raise ValueError where it tells of none."""
-    fields = mapping(record)
+    fields = as_json_object(record)
     if fields.get("version") != VERSION:
         raise ValueError(f"a record of version {str(fields.get('version'))[:20]}")
-    token, begun = text(fields, "token"), number(fields, "claimed_at")
-    if not token or begun is None or not text(fields, "job_id"):
+    token, begun = get_record_text(fields, "token"), get_record_number(fields, "claimed_at")
+    if not token or begun is None or not get_record_text(fields, "job_id"):
         raise ValueError("a record without token, job or time")
-    shapes = mapping(fields.get("shapes", {}))
-    cards = [card_of(one, shapes) for one in sequence(fields.get("devices"))[:MOST_CARDS]]
-    return Claim(
+    shapes = as_json_object(fields.get("shapes", {}))
+    cards = [
+        parse_reported_device(one, shapes)
+        for one in as_json_array(fields.get("devices"))[:MOST_CARDS]
+    ]
+    return ReportedClaim(
         token=token,
-        scheduler=text(fields, "scheduler"),
-        cluster=text(fields, "cluster"),
-        node=text(fields, "node"),
-        job_id=text(fields, "job_id"),
-        task_id=text(fields, "task_id"),
-        restart=count(fields, "restart") or 0,
-        user=text(fields, "user"),
-        uid=count(fields, "uid") or 0,
-        queue=text(fields, "queue"),
+        scheduler=get_record_text(fields, "scheduler"),
+        cluster=get_record_text(fields, "cluster"),
+        node=get_record_text(fields, "node"),
+        job_id=get_record_text(fields, "job_id"),
+        task_id=get_record_text(fields, "task_id"),
+        restart=get_record_count(fields, "restart") or 0,
+        user=get_record_text(fields, "user"),
+        uid=get_record_count(fields, "uid") or 0,
+        queue=get_record_text(fields, "queue"),
         begun=begun,
-        ended=number(fields, "released_at"),
-        how=text(fields, "how"),
-        proof=text(fields, "proof"),
+        ended=get_record_number(fields, "released_at"),
+        how=get_record_text(fields, "how"),
+        proof=get_record_text(fields, "proof"),
         cards=tuple(cards),
         record=fields,
     )
 
 
-def card_of(record: object, shapes: Mapping[str, Any]) -> Card:
+def parse_reported_device(record: object, shapes: Mapping[str, Any]) -> ReportedDevice:
     """Return one device of a record; raise ValueError."""
-    fields = mapping(record)
-    name = text(fields, "id")
+    fields = as_json_object(record)
+    name = get_record_text(fields, "id")
     if not name:
         raise ValueError("a device without id")
-    held = number(fields, "held_seconds") or 0.0
-    observed = min(number(fields, "observed_seconds") or 0.0, held)
-    busy = number(fields, "busy_seconds")
-    return Card(
+    held = get_record_number(fields, "held_seconds") or 0.0
+    observed = min(get_record_number(fields, "observed_seconds") or 0.0, held)
+    busy = get_record_number(fields, "busy_seconds")
+    return ReportedDevice(
         id=name,
         held=held,
         busy=min(busy, observed) if busy is not None and observed > 0 else None,
         observed=observed,
-        index=count(fields, "index"),
-        minor=count(fields, "minor"),
-        uuid=text(fields, "uuid"),
-        model=text(fields, "model"),
-        profile=text(fields, "profile"),
-        memory=count(fields, "memory_bytes"),
-        memory_peak=count(fields, "memory_peak_bytes"),
-        energy=number(fields, "energy_joules"),
-        last_busy=number(fields, "last_busy"),
-        foreign=number(fields, "foreign_seconds"),
-        shape=shape_of(shapes.get(name)),
-        timed=number(fields, "held_seconds") is not None,
+        index=get_record_count(fields, "index"),
+        minor=get_record_count(fields, "minor"),
+        uuid=get_record_text(fields, "uuid"),
+        model=get_record_text(fields, "model"),
+        profile=get_record_text(fields, "profile"),
+        memory=get_record_count(fields, "memory_bytes"),
+        memory_peak=get_record_count(fields, "memory_peak_bytes"),
+        energy=get_record_number(fields, "energy_joules"),
+        last_busy=get_record_number(fields, "last_busy"),
+        foreign=get_record_number(fields, "foreign_seconds"),
+        shape=parse_use_timeline(shapes.get(name)),
+        timed=get_record_number(fields, "held_seconds") is not None,
     )
 
 
-def shape_of(record: object) -> Shape | None:
+def parse_use_timeline(record: object) -> UseTimeline | None:
     """Return use over time, None where it makes no sense."""
     if not isinstance(record, dict):
         return None
-    fields = mapping(cast(object, record))
-    width = number(fields, "width")
+    fields = as_json_object(cast(object, record))
+    width = get_record_number(fields, "width")
     if width is None or width < 1:
         return None
-    use = [known(value) for value in sequence(fields.get("use"))[:BUCKETS]]
-    return Shape(width, tuple([None if one is None else min(1.0, one / MILLI) for one in use]))
+    use = [as_valid_number(value) for value in as_json_array(fields.get("use"))[:BUCKETS]]
+    return UseTimeline(
+        width, tuple([None if one is None else min(1.0, one / MILLI) for one in use])
+    )
 
 
-def mapping(value: object) -> Mapping[str, Any]:
+def as_json_object(value: object) -> Mapping[str, Any]:
     """Return a JSON object; raise ValueError for anything else."""
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
     return cast("Mapping[str, Any]", value)
 
 
-def sequence(value: object) -> Sequence[object]:
+def as_json_array(value: object) -> Sequence[object]:
     """Return a JSON array, or nothing."""
     if isinstance(value, (list, tuple)):
         return cast("Sequence[object]", value)
     return ()
 
 
-def known(value: object) -> float | None:
+def as_valid_number(value: object) -> float | None:
     """Return a number from 0, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if 0 <= value <= MOST and math.isfinite(value) else None
 
 
-def number(fields: Mapping[str, Any], key: str) -> float | None:
+def get_record_number(fields: Mapping[str, Any], key: str) -> float | None:
     """Return a number from 0 of a record."""
-    return known(fields.get(key))
+    return as_valid_number(fields.get(key))
 
 
-def count(fields: Mapping[str, Any], key: str) -> int | None:
+def get_record_count(fields: Mapping[str, Any], key: str) -> int | None:
     """Return a whole number from 0 of a record."""
     value = fields.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -221,7 +226,7 @@ def count(fields: Mapping[str, Any], key: str) -> int | None:
     return value if 0 <= value <= MOST else None
 
 
-def text(fields: Mapping[str, Any], key: str) -> str:
+def get_record_text(fields: Mapping[str, Any], key: str) -> str:
     """Return a text of a record as it may be shown."""
     value = fields.get(key)
     return one_line(value[:LONGEST]) if isinstance(value, str) else ""

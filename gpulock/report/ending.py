@@ -13,38 +13,43 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gpulock.daemon.history.claim_samples import Advice
+from gpulock.daemon.history.claim_samples import ExporterSamples
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.report import folder
-from gpulock.report.claims import Claim, claim_of
-from gpulock.report.scan import Faults, Query, claims
-from gpulock.report.sources import history_of, records_at_hand
+from gpulock.report.claims import ReportedClaim, parse_reported_claim
+from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
+from gpulock.report.sources import node_history_folder, read_local_records
 
 SECONDS: Final = 6.0  # the exporter closes an account within two, or five
 POLL_SECONDS: Final = 0.1
 RECENT: Final = 600.0  # seconds since which the history may have taken it
 
 
-def gathered(
+def gather_ended_claims(
     node: Node, tokens: Sequence[str], deadline: Deadline, pause: Callable[[float], None]
-) -> list[Claim]:
+) -> list[ReportedClaim]:
     """Return the claims once the exporter has had its last word, or at the deadline."""
     while True:
-        records = records_at_hand(node, lambda owner: owner.token in tokens)
-        advice = Advice(node.settings.exporter_dir)
-        if deadline.left() <= 0 or not any(is_early(node, advice, record) for record in records):
+        records = read_local_records(node, lambda owner: owner.token in tokens)
+        advice = ExporterSamples(node.settings.exporter_dir)
+        if deadline.left() <= 0 or not any(
+            is_account_open(node, advice, record) for record in records
+        ):
             break
         pause(POLL_SECONDS)
-    found = {str(record["token"]): claim_of(record) for record in records}
+    found = {str(record["token"]): parse_reported_claim(record) for record in records}
     for token in tokens:
         if token not in found:
-            query = Query(since=time.time() - RECENT, token=token)
-            found |= {claim.token: claim for claim in claims(history_of(node), query, Faults())}
+            query = ClaimQuery(since=time.time() - RECENT, token=token)
+            found |= {
+                claim.token: claim
+                for claim in find_history_claims(node_history_folder(node), query, HistoryFaults())
+            }
     return sorted(found.values(), key=lambda claim: claim.begun)
 
 
-def is_early(node: Node, advice: Advice, record: dict[str, Any]) -> bool:
+def is_account_open(node: Node, advice: ExporterSamples, record: dict[str, Any]) -> bool:
     """Return whether the exporter has yet to close the account of a released claim."""
     released = record["released_at"]
     return released is not None and advice.may_come_to(
@@ -52,13 +57,13 @@ def is_early(node: Node, advice: Advice, record: dict[str, Any]) -> bool:
     )
 
 
-def file_all(path: str, found: Sequence[Claim]) -> None:
+def write_all_reports(path: str, found: Sequence[ReportedClaim]) -> None:
     """Put the records into REPORT_DIR; raise OSError."""
     for claim in found:
-        folder.write(path, claim.record)
+        folder.write_report_file(path, claim.record)
 
 
-def append(path: str, text: str) -> None:
+def append_report(path: str, text: str) -> None:
     """Add to the job's output file as its user; raise OSError for all but a file of his own."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags)

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpulock.daemon.history.files import LINE_LIMIT
-from gpulock.daemon.history.record import encode
-from gpulock.report.claims import Claim, claim_of
-from gpulock.report.scan import Faults, Query
+from gpulock.daemon.history.record import encode_history_record
+from gpulock.report.claims import ReportedClaim, parse_reported_claim
+from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.store import atomic
 
 SUFFIX: Final = ".json"
@@ -28,20 +28,20 @@ MOST: Final = 10_000  # files of one job that are looked at
 UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def write(path: str, record: Mapping[str, Any]) -> str:
+def write_report_file(path: str, record: Mapping[str, Any]) -> str:
     """Write a record as whoever we are; return the file's name. Raises OSError."""
     words = [str(record.get(key) or "0") for key in ("job_id", "task_id", "node")]
     parts = [UNSAFE.sub("_", word)[:64] for word in words]
     name = f"{'.'.join(parts)}.{os.urandom(8).hex()}{SUFFIX}"
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        atomic.replace_file(name, encode(record), 0o644, fd)
+        atomic.replace_file(name, encode_history_record(record), 0o644, fd)
     finally:
         os.close(fd)
     return name
 
 
-def read(path: str, query: Query, faults: Faults) -> list[Claim]:
+def read_shared_reports(path: str, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
     """Return the claims of a job that its owner's processes wrote there."""
     beginning = f"{UNSAFE.sub('_', query.job)}."
     try:
@@ -49,10 +49,10 @@ def read(path: str, query: Query, faults: Faults) -> list[Claim]:
     except OSError as fault:
         faults.files.append(f"REPORT_DIR {path}: {fault.strerror}")
         return []
-    found: list[Claim] = []
+    found: list[ReportedClaim] = []
     for name in sorted(names)[:MOST]:
         try:
-            claim = read_one(f"{path}/{name}")
+            claim = read_report_file(f"{path}/{name}")
         except (OSError, ValueError, RecursionError):
             faults.lines += 1
             continue
@@ -61,22 +61,24 @@ def read(path: str, query: Query, faults: Faults) -> list[Claim]:
     return found
 
 
-def read_one(path: str) -> Claim:
+def read_report_file(path: str) -> ReportedClaim:
     """Return the claim in a file; raise OSError, or ValueError where it is another user's."""
     fd = os.open(path, atomic.OPEN_READ)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > LINE_LIMIT:
             raise ValueError("no report")
-        claim = claim_of(json.loads(atomic.read_all(fd, LINE_LIMIT, path, info.st_size)))
+        claim = parse_reported_claim(
+            json.loads(atomic.read_descriptor(fd, LINE_LIMIT, path, info.st_size))
+        )
     finally:
         os.close(fd)
     if info.st_uid not in (0, claim.uid):
         raise ValueError(f"a report of uid {claim.uid} that uid {info.st_uid} wrote")
-    return replace(claim, user=user_name(claim.uid, claim.user))
+    return replace(claim, user=report_user_name(claim.uid, claim.user))
 
 
-def user_name(uid: int, told: str) -> str:
+def report_user_name(uid: int, told: str) -> str:
     """Return a user's name, which the file may not choose; where none is known its number."""
     try:
         return pwd.getpwuid(uid).pw_name

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpulock.report.claims import Card, Claim
+from gpulock.report.claims import ReportedClaim, ReportedDevice
 
 PREFIX: Final = "JS1:"
 SHORT, NONE = "JS1:Short", "JS1:None"
@@ -26,7 +26,7 @@ PERCENT: Final = 100
 
 
 @dataclass(frozen=True)
-class Host:
+class HostUsage:
     """What a node did besides its GPUs: cores, CPU seconds, bytes granted and used."""
 
     cpus: int = 1
@@ -35,10 +35,10 @@ class Host:
     memory_used: int = 0
 
 
-def comment(claims: Sequence[Claim], host: Host = Host()) -> str:
+def make_jobstats_comment(claims: Sequence[ReportedClaim], host: HostUsage = HostUsage()) -> str:
     """Return the comment of a job's run: its claims, one a node; `host` is of each node."""
     held = max([claim.held for claim in claims], default=0.0)
-    nodes = {claim.node: node_of(claim, host) for claim in claims}
+    nodes = {claim.node: jobstats_node(claim, host) for claim in claims}
     nodes = {name: node for name, node in nodes.items() if node is not None}
     if not nodes:
         return SHORT if claims and held < LEAST else NONE
@@ -48,7 +48,7 @@ def comment(claims: Sequence[Claim], host: Host = Host()) -> str:
     return PREFIX + base64.b64encode(gzip.compress(data, mtime=0)).decode()
 
 
-def node_of(claim: Claim, host: Host) -> dict[str, Any] | None:
+def jobstats_node(claim: ReportedClaim, host: HostUsage) -> dict[str, Any] | None:
     """Return one node, None where nothing was observed there."""
     cards = [card for card in claim.cards if card.utilization is not None and card.memory]
     if not cards:
@@ -58,15 +58,15 @@ def node_of(claim: Claim, host: Host) -> dict[str, Any] | None:
         "total_time": host.cpu_seconds,
         "total_memory": max(1, host.memory),
         "used_memory": host.memory_used,
-        "gpu_total_memory": {minor(card): card.memory for card in cards},
-        "gpu_used_memory": {minor(card): card.memory_peak or 0 for card in cards},
+        "gpu_total_memory": {jobstats_minor(card): card.memory for card in cards},
+        "gpu_used_memory": {jobstats_minor(card): card.memory_peak or 0 for card in cards},
         "gpu_utilization": {
-            minor(card): round((card.utilization or 0.0) * PERCENT, 1) for card in cards
+            jobstats_minor(card): round((card.utilization or 0.0) * PERCENT, 1) for card in cards
         },
     }
 
 
-def minor(card: Card) -> str:
+def jobstats_minor(card: ReportedDevice) -> str:
     """Return the minor number, of an instance with its own."""
     number = card.minor if card.minor is not None else card.index
     instance = card.id.partition(".gi")[2].partition(".")[0]

@@ -14,15 +14,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gpulock.daemon.history.files import DAMAGED, DAY, NAME, files, reading, spans_of
-from gpulock.report.claims import Claim, claim_of
+from gpulock.daemon.history.files import (
+    DAMAGED,
+    DAY,
+    NAME,
+    iter_line_spans,
+    list_history_files,
+    open_history_file,
+)
+from gpulock.report.claims import ReportedClaim, parse_reported_claim
 
 TAIL: Final = 1 << 18  # bytes of the history: 100 claims and more
 _REAL: Final = rb"[0-9.]+"
 _TEXT: Final = rb'("[^"\\]*(?:\\.[^"\\]*)*")'
 
 
-def _numbers(*keys: str) -> bytes:
+def _number_fields_pattern(*keys: str) -> bytes:
     """Return the pattern of a run of keys with numbers, each a group."""
     return b",".join([b'"%s":(%s|null)' % (key.encode(), _REAL) for key in keys])
 
@@ -30,11 +37,13 @@ def _numbers(*keys: str) -> bytes:
 HEAD: Final = re.compile(
     rb'\{"version":1,"released_at":(' + _REAL + rb'),"claimed_at":(?:' + _REAL + rb"|null),"
     rb'"user":' + _TEXT + rb',"gpus":[0-9]+,'
-    + _numbers("gpu_seconds", "busy_seconds", "observed_seconds")
+    + _number_fields_pattern("gpu_seconds", "busy_seconds", "observed_seconds")
     + rb","
 )  # fmt: skip
 DEVICE: Final = re.compile(
-    rb'\{"id":"([^"\\]+)",' + _numbers("held_seconds", "busy_seconds", "observed_seconds") + rb","
+    rb'\{"id":"([^"\\]+)",'
+    + _number_fields_pattern("held_seconds", "busy_seconds", "observed_seconds")
+    + rb","
 )
 QUEUE: Final = re.compile(rb',"queue":' + _TEXT)
 NO_JOBS: Final = ("process", "admin")  # whose numbers are no jobs'
@@ -42,7 +51,7 @@ AT, USER, GPU_SECONDS, BUSY, OBSERVED = 1, 2, 3, 4, 5  # groups of HEAD
 
 
 @dataclass(frozen=True)
-class Query:
+class ClaimQuery:
     """Which claims: those that ended `since` and before `until` (epoch), and all of the rest."""
 
     since: float = 0.0
@@ -69,19 +78,19 @@ class Query:
         )
         return [f"{key}{json.dumps(value)}".encode() for key, value in pairs if value]
 
-    def strangers(self) -> list[bytes]:
+    def excluded_needles(self) -> list[bytes]:
         """Return what the line of no claim that fits has in it: see `of_scheduler`."""
         if not self.job or self.scheduler:
             return []
         return [f'"scheduler":"{name}"'.encode() for name in NO_JOBS]
 
-    def of_scheduler(self, scheduler: str) -> bool:
+    def matches_scheduler(self, scheduler: str) -> bool:
         """Return whether claims of a scheduler are asked for: a job's number is no process's."""
         if self.scheduler or not self.job:
             return self.scheduler in ("", scheduler)
         return scheduler not in NO_JOBS
 
-    def fits(self, claim: Claim) -> bool:
+    def fits(self, claim: ReportedClaim) -> bool:
         """Return whether a claim is asked for."""
         ended = claim.ended or 0.0
         named = {card.id for card in claim.cards} | {card.uuid for card in claim.cards}
@@ -91,13 +100,13 @@ class Query:
             and self.job in ("", claim.job_id)
             and self.task in ("", claim.task_id or "1")
             and self.token in ("", claim.token)
-            and self.of_scheduler(claim.scheduler)
+            and self.matches_scheduler(claim.scheduler)
             and (not self.device or self.device in named)
         )
 
 
 @dataclass
-class Sum:
+class GpuTimeSum:
     """GPU seconds held, at work and observed of some claims."""
 
     claims: int = 0
@@ -105,7 +114,7 @@ class Sum:
     busy: float = 0.0
     observed: float = 0.0
 
-    def read(self, held: bytes, busy: bytes, observed: bytes) -> None:
+    def add_fields(self, held: bytes, busy: bytes, observed: bytes) -> None:
         """Add what stands in a line; what is not known adds nothing."""
         try:
             self.held += float(held)
@@ -127,19 +136,19 @@ class Sum:
 
 
 @dataclass
-class Faults:
+class HistoryFaults:
     """What could not be read: lines that are no records, and files with their reason."""
 
     lines: int = 0
     files: list[str] = field(default_factory=list[str])
 
-    def told(self) -> list[str]:
+    def as_sentences(self) -> list[str]:
         """Return it as sentences."""
         lines = [f"{self.lines} lines of the history cannot be read"] if self.lines else []
         return [*lines, *self.files]
 
 
-class Found(NamedTuple):
+class HistoryMatch(NamedTuple):
     """A claim that may be asked for: where its line is, and its head."""
 
     data: bytes
@@ -152,17 +161,19 @@ class Found(NamedTuple):
         return self.data[self.begin : self.end]
 
 
-def matching(folder: str, query: Query, faults: Faults) -> Iterator[Found]:
+def find_history_matches(
+    folder: str, query: ClaimQuery, faults: HistoryFaults
+) -> Iterator[HistoryMatch]:
     """Yield each claim that may be asked for, the oldest first.
 
     A needle may stand in another key than meant: who shows a claim asks `Query.fits`.
     """
     first, *needles = query.needles() or [b""]
-    strangers = query.strangers()
+    strangers = query.excluded_needles()
     since, until = query.since, query.until
     timed = since > 0 or until < float("inf")
     head = HEAD.match
-    for data, begin, end in spans(folder, since, faults, first):
+    for data, begin, end in scan_history_lines(folder, since, faults, first):
         if needles and not all([data.find(needle, begin, end) >= 0 for needle in needles]):
             continue
         if strangers and any([data.find(one, begin, end) >= 0 for one in strangers]):
@@ -173,17 +184,17 @@ def matching(folder: str, query: Query, faults: Faults) -> Iterator[Found]:
             continue
         try:
             if not timed or since <= float(found[AT]) < until:
-                yield Found(data, begin, end, found)
+                yield HistoryMatch(data, begin, end, found)
         except ValueError:
             faults.lines += 1
 
 
-def spans(
-    folder: str, since: float, faults: Faults, needle: bytes
+def scan_history_lines(
+    folder: str, since: float, faults: HistoryFaults, needle: bytes
 ) -> Iterator[tuple[bytes, int, int]]:
     """Yield where lines with the needle are, in the files that may have something since then."""
     try:
-        paths = files(folder)
+        paths = list_history_files(folder)
     except OSError as fault:
         faults.files.append(f"{folder}: {fault.strerror}")
         return
@@ -191,8 +202,8 @@ def spans(
         if changed < since - DAY:
             continue
         try:
-            with reading(path) as file:
-                yield from spans_of(file, needle)
+            with open_history_file(path) as file:
+                yield from iter_line_spans(file, needle)
         except FileNotFoundError:
             continue
         except (OSError, *DAMAGED) as fault:
@@ -200,41 +211,43 @@ def spans(
             faults.files.append(f"{path}: {why}")
 
 
-def claims(folder: str, query: Query, faults: Faults) -> Iterator[Claim]:
+def find_history_claims(
+    folder: str, query: ClaimQuery, faults: HistoryFaults
+) -> Iterator[ReportedClaim]:
     """Yield the claims that are asked for, the oldest first."""
-    for found in matching(folder, query, faults):
-        claim = parsed(found.line(), faults)
+    for found in find_history_matches(folder, query, faults):
+        claim = parse_history_line(found.line(), faults)
         if claim is not None and query.fits(claim):
             yield claim
 
 
-def latest(folder: str, query: Query) -> Claim | None:
+def find_latest_claim(folder: str, query: ClaimQuery) -> ReportedClaim | None:
     """Return the last claim that is asked for among the last ones written, None for none there."""
     needles = query.needles()
     try:
-        with reading(f"{folder}/{NAME}") as file:
+        with open_history_file(f"{folder}/{NAME}") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read(TAIL).split(b"\n")[:-1]
     except OSError:
         return None
     for line in reversed(lines):
         if all([needle in line for needle in needles]):
-            claim = parsed(line, Faults())
+            claim = parse_history_line(line, HistoryFaults())
             if claim is not None and query.fits(claim):
                 return claim
     return None
 
 
-def parsed(line: bytes, faults: Faults) -> Claim | None:
+def parse_history_line(line: bytes, faults: HistoryFaults) -> ReportedClaim | None:
     """Return the claim of a line; count what is none."""
     try:
-        return claim_of(json.loads(line))
+        return parse_reported_claim(json.loads(line))
     except (ValueError, RecursionError):
         faults.lines += 1
         return None
 
 
-class Sums:
+class GpuTimeSums:
     """Sums by user, queue or device, or of everything under an empty name.
 
     Of a `device` that was asked for, only its own time counts, not its neighbours'.
@@ -243,29 +256,29 @@ class Sums:
     def __init__(self, by: str = "", device: str = "") -> None:
         self._by = by
         self._device = device.encode()
-        self._found: dict[bytes, Sum] = {}
+        self._found: dict[bytes, GpuTimeSum] = {}
 
-    def add(self, found: Found) -> None:
+    def add(self, found: HistoryMatch) -> None:
         """Add a claim."""
         if self._by != "device" and not self._device:
             held, busy, observed = found.head.group(GPU_SECONDS, BUSY, OBSERVED)
-            self._of(self._key(found)).read(held, busy, observed)
+            self._of(self._key(found)).add_fields(held, busy, observed)
             return
         end = found.data.find(b',"shapes":', found.begin, found.end)
         end = end if end > 0 else found.end
         for name, held, busy, observed in DEVICE.findall(found.data, found.head.end(), end):
             if self._device in (b"", name):
                 key = name if self._by == "device" else self._key(found)
-                self._of(key).read(held, busy, observed)
+                self._of(key).add_fields(held, busy, observed)
 
-    def named(self) -> dict[str, Sum]:
+    def sums_by_name(self) -> dict[str, GpuTimeSum]:
         """Return the sums by name."""
         return {
             json.loads(key) if key.startswith(b'"') else key.decode(): one
             for key, one in self._found.items()
         }
 
-    def _key(self, found: Found) -> bytes:
+    def _key(self, found: HistoryMatch) -> bytes:
         if self._by == "user":
             return found.head[USER]
         if self._by == "queue":
@@ -273,8 +286,8 @@ class Sums:
             return queue[1] if queue else b""
         return b""
 
-    def _of(self, key: bytes) -> Sum:
+    def _of(self, key: bytes) -> GpuTimeSum:
         known = self._found.get(key)
         if known is None:
-            known = self._found[key] = Sum()
+            known = self._found[key] = GpuTimeSum()
         return known

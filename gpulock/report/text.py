@@ -7,12 +7,20 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from gpulock.report.advice import advice
-from gpulock.report.bars import Charset, bar, energy, memory, over_time, percent, spark
-from gpulock.report.claims import Card, Claim
+from gpulock.report.advice import advise_job_owner
+from gpulock.report.bars import (
+    Charset,
+    draw_bar,
+    draw_sparkline,
+    format_energy,
+    format_memory_peak,
+    format_percent,
+    resample_use,
+)
+from gpulock.report.claims import ReportedClaim, ReportedDevice
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import counted, duration, moment, short_model
+from gpulock.text.words import format_count, format_duration, format_local_time, short_model
 
 BAR: Final = 20  # columns of a bar
 WHOLE: Final = 6  # claims that are told in full; more are a line each
@@ -41,33 +49,33 @@ SHORT: Final = (
 COLOURS: Final = ((0.15, "red"), (0.5, "yellow"), (1.01, "green"))  # as jobstats has them
 
 
-def lines(claims: Sequence[Claim], chars: Charset) -> list[str]:
+def format_job_report(claims: Sequence[ReportedClaim], chars: Charset) -> list[str]:
     """Return the report of a job: its claims from the first to the last."""
     found: list[str] = []
     if len(claims) > WHOLE:
-        found += table.render(SHORT, [short(claim) for claim in claims], WIDTH)
-        found += [table.bold(summary(claims))]
+        found += table.render_table(SHORT, [short_claim_cells(claim) for claim in claims], WIDTH)
+        found += [table.bold_text(format_claims_summary(claims))]
     else:
         for claim in claims:
-            found += [*([""] if found else []), *whole(claim, chars)]
+            found += [*([""] if found else []), *format_full_claim(claim, chars)]
         if len(claims) > 1:
-            found += ["", table.bold(summary(claims))]
-    said = advice_of(claims)
+            found += ["", table.bold_text(format_claims_summary(claims))]
+    said = advise_on_last_run(claims)
     found += ["", *textwrap.wrap(said, WIDTH)] if said else []
-    return [plain(line) for line in found] if chars.full.isascii() else found
+    return [to_ascii_line(line) for line in found] if chars.full.isascii() else found
 
 
-def plain(line: str) -> str:
+def to_ascii_line(line: str) -> str:
     """Return a line in ASCII; an ellipsis is a sign of its own."""
     return line.replace("…", "~").encode("ascii", "replace").decode()
 
 
-def last_run(claims: Sequence[Claim]) -> list[Claim]:
+def select_last_run(claims: Sequence[ReportedClaim]) -> list[ReportedClaim]:
     """Return the claims of the run that was there last, of each task: one a node.
 
     What one run holds on several nodes overlaps in time; two runs of a task never do.
     """
-    found: list[Claim] = []
+    found: list[ReportedClaim] = []
     for task in dict.fromkeys(claim.task_id for claim in claims):
         of_task = [claim for claim in claims if claim.task_id == task]
         last = max(of_task, key=lambda claim: claim.begun)
@@ -80,69 +88,74 @@ def last_run(claims: Sequence[Claim]) -> list[Claim]:
     return found
 
 
-def advice_of(claims: Sequence[Claim]) -> str:
+def advise_on_last_run(claims: Sequence[ReportedClaim]) -> str:
     """Return the advice for a job, none for an array of which no task stands for the others."""
-    last = last_run(claims)
-    return advice(last) if len({claim.task_id for claim in last}) == 1 else ""
+    last = select_last_run(claims)
+    return advise_job_owner(last) if len({claim.task_id for claim in last}) == 1 else ""
 
 
-def whole(claim: Claim, chars: Charset) -> list[str]:
+def format_full_claim(claim: ReportedClaim, chars: Charset) -> list[str]:
     """Return one claim in full."""
-    found = [head(claim), *times(claim), ""]
-    rows = [row(card, chars) for card in claim.cards]
-    found += table.render(COLUMNS, rows, WIDTH)
-    shapes = [(card, *over_time(card.shape, claim.held)) for card in claim.cards]
+    found = [format_claim_heading(claim), *format_claim_times(claim), ""]
+    rows = [report_device_cells(card, chars) for card in claim.cards]
+    found += table.render_table(COLUMNS, rows, WIDTH)
+    shapes = [(card, *resample_use(card.shape, claim.held)) for card in claim.cards]
     drawn = [(card, means, width) for card, means, width in shapes if len(means) > 1]
     if drawn:
         width = drawn[0][2]
-        found += ["", f"Over time, {duration(width)} a column; blank: not observed"]
+        found += ["", f"Over time, {format_duration(width)} a column; blank: not observed"]
         label = max(3, *(len(card.name) for card, _, _ in drawn))
         found += [
-            f"{card.name.rjust(label)}  {spark(means, chars)}".rstrip() for card, means, _ in drawn
+            f"{card.name.rjust(label)}  {draw_sparkline(means, chars)}".rstrip()
+            for card, means, _ in drawn
         ]
     for card in claim.cards:
         if card.foreign:
-            found.append(f"GPU {card.name} had other processes on it for {duration(card.foreign)}")
+            found.append(
+                f"GPU {card.name} had other processes on it for {format_duration(card.foreign)}"
+            )
     if len(claim.cards) > 1:
-        found += ["", summary([claim])]
+        found += ["", format_claims_summary([claim])]
     return found
 
 
-def head(claim: Claim) -> str:
+def format_claim_heading(claim: ReportedClaim) -> str:
     """Return who held what where."""
     queue = f" ({claim.queue})" if claim.queue else ""
     name = claim.job if claim.scheduler in ("process", "admin") else f"Job {claim.job}"
     run = f", run {claim.restart + 1}" if claim.restart else ""
     models = {short_model(card.model) for card in claim.cards if card.model}
     model = f", {models.pop()}" if len(models) == 1 else ""
-    cards = counted(len(claim.cards), "GPU")
-    return table.bold(
-        table.clip(f"{name} of {claim.user} on {claim.node}{queue}{run}: {cards}{model}", WIDTH)
+    cards = format_count(len(claim.cards), "GPU")
+    return table.bold_text(
+        table.clip_text(
+            f"{name} of {claim.user} on {claim.node}{queue}{run}: {cards}{model}", WIDTH
+        )
     )
 
 
-def times(claim: Claim) -> list[str]:
+def format_claim_times(claim: ReportedClaim) -> list[str]:
     """Return from when to when, and how it ended."""
-    held = duration(claim.held) if claim.timed else "for how long is not known"
+    held = format_duration(claim.held) if claim.timed else "for how long is not known"
     if claim.ended is None:
         for_so_far = f"for {held} so far" if claim.timed else held
-        return [f"since {moment(claim.begun)}, {for_so_far}"]
-    found = [f"{moment(claim.begun)} to {moment(claim.ended)}, {held}"]
+        return [f"since {format_local_time(claim.begun)}, {for_so_far}"]
+    found = [f"{format_local_time(claim.begun)} to {format_local_time(claim.ended)}, {held}"]
     if claim.how not in ("", "epilog"):
         proof = f": {claim.proof}" if claim.proof else ""
         found += textwrap.wrap(f"ended by {claim.how}{proof}", WIDTH)
     return found
 
 
-def row(card: Card, chars: Charset) -> list[Cell]:
+def report_device_cells(card: ReportedDevice, chars: Charset) -> list[Cell]:
     """Return one device."""
     use = card.utilization
     if use is None:
         drawn, said, idle = "not observed", "", "-"
     else:
-        drawn, said = bar(use, BAR, chars), percent(use)
-        idle = percent(card.idle / card.held if card.held else None)
-    unseen = percent(card.unobserved / card.held if card.held else None)
+        drawn, said = draw_bar(use, BAR, chars), format_percent(use)
+        idle = format_percent(card.idle / card.held if card.held else None)
+    unseen = format_percent(card.unobserved / card.held if card.held else None)
     colour = next((name for limit, name in COLOURS if use is not None and use < limit), None)
     return [
         Cell(card.name),
@@ -150,12 +163,12 @@ def row(card: Card, chars: Charset) -> list[Cell]:
         Cell(said),
         Cell(idle),
         Cell(unseen),
-        Cell(memory(card.memory_peak, card.memory)),
-        Cell(energy(card.energy)),
+        Cell(format_memory_peak(card.memory_peak, card.memory)),
+        Cell(format_energy(card.energy)),
     ]
 
 
-def short(claim: Claim) -> list[Cell]:
+def short_claim_cells(claim: ReportedClaim) -> list[Cell]:
     """Return one claim of many."""
     held = sum(card.held for card in claim.cards)
     busy = sum(card.busy or 0.0 for card in claim.cards)
@@ -164,17 +177,17 @@ def short(claim: Claim) -> list[Cell]:
     return [
         Cell(claim.job),
         Cell(claim.node),
-        Cell(moment(claim.begun)[:-3]),
-        Cell(duration(claim.held) if claim.timed else "-"),
+        Cell(format_local_time(claim.begun)[:-3]),
+        Cell(format_duration(claim.held) if claim.timed else "-"),
         Cell(str(len(claim.cards))),
-        Cell(percent(busy / held) if known else "-"),
-        Cell(percent((held - unseen - busy) / held) if known else "-"),
-        Cell(percent(unseen / held if held else None)),
+        Cell(format_percent(busy / held) if known else "-"),
+        Cell(format_percent((held - unseen - busy) / held) if known else "-"),
+        Cell(format_percent(unseen / held if held else None)),
         Cell(claim.how if claim.ended is not None else "runs"),
     ]
 
 
-def summary(claims: Sequence[Claim]) -> str:
+def format_claims_summary(claims: Sequence[ReportedClaim]) -> str:
     """Return the sum of all devices in a line."""
     cards = [card for claim in claims for card in claim.cards]
     held = sum(card.held for card in cards)
@@ -183,14 +196,14 @@ def summary(claims: Sequence[Claim]) -> str:
     if held <= 0:
         return "In all: no time" if any(card.timed for card in cards) else "In all: not known"
     if unseen >= held:
-        return f"In all: {hours(held)}, not observed"
+        return f"In all: {format_gpu_hours(held)}, not observed"
     idle = held - unseen - busy
-    parts = [f"{percent(busy / held)} busy", f"{percent(idle / held)} idle"]
-    parts += [f"{percent(unseen / held)} not observed"] if unseen else []
-    return f"In all: {hours(held)}, {', '.join(parts)}"
+    parts = [f"{format_percent(busy / held)} busy", f"{format_percent(idle / held)} idle"]
+    parts += [f"{format_percent(unseen / held)} not observed"] if unseen else []
+    return f"In all: {format_gpu_hours(held)}, {', '.join(parts)}"
 
 
-def hours(seconds: float) -> str:
+def format_gpu_hours(seconds: float) -> str:
     """Return GPU hours, of a short job GPU seconds."""
     if seconds < HOUR:
         return f"{seconds:.0f} GPU seconds"

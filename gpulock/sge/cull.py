@@ -30,7 +30,7 @@ class LayoutError(ValueError):
     """Say that a job file is not laid out as this version of Grid Engine does."""
 
 
-class Job:
+class SgeJob:
     """What was read of a job: number, owner, uid, hard requests as (name, value, consumable)."""
 
     __slots__ = ("number", "owner", "requests", "uid")
@@ -44,7 +44,7 @@ class Job:
         self.requests = requests
 
 
-class Reader:
+class CullReader:
     """Read packed values one after the other."""
 
     __slots__ = ("_data", "at")
@@ -130,9 +130,9 @@ class Reader:
         return [self.element(fields) for _ in range(count)]
 
 
-def parse_job(data: bytes) -> Job:
+def parse_cull_job(data: bytes) -> SgeJob:
     """Read a spooled job; raise LayoutError for anything that does not fit."""
-    reader = Reader(data)
+    reader = CullReader(data)
     try:
         if reader.number() != 0 or reader.number() != VERSION:
             raise LayoutError("another version of Grid Engine wrote it")
@@ -146,10 +146,12 @@ def parse_job(data: bytes) -> Job:
         raise LayoutError(f"not a job of Grid Engine 8.1.9: {fault}") from fault
     number, name, uid = values[NUMBER_FIELD], values[OWNER_FIELD], values[UID_FIELD]
     assert isinstance(number, int) and isinstance(name, bytes) and isinstance(uid, int)
-    return Job(number, name.decode("utf-8", "surrogateescape"), uid, [request(r) for r in rows])
+    return SgeJob(
+        number, name.decode("utf-8", "surrogateescape"), uid, [parse_cull_request(r) for r in rows]
+    )
 
 
-def request(row: list[object]) -> tuple[str, float, int]:
+def parse_cull_request(row: list[object]) -> tuple[str, float, int]:
     """Return (name, value, consumable flag) of one hard request."""
     name, value, consumable = row[CE_NAME], row[CE_DOUBLEVAL], row[CE_CONSUMABLE]
     assert isinstance(name, bytes) and isinstance(value, float) and isinstance(consumable, int)

@@ -9,8 +9,8 @@ renamed in, with its owner and mode.
 import errno
 import os
 
-from gpulock.errors import BROKEN, SENSELESS, Refusal
-from gpulock.job.environment import BIND_LISTS, appended, own_binds
+from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal
+from gpulock.job.environment import BIND_LISTS, append_binds, user_bind_lists
 from gpulock.sge.spool import Spool
 from gpulock.store import atomic
 
@@ -19,7 +19,9 @@ LIMIT = 1 << 26  # bytes: a job may carry a large environment
 LONGEST = 9998  # bytes: of a longer line the shepherd makes several (fgets of 10,000 in 8.1.9)
 
 
-def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str) -> str:
+def rewrite_env_text(
+    text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str
+) -> str:
     """Return the file's text with our variables in it once, and none of `drop` besides.
 
     `binds` is appended to the container bind lists, which are the user's as well. A line too long
@@ -35,45 +37,50 @@ def change(text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds:
         if equals and name in bound:
             bound[name] = value
             continue
-        kept.append(shortened(line))
-    kept += [f"{name}={escape(value)}" for name, value in pairs]
+        kept.append(truncate_env_line(line))
+    kept += [f"{name}={escape_env_value(value)}" for name, value in pairs]
     if binds:
-        kept += [bind_line(name, old, escape(binds)) for name, old in own_binds(bound)]
+        kept += [
+            sge_bind_line(name, old, escape_env_value(binds))
+            for name, old in user_bind_lists(bound)
+        ]
     return "\n".join(kept) + "\n"
 
 
-def bind_line(name: str, old: str, binds: str) -> str:
+def sge_bind_line(name: str, old: str, binds: str) -> str:
     """Return the line of a bind list; a list of the user's that leaves ours no room is dropped."""
-    line = f"{name}={appended(old, binds)}"
-    return line if shortened(line) == line else f"{name}={binds}"
+    line = f"{name}={append_binds(old, binds)}"
+    return line if truncate_env_line(line) == line else f"{name}={binds}"
 
 
-def shortened(line: str) -> str:
+def truncate_env_line(line: str) -> str:
     """Return the part of a line that the shepherd reads at once."""
     data = line.encode("utf-8", "surrogateescape")
     return line if len(data) <= LONGEST else data[:LONGEST].decode("utf-8", "surrogateescape")
 
 
-def escape(value: str) -> str:
+def escape_env_value(value: str) -> str:
     """Return a value as the shepherd reads it back (builtin_starter.c); newlines are refused."""
     if "\n" in value:
         raise ValueError("a newline in a variable")
     return value.replace("\\", "\\\\")
 
 
-def write(spool: Spool, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str) -> None:
+def write_sge_env_file(
+    spool: Spool, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str
+) -> None:
     """Give the job its variables; raise Refusal(BROKEN) when that cannot be done."""
     try:
         info = os.stat(NAME, dir_fd=spool.fd, follow_symlinks=False)
         if info.st_uid not in (spool.uid, os.geteuid()):
             raise OSError(f"it belongs to uid {info.st_uid}")
         text = atomic.read_text(NAME, LIMIT, spool.fd)
-        data = change(text, pairs, drop, binds).encode("utf-8", "surrogateescape")
+        data = rewrite_env_text(text, pairs, drop, binds).encode("utf-8", "surrogateescape")
         owner = (info.st_uid, info.st_gid) if os.geteuid() == 0 else None
         atomic.replace_file(NAME, data, info.st_mode & 0o777, spool.fd, owner)
     except (OSError, ValueError) as fault:
         if isinstance(fault, OSError) and fault.errno == errno.EFBIG:
-            raise Refusal(SENSELESS, "its environment is too large", "export less") from fault
+            raise Refusal(INVALID_REQUEST, "its environment is too large", "export less") from fault
         raise Refusal(
             BROKEN, f"the job's environment file: {fault}", "look at execd's spool directory"
         ) from fault

@@ -5,10 +5,15 @@ Hot. It always exits 0: anything else would run a finished job again (reference 
 cannot free is left to the next claim and the reaper.
 """
 
-from gpulock.alloc.release import Released, release
-from gpulock.deadline import Deadline, boottime
+from gpulock.alloc.release import ReleaseResult, release_locks
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
-from gpulock.hooks.common import looker, settings_for, tell, unexpected
+from gpulock.hooks.common import (
+    log_hook_line,
+    observer_judge,
+    read_hook_settings,
+    unexpected_refusal,
+)
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import hook
@@ -22,63 +27,75 @@ if TYPE_CHECKING:
 
 def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Run the epilog; return 0."""
-    call = hook.Call(argv, environ)
-    begun = boottime()
+    call = hook.SgeHookCall(argv, environ)
+    begun = clock_boottime()
     settings: Settings | None = None
     try:
-        settings = settings_for(config)
-        released = serve(Node(settings), call, Deadline(hook.DEADLINE))
+        settings = read_hook_settings(config)
+        released = release_sge_job(Node(settings), call, Deadline(hook.DEADLINE))
     except Refusal as refusal:
-        tell(settings, refusal.sentence(f"epilog of {call.who}"), error=True)
+        log_hook_line(settings, refusal.sentence(f"epilog of {call.who}"), error=True)
     except Exception as fault:  # the one broad handler: the job is over, whatever it is
-        sentence = unexpected(fault).sentence(f"epilog of {call.who}")
-        tell(settings, sentence, error=True)
+        sentence = unexpected_refusal(fault).sentence(f"epilog of {call.who}")
+        log_hook_line(settings, sentence, error=True)
     else:
-        for line, error in lines(call, released, boottime() - begun):
-            tell(settings, line, error)
+        for line, error in format_sge_release(call, released, clock_boottime() - begun):
+            log_hook_line(settings, line, error)
         if settings.report_at_end or settings.report_dir:
-            report(settings, released)
+            print_sge_report(settings, released)
     return hook.DONE
 
 
-def report(settings: Settings, released: Released) -> None:
+def print_sge_report(settings: Settings, released: ReleaseResult) -> None:
     """Have the report printed: our standard output is the job's output file (reference sge 1)."""
     from gpulock.hooks import report_hook
 
     try:
-        report_hook.report(settings, released.claims, wait=True)
+        report_hook.start_job_report(settings, released.claims, wait=True)
     except OSError as fault:
-        tell(settings, f"no report: {fault}", error=False)
+        log_hook_line(settings, f"no report: {fault}", error=False)
 
 
-def serve(node: Node, call: hook.Call, deadline: Deadline) -> Released:
+def release_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> ReleaseResult:
     """Release the locks of this run; raise Refusal."""
     found = hook.find_spool(node, call)
     if node.settings.clean != "off":
-        tidy(node, call, found, deadline)
+        clean_sge_leftovers(node, call, found, deadline)
     if node.settings.isolation == "off":
-        return release(node, ours(node, found), looker(node), deadline, "epilog")
+        return release_locks(
+            node, SgeJobMatcher(node, found), observer_judge(node), deadline, "epilog"
+        )
     from gpulock.isolation import job
 
-    left = job.end(node, job.Who(f"{found.job}.{found.task}", found.pid, found.start))
-    judge = looker(node, hook.members(node))
-    released = release(node, ours(node, found), judge, deadline, "epilog")
-    left = left or job.ended(node, deadline)
+    left = job.end_job_isolation(
+        node, job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
+    )
+    judge = observer_judge(node, hook.make_sge_members(node))
+    released = release_locks(node, SgeJobMatcher(node, found), judge, deadline, "epilog")
+    left = left or job.close_released_devices(node, deadline)
     if left:
         released.kept.append(("its isolation", left))
     return released
 
 
-def tidy(node: Node, call: hook.Call, found: Spool, deadline: Deadline) -> None:
+def clean_sge_leftovers(
+    node: Node, call: hook.SgeHookCall, found: Spool, deadline: Deadline
+) -> None:
     """Report or end what the job left behind; raise Refusal."""
-    from gpulock.hooks.cleanup import clean
-    from gpulock.sge.remains import Remains
+    from gpulock.hooks.cleanup import clean_leftovers
+    from gpulock.sge.remains import SgeLeftoverFinder
 
-    for line in clean(node, ours(node, found), lambda: looker(node), Remains(node), deadline):
-        tell(node.settings, f"{call.who}: {line}", error=False)
+    for line in clean_leftovers(
+        node,
+        SgeJobMatcher(node, found),
+        lambda: observer_judge(node),
+        SgeLeftoverFinder(node),
+        deadline,
+    ):
+        log_hook_line(node.settings, f"{call.who}: {line}", error=False)
 
 
-class ours:
+class SgeJobMatcher:
     """Answer whether a record is of this very run: job, task, shepherd and its start time."""
 
     __slots__ = ("_key", "_run")
@@ -95,7 +112,9 @@ class ours:
         )
 
 
-def lines(call: hook.Call, released: Released, seconds: float) -> list[tuple[str, bool]]:
+def format_sge_release(
+    call: hook.SgeHookCall, released: ReleaseResult, seconds: float
+) -> list[tuple[str, bool]]:
     """Return what to tell: (line, whether it is an error)."""
     found: list[tuple[str, bool]] = []
     if released.freed:

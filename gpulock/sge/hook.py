@@ -8,7 +8,7 @@ the job's own output file; syslog is the administrator's.
 
 import os
 
-from gpulock.errors import BROKEN, BUSY, SENSELESS, Refusal, one_line
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import spool
@@ -19,13 +19,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulock.alloc.liveness import Judge, Members, Rule
+    from gpulock.alloc.liveness import Judge, LeftoverCheck, LivenessRule
 
 DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # reference sge 4
 DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
 
 
-class Call:
+class SgeHookCall:
     """How a hook was started: whose it is, by execd's own words."""
 
     __slots__ = ("job", "limited", "shepherd", "task", "who")
@@ -40,17 +40,17 @@ class Call:
         self.who = f"job {self.job or '?'}{task}"
 
 
-def find_spool(node: Node, call: Call) -> Spool:
+def find_spool(node: Node, call: SgeHookCall) -> Spool:
     """Return the spool of the shepherd that started us, checked against execd's words."""
-    if call.shepherd not in ancestors(node):
+    if call.shepherd not in hook_ancestor_pids(node):
         raise Refusal(BROKEN, f"process {call.shepherd} did not start us", "see gpulock doctor")
     uid = os.geteuid() if node.settings.simulation else 0
-    found = spool.above(node.proc, call.shepherd, uid)
+    found = spool.open_shepherd_spool(node.proc, call.shepherd, uid)
     spool.check_identity(found, call.job, call.task)
     return found
 
 
-def ancestors(node: Node) -> tuple[int, ...]:
+def hook_ancestor_pids(node: Node) -> tuple[int, ...]:
     """Return our parent and grandparent: the shepherd, with or without the launcher between."""
     parent = os.getppid()
     try:
@@ -59,7 +59,7 @@ def ancestors(node: Node) -> tuple[int, ...]:
         return (parent,)
 
 
-def template(node: Node, found: Spool, uid: int) -> Owner:
+def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
     """Return the record of a job, all but the devices."""
     return Owner(
         scheduler="sge",
@@ -76,34 +76,34 @@ def template(node: Node, found: Spool, uid: int) -> Owner:
         add_grp_id=0 if node.settings.simulation else found.number("add_grp_id"),
         sid=node.proc.stat(found.pid).session if node.settings.simulation else 0,
         boot_id=node.boot_id,
-        pid_ns=node.proc.here(),
+        pid_ns=node.proc.pid_namespace_or_empty(),
     )
 
 
-def judge(node: Node) -> "Judge":
+def make_sge_judge(node: Node) -> "Judge":
     """Return a judge of the locks that a Grid Engine node may hold."""
-    from gpulock.alloc.liveness import Judge, Scan, process_verdict
+    from gpulock.alloc.liveness import Judge, ProcessScan, process_verdict
     from gpulock.sge import verdict
 
-    rules: dict[str, Rule] = {
-        "sge": verdict.Rule(bool(node.settings.simulation)),
+    rules: dict[str, LivenessRule] = {
+        "sge": verdict.SgeJobRule(bool(node.settings.simulation)),
         "process": process_verdict,
     }
-    return Judge(node.boot_id, node.name, Scan(node.proc), rules, members(node))
+    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, make_sge_members(node))
 
 
-def members(node: Node) -> "dict[str, Members]":
+def make_sge_members(node: Node) -> "dict[str, LeftoverCheck]":
     """Return who says what is left of a job where no group shows it: the job's own cgroup."""
     if node.settings.isolation != "cgroup":
         return {}
-    from gpulock.sge.remains import Remains
+    from gpulock.sge.remains import SgeLeftoverFinder
 
-    return {"sge": Remains(node).left}
+    return {"sge": SgeLeftoverFinder(node).describe_leftover}
 
 
-def exit_code(refusal: Refusal, settings: Settings | None) -> int:
+def sge_hook_exit_code(refusal: Refusal, settings: Settings | None) -> int:
     """Return what Grid Engine is told (design, section 8)."""
-    if refusal.kind == SENSELESS:
+    if refusal.kind == INVALID_REQUEST:
         return JOB_ERROR
     if refusal.kind == BUSY and settings is not None and settings.on_busy == "error":
         return JOB_ERROR
@@ -112,12 +112,12 @@ def exit_code(refusal: Refusal, settings: Settings | None) -> int:
     return REQUEUE
 
 
-def for_limits(refusal: Refusal) -> Refusal:
+def blame_job_limits(refusal: Refusal) -> Refusal:
     """Blame the job's own limits for what went wrong under them: no user stops a node."""
     if refusal.kind != BROKEN:
         return refusal
     return Refusal(
-        SENSELESS,
+        INVALID_REQUEST,
         f"under the job's own limits (h_vmem, h_data, h_stack, h_fsize): {refusal.why}",
         "ask for higher limits",
     )

@@ -12,7 +12,7 @@ import select
 
 from gpulock.errors import Refusal
 from gpulock.node.config_schema import KEYS
-from gpulock.node.settings import load
+from gpulock.node.settings import read_settings
 
 FORGED = "a newline in an argument, name or path, or more than 90 kB: submit without"
 LONGEST = 90_000  # bytes: of a longer line the shepherd makes several (fgets of 100,000 in 8.1.9)
@@ -29,26 +29,28 @@ def main(argv: list[str], config: str) -> int:
 
     Without names they are SGE_COMPLEXES of the settings: jsv_url takes no arguments.
     """
-    names = tuple([word for word in argv[1:] if not word.startswith("-")]) or complexes(config)
+    names = tuple([word for word in argv[1:] if not word.startswith("-")]) or read_sge_complexes(
+        config
+    )
     limits = "--limits" in argv
     params: dict[str, str] = {}
     forged = within = False
-    source = Input(0)
+    source = JsvInput(0)
     while (line := source.line()) is not None:
         word, _, rest = line.partition(" ")
         if word in ("START", "QUIT") and within:
             forged = True  # the job's own text: qmaster says neither between START and BEGIN
         elif word == "START":
             params, forged, within = {}, False, True
-            answer("STARTED")
+            send_jsv_line("STARTED")
         elif word == "PARAM":
             name, _, value = rest.partition(" ")
             params[name] = value
             forged = forged or len(line.encode("utf-8", "surrogateescape")) > LONGEST
         elif word == "BEGIN":
             forged, within = source.drop() or forged, False
-            why = FORGED if forged else objection(params, names, limits)
-            answer(f"RESULT STATE REJECT gpulock: {why}" if why else "RESULT STATE ACCEPT")
+            why = FORGED if forged else jsv_reject_reason(params, names, limits)
+            send_jsv_line(f"RESULT STATE REJECT gpulock: {why}" if why else "RESULT STATE ACCEPT")
         elif word == "QUIT":
             break
         elif word != "ENV":
@@ -56,16 +58,16 @@ def main(argv: list[str], config: str) -> int:
     return 0
 
 
-def complexes(config: str) -> tuple[str, ...]:
+def read_sge_complexes(config: str) -> tuple[str, ...]:
     """Return the GPU complexes of the settings; where they cannot be read, the default's."""
     try:
-        return load(config).sge_complexes
+        return read_settings(config).sge_complexes
     except Refusal as refusal:
         os.write(2, refusal.sentence("sge-jsv").encode("utf-8", "backslashreplace") + b"\n")
         return tuple([default for name, _, default, _ in KEYS if name == "SGE_COMPLEXES"])
 
 
-class Input:
+class JsvInput:
     """Read lines as they come; bytes that are no UTF-8 survive as surrogates."""
 
     __slots__ = ("_fd", "_poll", "_rest")
@@ -98,15 +100,18 @@ class Input:
         return more
 
 
-def answer(line: str) -> None:
+def send_jsv_line(line: str) -> None:
     """Send one line, with nothing in it that could end it early."""
     text = "".join([c if c.isprintable() else "?" for c in line])
     os.write(1, text.encode("utf-8", "replace") + b"\n")
 
 
-def objection(params: dict[str, str], names: tuple[str, ...], limits: bool) -> str:
+def jsv_reject_reason(params: dict[str, str], names: tuple[str, ...], limits: bool) -> str:
     """Return why a job with these parameters is turned away, or nothing; pure."""
-    hard, soft = requests(params.get("l_hard", "")), requests(params.get("l_soft", ""))
+    hard, soft = (
+        parse_jsv_resources(params.get("l_hard", "")),
+        parse_jsv_resources(params.get("l_soft", "")),
+    )
     for name, _ in soft:
         if name in names:
             return f"-soft -l {name}: GPUs are granted or not; ask for them with -hard"
@@ -116,26 +121,26 @@ def objection(params: dict[str, str], names: tuple[str, ...], limits: bool) -> s
             return f"-l {name}={value}: ask for a whole number of GPUs"
     if len(wanted) > 1:
         return f"GPUs are asked for twice ({', '.join(wanted)}); use one complex"
-    return too_low(hard) if limits else ""
+    return low_limit_reason(hard) if limits else ""
 
 
-def requests(value: str) -> list[tuple[str, str]]:
+def parse_jsv_resources(value: str) -> list[tuple[str, str]]:
     """Return the (name, value) pairs of a resource list."""
     pairs = [item.partition("=") for item in value.split(",") if item]
     return [(name.strip(), text.strip()) for name, _, text in pairs]
 
 
-def too_low(hard: list[tuple[str, str]]) -> str:
+def low_limit_reason(hard: list[tuple[str, str]]) -> str:
     """Return which limit would leave a hook no room, or nothing."""
     for name, value in hard:
         least = MINIMA.get(name[2:]) if name[:2] in ("h_", "s_") else None
-        size = memory(value)
+        size = parse_sge_memory(value)
         if least is not None and size is not None and size < least:
             return f"-l {name}={value}: prologs run under it; ask for {least // MIB}M or more"
     return ""
 
 
-def memory(value: str) -> float | None:
+def parse_sge_memory(value: str) -> float | None:
     """Return a memory specifier (sge_types(1)) in bytes, None where it is no number."""
     unit = UNITS.get(value[-1:], 0)
     try:

@@ -4,16 +4,21 @@
 Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (design, section 8).
 """
 
-from gpulock.alloc.claim import claim, note_unknown
+from gpulock.alloc.claim import claim_devices, count_unknown_refusal
 from gpulock.alloc.grant import Grant
-from gpulock.deadline import Deadline, boottime
-from gpulock.errors import BROKEN, SENSELESS, UNKNOWN, Refusal
-from gpulock.hooks.common import looker, settings_for, tell, unexpected
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.hooks.common import (
+    log_hook_line,
+    observer_judge,
+    read_hook_settings,
+    unexpected_refusal,
+)
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import envfile, hook, request
-from gpulock.sge.cull import Job
+from gpulock.sge.cull import SgeJob
 from gpulock.sge.spool import Spool
 from gpulock.store import atomic, claim_records, owner
 from gpulock.store.owner import Owner
@@ -22,111 +27,115 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ALSO = ("SGE_GPU",)  # the name that other prologs of Grid Engine give the mask
-LAUNCHED = b"GPULOCK_LAUNCHER=1"  # in the environment of a shepherd that shepherd_cmd started
+EXTRA_MASK_NAMES = ("SGE_GPU",)  # the name that other prologs of Grid Engine give the mask
+LAUNCHER_MARKER = (
+    b"GPULOCK_LAUNCHER=1"  # in the environment of a shepherd that shepherd_cmd started
+)
 RECORD = "gpulock"  # the owner record in the spool directory, for adoption after a lost /run
 
 
 def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Run the prolog; return the exit code."""
-    call = hook.Call(argv, environ)
-    begun = boottime()
+    call = hook.SgeHookCall(argv, environ)
+    begun = clock_boottime()
     settings: Settings | None = None
     try:
-        settings = settings_for(config)
-        grant = serve(Node(settings), call, Deadline(hook.DEADLINE))
+        settings = read_hook_settings(config)
+        grant = claim_sge_job(Node(settings), call, Deadline(hook.DEADLINE))
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: whatever it is, the job does not start
-        told = unexpected(fault)
+        told = unexpected_refusal(fault)
     else:
-        tell(settings, granted_line(call, grant, boottime() - begun), error=False)
+        log_hook_line(
+            settings, format_sge_grant(call, grant, clock_boottime() - begun), error=False
+        )
         return hook.DONE
     if call.limited:
-        told = hook.for_limits(told)
-    tell(settings, told.sentence(call.who), error=True)
+        told = hook.blame_job_limits(told)
+    log_hook_line(settings, told.sentence(call.who), error=True)
     if settings is not None:
         from gpulock.store import refusal_notes
 
-        refusal_notes.keep(settings.lock_dir, call.job, told.sentence(call.who))
-    return hook.exit_code(told, settings)
+        refusal_notes.write_refusal_note(settings.lock_dir, call.job, told.sentence(call.who))
+    return hook.sge_hook_exit_code(told, settings)
 
 
-def serve(node: Node, call: hook.Call, deadline: Deadline) -> Grant | None:
+def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Grant | None:
     """Claim and tell the job; return the grant, None for a job without GPUs; raise Refusal."""
     who = Owner(job_id=call.job, task_id=call.task, user=f"job {call.job}")
     try:
         found = hook.find_spool(node, call)
         who.user = found.need("job_owner")
-        count, job = request.asked(found, node.settings)
+        count, job = request.read_sge_job_gpus(found, node.settings)
     except Refusal as refusal:
         if refusal.kind == UNKNOWN:
-            note_unknown(node, refusal, who, deadline)
+            count_unknown_refusal(node, refusal, who, deadline)
         raise
-    check_tasks(node, found)
+    check_slaves_confined(node, found)
     if count == 0:
-        isolate(node, found, None, deadline)
+        isolate_sge_job(node, found, None, deadline)
         if node.settings.hide_unrequested:
-            give(found, None, node.settings, "")
+            write_sge_variables(found, None, node.settings, "")
         return None
-    check_hosts(found, job, node.settings)
+    check_multi_host_gpus(found, job, node.settings)
     binds = environment.driver_binds(node.settings)
-    template = hook.template(node, found, job.uid)
-    grant = claim(
+    template = hook.make_sge_owner(node, found, job.uid)
+    grant = claim_devices(
         node,
         template,
         count,
-        lambda: hook.judge(node),
+        lambda: hook.make_sge_judge(node),
         deadline,
-        check=lambda chosen: environment.variables(chosen, node.settings, ALSO),
+        check=lambda chosen: environment.grant_variables(chosen, node.settings, EXTRA_MASK_NAMES),
     )
     try:
-        still_there(node, found)
-        isolate(node, found, grant, deadline)
-        keep_record(found, grant.owner)
+        check_shepherd_alive(node, found)
+        isolate_sge_job(node, found, grant, deadline)
+        write_spool_record(found, grant.owner)
         if grant.fresh:
-            claim_records.owe(node.settings, grant.owner, RECORD, found.fd)
-        give(found, grant, node.settings, binds)
+            claim_records.record_pending_history(node.settings, grant.owner, RECORD, found.fd)
+        write_sge_variables(found, grant, node.settings, binds)
         node.map_jobs(grant.owner, grant.devices)
     except BaseException:  # whatever it is, the job does not start: it keeps nothing
-        undo(node, grant, deadline)
+        undo_sge_claim(node, grant, deadline)
         raise
     return grant
 
 
-def check_hosts(found: Spool, job: Job, settings: Settings) -> None:
+def check_multi_host_gpus(found: Spool, job: SgeJob, settings: Settings) -> None:
     """Refuse GPUs on other hosts as well, where nothing would lock them for the slave tasks."""
-    if settings.sge_slave_tasks or request.per_job(job.requests, settings.sge_complexes):
+    if settings.sge_slave_tasks or request.is_per_job_request(job.requests, settings.sge_complexes):
         return
-    if request.hosts(found) > 1:
+    if request.count_sge_job_hosts(found) > 1:
         raise Refusal(
-            SENSELESS,
+            INVALID_REQUEST,
             "GPUs on several hosts, but this site gives slave tasks none",
             "use a parallel environment of one host, or ask for SGE_SLAVE_TASKS=yes",
         )
 
 
-def check_tasks(node: Node, found: Spool) -> None:
+def check_slaves_confined(node: Node, found: Spool) -> None:
     """Refuse a job of several hosts whose slave tasks nothing would confine; raise Refusal.
 
     They have no prolog: our shepherd_cmd alone reaches them, and it has started this job's shepherd
     where Grid Engine's configuration has it. The job's owner has no part in that environment.
     """
-    if node.settings.isolation != "cgroup" or request.hosts(found) == 1:
+    if node.settings.isolation != "cgroup" or request.count_sge_job_hosts(found) == 1:
         return
     try:
-        if LAUNCHED in node.proc.read(found.pid, "environ").split(b"\0"):
+        if LAUNCHER_MARKER in node.proc.read(found.pid, "environ").split(b"\0"):
             return
     except OSError:
         pass  # in doubt it was not
     raise Refusal(
-        SENSELESS,
+        INVALID_REQUEST,
         "slots on several hosts, but nothing would keep its tasks there from other jobs' GPUs",
         "use a parallel environment of one host, or have shepherd_cmd set (docs/grid-engine.md)",
     )
 
 
-def still_there(node: Node, found: Spool) -> None:
+def check_shepherd_alive(node: Node, found: Spool) -> None:
     """Raise Refusal when the shepherd died under us: nobody would run our epilog."""
     try:
         alive = node.proc.running(found.pid, found.start)
@@ -136,7 +145,7 @@ def still_there(node: Node, found: Spool) -> None:
         raise Refusal(UNKNOWN, f"the shepherd {found.pid} died meanwhile", "nothing to do")
 
 
-def isolate(node: Node, found: Spool, grant: Grant | None, deadline: Deadline) -> None:
+def isolate_sge_job(node: Node, found: Spool, grant: Grant | None, deadline: Deadline) -> None:
     """Let the kernel keep the job to its grant, to no GPU without one; raise Refusal."""
     if node.settings.isolation == "off":
         return
@@ -144,13 +153,13 @@ def isolate(node: Node, found: Spool, grant: Grant | None, deadline: Deadline) -
 
     devices = grant.devices if grant else []
     gid = found.number("add_grp_id")
-    who = job.Who(f"{found.job}.{found.task}", found.pid, found.start, gid)
-    job.begin(node, who, devices, lambda: hook.judge(node), deadline)
+    who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start, gid)
+    job.begin_job_isolation(node, who, devices, lambda: hook.make_sge_judge(node), deadline)
 
 
-def keep_record(found: Spool, record: Owner) -> None:
+def write_spool_record(found: Spool, record: Owner) -> None:
     """Put the owner record into the spool directory as well, where only root can write it."""
-    data = owner.encode(record).encode("utf-8")
+    data = owner.encode_owner(record).encode("utf-8")
     try:
         atomic.replace_file(RECORD, data, 0o644, found.fd)
     except OSError as fault:
@@ -159,27 +168,31 @@ def keep_record(found: Spool, record: Owner) -> None:
         ) from fault
 
 
-def give(found: Spool, grant: Grant | None, settings: Settings, binds: str) -> None:
+def write_sge_variables(found: Spool, grant: Grant | None, settings: Settings, binds: str) -> None:
     """Write the job's variables."""
     devices = grant.devices if grant else []
-    pairs = environment.variables(devices, settings, ALSO)
-    envfile.write(found, pairs, environment.drop_names(ALSO), binds)
+    pairs = environment.grant_variables(devices, settings, EXTRA_MASK_NAMES)
+    envfile.write_sge_env_file(
+        found, pairs, environment.grant_variable_names(EXTRA_MASK_NAMES), binds
+    )
 
 
-def undo(node: Node, grant: Grant, deadline: Deadline) -> None:
+def undo_sge_claim(node: Node, grant: Grant, deadline: Deadline) -> None:
     """Take back a claim whose job was not told; what fails is left to epilog and reaper."""
-    from gpulock.alloc.release import release
+    from gpulock.alloc.release import release_locks
 
     token = grant.owner.token
     if not grant.fresh:
         return
     try:
-        release(node, lambda o: o.token == token, looker(node), deadline, "claim undone")
+        release_locks(
+            node, lambda o: o.token == token, observer_judge(node), deadline, "claim undone"
+        )
     except (Refusal, OSError):
         return
 
 
-def granted_line(call: hook.Call, grant: Grant | None, seconds: float) -> str:
+def format_sge_grant(call: hook.SgeHookCall, grant: Grant | None, seconds: float) -> str:
     """Return the one line of a job that may start."""
     if grant is None:
         return f"{call.who}: no GPU asked for, {seconds * 1000:.1f} ms"

@@ -9,24 +9,26 @@ import os
 
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.hooks.subprocess import Program
+from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
-from gpulock.sge.cull import Job
+from gpulock.sge.cull import SgeJob
 
 FOLDERS = ("/usr/lib/gridengine", "/usr/bin")
 
 
-def ask(settings: Settings, job: str) -> Job:
+def query_qmaster_job(settings: Settings, job: str) -> SgeJob:
     """Return the job as qmaster knows it; raise Refusal(UNKNOWN) for no or a strange answer."""
-    qstat = Program(binary(settings, "qstat"), environment(settings), "is qmaster up?")
+    qstat = SchedulerProgram(
+        find_sge_binary(settings, "qstat"), sge_client_environment(settings), "is qmaster up?"
+    )
     answer = qstat.output(["-j", job, "-xml"], Deadline(settings.sge_qstat_timeout))
     try:
-        return parse(answer.decode("utf-8", "replace"), job)
+        return parse_qstat_job(answer.decode("utf-8", "replace"), job)
     except ValueError as fault:
         raise Refusal(UNKNOWN, f"qstat's answer: {fault}", "is qmaster up?") from fault
 
 
-def binary(settings: Settings, name: str) -> str:
+def find_sge_binary(settings: Settings, name: str) -> str:
     """Return the path of one of Grid Engine's programs; raise Refusal when there is none."""
     folders = (settings.sge_binaries,) if settings.sge_binaries else FOLDERS
     for folder in folders:
@@ -35,7 +37,7 @@ def binary(settings: Settings, name: str) -> str:
     raise Refusal(UNKNOWN, f"no {name} in {' '.join(folders)}", "set SGE_BINARIES")
 
 
-def environment(settings: Settings) -> dict[str, str]:
+def sge_client_environment(settings: Settings) -> dict[str, str]:
     """Return the whole environment of a Grid Engine client."""
     pairs = {
         "PATH": "/usr/bin:/bin",
@@ -47,7 +49,7 @@ def environment(settings: Settings) -> dict[str, str]:
     return {name: value for name, value in pairs.items() if value}
 
 
-def parse(xml: str, job: str) -> Job:
+def parse_qstat_job(xml: str, job: str) -> SgeJob:
     """Return the job in `qstat -j N -xml`; raise ValueError unless the answer is unmistakable.
 
     qstat writes `<` of a value as an entity, so a tag is always qstat's own. Exactly one job
@@ -55,22 +57,27 @@ def parse(xml: str, job: str) -> Job:
     """
     if not xml.rstrip().endswith("</detailed_job_info>"):
         raise ValueError("it is cut off")
-    number = only(xml, "JB_job_number")
+    number = single_xml_element(xml, "JB_job_number")
     if number != job:
         raise ValueError(f"it speaks of job {number[:20]}")
     requests: list[tuple[str, float, int]] = []
-    for block in all_of(xml, "JB_hard_resource_list"):
-        names = all_of(block, "CE_name")
-        values = all_of(block, "CE_doubleval")
-        flags = all_of(block, "CE_consumable")
+    for block in list_xml_elements(xml, "JB_hard_resource_list"):
+        names = list_xml_elements(block, "CE_name")
+        values = list_xml_elements(block, "CE_doubleval")
+        flags = list_xml_elements(block, "CE_consumable")
         if not len(names) == len(values) == len(flags):
             raise ValueError("a request lacks its value")
         for name, value, flag in zip(names, values, flags, strict=True):
             requests.append((name, float(value), int(flag)))
-    return Job(int(number), only(xml, "JB_owner"), int(only(xml, "JB_uid")), requests)
+    return SgeJob(
+        int(number),
+        single_xml_element(xml, "JB_owner"),
+        int(single_xml_element(xml, "JB_uid")),
+        requests,
+    )
 
 
-def all_of(xml: str, tag: str) -> list[str]:
+def list_xml_elements(xml: str, tag: str) -> list[str]:
     """Return the text inside every element of one tag (none of ours nests in itself)."""
     found: list[str] = []
     for piece in xml.split(f"<{tag}>")[1:]:
@@ -81,9 +88,9 @@ def all_of(xml: str, tag: str) -> list[str]:
     return found
 
 
-def only(xml: str, tag: str) -> str:
+def single_xml_element(xml: str, tag: str) -> str:
     """Return the text of the one element of a tag; raise ValueError for none or several."""
-    found = set(all_of(xml, tag))
+    found = set(list_xml_elements(xml, tag))
     if len(found) != 1:
         raise ValueError(f"{len(found)} different {tag}")
     return found.pop()

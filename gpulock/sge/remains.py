@@ -6,13 +6,13 @@ membership only while no other living shepherd owns it. With ISOLATION=cgroup th
 of gpulock's as well, which nobody can leave: a rootless container sheds the group.
 """
 
-from gpulock.alloc.liveness import Scan
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.node.context import Node
-from gpulock.sge.verdict import UNREAD, living_groups
+from gpulock.sge.verdict import UNREADABLE_GROUP, find_shepherd_groups
 from gpulock.store.locks import Lock
 
 
-class Remains:
+class SgeLeftoverFinder:
     """Find them on a node."""
 
     __slots__ = ("_node",)
@@ -20,12 +20,12 @@ class Remains:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def __call__(self, lock: Lock, scan: Scan) -> dict[int, str]:
+    def __call__(self, lock: Lock, scan: ProcessScan) -> dict[int, str]:
         """Return pid -> why.
 
         A task of the job whose shepherd still runs (`qrsh -inherit`) is not left behind.
         """
-        found = carriers(lock, scan)
+        found = find_job_group_processes(lock, scan)
         if self._node.settings.isolation != "cgroup":
             return found
         try:
@@ -36,7 +36,7 @@ class Remains:
             found.setdefault(pid, "in the job's cgroup")
         return found
 
-    def left(self, lock: Lock, scan: Scan) -> str:
+    def describe_leftover(self, lock: Lock, scan: ProcessScan) -> str:
         """Return which process is in the job's cgroup still, as a clause, or nothing.
 
         It may have shed the job's group, and have the device where no descriptor shows it.
@@ -47,9 +47,9 @@ class Remains:
             return f"the job's cgroup cannot be read: {fault}"
         if not found:
             return ""
-        from gpulock.hooks.cleanup import spare
+        from gpulock.hooks.cleanup import own_ancestor_pids
 
-        spared = spare(scan)  # an epilog that could not leave
+        spared = own_ancestor_pids(scan)  # an epilog that could not leave
         for pid in found:
             try:
                 over = scan.proc.finished(pid, scan.proc.stat(pid).state)
@@ -69,23 +69,23 @@ class Remains:
         assert record is not None
         label, running = f"{record.job_id}.{record.task_id}", self._node.proc.running
         over = [one for one in lock.shepherds() if one[0] == record.pid or not running(*one)]
-        whose = [job.Who(label, pid, start) for pid, start in over]
-        return [pid for who in whose for pid in job.members(self._node, who)]
+        whose = [job.IsolatedJob(label, pid, start) for pid, start in over]
+        return [pid for who in whose for pid in job.isolated_job_pids(self._node, who)]
 
 
-def carriers(lock: Lock, scan: Scan) -> dict[int, str]:
+def find_job_group_processes(lock: Lock, scan: ProcessScan) -> dict[int, str]:
     """Return pid -> why, of the processes that carry a group of this job alone.
 
     While another shepherd lives of which the group is not to be read, it may be any.
     """
     record = lock.owner
     assert record is not None
-    owners = living_groups(scan)
+    owners = find_shepherd_groups(scan)
     found: dict[int, str] = {}
     if scan.partial:
         return found  # the group may be that of a job whose shepherd was not reached
     for gid in lock.groups():
-        others = [*owners.get(gid, []), *owners.get(UNREAD, [])]
+        others = [*owners.get(gid, []), *owners.get(UNREADABLE_GROUP, [])]
         if gid and all([pid == record.pid for pid in others]):
             found.update({pid: f"of the job's group {gid}" for pid in scan.carriers(gid)})
     return found

@@ -5,10 +5,10 @@ Hot. execd's own spool of the job first, which needs no qmaster; where it is mis
 wrong, missing or hostile answer is a refusal, never "none".
 """
 
-from gpulock.errors import SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import cull
-from gpulock.sge.spool import Spool, unread
+from gpulock.sge.spool import Spool, unread_spool_refusal
 from gpulock.store import atomic
 
 JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
@@ -16,35 +16,37 @@ PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUM
 MOST = 4096  # more is a typing error, and too much for a message
 
 
-def job_file(job: str, task: str) -> str:
+def execd_job_path(job: str, task: str) -> str:
     """Return the name of execd's file of a job, relative to execd's spool directory."""
     number = int(job)
     return f"jobs/{number // 10**8:02}/{number // 10**4 % 10**4:04}/{number % 10**4:04}.{task}"
 
 
-def spooled(spool: Spool, up: str = "../..") -> cull.Job | None:
+def read_execd_job(spool: Spool, up: str = "../..") -> cull.SgeJob | None:
     """Return the job from execd's spool, None where there is no file; raise Refusal.
 
     `up` leads from the shepherd's directory to execd's.
     """
-    name = f"{up}/{job_file(spool.job, spool.task)}"
+    name = f"{up}/{execd_job_path(spool.job, spool.task)}"
     try:
-        job = cull.parse_job(atomic.read_file(name, JOB_LIMIT, spool.fd))
+        job = cull.parse_cull_job(atomic.read_file(name, JOB_LIMIT, spool.fd))
     except FileNotFoundError:
         return None
     except (OSError, cull.LayoutError) as fault:
-        raise unread("execd's job file", fault) from fault
+        raise unread_spool_refusal("execd's job file", fault) from fault
     if str(job.number) != spool.job or job.owner != spool.need("job_owner"):
         raise Refusal(UNKNOWN, f"execd's job file is of job {job.number}", "see gpulock doctor")
     return job
 
 
-def slots_here(spool: Spool) -> int:
+def count_host_slots(spool: Spool) -> int:
     """Return how many slots the job has on this host."""
     return 1 if spool.need("pe") == "none" else spool.number("host_slots")
 
 
-def count(requests: list[tuple[str, float, int]], complexes: tuple[str, ...], slots: int) -> int:
+def count_sge_job_gpus(
+    requests: list[tuple[str, float, int]], complexes: tuple[str, ...], slots: int
+) -> int:
     """Return the GPUs asked for on this host; pure; raise Refusal for what makes no sense.
 
     `requests` are (name, value, consumable flag). A per-slot complex is taken once a slot.
@@ -54,10 +56,12 @@ def count(requests: list[tuple[str, float, int]], complexes: tuple[str, ...], sl
         return 0
     if len(found) > 1:
         names = ", ".join([r[0] for r in found])
-        raise Refusal(SENSELESS, f"GPUs are asked for twice ({names})", "use one complex")
+        raise Refusal(INVALID_REQUEST, f"GPUs are asked for twice ({names})", "use one complex")
     name, value, consumable = found[0]
     if not value >= 0 or value > MOST or value != int(value):
-        raise Refusal(SENSELESS, f"-l {name}={value:g} is no number of GPUs", "ask for whole GPUs")
+        raise Refusal(
+            INVALID_REQUEST, f"-l {name}={value:g} is no number of GPUs", "ask for whole GPUs"
+        )
     if consumable not in (PER_SLOT, PER_JOB):
         raise Refusal(
             UNKNOWN, f"the complex {name} is no consumable", "see gpulock doctor for the complex"
@@ -65,27 +69,29 @@ def count(requests: list[tuple[str, float, int]], complexes: tuple[str, ...], sl
     return int(value) * (slots if consumable == PER_SLOT else 1)
 
 
-def per_job(requests: list[tuple[str, float, int]], complexes: tuple[str, ...]) -> bool:
+def is_per_job_request(requests: list[tuple[str, float, int]], complexes: tuple[str, ...]) -> bool:
     """Return whether the GPUs are asked for once a job, not once a slot."""
     return any([name in complexes and flag == PER_JOB for name, _, flag in requests])
 
 
-def hosts(spool: Spool) -> int:
+def count_sge_job_hosts(spool: Spool) -> int:
     """Return on how many hosts the job has slots; raise Refusal where that cannot be read."""
     if spool.need("pe") == "none":
         return 1
     try:
         lines = atomic.read_text("pe_hostfile", JOB_LIMIT, spool.fd).splitlines()
     except OSError as fault:
-        raise unread("the job's host file", fault) from fault
+        raise unread_spool_refusal("the job's host file", fault) from fault
     return len({line.split()[0] for line in lines if line.strip()})
 
 
-def asked(spool: Spool, settings: Settings, up: str = "../..") -> tuple[int, cull.Job]:
+def read_sge_job_gpus(
+    spool: Spool, settings: Settings, up: str = "../.."
+) -> tuple[int, cull.SgeJob]:
     """Return how many GPUs of this host the job was granted, and the job itself."""
-    job = spooled(spool, up)
+    job = read_execd_job(spool, up)
     if job is None:
         from gpulock.sge import qstat
 
-        job = qstat.ask(settings, spool.job)
-    return count(job.requests, settings.sge_complexes, slots_here(spool)), job
+        job = qstat.query_qmaster_job(settings, spool.job)
+    return count_sge_job_gpus(job.requests, settings.sge_complexes, count_host_slots(spool)), job

@@ -13,11 +13,11 @@ import sys
 from gpulock import deadline
 from gpulock.alloc import states
 from gpulock.alloc.liveness import Verdict
-from gpulock.alloc.states import Row
+from gpulock.alloc.states import DeviceState
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.config_schema import KEYS
 from gpulock.node.context import Node
-from gpulock.node.settings import load
+from gpulock.node.settings import read_settings
 from gpulock.sge import hook
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.locks import Lock
@@ -36,62 +36,68 @@ def main(config: str, source: "TextIO | None" = None, sink: "TextIO | None" = No
     for line in iter(lines.readline, ""):
         if line.strip() == "quit":
             break
-        for answer in ["begin", *report(config), "end"]:
+        for answer in ["begin", *sensor_report_lines(config), "end"]:
             answers.write(answer + "\n")
         answers.flush()
     return 0
 
 
-def report(config: str) -> list[str]:
+def sensor_report_lines(config: str) -> list[str]:
     """Return the values of this host as `host:complex:value`; a node in doubt offers nothing."""
     try:
-        node = Node(load(config))
+        node = Node(read_settings(config))
     except Refusal:
         names = next(k[2].split() for k in KEYS if k[0] == "SGE_COMPLEXES")
-        return nothing(os.uname().nodename, tuple(names))
+        return zero_sensor_lines(os.uname().nodename, tuple(names))
     try:
-        found = look(node)
+        found = read_sensor_rows(node)
     except Exception:  # the one broad handler: a host in doubt offers nothing
-        return nothing(node.name, node.settings.sge_complexes)
+        return zero_sensor_lines(node.name, node.settings.sge_complexes)
     return [
         f"{node.name}:{name}:{value}"
-        for name, value in values(found, node.settings.sge_complexes).items()
+        for name, value in compute_sensor_values(found, node.settings.sge_complexes).items()
     ]
 
 
-def nothing(host: str, complexes: tuple[str, ...]) -> list[str]:
+def zero_sensor_lines(host: str, complexes: tuple[str, ...]) -> list[str]:
     """Return the values of a host that offers nothing: what is not reported is not limited."""
     return [f"{host}:{name}:0" for name in (*complexes, "gpu.free")]
 
 
-def look(node: Node) -> list[Row]:
+def read_sensor_rows(node: Node) -> list[DeviceState]:
     """Return the state of every device, judged afresh where no daemon keeps verdicts."""
     devices = node.devices()
     state_dir = node.settings.state_dir
-    lost = node.store.boot_id() != node.boot_id and boot.state_boot_id(state_dir) == node.boot_id
+    lost = (
+        node.store.boot_id() != node.boot_id and boot.read_state_boot_id(state_dir) == node.boot_id
+    )
     if lost:
         raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap")
-    held = node.store.all() if node.store.exists() else {}
+    held = node.store.read_all_locks() if node.store.exists() else {}
     for lock in held.values():
         node.store.read_details(lock)
-    known = verdicts.read(node.store.path, deadline.boottime(), node.boot_id)
+    known = verdicts.read_fresh_verdicts(node.store.path, deadline.clock_boottime(), node.boot_id)
     out: dict[str, str] = {}
     if os.path.isdir(f"{state_dir}/{quarantine.QUARANTINE}"):
-        out = dict.fromkeys(quarantine.listed(state_dir, quarantine.QUARANTINE), "")
-    found = known if known is not None else judged(node, held)
-    return states.rows(devices, held, out, found, node.settings.gpus)
+        out = dict.fromkeys(quarantine.list_noted_devices(state_dir, quarantine.QUARANTINE), "")
+    found = known if known is not None else judge_sensor_locks(node, held)
+    return states.device_states(devices, held, out, found, node.settings.gpus)
 
 
-def judged(node: Node, held: dict[str, Lock]) -> dict[str, Verdict]:
+def judge_sensor_locks(node: Node, held: dict[str, Lock]) -> dict[str, Verdict]:
     """Return a verdict for each claim, by token."""
-    judge = hook.judge(node)
+    judge = hook.make_sge_judge(node)
     return {lock.owner.token: judge.verdict(lock) for lock in held.values() if lock.owner}
 
 
-def values(found: list[Row], complexes: tuple[str, ...]) -> dict[str, int]:
+def compute_sensor_values(found: list[DeviceState], complexes: tuple[str, ...]) -> dict[str, int]:
     """Return the value of each complex. Pure."""
     free = len([row for row in found if row.state == states.FREE])
-    ours = [row for row in found if row.state in (states.HELD, states.HELD_IDLE) and booked(row)]
+    ours = [
+        row
+        for row in found
+        if row.state in (states.HELD, states.HELD_IDLE) and is_booked_by_qmaster(row)
+    ]
     offered = len(found) if free + len(ours) == len(found) else free
     counted = {
         "gpu.free": free,
@@ -102,7 +108,7 @@ def values(found: list[Row], complexes: tuple[str, ...]) -> dict[str, int]:
     return {**dict.fromkeys(complexes, offered), **counted}
 
 
-def booked(row: Row) -> bool:
+def is_booked_by_qmaster(row: DeviceState) -> bool:
     """Return whether qmaster counts the device as used: a job of its own that runs."""
     record = row.lock.owner if row.lock else None
     return record is not None and record.scheduler == "sge" and not record.settling

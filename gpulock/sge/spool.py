@@ -11,17 +11,17 @@ import errno
 import os
 import stat
 
-from gpulock.errors import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic
 
-NAME = "sge_shepherd"
-JOBS = "/active_jobs/"  # in the path of each shepherd's directory (sge_execd(8))
+SHEPHERD_NAME = "sge_shepherd"
+ACTIVE_JOBS = "/active_jobs/"  # in the path of each shepherd's directory (sge_execd(8))
 CONFIG_LIMIT = 1 << 22  # bytes: job arguments stand in it
 LINE_LIMIT = 99_999  # bytes that the shepherd reads at once (fgets of 100,000 in 8.1.9)
 UTF8_MOST = 4  # bytes of one character
 REPEATED = ("pe_task_id",)  # execd itself writes it twice for a slave task
-KEYS = (
+CONFIG_KEYS = (
     "add_grp_id",
     "admin_user",
     "epilog",
@@ -60,10 +60,10 @@ class Spool:
         self.fd = fd
         self.path = path
         self.uid = uid  # of the directory: the admin user's
-        self.config = parse_config(read_config(fd))
+        self.config = parse_shepherd_config(read_shepherd_config(fd))
         for key, values in self.config.items():
             if len(values) > 1 and key not in REPEATED:
-                raise forged(key)
+                raise forged_config_refusal(key)
 
     def need(self, key: str) -> str:
         """Return one value of `config`; raise Refusal where it is missing or forged."""
@@ -90,49 +90,49 @@ class Spool:
         return str(self.number("ja_task_id") or 1)
 
 
-def forged(key: str) -> Refusal:
+def forged_config_refusal(key: str) -> Refusal:
     """Return the refusal of a job whose own text looks like Grid Engine's."""
     return Refusal(
-        SENSELESS,
+        INVALID_REQUEST,
         f"{key} stands in the shepherd's config more than once",
         "submit without newlines in names, paths and arguments",
     )
 
 
-def read_config(fd: int) -> str:
+def read_shepherd_config(fd: int) -> str:
     """Return the text of `config`; raise Refusal where it cannot be read."""
     try:
         return atomic.read_text("config", CONFIG_LIMIT, fd)
     except OSError as fault:
-        raise unread("the shepherd's config", fault) from fault
+        raise unread_spool_refusal("the shepherd's config", fault) from fault
 
 
-def unread(what: str, fault: Exception) -> Refusal:
+def unread_spool_refusal(what: str, fault: Exception) -> Refusal:
     """Return the refusal for a file of execd's that could not be read.
 
     What is too long is so by the user's own words, on every node: the node is not at fault.
     """
     if isinstance(fault, OSError) and fault.errno == errno.EFBIG:
-        return Refusal(SENSELESS, f"{what} is too long", "submit it with less")
+        return Refusal(INVALID_REQUEST, f"{what} is too long", "submit it with less")
     return Refusal(UNKNOWN, f"{what}: {fault}", "see gpulock doctor")
 
 
-def parse_config(text: str) -> dict[str, list[str]]:
+def parse_shepherd_config(text: str) -> dict[str, list[str]]:
     """Return every value of the keys that matter here, read as the shepherd reads them.
 
     Of a line longer than its buffer it makes several, and strtok(" =") skips what leads a key.
     """
     found: dict[str, list[str]] = {}
-    for line in lines_of(text):
+    for line in split_shepherd_lines(text):
         key, _, value = line.lstrip(" =").partition("=")
         if " " in key:
             key, _, value = line.lstrip(" =").partition(" ")
-        if key in KEYS:
+        if key in CONFIG_KEYS:
             found.setdefault(key, []).append(value)
     return found
 
 
-def lines_of(text: str) -> list[str]:
+def split_shepherd_lines(text: str) -> list[str]:
     """Return the lines that the shepherd makes of `config`."""
     lines = text.split("\n")
     if len(text) * UTF8_MOST < LINE_LIMIT:
@@ -145,7 +145,7 @@ def lines_of(text: str) -> list[str]:
     return pieces
 
 
-def above(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
+def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
     """Return the spool of the shepherd `pid`; raise Refusal when it is not one.
 
     `root_uid` is 0, or in a simulation the uid that owns it.
@@ -153,7 +153,7 @@ def above(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
     try:
         start = proc.start(pid)
         status = proc.status(pid)
-        if status.name != NAME or status.uids[0] != root_uid:
+        if status.name != SHEPHERD_NAME or status.uids[0] != root_uid:
             raise Refusal(
                 BROKEN,
                 f"the parent {pid} is {status.name!r} of uid {status.uids[0]}, no shepherd",
@@ -182,7 +182,7 @@ def check_identity(spool: Spool, job_id: str, task_id: str) -> None:
     task = task_id if task_id.isdigit() and task_id != "0" else "1"
     if (spool.job, spool.task) != (job_id, task):
         raise Refusal(
-            SENSELESS,
+            INVALID_REQUEST,
             f"the spool is of job {spool.job}.{spool.task}, the hook was started for "
             f"{job_id}.{task}",
             "see gpulock doctor for the hook's command line",

@@ -5,16 +5,16 @@ Hot, loaded when something must be settled. Not the spool directory (it stays fo
 the end and vanishes while processes live), not qstat (`qdel -f` drops a job whose process lives).
 """
 
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Scan, Verdict
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, ProcessScan, Verdict
 from gpulock.sge import spool
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 
 EXECD = "sge_execd"
-UNREAD = -1  # stands for the group of a shepherd that does not show it
+UNREADABLE_GROUP = -1  # stands for the group of a shepherd that does not show it
 
 
-class Rule:
+class SgeJobRule:
     """Judge locks of Grid Engine; `simulated` ones have no group and no execd."""
 
     __slots__ = ("_gids", "_sight", "_simulated")
@@ -24,7 +24,7 @@ class Rule:
         self._sight: str | None = None
         self._gids: dict[int, list[int]] | None = None
 
-    def __call__(self, lock: Lock, scan: Scan) -> Verdict:
+    def __call__(self, lock: Lock, scan: ProcessScan) -> Verdict:
         record = lock.owner
         assert record is not None
         for pid, start in lock.shepherds():
@@ -33,7 +33,7 @@ class Rule:
                     return Verdict(ALIVE, f"its shepherd {pid} runs")
             except (OSError, ValueError) as fault:
                 return Verdict(UNKNOWN, f"its shepherd {pid} cannot be seen: {fault}")
-        blind = "" if self._simulated else self.sight(scan)
+        blind = "" if self._simulated else self.why_blind(scan)
         if blind:
             return Verdict(UNKNOWN, blind)
         if not record.add_grp_id:
@@ -45,13 +45,13 @@ class Rule:
                     return verdict
         return found[0]
 
-    def sight(self, scan: Scan) -> str:
+    def why_blind(self, scan: ProcessScan) -> str:
         """Return why this judge cannot see what it must, or nothing: execd and its directory."""
         if self._sight is None:
-            self._sight = look(scan)
+            self._sight = why_execd_hidden(scan)
         return scan.blind or self._sight
 
-    def by_group(self, gid: int, scan: Scan) -> Verdict:
+    def by_group(self, gid: int, scan: ProcessScan) -> Verdict:
         """Judge by the job's supplementary group, which execd may hand out again."""
         carriers = scan.carriers(gid)
         if not carriers:
@@ -59,7 +59,7 @@ class Rule:
                 return Verdict(UNKNOWN, scan.blind)
             return Verdict(DEAD, f"its shepherd is gone, nobody carries its group {gid}")
         if self._gids is None:
-            self._gids = living_groups(scan)
+            self._gids = find_shepherd_groups(scan)
         heirs = self._gids.get(gid, [])
         if not heirs:
             return Verdict(ALIVE, f"its process {carriers[0]} runs without a shepherd")
@@ -70,26 +70,26 @@ class Rule:
             )
         return Verdict(DEAD, f"its shepherd is gone, its group {gid} is another job's now")
 
-    def without_group(self, lock: Lock, scan: Scan) -> Verdict:
+    def without_group(self, lock: Lock, scan: ProcessScan) -> Verdict:
         """Judge a job that has no supplementary group: only in a simulation, by its session."""
         record = lock.owner
         assert record is not None
         if not self._simulated:
             return Verdict(UNKNOWN, "its record names no supplementary group")
-        from gpulock.alloc.liveness import session
+        from gpulock.alloc.liveness import session_members
 
-        members = session(scan, record.sid)
+        members = session_members(scan, record.sid)
         if members:
             return Verdict(ALIVE, f"its process {members[0]} runs without a shepherd")
         return Verdict(DEAD, "its shepherd is gone, its session is empty")
 
 
-def look(scan: Scan) -> str:
+def why_execd_hidden(scan: ProcessScan) -> str:
     """Return why Grid Engine cannot be seen from here, or nothing.
 
     execd must be there (no hidden or foreign /proc) and its directory readable (CAP_SYS_PTRACE).
     """
-    daemons = of_root(scan, EXECD)
+    daemons = find_root_processes(scan, EXECD)
     if not daemons:
         return "no sge_execd to be seen: is it down, or are we in a container?"
     reason = ""
@@ -102,7 +102,7 @@ def look(scan: Scan) -> str:
     return reason
 
 
-def of_root(scan: Scan, name: str, uid: int = 0) -> list[int]:
+def find_root_processes(scan: ProcessScan, name: str, uid: int = 0) -> list[int]:
     """Return root's processes of one name (in a simulation its owner's, `uid`).
 
     Anybody can give a process any name.
@@ -110,50 +110,52 @@ def of_root(scan: Scan, name: str, uid: int = 0) -> list[int]:
     return [pid for pid in scan.named(name) if scan.status(pid).uids[0] == uid]
 
 
-def living_groups(scan: Scan) -> dict[int, list[int]]:
+def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
     """Return the supplementary group of each living shepherd's job, with those shepherds.
 
     Those whose group cannot be read are below UNREAD.
     """
     found: dict[int, list[int]] = {}
-    places = spools(scan)
-    for pid in shepherds(scan):
-        if not in_spool(scan, pid, places):
+    places = find_active_jobs_folders(scan)
+    for pid in find_shepherds(scan):
+        if not is_in_spool_folder(scan, pid, places):
             continue  # a fork in a folder of that name which a user made
         try:
             path = f"{scan.proc.root}/{pid}/cwd/config"
             text = atomic.read_text(path, spool.CONFIG_LIMIT)
-            gid = int(spool.parse_config(text)["add_grp_id"][0])
+            gid = int(spool.parse_shepherd_config(text)["add_grp_id"][0])
         except (OSError, ValueError, KeyError):
-            if is_over(scan, pid):
+            if has_process_ended(scan, pid):
                 continue
-            gid = UNREAD
+            gid = UNREADABLE_GROUP
         found.setdefault(gid, []).append(pid)
     return found
 
 
-def shepherds(scan: Scan, uid: int = 0) -> list[int]:
+def find_shepherds(scan: ProcessScan, uid: int = 0) -> list[int]:
     """Return the living shepherds, but for what they fork to become a hook or a job.
 
     Such a fork opens the job's output first, and hangs there for ever where a user made that a
     FIFO, its shepherd dead or not. It is in a folder of the user's by then, which says nothing.
     """
-    named = of_root(scan, spool.NAME, uid)
-    return [pid for pid in named if scan.status(pid).ppid not in named and in_spool(scan, pid)]
+    named = find_root_processes(scan, spool.SHEPHERD_NAME, uid)
+    return [
+        pid for pid in named if scan.status(pid).ppid not in named and is_in_spool_folder(scan, pid)
+    ]
 
 
-def spools(scan: Scan) -> tuple[str, ...]:
+def find_active_jobs_folders(scan: ProcessScan) -> tuple[str, ...]:
     """Return where the jobs of each execd that runs have their folders."""
     found: list[str] = []
-    for pid in of_root(scan, EXECD):
+    for pid in find_root_processes(scan, EXECD):
         try:
-            found.append(f"{scan.proc.cwd(pid)}{spool.JOBS}")
+            found.append(f"{scan.proc.cwd(pid)}{spool.ACTIVE_JOBS}")
         except OSError:
             continue
     return tuple(found)
 
 
-def in_spool(scan: Scan, pid: int, places: tuple[str, ...] = ()) -> bool:
+def is_in_spool_folder(scan: ProcessScan, pid: int, places: tuple[str, ...] = ()) -> bool:
     """Return whether a process is in a job's spool directory, as a shepherd always is.
 
     `places` are where those are, none where no execd tells. One that cannot be seen may be there.
@@ -162,10 +164,10 @@ def in_spool(scan: Scan, pid: int, places: tuple[str, ...] = ()) -> bool:
         cwd = scan.proc.cwd(pid)
     except OSError:
         return True
-    return cwd.startswith(places) if places else spool.JOBS in cwd
+    return cwd.startswith(places) if places else spool.ACTIVE_JOBS in cwd
 
 
-def is_over(scan: Scan, pid: int) -> bool:
+def has_process_ended(scan: ProcessScan, pid: int) -> bool:
     """Return whether a process has ended since it was listed."""
     try:
         return scan.proc.finished(pid, scan.proc.stat(pid).state)

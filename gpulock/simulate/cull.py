@@ -24,7 +24,7 @@ BOUND, OF_OBJECT = 2, 8  # status of an element: in a list, a sub-object (cull_l
 
 
 @dataclass(frozen=True, slots=True)
-class List:
+class CullList:
     """A list: its name, its descriptor as (name, type) numbers, its elements' fields."""
 
     name: str
@@ -35,7 +35,7 @@ class List:
 
 
 @dataclass(frozen=True, slots=True)
-class Object:
+class CullObject:
     """A sub-object: its descriptor and its fields."""
 
     descriptor: tuple[tuple[int, int], ...]
@@ -43,10 +43,10 @@ class Object:
     status: int = OF_OBJECT
 
 
-Value: TypeAlias = int | float | str | List | Object | None
+Value: TypeAlias = int | float | str | CullList | CullObject | None
 
 
-def descriptor(first: int, types: Iterable[int]) -> tuple[tuple[int, int], ...]:
+def make_cull_descriptor(first: int, types: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Return the descriptor of a type whose fields are numbered from `first` on."""
     return tuple((first + number, kind) for number, kind in enumerate(types))
 
@@ -74,16 +74,16 @@ def pack_value(kind: int, value: Value) -> bytes:
         return pack_string(value or "")
     if kind == DOUBLE and (value is None or isinstance(value, int | float)):
         return struct.pack(">d", value or 0.0)
-    if kind == LIST and (value is None or isinstance(value, List)):
+    if kind == LIST and (value is None or isinstance(value, CullList)):
         return pack_number(0) if value is None else pack_list(value)
-    if kind == OBJECT and (value is None or isinstance(value, Object)):
+    if kind == OBJECT and (value is None or isinstance(value, CullObject)):
         return pack_number(0) if value is None else pack_object(value)
     if kind == REF and value is None:
         return b""
     raise TypeError(f"{value!r} is not of CULL type {kind}")
 
 
-def pack_list(value: List) -> bytes:
+def pack_list(value: CullList) -> bytes:
     """Return a list that exists."""
     types = [kind for _, kind in value.descriptor]
     head = pack_number(1) + pack_number(len(value.elements)) + pack_string(value.name)
@@ -97,7 +97,7 @@ def pack_list(value: List) -> bytes:
     )
 
 
-def pack_object(value: Object) -> bytes:
+def pack_object(value: CullObject) -> bytes:
     """Return a sub-object that exists."""
     types = [kind for _, kind in value.descriptor]
     element = pack_element(types, value.fields, value.status)

@@ -8,8 +8,8 @@ users pasted of older releases: before 435 there is no `power`, before 450 no ca
 
 from __future__ import annotations
 
-from gpulock.simulate.machine import Driver, Gpu, Instance, Machine
-from gpulock.simulate.tree import Device, Folder, Tree
+from gpulock.simulate.machine import DriverRelease, Gpu, Machine, MigDevice
+from gpulock.simulate.tree import DeviceEntry, FolderEntry, Tree
 
 MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
 CONTROL_MINOR = 255  # /dev/nvidiactl
@@ -37,46 +37,48 @@ def driver_tree(machine: Machine) -> Tree:
     """Return proc/driver/nvidia and proc/driver/nvidia-caps of a machine."""
     root = "proc/driver/nvidia"
     tree: Tree = {
-        f"{root}/version": version(machine.driver).encode(),
-        f"{root}/params": params(machine.driver).encode(),
+        f"{root}/version": format_driver_version(machine.driver).encode(),
+        f"{root}/params": format_driver_params(machine.driver).encode(),
         f"{root}/registry": b'Binary: ""\n',
         f"{root}/warnings/README": _WARNINGS.encode(),
-        f"{root}/gpus": Folder(),
+        f"{root}/gpus": FolderEntry(),
     }
     for gpu in machine.present:
-        tree[f"{root}/gpus/{gpu.bus}/information"] = information(machine, gpu).encode()
+        tree[f"{root}/gpus/{gpu.bus}/information"] = format_gpu_information(machine, gpu).encode()
         tree[f"{root}/gpus/{gpu.bus}/registry"] = b'Binary: ""\n'
         if machine.driver.branch >= WITH_POWER:
-            tree[f"{root}/gpus/{gpu.bus}/power"] = power(machine).encode()
+            tree[f"{root}/gpus/{gpu.bus}/power"] = format_gpu_power(machine).encode()
     if machine.driver.branch >= WITH_CAPABILITIES:
-        tree["proc/driver/nvidia-caps/mig-minors"] = mig_minors().encode()
+        tree["proc/driver/nvidia-caps/mig-minors"] = format_mig_minors().encode()
         tree["proc/driver/nvidia-caps/nvlink-minors"] = f"fabric-mgmt {FABRIC_MINOR}\n".encode()
-        for name, minor in capabilities(machine).items():
+        for name, minor in list_capability_minors(machine).items():
             mode = OWNER_READS if name == "mig/config" else ALL_READ
-            tree[f"{root}/capabilities/{name}"] = capability(minor, mode).encode()
+            tree[f"{root}/capabilities/{name}"] = format_capability_file(minor, mode).encode()
     return tree
 
 
 def device_tree(machine: Machine) -> Tree:
     """Return the device files of a machine; those of MIG only where a card is split."""
     tree: Tree = {
-        "dev/nvidiactl": Device(MAJOR, CONTROL_MINOR),
-        "dev/nvidia-uvm": Device(None, 0),
-        "dev/nvidia-uvm-tools": Device(None, 1),
+        "dev/nvidiactl": DeviceEntry(MAJOR, CONTROL_MINOR),
+        "dev/nvidia-uvm": DeviceEntry(None, 0),
+        "dev/nvidia-uvm-tools": DeviceEntry(None, 1),
     }
-    tree.update({f"dev/nvidia{gpu.minor}": Device(MAJOR, gpu.minor) for gpu in machine.present})
+    tree.update(
+        {f"dev/nvidia{gpu.minor}": DeviceEntry(MAJOR, gpu.minor) for gpu in machine.present}
+    )
     if any(gpu.mig for gpu in machine.present):
-        for minor in capabilities(machine).values():
-            tree[f"dev/nvidia-caps/nvidia-cap{minor}"] = Device(None, minor)
+        for minor in list_capability_minors(machine).values():
+            tree[f"dev/nvidia-caps/nvidia-cap{minor}"] = DeviceEntry(None, minor)
     return tree
 
 
-def version(driver: Driver) -> str:
+def format_driver_version(driver: DriverRelease) -> str:
     """Return the two lines of `version`."""
     return f"NVRM version: {driver.banner}\nGCC version:  {driver.compiler}\n"
 
 
-def information(machine: Machine, gpu: Gpu) -> str:
+def format_gpu_information(machine: Machine, gpu: Gpu) -> str:
     """Return `information` of one GPU."""
     card, branch = machine.card, machine.driver.branch
     lines = [
@@ -97,7 +99,7 @@ def information(machine: Machine, gpu: Gpu) -> str:
     return "\n".join(lines) + "\n"
 
 
-def power(machine: Machine) -> str:
+def format_gpu_power(machine: Machine) -> str:
     """Return `power` of a GPU of a server: it never sleeps."""
     known = machine.initialised
     support, sleep = ("Not Supported", "Disabled by default") if known else ("?", "?")
@@ -116,7 +118,7 @@ def power(machine: Machine) -> str:
     return text
 
 
-def params(driver: Driver) -> str:
+def format_driver_params(driver: DriverRelease) -> str:
     """Return the lines of `params` that say who may open the device files, and those around."""
     lines = [
         "ResmanDebugLevel: 4294967295",
@@ -139,7 +141,7 @@ def params(driver: Driver) -> str:
     return "\n".join(lines) + "\n"
 
 
-def capability(minor: int, mode: int) -> str:
+def format_capability_file(minor: int, mode: int) -> str:
     """Return a capability file: which /dev/nvidia-caps/nvidia-cap<minor> stands for it."""
     return f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"
 
@@ -150,12 +152,12 @@ def gpu_instance_minor(gpu_minor: int, gi: int) -> int:
     return FIRST_GPU_MINOR + (gpu_minor * GPU_INSTANCES + gi) * per_instance
 
 
-def compute_instance_minor(gpu_minor: int, instance: Instance) -> int:
+def compute_instance_minor(gpu_minor: int, instance: MigDevice) -> int:
     """Return the capability minor of a compute instance."""
     return gpu_instance_minor(gpu_minor, instance.gi) + 1 + instance.ci
 
 
-def capabilities(machine: Machine) -> dict[str, int]:
+def list_capability_minors(machine: Machine) -> dict[str, int]:
     """Return the capability files that exist and their minors; instances only where made."""
     files = {"mig/config": CONFIG_MINOR, "mig/monitor": MONITOR_MINOR}
     for gpu in machine.present:
@@ -166,7 +168,7 @@ def capabilities(machine: Machine) -> dict[str, int]:
     return files
 
 
-def mig_minors() -> str:
+def format_mig_minors() -> str:
     """Return `mig-minors`: all that could be, whatever cards there are."""
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]
     for gpu in range(GPUS):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpulock.simulate import packed_job
-from gpulock.simulate.packed_job import Resource
-from gpulock.simulate.tree import FOLDER_MODE, Folder, Tree, write_tree
+from gpulock.simulate.packed_job import ResourceRequest
+from gpulock.simulate.tree import FOLDER_MODE, FolderEntry, Tree, write_tree
 
 SPOOL = "sge/spool/node"
 JOB_TYPE_BINARY = 64  # JB_type of `qsub -b y` (sge_job.h, JOB_TYPE_BINARY)
@@ -24,7 +24,7 @@ NO_LIMIT = 0xFFFFFFFF  # JB_hard_wallclock_gmt of a job without h_rt
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """One task of a job on this host. `task_id` 0: not an array job.
 
     `variables` are those of `qsub -v`; `hosts` the granted hosts with their slots, this node's
@@ -35,13 +35,13 @@ class Job:
     command: tuple[str, ...]
     task_id: int = 0
     name: str = "job"
-    owner: str = field(default_factory=lambda: user_name(os.getuid()))
+    owner: str = field(default_factory=lambda: job_owner_name(os.getuid()))
     uid: int = field(default_factory=os.getuid)
     gid: int = field(default_factory=os.getgid)
     queue: str = "gpu.q"
     pe: str = ""
     hosts: tuple[tuple[str, int], ...] = (("node", 1),)
-    resources: tuple[Resource, ...] = ()
+    resources: tuple[ResourceRequest, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     cwd: str = "/"
     add_grp_id: int = 0
@@ -66,14 +66,14 @@ class Job:
 class SpooledJob:
     """Where a job lies: its spool folder, execd's packed copy, its temporary folder, its output."""
 
-    job: Job
+    job: SimulatedJob
     folder: Path
     job_file: Path
     tmpdir: Path
     output: Path
 
 
-def user_name(uid: int) -> str:
+def job_owner_name(uid: int) -> str:
     """Return the name of a user, its number where there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -81,13 +81,13 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def job_path(job_id: int, task_id: int) -> str:
+def packed_job_path(job_id: int, task_id: int) -> str:
     """Return the packed job's path below the spool (libs/uti/sge_spool.c, get_spool_dir_parts)."""
     first, second, third = job_id // 10**8 % 10**4, job_id // 10**4 % 10**4, job_id % 10**4
     return f"jobs/{first:02d}/{second:04d}/{third:04d}.{task_id or 1}"
 
 
-def spool_job(node: Path, job: Job) -> SpooledJob:
+def spool_job(node: Path, job: SimulatedJob) -> SpooledJob:
     """Write a job's files below the folder of a simulated node.
 
     A job that is spooled already raises FileExistsError: remove it before it runs again.
@@ -97,19 +97,21 @@ def spool_job(node: Path, job: Job) -> SpooledJob:
     tmpdir = sge / "tmp" / f"{job.key}.{job.queue}"
     task = f".{job.task_id}" if job.task_id else ""
     output = sge / "output" / f"{job.name}.o{job.job_id}{task}"
-    spooled = SpooledJob(job, folder, spool / job_path(job.job_id, job.task_id), tmpdir, output)
+    spooled = SpooledJob(
+        job, folder, spool / packed_job_path(job.job_id, job.task_id), tmpdir, output
+    )
     active: Tree = {
-        f"active_jobs/{job.key}/config": config(spooled).encode(),
-        f"active_jobs/{job.key}/environment": environment(spooled).encode(),
-        f"active_jobs/{job.key}/pe_hostfile": pe_hostfile(job).encode(),
-        job_path(job.job_id, job.task_id): packed(job),
+        f"active_jobs/{job.key}/config": format_shepherd_config(spooled).encode(),
+        f"active_jobs/{job.key}/environment": format_job_environment(spooled).encode(),
+        f"active_jobs/{job.key}/pe_hostfile": format_pe_hostfile(job).encode(),
+        packed_job_path(job.job_id, job.task_id): pack_simulated_job(job),
     }
     for parent in (sge, sge / "spool", spool, sge / "output", sge / "tmp", tmpdir):
         parent.mkdir(FOLDER_MODE, exist_ok=True)
         parent.chmod(FOLDER_MODE)
     if os.geteuid() == 0:
         os.chown(tmpdir, job.uid, job.gid)
-    write_tree(spool, {"active_jobs": Folder(), "jobs": Folder(), **active})
+    write_tree(spool, {"active_jobs": FolderEntry(), "jobs": FolderEntry(), **active})
     return spooled
 
 
@@ -120,7 +122,7 @@ def remove_job(spooled: SpooledJob) -> None:
     spooled.job_file.unlink(missing_ok=True)
 
 
-def packed(job: Job) -> bytes:
+def pack_simulated_job(job: SimulatedJob) -> bytes:
     """Return execd's copy of a job."""
     first = job.task_id or 1
     return packed_job.pack_job(
@@ -153,7 +155,7 @@ def packed(job: Job) -> bytes:
     )
 
 
-def config(spooled: SpooledJob) -> str:
+def format_shepherd_config(spooled: SpooledJob) -> str:
     """Return what execd tells the shepherd, in the real file's order; limits are left out."""
     job = spooled.job
     pairs: list[tuple[str, object]] = [
@@ -201,7 +203,7 @@ def config(spooled: SpooledJob) -> str:
     return "".join(f"{key}={value}\n" for key, value in pairs)
 
 
-def environment(spooled: SpooledJob) -> str:
+def format_job_environment(spooled: SpooledJob) -> str:
     """Return the job's environment as execd spools it: the user's variables, then its own."""
     job = spooled.job
     task = str(job.task_id) if job.task_id else "undefined"
@@ -234,14 +236,14 @@ def environment(spooled: SpooledJob) -> str:
         "SGE_JOB_SPOOL_DIR": spooled.folder,
     }
     pairs = [*job.variables, *((name, str(value)) for name, value in own.items())]
-    return "".join(f"{name}={escape(value)}\n" for name, value in pairs)
+    return "".join(f"{name}={escape_spooled_value(value)}\n" for name, value in pairs)
 
 
-def escape(value: str) -> str:
+def escape_spooled_value(value: str) -> str:
     r"""Return a value as it stands in `environment`: one line, `\n` and `\\` written out."""
     return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def pe_hostfile(job: Job) -> str:
+def format_pe_hostfile(job: SimulatedJob) -> str:
     """Return host, slots, queue instance and processors, one host a line."""
     return "".join(f"{host} {slots} {job.queue}@{host} UNDEFINED\n" for host, slots in job.hosts)

@@ -12,7 +12,7 @@ from gpulock.simulate.machine import Gpu, Machine
 VERSION_LINE = "gpulock-inventory 1"
 
 
-def inventory(machine: Machine, boot_id: str) -> str:
+def format_machine_inventory(machine: Machine, boot_id: str) -> str:
     """Return the inventory of a machine as of this boot."""
     lines = [VERSION_LINE, f"boot_id={boot_id}"]
     for gpu in machine.present:

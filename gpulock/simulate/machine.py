@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class DriverRelease:
     """One release of the NVIDIA kernel module.
 
     `banner` and `compiler` are what /proc/driver/nvidia/version shows after its two labels;
@@ -28,7 +28,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuModel:
     """A model of GPU. `dma_bits` is the width of a DMA address, `memory_mib` NVML's total."""
 
     model: str
@@ -41,7 +41,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class MigDevice:
     """A MIG device: compute instance `ci` of GPU instance `gi`."""
 
     gi: int
@@ -64,7 +64,7 @@ class Gpu:
     numa: int
     minor: int
     irq: int
-    mig: tuple[Instance, ...] = ()
+    mig: tuple[MigDevice, ...] = ()
     fallen: bool = False  # off the bus: expected, but neither driver nor kernel shows it
 
 
@@ -78,8 +78,8 @@ class Machine:
 
     name: str
     summary: str
-    driver: Driver
-    card: Card
+    driver: DriverRelease
+    card: GpuModel
     gpus: tuple[Gpu, ...]
     cpus: tuple[str, ...]
     root_port: tuple[int, int]
@@ -103,7 +103,7 @@ class Machine:
         digest = hashlib.sha256(f"{self.card.model} {gpu.bus}".encode()).hexdigest()
         return f"GPU-{uuid.UUID(digest[:32])}"
 
-    def instance_uuid(self, gpu: Gpu, instance: Instance) -> str:
+    def instance_uuid(self, gpu: Gpu, instance: MigDevice) -> str:
         """Return the UUID of a MIG device; version 5, as the driver's are."""
         parent = uuid.UUID(self.uuid(gpu).removeprefix("GPU-"))
         return f"MIG-{uuid.uuid5(parent, instance.name)}"

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.simulate.driver import device_tree, driver_tree
-from gpulock.simulate.inventory import inventory
+from gpulock.simulate.inventory import format_machine_inventory
 from gpulock.simulate.machine import Machine
 from gpulock.simulate.presets import PRESETS
 from gpulock.simulate.sysfs import sys_tree
-from gpulock.simulate.tree import FOLDER_MODE, Folder, Tree, merge, write_file, write_tree
+from gpulock.simulate.tree import (
+    FOLDER_MODE,
+    FolderEntry,
+    Tree,
+    merge_trees,
+    write_tree,
+    write_tree_file,
+)
 
 MARKER = "simulation"
 MARKER_LINE = "gpulock-simulation 1"
@@ -31,7 +38,7 @@ class SimulationError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SimulatedNode:
     """A simulated node on disk. `machine` is the preset, cut to the GPUs asked for."""
 
     directory: Path
@@ -78,26 +85,26 @@ class Node:
         return self.directory / "state"
 
 
-def write_node(
+def write_simulated_node(
     directory: Path, preset: str, gpus: int | None = None, *, device_nodes: bool = False
-) -> Node:
+) -> SimulatedNode:
     """Write the node `preset` with its first `gpus` GPUs below `directory`.
 
     A folder with anything in it is refused unless it is a simulation of the caller's, which is
     then written anew. `device_nodes`: make real character devices, which only root can.
     """
-    machine = _machine(preset, gpus)
+    machine = _cut_preset_machine(preset, gpus)
     if device_nodes and os.geteuid() != 0:
         raise SimulationError("device nodes can be made by root only: leave them out")
-    node = Node(_prepare(directory), machine)
-    told = inventory(machine, _boot_id()).encode()
+    node = SimulatedNode(_prepare_node_folder(directory), machine)
+    told = format_machine_inventory(machine, _read_kernel_boot_id()).encode()
     own: Tree = {
         "run/gpulock/inventory": told,
         NVML: told,
-        "state": Folder(),
-        "gpulock.conf": os.fsencode(configuration(node)),
+        "state": FolderEntry(),
+        "gpulock.conf": os.fsencode(format_node_config(node)),
     }
-    whole = merge((driver_tree(machine), sys_tree(machine), device_tree(machine), own))
+    whole = merge_trees((driver_tree(machine), sys_tree(machine), device_tree(machine), own))
     try:
         write_tree(node.directory, whole, device_nodes=device_nodes)
     except OSError as fault:
@@ -105,7 +112,7 @@ def write_node(
     return node
 
 
-def configuration(node: Node) -> str:
+def format_node_config(node: SimulatedNode) -> str:
     """Return gpulock.conf of a node. PROC_ROOT stays: the processes are real ones."""
     machine = node.machine
     return (
@@ -128,7 +135,7 @@ def marker_text(uid: int) -> str:
     return f"{MARKER_LINE}\nuid={uid}\n"
 
 
-def _machine(preset: str, gpus: int | None) -> Machine:
+def _cut_preset_machine(preset: str, gpus: int | None) -> Machine:
     if preset not in PRESETS:
         raise SimulationError(f"there is no preset {preset!r}: take one of {', '.join(PRESETS)}")
     machine = PRESETS[preset]
@@ -139,7 +146,7 @@ def _machine(preset: str, gpus: int | None) -> Machine:
     return machine.take(gpus)
 
 
-def _prepare(directory: Path) -> Path:
+def _prepare_node_folder(directory: Path) -> Path:
     """Return the absolute folder, empty but for the marker.
 
     The marker comes first, so that a simulation cut short can be written anew.
@@ -153,10 +160,10 @@ def _prepare(directory: Path) -> Path:
         if folder.stat().st_uid != os.geteuid():
             raise SimulationError(f"{folder} is not yours: take a folder of your own")
         if any(folder.iterdir()):
-            _clear(folder)
+            _clear_simulation(folder)
         else:
             folder.chmod(FOLDER_MODE)
-            write_file(folder / MARKER, marker_text(os.geteuid()).encode())
+            write_tree_file(folder / MARKER, marker_text(os.geteuid()).encode())
     except FileExistsError:
         raise SimulationError(f"{folder} is not a folder: take another name") from None
     except OSError as fault:
@@ -164,7 +171,7 @@ def _prepare(directory: Path) -> Path:
     return folder
 
 
-def _clear(folder: Path) -> None:
+def _clear_simulation(folder: Path) -> None:
     """Remove an older simulation's files, never through a symbolic link."""
     owner = _marker_uid(folder / MARKER)
     if owner is None:
@@ -193,5 +200,5 @@ def _marker_uid(marker: Path) -> int | None:
     return status.st_uid if same else None
 
 
-def _boot_id() -> str:
+def _read_kernel_boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpulock.simulate import cull
-from gpulock.simulate.cull import Value, descriptor
+from gpulock.simulate.cull import Value, make_cull_descriptor
 
 NOT_CONSUMABLE, PER_SLOT, PER_JOB = 0, 1, 2  # CE_consumable: NO, YES, JOB
 INT, TIME, MEMORY = 1, 3, 4  # CE_valtype
@@ -40,24 +40,24 @@ JOB_FIELDS = tuple(
 
 # Complex entry, CE_Type: name, shortcut, valtype, stringval, doubleval, relop, consumable,
 # default, dominant, pj_stringval, pj_doubleval, pj_dominant, requestable, tagged, urgency_weight.
-COMPLEX = descriptor(
+COMPLEX = make_cull_descriptor(
     900,
     (
         *(0x112708, 0x102608, 0x102003, 0x112008, 0x802, 0x102003, 0x102003, 0x102008),
         *(0x803, 0x808, 0x802, 0x803, 0x102003, 0x803, 0x102008),
     ),
 )
-VARIABLE = descriptor(1400, (0x10708, 0x10008))
-STRING_ITEM = descriptor(2000, (0x10308,))
-RANGE = descriptor(1250, (0x10103, 0x10003, 0x10003))
+VARIABLE = make_cull_descriptor(1400, (0x10708, 0x10008))
+STRING_ITEM = make_cull_descriptor(2000, (0x10308,))
+RANGE = make_cull_descriptor(1250, (0x10103, 0x10003, 0x10003))
 # Array task, JAT_Type, and a granted queue instance in it, JG_Type.
-TASK = descriptor(
+TASK = make_cull_descriptor(
     141150,
     (0x10703, *(0x10003,) * 4, 0x10008, 0x10003, 0x10009, 0x10008, *(0x10003,) * 5, 0x10008)
     + ((0x10009,) * 3 + (0x10003,) + (0x10002,) * 5 + (0x3, 0x10009, 0x10009, 0x9, 0xA, 0x3))
     + (0x10003, 0x2, 0x2, 0x2003, 0x2009),
 )
-GRANTED = descriptor(
+GRANTED = make_cull_descriptor(
     2100, (0x10708, 0x803, 0x1020C, 0x10003, 0x8080A, 0x803, 0x803, *(0x802,) * 6, 0x808)
 )
 # The part of the queue instance that execd keeps: host, queue, full name, its complex values.
@@ -67,7 +67,7 @@ TASK_RUNNING = 128  # JAT_status JRUNNING (sge_ja_task_JAT_L.h)
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class ResourceRequest:
     """One `-l name=text` of a job: `value` as Grid Engine parsed it, and the complex's flag."""
 
     name: str
@@ -86,52 +86,54 @@ def pack_job(values: Mapping[str, Value]) -> bytes:
     return cull.pack_buffer(types, [values.get(name) for name, _ in JOB_FIELDS])
 
 
-def resource_list(resources: Iterable[Resource]) -> cull.List | None:
+def resource_list(resources: Iterable[ResourceRequest]) -> cull.CullList | None:
     """Return JB_hard_resource_list; Grid Engine has none at all for a job without -l."""
-    elements = tuple(_complex(resource) for resource in resources)
-    return cull.List("qstat_l_requests", COMPLEX, elements) if elements else None
+    elements = tuple(_complex_element(resource) for resource in resources)
+    return cull.CullList("qstat_l_requests", COMPLEX, elements) if elements else None
 
 
-def variable_list(variables: Mapping[str, str]) -> cull.List:
+def variable_list(variables: Mapping[str, str]) -> cull.CullList:
     """Return JB_env_list."""
-    return cull.List("job_sublist", VARIABLE, tuple(variables.items()))
+    return cull.CullList("job_sublist", VARIABLE, tuple(variables.items()))
 
 
-def string_list(strings: Iterable[str]) -> cull.List | None:
+def string_list(strings: Iterable[str]) -> cull.CullList | None:
     """Return a list of strings, such as JB_job_args."""
     elements = tuple((text,) for text in strings)
-    return cull.List("No list name specified", STRING_ITEM, elements) if elements else None
+    return cull.CullList("No list name specified", STRING_ITEM, elements) if elements else None
 
 
-def range_list(name: str, first: int, last: int) -> cull.List:
+def range_list(name: str, first: int, last: int) -> cull.CullList:
     """Return one range of whole numbers, such as JB_ja_structure."""
-    return cull.List(name, RANGE, ((first, last, 1),))
+    return cull.CullList(name, RANGE, ((first, last, 1),))
 
 
-def task_list(number: int, queue: str, host: str, slots: int) -> cull.List:
+def task_list(number: int, queue: str, host: str, slots: int) -> cull.CullList:
     """Return JB_ja_tasks with one running task, granted `slots` slots of one queue instance.
 
     The queue instance brings its own list of complex values: a reader that takes any CE_Type
     list for the job's request is caught by it.
     """
     name = f"{queue}@{host}"
-    slots_of_queue = cull.List("", COMPLEX, (_complex(Resource("slots", 8, "8", 0, 0)),))
-    instance = cull.Object(QUEUE, (host, queue, name, slots_of_queue))
-    granted = _fields(GRANTED, {2100: name, 2102: host, 2103: slots, 2104: instance})
-    task = _fields(
+    slots_of_queue = cull.CullList(
+        "", COMPLEX, (_complex_element(ResourceRequest("slots", 8, "8", 0, 0)),)
+    )
+    instance = cull.CullObject(QUEUE, (host, queue, name, slots_of_queue))
+    granted = _ordered_fields(GRANTED, {2100: name, 2102: host, 2103: slots, 2104: instance})
+    task = _ordered_fields(
         TASK,
         {
             141150: number,
             141151: TASK_RUNNING,
-            141157: cull.List("", GRANTED, (granted,)),
+            141157: cull.CullList("", GRANTED, (granted,)),
             141158: name,
         },
     )
-    return cull.List("cp_ja_task_list", TASK, (task,))
+    return cull.CullList("cp_ja_task_list", TASK, (task,))
 
 
-def _complex(resource: Resource) -> tuple[Value, ...]:
-    return _fields(
+def _complex_element(resource: ResourceRequest) -> tuple[Value, ...]:
+    return _ordered_fields(
         COMPLEX,
         {
             900: resource.name,
@@ -143,5 +145,7 @@ def _complex(resource: Resource) -> tuple[Value, ...]:
     )
 
 
-def _fields(of_type: tuple[tuple[int, int], ...], values: Mapping[int, Value]) -> tuple[Value, ...]:
+def _ordered_fields(
+    of_type: tuple[tuple[int, int], ...], values: Mapping[int, Value]
+) -> tuple[Value, ...]:
     return tuple(values.get(name) for name, _ in of_type)

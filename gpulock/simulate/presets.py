@@ -14,33 +14,33 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from gpulock.simulate.machine import Card, Driver, Gpu, Instance, Machine
+from gpulock.simulate.machine import DriverRelease, Gpu, GpuModel, Machine, MigDevice
 
 DISPLAY, COMPUTE = 0x030000, 0x030200  # PCI classes: VGA controller, 3D controller
 
-_418 = Driver(
+_418 = DriverRelease(
     "418.87.00",
     "NVIDIA UNIX x86_64 Kernel Module  418.87.00  Thu Aug  8 15:35:46 CDT 2019",
     "gcc version 4.8.5 20150623 (Red Hat 4.8.5-39) (GCC) ",
 )
-_535 = Driver(
+_535 = DriverRelease(
     "535.129.03",
     "NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023",
     "gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04) ",
 )
-_570 = Driver(
+_570 = DriverRelease(
     "570.172.08",
     "NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build  "
     "(dvs-builder@U22-I3-AF01-21-3)  Tue Jul  8 18:08:21 UTC 2025",
     "gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04.2) ",
 )
 
-_K80 = Card("Tesla K80", 0x102D, COMPUTE, "80.21.25.00.02", 11441, 40, False)
-_V100 = Card("Tesla V100-SXM2-32GB", 0x1DB5, COMPUTE, "88.00.43.00.04", 32768, 47, False)
-_V100_SXM3 = Card("Tesla V100-SXM3-32GB", 0x1DB8, COMPUTE, "88.00.6B.00.01", 32768, 47, False)
-_A100 = Card("NVIDIA A100-SXM4-80GB", 0x20B2, COMPUTE, "92.00.36.00.10", 81920, 47, True)
-_H200 = Card("NVIDIA H200", 0x2335, COMPUTE, "96.00.BC.00.04", 143771, 52, True)
-_4090 = Card("NVIDIA GeForce RTX 4090", 0x2684, DISPLAY, "95.02.3C.00.B4", 24564, 47, True)
+_K80 = GpuModel("Tesla K80", 0x102D, COMPUTE, "80.21.25.00.02", 11441, 40, False)
+_V100 = GpuModel("Tesla V100-SXM2-32GB", 0x1DB5, COMPUTE, "88.00.43.00.04", 32768, 47, False)
+_V100_SXM3 = GpuModel("Tesla V100-SXM3-32GB", 0x1DB8, COMPUTE, "88.00.6B.00.01", 32768, 47, False)
+_A100 = GpuModel("NVIDIA A100-SXM4-80GB", 0x20B2, COMPUTE, "92.00.36.00.10", 81920, 47, True)
+_H200 = GpuModel("NVIDIA H200", 0x2335, COMPUTE, "96.00.BC.00.04", 143771, 52, True)
+_4090 = GpuModel("NVIDIA GeForce RTX 4090", 0x2684, DISPLAY, "95.02.3C.00.B4", 24564, 47, True)
 
 # DGX-1 with V100: a hybrid cube mesh, six NVLinks a card.
 _CUBE_MESH = (
@@ -50,11 +50,16 @@ _CUBE_MESH = (
 
 # Memory of MIG profiles of the 80 GB card as NVML shows it (NVIDIA MIG user guide).
 _1G, _2G, _3G = ("1g.10gb", 9728), ("2g.20gb", 19968), ("3g.40gb", 40192)
-_MIXED = (Instance(2, 0, *_3G), Instance(3, 0, *_2G), Instance(9, 0, *_1G), Instance(10, 0, *_1G))
-_HALVES = (Instance(1, 0, *_3G), Instance(2, 0, *_3G))
+_MIXED = (
+    MigDevice(2, 0, *_3G),
+    MigDevice(3, 0, *_2G),
+    MigDevice(9, 0, *_1G),
+    MigDevice(10, 0, *_1G),
+)
+_HALVES = (MigDevice(1, 0, *_3G), MigDevice(2, 0, *_3G))
 
 
-def _gpus(
+def _make_preset_gpus(
     slots: Iterable[tuple[str, str]], numa: Iterable[int], minors: Iterable[int], irq: int
 ) -> tuple[Gpu, ...]:
     """Return the GPUs of `slots`, each a bus number and its bridges, all in domain 0000."""
@@ -69,7 +74,7 @@ _DGX1 = Machine(
     summary="DGX-1: 8 V100, NVLink hybrid cube mesh, two GPUs a PCI switch",
     driver=_535,
     card=_V100,
-    gpus=_gpus(
+    gpus=_make_preset_gpus(
         (
             *(("06", "00:02.0 03:00.0 04:08.0"), ("07", "00:02.0 03:00.0 04:10.0")),
             *(("0a", "00:03.0 08:00.0 09:08.0"), ("0b", "00:03.0 08:00.0 09:10.0")),
@@ -98,7 +103,7 @@ _K80_NODE = Machine(
     summary="4 boards K80: 8 GPUs, two a PCI switch, old driver, UUIDs not read yet",
     driver=_418,
     card=_K80,
-    gpus=_gpus(
+    gpus=_make_preset_gpus(
         (
             *(("05", "00:02.0 03:00.0 04:08.0"), ("06", "00:02.0 03:00.0 04:10.0")),
             *(("09", "00:03.0 07:00.0 08:08.0"), ("0a", "00:03.0 07:00.0 08:10.0")),
@@ -120,7 +125,7 @@ _DGX_H200 = Machine(
     summary="DGX H200: 8 H200 on NVSwitches, one PCI switch a GPU, minor is not index",
     driver=_570,
     card=_H200,
-    gpus=_gpus(
+    gpus=_make_preset_gpus(
         (
             *(("1b", "15:01.0 16:00.0 17:02.0"), ("43", "3d:01.0 3e:00.0 3f:02.0")),
             *(("52", "4c:01.0 4d:00.0 4e:02.0"), ("61", "5b:01.0 5c:00.0 5d:02.0")),
@@ -137,7 +142,7 @@ _DGX_H200 = Machine(
     nvswitch=True,
 )
 
-_A100_PLAIN = _gpus(
+_A100_PLAIN = _make_preset_gpus(
     (
         ("07", "00:01.1 01:00.0 02:00.0 05:00.0 06:00.0"),
         ("0f", "00:01.1 01:00.0 02:04.0 0d:00.0 0e:00.0"),
@@ -173,7 +178,7 @@ _BIG = Machine(
     summary="DGX-2: 16 V100 on NVSwitches, four GPUs below two levels of PCI switches",
     driver=_535,
     card=_V100_SXM3,
-    gpus=_gpus(
+    gpus=_make_preset_gpus(
         (
             ("34", "2b:00.0 2c:00.0 2d:00.0 32:00.0 33:00.0"),
             ("36", "2b:00.0 2c:00.0 2d:00.0 32:00.0 33:04.0"),
@@ -207,7 +212,7 @@ _WORKSTATION = Machine(
     summary="one processor, 2 RTX 4090, no NVLink, no PCI switch, NUMA node unknown",
     driver=_570,
     card=_4090,
-    gpus=_gpus((("01", "00:01.1"), ("41", "40:01.1")), (-1, -1), range(2), 120),
+    gpus=_make_preset_gpus((("01", "00:01.1"), ("41", "40:01.1")), (-1, -1), range(2), 120),
     cpus=("0-31",),
     root_port=(0x1022, 0x1483),
     switch=(0x1022, 0x1484),

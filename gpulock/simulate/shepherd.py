@@ -30,7 +30,7 @@ Status = int | Literal["missing"] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ShepherdResult:
     """How a job ended: the exit statuses of its children, None for one that did not run.
 
     A child ended by a signal counts as 128 + signal, "missing" could not be started.
@@ -86,7 +86,7 @@ class Shepherd:
             if answer.readline() != "ready\n":
                 raise RuntimeError(f"the simulated shepherd ended with {process.wait()}")
 
-    def wait(self, timeout_seconds: float | None = None) -> Result:
+    def wait(self, timeout_seconds: float | None = None) -> ShepherdResult:
         """Wait for the shepherd's end; raise subprocess.TimeoutExpired when it takes longer."""
         self._started().wait(timeout_seconds)
         return self._result()
@@ -113,7 +113,7 @@ class Shepherd:
         """Return the job's process id, waiting for its start; raise TimeoutError without one."""
         deadline = time.monotonic() + timeout_seconds
         while True:
-            text = _read(self.spooled.folder / "job_pid")
+            text = _read_spool_file(self.spooled.folder / "job_pid")
             if text.endswith("\n"):
                 return int(text)
             if self._started().poll() is not None or time.monotonic() > deadline:
@@ -143,16 +143,16 @@ class Shepherd:
             },
         }
 
-    def _result(self) -> Result:
+    def _result(self) -> ShepherdResult:
         statuses: dict[str, Status] = {}
-        for line in _read(self.spooled.folder / "simulated_results").splitlines():
+        for line in _read_spool_file(self.spooled.folder / "simulated_results").splitlines():
             name, _, status = line.partition("=")
             statuses[name] = "missing" if status == "missing" else int(status)
         ends = (statuses.get("prolog"), statuses.get("job"), statuses.get("epilog"))
-        return lost(*ends) if self._killed else judge(*ends)
+        return killed_shepherd_result(*ends) if self._killed else result_from_statuses(*ends)
 
 
-def judge(prolog: Status, job: Status, epilog: Status) -> Result:
+def result_from_statuses(prolog: Status, job: Status, epilog: Status) -> ShepherdResult:
     """Return what Grid Engine makes of these exit statuses. The epilog's counts for more."""
     state, queue_error, failed = FINISHED, False, 0
     for status, failed_here in ((prolog, 8), (epilog, 15)):
@@ -166,15 +166,15 @@ def judge(prolog: Status, job: Status, epilog: Status) -> Result:
             state, failed = ERROR, 30
         else:
             state, queue_error, failed = REQUEUED, True, failed_here
-    return Result(prolog, job, epilog, state, queue_error, failed)
+    return ShepherdResult(prolog, job, epilog, state, queue_error, failed)
 
 
-def lost(prolog: Status, job: Status, epilog: Status) -> Result:
+def killed_shepherd_result(prolog: Status, job: Status, epilog: Status) -> ShepherdResult:
     """Return the result of a job whose shepherd was killed: qacct says failed 19."""
-    return Result(prolog, job, epilog, LOST, False, 19)
+    return ShepherdResult(prolog, job, epilog, LOST, False, 19)
 
 
-def _read(path: Path) -> str:
+def _read_spool_file(path: Path) -> str:
     try:
         return path.read_text()
     except FileNotFoundError:

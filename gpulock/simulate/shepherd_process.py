@@ -28,9 +28,9 @@ def main() -> int:
     orders: dict[str, Any] = json.load(sys.stdin)
     os.setsid()
     os.umask(0o022)
-    write("/proc/self/comm", COMM)
-    write("pid", f"{os.getpid()}\n")
-    write("exit_status", "")
+    overwrite_small_file("/proc/self/comm", COMM)
+    overwrite_small_file("pid", f"{os.getpid()}\n")
+    overwrite_small_file("exit_status", "")
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     status = run_hook("prolog", orders)
@@ -48,7 +48,7 @@ def run_hook(name: str, orders: dict[str, Any]) -> int | str:
     if not command:
         return 0
     environ = {"PATH": HOOK_PATH, **orders["hook_environment"]}
-    return run(name, command, environ, orders, {"start_new_session": True})
+    return run_shepherd_child(name, command, environ, orders, {"start_new_session": True})
 
 
 def run_job(orders: dict[str, Any]) -> int | str:
@@ -59,11 +59,11 @@ def run_job(orders: dict[str, Any]) -> int | str:
         others |= {"user": orders["uid"], "group": orders["gid"]}
         others |= {"extra_groups": [gid] if gid else []}
         if gid:
-            write("addgrpid", f"{gid}\n")
-    return run("job", orders["command"], read_environment(), orders, others)
+            overwrite_small_file("addgrpid", f"{gid}\n")
+    return run_shepherd_child("job", orders["command"], read_spooled_environment(), orders, others)
 
 
-def run(
+def run_shepherd_child(
     name: str,
     command: list[str],
     environ: dict[str, str],
@@ -84,24 +84,24 @@ def run(
         )
     except OSError as fault:
         os.write(output, f"{command[0]}: {fault}\n".encode())
-        return record(name, MISSING)
+        return record_child_status(name, MISSING)
     finally:
         os.close(output)
     if name == "job":
-        write("job_pid", f"{child.pid}\n")
+        overwrite_small_file("job_pid", f"{child.pid}\n")
     status = child.wait()
-    return record(name, status if status >= 0 else SIGNALLED - status)
+    return record_child_status(name, status if status >= 0 else SIGNALLED - status)
 
 
-def record(name: str, status: int | str) -> int | str:
+def record_child_status(name: str, status: int | str) -> int | str:
     """Note how a child ended."""
     with open("simulated_results", "a") as file:
         file.write(f"{name}={status}\n")
-    write("exit_status", f"{status}\n")
+    overwrite_small_file("exit_status", f"{status}\n")
     return status
 
 
-def read_environment() -> dict[str, str]:
+def read_spooled_environment() -> dict[str, str]:
     """Read the environment file; the last line of a name wins, as with INHERIT_ENV."""
     environ: dict[str, str] = {}
     with open("environment", errors="surrogateescape") as file:
@@ -113,7 +113,7 @@ def read_environment() -> dict[str, str]:
     return environ
 
 
-def write(path: str, text: str) -> None:
+def overwrite_small_file(path: str, text: str) -> None:
     """Replace what a small file holds."""
     with open(path, "w") as file:
         file.write(text)

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpulock.install.hooks import HookPaths, render_hooks
-from gpulock.simulate.execd import Job, spool_job
-from gpulock.simulate.node import Node, write_node
-from gpulock.simulate.packed_job import Resource
-from gpulock.simulate.shepherd import Result, Shepherd
+from gpulock.simulate.execd import SimulatedJob, spool_job
+from gpulock.simulate.node import SimulatedNode, write_simulated_node
+from gpulock.simulate.packed_job import ResourceRequest
+from gpulock.simulate.shepherd import Shepherd, ShepherdResult
 from gpulock.store import boot
 
 END_SECONDS = 20.0  # a job or hook that takes longer is stuck
@@ -29,10 +29,10 @@ read -r _ < "$2"
 """
 
 
-class Play:
+class DemoJob:
     """One job or array task on the stage."""
 
-    def __init__(self, stage: Stage, job: Job, bell: Path) -> None:
+    def __init__(self, stage: DemoNode, job: SimulatedJob, bell: Path) -> None:
         self.job = job
         self._bell = bell
         self.shepherd = Shepherd(
@@ -40,7 +40,7 @@ class Play:
             [str(stage.hooks.launch), str(stage.hooks.prolog)],
             [str(stage.hooks.launch), str(stage.hooks.epilog)],
         )
-        self.result: Result | None = None
+        self.result: ShepherdResult | None = None
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class Play:
         except TimeoutError:
             self.result = self.shepherd.wait(END_SECONDS)
 
-    def mask(self) -> str:
+    def visible_devices(self) -> str:
         """Return the CUDA_VISIBLE_DEVICES that the prolog wrote for the job."""
         text = (self.shepherd.spooled.folder / "environment").read_text()
         pairs = (line.partition("=") for line in text.splitlines())
@@ -65,19 +65,19 @@ class Play:
         """Return what job and hooks printed."""
         return self.shepherd.spooled.output.read_text()
 
-    def ring(self) -> None:
+    def end_job_process(self) -> None:
         """Let the job's process come to its end."""
         fd = os.open(self._bell, os.O_RDWR | os.O_NONBLOCK)
         try:
             os.write(fd, b"\n")
-            self._gone()
+            self._wait_job_end()
         finally:
             os.close(fd)
 
-    def finish(self) -> Result:
+    def finish(self) -> ShepherdResult:
         """End the job and wait for its epilog."""
         if self.result is None:
-            self.ring()
+            self.end_job_process()
             self.result = self.shepherd.wait(END_SECONDS)
         return self.result
 
@@ -94,7 +94,7 @@ class Play:
         except RuntimeError:
             return  # it was never started
 
-    def _gone(self) -> None:
+    def _wait_job_end(self) -> None:
         """Wait until the job's process is over."""
         pidfd = -1
         try:
@@ -110,21 +110,23 @@ class Play:
                 os.close(pidfd)
 
 
-class Stage:
+class DemoNode:
     """A simulated node with rendered hooks below `directory`; close it to end every job."""
 
     def __init__(self, directory: Path, preset: str = "dgx1") -> None:
-        self.node: Node = write_node(directory / "node", preset)
+        self.node: SimulatedNode = write_simulated_node(directory / "node", preset)
         self.hooks: HookPaths = render_hooks(directory / "hooks", self.node.config)
-        self._plays: list[Play] = []
+        self._plays: list[DemoJob] = []
 
-    def submit(self, job_id: int, gpus: str = "", task: int = 0, name: str = "job") -> Play:
+    def submit(self, job_id: int, gpus: str = "", task: int = 0, name: str = "job") -> DemoJob:
         """Start a job that asks for `-l gpu=<gpus>`, or for none."""
         bell = self.node.directory / f"bell.{job_id}.{task}"
         os.mkfifo(bell)
         script = ("/bin/sh", "-c", SCRIPT, name, str(self.node.dev_root), str(bell))
-        wanted = (Resource("gpu", float(gpus), gpus),) if gpus else ()
-        play = Play(self, Job(job_id, script, task_id=task, name=name, resources=wanted), bell)
+        wanted = (ResourceRequest("gpu", float(gpus), gpus),) if gpus else ()
+        play = DemoJob(
+            self, SimulatedJob(job_id, script, task_id=task, name=name, resources=wanted), bell
+        )
         self._plays.append(play)
         play.start()
         return play
@@ -136,11 +138,11 @@ class Stage:
 
 
 @contextmanager
-def stage() -> Generator[Stage]:
+def open_demo_node() -> Generator[DemoNode]:
     """Give a stage in a folder of its own, and leave nothing of it behind."""
-    folder = tempfile.mkdtemp(prefix="gpulock-demo-", dir=place())
+    folder = tempfile.mkdtemp(prefix="gpulock-demo-", dir=find_demo_folder())
     try:
-        found = Stage(Path(folder))
+        found = DemoNode(Path(folder))
         try:
             yield found
         finally:
@@ -149,11 +151,14 @@ def stage() -> Generator[Stage]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def place() -> str:
+def find_demo_folder() -> str:
     """Return a folder for temporary files where locks may lie and hooks may be executed."""
     for folder in (tempfile.gettempdir(), "/dev/shm", "/var/tmp"):
         try:
-            usable = os.access(folder, os.W_OK) and boot.file_system(folder) in boot.LOCAL
+            usable = (
+                os.access(folder, os.W_OK)
+                and boot.file_system_type(folder) in boot.LOCAL_FILE_SYSTEMS
+            )
             if usable and not os.statvfs(folder).f_flag & os.ST_NOEXEC:
                 return folder
         except OSError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 
 from gpulock.simulate.machine import Gpu, Machine
-from gpulock.simulate.tree import Link, Tree
+from gpulock.simulate.tree import LinkEntry, Tree
 
 NVIDIA = 0x10DE  # PCI vendor
 BRIDGE = 0x060400  # PCI class: PCI-to-PCI bridge, which root ports and switch ports are
@@ -20,35 +20,37 @@ def sys_tree(machine: Machine) -> Tree:
     """Return `sys` of a machine."""
     tree: Tree = {}
     for gpu in machine.present:
-        tree.update(_bridges(machine, gpu))
-        folder = f"sys/devices/{place(gpu)}"
+        tree.update(_pci_bridge_tree(machine, gpu))
+        folder = f"sys/devices/{gpu_sysfs_path(gpu)}"
         card = machine.card
-        tree.update(_device(machine, gpu, folder, card.pci_class, (NVIDIA, card.pci_device)))
-        tree[f"{folder}/driver"] = _link(f"{folder}/driver", "sys/bus/pci/drivers/nvidia")
+        tree.update(
+            _pci_device_tree(machine, gpu, folder, card.pci_class, (NVIDIA, card.pci_device))
+        )
+        tree[f"{folder}/driver"] = _relative_link(f"{folder}/driver", "sys/bus/pci/drivers/nvidia")
         for name in (f"devices/{gpu.bus}", f"drivers/nvidia/{gpu.bus}"):
-            tree[f"sys/bus/pci/{name}"] = _link(f"sys/bus/pci/{name}", folder)
+            tree[f"sys/bus/pci/{name}"] = _relative_link(f"sys/bus/pci/{name}", folder)
     return tree
 
 
-def place(gpu: Gpu) -> str:
+def gpu_sysfs_path(gpu: Gpu) -> str:
     """Return where a GPU hangs below sys/devices: root complex, bridges, itself."""
     root = gpu.bridges[0].rsplit(":", 1)[0]
     return "/".join((f"pci{root}", *gpu.bridges, gpu.bus))
 
 
-def _bridges(machine: Machine, gpu: Gpu) -> Tree:
+def _pci_bridge_tree(machine: Machine, gpu: Gpu) -> Tree:
     tree: Tree = {}
-    folder = posixpath.dirname(f"sys/devices/{place(gpu)}")
+    folder = posixpath.dirname(f"sys/devices/{gpu_sysfs_path(gpu)}")
     for number in range(len(gpu.bridges) - 1, -1, -1):
         bus = gpu.bridges[number]
         maker = machine.switch if number else machine.root_port
-        tree.update(_device(machine, gpu, folder, BRIDGE, maker))
-        tree[f"sys/bus/pci/devices/{bus}"] = _link(f"sys/bus/pci/devices/{bus}", folder)
+        tree.update(_pci_device_tree(machine, gpu, folder, BRIDGE, maker))
+        tree[f"sys/bus/pci/devices/{bus}"] = _relative_link(f"sys/bus/pci/devices/{bus}", folder)
         folder = posixpath.dirname(folder)
     return tree
 
 
-def _device(
+def _pci_device_tree(
     machine: Machine, gpu: Gpu, folder: str, pci_class: int, maker: tuple[int, int]
 ) -> Tree:
     return {
@@ -60,5 +62,5 @@ def _device(
     }
 
 
-def _link(path: str, target: str) -> Link:
-    return Link(posixpath.relpath(target, posixpath.dirname(path)))
+def _relative_link(path: str, target: str) -> LinkEntry:
+    return LinkEntry(posixpath.relpath(target, posixpath.dirname(path)))

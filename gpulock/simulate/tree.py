@@ -16,19 +16,19 @@ DEVICE_MODE = 0o666  # as the driver's DeviceFileMode 438
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkEntry:
     """A symbolic link."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class FolderEntry:
     """A folder that may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceEntry:
     """A character device; an empty regular file of mode 0666 unless nodes are asked for.
 
     `major` None: the kernel gives the number out at load time, so it is never made a node.
@@ -38,11 +38,11 @@ class Device:
     minor: int
 
 
-Entry: TypeAlias = bytes | Link | Folder | Device
+Entry: TypeAlias = bytes | LinkEntry | FolderEntry | DeviceEntry
 Tree: TypeAlias = dict[str, Entry]
 
 
-def merge(parts: Iterable[Mapping[str, Entry]]) -> Tree:
+def merge_trees(parts: Iterable[Mapping[str, Entry]]) -> Tree:
     """Return one tree of several; raise ValueError when two have the same path."""
     whole: Tree = {}
     for part in parts:
@@ -59,16 +59,16 @@ def write_tree(root: Path, tree: Mapping[str, Entry], *, device_nodes: bool = Fa
     """
     for path, entry in sorted(tree.items()):
         target = root / path
-        _make_folders(root, target if isinstance(entry, Folder) else target.parent)
-        if isinstance(entry, Link):
+        _make_tree_folders(root, target if isinstance(entry, FolderEntry) else target.parent)
+        if isinstance(entry, LinkEntry):
             os.symlink(entry.target, target)
         elif isinstance(entry, bytes):
-            write_file(target, entry)
-        elif isinstance(entry, Device):
-            _write_device(target, entry, device_nodes)
+            write_tree_file(target, entry)
+        elif isinstance(entry, DeviceEntry):
+            _write_device_entry(target, entry, device_nodes)
 
 
-def _make_folders(root: Path, folder: Path) -> None:
+def _make_tree_folders(root: Path, folder: Path) -> None:
     missing = [folder, *folder.parents]
     for path in reversed(missing[: missing.index(root)]):
         try:
@@ -78,7 +78,7 @@ def _make_folders(root: Path, folder: Path) -> None:
         path.chmod(FOLDER_MODE)
 
 
-def write_file(target: Path, data: bytes, mode: int = FILE_MODE) -> None:
+def write_tree_file(target: Path, data: bytes, mode: int = FILE_MODE) -> None:
     """Create one file of exactly this mode; raise FileExistsError when there is something."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(target, flags, mode)
@@ -87,9 +87,9 @@ def write_file(target: Path, data: bytes, mode: int = FILE_MODE) -> None:
         os.fchmod(descriptor, mode)
 
 
-def _write_device(target: Path, device: Device, device_nodes: bool) -> None:
+def _write_device_entry(target: Path, device: DeviceEntry, device_nodes: bool) -> None:
     if not device_nodes or device.major is None:
-        write_file(target, b"", DEVICE_MODE)
+        write_tree_file(target, b"", DEVICE_MODE)
         return
     os.mknod(target, stat.S_IFCHR | DEVICE_MODE, os.makedev(device.major, device.minor))
     target.chmod(DEVICE_MODE)

@@ -18,7 +18,7 @@ DIGITS = 18  # of a number that is believed
 LONGEST = 1000  # entries of a range
 
 
-class Call:
+class SlurmHookCall:
     """One call of Prolog or Epilog.
 
     `gpus` is SLURM_JOB_GPUS, None where Slurm does not set it: positions in gres.conf, or UUIDs.
@@ -44,17 +44,17 @@ class Call:
 
     def __init__(self, environ: "Mapping[str, str]") -> None:
         """Take what slurmd says; raise Refusal(UNKNOWN) where it is not all there."""
-        self.job = str(number(environ, "SLURM_JOB_ID"))
+        self.job = str(read_slurm_env_number(environ, "SLURM_JOB_ID"))
         self.who = f"job {self.job}"
-        self.uid = number(environ, "SLURM_JOB_UID")
-        self.restart = number(environ, "SLURM_JOB_RESTART_COUNT", "0")
-        self.slurmd = name(environ, "SLURMD_NODENAME")
-        self.cluster = name(environ, "SLURM_CLUSTER_NAME")
+        self.uid = read_slurm_env_number(environ, "SLURM_JOB_UID")
+        self.restart = read_slurm_env_number(environ, "SLURM_JOB_RESTART_COUNT", "0")
+        self.slurmd = read_slurm_env_name(environ, "SLURMD_NODENAME")
+        self.cluster = read_slurm_env_name(environ, "SLURM_CLUSTER_NAME")
         self.user = one_line(environ.get("SLURM_JOB_USER", "") or str(self.uid))
         self.partition = one_line(environ.get("SLURM_JOB_PARTITION", ""))
         leader = environ.get("SLURM_HET_JOB_ID", environ.get("SLURM_PACK_JOB_ID", ""))
-        self.leader = leader if is_number(leader) else ""
-        self.nodes = number(environ, "SLURM_JOB_NUM_NODES", "1")
+        self.leader = leader if is_slurm_number(leader) else ""
+        self.nodes = read_slurm_env_number(environ, "SLURM_JOB_NUM_NODES", "1")
         self.gpus = environ.get("SLURM_JOB_GPUS")
         self.comment = environ.get("SLURM_JOB_COMMENT", "")
         self.conf = environ.get("SLURM_CONF", "")
@@ -63,12 +63,12 @@ class Call:
 
     def positions(self) -> list[str]:
         """Return the entries of SLURM_JOB_GPUS, none where it is not set; raise Refusal."""
-        entries = expanded(self.gpus) if self.gpus is not None else []
+        entries = expand_gpu_list(self.gpus) if self.gpus is not None else []
         if len(set(entries)) != len(entries):
             raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {self.gpus!r}", "look at slurmd")
         return entries
 
-    def template(self, node: Node) -> Owner:
+    def make_owner(self, node: Node) -> Owner:
         """Return the record of the job on this node, all but the devices."""
         return Owner(
             scheduler="slurm",
@@ -83,50 +83,52 @@ class Call:
             uid=self.uid,
             queue=self.partition,
             boot_id=node.boot_id,
-            pid_ns=node.proc.here(),
+            pid_ns=node.proc.pid_namespace_or_empty(),
         )
 
 
-def number(environ: "Mapping[str, str]", key: str, default: str = "") -> int:
+def read_slurm_env_number(environ: "Mapping[str, str]", key: str, default: str = "") -> int:
     """Return a number of slurmd's; raise Refusal(UNKNOWN)."""
     text = environ.get(key, default)
-    if not is_number(text):
+    if not is_slurm_number(text):
         raise Refusal(UNKNOWN, f"{key} is {text[:40]!r}", "is this slurmd's Prolog or Epilog?")
     return int(text)
 
 
-def is_number(text: str) -> bool:
+def is_slurm_number(text: str) -> bool:
     """Return whether a text is a whole number of sane length."""
     return text.isascii() and text.isdigit() and len(text) <= DIGITS
 
 
-def name(environ: "Mapping[str, str]", key: str) -> str:
+def read_slurm_env_name(environ: "Mapping[str, str]", key: str) -> str:
     """Return a name that may be part of a file's; raise Refusal(UNKNOWN)."""
     text = environ.get(key, "")
-    if not is_name(text):
+    if not is_slurm_name(text):
         raise Refusal(UNKNOWN, f"{key} is {text[:40]!r}", "is this slurmd's Prolog or Epilog?")
     return text
 
 
-def is_name(text: str) -> bool:
+def is_slurm_name(text: str) -> bool:
     """Return whether a text is a plain host or cluster name."""
     bare = text.replace("-", "").replace("_", "").replace(".", "")
     return bare.isascii() and bare.isalnum() and not text.startswith(".") and len(text) < 200  # noqa: PLR2004
 
 
-def is_range(first: str, last: str) -> bool:
+def is_slurm_range(first: str, last: str) -> bool:
     """Return whether `first-last` is a range of sane length, forwards."""
-    return is_number(first) and is_number(last) and 0 <= int(last) - int(first) < LONGEST
+    return (
+        is_slurm_number(first) and is_slurm_number(last) and 0 <= int(last) - int(first) < LONGEST
+    )
 
 
-def expanded(text: str) -> list[str]:
+def expand_gpu_list(text: str) -> list[str]:
     """Return the entries of `0,2-3` or of a list of UUIDs; raise Refusal(UNKNOWN)."""
     found: list[str] = []
     for entry in text.split(","):
         first, dash, last = entry.partition("-")
-        if is_number(entry):
+        if is_slurm_number(entry):
             found.append(str(int(entry)))
-        elif dash and is_range(first, last):
+        elif dash and is_slurm_range(first, last):
             found += [str(n) for n in range(int(first), int(last) + 1)]
         elif entry.startswith(("GPU-", "MIG-")) and entry.isprintable():
             found.append(entry)

@@ -7,15 +7,15 @@ missing (reference slurm 5). What cannot be freed is left to the next claim and 
 
 import os
 
-from gpulock.alloc.release import Released, release
-from gpulock.deadline import Deadline, boottime
+from gpulock.alloc.release import ReleaseResult, release_locks
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
-from gpulock.hooks.common import settings_for, tell, unexpected
+from gpulock.hooks.common import log_hook_line, read_hook_settings, unexpected_refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm import note
-from gpulock.slurm.call import DEADLINE, Call
+from gpulock.slurm.call import DEADLINE, SlurmHookCall
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -32,41 +32,41 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second, of a process's start time
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Run the Epilog; return 0."""
-    begun = boottime()
+    begun = clock_boottime()
     settings: Settings | None = None
     who = f"job {environ.get('SLURM_JOB_ID', '?')[:20]}"
     try:
-        settings = settings_for(config)
-        call = Call(environ)
-        released = serve(Node(settings), call, Deadline(DEADLINE), begun)
+        settings = read_hook_settings(config)
+        call = SlurmHookCall(environ)
+        released = release_slurm_job(Node(settings), call, Deadline(DEADLINE), begun)
     except Refusal as refusal:
-        tell(settings, refusal.sentence(f"epilog of {who}"), error=True)
+        log_hook_line(settings, refusal.sentence(f"epilog of {who}"), error=True)
     except Exception as fault:  # the one broad handler: the job is over, whatever it is
-        tell(settings, unexpected(fault).sentence(f"epilog of {who}"), error=True)
+        log_hook_line(settings, unexpected_refusal(fault).sentence(f"epilog of {who}"), error=True)
     else:
-        for line in lines(call, released, boottime() - begun):
-            tell(settings, line, error=False)
+        for line in format_slurm_release(call, released, clock_boottime() - begun):
+            log_hook_line(settings, line, error=False)
         if settings.report_at_end or settings.report_dir:
-            report(settings, call, released, environ)
+            start_slurm_report(settings, call, released, environ)
     return 0
 
 
-def report(
-    settings: Settings, call: Call, released: Released, environ: "Mapping[str, str]"
+def start_slurm_report(
+    settings: Settings, call: SlurmHookCall, released: ReleaseResult, environ: "Mapping[str, str]"
 ) -> None:
     """Have the report made beside us: a slow Epilog stops the whole node (reference slurm 9)."""
     from gpulock.hooks import report_hook
 
     gid = environ.get("SLURM_JOB_GID", "")
-    output = output_of(call, environ) if call.batch and call.nodes == 1 else ""
+    output = slurm_output_path(call, environ) if call.batch and call.nodes == 1 else ""
     group = int(gid) if gid.isascii() and gid.isdigit() else report_hook.NOBODY
     try:
-        report_hook.report(settings, released.claims, False, group, output)
+        report_hook.start_job_report(settings, released.claims, False, group, output)
     except (OSError, OverflowError) as fault:
-        tell(settings, f"no report: {fault}", error=False)
+        log_hook_line(settings, f"no report: {fault}", error=False)
 
 
-def output_of(call: Call, environ: "Mapping[str, str]") -> str:
+def slurm_output_path(call: SlurmHookCall, environ: "Mapping[str, str]") -> str:
     """Return the job's output file, nothing where its name has more in it than we know.
 
     slurmd tells it as sbatch was told (22.05): relative to the job's folder, with %j for its id.
@@ -78,52 +78,67 @@ def output_of(call: Call, environ: "Mapping[str, str]") -> str:
     return path if path.startswith("/") else f"{folder}/{path}" if folder else ""
 
 
-def serve(node: Node, call: Call, deadline: Deadline, begun: float) -> Released:
+def release_slurm_job(
+    node: Node, call: SlurmHookCall, deadline: Deadline, begun: float
+) -> ReleaseResult:
     """Release the job's locks on this node; raise Refusal. `begun`: CLOCK_BOOTTIME."""
     if not node.settings.simulation:
-        begun = launched(node.proc, os.getpid(), os.getpgrp(), begun)
-    ours = Ours(node, call, begun)
+        begun = epilog_launch_time(node.proc, os.getpid(), os.getpgrp(), begun)
+    ours = SlurmJobMatcher(node, call, begun)
     if node.settings.clean != "off":
-        tidy(node, call, ours, deadline)
+        clean_slurm_leftovers(node, call, ours, deadline)
     left = ""
     if node.settings.isolation != "off":
         from gpulock.isolation import job
 
-        left = job.end_steps(node, call.job)
+        left = job.end_step_isolation(node, call.job)
     try:
-        released = release(node, ours, judge(node), deadline, "epilog")
+        released = release_locks(node, ours, make_slurm_epilog_judge(node), deadline, "epilog")
         if left:
             released.kept.append(("its isolation", left))
         return released
     finally:
-        note.remove(node.store, call.slurmd, call.job, call.uid, call.restart, ours.tokens)
+        note.remove_task_note(
+            node.store, call.slurmd, call.job, call.uid, call.restart, ours.tokens
+        )
 
 
-def tidy(node: Node, call: Call, ours: "Ours", deadline: Deadline) -> None:
+def clean_slurm_leftovers(
+    node: Node, call: SlurmHookCall, ours: "SlurmJobMatcher", deadline: Deadline
+) -> None:
     """Report or end what the job left behind; raise Refusal."""
-    from gpulock.hooks.cleanup import clean
-    from gpulock.slurm.remains import Remains
-    from gpulock.slurm.steps import Steps
+    from gpulock.hooks.cleanup import clean_leftovers
+    from gpulock.slurm.remains import SlurmLeftoverFinder
+    from gpulock.slurm.steps import SlurmSteps
 
-    remains = Remains(Steps(node.settings))
-    for line in clean(node, ours, lambda: judge(node), remains, deadline):
-        tell(node.settings, f"{call.who}: {line}", error=False)
+    remains = SlurmLeftoverFinder(SlurmSteps(node.settings))
+    for line in clean_leftovers(
+        node, ours, lambda: make_slurm_epilog_judge(node), remains, deadline
+    ):
+        log_hook_line(node.settings, f"{call.who}: {line}", error=False)
 
 
-def judge(node: Node) -> "Judge":
+def make_slurm_epilog_judge(node: Node) -> "Judge":
     """Return a judge for an epilog: it judges nobody, and knows Slurm's steps and cgroups.
 
     slurmd calls an Epilog when the job's steps on this node are over, so a step daemon of that id
     is another node's on the same machine, and does not count.
     """
-    from gpulock.alloc.liveness import Judge, Scan
-    from gpulock.slurm.steps import Steps
+    from gpulock.alloc.liveness import Judge, ProcessScan
+    from gpulock.slurm.steps import SlurmSteps
 
-    steps = Steps(node.settings)
-    return Judge(node.boot_id, node.name, Scan(node.proc), {}, {"slurm": steps.left}, steps.attach)
+    steps = SlurmSteps(node.settings)
+    return Judge(
+        node.boot_id,
+        node.name,
+        ProcessScan(node.proc),
+        {},
+        {"slurm": steps.describe_leftover},
+        steps.attach,
+    )
 
 
-def launched(proc: Proc, pid: int, leader: int, begun: float) -> float:
+def epilog_launch_time(proc: Proc, pid: int, leader: int, begun: float) -> float:
     """Return when slurmd launched this Epilog (CLOCK_BOOTTIME): `begun` while slurmd is above it.
 
     slurmd puts an Epilog into a process group of its own. A slurmd that was killed leaves it
@@ -146,7 +161,7 @@ def launched(proc: Proc, pid: int, leader: int, begun: float) -> float:
         return 0.0
 
 
-class Ours:
+class SlurmJobMatcher:
     """Answer whether a record is this job's: its id, its user, this run or an earlier one.
 
     The restart count of a requeued run's Epilog is the next run's already (reference slurm 5), so
@@ -156,8 +171,8 @@ class Ours:
 
     __slots__ = ("_begun", "_call", "_key", "tokens")
 
-    def __init__(self, node: Node, call: Call, begun: float) -> None:
-        self._key = call.template(node).key()
+    def __init__(self, node: Node, call: SlurmHookCall, begun: float) -> None:
+        self._key = call.make_owner(node).key()
         self._call = call
         self._begun = (node.boot_id, begun)
         self.tokens: set[str] = set()
@@ -174,7 +189,7 @@ class Ours:
         return True
 
 
-def lines(call: Call, released: Released, seconds: float) -> list[str]:
+def format_slurm_release(call: SlurmHookCall, released: ReleaseResult, seconds: float) -> list[str]:
     """Return what to tell."""
     found: list[str] = []
     if released.freed:

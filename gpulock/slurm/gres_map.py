@@ -15,13 +15,13 @@ from gpulock.store import atomic, kv
 
 NAME, COPY = "slurm-map", "slurm-gres.conf"
 LINE = "gpulock-slurm-map 1"
-AGAIN = "run gpulock install slurm on this node"
+REINSTALL_HINT = "run gpulock install slurm on this node"
 
 
-def devices_at(state_dir: str, entries: list[str], found: list[Device]) -> list[Device]:
+def resolve_gres_devices(state_dir: str, entries: list[str], found: list[Device]) -> list[Device]:
     """Return the devices that Slurm names; raise Refusal(BROKEN) where one cannot be told."""
-    places = {} if all([not e.isdigit() for e in entries]) else read(state_dir)
-    by_place = {place_of(device): device for device in found}
+    places = {} if all([not e.isdigit() for e in entries]) else read_gres_map(state_dir)
+    by_place = {gres_map_device_name(device): device for device in found}
     by_uuid = {device.uuid: device for device in found if device.uuid}
     result: list[Device] = []
     for entry in entries:
@@ -30,7 +30,7 @@ def devices_at(state_dir: str, entries: list[str], found: list[Device]) -> list[
         elif entry in places:
             device = by_place.get(places[entry])
         else:
-            raise Refusal(BROKEN, f"{NAME} has no position {entry}", AGAIN)
+            raise Refusal(BROKEN, f"{NAME} has no position {entry}", REINSTALL_HINT)
         if device is None:
             where = f" (/dev/nvidia{places[entry]})" if entry in places else ""
             raise Refusal(
@@ -42,27 +42,27 @@ def devices_at(state_dir: str, entries: list[str], found: list[Device]) -> list[
     return result
 
 
-def place_of(device: Device) -> str:
+def gres_map_device_name(device: Device) -> str:
     """Return how the map names a device: its minor, with `.gi<g>.ci<c>` for a MIG instance."""
     return f"{device.minor}{device.id[len(device.bus) :]}"
 
 
-def read(state_dir: str) -> dict[str, str]:
+def read_gres_map(state_dir: str) -> dict[str, str]:
     """Return position -> place; raise Refusal(BROKEN) for a map that is missing or stale."""
     try:
         text = atomic.read_text(f"{state_dir}/{NAME}")
-        places = kv.decode_versioned(text, LINE)
+        places = kv.decode_versioned_pairs(text, LINE)
     except (OSError, kv.MalformedError) as fault:
-        raise Refusal(BROKEN, f"{NAME}: {fault}", AGAIN) from fault
+        raise Refusal(BROKEN, f"{NAME}: {fault}", REINSTALL_HINT) from fault
     path = places.pop("gres_conf", "")
-    if path and gres_conf(path) != gres_conf(f"{state_dir}/{COPY}"):
-        raise Refusal(BROKEN, f"{path} changed since the {NAME} was made", AGAIN)
+    if path and read_gres_conf_bytes(path) != read_gres_conf_bytes(f"{state_dir}/{COPY}"):
+        raise Refusal(BROKEN, f"{path} changed since the {NAME} was made", REINSTALL_HINT)
     return places
 
 
-def gres_conf(path: str) -> bytes:
+def read_gres_conf_bytes(path: str) -> bytes:
     """Return the bytes of one gres.conf; raise Refusal(BROKEN)."""
     try:
         return atomic.read_file(os.path.realpath(path), 1 << 20)  # the site's own may be a link
     except OSError as fault:
-        raise Refusal(BROKEN, f"gres.conf: {fault}", AGAIN) from fault
+        raise Refusal(BROKEN, f"gres.conf: {fault}", REINSTALL_HINT) from fault

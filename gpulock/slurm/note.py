@@ -7,14 +7,14 @@ node granted, or why it refused.
 
 from gpulock.node.devices import Device
 from gpulock.store import atomic, kv
-from gpulock.store.boot import make_folder
-from gpulock.store.locks import Store
+from gpulock.store.boot import mkdir_if_missing
+from gpulock.store.locks import LockStore
 
 FOLDER = "tasks"
 LINE = "gpulock-task 1"
 
 
-class Note:
+class TaskNote:
     """What stands in one file: a grant, nothing asked for, or a refusal with its exit code."""
 
     __slots__ = (
@@ -58,14 +58,14 @@ class Note:
             ("refused", self.refused),
             ("code", str(self.code)),
         ]
-        return LINE + "\n" + kv.encode(pairs)
+        return LINE + "\n" + kv.encode_pairs(pairs)
 
 
-def parse(text: str) -> Note:
+def parse_task_note(text: str) -> TaskNote:
     """Return a note; raise kv.MalformedError."""
-    pairs = kv.decode_versioned(text, LINE)
+    pairs = kv.decode_versioned_pairs(text, LINE)
     try:
-        note = Note(pairs["slurmd"], pairs["job"], int(pairs["uid"]), int(pairs["restart"]))
+        note = TaskNote(pairs["slurmd"], pairs["job"], int(pairs["uid"]), int(pairs["restart"]))
         note.token = pairs["token"]
         note.positions = [p for p in pairs["positions"].split(",") if p]
         note.binds, note.refused, note.code = pairs["binds"], pairs["refused"], int(pairs["code"])
@@ -80,40 +80,40 @@ def parse(text: str) -> Note:
     return note
 
 
-def path_of(lock_dir: str, slurmd: str, job: str) -> str:
+def task_note_path(lock_dir: str, slurmd: str, job: str) -> str:
     """Return where a job's note is: several slurmd may share a machine."""
     return f"{lock_dir}/{FOLDER}/{slurmd}.{job}"
 
 
-def write(store: Store, note: Note) -> None:
+def write_task_note(store: LockStore, note: TaskNote) -> None:
     """Write a job's note; raise OSError or kv.MalformedError."""
-    make_folder(f"{store.path}/{FOLDER}")
+    mkdir_if_missing(f"{store.path}/{FOLDER}")
     data = note.encode().encode("utf-8", "surrogateescape")
-    atomic.replace_file(path_of(store.path, note.slurmd, note.job), data)
+    atomic.replace_file(task_note_path(store.path, note.slurmd, note.job), data)
 
 
-def is_overtaken(store: Store, own: Note) -> bool:
+def is_task_note_superseded(store: LockStore, own: TaskNote) -> bool:
     """Return whether a later run of the same job has a note already: `own` comes too late."""
     try:
-        found = find(store.path, own.slurmd, own.job)
+        found = find_task_note(store.path, own.slurmd, own.job)
     except (OSError, kv.MalformedError):
         return False
     return found is not None and found.uid == own.uid and found.restart > own.restart
 
 
-def is_held(store: Store, note: Note) -> bool:
+def is_task_claim_held(store: LockStore, note: TaskNote) -> bool:
     """Return whether a device is still locked by the claim that a note is of."""
     for device in note.devices:
         try:
-            if store.still(device.id, note.token):
+            if store.has_token(device.id, note.token):
                 return True
         except OSError:
             continue
     return False
 
 
-def remove(
-    store: Store,
+def remove_task_note(
+    store: LockStore,
     slurmd: str,
     job: str,
     uid: int,
@@ -124,12 +124,12 @@ def remove(
 
     `tokens` are claims that the caller gives up, whatever still keeps their locks.
     """
-    path = path_of(store.path, slurmd, job)
+    path = task_note_path(store.path, slurmd, job)
     try:
-        note = parse(atomic.read_text(path))
+        note = parse_task_note(atomic.read_text(path))
         if note.uid != uid or note.restart > restart:
             return
-        if note.token not in (tokens or ()) and is_held(store, note):
+        if note.token not in (tokens or ()) and is_task_claim_held(store, note):
             return
     except FileNotFoundError:
         return
@@ -138,9 +138,9 @@ def remove(
     atomic.remove_quietly(path)
 
 
-def find(lock_dir: str, slurmd: str, job: str) -> Note | None:
+def find_task_note(lock_dir: str, slurmd: str, job: str) -> TaskNote | None:
     """Return a job's note, None where there is none; raise OSError or kv.MalformedError."""
     try:
-        return parse(atomic.read_text(path_of(lock_dir, slurmd, job)))
+        return parse_task_note(atomic.read_text(task_note_path(lock_dir, slurmd, job)))
     except FileNotFoundError:
         return None

@@ -7,18 +7,23 @@ was refused finds its reason in its note, and TaskProlog stops it. Only a broken
 
 import time
 
-from gpulock.alloc.claim import claim, note_unknown
+from gpulock.alloc.claim import claim_devices, count_unknown_refusal
 from gpulock.alloc.grant import Grant
-from gpulock.deadline import Deadline, boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
-from gpulock.hooks.common import looker, settings_for, tell, unexpected
+from gpulock.hooks.common import (
+    log_hook_line,
+    observer_judge,
+    read_hook_settings,
+    unexpected_refusal,
+)
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm import note, request
-from gpulock.slurm.call import DEADLINE, Call
-from gpulock.slurm.note import Note
+from gpulock.slurm.call import DEADLINE, SlurmHookCall
+from gpulock.slurm.note import TaskNote
 from gpulock.store import boot, claim_records, kv
 from gpulock.store.owner import Owner
 
@@ -34,90 +39,95 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between two looks at a device t
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Run the Prolog; return the exit code."""
-    begun = boottime()
+    begun = clock_boottime()
     settings: Settings | None = None
-    call: Call | None = None
+    call: SlurmHookCall | None = None
     try:
-        call = Call(environ)
-        settings = settings_for(config)
-        grant = serve(Node(settings), call, Deadline(DEADLINE))
+        call = SlurmHookCall(environ)
+        settings = read_hook_settings(config)
+        grant = claim_slurm_job(Node(settings), call, Deadline(DEADLINE))
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: whatever it is, the job does not start
-        told = unexpected(fault)
+        told = unexpected_refusal(fault)
     else:
-        tell(settings, granted_line(call, grant, boottime() - begun), error=False)
+        log_hook_line(
+            settings, format_slurm_grant(call, grant, clock_boottime() - begun), error=False
+        )
         return GO_ON
-    return refused(call, settings, told)
+    return report_slurm_refusal(call, settings, told)
 
 
-def serve(node: Node, call: Call, deadline: Deadline) -> Grant | None:
+def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Grant | None:
     """Claim and write the note; return the grant, None for a job without GPUs; raise Refusal."""
     settings = node.settings
     try:
-        count = request.count(call, settings)
+        count = request.count_slurm_job_gpus(call, settings)
     except Refusal as refusal:
-        if refusal.kind == UNKNOWN and not is_silence(refusal):
-            note_unknown(node, refusal, Owner(job_id=call.job, user=call.user), deadline)
+        if refusal.kind == UNKNOWN and not is_slurmctld_silent(refusal):
+            count_unknown_refusal(node, refusal, Owner(job_id=call.job, user=call.user), deadline)
         raise
-    own = Note(call.slurmd, call.job, call.uid, call.restart)
+    own = TaskNote(call.slurmd, call.job, call.uid, call.restart)
     if count == 0:
         try:
-            write(node, own)
+            save_task_note(node, own)
         except Refusal as fault:  # no node is drained for a job without GPUs
-            tell(settings, fault.sentence(call.who), error=False)
+            log_hook_line(settings, fault.sentence(call.who), error=False)
         return None
     if settings.isolation != "off":
         from gpulock.isolation import job
 
-        job.check_without_group(settings)
+        job.check_slurm_isolation(settings)
     own.binds = environment.driver_binds(settings)
-    own.positions = call.positions() if request.is_counted_by_position(settings) else []
-    grant = insist(node, call, own, count, deadline)
+    own.positions = call.positions() if request.uses_slurm_job_gpus(settings) else []
+    grant = retry_slurm_claim(node, call, own, count, deadline)
     try:
-        keep(settings, call, grant)
-        own.token, own.devices = grant.owner.token, in_order(node, own.positions, grant)
-        write(node, own)
+        record_slurm_claim(settings, call, grant)
+        own.token, own.devices = grant.owner.token, order_slurm_devices(node, own.positions, grant)
+        save_task_note(node, own)
         node.map_jobs(grant.owner, grant.devices)
     except BaseException as fault:  # whatever it is, the job does not start: it keeps nothing
-        undo(node, grant, deadline)
+        undo_slurm_claim(node, grant, deadline)
         if isinstance(fault, OSError):
             raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
         raise
     return grant
 
 
-def keep(settings: Settings, call: Call, grant: Grant) -> None:
+def record_slurm_claim(settings: Settings, call: SlurmHookCall, grant: Grant) -> None:
     """Note the claim for adoption and history; raise OSError, but not for a full disk."""
-    path, fault = claim_records.keep_or_mark(settings.state_dir, grant.owner)
+    path, fault = claim_records.write_record_or_mark(settings.state_dir, grant.owner)
     if fault:
-        tell(settings, f"{call.who}: {fault}", error=True)
+        log_hook_line(settings, f"{call.who}: {fault}", error=True)
     else:
-        claim_records.owe(settings, grant.owner, path)
+        claim_records.record_pending_history(settings, grant.owner, path)
 
 
-def is_silence(refusal: Refusal) -> bool:
+def is_slurmctld_silent(refusal: Refusal) -> bool:
     """Return whether slurmctld was asked and said nothing, which is no fault of this node."""
-    return type(refusal).__name__ == "SilentError"  # its module is loaded only where it is asked
+    # Its module is loaded only where slurmctld is asked.
+    return type(refusal).__name__ == "SlurmctldSilentError"
 
 
-def insist(node: Node, call: Call, own: Note, count: int, deadline: Deadline) -> Grant:
+def retry_slurm_claim(
+    node: Node, call: SlurmHookCall, own: TaskNote, count: int, deadline: Deadline
+) -> Grant:
     """Claim, and wait for a device that is still held: Slurm says that it is free."""
     wait = deadline.sooner(node.settings.slurm_wait)
-    template = call.template(node)
+    template = call.make_owner(node)
     template.positions = ",".join(own.positions)
     pause = FIRST_PAUSE
     while True:
-        wanted = request.wanted(call, node)
+        wanted = request.list_slurm_device_ids(call, node)
         try:
-            return claim(
+            return claim_devices(
                 node,
                 template,
                 count,
-                lambda: judge(node),
+                lambda: make_slurm_prolog_judge(node),
                 deadline,
                 wanted,
-                check=lambda chosen: environment.variables(chosen, node.settings),
+                check=lambda chosen: environment.grant_variables(chosen, node.settings),
             )
         except Refusal as refusal:
             if refusal.kind != BUSY or wait.left() <= 0:
@@ -126,81 +136,85 @@ def insist(node: Node, call: Call, own: Note, count: int, deadline: Deadline) ->
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def judge(node: Node) -> "Judge":
+def make_slurm_prolog_judge(node: Node) -> "Judge":
     """Return a judge for a prolog: of Slurm jobs only what their own epilog gave up."""
-    from gpulock.alloc.liveness import Judge, Scan, process_verdict
-    from gpulock.slurm.steps import Steps
+    from gpulock.alloc.liveness import Judge, ProcessScan, process_verdict
+    from gpulock.slurm.steps import SlurmSteps
     from gpulock.slurm.verdict import hook_verdict
 
-    steps = Steps(node.settings)
+    steps = SlurmSteps(node.settings)
     rules = {"slurm": hook_verdict, "process": process_verdict}
-    members = {"slurm": steps.left_or_step}
-    return Judge(node.boot_id, node.name, Scan(node.proc), rules, members, steps.attach)
+    members = {"slurm": steps.describe_leftover_or_step}
+    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, steps.attach)
 
 
-def in_order(node: Node, positions: list[str], grant: Grant) -> list[Device]:
+def order_slurm_devices(node: Node, positions: list[str], grant: Grant) -> list[Device]:
     """Return the devices of a grant in the order of Slurm's positions, where it chose them."""
-    if not request.is_picked_by_slurm(node.settings):
+    if not request.slurm_selects_devices(node.settings):
         return grant.devices
-    from gpulock.slurm.gres_map import devices_at
+    from gpulock.slurm.gres_map import resolve_gres_devices
 
-    return devices_at(node.settings.state_dir, positions, grant.devices)
+    return resolve_gres_devices(node.settings.state_dir, positions, grant.devices)
 
 
-def write(node: Node, own: Note) -> None:
+def save_task_note(node: Node, own: TaskNote) -> None:
     """Write the job's note; raise Refusal(BROKEN)."""
     try:
-        boot.ensure(node.store)
-        note.write(node.store, own)
+        boot.ensure_lock_dir(node.store)
+        note.write_task_note(node.store, own)
     except (OSError, kv.MalformedError) as fault:
         raise Refusal(BROKEN, f"the note of job {own.job}: {fault}", "look at LOCK_DIR") from fault
 
 
-def undo(node: Node, grant: Grant, deadline: Deadline) -> None:
+def undo_slurm_claim(node: Node, grant: Grant, deadline: Deadline) -> None:
     """Take back a claim whose job was not told; what fails is left to epilog and reaper."""
-    from gpulock.alloc.release import release
+    from gpulock.alloc.release import release_locks
 
     token = grant.owner.token
     try:
-        release(node, lambda o: o.token == token, looker(node), deadline, "claim undone")
+        release_locks(
+            node, lambda o: o.token == token, observer_judge(node), deadline, "claim undone"
+        )
     except (Refusal, OSError):
         return
 
 
-def refused(call: Call | None, settings: Settings | None, refusal: Refusal) -> int:
+def report_slurm_refusal(
+    call: SlurmHookCall | None, settings: Settings | None, refusal: Refusal
+) -> int:
     """Tell everybody who must know, and return the exit code."""
     sentence = refusal.sentence(call.who if call else "a job")
     if call is None:
-        tell(settings, sentence, error=True)
+        log_hook_line(settings, sentence, error=True)
         return NODE_BROKEN  # nothing can be told to the job: it must not start
     from gpulock.slurm import refuse
 
     if settings is None:
-        refuse.drain(call, Settings({}), sentence)
-        tell(settings, sentence, error=True)
+        refuse.drain_slurm_node(call, Settings({}), sentence)
+        log_hook_line(settings, sentence, error=True)
         return NODE_BROKEN
-    if refuse.stops_node(refusal, settings):
-        refuse.drain(call, settings, sentence)
-        tell(settings, sentence, error=True)
+    if refuse.should_drain_node(refusal, settings):
+        refuse.drain_slurm_node(call, settings, sentence)
+        log_hook_line(settings, sentence, error=True)
         return NODE_BROKEN
-    own = Note(call.slurmd, call.job, call.uid, call.restart)
-    own.refused, own.code = sentence, refuse.exit_of_task(refusal, settings)
+    own = TaskNote(call.slurmd, call.job, call.uid, call.restart)
+    own.refused, own.code = sentence, refuse.task_prolog_exit_code(refusal, settings)
     try:
         node = Node(settings)
-        if note.is_overtaken(node.store, own):
-            tell(settings, f"{sentence}; a later run of it is here", error=True)
+        if note.is_task_note_superseded(node.store, own):
+            log_hook_line(settings, f"{sentence}; a later run of it is here", error=True)
             return GO_ON  # of a slurmd that was killed: nobody waits for us
-        write(node, own)
+        save_task_note(node, own)
     except Refusal as fault:
-        tell(settings, sentence, error=True)
-        tell(settings, fault.sentence(call.who), error=True)
+        log_hook_line(settings, sentence, error=True)
+        log_hook_line(settings, fault.sentence(call.who), error=True)
         return NODE_BROKEN
-    done = refuse.whole_job(call, settings, refusal, sentence)
-    tell(settings, f"{sentence}; {done}" if done else sentence, error=True)
+    done = refuse.requeue_or_cancel_job(call, settings, refusal, sentence)
+    log_hook_line(settings, f"{sentence}; {done}" if done else sentence, error=True)
     return GO_ON
 
 
-def granted_line(call: Call, grant: Grant | None, seconds: float) -> str:
+def format_slurm_grant(call: SlurmHookCall, grant: Grant | None, seconds: float) -> str:
     """Return the one line of a job that may start."""
     if grant is None:
         return f"{call.who}: no GPU asked for, {seconds * 1000:.1f} ms"

@@ -6,10 +6,10 @@ why and exits with REQUEUE_EXIT. A job without a script, or of several nodes, is
 cancelled as a whole; a broken node is drained with our reason, not with Slurm's.
 """
 
-from gpulock.errors import BROKEN, BUSY, SENSELESS, Refusal, one_line
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.settings import Settings
-from gpulock.slurm.call import Call
-from gpulock.slurm.scontrol import Control, array_task
+from gpulock.slurm.call import SlurmHookCall
+from gpulock.slurm.scontrol import SlurmctldClient, slurm_array_task_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,38 +19,40 @@ AT_WORK = ("RUNNING", "CONFIGURING", "SUSPENDED")
 REASON = 200  # characters of a reason that are shown in lists
 
 
-def exit_of_task(refusal: Refusal, settings: Settings) -> int:
+def task_prolog_exit_code(refusal: Refusal, settings: Settings) -> int:
     """Return what TaskProlog exits with: 1 fails the job, REQUEUE_EXIT requeues it."""
-    if refusal.kind == SENSELESS or (refusal.kind == BUSY and settings.on_busy == "error"):
+    if refusal.kind == INVALID_REQUEST or (refusal.kind == BUSY and settings.on_busy == "error"):
         return 1
     return settings.requeue_exit
 
 
-def stops_node(refusal: Refusal, settings: Settings) -> bool:
+def should_drain_node(refusal: Refusal, settings: Settings) -> bool:
     """Return whether the node is to be drained: never for what one job asked."""
     return refusal.kind == BROKEN and settings.on_broken == "stop"
 
 
-def drain(call: Call, settings: Settings, sentence: str) -> None:
+def drain_slurm_node(call: SlurmHookCall, settings: Settings, sentence: str) -> None:
     """Drain this node with our reason; where slurmctld does not answer, Slurm's stands."""
-    control = Control(settings, call.conf)
-    notify(call, control, sentence)
+    control = SlurmctldClient(settings, call.conf)
+    notify_slurm_job(call, control, sentence)
     control.do(
         "scontrol",
         "update",
         f"NodeName={call.slurmd}",
         "State=DRAIN",
-        f"Reason={quoted(sentence)}",
+        f"Reason={quote_scontrol_text(sentence)}",
     )
 
 
-def notify(call: Call, control: Control, sentence: str) -> None:
+def notify_slurm_job(call: SlurmHookCall, control: SlurmctldClient, sentence: str) -> None:
     """Say it on the standard error of an srun or salloc that waits."""
     if not call.batch:
-        control.do("scontrol", "notify", call.job, quoted(sentence))
+        control.do("scontrol", "notify", call.job, quote_scontrol_text(sentence))
 
 
-def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -> str:
+def requeue_or_cancel_job(
+    call: SlurmHookCall, settings: Settings, refusal: Refusal, sentence: str
+) -> str:
     """Requeue or cancel a job that its TaskProlog alone cannot give back; return what was done.
 
     By the name of the array task: for the task whose id is the array's, a bare id would mean
@@ -58,31 +60,35 @@ def whole_job(call: Call, settings: Settings, refusal: Refusal, sentence: str) -
     """
     if call.batch and call.nodes == 1:
         return ""
-    control = Control(settings, call.conf)
-    notify(call, control, sentence)
+    control = SlurmctldClient(settings, call.conf)
+    notify_slurm_job(call, control, sentence)
     job = call.leader or call.job
     try:
         found = control.job(job)
     except Refusal as silent:
         return f"it stays as it is: {silent.why}"
-    if not is_this_run(found, call):
+    if not is_slurm_run_active(found, call):
         return ""  # another of its nodes refused as well
-    name = array_task(found)
-    control.do("scontrol", "update", f"JobId={name}", f"AdminComment={quoted(sentence)}")
-    again = settings.refuse == "requeue" and exit_of_task(refusal, settings) != 1
+    name = slurm_array_task_name(found)
+    control.do(
+        "scontrol", "update", f"JobId={name}", f"AdminComment={quote_scontrol_text(sentence)}"
+    )
+    again = settings.refuse == "requeue" and task_prolog_exit_code(refusal, settings) != 1
     if again and found["Batch"] == "1":
         if control.do("scontrol", "requeue", name):
             return "it is requeued"
         try:
-            found = Control(settings, call.conf).job(job)
+            found = SlurmctldClient(settings, call.conf).job(job)
         except Refusal as silent:
             return f"it stays as it is: {silent.why}"
-        if not is_this_run(found, call):
+        if not is_slurm_run_active(found, call):
             return "it is requeued already"
     return "it is cancelled" if control.do("scancel", name) else "it cannot be cancelled"
 
 
-def is_this_run(found: "dict[str, str] | None", call: Call) -> "TypeGuard[dict[str, str]]":
+def is_slurm_run_active(
+    found: "dict[str, str] | None", call: SlurmHookCall
+) -> "TypeGuard[dict[str, str]]":
     """Return whether slurmctld still has the run that called us at work."""
     if found is None or found["State"] not in AT_WORK:
         return False
@@ -90,6 +96,6 @@ def is_this_run(found: "dict[str, str] | None", call: Call) -> "TypeGuard[dict[s
     return not (restarts.isascii() and restarts.isdigit() and int(restarts) > call.restart)
 
 
-def quoted(sentence: str) -> str:
+def quote_scontrol_text(sentence: str) -> str:
     """Return a sentence as scontrol takes it."""
     return one_line(sentence)[:REASON].replace('"', "'")

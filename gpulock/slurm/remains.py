@@ -5,20 +5,20 @@ Hot, loaded by an Epilog where CLEAN is not off. Where Slurm keeps no cgroup (pr
 pgid) they are told by the environment that slurmstepd gave them, and then must be the user's own.
 """
 
-from gpulock.alloc.liveness import Scan
-from gpulock.slurm.steps import Steps
+from gpulock.alloc.liveness import ProcessScan
+from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.locks import Lock
 
 
-class Remains:
+class SlurmLeftoverFinder:
     """Find them by what `Steps` knows."""
 
     __slots__ = ("_steps",)
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: SlurmSteps) -> None:
         self._steps = steps
 
-    def __call__(self, lock: Lock, scan: Scan) -> dict[int, str]:
+    def __call__(self, lock: Lock, scan: ProcessScan) -> dict[int, str]:
         """Return pid -> why."""
         record = lock.owner
         assert record is not None
@@ -27,4 +27,4 @@ class Remains:
             return dict.fromkeys(pids, "in the job's cgroup")
         # not by the leader's id: its own processes bear it as well as its components' do
         own = record.copy(het_leader="")
-        return dict.fromkeys(self._steps.marked(own, scan), "started as the job's")
+        return dict.fromkeys(self._steps.find_by_environ(own, scan), "started as the job's")

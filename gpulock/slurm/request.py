@@ -6,52 +6,52 @@ Hot. Where Slurm chooses, the positions it gives. Where gpulock chooses, the num
 job_submit wrote, or slurmctld's own word.
 """
 
-from gpulock.errors import SENSELESS, UNKNOWN, Refusal, one_line
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.slurm.call import Call, is_number
+from gpulock.slurm.call import SlurmHookCall, is_slurm_number
 
 MOST = 999  # devices: more than any node has
 
 
-def is_picked_by_slurm(settings: Settings) -> bool:
+def slurm_selects_devices(settings: Settings) -> bool:
     """Return whether Slurm says which devices."""
     return settings.slurm_chooser == "slurm"
 
 
-def is_counted_by_position(settings: Settings) -> bool:
+def uses_slurm_job_gpus(settings: Settings) -> bool:
     """Return whether SLURM_JOB_GPUS is what is believed."""
-    return is_picked_by_slurm(settings) or settings.slurm_count == "gpus"
+    return slurm_selects_devices(settings) or settings.slurm_count == "gpus"
 
 
-def count(call: Call, settings: Settings) -> int:
+def count_slurm_job_gpus(call: SlurmHookCall, settings: Settings) -> int:
     """Return how many devices the job asked for on this node; raise Refusal."""
-    if is_counted_by_position(settings):
+    if uses_slurm_job_gpus(settings):
         return len(call.positions())
     if settings.slurm_count == "comment":
-        return in_gres(call.comment, settings.slurm_gres)
-    from gpulock.slurm.scontrol import Control
+        return parse_gres_count(call.comment, settings.slurm_gres)
+    from gpulock.slurm.scontrol import SlurmctldClient
 
-    found = Control(settings, call.conf).job(call.job)
+    found = SlurmctldClient(settings, call.conf).job(call.job)
     if found is None:
         raise Refusal(UNKNOWN, f"slurmctld knows no job {call.job}", "nothing to do")
     for text in (found["PerJob"], found["PerSocket"], found["PerTask"]):
         if text != "N/A" and any([name in text for name in settings.slurm_gres]):
-            raise senseless(text, "is not per node")
-    return in_gres("" if found["Gres"] == "N/A" else found["Gres"], settings.slurm_gres)
+            raise invalid_gres_request(text, "is not per node")
+    return parse_gres_count("" if found["Gres"] == "N/A" else found["Gres"], settings.slurm_gres)
 
 
-def wanted(call: Call, node: Node) -> tuple[str, ...]:
+def list_slurm_device_ids(call: SlurmHookCall, node: Node) -> tuple[str, ...]:
     """Return the ids of the devices that Slurm chose, none where gpulock is to choose."""
-    if not is_picked_by_slurm(node.settings):
+    if not slurm_selects_devices(node.settings):
         return ()
-    from gpulock.slurm.gres_map import devices_at
+    from gpulock.slurm.gres_map import resolve_gres_devices
 
-    chosen = devices_at(node.settings.state_dir, call.positions(), node.devices())
+    chosen = resolve_gres_devices(node.settings.state_dir, call.positions(), node.devices())
     return tuple([d.id for d in chosen])
 
 
-def in_gres(text: str, names: tuple[str, ...]) -> int:
+def parse_gres_count(text: str, names: tuple[str, ...]) -> int:
     """Return the devices in `gres:gpux:2,gres:nvme:1` (per node); raise Refusal(SENSELESS).
 
     `gres:` or `gres/` may stand before a name, a type behind it; no number means one. Of one that
@@ -65,37 +65,37 @@ def in_gres(text: str, names: tuple[str, ...]) -> int:
         if words[0] == "gres":
             words = words[1:]
         if not words or not words[0]:
-            raise senseless(text, "cannot be read")
+            raise invalid_gres_request(text, "cannot be read")
         if words[0] in names:
-            kind, number = one(words[1:], text)
+            kind, number = parse_gres_entry(words[1:], text)
             kinds.append((words[0], kind))
             total += number
     for name, kind in kinds:
         if kinds.count((name, kind)) > 1 or (kind and (name, "") in kinds):
-            raise senseless(text, f"names {name} twice")
+            raise invalid_gres_request(text, f"names {name} twice")
     return total
 
 
-def one(words: list[str], text: str) -> tuple[str, int]:
+def parse_gres_entry(words: list[str], text: str) -> tuple[str, int]:
     """Return (type, number) in what follows a name: nothing, either of them, or both."""
     *kinds, last = words or ["1"]
-    if is_type(last) and not kinds:
+    if is_gres_type(last) and not kinds:
         return last, 1
-    if len(kinds) > 1 or not all([is_type(kind) for kind in kinds]):
-        raise senseless(text, "cannot be read")
+    if len(kinds) > 1 or not all([is_gres_type(kind) for kind in kinds]):
+        raise invalid_gres_request(text, "cannot be read")
     digits = last.strip().removeprefix("+")  # as strtoull(3) takes it
-    if not is_number(digits) or int(digits) > MOST:
-        raise senseless(text, "cannot be read")
+    if not is_slurm_number(digits) or int(digits) > MOST:
+        raise invalid_gres_request(text, "cannot be read")
     return kinds[0] if kinds else "", int(digits)
 
 
-def is_type(word: str) -> bool:
+def is_gres_type(word: str) -> bool:
     """Return whether a word is a type, as `a100` or `1g.5gb`: it has a letter, a count has none."""
     bare = word.replace(".", "").replace("-", "").replace("_", "")
     return word[:1].isalnum() and bare.isalnum() and not bare.isdigit()
 
 
-def senseless(text: str, why: str) -> Refusal:
+def invalid_gres_request(text: str, why: str) -> Refusal:
     """Return the refusal of a request that its user must change."""
     do = "ask as in --gres=gpu:2, each kind once"
-    return Refusal(SENSELESS, f"the request {one_line(text)[:80]!r} {why}", do)
+    return Refusal(INVALID_REQUEST, f"the request {one_line(text)[:80]!r} {why}", do)

@@ -9,7 +9,7 @@ its owner can make look like anything.
 
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
-from gpulock.hooks.subprocess import Program
+from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
 
 HINT = "is slurmctld up?"
@@ -44,7 +44,7 @@ OVER = frozenset(
 )
 
 
-class SilentError(Refusal):
+class SlurmctldSilentError(Refusal):
     """Refuse because slurmctld said nothing: that tells nothing of this node.
 
     `heard`: it answered, though not what it was asked; of another job it may.
@@ -55,7 +55,7 @@ class SilentError(Refusal):
         self.heard = heard
 
 
-class Control:
+class SlurmctldClient:
     """slurmctld, as this node's programs reach it; `conf` is the slurm.conf that slurmd named."""
 
     __slots__ = ("_answers", "_deadline", "_env", "_settings", "_silent")
@@ -75,9 +75,11 @@ class Control:
         if self._deadline is None:  # one for all questions: a reconcile asks with the gate held
             self._deadline = Deadline(self._settings.slurm_timeout)
         try:
-            code, output = Program(path, self._env, HINT).answer(list(arguments), self._deadline)
+            code, output = SchedulerProgram(path, self._env, HINT).answer(
+                list(arguments), self._deadline
+            )
         except Refusal as fault:
-            raise SilentError(fault.why) from fault
+            raise SlurmctldSilentError(fault.why) from fault
         return code, output.decode("utf-8", "replace")
 
     def job(self, job: str) -> dict[str, str] | None:
@@ -90,7 +92,7 @@ class Control:
         if job not in self._answers:
             try:
                 self._answers[job] = self._ask(job)
-            except SilentError as silent:
+            except SlurmctldSilentError as silent:
                 if not silent.heard:
                     self._silent = silent
                 raise
@@ -102,15 +104,15 @@ class Control:
             return None
         if code != 0:
             said = output.strip().rpartition("\n")[2].replace("squeue: error: ", "")
-            raise SilentError(f"squeue says {one_line(said)[:100]!r}")
+            raise SlurmctldSilentError(f"squeue says {one_line(said)[:100]!r}")
         whole = len(FIELDS) * WIDTH  # squeue fills every column up: a shorter line is cut off
-        rows = [row(line) for line in output.splitlines() if len(line) >= whole]
+        rows = [parse_squeue_row(line) for line in output.splitlines() if len(line) >= whole]
         for found in rows:
             if found["JobID"] == job:
                 return found
         if [found for found in rows if found["JobID"].isdigit() and found["Array"] == job]:
             return None  # of an array whose id it was, only other tasks are left
-        raise SilentError(f"squeue says nothing of job {job}", heard=True)
+        raise SlurmctldSilentError(f"squeue says nothing of job {job}", heard=True)
 
     def do(self, program: str, *arguments: str) -> bool:
         """Return whether a command was obeyed; what slurmctld does not answer was not."""
@@ -120,7 +122,7 @@ class Control:
             return False
 
 
-def row(line: str) -> dict[str, str]:
+def parse_squeue_row(line: str) -> dict[str, str]:
     """Return the fields of one line, which stand in columns of fixed width."""
     found: dict[str, str] = {}
     for number, (_, key) in enumerate(FIELDS):
@@ -129,18 +131,18 @@ def row(line: str) -> dict[str, str]:
     return found
 
 
-def is_over(found: dict[str, str]) -> bool:
+def is_slurm_job_finished(found: dict[str, str]) -> bool:
     """Return whether slurmctld's answer says that a job will never run again as it was."""
     return found["State"] in OVER
 
 
-def array_task(found: dict[str, str]) -> str:
+def slurm_array_task_name(found: dict[str, str]) -> str:
     """Return the name that means this one task: a bare id may mean the whole array."""
     array, task = found["Array"], found["Task"]
     return f"{array}_{task}" if array.isdigit() and task.isdigit() else found["JobID"]
 
 
-def uid_of(found: dict[str, str]) -> int:
+def slurm_job_uid(found: dict[str, str]) -> int:
     """Return the job's uid, -1 where it is not told."""
     text = found["Uid"]
     return int(text) if text.isascii() and text.isdigit() else -1

@@ -11,14 +11,19 @@ import os
 
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.hooks.common import looker, settings_for, tell, unexpected
+from gpulock.hooks.common import (
+    log_hook_line,
+    observer_judge,
+    read_hook_settings,
+    unexpected_refusal,
+)
 from gpulock.isolation import job
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm import note
 from gpulock.slurm.call import DEADLINE
-from gpulock.slurm.steps import STEPD, parse_title
+from gpulock.slurm.steps import STEPD, parse_stepd_title
 from gpulock.store import kv
 
 TYPE_CHECKING = False
@@ -38,56 +43,60 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     settings: Settings | None = None
     label = ""
     try:
-        settings = settings_for(config)
+        settings = read_hook_settings(config)
         if settings.isolation != job.CGROUP:
             return GO_ON
         node = Node(settings)
-        who = step_above(node, os.getppid())
+        who = find_parent_step(node, os.getppid())
         label = who.label
         if environ.get("PAM_TYPE") == CLOSE:
-            left = job.end(node, who)
+            left = job.end_job_isolation(node, who)
             if left:
-                tell(settings, f"gpulock: step {who.label}: its isolation is kept: {left}", True)
+                log_hook_line(
+                    settings, f"gpulock: step {who.label}: its isolation is kept: {left}", True
+                )
             return GO_ON
-        devices = granted(node, who.label.partition(".")[0], environ.get("PAM_USER", ""))
-        job.begin(node, who, devices, lambda: looker(node), Deadline(DEADLINE))
+        devices = find_step_devices(node, who.label.partition(".")[0], environ.get("PAM_USER", ""))
+        job.begin_job_isolation(
+            node, who, devices, lambda: observer_judge(node), Deadline(DEADLINE)
+        )
     except Refusal as refusal:
         told = refusal
     except Exception as fault:  # the one broad handler: whatever it is, the step does not start
-        told = unexpected(fault)
+        told = unexpected_refusal(fault)
     else:
         return GO_ON
     sentence = told.sentence(f"step {label or '?'}")
-    tell(settings, sentence, error=True)
+    log_hook_line(settings, sentence, error=True)
     if settings is not None and label and environ.get("PAM_TYPE") != CLOSE:
-        put_back(settings, label, sentence)
+        drain_and_requeue(settings, label, sentence)
     return FAILED
 
 
-def put_back(settings: Settings, label: str, sentence: str) -> None:
+def drain_and_requeue(settings: Settings, label: str, sentence: str) -> None:
     """Drain the node, and requeue a batch job: slurmctld takes a script that never ran for done."""
-    from gpulock.slurm.refuse import quoted
-    from gpulock.slurm.scontrol import Control, array_task
+    from gpulock.slurm.refuse import quote_scontrol_text
+    from gpulock.slurm.scontrol import SlurmctldClient, slurm_array_task_name
 
     number, _, step = label.partition(".")
-    control = Control(settings)
+    control = SlurmctldClient(settings)
     try:
-        own = note_of(Node(settings), number)
+        own = find_note_by_job(Node(settings), number)
         if own and settings.on_broken == "stop":
-            name, reason = f"NodeName={own.slurmd}", f"Reason={quoted(sentence)}"
+            name, reason = f"NodeName={own.slurmd}", f"Reason={quote_scontrol_text(sentence)}"
             control.do("scontrol", "update", name, "State=DRAIN", reason)
         found = control.job(number) if step == BATCH else None
     except Refusal:
         return  # Slurm drains it for its own reason
     if found:
-        control.do("scontrol", "requeue", array_task(found))
+        control.do("scontrol", "requeue", slurm_array_task_name(found))
 
 
-def step_above(node: Node, pid: int) -> job.Who:
+def find_parent_step(node: Node, pid: int) -> job.IsolatedJob:
     """Return the step whose daemon started us; raise Refusal."""
     try:
         status = node.proc.status(pid)
-        number, step = parse_title(node.proc.read_memory(pid, "cmdline"))
+        number, step = parse_stepd_title(node.proc.read_memory(pid, "cmdline"))
         start = node.proc.start(pid)
     except (OSError, ValueError) as fault:
         raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "see syslog") from fault
@@ -96,15 +105,15 @@ def step_above(node: Node, pid: int) -> job.Who:
         raise Refusal(
             UNKNOWN, f"the parent {pid} is {status.name!r}, no step daemon", "see docs/isolation.md"
         )
-    return job.Who(f"{number}.{step}", pid, start)
+    return job.IsolatedJob(f"{number}.{step}", pid, start)
 
 
-def granted(node: Node, number: str, user: str) -> list[Device]:
+def find_step_devices(node: Node, number: str, user: str) -> list[Device]:
     """Return the devices of a job by its note and its locks, none where it has none.
 
     Raises Refusal where they do not agree.
     """
-    own = note_of(node, number)
+    own = find_note_by_job(node, number)
     found: list[Device] = []
     for device in own.devices if own else []:
         record = node.store.read(device.id).owner
@@ -117,7 +126,7 @@ def granted(node: Node, number: str, user: str) -> list[Device]:
     return found
 
 
-def note_of(node: Node, number: str) -> note.Note | None:
+def find_note_by_job(node: Node, number: str) -> note.TaskNote | None:
     """Return what this node granted to a job, None where it was not asked; raise Refusal."""
     folder = f"{node.store.path}/{note.FOLDER}"
     try:
@@ -126,7 +135,11 @@ def note_of(node: Node, number: str) -> note.Note | None:
             raise Refusal(
                 UNKNOWN, f"several nodes on this machine run job {number}", "run one slurmd"
             )
-        return note.find(node.store.path, names[0].rpartition(".")[0], number) if names else None
+        return (
+            note.find_task_note(node.store.path, names[0].rpartition(".")[0], number)
+            if names
+            else None
+        )
     except FileNotFoundError:
         return None
     except (OSError, kv.MalformedError) as fault:

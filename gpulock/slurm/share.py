@@ -9,8 +9,8 @@ some of the job's GPUs gets those, and with SLURM_SPLIT_TASKS each task of a ste
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
-from gpulock.slurm.call import expanded, is_number
-from gpulock.slurm.note import Note
+from gpulock.slurm.call import expand_gpu_list, is_slurm_number
+from gpulock.slurm.note import TaskNote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,19 +31,21 @@ class Task:
     __slots__ = ("is_bound", "is_step", "mask", "on_node", "positions", "rank", "ranks")
 
     def __init__(self, environ: "Mapping[str, str]", step: str) -> None:
-        self.is_step = is_number(step)
+        self.is_step = is_slurm_number(step)
         self.mask = environ.get(MASK)
         told = environ.get("SLURM_STEP_GPUS", "") if self.is_step else ""
-        self.positions = expanded(told) if told else []
+        self.positions = expand_gpu_list(told) if told else []
         told = environ.get("SLURM_GPUS_ON_NODE", "")
-        self.on_node = int(told) if is_number(told) else 0
+        self.on_node = int(told) if is_slurm_number(told) else 0
         self.is_bound = 0 < len(self.positions) < self.on_node
         local = environ.get("SLURM_LOCALID", "0")
-        self.rank = int(local) if is_number(local) else 0
+        self.rank = int(local) if is_slurm_number(local) else 0
         self.ranks = len([t for t in environ.get("SLURM_GTIDS", "0").split(",") if t])
 
 
-def of(task: Task, found: Note, settings: Settings) -> tuple[list[Device], str | None]:
+def select_task_devices(
+    task: Task, found: TaskNote, settings: Settings
+) -> tuple[list[Device], str | None]:
     """Return (the task's devices, Slurm's mask where it stands or None); raise Refusal.
 
     Of a job with several types of GPU Slurm 22.05 tells the Prolog one type's alone: what was
@@ -59,46 +61,50 @@ def of(task: Task, found: Note, settings: Settings) -> tuple[list[Device], str |
             "ask for one type of GPU a job (see docs/slurm.md)",
         )
     if settings.slurm_chooser == "slurm":
-        return by_slurm(task, found, settings)
+        return select_by_slurm_mask(task, found, settings)
     chosen = found.devices
     if task.is_step and found.positions:
-        chosen = at(found, task.positions)  # none for `srun --gres=none`
+        chosen = devices_at_positions(found, task.positions)  # none for `srun --gres=none`
     if task.is_step and settings.slurm_split_tasks and not task.is_bound:
-        chosen = part(chosen, task.rank, max(task.ranks, task.rank + 1))
+        chosen = select_task_share(chosen, task.rank, max(task.ranks, task.rank + 1))
     return chosen, None
 
 
-def by_slurm(task: Task, found: Note, settings: Settings) -> tuple[list[Device], str | None]:
+def select_by_slurm_mask(
+    task: Task, found: TaskNote, settings: Settings
+) -> tuple[list[Device], str | None]:
     """Return the devices behind Slurm's mask as far as it can be told, and that mask.
 
     Raises Refusal when the mask names what this node did not lock for the job.
     """
     if task.mask is None:  # `srun --gres=none`, or a shell for which Slurm set nothing
         return ([], None) if task.is_step else (found.devices, None)
-    entries = expanded(task.mask) if task.mask else []
+    entries = expand_gpu_list(task.mask) if task.mask else []
     if not entries:
         return [], None
     if entries[0].startswith(("GPU-", "MIG-")):
         chosen = [d for d in found.devices if d.uuid in entries]
-        return known(chosen, entries, task, found), task.mask
+        return check_mask_devices(chosen, entries, task, found), task.mask
     if set(entries) <= set(found.positions):
-        chosen = at(found, entries)
+        chosen = devices_at_positions(found, entries)
         by_uuid = settings.visible_devices == "uuid" and all([d.uuid for d in chosen])
-        counted = entries == numbers(len(entries))  # perhaps a device cgroup's own numbers
+        counted = entries == index_strings(len(entries))  # perhaps a device cgroup's own numbers
         return chosen, None if by_uuid and not counted else task.mask
-    if set(entries) <= set(numbers(len(found.devices))):
+    if set(entries) <= set(index_strings(len(found.devices))):
         return found.devices, task.mask  # inside a device cgroup, which is the boundary
-    raise strange(task, found)
+    raise mask_mismatch_refusal(task, found)
 
 
-def known(chosen: list[Device], entries: list[str], task: Task, found: Note) -> list[Device]:
+def check_mask_devices(
+    chosen: list[Device], entries: list[str], task: Task, found: TaskNote
+) -> list[Device]:
     """Return `chosen`, or raise Refusal when it is not all that Slurm names."""
     if len(chosen) != len(entries):
-        raise strange(task, found)
+        raise mask_mismatch_refusal(task, found)
     return chosen
 
 
-def strange(task: Task, found: Note) -> Refusal:
+def mask_mismatch_refusal(task: Task, found: TaskNote) -> Refusal:
     """Return the refusal for a mask that contradicts the lock."""
     return Refusal(
         UNKNOWN,
@@ -107,12 +113,12 @@ def strange(task: Task, found: Note) -> Refusal:
     )
 
 
-def numbers(count: int) -> list[str]:
+def index_strings(count: int) -> list[str]:
     """Return 0, 1, ... as texts."""
     return [str(n) for n in range(count)]
 
 
-def at(found: Note, positions: list[str]) -> list[Device]:
+def devices_at_positions(found: TaskNote, positions: list[str]) -> list[Device]:
     """Return the devices that stand for Slurm's positions; raise Refusal for another's."""
     if not set(positions) <= set(found.positions):
         raise Refusal(
@@ -123,7 +129,7 @@ def at(found: Note, positions: list[str]) -> list[Device]:
     return [found.devices[found.positions.index(p)] for p in positions]
 
 
-def part(devices: list[Device], rank: int, ranks: int) -> list[Device]:
+def select_task_share(devices: list[Device], rank: int, ranks: int) -> list[Device]:
     """Return the share of one task: as even as it goes, one each where there are too few."""
     count = len(devices)
     if count == 0 or ranks < 1:

@@ -9,7 +9,7 @@ the job alive.
 
 import os
 
-from gpulock.alloc.liveness import Scan
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
@@ -29,7 +29,7 @@ INIT = 1  # is no hook, and may hide its environment even from root
 DEPTH = 5  # job / step / user / task, and one to spare
 
 
-class Steps:
+class SlurmSteps:
     """Who is there of which job; `uid` is root's, or of a simulation its user's."""
 
     __slots__ = ("_cgroup", "_uid")
@@ -38,7 +38,7 @@ class Steps:
         self._cgroup = f"{settings.sys_root}/fs/cgroup"
         self._uid = os.geteuid() if settings.simulation else 0
 
-    def attach(self, held: dict[str, Lock], scan: Scan) -> None:
+    def attach(self, held: dict[str, Lock], scan: ProcessScan) -> None:
         """Tell every Slurm lock of `held` its processes (pid, start time), daemons first.
 
         Also what has left its parents, by cgroup or environment: it is of that job all the same.
@@ -52,11 +52,13 @@ class Steps:
             mine = found.get(lock.owner.job_id, {})
             rest = self.members(lock.owner, scan)
             if not self.has_cgroup(lock.owner):
-                rest = self.marked(lock.owner, scan)
-            lock.steps = started(scan.proc, [*mine, *[p for p in rest if p and p not in mine]])
+                rest = self.find_by_environ(lock.owner, scan)
+            lock.steps = find_start_times(
+                scan.proc, [*mine, *[p for p in rest if p and p not in mine]]
+            )
             lock.extern = EXTERN in mine.values()
 
-    def daemons(self, scan: Scan) -> dict[str, dict[int, str]]:
+    def daemons(self, scan: ProcessScan) -> dict[str, dict[int, str]]:
         """Return pid -> step of all step daemons by job id; those without a title yet under ``."""
         found: dict[str, dict[int, str]] = {}
         for pid in scan.named(STEPD):
@@ -69,15 +71,15 @@ class Steps:
                     title = b""  # whose it is nobody knows
                 if title.split(b"\0")[1:2] in NO_STEP:
                     continue
-                job, step = parse_title(title)
+                job, step = parse_stepd_title(title)
                 found.setdefault(job, {})[pid] = step
         return found
 
-    def is_slurmd_seen(self, scan: Scan) -> bool:
+    def is_slurmd_seen(self, scan: ProcessScan) -> bool:
         """Return whether slurmd runs where we can see it."""
         return any([scan.status(p).uids[0] == self._uid for p in scan.named(SLURMD)])
 
-    def left(self, lock: Lock, scan: Scan) -> str:
+    def describe_leftover(self, lock: Lock, scan: ProcessScan) -> str:
         """Return which process of the job is left, as a clause, or nothing.
 
         Where Slurm keeps no cgroup (proctrack/linuxproc, pgid), what a job left behind is told by
@@ -89,14 +91,14 @@ class Steps:
             return f"process {pid} is in the job's cgroup"
         if self.has_cgroup(lock.owner):
             return ""  # which lists them all, whatever a process says of itself
-        found, unseen = self._marked(lock.owner, scan)
+        found, unseen = self._find_by_environ(lock.owner, scan)
         return f"process {found[0]} of the job runs" if found else unseen
 
-    def marked(self, record: Owner, scan: Scan) -> list[int]:
+    def find_by_environ(self, record: Owner, scan: ProcessScan) -> list[int]:
         """Return the user's processes that are seen to be started as this job's on this node."""
-        return self._marked(record, scan)[0]
+        return self._find_by_environ(record, scan)[0]
 
-    def _marked(self, record: Owner, scan: Scan) -> tuple[list[int], str]:
+    def _find_by_environ(self, record: Owner, scan: ProcessScan) -> tuple[list[int], str]:
         """Return those, and why there may be more: the first one that hangs ends the look."""
         jobs = {f"SLURM_JOB_ID={job}".encode() for job in (record.job_id, record.het_leader) if job}
         node = f"SLURMD_NODENAME={record.slurmd}".encode()
@@ -107,32 +109,32 @@ class Steps:
             if status.name in CLIENTS:
                 continue
             try:
-                words = environ(pid, scan)
+                words = scan_process_environ(pid, scan)
             except TimeoutError as fault:
                 return found, str(fault)  # of this user alone: he blinds nobody else's judge
-            if not jobs.isdisjoint(words) and node in words and not is_hook(words):
+            if not jobs.isdisjoint(words) and node in words and not is_slurm_hook_environ(words):
                 found.append(pid)
         return found, ""
 
-    def left_or_step(self, lock: Lock, scan: Scan) -> str:
+    def describe_leftover_or_step(self, lock: Lock, scan: ProcessScan) -> str:
         """Return what is left, step daemons included: for a prolog, before its own steps start."""
         assert lock.owner is not None
         for pid in self.daemons(scan).get(lock.owner.job_id, {}):
             return f"step daemon {pid} of the job runs"
-        return self.left(lock, scan)
+        return self.describe_leftover(lock, scan)
 
     def has_cgroup(self, record: Owner) -> bool:
         """Return whether the job's own cgroup is there: else it may have another name."""
-        return any([os.path.isdir(folder) for folder in cgroups(self._cgroup, record)])
+        return any([os.path.isdir(folder) for folder in slurm_cgroup_paths(self._cgroup, record)])
 
-    def members(self, record: Owner, scan: Scan) -> list[int]:
+    def members(self, record: Owner, scan: ProcessScan) -> list[int]:
         """Return the processes in the job's cgroup; what cannot be read counts as pid 0."""
         found: set[int] = set()
-        for folder in cgroups(self._cgroup, record):
-            found.update(processes(folder, DEPTH))
+        for folder in slurm_cgroup_paths(self._cgroup, record):
+            found.update(list_slurm_cgroup_pids(folder, DEPTH))
         return sorted([pid for pid in found if not (pid and self._is_placeholder(pid, scan))])
 
-    def _is_placeholder(self, pid: int, scan: Scan) -> bool:
+    def _is_placeholder(self, pid: int, scan: ProcessScan) -> bool:
         """Return whether a process is the extern step's own `sleep`, which outlives its daemon."""
         try:
             if scan.proc.status(pid).uids[0] != self._uid:
@@ -142,7 +144,7 @@ class Steps:
             return False
         return words[0].rpartition(b"/")[2] == b"sleep" and words[1:] in PLACEHOLDER
 
-    def hook_at_work(self, record: Owner, scan: Scan) -> int:
+    def find_running_hook(self, record: Owner, scan: ProcessScan) -> int:
         """Return the pid of a Prolog or Epilog that runs for the job here, 0 where none does."""
         wanted = f"SLURM_JOB_ID={record.job_id}".encode()
         node = f"SLURMD_NODENAME={record.slurmd}".encode()
@@ -150,16 +152,16 @@ class Steps:
             if status.kernel or status.uids[0] != self._uid or pid == INIT:
                 continue
             try:
-                words = environ(pid, scan)
+                words = scan_process_environ(pid, scan)
             except TimeoutError as fault:
                 scan.blind = str(fault)
                 return 0
-            ours = wanted in words and node in words and is_hook(words)
-            if ours and not self._of_user(pid, scan):
+            ours = wanted in words and node in words and is_slurm_hook_environ(words)
+            if ours and not self._is_below_user(pid, scan):
                 return pid
         return 0
 
-    def _of_user(self, pid: int, scan: Scan) -> bool:
+    def _is_below_user(self, pid: int, scan: ProcessScan) -> bool:
         """Return whether an ordinary user is above a process, below the slurmd that it is of.
 
         A user's sudo or su is root's, with an environment of his choice. One whose parents have
@@ -179,7 +181,7 @@ class Steps:
         return False
 
 
-def environ(pid: int, scan: Scan) -> list[bytes]:
+def scan_process_environ(pid: int, scan: ProcessScan) -> list[bytes]:
     """Return what a process was started with; what cannot be seen makes the scan blind.
 
     Raises TimeoutError for one that hangs.
@@ -204,12 +206,12 @@ def is_slurmd(proc: Proc, pid: int) -> bool:
     return program.removesuffix(" (deleted)").rpartition("/")[2] == SLURMD
 
 
-def is_hook(words: list[bytes]) -> bool:
+def is_slurm_hook_environ(words: list[bytes]) -> bool:
     """Return whether an environment is that of a Prolog or Epilog."""
     return any([context in words for context in CONTEXTS])
 
 
-def parse_title(cmdline: bytes) -> tuple[str, str]:
+def parse_stepd_title(cmdline: bytes) -> tuple[str, str]:
     """Return (job id, step) of `slurmstepd: [12.batch]`, empty ones for another text."""
     text = cmdline.partition(b"\0")[0].decode("utf-8", "replace").rstrip()
     if not (text.startswith(TITLE) and text.endswith("]")):
@@ -218,7 +220,7 @@ def parse_title(cmdline: bytes) -> tuple[str, str]:
     return (job, step) if dot and job.isascii() and job.isdigit() else ("", "")
 
 
-def started(proc: Proc, pids: list[int]) -> list[tuple[int, int]]:
+def find_start_times(proc: Proc, pids: list[int]) -> list[tuple[int, int]]:
     """Return (pid, start time) of each process that is still there."""
     found: list[tuple[int, int]] = []
     for pid in pids:
@@ -229,14 +231,14 @@ def started(proc: Proc, pids: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def cgroups(root: str, record: Owner) -> list[str]:
+def slurm_cgroup_paths(root: str, record: Owner) -> list[str]:
     """Return the folders that a job's cgroup may have."""
-    first, second = roots(root, record.slurmd)
+    first, second = slurm_cgroup_roots(root, record.slurmd)
     tail = f"uid_{record.uid}/job_{record.job_id}"
     return [*[f"{top}/{tail}" for top in first], *[f"{top}/job_{record.job_id}" for top in second]]
 
 
-def roots(root: str, slurmd: str) -> tuple[list[str], list[str]]:
+def slurm_cgroup_roots(root: str, slurmd: str) -> tuple[list[str], list[str]]:
     """Return where slurmd keeps its jobs' cgroups, of version 1 and 2 (named, if several run)."""
     tops = ("slurm", f"slurm_{slurmd}")
     scopes = ("slurmstepd.scope", f"{slurmd}_slurmstepd.scope")
@@ -246,7 +248,7 @@ def roots(root: str, slurmd: str) -> tuple[list[str], list[str]]:
     )
 
 
-def processes(folder: str, depth: int) -> list[int]:
+def list_slurm_cgroup_pids(folder: str, depth: int) -> list[int]:
     """Return the processes of a cgroup and of those below it; [0] where that cannot be read."""
     try:
         with_names = os.listdir(folder)
@@ -261,7 +263,7 @@ def processes(folder: str, depth: int) -> list[int]:
             if name == "cgroup.procs":
                 found += [int(pid) for pid in atomic.read_text(inner, 1 << 22).split()]
             elif depth and os.path.isdir(inner):
-                found += processes(inner, depth - 1)
+                found += list_slurm_cgroup_pids(inner, depth - 1)
         except FileNotFoundError:
             continue  # removed meanwhile
         except (OSError, ValueError):

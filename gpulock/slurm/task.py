@@ -13,10 +13,10 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
 from gpulock.job import environment
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import Settings, load
+from gpulock.node.settings import Settings, read_settings
 from gpulock.slurm import note, share
-from gpulock.slurm.call import is_name, is_number
-from gpulock.slurm.note import Note
+from gpulock.slurm.call import is_slurm_name, is_slurm_number
+from gpulock.slurm.note import TaskNote
 from gpulock.slurm.share import Task
 from gpulock.store import atomic
 
@@ -33,19 +33,19 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     """Print what slurmstepd is to do for this task; return the exit code, not 0 to stop it."""
     code = FAILED
     try:
-        settings = load(config)
+        settings = read_settings(config)
         code = settings.requeue_exit  # cannot be found out: not this job's fault
-        lines = serve(settings, environ, Proc(settings.proc_root))
-    except StopError as stop:
-        return say(one_line(str(stop)), stop.code)
+        lines = build_task_prolog_lines(settings, environ, Proc(settings.proc_root))
+    except TaskRefusedError as stop:
+        return print_task_message(one_line(str(stop)), stop.code)
     except Refusal as refusal:
-        return say(refusal.sentence(f"job {environ.get('SLURM_JOB_ID', '?')}"), code)
+        return print_task_message(refusal.sentence(f"job {environ.get('SLURM_JOB_ID', '?')}"), code)
     except Exception as fault:  # the one broad handler: in doubt a task does not start
-        return say(one_line(f"gpulock: {type(fault).__name__}: {fault}"), code)
-    return put("".join(lines), GO_ON)
+        return print_task_message(one_line(f"gpulock: {type(fault).__name__}: {fault}"), code)
+    return write_to_slurmstepd("".join(lines), GO_ON)
 
 
-class StopError(Exception):
+class TaskRefusedError(Exception):
     """Stop the task: the job was refused."""
 
     def __init__(self, sentence: str, code: int) -> None:
@@ -53,28 +53,30 @@ class StopError(Exception):
         self.code = code
 
 
-def serve(settings: Settings, environ: "Mapping[str, str]", proc: Proc) -> list[str]:
+def build_task_prolog_lines(
+    settings: Settings, environ: "Mapping[str, str]", proc: Proc
+) -> list[str]:
     """Return the lines for slurmstepd; raise StopError, Refusal, OSError, LookupError."""
-    job, step = title(proc, environ)
+    job, step = find_task_step(proc, environ)
     slurmd = environ.get("SLURMD_NODENAME", "")
-    if not (is_number(job) and is_name(slurmd)):
+    if not (is_slurm_number(job) and is_slurm_name(slurmd)):
         raise Refusal(UNKNOWN, "not called as a TaskProlog", "see docs/slurm.md")
     if settings.isolation == "cgroup":
         check_confined(proc, job)
-    found = note.find(settings.lock_dir, slurmd, job)
+    found = note.find_task_note(settings.lock_dir, slurmd, job)
     task = Task(environ, step)
     if found is None or found.uid != os.getuid():
-        return without_note(settings, environ, task)
+        return mask_task_without_note(settings, environ, task)
     if found.refused:
-        raise StopError(found.refused, found.code or FAILED)
+        raise TaskRefusedError(found.refused, found.code or FAILED)
     check_locks(settings.lock_dir, found)
     if not found.devices:
-        return exports([], settings) if settings.hide_unrequested else []
-    chosen, mask = share.of(task, found, settings)
-    pairs = exports(chosen, settings, mask)
+        return task_export_lines([], settings) if settings.hide_unrequested else []
+    chosen, mask = share.select_task_devices(task, found, settings)
+    pairs = task_export_lines(chosen, settings, mask)
     if found.binds:
-        own = environment.own_binds(environ)
-        pairs += [bind(name, old, found.binds) for name, old in own]
+        own = environment.user_bind_lists(environ)
+        pairs += [task_bind_line(name, old, found.binds) for name, old in own]
     return pairs
 
 
@@ -86,19 +88,21 @@ def check_confined(proc: Proc, job: str) -> None:
         )
 
 
-def title(proc: Proc, environ: "Mapping[str, str]") -> tuple[str, str]:
+def find_task_step(proc: Proc, environ: "Mapping[str, str]") -> tuple[str, str]:
     """Return (job id, step) by the process that becomes the task, else by slurmstepd's words."""
     try:
         text = proc.read(os.getppid(), "cmdline").partition(b"\0")[0].decode().rstrip()
     except (OSError, ValueError):
         text = ""
     job, dot, step = text.removeprefix(TITLE).removesuffix("]").partition(".")
-    if text.startswith(TITLE) and dot and is_number(job):
+    if text.startswith(TITLE) and dot and is_slurm_number(job):
         return job, step
     return environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "batch")
 
 
-def without_note(settings: Settings, environ: "Mapping[str, str]", task: Task) -> list[str]:
+def mask_task_without_note(
+    settings: Settings, environ: "Mapping[str, str]", task: Task
+) -> list[str]:
     """Mask a task of which the Prolog left no word; stop one that Slurm gave GPUs."""
     if task.positions or "SLURM_GPUS_ON_NODE" in environ:
         raise Refusal(
@@ -106,61 +110,65 @@ def without_note(settings: Settings, environ: "Mapping[str, str]", task: Task) -
             "this node has no claim of the job, although Slurm gave it GPUs",
             "did the Prolog run? see gpulock doctor on the node",
         )
-    return exports([], settings) if settings.hide_unrequested else []
+    return task_export_lines([], settings) if settings.hide_unrequested else []
 
 
-def check_locks(lock_dir: str, found: Note) -> None:
+def check_locks(lock_dir: str, found: TaskNote) -> None:
     """Raise Refusal unless every device of the note is still locked for it."""
     for device in found.devices:
         try:
             text = atomic.read_text(f"{lock_dir}/locks/{device.id}/owner")
         except OSError as fault:
-            raise gone(device, str(fault)) from fault
+            raise lost_task_lock_refusal(device, str(fault)) from fault
         if f"\ntoken={found.token}\n" not in text:
-            raise gone(device, "another job has it")
+            raise lost_task_lock_refusal(device, "another job has it")
 
 
-def gone(device: Device, why: str) -> Refusal:
+def lost_task_lock_refusal(device: Device, why: str) -> Refusal:
     """Return the refusal for a lock that is not the job's any more."""
     return Refusal(
         UNKNOWN, f"the lock of GPU {device.index} is lost: {why}", f"see gpulock why {device.id}"
     )
 
 
-def exports(chosen: list[Device], settings: Settings, mask: str | None = None) -> list[str]:
+def task_export_lines(
+    chosen: list[Device], settings: Settings, mask: str | None = None
+) -> list[str]:
     """Return the export lines; `mask` is Slurm's own value, which stands.
 
     One that is empty is exported as such: an unset CUDA_VISIBLE_DEVICES shows every GPU.
     """
-    pairs = dict(environment.variables(chosen, settings))
+    pairs = dict(environment.grant_variables(chosen, settings))
     keep: list[str] = []
     if mask is not None:
-        for prefix in ("", *environment.TWINS):
+        for prefix in ("", *environment.CONTAINER_PREFIXES):
             pairs[f"{prefix}{share.MASK}"] = mask
             pairs.pop(f"{prefix}{ORDINAL}", None)
         keep.append(ORDINAL)  # Slurm's own, as its mask is
-    unset = [n for n in sorted(environment.drop_names()) if n not in pairs and n not in keep]
+    unset = [
+        n for n in sorted(environment.grant_variable_names()) if n not in pairs and n not in keep
+    ]
     return [
         *[f"unset {name}\n" for name in unset],
         *[f"export {name}={value}\n" for name, value in pairs.items()],
     ]
 
 
-def bind(name: str, old: str, binds: str) -> str:
+def task_bind_line(name: str, old: str, binds: str) -> str:
     """Return the line that appends the driver's files to the user's own binds."""
     kept = old if old.isprintable() else ""  # a newline in it would be a line of ours
-    return f"export {name}={environment.appended(kept, binds)}\n"
+    return f"export {name}={environment.append_binds(kept, binds)}\n"
 
 
-def say(sentence: str, code: int) -> int:
+def print_task_message(sentence: str, code: int) -> int:
     """Print a sentence to the task's own output."""
-    return put(f"print {sentence}\n", code)
+    return write_to_slurmstepd(f"print {sentence}\n", code)
 
 
-def put(text: str, code: int) -> int:
+def write_to_slurmstepd(text: str, code: int) -> int:
     """Write to slurmstepd; a task that cannot be told does not start."""
     try:
-        atomic.write_all(1, text.encode("utf-8", "backslashreplace"))
+        atomic.write_descriptor(1, text.encode("utf-8", "backslashreplace"))
     except OSError:
         return code or FAILED
     return code

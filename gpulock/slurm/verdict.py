@@ -6,21 +6,21 @@ Prolog and its first step, and between the last step and its Epilog, nothing of 
 be seen. A reconcile does, and asks slurmctld where the node alone does not prove it.
 """
 
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Scan, Verdict
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, ProcessScan, Verdict
 from gpulock.errors import Refusal
-from gpulock.slurm.steps import Steps
+from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.slurm.scontrol import Control
+    from gpulock.slurm.scontrol import SlurmctldClient
 
 # of a later run; while a job is COMPLETING its epilogs are to run, and the restart counts already
 NEXT_RUN = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")
 
 
-def hook_verdict(lock: Lock, scan: Scan) -> Verdict:
+def hook_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
     """Judge for a hook: only what its own Epilog gave up may be settled, behind the last guard."""
     del scan
     assert lock.owner is not None
@@ -29,16 +29,16 @@ def hook_verdict(lock: Lock, scan: Scan) -> Verdict:
     return Verdict(UNKNOWN, "a Slurm job of this boot: only gpulockd or gpulock reap judges it")
 
 
-class Rule:
+class SlurmJobRule:
     """Judge for a reconcile."""
 
     __slots__ = ("_control", "_steps")
 
-    def __init__(self, steps: Steps, control: "Control") -> None:
+    def __init__(self, steps: SlurmSteps, control: "SlurmctldClient") -> None:
         self._steps = steps
         self._control = control
 
-    def __call__(self, lock: Lock, scan: Scan) -> Verdict:
+    def __call__(self, lock: Lock, scan: ProcessScan) -> Verdict:
         """Return the verdict on a Slurm lock of this boot."""
         record = lock.owner
         assert record is not None
@@ -48,7 +48,7 @@ class Rule:
         if seen is not None:
             return seen
         try:
-            return told(self._control.job(record.job_id), record)
+            return judge_slurmctld_answer(self._control.job(record.job_id), record)
         except Refusal as silent:
             if not lock.seen:
                 return Verdict(UNKNOWN, f"no step of it was ever seen here, and {silent.why}")
@@ -56,7 +56,7 @@ class Rule:
                 return Verdict(UNKNOWN, f"slurmd is not to be seen, and {silent.why}")
         return Verdict(DEAD, "its steps, seen before, are gone, and no epilog is at work")
 
-    def _on_node(self, record: Owner, lock: Lock, scan: Scan) -> Verdict | None:
+    def _on_node(self, record: Owner, lock: Lock, scan: ProcessScan) -> Verdict | None:
         """Return what this node alone shows, None where it shows nothing of the job."""
         daemons = self._steps.daemons(scan)
         mine = daemons.get(record.job_id, {})
@@ -64,26 +64,28 @@ class Rule:
             return Verdict(ALIVE, f"step daemon {pid} ({step}) runs")
         for pid in daemons.get("", {}):
             return Verdict(UNKNOWN, f"step daemon {pid} is just starting")
-        at_work = self._steps.hook_at_work(record, scan)
+        at_work = self._steps.find_running_hook(record, scan)
         if at_work:
             return Verdict(ALIVE, f"its prolog or epilog {at_work} is at work")
-        left = self._steps.left(lock, scan)
+        left = self._steps.describe_leftover(lock, scan)
         if left:
             return Verdict(ALIVE, left)
         return Verdict(UNKNOWN, scan.blind) if scan.blind else None
 
 
-def told(found: dict[str, str] | None, record: Owner) -> Verdict:
+def judge_slurmctld_answer(found: dict[str, str] | None, record: Owner) -> Verdict:
     """Return the verdict by slurmctld's answer: only a clear end of this very run is one."""
-    from gpulock.slurm.scontrol import is_over, uid_of
+    from gpulock.slurm.scontrol import is_slurm_job_finished, slurm_job_uid
 
     if found is None:
         return Verdict(DEAD, f"slurmctld knows no job {record.job_id}, nothing of it is here")
-    if uid_of(found) < 0 or not found["State"]:
+    if slurm_job_uid(found) < 0 or not found["State"]:
         return Verdict(UNKNOWN, "slurmctld's answer cannot be read")
-    if uid_of(found) != record.uid:
-        return Verdict(DEAD, f"slurmctld gave its id to another user's job, uid {uid_of(found)}")
-    if is_over(found):
+    if slurm_job_uid(found) != record.uid:
+        return Verdict(
+            DEAD, f"slurmctld gave its id to another user's job, uid {slurm_job_uid(found)}"
+        )
+    if is_slurm_job_finished(found):
         return Verdict(DEAD, f"slurmctld says {found['State']}, nothing of it is here")
     restarts = found["Restarts"]
     later = restarts.isascii() and restarts.isdigit() and int(restarts) > record.restart

@@ -12,43 +12,49 @@ import os
 
 from gpulock.store import atomic
 
-WHOLE, PARTIAL, MENDING = "runs.whole", "runs.partial", "runs.mending"
+WHOLE, PARTIAL, REPAIRING = "runs.whole", "runs.partial", "runs.mending"
 TRIES = 3  # a reconcile renames at most twice while we look
 
 
-def begin(state_dir: str) -> None:
+def begin_adoption_state(state_dir: str) -> None:
     """Let a boot begin, in which nothing was claimed; what fails lets a full disk refuse claims."""
-    if rename(state_dir, PARTIAL, WHOLE) or rename(state_dir, MENDING, WHOLE):
+    if rename_adoption_state(state_dir, PARTIAL, WHOLE) or rename_adoption_state(
+        state_dir, REPAIRING, WHOLE
+    ):
         return
     try:
-        atomic.new_file(f"{state_dir}/{WHOLE}", b"")
+        atomic.create_file(f"{state_dir}/{WHOLE}", b"")
     except OSError:  # among others: it is there
         return
 
 
-def mark(state_dir: str) -> None:
+def mark_record_missing(state_dir: str) -> None:
     """Note that a claim has no record; raise OSError where that cannot be noted."""
     for _ in range(TRIES):
-        if rename(state_dir, WHOLE, PARTIAL) or rename(state_dir, MENDING, PARTIAL):
+        if rename_adoption_state(state_dir, WHOLE, PARTIAL) or rename_adoption_state(
+            state_dir, REPAIRING, PARTIAL
+        ):
             return
         if os.path.lexists(f"{state_dir}/{PARTIAL}"):
             return
     raise FileNotFoundError(errno.ENOENT, "cannot be noted", f"{state_dir}/{WHOLE}")
 
 
-def is_whole(state_dir: str) -> bool:
+def has_every_claim_record(state_dir: str) -> bool:
     """Return whether every claim has its record."""
     return os.path.lexists(f"{state_dir}/{WHOLE}")
 
 
-def mend(state_dir: str) -> None:
+def begin_record_repair(state_dir: str) -> None:
     """Begin to write what is missing, or what an earlier version never said; raise OSError."""
-    if rename(state_dir, PARTIAL, MENDING) or os.path.lexists(f"{state_dir}/{MENDING}"):
+    if rename_adoption_state(state_dir, PARTIAL, REPAIRING) or os.path.lexists(
+        f"{state_dir}/{REPAIRING}"
+    ):
         return
-    atomic.new_file(f"{state_dir}/{MENDING}", b"")
+    atomic.create_file(f"{state_dir}/{REPAIRING}", b"")
 
 
-def rename(state_dir: str, old: str, new: str) -> bool:
+def rename_adoption_state(state_dir: str, old: str, new: str) -> bool:
     """Rename the file; return whether it was there; raise OSError."""
     try:
         os.rename(f"{state_dir}/{old}", f"{state_dir}/{new}")

@@ -25,12 +25,12 @@ def read_file(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> bytes
             raise OSError(errno.EINVAL, "not a regular file", path)
         if info.st_size > limit:
             raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
-        return read_all(fd, limit, path, info.st_size)
+        return read_descriptor(fd, limit, path, info.st_size)
     finally:
         os.close(fd)
 
 
-def read_all(fd: int, limit: int, path: str, size: int = 0) -> bytes:
+def read_descriptor(fd: int, limit: int, path: str, size: int = 0) -> bytes:
     """Return what `fd` holds up to its end, at most `limit` bytes; raise OSError(EFBIG) beyond.
 
     `size` is a guess that saves reads; a hook under the job's own limits has no room to spare.
@@ -52,7 +52,7 @@ def read_text(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> str:
     return read_file(path, limit, dir_fd).decode("utf-8", "surrogateescape")
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_descriptor(fd: int, data: bytes) -> None:
     """Write every byte of `data`; raise OSError."""
     view = memoryview(data)
     while view:
@@ -76,7 +76,7 @@ def replace_file(
     fd = os.open(beside, OPEN_NEW, 0o600, dir_fd=dir_fd)
     try:
         try:
-            write_all(fd, data)
+            write_descriptor(fd, data)
             if owner is not None:
                 os.fchown(fd, *owner)
             os.fchmod(fd, mode)
@@ -88,11 +88,11 @@ def replace_file(
         raise
 
 
-def new_file(path: str, data: bytes, mode: int = 0o644) -> None:
+def create_file(path: str, data: bytes, mode: int = 0o644) -> None:
     """Write a file that is not there yet; raise OSError. A crash may leave it cut short."""
     fd = os.open(path, OPEN_NEW, mode)
     try:
-        write_all(fd, data)
+        write_descriptor(fd, data)
     finally:
         os.close(fd)
 

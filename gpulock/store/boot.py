@@ -10,22 +10,22 @@ import os
 import time
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
-from gpulock.node.devices import number
+from gpulock.node.devices import int_or_zero
 from gpulock.store import atomic, quarantine
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 
 # file systems on which mkdir and rename are atomic and local (/proc/self/mountinfo names)
-LOCAL = frozenset(
+LOCAL_FILE_SYSTEMS = frozenset(
     ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
 )
 
 
-def ensure(store: Store) -> None:
+def ensure_lock_dir(store: LockStore) -> None:
     """Check LOCK_DIR; make it first where it is missing: /run is empty after a boot."""
     if not os.path.lexists(store.path):
         try:
-            make_folder(store.path)
+            mkdir_if_missing(store.path)
         except OSError as fault:
             raise Refusal(
                 BROKEN, f"LOCK_DIR cannot be made: {fault}", "make it, root's and mode 0755"
@@ -33,18 +33,18 @@ def ensure(store: Store) -> None:
     store.check()
 
 
-def make_ready(store: Store, state_dir: str, boot_id: str, node: str) -> None:
+def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
     """Let claims go on in this boot, gate held; raise Refusal when locks were lost."""
     if store.boot_id() == boot_id:
         return
-    if state_boot_id(state_dir) == boot_id:
+    if read_state_boot_id(state_dir) == boot_id:
         raise Refusal(
             UNKNOWN, "the locks of this boot were lost", "run gpulock reap as root: it adopts"
         )
-    begin(store, state_dir, boot_id, node)
+    begin_boot(store, state_dir, boot_id, node)
 
 
-def forget(folder: str) -> None:
+def clear_folder(folder: str) -> None:
     """Remove the files of a folder as far as that is possible; they are never believed later."""
     try:
         names = os.listdir(folder)
@@ -54,32 +54,32 @@ def forget(folder: str) -> None:
         atomic.remove_quietly(f"{folder}/{name}")
 
 
-def begin(store: Store, state_dir: str, boot_id: str, node: str) -> None:
+def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
     """Make both directories ready for this boot, gate held.
 
     STATE_DIR's boot id is written first: a crash in between leads to an adoption too many, never
     to a grant too many. LOCK_DIR's is written last: until then nothing is granted.
     """
     try:
-        kind = file_system(store.path)
+        kind = file_system_type(store.path)
     except (OSError, IndexError) as fault:
         raise Refusal(UNKNOWN, f"LOCK_DIR's file system: {fault}", "look at LOCK_DIR") from fault
-    if kind not in LOCAL:
+    if kind not in LOCAL_FILE_SYSTEMS:
         raise Refusal(
             BROKEN, f"LOCK_DIR {store.path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock"
         )
-    folders(store, state_dir)
-    if state_boot_id(state_dir) != boot_id:
-        forget(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
+    make_claim_folders(store, state_dir)
+    if read_state_boot_id(state_dir) != boot_id:
+        clear_folder(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
         from gpulock.store import adoption_state, claim_records
 
-        claim_records.limit_owed(state_dir)
-        adoption_state.begin(state_dir)
+        claim_records.limit_pending_records(state_dir)
+        adoption_state.begin_adoption_state(state_dir)
     try:
         write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
         if store.boot_id():
             atomic.remove_quietly(f"{store.path}/lost")  # of an earlier boot, on a kept LOCK_DIR
-        reserve_again(store, state_dir, boot_id, node)
+        restore_reserves(store, state_dir, boot_id, node)
         atomic.replace_file(f"{store.path}/boot_id", boot_id.encode() + b"\n")
     except OSError as fault:
         raise Refusal(
@@ -98,25 +98,25 @@ def write_boot_id(path: str, data: bytes) -> None:
         try:  # in place and of the same length: that needs no room
             if os.fstat(fd).st_size != len(data):
                 raise
-            atomic.write_all(fd, data)
+            atomic.write_descriptor(fd, data)
         finally:
             os.close(fd)
 
 
-def folders(store: Store, state_dir: str) -> None:
+def make_claim_folders(store: LockStore, state_dir: str) -> None:
     """Make the folders that every claim lists; raise Refusal(BROKEN)."""
     try:
         for folder in (store.locks_dir, store.released_dir):
-            make_folder(folder)
+            mkdir_if_missing(folder)
         for name in (quarantine.QUARANTINE, quarantine.RESERVES):
-            make_folder(f"{state_dir}/{name}")
+            mkdir_if_missing(f"{state_dir}/{name}")
     except OSError as fault:
         raise Refusal(
             BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
         ) from fault
 
 
-def mark_lost(store: Store) -> None:
+def mark_locks_lost(store: LockStore) -> None:
     """Note that locks of this boot were lost: from now on a device in use is not granted.
 
     A job whose shepherd was killed has no record to adopt, and its processes live on.
@@ -124,7 +124,7 @@ def mark_lost(store: Store) -> None:
     atomic.replace_file(f"{store.path}/lost", b"locks of this boot were lost\n")
 
 
-def was_lost(store: Store) -> bool:
+def locks_were_lost(store: LockStore) -> bool:
     """Return whether locks of this boot were lost; raise Refusal where that cannot be seen."""
     try:
         os.stat(f"{store.path}/lost")
@@ -135,10 +135,10 @@ def was_lost(store: Store) -> bool:
     return True
 
 
-def reserve_again(store: Store, state_dir: str, boot_id: str, node: str) -> None:
+def restore_reserves(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
     """Lock again what an administrator reserved before this boot."""
-    for device in quarantine.listed(state_dir, quarantine.RESERVES):
-        note = quarantine.read(state_dir, quarantine.RESERVES, device)
+    for device in quarantine.list_noted_devices(state_dir, quarantine.RESERVES):
+        note = quarantine.read_device_note(state_dir, quarantine.RESERVES, device)
         record = reserve_owner(device, note, boot_id, node)
         try:
             store.make(device, record)
@@ -159,7 +159,7 @@ def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) ->
         user=one_line(note.get("by", "root")),
         uid=os.geteuid(),
         boot_id=boot_id,
-        claimed_at=float(number(note.get("at", ""))),
+        claimed_at=float(int_or_zero(note.get("at", ""))),
         claimed_boottime=time.clock_gettime(time.CLOCK_BOOTTIME),
         token=os.urandom(8).hex(),
         devices=(device,),
@@ -167,7 +167,7 @@ def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) ->
     )
 
 
-def make_folder(path: str) -> None:
+def mkdir_if_missing(path: str) -> None:
     """Make one folder, or accept the one that is there."""
     try:
         os.mkdir(path, 0o755)
@@ -175,7 +175,7 @@ def make_folder(path: str) -> None:
         return
 
 
-def state_boot_id(state_dir: str) -> str:
+def read_state_boot_id(state_dir: str) -> str:
     """Return the boot that STATE_DIR saw last; raise Refusal where that cannot be found out."""
     try:
         return atomic.read_text(f"{state_dir}/boot_id").strip()
@@ -189,7 +189,7 @@ def state_boot_id(state_dir: str) -> str:
         raise Refusal(UNKNOWN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
 
 
-def file_system(path: str, proc_root: str = "/proc") -> str:
+def file_system_type(path: str, proc_root: str = "/proc") -> str:
     """Return the type of the file system `path` is on, as /proc/self/mountinfo names it.
 
     By mount id (fdinfo), which also tells btrfs and overlay mounts apart; statfs(2) has no face

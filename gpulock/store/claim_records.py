@@ -10,17 +10,17 @@ import os
 
 from gpulock.node.settings import Settings
 from gpulock.store import atomic, kv, owner
-from gpulock.store.locks import RELEASED_PRUNE, folders_in
+from gpulock.store.locks import RELEASED_PRUNE, count_folders
 from gpulock.store.owner import Owner
 
-FOLDER, OWED = "runs", "owed"
+FOLDER, PENDING_FOLDER = "runs", "owed"
 WITHOUT = "the claim has no record there, and its line in the history none after a reboot"
-OWED_CAP = 1000  # records that are kept over a boot
+PENDING_CAP = 1000  # records that are kept over a boot
 
 
-def keep(state_dir: str, record: Owner) -> str:
+def write_claim_record(state_dir: str, record: Owner) -> str:
     """Note a claim for a later adoption; return the file's path; raise OSError."""
-    data = owner.encode(record).encode("utf-8")
+    data = owner.encode_owner(record).encode("utf-8")
     path = f"{state_dir}/{FOLDER}/{record.token}"
     try:
         atomic.replace_file(path, data)
@@ -30,24 +30,24 @@ def keep(state_dir: str, record: Owner) -> str:
     return path
 
 
-def keep_or_mark(state_dir: str, record: Owner) -> tuple[str, str]:
+def write_record_or_mark(state_dir: str, record: Owner) -> tuple[str, str]:
     """Note a claim for a later adoption; return the file's path, or none and why; raise OSError.
 
     A full disk is no fault of this node's: the lock stands in LOCK_DIR, and it is noted that a
     record is missing. Where not even that can be noted the claim has no way to go on.
     """
     try:
-        return keep(state_dir, record), ""
+        return write_claim_record(state_dir, record), ""
     except OSError as fault:
         if fault.errno not in atomic.FULL:
             raise
         from gpulock.store import adoption_state
 
-        adoption_state.mark(state_dir)
+        adoption_state.mark_record_missing(state_dir)
         return "", f"STATE_DIR {state_dir}: {fault.strerror}: {WITHOUT}"
 
 
-def drop(state_dir: str, record: Owner, device: str) -> None:
+def drop_device_from_record(state_dir: str, record: Owner, device: str) -> None:
     """Take a device out of its claim's record, before its lock goes: nobody adopts it again.
 
     Where there is no room for that the record goes, and it is noted that one is missing; where
@@ -57,52 +57,54 @@ def drop(state_dir: str, record: Owner, device: str) -> None:
     left: tuple[str, ...] = ()
     try:
         if record.devices != (device,):
-            kept = owner.parse(atomic.read_text(path))
+            kept = owner.parse_owner(atomic.read_text(path))
             left = tuple([name for name in kept.devices if name != device])
         if left:
-            keep(state_dir, record.copy(devices=left))
+            write_claim_record(state_dir, record.copy(devices=left))
             return
     except FileNotFoundError:
         return
     except OSError as fault:
-        if fault.errno in atomic.FULL and not marked(state_dir):
+        if fault.errno in atomic.FULL and not try_mark_record_missing(state_dir):
             return
     except kv.MalformedError:
         pass  # whatever it is, it is no claim to come back to
     atomic.remove_quietly(path)
 
 
-def marked(state_dir: str) -> bool:
+def try_mark_record_missing(state_dir: str) -> bool:
     """Note that a record is missing; return whether that is noted."""
     from gpulock.store import adoption_state
 
     try:
-        adoption_state.mark(state_dir)
+        adoption_state.mark_record_missing(state_dir)
     except OSError:
         return False
     return True
 
 
-def owe(settings: Settings, record: Owner, kept: str, dir_fd: int | None = None) -> None:
+def record_pending_history(
+    settings: Settings, record: Owner, kept: str, dir_fd: int | None = None
+) -> None:
     """Note that a claim will be owed a line of the history; what fails here fails no job.
 
     `kept` is its record for adoption, below `dir_fd` where that is given. Where released locks
     pile up nobody writes a history: these records would pile up as well.
     """
-    folder = f"{settings.state_dir}/{OWED}"
+    folder = f"{settings.state_dir}/{PENDING_FOLDER}"
     try:
-        if folders_in(f"{settings.lock_dir}/released") >= RELEASED_PRUNE:
+        if count_folders(f"{settings.lock_dir}/released") >= RELEASED_PRUNE:
             return
         try:
-            _owe(folder, record, kept, dir_fd)
+            _link_pending_record(folder, record, kept, dir_fd)
         except FileNotFoundError:
             os.mkdir(folder, 0o755)
-            _owe(folder, record, kept, dir_fd)
+            _link_pending_record(folder, record, kept, dir_fd)
     except (OSError, ValueError):
         return
 
 
-def _owe(folder: str, record: Owner, kept: str, dir_fd: int | None) -> None:
+def _link_pending_record(folder: str, record: Owner, kept: str, dir_fd: int | None) -> None:
     """Link the record, which costs a tenth of a new file; or write it, on another file system."""
     path = f"{folder}/{record.token}"
     try:
@@ -110,16 +112,16 @@ def _owe(folder: str, record: Owner, kept: str, dir_fd: int | None) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        atomic.new_file(path, owner.encode(record).encode("utf-8"))
+        atomic.create_file(path, owner.encode_owner(record).encode("utf-8"))
 
 
-def limit_owed(state_dir: str) -> None:
+def limit_pending_records(state_dir: str) -> None:
     """Drop the oldest records once there are too many, as far as that is possible."""
-    folder = f"{state_dir}/{OWED}"
+    folder = f"{state_dir}/{PENDING_FOLDER}"
     try:
         names = os.listdir(folder)
         names.sort(key=lambda name: os.lstat(f"{folder}/{name}").st_mtime)
     except OSError:
         return
-    for name in names[: max(0, len(names) - OWED_CAP)]:
+    for name in names[: max(0, len(names) - PENDING_CAP)]:
         atomic.remove_quietly(f"{folder}/{name}")

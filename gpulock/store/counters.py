@@ -8,9 +8,9 @@ found the gate shut adds a line to `timeouts`; the next one that gets in folds i
 import os
 
 from gpulock.store import atomic, kv
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 
-# how a proof begins (gpulock.alloc.liveness, settle, sge.verdict, slurm.verdict), and its kind: a label
+# how a proof begins (alloc.liveness, alloc.reaper, the schedulers' verdicts), and its kind: a label
 PROOFS = (
     ("a claim cut short", "cut_short"),
     ("claimed before this boot", "reboot"),
@@ -24,16 +24,16 @@ OTHER_PROOF = "other"
 STREAK_JOBS, STREAK_OWNERS = 3, 2  # unknowns of so many jobs and owners in a row: a broken node
 
 
-class Totals:
+class ClaimCounters:
     """The counters as read; change them, then `save`."""
 
     __slots__ = ("_path", "_timeouts", "values")
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: LockStore) -> None:
         self._path = f"{store.path}/totals"
         self._timeouts = f"{store.path}/timeouts"
         try:
-            self.values = kv.decode(atomic.read_text(self._path))
+            self.values = kv.decode_pairs(atomic.read_text(self._path))
         except (OSError, kv.MalformedError):
             self.values = {}
 
@@ -45,17 +45,17 @@ class Totals:
             before = 0.0
         self.values[key] = f"{before + amount:.6f}".rstrip("0").rstrip(".")
 
-    def granted(self, waited: float) -> None:
+    def count_grant(self, waited: float) -> None:
         """Count a grant: a success ends the streak of unknowns."""
         self.values.pop("streak", None)
-        self.refused("granted", waited)
+        self.count_result("granted", waited)
 
-    def refused(self, kind: str, waited: float) -> None:
+    def count_result(self, kind: str, waited: float) -> None:
         """Count a claim by its result."""
         self.add(f"claims_{kind}")
         self.add("gate_wait_seconds", waited)
 
-    def streak(self, job: str, user: str) -> bool:
+    def note_unknown_streak(self, job: str, user: str) -> bool:
         """Note an unknown; return whether the streak now means a broken node."""
         entries = [e for e in self.values.get("streak", "").split(",") if e]
         entry = f"{user}:{job}".replace(",", "?")
@@ -78,12 +78,12 @@ class Totals:
         """Write the counters; what fails is lost, and stops nobody."""
         self.fold_timeouts()
         try:
-            atomic.replace_file(self._path, kv.encode(list(self.values.items())).encode())
+            atomic.replace_file(self._path, kv.encode_pairs(list(self.values.items())).encode())
         except (OSError, ValueError):
             return
 
 
-def kind_of(proof: str) -> str:
+def proof_kind(proof: str) -> str:
     """Return of which kind a proof of death is, one of few words."""
     for beginning, kind in PROOFS:
         if proof.startswith(beginning):
@@ -91,13 +91,13 @@ def kind_of(proof: str) -> str:
     return OTHER_PROOF
 
 
-def note_timeout(store: Store) -> None:
+def note_lock_timeout(store: LockStore) -> None:
     """Count, without the gate, that the gate stayed shut: one byte a time."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(f"{store.path}/timeouts", flags, 0o644)
         try:
-            atomic.write_all(fd, b".")
+            atomic.write_descriptor(fd, b".")
         finally:
             os.close(fd)
     except OSError:

@@ -12,8 +12,8 @@ import os
 import stat
 import time
 
-from gpulock.deadline import Deadline, boottime
-from gpulock.errors import BROKEN, GateShutError, Refusal
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.errors import BROKEN, LockTimeout, Refusal
 
 NAME = "gate"
 FIRST_PAUSE = 0.0005  # seconds; a claim takes less than that on tmpfs
@@ -37,13 +37,13 @@ class Gate:
         self.waited = 0.0
 
     def __enter__(self) -> "Gate":
-        begun = boottime()
+        begun = clock_boottime()
         while True:
             self._fd = self._open()
             try:
                 self._lock()
                 if self._still_the_path():
-                    self.waited = boottime() - begun
+                    self.waited = clock_boottime() - begun
                     return self
             except BaseException:
                 os.close(self._fd)
@@ -88,7 +88,7 @@ class Gate:
                         BROKEN, f"the gate cannot be locked: {fault}", "look at LOCK_DIR"
                     ) from fault
             if left <= 0:
-                raise GateShutError(self._path)
+                raise LockTimeout(self._path)
             time.sleep(min(pause, left))
             pause = min(pause * 2, LONGEST_PAUSE)
 

@@ -9,22 +9,26 @@ class MalformedError(ValueError):
     """Say that a text is not what its format promises."""
 
 
-def clean(value: str) -> bool:
+def is_single_line(value: str) -> bool:
     """Return whether `value` may stand on one line: no control character in it."""
     return value.isprintable() or not any(c < " " or c == "\x7f" for c in value)
 
 
-def encode(pairs: "list[tuple[str, str]]") -> str:
+def encode_pairs(pairs: "list[tuple[str, str]]") -> str:
     """Return the pairs as lines; raise MalformedError for a control character or a bad key."""
     text = "".join([f"{key}={value}\n" for key, value in pairs])
-    whole = text.count("\n") == len(pairs) and clean(text.replace("\n", " "))
+    whole = text.count("\n") == len(pairs) and is_single_line(text.replace("\n", " "))
     if whole and all([key and "=" not in key for key, _ in pairs]):
         return text
-    wrong = [p for p in pairs if not p[0] or "=" in p[0] or not (clean(p[0]) and clean(p[1]))]
+    wrong = [
+        p
+        for p in pairs
+        if not p[0] or "=" in p[0] or not (is_single_line(p[0]) and is_single_line(p[1]))
+    ]
     raise MalformedError(f"{wrong[0][0]!r}={wrong[0][1]!r} cannot be written on one line")
 
 
-def decode(text: str) -> dict[str, str]:
+def decode_pairs(text: str) -> dict[str, str]:
     """Return the pairs of `text`; raise MalformedError for a line without `=` or a key twice."""
     pairs: dict[str, str] = {}
     for line in text.split("\n"):
@@ -39,9 +43,9 @@ def decode(text: str) -> dict[str, str]:
     return pairs
 
 
-def decode_versioned(text: str, first_line: str) -> dict[str, str]:
+def decode_versioned_pairs(text: str, first_line: str) -> dict[str, str]:
     """Return the pairs below the version line; raise MalformedError when it is another one."""
     head, _, body = text.partition("\n")
     if head != first_line:
         raise MalformedError(f"begins with {head[:40]!r}, not with {first_line!r}")
-    return decode(body)
+    return decode_pairs(body)

@@ -49,7 +49,7 @@ class Lock:
         return [gid for gid in own + [anchor[2] for anchor in self.anchors] if gid]
 
 
-class Store:
+class LockStore:
     """The lock directory at `path`; paths are made, nothing is opened before it is asked for."""
 
     __slots__ = ("locks_dir", "path", "released_dir")
@@ -93,7 +93,7 @@ class Store:
         except OSError as fault:
             raise Refusal(UNKNOWN, f"boot_id: {fault}", "look at LOCK_DIR") from fault
 
-    def all(self) -> dict[str, Lock]:
+    def read_all_locks(self) -> dict[str, Lock]:
         """Return every lock by id; raise Refusal where the directory cannot be read."""
         try:
             names = sorted(os.listdir(self.locks_dir))
@@ -104,7 +104,9 @@ class Store:
     def read(self, name: str) -> Lock:
         """Return one lock; a record that cannot be read or understood is a `fault`."""
         try:
-            return Lock(name, owner.parse(atomic.read_text(f"{self.locks_dir}/{name}/owner")), "")
+            return Lock(
+                name, owner.parse_owner(atomic.read_text(f"{self.locks_dir}/{name}/owner")), ""
+            )
         except FileNotFoundError:
             return Lock(name, None, "")
         except (OSError, kv.MalformedError) as fault:
@@ -135,7 +137,7 @@ class Store:
 
     def make(self, name: str, record: Owner) -> None:
         """Lock one device: mkdir, then the owner; raise OSError (EEXIST: it is held)."""
-        self.make_text(name, owner.encode(record))
+        self.make_text(name, owner.encode_owner(record))
 
     def make_text(self, name: str, text: str) -> None:
         """Lock one device for the owner that `text` describes."""
@@ -145,7 +147,7 @@ class Store:
 
     def rewrite(self, name: str, record: Owner) -> None:
         """Replace the owner record of a lock that is held."""
-        data = owner.encode(record).encode("utf-8")
+        data = owner.encode_owner(record).encode("utf-8")
         atomic.replace_file(f"{self.locks_dir}/{name}/owner", data)
 
     def undo(self, name: str) -> None:
@@ -183,7 +185,7 @@ class Store:
         of another boot than `boot_id` it is not noted when that is by CLOCK_BOOTTIME.
         """
         ours = lock.owner.token if lock.owner else None
-        if lock.fault or not self.still(lock.id, ours):
+        if lock.fault or not self.has_token(lock.id, ours):
             raise Refusal(UNKNOWN, f"the lock of {lock.id} changed meanwhile", "try again")
         if ours is None:
             atomic.remove_folder(f"{self.locks_dir}/{lock.id}")
@@ -208,16 +210,16 @@ class Store:
         times = [("released_at", f"{time.time():.3f}")]
         times += [("released_boottime", f"{boottime:.3f}")] if ended_here else []
         try:
-            data = kv.encode([*times, ("how", how)]).encode()
+            data = kv.encode_pairs([*times, ("how", how)]).encode()
             try:
-                atomic.new_file(path, data)
+                atomic.create_file(path, data)
             except FileExistsError:  # of a release that was cut short
                 os.unlink(path)
-                atomic.new_file(path, data)
+                atomic.create_file(path, data)
         except (OSError, ValueError):
             return
 
-    def still(self, name: str, token: str | None) -> bool:
+    def has_token(self, name: str, token: str | None) -> bool:
         """Return whether a lock has this token, or for None no owner; raise OSError."""
         try:
             text = atomic.read_text(f"{self.locks_dir}/{name}/owner")
@@ -227,7 +229,7 @@ class Store:
 
     def prune(self) -> None:
         """Drop the oldest released locks once there are too many; one stat where there are not."""
-        if folders_in(self.released_dir) < RELEASED_CAP:
+        if count_folders(self.released_dir) < RELEASED_CAP:
             return
         names = os.listdir(self.released_dir)
         names.sort(key=lambda name: os.lstat(f"{self.released_dir}/{name}").st_mtime)
@@ -235,7 +237,7 @@ class Store:
             atomic.remove_folder(f"{self.released_dir}/{name}")
 
 
-def folders_in(path: str) -> int:
+def count_folders(path: str) -> int:
     """Return how many folders are in one; raise OSError.
 
     One stat where the links are counted. btrfs, a merged overlay, and ext4 beyond 65,000 say 1.

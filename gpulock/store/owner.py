@@ -77,12 +77,12 @@ class Owner:
     comment: str
 
     def __init__(self, **fields: object) -> None:
-        self.__dict__ = known({**BLANK, **fields})
+        self.__dict__ = check_owner_fields({**BLANK, **fields})
 
     def copy(self, **changes: object) -> "Owner":
         """Return the same record with some fields changed."""
         other = Owner.__new__(Owner)
-        other.__dict__ = known({**self.__dict__, **changes})
+        other.__dict__ = check_owner_fields({**self.__dict__, **changes})
         return other
 
     def key(self) -> tuple[str, str, str, str, str]:
@@ -103,14 +103,14 @@ class Owner:
         return self.job_id if self.task_id in ("", "1") else f"{self.job_id}.{self.task_id}"
 
 
-def known(fields: dict[str, object]) -> dict[str, object]:
+def check_owner_fields(fields: dict[str, object]) -> dict[str, object]:
     """Return the fields of a record; raise TypeError for one that FIELDS does not have."""
     if len(fields) != len(BLANK):
         raise TypeError(f"no such field: {sorted(set(fields) - set(BLANK))}")
     return fields
 
 
-def encode(owner: Owner) -> str:
+def encode_owner(owner: Owner) -> str:
     """Return the record as text; raise kv.MalformedError for a control character in a field."""
     pairs: list[tuple[str, str]] = []
     values = owner.__dict__
@@ -124,13 +124,13 @@ def encode(owner: Owner) -> str:
             pairs.append((key, f"{value:.3f}"))
         else:
             pairs.append((key, str(value)))
-    return VERSION_LINE + "\n" + kv.encode(pairs)
+    return VERSION_LINE + "\n" + kv.encode_pairs(pairs)
 
 
-def parse(text: str) -> Owner:
+def parse_owner(text: str) -> Owner:
     """Return the record; raise kv.MalformedError for another version or a bad number."""
     fields: dict[str, object] = {}
-    for key, value in kv.decode_versioned(text, VERSION_LINE).items():
+    for key, value in kv.decode_versioned_pairs(text, VERSION_LINE).items():
         kind = TYPES.get(key)
         try:
             if kind == TEXT:

@@ -15,7 +15,7 @@ QUARANTINE, RESERVES = "quarantine", "reserves"
 POLICY = "gpulock"  # by whom, where no administrator did it; the cause stands before a colon
 
 
-def listed(state_dir: str, folder: str) -> list[str]:
+def list_noted_devices(state_dir: str, folder: str) -> list[str]:
     """Return the ids in one folder; raise Refusal(BROKEN) when it cannot be read (fail closed)."""
     try:
         return sorted([n for n in os.listdir(f"{state_dir}/{folder}") if not n.startswith(".")])
@@ -25,15 +25,15 @@ def listed(state_dir: str, folder: str) -> list[str]:
         ) from fault
 
 
-def read(state_dir: str, folder: str, device: str) -> dict[str, str]:
+def read_device_note(state_dir: str, folder: str, device: str) -> dict[str, str]:
     """Return what is noted of one device; a note that cannot be read still counts."""
     try:
-        return kv.decode(atomic.read_text(f"{state_dir}/{folder}/{device}"))
+        return kv.decode_pairs(atomic.read_text(f"{state_dir}/{folder}/{device}"))
     except (OSError, kv.MalformedError) as fault:
         return {"because": f"unreadable note: {fault}"}
 
 
-def put(
+def write_device_note(
     state_dir: str,
     folder: str,
     device: str,
@@ -46,26 +46,26 @@ def put(
     Raises OSError or kv.MalformedError.
     """
     pairs = [("by", by), ("because", because), ("at", f"{time.time():.0f}"), *more]
-    durably(f"{state_dir}/{folder}/{device}", kv.encode(pairs).encode())
+    replace_file_durably(f"{state_dir}/{folder}/{device}", kv.encode_pairs(pairs).encode())
 
 
-def lift(state_dir: str, folder: str, device: str) -> None:
+def remove_device_note(state_dir: str, folder: str, device: str) -> None:
     """Take a note back; raise FileNotFoundError when there is none."""
     os.unlink(f"{state_dir}/{folder}/{device}")
-    sync(f"{state_dir}/{folder}")
+    fsync_path(f"{state_dir}/{folder}")
 
 
-def durably(path: str, data: bytes) -> None:
+def replace_file_durably(path: str, data: bytes) -> None:
     """Put `data` in the place of `path` so that it outlives a power cut; raise OSError.
 
     A rename alone may outlive one as an empty file: ext4 allocates late.
     """
     atomic.replace_file(path, data)
-    sync(path)
-    sync(f"{path.rpartition('/')[0]}/.")  # STATE_DIR may be a link
+    fsync_path(path)
+    fsync_path(f"{path.rpartition('/')[0]}/.")  # STATE_DIR may be a link
 
 
-def sync(path: str) -> None:
+def fsync_path(path: str) -> None:
     """Make a file, or what a folder lists, survive a power cut."""
     fd = os.open(path, atomic.OPEN_READ)
     try:

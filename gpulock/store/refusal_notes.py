@@ -15,19 +15,19 @@ FOLDER = "refused"
 MOST = 200  # notes; more than that nobody takes away
 
 
-def keep(lock_dir: str, job: str, sentence: str) -> None:
+def write_refusal_note(lock_dir: str, job: str, sentence: str) -> None:
     """Leave a note of a refused job; a later one of the same job takes its place."""
     if not (job.isascii() and job.isdigit()):
         return
     folder = f"{lock_dir}/{FOLDER}"
     try:
-        if len(os.listdir(make(folder))) < MOST:
+        if len(os.listdir(make_refusal_folder(folder))) < MOST:
             atomic.replace_file(f"{folder}/{job}", sentence.encode("utf-8", "backslashreplace"))
     except OSError:
         return
 
 
-def make(folder: str) -> str:
+def make_refusal_folder(folder: str) -> str:
     """Make the folder where it is missing; return it."""
     try:
         os.mkdir(folder, 0o755)

@@ -7,7 +7,7 @@ alive.
 """
 
 from gpulock.alloc.liveness import Verdict
-from gpulock.deadline import boottime
+from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 from gpulock.store import atomic, kv
 
@@ -17,30 +17,30 @@ FRESH = 3 * PERIOD
 ROUNDING = 0.001  # seconds: what is written as milliseconds may be rounded up
 
 
-def write(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> None:
+def write_verdicts(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> None:
     """Replace the verdicts, by token; raise OSError."""
-    pairs = [("boot_id", boot_id), ("checked_boottime", f"{boottime():.3f}")]
+    pairs = [("boot_id", boot_id), ("checked_boottime", f"{clock_boottime():.3f}")]
     pairs += [
         (token, f"{v.state} {one_line(v.proof)}")
         for token, v in sorted(found.items())
         if token.isalnum()
     ]
-    data = f"{VERSION_LINE}\n{kv.encode(pairs)}"
+    data = f"{VERSION_LINE}\n{kv.encode_pairs(pairs)}"
     atomic.replace_file(f"{lock_dir}/verdicts", data.encode("utf-8", "replace"))
 
 
-def read(lock_dir: str, now: float, boot_id: str) -> dict[str, Verdict] | None:
+def read_fresh_verdicts(lock_dir: str, now: float, boot_id: str) -> dict[str, Verdict] | None:
     """Return the verdicts by token, None where there are none that are fresh.
 
     `now` is CLOCK_BOOTTIME in seconds, `boot_id` this boot: a LOCK_DIR may be kept over a reboot.
     """
     try:
-        return published(lock_dir, now, boot_id)[0]
+        return read_dated_verdicts(lock_dir, now, boot_id)[0]
     except (OSError, ValueError):
         return None
 
 
-def published(
+def read_dated_verdicts(
     lock_dir: str, now: float, boot_id: str
 ) -> tuple[dict[str, Verdict] | None, float | None]:
     """Return the verdicts as `read` does, and when they were made, also where that is long ago.
@@ -52,7 +52,7 @@ def published(
         text = atomic.read_text(f"{lock_dir}/verdicts", 1 << 20)
     except FileNotFoundError:
         return None, None
-    pairs = kv.decode_versioned(text, VERSION_LINE)
+    pairs = kv.decode_versioned_pairs(text, VERSION_LINE)
     written_in = pairs.pop("boot_id", "")
     checked = float(pairs.pop("checked_boottime", "nan"))
     if written_in != boot_id or not 0 <= checked <= now + ROUNDING:

@@ -7,14 +7,16 @@ import re
 from collections.abc import Sequence
 
 from gpulock.alloc import states
-from gpulock.alloc.memory_check import FIRST
-from gpulock.alloc.states import Row
-from gpulock.daemon.health.recovery import comes_back
+from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
+from gpulock.alloc.states import DeviceState
+from gpulock.daemon.health.recovery import describe_recovery
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
 from gpulock.text.words import FORCE, device_name
 
-ALIVE = re.compile(r"\bprocess ([0-9]+)\b")  # in the proof of a verdict: the one that runs
+PROCESS_IN_PROOF = re.compile(
+    r"\bprocess ([0-9]+)\b"
+)  # in the proof of a verdict: the one that runs
 
 ADMINISTRATOR = "an administrator"  # who alone brings back what he took out
 SIMPLE = {
@@ -25,7 +27,9 @@ SIMPLE = {
 REMEMBERS = ("the exporter's next look at its memory, and a reap after it", "gpulock reap")
 
 
-def advice(row: Row, proof: str = "", stray: str = "", pids: Sequence[int] = ()) -> tuple[str, str]:
+def advise_device_release(
+    row: DeviceState, proof: str = "", stray: str = "", pids: Sequence[int] = ()
+) -> tuple[str, str]:
     """Return (what frees it, next command); `proof` is the verdict's, where there is one.
 
     `stray` is the path of what stands in the place of a lock's folder, `pids` are processes that
@@ -34,43 +38,43 @@ def advice(row: Row, proof: str = "", stray: str = "", pids: Sequence[int] = ())
     name = device_name(row.device) if row.device else row.id
     record = row.lock.owner if row.lock else None
     if row.state == states.MISSING:
-        return missing(row, name)
+        return advise_missing_card(row, name)
     if stray:
         return "its removal: it is no folder, and so no lock", f"rm {stray}"
     if row.state == states.FOREIGN or (row.lock and row.lock.orphans):
-        return in_use(row, name, pids)
+        return advise_open_device(row, name, pids)
     if row.state == states.QUARANTINED:
-        return of_quarantine(row.reason), restoring(row)
+        return quarantine_end_condition(row.reason), restore_hint(row)
     if row.state in SIMPLE:
-        return REMEMBERS if row.reason.endswith(FIRST) else SIMPLE[row.state]
+        return REMEMBERS if row.reason.endswith(MEMORY_CHECK_PENDING) else SIMPLE[row.state]
     if record is None or (row.lock and row.lock.fault):
-        return unread(row, name)
+        return advise_unreadable_lock(row, name)
     if row.state == states.NOT_KNOWN:
         return "a reap that can prove its end", f"gpulock reap, or {FORCE.format(name)}"
-    return held(record, name, proof)
+    return advise_held_device(record, name, proof)
 
 
-def in_use(row: Row, name: str, pids: Sequence[int]) -> tuple[str, str]:
+def advise_open_device(row: DeviceState, name: str, pids: Sequence[int]) -> tuple[str, str]:
     """Return the advice for a device that somebody has open who ought not to."""
     if row.lock is not None:
-        return "a reap, once nobody has it open", f"{ending(pids)}, then gpulock reap"
+        return "a reap, once nobody has it open", f"{end_process_hint(pids)}, then gpulock reap"
     out = f'gpulock quarantine {name} --because "TEXT"'
-    return "the end of whoever has it open", f"{ending(pids)}, or {out}"
+    return "the end of whoever has it open", f"{end_process_hint(pids)}, or {out}"
 
 
-def unread(row: Row, name: str) -> tuple[str, str]:
+def advise_unreadable_lock(row: DeviceState, name: str) -> tuple[str, str]:
     """Return the advice for a lock without an owner that can be read."""
     if row.lock and row.lock.fault:
         return "an administrator: no reap frees what it cannot read", FORCE.format(name)
     return "a reap, where no claim is at work", "gpulock reap"
 
 
-def ending(pids: Sequence[int]) -> str:
+def end_process_hint(pids: Sequence[int]) -> str:
     """Return how to end whoever has a device open: the first of them by name."""
     return f"end process {pids[0]} (ps -fp {pids[0]} shows it)" if pids else "end that process"
 
 
-def restoring(row: Row) -> str:
+def restore_hint(row: DeviceState) -> str:
     """Return what puts a device back into service: an instance may be out by its card."""
     assert row.device is not None
     if row.noted in ("", row.id):
@@ -78,13 +82,13 @@ def restoring(row: Row) -> str:
     return f"gpulock restore {row.device.index if row.noted == row.device.bus else row.noted}"
 
 
-def of_quarantine(reason: str) -> str:
+def quarantine_end_condition(reason: str) -> str:
     """Return what brings a device back; the reason ends with who took it out."""
     why, _, who = reason.rpartition(" (")
-    return comes_back(why) if who == f"{POLICY})" else ADMINISTRATOR
+    return describe_recovery(why) if who == f"{POLICY})" else ADMINISTRATOR
 
 
-def missing(row: Row, name: str) -> tuple[str, str]:
+def advise_missing_card(row: DeviceState, name: str) -> tuple[str, str]:
     """Return the advice for a card that is not there."""
     if row.device is not None:
         return "a driver that can read the card again", "look at dmesg for NVRM and Xid"
@@ -93,12 +97,12 @@ def missing(row: Row, name: str) -> tuple[str, str]:
     return "the card, back on the bus", "look at dmesg for NVRM and Xid"
 
 
-def held(record: Owner, name: str, proof: str) -> tuple[str, str]:
+def advise_held_device(record: Owner, name: str, proof: str) -> tuple[str, str]:
     """Return the advice for a device whose owner lives."""
     if record.scheduler == "admin":
         return "an administrator", f"gpulock unreserve {name}"
     if record.scheduler == "process":
-        found = ALIVE.search(proof)
+        found = PROCESS_IN_PROOF.search(proof)
         pid = found[1] if found else record.pid
         return "the end of that process", f"look at it: ps -fp {pid}"
     if record.settling or "without a shepherd" in proof:

@@ -71,17 +71,19 @@ def uncut_width() -> int:
     return terminal_width() if cut else UNCUT
 
 
-def render(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> list[str]:
+def render_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
+) -> list[str]:
     """Return the lines of a table no wider than `width` where its columns can shrink so far."""
-    columns, rows = fitting(columns, rows, width)
-    widths = natural(columns, rows)
-    shrink(widths, columns, width)
+    columns, rows = fit_table_columns(columns, rows, width)
+    widths = natural_column_widths(columns, rows)
+    shrink_columns(widths, columns, width)
     head = [Cell(column.title) for column in columns]
-    lines = [click.style(line_of(head, columns, widths), bold=True)]
-    return [*lines, *(line_of(row, columns, widths) for row in rows)]
+    lines = [click.style(format_table_line(head, columns, widths), bold=True)]
+    return [*lines, *(format_table_line(row, columns, widths) for row in rows)]
 
 
-def fitting(
+def fit_table_columns(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
 ) -> tuple[list[Column], list[list[Cell]]]:
     """Return the columns that fit into `width` once they have shrunk, and their cells."""
@@ -93,16 +95,16 @@ def fitting(
     while True:
         left = [columns[n] for n in kept]
         cells = [[row[n] for n in kept] for row in rows]
-        widths = natural(left, cells)
+        widths = natural_column_widths(left, cells)
         last = max(kept, key=lambda n: columns[n].drop)
         if columns[last].drop < EARLY:
-            shrink(widths, left, width)
-        if total(widths) <= width or not columns[last].drop:
+            shrink_columns(widths, left, width)
+        if total_table_width(widths) <= width or not columns[last].drop:
             return left, cells
         kept.remove(last)
 
 
-def natural(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
+def natural_column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
     """Return how wide each column is by itself."""
     return [
         max([len(column.title), *(len(row[n].text) for row in rows)])
@@ -110,14 +112,14 @@ def natural(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[i
     ]
 
 
-def total(widths: Sequence[int]) -> int:
+def total_table_width(widths: Sequence[int]) -> int:
     """Return how wide a table is."""
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
-def shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:
+def shrink_columns(widths: list[int], columns: Sequence[Column], width: int) -> None:
     """Take columns off the widest that may shrink until the table fits."""
-    while total(widths) > width:
+    while total_table_width(widths) > width:
         spare = [
             (widths[n] - column.least, n)
             for n, column in enumerate(columns)
@@ -128,33 +130,33 @@ def shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:
         widths[max(spare)[1]] -= 1
 
 
-def line_of(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]) -> str:
+def format_table_line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]) -> str:
     """Return one line: padded first, coloured then, no blanks at its end."""
     parts: list[str] = []
     last = len(columns) - 1
     for n, (cell, column, width) in enumerate(zip(row, columns, widths, strict=True)):
-        text = clip(cell.text, width)
+        text = clip_text(cell.text, width)
         padded = text.rjust(width) if column.right else text if n == last else text.ljust(width)
-        parts.append(padded.replace(text, paint(text, cell.colour), 1) if text else padded)
+        parts.append(padded.replace(text, paint_text(text, cell.colour), 1) if text else padded)
     return GAP.join(parts).rstrip()
 
 
-def clip(text: str, width: int) -> str:
+def clip_text(text: str, width: int) -> str:
     """Return `text` cut to `width` with an ellipsis."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def paint(text: str, colour: str | None) -> str:
+def paint_text(text: str, colour: str | None) -> str:
     """Return the text in a colour; click takes it out again where stdout is no terminal."""
     return click.style(text, fg=colour) if colour else text
 
 
-def bold(text: str) -> str:
+def bold_text(text: str) -> str:
     """Return the text in bold."""
     return click.style(text, bold=True)
 
 
-def flow(head: str, words: Sequence[str], width: int) -> list[str]:
+def wrap_word_list(head: str, words: Sequence[str], width: int) -> list[str]:
     """Return `head: word, word` as lines no longer than `width`; words may be painted."""
     lines = [f"{head}:"]
     for number, word in enumerate(words):
@@ -165,7 +167,7 @@ def flow(head: str, words: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
+def render_facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
     """Return indented lines of label and text, long texts wrapped below their beginning."""
     lines: list[str] = []
     indent = max([len(label) for label, _ in pairs], default=0) + 2

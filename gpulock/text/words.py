@@ -26,7 +26,7 @@ def parse_duration(text: str) -> float:
     return float(sum(int(number) * UNITS[unit] for number, unit in parts))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return `37s`, `12m`, `04:12` (hours and minutes) or `2d 03:15`."""
     whole = max(0, int(seconds))
     if whole < MINUTE:
@@ -44,7 +44,7 @@ def held_seconds(record: Owner, boot_id: str, boottime: float, now: float) -> fl
     return max(0.0, now - record.claimed_at)
 
 
-def moment(epoch: float) -> str:
+def format_local_time(epoch: float) -> str:
     """Return a point in time as people write it, in their zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch))
 
@@ -61,7 +61,7 @@ def device_name(device: Device) -> str:
     return f"{device.index}:{device.id[len(device.bus) + 1 :]}"
 
 
-def label_of(name: str, devices: Iterable[Device]) -> str:
+def format_device_label(name: str, devices: Iterable[Device]) -> str:
     """Return `GPU 3` for a lock id, the id itself where the driver does not show it."""
     for device in devices:
         if device.id == name:
@@ -69,7 +69,7 @@ def label_of(name: str, devices: Iterable[Device]) -> str:
     return name
 
 
-def listing(ids: Iterable[str], devices: list[Device]) -> str:
+def format_device_list(ids: Iterable[str], devices: list[Device]) -> str:
     """Return `GPU 3` or `GPUs 0, 3` for lock ids, in the order of the node."""
     wanted = list(ids)
     known = [device_name(device) for device in devices if device.id in wanted]
@@ -78,7 +78,7 @@ def listing(ids: Iterable[str], devices: list[Device]) -> str:
     return f"GPU{'s' if len(names) != 1 else ''} {', '.join(names) or 'none'}"
 
 
-def holder(record: Owner) -> str:
+def format_lock_holder(record: Owner) -> str:
     """Return who holds a lock: `job 12.3 of alice`, `pid 4711 of bob`, `a reserve of root`."""
     if record.scheduler == "admin":
         return f"a reserve of {record.user}"
@@ -87,7 +87,7 @@ def holder(record: Owner) -> str:
     return f"job {record.job()} of {record.user}"
 
 
-def counted(number: int, thing: str) -> str:
+def format_count(number: int, thing: str) -> str:
     """Return `1 GPU`, `2 GPUs`, `1 process`, `2 processes`."""
     plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
     return f"{number} {thing if number == 1 else plural}"

@@ -8,7 +8,7 @@ import sys
 
 from gpulock.workstation import tickets
 from gpulock.workstation.peer import Peer
-from gpulock.workstation.wire import Reply, Request, encode_reply
+from gpulock.workstation.wire import SocketReply, SocketRequest, encode_reply
 
 RARELY = 1.0  # seconds between two lines to one who waits
 
@@ -24,18 +24,18 @@ class Client:
     def __init__(self, connection: socket.socket, peer: Peer, now: float) -> None:
         self.connection = connection
         self.peer = peer
-        self.request: Request | None = None
+        self.request: SocketRequest | None = None
         self.since = now
         self.ticket = ""
         self.until = now
-        self._last: Reply | None = None
+        self._last: SocketReply | None = None
         self._told = now - RARELY
 
-    def number(self) -> int:
+    def ticket_number(self) -> int:
         """Return the number of the ticket; who has none yet comes last."""
-        return tickets.parse(self.ticket)[0] if self.ticket else sys.maxsize
+        return tickets.parse_ticket(self.ticket)[0] if self.ticket else sys.maxsize
 
-    def send(self, reply: Reply) -> bool:
+    def send(self, reply: SocketReply) -> bool:
         """Send a reply; return whether it is on its way. Who does not read is not waited for."""
         try:
             self.connection.send(encode_reply(reply))
@@ -43,7 +43,7 @@ class Client:
             return False
         return True
 
-    def tell(self, reply: Reply, now: float) -> None:
+    def send_if_changed(self, reply: SocketReply, now: float) -> None:
         """Say how the waiting goes, where that changed."""
         if reply != self._last and now >= self._told + RARELY:
             self._last, self._told = reply, now

@@ -13,7 +13,7 @@ import select
 import socket
 import struct
 
-from gpulock.errors import SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
 
 PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
@@ -40,14 +40,14 @@ class Peer:
             os.close(self.fd)
             self.fd = -1
 
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether that process has ended."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         return bool(poll.poll(0))
 
 
-def peer_of(connection: socket.socket) -> Peer:
+def identify_peer(connection: socket.socket) -> Peer:
     """Return who connected; raise Refusal for one that is gone or of another pid namespace."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, uid, _ = CREDENTIALS.unpack(data)
@@ -65,7 +65,7 @@ def peer_of(connection: socket.socket) -> Peer:
         raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "try again") from fault
 
 
-def check_holder(peer: Peer, proc: Proc, pid: int, start: int) -> None:
+def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:
     """Raise Refusal unless `peer` may hold devices with process `pid` of that start time.
 
     Its own process, or another of the same user: never another user's, nor one that runs with
@@ -76,8 +76,8 @@ def check_holder(peer: Peer, proc: Proc, pid: int, start: int) -> None:
     except (OSError, ValueError) as fault:
         raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "is it alive?") from fault
     if set(uids[:3]) != {peer.uid}:
-        raise Refusal(SENSELESS, f"process {pid} is not yours", "claim for one of your own")
+        raise Refusal(INVALID_REQUEST, f"process {pid} is not yours", "claim for one of your own")
     if found != start:
-        raise Refusal(SENSELESS, f"process {pid} is another by now", "try again")
-    if pid == peer.pid and peer.gone():
+        raise Refusal(INVALID_REQUEST, f"process {pid} is another by now", "try again")
+    if pid == peer.pid and peer.has_ended():
         raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")

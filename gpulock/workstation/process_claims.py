@@ -11,35 +11,38 @@ from __future__ import annotations
 import os
 
 from gpulock.alloc import liveness
-from gpulock.alloc.claim import claim, claim_quiet
+from gpulock.alloc.claim import claim_devices, claim_preferring_unused
 from gpulock.alloc.grant import Grant
-from gpulock.alloc.liveness import Judge, Scan
+from gpulock.alloc.liveness import Judge, ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.sge import hook
-from gpulock.sge.verdict import Rule
+from gpulock.sge.verdict import SgeJobRule
 from gpulock.slurm import verdict
-from gpulock.slurm.scontrol import Control
-from gpulock.slurm.steps import Steps
+from gpulock.slurm.scontrol import SlurmctldClient
+from gpulock.slurm.steps import SlurmSteps
 from gpulock.store import boot, claim_records
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
 
-def judge(node: Node, control: Control | None = None) -> Judge:
+def make_liveness_judge(node: Node, control: SlurmctldClient | None = None) -> Judge:
     """Return a judge of every kind of lock this version knows; `control` asks slurmctld."""
-    steps = Steps(node.settings)
-    rules: dict[str, liveness.Rule] = {
-        "sge": Rule(bool(node.settings.simulation)),
-        "slurm": verdict.Rule(steps, control or Control(node.settings)),
+    steps = SlurmSteps(node.settings)
+    rules: dict[str, liveness.LivenessRule] = {
+        "sge": SgeJobRule(bool(node.settings.simulation)),
+        "slurm": verdict.SlurmJobRule(steps, control or SlurmctldClient(node.settings)),
         "process": liveness.process_verdict,
     }
-    members: dict[str, liveness.Members] = {"slurm": steps.left, **hook.members(node)}
-    return Judge(node.boot_id, node.name, Scan(node.proc), rules, members, steps.attach)
+    members: dict[str, liveness.LeftoverCheck] = {
+        "slurm": steps.describe_leftover,
+        **hook.make_sge_members(node),
+    }
+    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, steps.attach)
 
 
-def template(node: Node, pid: int, user: str, comment: str = "") -> Owner:
+def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Owner:
     """Return the record of a claim held by process `pid`; raise Refusal when it is not there."""
     try:
         stat = node.proc.stat(pid)
@@ -58,16 +61,18 @@ def template(node: Node, pid: int, user: str, comment: str = "") -> Owner:
         user=one_line(user),
         uid=uid,
         boot_id=node.boot_id,
-        pid_ns=node.proc.here(),
+        pid_ns=node.proc.pid_namespace_or_empty(),
         comment=one_line(comment),
     )
 
 
-def holds_other(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) -> tuple[str, ...]:
+def find_other_process_grant(
+    node: Node, record: Owner, count: int, wanted: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return what the process of `record` holds in another grant: it may have one."""
     if not node.store.exists():
         return ()
-    for lock in node.store.all().values():
+    for lock in node.store.read_all_locks().values():
         other = lock.owner
         if other is None or other.key() != record.key():
             continue
@@ -78,7 +83,7 @@ def holds_other(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) 
     return ()
 
 
-def prepare(node: Node) -> None:
+def ensure_node_dirs(node: Node) -> None:
     """Make LOCK_DIR and STATE_DIR where they are missing and may be made; raise Refusal."""
     for path in (node.settings.state_dir, node.settings.lock_dir):
         try:
@@ -91,25 +96,31 @@ def prepare(node: Node) -> None:
             ) from fault
     node.store.check()
     with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
-        boot.make_ready(node.store, node.settings.state_dir, node.boot_id, node.name)
+        boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
 
 
-def claim_for(
+def claim_for_process(
     node: Node, record: Owner, count: int, wanted: tuple[str, ...], deadline: Deadline
 ) -> Grant:
     """Claim for a process, and note it for a later adoption; raise Refusal."""
     if wanted:
-        grant = claim(node, record, count, lambda: judge(node), deadline, wanted)
+        grant = claim_devices(
+            node, record, count, lambda: make_liveness_judge(node), deadline, wanted
+        )
     else:
-        grant = claim_quiet(node, record, count, lambda: judge(node), deadline)
+        grant = claim_preferring_unused(
+            node, record, count, lambda: make_liveness_judge(node), deadline
+        )
     try:
-        kept, grant.fault = claim_records.keep_or_mark(node.settings.state_dir, grant.owner)
+        kept, grant.fault = claim_records.write_record_or_mark(node.settings.state_dir, grant.owner)
     except OSError as fault:
-        from gpulock.alloc.release import release
+        from gpulock.alloc.release import release_locks
 
         token = grant.owner.token
-        release(node, lambda o: o.token == token, judge(node), deadline, "claim undone")
+        release_locks(
+            node, lambda o: o.token == token, make_liveness_judge(node), deadline, "claim undone"
+        )
         raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
     if grant.fresh and kept:
-        claim_records.owe(node.settings, grant.owner, kept)
+        claim_records.record_pending_history(node.settings, grant.owner, kept)
     return grant

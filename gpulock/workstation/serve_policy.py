@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 
-from gpulock.alloc.liveness import Scan
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.alloc.liveness import ProcessScan
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.context import Node
 from gpulock.sge.verdict import EXECD
 from gpulock.slurm.gres_map import NAME as SLURM_MAP
@@ -16,31 +16,35 @@ SCHEDULERS = ("sge", "slurm")
 LOOK_EVERY = 600.0  # seconds between two looks for a scheduler's daemon
 
 
-class Serving:
+class ServePolicy:
     """The answer, which costs a look at all processes now and then; `why_not` says no."""
 
     def __init__(self) -> None:
         self._next = 0.0
         self._daemon = ""
 
-    def why_not(self, node: Node, report: Report | None, now: float) -> str:
+    def why_not(self, node: Node, report: ReconcileReport | None, now: float) -> str:
         """Return why users are not served, nothing where they are."""
         if not node.settings.serve:
             return "SERVE is not set"
-        told = by_settings(node) or (by_locks(report) if report is not None else "")
+        told = scheduler_from_settings(node) or (
+            scheduler_from_locks(report) if report is not None else ""
+        )
         if told:
             return told
         if now >= self._next:
             self._next = now + LOOK_EVERY
-            self._daemon = "" if node.settings.simulation else by_processes(Scan(node.proc))
+            self._daemon = (
+                "" if node.settings.simulation else scheduler_from_processes(ProcessScan(node.proc))
+            )
         return self._daemon
 
-    def ask_again(self) -> None:
+    def recheck_processes(self) -> None:
         """Look at the processes the next time."""
         self._next = 0.0
 
 
-def by_settings(node: Node) -> str:
+def scheduler_from_settings(node: Node) -> str:
     """Return which scheduler the hooks were installed for, or nothing."""
     if node.settings.sge_root:
         return "SGE_ROOT is set: Grid Engine owns this node"
@@ -49,7 +53,7 @@ def by_settings(node: Node) -> str:
     return ""
 
 
-def by_locks(report: Report) -> str:
+def scheduler_from_locks(report: ReconcileReport) -> str:
     """Return which scheduler has jobs here, or nothing."""
     for outcome in report.outcomes:
         record = outcome.lock.owner
@@ -58,7 +62,7 @@ def by_locks(report: Report) -> str:
     return ""
 
 
-def by_processes(scan: Scan) -> str:
+def scheduler_from_processes(scan: ProcessScan) -> str:
     """Return which scheduler's daemon runs here as root, or why that is not known, or nothing."""
     for name in (EXECD, SLURMD):
         for pid in scan.named(name):

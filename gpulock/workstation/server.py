@@ -13,26 +13,26 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from gpulock.daemon.core.journal import ERROR, INFO, Journal
-from gpulock.daemon.core.loop import Loop
-from gpulock.deadline import Deadline, boottime
-from gpulock.errors import BROKEN, BUSY, SENSELESS, Refusal
+from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal
+from gpulock.daemon.core.loop import EventLoop
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
 from gpulock.workstation import socket_claim
 from gpulock.workstation.connection import Client
-from gpulock.workstation.peer import check_holder, peer_of
-from gpulock.workstation.user_release import give_back
-from gpulock.workstation.wait_queue import BREATH, GATE_SECONDS, Line
+from gpulock.workstation.peer import check_peer_may_hold, identify_peer
+from gpulock.workstation.user_release import release_for_user
+from gpulock.workstation.wait_queue import GATE_SECONDS, RETRY_DELAY, WaitQueue
 from gpulock.workstation.wire import (
     CLAIM,
     LARGEST,
     REFUSED,
     RELEASED,
     SOCKET,
-    Reply,
-    Request,
-    new_socket,
+    SocketReply,
+    SocketRequest,
+    new_packet_socket,
     parse_request,
 )
 
@@ -42,29 +42,29 @@ BACKLOG = 64
 GONE = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
 
-class Server:
+class ClaimServer:
     """The socket, and who is connected; `turn` it whenever the loop goes round."""
 
-    def __init__(self, loop: Loop, journal: Journal, node: Callable[[], Node]) -> None:
-        self.attempts = socket_claim.Attempts(journal)
+    def __init__(self, loop: EventLoop, journal: DaemonJournal, node: Callable[[], Node]) -> None:
+        self.attempts = socket_claim.SocketClaims(journal)
         self._loop = loop
         self._journal = journal
         self._node = node
         self._socket: socket.socket | None = None
         self._file = (0, 0)
         self._clients: dict[int, Client] = {}
-        self._line = Line(self.attempts, node, self._end)
-        self._releases: deque[tuple[Client, Request]] = deque()
+        self._line = WaitQueue(self.attempts, node, self._end)
+        self._releases: deque[tuple[Client, SocketRequest]] = deque()
         self._next = 0.0
 
     def open(self) -> None:
         """Listen, or go on listening where the socket is still there; raise OSError."""
         path = f"{self._node().store.path}/{SOCKET}"
-        if self._socket is not None and self._file == identity(path):
+        if self._socket is not None and self._file == socket_file_identity(path):
             return
         self._stop_listening()
         folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
-        listening = new_socket(socket.SOCK_NONBLOCK)
+        listening = new_packet_socket(socket.SOCK_NONBLOCK)
         try:
             atomic.remove_quietly(path)  # of an earlier gpulockd: we are the one that runs
             name = f"/proc/self/fd/{folder}/{SOCKET}"  # a path of a socket has 107 bytes at most
@@ -76,7 +76,7 @@ class Server:
             raise
         finally:
             os.close(folder)
-        self._socket, self._file = listening, identity(path)
+        self._socket, self._file = listening, socket_file_identity(path)
         self._loop.watch(listening.fileno(), self._accept)
 
     def close(self, why: str = "") -> None:
@@ -89,32 +89,32 @@ class Server:
             atomic.remove_quietly(f"{self._node().store.path}/{SOCKET}")
         for client in list(self._clients.values()):
             if why:
-                client.send(Reply(REFUSED, kind=BROKEN, why=why, do="use the scheduler"))
+                client.send(SocketReply(REFUSED, kind=BROKEN, why=why, do="use the scheduler"))
             self._drop(client, keep_ticket=not why)
 
     def is_open(self) -> bool:
         """Return whether the socket is there."""
         return self._socket is not None
 
-    def stir(self) -> None:
+    def retry_now(self) -> None:
         """Try again at once: a lock came or went."""
-        self._line.stir()
+        self._line.retry_now()
 
     def due(self) -> float:
         """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
         silent = [c.since + SILENCE for c in self._clients.values() if c.request is None]
         return min([*silent, self._line.due(), *([self._next] if self._releases else [])])
 
-    def turn(self, now: float) -> None:
+    def run_due(self, now: float) -> None:
         """Serve the first in line, if he can be; send those away who say nothing."""
         for client in list(self._clients.values()):
             if client.request is None and now >= client.since + SILENCE:
-                self._refuse(client, SENSELESS, "no request came", "use gpulock run")
+                self._refuse(client, INVALID_REQUEST, "no request came", "use gpulock run")
         if self._releases and now >= self._next:
             client, request = self._releases.popleft()
             self._guarded(client, lambda: self._release(client, request))
-            self._next = boottime() + BREATH
-        self._line.turn(now)
+            self._next = clock_boottime() + RETRY_DELAY
+        self._line.run_due(now)
 
     def _accept(self, _: int) -> None:
         """Let one more in, unless there are too many."""
@@ -129,16 +129,16 @@ class Server:
             return
         connection.setblocking(False)
         try:
-            peer = peer_of(connection)
+            peer = identify_peer(connection)
         except (Refusal, OSError):
             connection.close()
             return
-        client = Client(connection, peer, boottime())
+        client = Client(connection, peer, clock_boottime())
         mine = [c for c in self._clients.values() if c.peer.uid == peer.uid]
         if len(mine) >= MOST_OF_USER or len(self._clients) >= MOST:
             who = "you" if len(mine) >= MOST_OF_USER else "others"
             why = f"{who} have too many calls at once"
-            client.send(Reply(REFUSED, kind=BUSY, why=why, do="wait for them"))
+            client.send(SocketReply(REFUSED, kind=BUSY, why=why, do="wait for them"))
             client.close()
             return
         self._clients[connection.fileno()] = client
@@ -158,7 +158,7 @@ class Server:
         if not data or events & GONE:
             self._drop(client)
             return
-        self._guarded(client, lambda: self._asked(client, data))
+        self._guarded(client, lambda: self._handle_request(client, data))
 
     def _guarded(self, client: Client, act: Callable[[], None]) -> None:
         """Do something for a client, who is told why where it cannot be done."""
@@ -167,11 +167,11 @@ class Server:
         except Refusal as refusal:
             self._refuse(client, refusal.kind, refusal.why, refusal.do)
         except ValueError as fault:
-            self._refuse(client, SENSELESS, f"not understood: {fault}", "use gpulock run")
+            self._refuse(client, INVALID_REQUEST, f"not understood: {fault}", "use gpulock run")
         except OSError as fault:
             self._refuse(client, BROKEN, str(fault), "see gpulock doctor")
 
-    def _asked(self, client: Client, data: bytes) -> None:
+    def _handle_request(self, client: Client, data: bytes) -> None:
         """Do what a client asks for, or put him in line; raise Refusal or ValueError."""
         if client.request is not None or len(data) > LARGEST:
             raise ValueError("more than one request")
@@ -179,28 +179,28 @@ class Server:
         client.request = request
         node = self._node()
         if request.act == CLAIM:
-            check_holder(client.peer, node.proc, request.pid, request.start)
-            client.until = boottime() + request.wait
-            self._line.stand(client)
+            check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
+            client.until = clock_boottime() + request.wait
+            self._line.enqueue(client)
             return
         # one a turn: each may look at every open file, and gpulockd has more to do
         self._releases.append((client, request))
 
-    def _release(self, client: Client, request: Request) -> None:
+    def _release(self, client: Client, request: SocketRequest) -> None:
         """Give back what a client asked for; raise Refusal or OSError."""
-        freed = give_back(self._node(), client.peer, request, Deadline(GATE_SECONDS))
+        freed = release_for_user(self._node(), client.peer, request, Deadline(GATE_SECONDS))
         self._journal.say(INFO, f"uid {client.peer.uid} gave back {' '.join(freed)}")
-        self._end(client, Reply(RELEASED, devices=freed))
-        self.stir()
+        self._end(client, SocketReply(RELEASED, devices=freed))
+        self.retry_now()
 
     def _refuse(self, client: Client, kind: str, why: str, do: str) -> None:
-        self._end(client, Reply(REFUSED, kind=kind, why=why, do=do))
+        self._end(client, SocketReply(REFUSED, kind=kind, why=why, do=do))
 
-    def _end(self, client: Client, reply: Reply) -> None:
+    def _end(self, client: Client, reply: SocketReply) -> None:
         """Send the last reply; what was granted to one who is gone is taken back."""
         sent = client.send(reply)
         if reply.token and not sent:
-            self.attempts.undo(self._node(), reply.token, Deadline(GATE_SECONDS))
+            self.attempts.undo_grant(self._node(), reply.token, Deadline(GATE_SECONDS))
         self._drop(client)
 
     def _drop(self, client: Client, keep_ticket: bool = False) -> None:
@@ -210,11 +210,11 @@ class Server:
         self._loop.forget(client.connection.fileno())
         self._loop.forget(client.peer.fd)
         self._releases = deque(one for one in self._releases if one[0] is not client)
-        self._line.leave(client)
+        self._line.remove(client)
         # a process that connects twice has one ticket
         keep_ticket |= any(other.ticket == client.ticket for other in self._clients.values())
         if not keep_ticket:
-            socket_claim.give_back(self._node(), client)
+            socket_claim.return_client_ticket(self._node(), client)
         client.close()
 
     def _stop_listening(self) -> None:
@@ -224,7 +224,7 @@ class Server:
             self._socket = None
 
 
-def identity(path: str) -> tuple[int, int]:
+def socket_file_identity(path: str) -> tuple[int, int]:
     """Return what tells one file from another of its name, (0, 0) for none."""
     try:
         info = os.lstat(path)

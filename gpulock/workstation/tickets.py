@@ -26,7 +26,7 @@ PARTS = 3  # number, pid, start time
 PAUSE = 0.25  # seconds between two looks of one that waits
 
 
-def draw(node: Node, deadline: Deadline, pid: int = 0) -> str:
+def take_ticket(node: Node, deadline: Deadline, pid: int = 0) -> str:
     """Draw the next ticket, for process `pid` (0: this one); return its name. Raises Refusal.
 
     Another process that stands in line already keeps its place.
@@ -37,11 +37,11 @@ def draw(node: Node, deadline: Deadline, pid: int = 0) -> str:
         try:
             os.makedirs(folder, 0o755, exist_ok=True)
             start = node.proc.start(pid)
-            drawn = names(folder)
-            mine = [name for name in drawn if given and parse(name)[1:] == (pid, start)]
+            drawn = list_tickets(folder)
+            mine = [name for name in drawn if given and parse_ticket(name)[1:] == (pid, start)]
             if mine:
                 return mine[0]
-            numbers = [parse(name)[0] for name in drawn]
+            numbers = [parse_ticket(name)[0] for name in drawn]
             name = f"{max(numbers, default=0) + 1:08}.{pid}.{start}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             os.close(os.open(f"{folder}/{name}", flags, 0o644))
@@ -50,12 +50,12 @@ def draw(node: Node, deadline: Deadline, pid: int = 0) -> str:
     return name
 
 
-def give_back(node: Node, name: str) -> None:
+def remove_ticket(node: Node, name: str) -> None:
     """Leave the line."""
     atomic.remove_quietly(f"{node.store.path}/{FOLDER}/{name}")
 
 
-def names(folder: str) -> list[str]:
+def list_tickets(folder: str) -> list[str]:
     """Return the tickets in order; what is no ticket is not looked at."""
     found: list[str] = []
     try:
@@ -64,14 +64,14 @@ def names(folder: str) -> list[str]:
         return []
     for name in listed:
         try:
-            parse(name)
+            parse_ticket(name)
         except ValueError:
             continue
         found.append(name)
-    return sorted(found, key=parse)
+    return sorted(found, key=parse_ticket)
 
 
-def parse(name: str) -> tuple[int, int, int]:
+def parse_ticket(name: str) -> tuple[int, int, int]:
     """Return (number, pid, start) of a ticket; raise ValueError."""
     parts = name.split(".")
     if len(parts) != PARTS:
@@ -79,17 +79,17 @@ def parse(name: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def ahead(node: Node, name: str) -> int:
+def count_callers_ahead(node: Node, name: str) -> int:
     """Return how many living callers are before this one; tickets of dead ones are dropped.
 
     One that was stopped (SIGSTOP, Ctrl-Z) keeps its ticket, but nobody waits for it.
     """
     before = 0
-    place = parse(name)
-    for other in names(f"{node.store.path}/{FOLDER}"):
-        if parse(other) >= place:  # also where our own is lost
+    place = parse_ticket(name)
+    for other in list_tickets(f"{node.store.path}/{FOLDER}"):
+        if parse_ticket(other) >= place:  # also where our own is lost
             return before
-        _, pid, start = parse(other)
+        _, pid, start = parse_ticket(other)
         try:
             living = node.proc.running(pid, start)
             if living and node.proc.stat(pid).state in ("T", "t"):
@@ -99,11 +99,11 @@ def ahead(node: Node, name: str) -> int:
         if living:
             before += 1
         else:
-            give_back(node, other)
+            remove_ticket(node, other)
     return before
 
 
-def in_turn(
+def claim_in_turn(
     node: Node,
     attempt: "Callable[[], Grant]",
     deadline: Deadline,
@@ -115,10 +115,10 @@ def in_turn(
     at the deadline; without time to wait, one that would overtake the line is refused.
     """
     # the gate is never held for long: whoever does not wait in line waits there all the same
-    ticket = draw(node, Deadline(node.settings.gate_timeout))
+    ticket = take_ticket(node, Deadline(node.settings.gate_timeout))
     try:
         while True:
-            before = ahead(node, ticket)
+            before = count_callers_ahead(node, ticket)
             refusal = Refusal(BUSY, f"others are before this one in line: {before}", "use --wait")
             if before == 0:
                 try:
@@ -132,4 +132,4 @@ def in_turn(
             waiting(before, refusal.why)
             time.sleep(min(PAUSE, deadline.left()))
     finally:
-        give_back(node, ticket)
+        remove_ticket(node, ticket)

@@ -7,76 +7,80 @@ Under the gate, and by the token that was judged. There is no --force here: that
 from __future__ import annotations
 
 from gpulock.alloc import device_users, reaper
-from gpulock.alloc.grant import retire
-from gpulock.alloc.liveness import Scan
-from gpulock.alloc.release import present
+from gpulock.alloc.grant import retire_lock
+from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.release import devices_if_driver
 from gpulock.deadline import Deadline
-from gpulock.errors import BUSY, SENSELESS, Refusal
+from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import overlaps
+from gpulock.node.devices import lock_ids_overlap
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims
 from gpulock.workstation.peer import Peer
-from gpulock.workstation.wire import Request
+from gpulock.workstation.wire import SocketRequest
 
 RUN = "run"  # the comment of a claim whose process is the command itself
 
 
-def give_back(node: Node, peer: Peer, request: Request, deadline: Deadline) -> tuple[str, ...]:
+def release_for_user(
+    node: Node, peer: Peer, request: SocketRequest, deadline: Deadline
+) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
-    meant(node.store.all(), peer, request)  # a look at all files is not for what means nothing
-    judge = process_claims.judge(node)
-    holders = reaper.make_holders(node, present(node), judge)
-    holders.of("")
+    select_locks(
+        node.store.read_all_locks(), peer, request
+    )  # a look at all files is not for what means nothing
+    judge = process_claims.make_liveness_judge(node)
+    holders = reaper.make_open_files(node, devices_if_driver(node), judge)
+    holders.pids_with_open("")
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
-        held = node.store.all()
+        held = node.store.read_all_locks()
         for lock in held.values():
             node.store.read_details(lock)
-        locks = meant(held, peer, request)
+        locks = select_locks(held, peer, request)
         for lock in locks:
-            refuse_running(lock, peer, judge.scan)
+            refuse_running_command(lock, peer, judge.scan)
             assert lock.owner is not None
-            left = device_users.open_left(lock.id, lock.owner, holders, held)
+            left = device_users.remaining_device_user(lock.id, lock.owner, holders, held)
             if left:
                 raise Refusal(BUSY, left, "end it first")
-        refuse_unclean(node, locks)
+        refuse_unclean_memory(node, locks)
         for lock in locks:
-            retire(node, lock, f"released by uid {peer.uid}")
+            retire_lock(node, lock, f"released by uid {peer.uid}")
     return tuple(lock.id for lock in locks)
 
 
-def meant(held: dict[str, Lock], peer: Peer, request: Request) -> list[Lock]:
+def select_locks(held: dict[str, Lock], peer: Peer, request: SocketRequest) -> list[Lock]:
     """Return the locks that a request names, all of them the user's; raise Refusal."""
-    locks = [lock for lock in held.values() if is_meant(lock, request)]
+    locks = [lock for lock in held.values() if lock_matches_request(lock, request)]
     if not locks:
-        raise Refusal(SENSELESS, "nothing of that is held", "see gpulock status")
+        raise Refusal(INVALID_REQUEST, "nothing of that is held", "see gpulock status")
     for lock in locks:
         record = lock.owner
         if record is None or record.scheduler != "process" or record.uid != peer.uid:
-            raise Refusal(SENSELESS, f"{lock.id} is not yours", "ask its owner, or root")
+            raise Refusal(INVALID_REQUEST, f"{lock.id} is not yours", "ask its owner, or root")
     return locks
 
 
-def refuse_unclean(node: Node, locks: list[Lock]) -> None:
+def refuse_unclean_memory(node: Node, locks: list[Lock]) -> None:
     """Raise Refusal where CLEAN keeps a device for now; a daemon does not wait for the next look.
 
     What is known not to be clean goes to quarantine, and is given back.
     """
-    handover = reaper.look_at_memory(node)
+    handover = reaper.make_handover(node)
     if handover is None:
         return
-    kept = [(lock.id, left) for lock in locks if (left := handover.keeps(lock))]
+    kept = [(lock.id, left) for lock in locks if (left := handover.reason_to_keep_lock(lock))]
     if kept:
         name, left = kept[0]
         raise Refusal(BUSY, f"{name}: {left}", "release it again in a few seconds")
 
 
-def is_meant(lock: Lock, request: Request) -> bool:
+def lock_matches_request(lock: Lock, request: SocketRequest) -> bool:
     """Return whether a request names a lock: by its device, or by who holds it."""
     if request.devices:
-        return any(overlaps(lock.id, name) for name in request.devices)
+        return any(lock_ids_overlap(lock.id, name) for name in request.devices)
     record = lock.owner
     return record is not None and (record.scheduler, record.pid, record.start) == (
         "process",
@@ -85,15 +89,15 @@ def is_meant(lock: Lock, request: Request) -> bool:
     )
 
 
-def refuse_running(lock: Lock, peer: Peer, scan: Scan) -> None:
+def refuse_running_command(lock: Lock, peer: Peer, scan: ProcessScan) -> None:
     """Raise Refusal for a lock that its user may not free now."""
     record = lock.owner
     assert record is not None
-    if record.comment == RUN and runs_elsewhere(record, peer, scan):
+    if record.comment == RUN and command_runs_elsewhere(record, peer, scan):
         raise Refusal(BUSY, f"process {record.pid} runs and has not called this", "end it")
 
 
-def runs_elsewhere(record: Owner, peer: Peer, scan: Scan) -> bool:
+def command_runs_elsewhere(record: Owner, peer: Peer, scan: ProcessScan) -> bool:
     """Return whether a claim is of a command that runs, not above the caller."""
     if not scan.proc.running(record.pid, record.start):
         return False

@@ -9,24 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpulock.deadline import Deadline, boottime
-from gpulock.errors import BROKEN, BUSY, GateShutError, Refusal
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.errors import BROKEN, BUSY, LockTimeout, Refusal
 from gpulock.node.context import Node
 from gpulock.workstation import socket_claim
 from gpulock.workstation.connection import Client
-from gpulock.workstation.socket_claim import Attempts
-from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, Reply
+from gpulock.workstation.socket_claim import SocketClaims
+from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply
 
 PAUSE = 1.0  # seconds between two attempts of the first, where nothing changed
-BREATH = 0.05  # seconds after an attempt that failed: each may look at all processes
+RETRY_DELAY = 0.05  # seconds after an attempt that failed: each may look at all processes
 GATE_SECONDS = 2.0
 
 
-class Line:
+class WaitQueue:
     """Who waits, by ticket; `end` sends somebody his last reply and takes him out."""
 
     def __init__(
-        self, attempts: Attempts, node: Callable[[], Node], end: Callable[[Client, Reply], None]
+        self,
+        attempts: SocketClaims,
+        node: Callable[[], Node],
+        end: Callable[[Client, SocketReply], None],
     ) -> None:
         self._attempts = attempts
         self._node = node
@@ -34,37 +37,37 @@ class Line:
         self._line: list[Client] = []
         self._next = 0.0
 
-    def stand(self, client: Client) -> None:
+    def enqueue(self, client: Client) -> None:
         """Put a client in line; raise Refusal where no ticket can be drawn and he does not wait.
 
         While the gate is shut who waits stands at the end without a ticket.
         """
         try:
-            socket_claim.draw(self._node(), client, Deadline(GATE_SECONDS))
-        except GateShutError:
-            if boottime() >= client.until:
+            socket_claim.draw_client_ticket(self._node(), client, Deadline(GATE_SECONDS))
+        except LockTimeout:
+            if clock_boottime() >= client.until:
                 raise
         if client not in self._line:
             self._line.append(client)
-        self._line.sort(key=Client.number)
-        self._next = 0.0 if client.ticket else boottime() + PAUSE
+        self._line.sort(key=Client.ticket_number)
+        self._next = 0.0 if client.ticket else clock_boottime() + PAUSE
 
-    def leave(self, client: Client) -> None:
+    def remove(self, client: Client) -> None:
         """Take a client out of the line."""
         if client in self._line:
             self._line.remove(client)
             self._next = 0.0
 
-    def stir(self) -> None:
+    def retry_now(self) -> None:
         """Try again at once: a lock came or went."""
-        self._attempts.forget()
+        self._attempts.forget_last_answer()
         self._next = 0.0
 
     def due(self) -> float:
         """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
         return self._next if self._line else float("inf")
 
-    def turn(self, now: float) -> None:
+    def run_due(self, now: float) -> None:
         """Serve the first, if he can be; tell the others how long it is."""
         if not self._line or now < self._next:
             return
@@ -73,27 +76,27 @@ class Line:
         if first.ticket:
             reply = self._serve(first, now)
             if first not in self._line:
-                self._next = now if reply.state == GRANTED else now + BREATH
+                self._next = now if reply.state == GRANTED else now + RETRY_DELAY
             self._tell_others(reply.before, now)
             return
         try:
-            self.stand(first)
+            self.enqueue(first)
         except Refusal as refusal:
-            self._end(first, refused(refusal))
+            self._end(first, reply_from_refusal(refusal))
 
-    def _serve(self, first: Client, now: float) -> Reply:
+    def _serve(self, first: Client, now: float) -> SocketReply:
         """Serve the first of our line; return what came of it."""
         try:
             reply = self._attempts.serve(self._node(), first, Deadline(GATE_SECONDS))
         except Exception as fault:  # his request must not end gpulockd for all the others
             why = f"gpulockd is at fault: {type(fault).__name__}: {fault}"
-            reply = Reply(REFUSED, kind=BROKEN, why=why, do="report this as a bug")
+            reply = SocketReply(REFUSED, kind=BROKEN, why=why, do="report this as a bug")
         if reply.state != WAITING:
             self._end(first, reply)
         elif now >= first.until:
-            self._end(first, Reply(REFUSED, kind=BUSY, why=reply.why, do=reply.do))
+            self._end(first, SocketReply(REFUSED, kind=BUSY, why=reply.why, do=reply.do))
         else:
-            first.tell(reply, now)
+            first.send_if_changed(reply, now)
         return reply
 
     def _tell_others(self, before: int, now: float) -> None:
@@ -104,11 +107,11 @@ class Line:
         for place, client in list(enumerate(self._line))[1:]:
             why = f"others are before this one in line: {before + place}"
             if now >= client.until:
-                self._end(client, Reply(REFUSED, kind=BUSY, why=why, do="use --wait"))
+                self._end(client, SocketReply(REFUSED, kind=BUSY, why=why, do="use --wait"))
             else:
-                client.tell(Reply(WAITING, before=before + place, why=why), now)
+                client.send_if_changed(SocketReply(WAITING, before=before + place, why=why), now)
 
 
-def refused(refusal: Refusal) -> Reply:
+def reply_from_refusal(refusal: Refusal) -> SocketReply:
     """Return the reply that a refusal is told with."""
-    return Reply(REFUSED, kind=refusal.kind, why=refusal.why, do=refusal.do)
+    return SocketReply(REFUSED, kind=refusal.kind, why=refusal.why, do=refusal.do)

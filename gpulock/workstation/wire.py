@@ -2,7 +2,7 @@
 """What `gpulock run` and gpulockd say to each other: one packet a message (SOCK_SEQPACKET).
 
 A message is a version line and key=value lines. A request is believed in nothing but what its
-sender may choose; who sends it is the kernel's word (gpulock.workstation.peer). Pure, but for `socket`.
+sender may choose; who sends it is the kernel's word (workstation.peer). Pure, but for `socket`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_DEVICES = 1024
 FOR_EVER = float("inf")
 
 
-class Request(NamedTuple):
+class SocketRequest(NamedTuple):
     """What a client asks for. `pid` and `start` name the process that holds or is to hold.
 
     `number` devices, of `devices` (lock ids) alone where there are some. `wait` in seconds.
@@ -38,7 +38,7 @@ class Request(NamedTuple):
     comment: str = ""
 
 
-class Reply(NamedTuple):
+class SocketReply(NamedTuple):
     """What the daemon answers; after WAITING there is more to come.
 
     `kind`, `why` and `do` of a refusal; `why` and `before` (callers in line) while waiting.
@@ -53,7 +53,7 @@ class Reply(NamedTuple):
     do: str = ""
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: SocketRequest) -> bytes:
     """Return the packet of a request."""
     pairs = [
         ("act", request.act),
@@ -64,18 +64,18 @@ def encode_request(request: Request) -> bytes:
         ("wait", str(request.wait)),
         ("comment", one_line(request.comment)),
     ]
-    return packet(REQUEST_LINE, pairs)
+    return encode_packet(REQUEST_LINE, pairs)
 
 
-def parse_request(data: bytes) -> Request:
+def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
-    pairs = kv.decode_versioned(data.decode("ascii"), REQUEST_LINE)
+    pairs = kv.decode_versioned_pairs(data.decode("ascii"), REQUEST_LINE)
     act, wait = pairs.get("act", ""), float(pairs.get("wait", "0"))
     if act not in (CLAIM, RELEASE) or not wait >= 0:
         raise ValueError("neither claim nor release")
     names = pairs.get("devices", "")
     devices = tuple(names.split(",")) if names else ()
-    count = whole(pairs, "count")
+    count = parse_whole_number(pairs, "count")
     if len(devices) > MOST_DEVICES or len(set(devices)) != len(devices):
         raise ValueError("no set of devices")
     if act == CLAIM and not 0 < count <= MOST_DEVICES:
@@ -85,10 +85,18 @@ def parse_request(data: bytes) -> Request:
     comment = pairs.get("comment", "")
     if comment not in ("", "run"):
         raise ValueError("no such comment")
-    return Request(act, whole(pairs, "pid"), whole(pairs, "start"), count, devices, wait, comment)
+    return SocketRequest(
+        act,
+        parse_whole_number(pairs, "pid"),
+        parse_whole_number(pairs, "start"),
+        count,
+        devices,
+        wait,
+        comment,
+    )
 
 
-def encode_reply(reply: Reply) -> bytes:
+def encode_reply(reply: SocketReply) -> bytes:
     """Return the packet of a reply."""
     pairs = [
         ("state", reply.state),
@@ -99,30 +107,30 @@ def encode_reply(reply: Reply) -> bytes:
         ("why", one_line(reply.why)[:1000]),
         ("do", one_line(reply.do)[:1000]),
     ]
-    return packet(REPLY_LINE, pairs)
+    return encode_packet(REPLY_LINE, pairs)
 
 
-def parse_reply(data: bytes) -> Reply:
+def parse_reply(data: bytes) -> SocketReply:
     """Return the reply in a packet; raise ValueError for anything else."""
-    pairs = kv.decode_versioned(data.decode("utf-8", "replace"), REPLY_LINE)
+    pairs = kv.decode_versioned_pairs(data.decode("utf-8", "replace"), REPLY_LINE)
     names = pairs.get("devices", "")
-    return Reply(
+    return SocketReply(
         pairs.get("state", ""),
         pairs.get("token", ""),
         tuple(names.split(",")) if names else (),
-        whole(pairs, "before"),
+        parse_whole_number(pairs, "before"),
         pairs.get("kind", ""),
         pairs.get("why", ""),
         pairs.get("do", ""),
     )
 
 
-def packet(first_line: str, pairs: list[tuple[str, str]]) -> bytes:
+def encode_packet(first_line: str, pairs: list[tuple[str, str]]) -> bytes:
     """Return one packet."""
-    return f"{first_line}\n{kv.encode(pairs)}".encode("utf-8", "replace")
+    return f"{first_line}\n{kv.encode_pairs(pairs)}".encode("utf-8", "replace")
 
 
-def whole(pairs: dict[str, str], key: str) -> int:
+def parse_whole_number(pairs: dict[str, str], key: str) -> int:
     """Return a whole number from 0; raise ValueError."""
     text = pairs.get(key, "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 18):  # noqa: PLR2004 (64 bits)
@@ -130,6 +138,6 @@ def whole(pairs: dict[str, str], key: str) -> int:
     return int(text)
 
 
-def new_socket(flags: int = 0) -> socket.socket:
+def new_packet_socket(flags: int = 0) -> socket.socket:
     """Return a socket of the kind that both ends use."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | flags)

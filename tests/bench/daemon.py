@@ -20,14 +20,14 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from gpulock.alloc.claim import claim  # noqa: E402 (the checkout is put on the path first)
+from gpulock.alloc.claim import claim_devices  # noqa: E402 (the checkout is put on the path first)
 from gpulock.alloc.reaper import FREED, HELD  # noqa: E402
-from gpulock.daemon.reconcile.reconcile import Report, reconcile  # noqa: E402
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks  # noqa: E402
 from gpulock.deadline import Deadline  # noqa: E402
 from gpulock.node.context import Node  # noqa: E402
 from gpulock.store.owner import Owner  # noqa: E402
 from gpulock.store.verdicts import PERIOD  # noqa: E402
-from gpulock.workstation.process_claims import judge, template  # noqa: E402
+from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner  # noqa: E402
 from tests.bench.inprocess import crowd, process_count, timed  # noqa: E402
 from tests.bench.scene import Scene, folder  # noqa: E402
 from tests.bench.table import print_targets, quantile  # noqa: E402
@@ -99,10 +99,10 @@ def idle(root: Path, others: int) -> tuple[float, float, float]:
     node = scene.node()
     with crowd(max(0, others - process_count())), running(scene) as daemon:
         for _ in range(2):
-            record = template(node, os.getpid(), "bench").copy(sid=0)
+            record = make_process_owner(node, os.getpid(), "bench").copy(sid=0)
             hold_two(node, record)
         quiet = share(daemon)
-        gone = template(node, os.getpid(), "bench").copy(pid=1 << 22, sid=os.getsid(0))
+        gone = make_process_owner(node, os.getpid(), "bench").copy(pid=1 << 22, sid=os.getsid(0))
         hold_two(node, gone)
         looking = share(daemon)
         return daemon.resident(), quiet, looking
@@ -110,9 +110,9 @@ def idle(root: Path, others: int) -> tuple[float, float, float]:
 
 def hold_two(node: Node, record: Owner) -> None:
     """Claim two devices for the owner of a record, as a claim of its own."""
-    number = len(node.store.all()) if node.store.exists() else 0
+    number = len(node.store.read_all_locks()) if node.store.exists() else 0
     own = record.copy(job_id=f"{record.job_id}.{number}")
-    claim(node, own, 2, lambda: judge(node), Deadline(20))
+    claim_devices(node, own, 2, lambda: make_liveness_judge(node), Deadline(20))
 
 
 def share(daemon: Daemon) -> float:
@@ -131,19 +131,19 @@ def large(root: Path) -> dict[str, list[float]]:
     box = Box(root, GPUS, PROC_ROOT="/proc")
     node = box.node()
     rows: dict[str, list[float]] = {"128 held, alive": [], "128 held, dead": []}
-    reconcile(node, judge(node), Deadline(60))
+    reconcile_locks(node, make_liveness_judge(node), Deadline(60))
     for row, start in (("128 held, alive", 0), ("128 held, dead", 1)):
         for _ in range(5):
             leave_behind(box)
-            held = template(node, os.getpid(), "bench")
+            held = make_process_owner(node, os.getpid(), "bench")
             for number in range(GPUS):
                 own = held.copy(token=f"{number:016x}", devices=(bus(number),), minor=str(number))
                 own = own.copy(start=start or held.start, sid=0)
                 node.store.make(bus(number), own)
-            reports: list[Report] = []
+            reports: list[ReconcileReport] = []
 
-            def run(done: list[Report] = reports) -> None:
-                done.append(reconcile(node, judge(node), Deadline(60)))
+            def run(done: list[ReconcileReport] = reports) -> None:
+                done.append(reconcile_locks(node, make_liveness_judge(node), Deadline(60)))
 
             rows[row].append(timed(run))
             acts = {outcome.act for outcome in reports[0].outcomes}

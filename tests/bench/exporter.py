@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
 from gpulock_exporter.metrics import exposition  # noqa: E402 (the checkout is put on the path first)
-from gpulock_exporter.metrics.collectors import collect  # noqa: E402
+from gpulock_exporter.metrics.collectors import collect_families  # noqa: E402
 from gpulock_exporter.metrics.labels import LabelUser  # noqa: E402
-from gpulock_exporter.web.rendered import compress  # noqa: E402
+from gpulock_exporter.web.rendered import gzip_body  # noqa: E402
 
 from tests.bench.nvml_free import bare, calls_a_second, check_alike, shares  # noqa: E402
 from tests.bench.scene import folder  # noqa: E402
@@ -90,7 +90,11 @@ def rendering(cards: int, instances: int, rounds: int = 21) -> list[float]:
     for _ in range(rounds):
         began = time.perf_counter()
         snapshot = node.snapshot()
-        compress(exposition.render(collect(snapshot, LabelUser.NAME), True, frozenset()))
+        gzip_body(
+            exposition.render_exposition(
+                collect_families(snapshot, LabelUser.NAME), True, frozenset()
+            )
+        )
         found.append((time.perf_counter() - began) * 1000)
     return found
 

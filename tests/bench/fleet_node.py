@@ -17,22 +17,22 @@ from typing import NamedTuple
 
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics import exposition
-from gpulock_exporter.metrics.collectors import collect
-from gpulock_exporter.simulated.card import State
-from gpulock_exporter.simulated.scene import Scene, Script
-from gpulock_exporter.state.collector_state import Book
-from gpulock_exporter.state.local_state import Facts
-from gpulock_exporter.state.process_attribution import Kin
-from gpulock_exporter.state.snapshot import Health, Limits
+from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.simulated.card import SimulatedState
+from gpulock_exporter.simulated.scene import Scene, SimulationScript
+from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state.local_state import LocalState
+from gpulock_exporter.state.process_attribution import ProcessTree
+from gpulock_exporter.state.snapshot import ExporterHealth, SnapshotLimits
 from gpulock_exporter.telemetry import Frame, Xid
 from gpulock_exporter.web.negotiation import Format
-from gpulock_exporter.web.rendered import Rendered
+from gpulock_exporter.web.rendered import RenderedMetrics
 
 import gpulock
 from gpulock.alloc.liveness import ALIVE, Verdict
 from gpulock.node import devices, inventory
 from gpulock.node.procfs import Proc
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -45,7 +45,7 @@ IDLE_SHARE, XID_SHARE = 0.1, 1e-4  # of the jobs; of the looks at a node
 RECONCILED = 30.0  # seconds between two reconciles
 USERS = 200
 # a look is the scrape's, and nothing is held-idle in minutes by the real limits
-LIMITS = Limits(oldest=60.0, idle_after=120.0, gpus=8)
+LIMITS = SnapshotLimits(oldest=60.0, idle_after=120.0, gpus=8)
 SERVICES = ("Xorg",)
 COLLECTORS = ("utilization", "memory", "power", "temperature", "clocks", "gpm", "processes")
 
@@ -76,11 +76,11 @@ class Boot:
 
 def hardware(folder: Path, preset: str = "dgx-h200") -> Hardware:
     """Return the hardware of a simulated node, which is written below `folder`."""
-    node = write_node(folder, preset)
+    node = write_simulated_node(folder, preset)
     boot_id = boot().boot_id
-    told = inventory.read(str(node.lock_dir), boot_id)
+    told = inventory.read_nvml_inventory(str(node.lock_dir), boot_id)
     cards = devices.read_devices(str(node.driver_root), str(node.sys_root))
-    return Hardware(cards, told, inventory.links(told))
+    return Hardware(cards, told, inventory.nvlink_counts(told))
 
 
 def boot() -> Boot:
@@ -106,30 +106,32 @@ class FleetNode:
         self._verdicts: dict[str, Verdict] = {}
         self._idle: frozenset[str] = frozenset()
         self._jobs: list[Job] = []
-        self._states = {card.bus: State() for card in here.cards}
+        self._states = {card.bus: SimulatedState() for card in here.cards}
         self._claims = self._sequence = 0
         self._next = now - BEFORE + self._random.expovariate(1 / MEAN_PAUSE)
         self._last = now
         self._schedule(now)
-        self._book = Book(machine.boot_id, LIMITS, SERVICES, lambda: Kin(Proc()))
+        self._book = CollectorState(machine.boot_id, LIMITS, SERVICES, lambda: ProcessTree(Proc()))
 
-    def look(self, now: Moment) -> Rendered:
+    def look(self, now: Moment) -> RenderedMetrics:
         """Look once, and return what there is to be told."""
         self._schedule(now.boottime)
         facts = self._facts(now.boottime)
         self._book.tick([self._frame(now)], facts, now)
-        health = Health(version=gpulock.__version__)
+        health = ExporterHealth(version=gpulock.__version__)
         snapshot = self._book.snapshot(self._here.cards, facts, now, health)
 
         def text(form: Format) -> bytes:
-            return exposition.render(collect(snapshot), form is Format.OPENMETRICS)
+            return exposition.render_exposition(
+                collect_families(snapshot), form is Format.OPENMETRICS
+            )
 
-        return Rendered(text)
+        return RenderedMetrics(text)
 
     def _frame(self, now: Moment) -> Frame:
         """Return what the driver of this node says."""
         here = self._here
-        script = Script(idle=self._idle)
+        script = SimulationScript(idle=self._idle)
         scene = Scene(
             self._last, now.boottime, True, self._locks, script, here.inventory, here.links
         )
@@ -145,9 +147,9 @@ class FleetNode:
         frame.durations = {name: self._random.uniform(1e-4, 2e-3) for name in COLLECTORS}
         return frame
 
-    def _facts(self, now: float) -> Facts:
+    def _facts(self, now: float) -> LocalState:
         """Return what the files of gpulock would say."""
-        return Facts(
+        return LocalState(
             locks=dict(self._locks),
             quarantined={},
             verdicts=dict(self._verdicts),

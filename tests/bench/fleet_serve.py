@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
 from gpulock_exporter.clock import SystemClock  # noqa: E402 (the checkout is put on the path first)
-from gpulock_exporter.web.listen import Address, listen  # noqa: E402
-from gpulock_exporter.web.rendered import negotiated  # noqa: E402
-from gpulock_exporter.web.response import Request, Response, refusal  # noqa: E402
-from gpulock_exporter.web.server import Server  # noqa: E402
-from gpulock_exporter.web.server_settings import Limits  # noqa: E402
+from gpulock_exporter.web.listen import ListenAddress, listen_on_addresses  # noqa: E402
+from gpulock_exporter.web.rendered import negotiated_response  # noqa: E402
+from gpulock_exporter.web.response import HttpRequest, HttpResponse, error_response  # noqa: E402
+from gpulock_exporter.web.server import HttpServer  # noqa: E402
+from gpulock_exporter.web.server_settings import ServerLimits  # noqa: E402
 
 from tests.bench.fleet_node import FleetNode, boot, hardware  # noqa: E402
 
@@ -50,13 +50,13 @@ class Fleet:
         self._lock = threading.Lock()
         self.scrapes, self.bytes, self.seconds = 0, 0, 0.0
 
-    def handle(self, request: Request) -> Response:
+    def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer a scrape of a node."""
         node = self._nodes.get(request.headers.get("host", "").partition(":")[0])
         if node is None or request.path != "/metrics":
-            return refusal(404, "a node has /metrics, and each node its own address")
+            return error_response(404, "a node has /metrics, and each node its own address")
         began = time.thread_time()
-        answer = negotiated(request, node.look(self._clock.now()))
+        answer = negotiated_response(request, node.look(self._clock.now()))
         with self._lock:
             self.scrapes += 1
             self.bytes += len(answer.body)
@@ -78,9 +78,9 @@ def serve(nodes: int, port: int, say: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         here = hardware(Path(folder) / "node")
     fleet = Fleet({address(n): FleetNode(n, here, machine, numbers, now) for n in range(nodes)})
-    listeners = listen([Address(address(n), port) for n in range(nodes)])
-    limits = Limits(connections=2 * nodes)
-    server = Server(
+    listeners = listen_on_addresses([ListenAddress(address(n), port) for n in range(nodes)])
+    limits = ServerLimits(connections=2 * nodes)
+    server = HttpServer(
         fleet.handle, listeners, lambda line: print(line, file=sys.stderr), None, limits
     )
     server.start()

@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpulock.daemon.history.claim_samples import Advice
-from gpulock.daemon.history.record import Part, encode, record_of
+from gpulock.daemon.history.claim_samples import ExporterSamples
+from gpulock.daemon.history.record import ClaimedDevice, build_history_record, encode_history_record
 from gpulock.node.sample import FINISHED_LINE
 from gpulock.store.owner import Owner
 
@@ -51,8 +51,8 @@ def template(folder: Path, number: int) -> bytes:
     lines = [f"token {number:x} {d} {since} memory_peak=12345678901 {buckets}" for d in devices]
     text = "\n".join([FINISHED_LINE, "boot_id=b", *lines]) + "\n"
     (folder / "finished" / f"{number:x}").write_text(text)
-    parts = [Part(device, record, 2222222222.222, 4600.0, "epilog") for device in devices]
-    line = encode(record_of(parts, Advice(str(folder)), {}))
+    parts = [ClaimedDevice(device, record, 2222222222.222, 4600.0, "epilog") for device in devices]
+    line = encode_history_record(build_history_record(parts, ExporterSamples(str(folder)), {}))
     return line.replace(b'"token":"%x"' % number, b'"token":"TOKENMARK"')
 
 

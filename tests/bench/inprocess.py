@@ -13,15 +13,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.alloc.claim import claim
-from gpulock.alloc.device_users import Holders
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.grant import Grant
-from gpulock.alloc.liveness import Scan
-from gpulock.alloc.release import release
+from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.release import release_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
-from gpulock.workstation.process_claims import judge, template
+from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.bare import bare, clear
 from tests.bench.scene import Scene, linked_proc
 
@@ -52,16 +52,20 @@ def timed(act: Callable[[], object]) -> float:
 
 def take(node: Node, count: int, start: int = 0) -> Grant:
     """Claim for this process, or for one that is long over."""
-    record = template(node, os.getpid(), "bench")
+    record = make_process_owner(node, os.getpid(), "bench")
     if start:
         record = record.copy(start=start, job_id="gone")
-    return claim(node, record, count, lambda: judge(node), Deadline(20))
+    return claim_devices(node, record, count, lambda: make_liveness_judge(node), Deadline(20))
 
 
 def give(node: Node, token: str) -> None:
     """Release one claim."""
     if (
-        len(release(node, lambda o: o.token == token, judge(node), Deadline(20), "bench").freed)
+        len(
+            release_locks(
+                node, lambda o: o.token == token, make_liveness_judge(node), Deadline(20), "bench"
+            ).freed
+        )
         != 2
     ):
         raise RuntimeError("a release did not free 2 devices")
@@ -74,14 +78,14 @@ def claims(root: Path, rounds: int) -> dict[str, list[float]]:
     """
     root.mkdir()
     node = Scene(root, linked_proc(root / "proc", (os.getpid(),))).node()
-    record = template(node, os.getpid(), "bench")
+    record = make_process_owner(node, os.getpid(), "bench")
     found = defaultdict[str, list[float]](list)
     for number in range(rounds + 20):
         if number % DRAIN == 0:
             drain(Path(node.store.released_dir))
-        with Spent(Node, "devices") as driver, Spent(Holders, "_look") as look:
+        with Spent(Node, "devices") as driver, Spent(OpenFiles, "_look") as look:
             begun = time.perf_counter_ns()
-            grant = claim(node, record, 2, lambda: judge(node), Deadline(20))
+            grant = claim_devices(node, record, 2, lambda: make_liveness_judge(node), Deadline(20))
             between = time.perf_counter_ns()
             give(node, grant.owner.token)
             ended = time.perf_counter_ns()
@@ -132,8 +136,8 @@ def guard_scan(node: Node, rounds: int = 21) -> list[float]:
     devices = node.devices()
 
     def look() -> None:
-        scan = Scan(Proc())
-        Holders(scan, devices, "/dev", ()).of("")
+        scan = ProcessScan(Proc())
+        OpenFiles(scan, devices, "/dev", ()).pids_with_open("")
         if scan.blind:
             raise RuntimeError(f"the guard is blind: {scan.blind}")
 

@@ -31,12 +31,12 @@ TIMED = """    from time import perf_counter_ns
     begun, moves = perf_counter_ns(), []
     if {isolated}:
         from gpulock.isolation import tree
-        real = tree.move
+        real = tree.move_to_cgroup
         def move(pid, folder):
             before = perf_counter_ns()
             real(pid, folder)
             moves.append(perf_counter_ns() - before)
-        tree.move = move
+        tree.move_to_cgroup = move
     code = main(sys.argv, os.environ, CONFIG)
     os.write(2, f"{{perf_counter_ns() - begun}} {{sum(moves)}}".encode())
     os._exit(code)"""

@@ -14,8 +14,8 @@ from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.node import settings
 from gpulock.node.context import Node
 from gpulock.simulate import execd
-from gpulock.simulate.node import write_node
-from gpulock.simulate.packed_job import Resource
+from gpulock.simulate.node import write_simulated_node
+from gpulock.simulate.packed_job import ResourceRequest
 
 MEMORY = Path("/dev/shm")  # /run is a tmpfs as well
 
@@ -37,7 +37,7 @@ class Scene:
 
     def __init__(self, root: Path, proc: Path | None = None, preset: str = "dgx1") -> None:
         self.root = root / "node"
-        self.simulated = write_node(self.root, preset)
+        self.simulated = write_simulated_node(self.root, preset)
         self.config = self.simulated.config
         if proc is not None:
             with self.config.open("a") as file:
@@ -48,12 +48,12 @@ class Scene:
 
     def node(self) -> Node:
         """Return the node as every command sees it."""
-        return Node(settings.load(str(self.config)))
+        return Node(settings.read_settings(str(self.config)))
 
     def spool(self, job_id: int, gpus: int) -> execd.SpooledJob:
         """Spool a job that asks for so many GPUs."""
-        wanted = (Resource("gpu", gpus, str(gpus)),)
-        job = execd.Job(job_id, ("/bin/true",), resources=wanted, cwd=str(self.root))
+        wanted = (ResourceRequest("gpu", gpus, str(gpus)),)
+        job = execd.SimulatedJob(job_id, ("/bin/true",), resources=wanted, cwd=str(self.root))
         return execd.spool_job(self.root, job)
 
 

@@ -134,4 +134,4 @@ def write_map(node: Node, gres_conf: Path) -> None:
     (state / COPY).write_bytes(gres_conf.read_bytes())
     pairs = [("gres_conf", str(gres_conf))]
     pairs += [(str(number), str(device.minor)) for number, device in enumerate(devices)]
-    (state / NAME).write_text(f"{LINE}\n{kv.encode(pairs)}")
+    (state / NAME).write_text(f"{LINE}\n{kv.encode_pairs(pairs)}")

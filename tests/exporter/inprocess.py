@@ -7,37 +7,37 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gpulock_exporter.web.listen import listen, parse_address
-from gpulock_exporter.web.response import Handler, Request, Response
-from gpulock_exporter.web.server import Server
-from gpulock_exporter.web.server_settings import Limits, WebSettings
+from gpulock_exporter.web.listen import listen_on_addresses, parse_listen_address
+from gpulock_exporter.web.response import Handler, HttpRequest, HttpResponse
+from gpulock_exporter.web.server import HttpServer
+from gpulock_exporter.web.server_settings import ServerLimits, WebSettings
 
 
 @dataclass
 class Running:
     """A server, its port, and what it logged."""
 
-    server: Server
+    server: HttpServer
     port: int
     log: list[str] = field(default_factory=list[str])
 
 
-def greet(request: Request) -> Response:
+def greet(request: HttpRequest) -> HttpResponse:
     """Answer anything, with what was asked."""
-    return Response(200, f"{request.method} {request.path}\n".encode())
+    return HttpResponse(200, f"{request.method} {request.path}\n".encode())
 
 
 @contextmanager
 def running(
     handler: Handler = greet,
     settings: WebSettings | None = None,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     address: str = "127.0.0.1:0",
 ) -> Generator[Running]:
     """Serve until the end of the block; nothing may be logged that the test does not look at."""
-    listeners = listen([parse_address(address)])
+    listeners = listen_on_addresses([parse_listen_address(address)])
     lines: list[str] = []
-    server = Server(handler, listeners, lines.append, settings, limits)
+    server = HttpServer(handler, listeners, lines.append, settings, limits)
     server.start()
     try:
         yield Running(server, int(listeners[0].getsockname()[1]), lines)

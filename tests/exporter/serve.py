@@ -13,12 +13,12 @@ import signal
 import sys
 import time
 
-from gpulock_exporter.web.listen import listen, parse_address
+from gpulock_exporter.web.listen import listen_on_addresses, parse_listen_address
 from gpulock_exporter.web.negotiation import Format
-from gpulock_exporter.web.rendered import Rendered, negotiated
-from gpulock_exporter.web.response import Request, Response, routes
-from gpulock_exporter.web.server import Server
-from gpulock_exporter.web.server_settings import Limits, WebSettings
+from gpulock_exporter.web.rendered import RenderedMetrics, negotiated_response
+from gpulock_exporter.web.response import HttpRequest, HttpResponse, route_by_path
+from gpulock_exporter.web.server import HttpServer
+from gpulock_exporter.web.server_settings import ServerLimits, WebSettings
 from gpulock_exporter.web.socket_activation import activated_sockets
 
 
@@ -36,14 +36,14 @@ class Samples:
     """A new sample each second, as the exporter has."""
 
     def __init__(self) -> None:
-        self._rendered = Rendered(made_up)
+        self._rendered = RenderedMetrics(made_up)
         self._taken_at = time.monotonic()
 
-    def metrics(self, request: Request) -> Response:
+    def metrics(self, request: HttpRequest) -> HttpResponse:
         """Answer a scrape."""
         if time.monotonic() - self._taken_at > 1:
-            self._rendered, self._taken_at = Rendered(made_up), time.monotonic()
-        return negotiated(request, self._rendered)
+            self._rendered, self._taken_at = RenderedMetrics(made_up), time.monotonic()
+        return negotiated_response(request, self._rendered)
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--limit", action="append", default=[])
     options = parser.parse_args(arguments)
     pairs = (text.split("=") for text in options.limit)
-    limits = Limits(**{name: int(value) for name, value in pairs})
+    limits = ServerLimits(**{name: int(value) for name, value in pairs})
 
     def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -71,18 +71,20 @@ def main(arguments: list[str]) -> int:
 
         listeners = [one for _, one in activated_sockets(os.environ)]
     else:
-        listeners = listen(map(parse_address, options.listen or ["127.0.0.1:0"]))
+        listeners = listen_on_addresses(
+            map(parse_listen_address, options.listen or ["127.0.0.1:0"])
+        )
 
     large = b"x" * 2_000_000
 
-    def big(_request: Request) -> Response:
-        return Response(200, large)
+    def big(_request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, large)
 
-    def counts(_request: Request) -> Response:
-        return Response(200, json.dumps(server.counts()).encode(), "application/json")
+    def counts(_request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, json.dumps(server.counts()).encode(), "application/json")
 
     table = {"/metrics": Samples().metrics, "/big": big, "/counts": counts}
-    server = Server(routes(table), listeners, log, settings, limits)
+    server = HttpServer(route_by_path(table), listeners, log, settings, limits)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread begins
     server.start()
     if reloader is not None:

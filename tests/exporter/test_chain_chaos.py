@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.files.publish import Folder
-from gpulock_exporter.files.sample_file import memory_of
-from gpulock_exporter.metrics.collectors import collect
-from gpulock_exporter.metrics.exposition import render
+from gpulock_exporter.files.publish import ExporterFolder
+from gpulock_exporter.files.sample_file import restore_exporter_memory
+from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.telemetry import Frame
 
 from tests.exporter.whole import Labels, Scrape
@@ -56,7 +56,7 @@ class Madhouse:
         self.nvml, self.eye = nvml, eye
         self.random = random.Random(seed)
         self.calls = sorted(nvml.calls())
-        self.folder = Folder(str(folder))
+        self.folder = ExporterFolder(str(folder))
         self.folder.open()
         self.node = Node()
         self.began = 0.0
@@ -83,7 +83,7 @@ class Madhouse:
         now = Moment(self.node.now, EPOCH + self.node.now)
         self.node.book.tick(frames, self.node.facts, now)
         self.folder.write_sample(self.node.book.text(now))
-        found = Scrape(render(collect(self.node.snapshot())).decode())
+        found = Scrape(render_exposition(collect_families(self.node.snapshot())).decode())
         self.check(found)
         return found
 
@@ -144,7 +144,7 @@ class Madhouse:
 
     def restart(self) -> None:
         """Kill the exporter and start it again: it knows what its file says."""
-        self.node.book.memory = memory_of(self.folder.last(), BOOT, self.node.now)
+        self.node.book.memory = restore_exporter_memory(self.folder.last(), BOOT, self.node.now)
 
 
 @pytest.mark.parametrize(

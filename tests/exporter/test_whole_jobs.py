@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpulock.node import sample
 from gpulock.store import owner
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import ERROR_NOT_SUPPORTED, Double, Process
 from tests.support.trees import record
@@ -40,7 +40,7 @@ def test_the_last_second_of_a_claim_that_goes_is_in_its_file(tmp_path: Path) -> 
         exporter.release()
         left = exporter.folder / "finished" / token
         exporter.until(lambda _: left.exists())
-        found = sample.read_finished(str(exporter.folder), token)
+        found = sample.read_finished_claim(str(exporter.folder), token)
         assert found is not None
         (account,) = found.tokens[token].values()
         assert account.since is not None and account.until is not None
@@ -146,13 +146,13 @@ def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) ->
             nvml.processes(1, [Process(stranger.pid, "512M")])
             nvml.set("gpu0.name", 'Tesla "V100" \\ {x="y"}')
             exporter.up(2)
-            store = Store(str(nvml.node / "run/gpulock"))
+            store = LockStore(str(nvml.node / "run/gpulock"))
             exporter.claim(1)  # the first one makes the folders
             exporter.release()
             bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[0]
             written = record(user=USER, queue='all"q\\n', comment=SECRET, spool_dir=f"/x/{SECRET}")
             store.make(bus, written)
-            assert SECRET in owner.encode(written)
+            assert SECRET in owner.encode_owner(written)
             found = exporter.until(lambda s: s.all("gpulock_gpu_lock_info", gpu="0") and foreign(s))
             assert found.one("gpulock_gpu_lock_info", gpu="0", user=USER, queue='all"q\\n') == 1
             assert found.all("gpulock_gpu_info", gpu="0", name='Tesla "V100" \\ {x="y"}') == [1]

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple
 
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from tests.nvml.build import library
 from tests.nvml.drivers import missing_from
 from tests.nvml.node import driver_version, instance_keys, node_keys
@@ -67,7 +67,7 @@ class Double:
         hidden: Iterable[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.node = node or write_node(folder / "node", preset, gpus).directory
+        self.node = node or write_simulated_node(folder / "node", preset, gpus).directory
         self.driver = driver or driver_version(self.node)
         self.library = library(missing_from(self.driver) | set(hidden))
         self.control = folder / "control"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.alloc.claim import claim
+from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.grant import Grant
 from gpulock.alloc.liveness import Judge
 from gpulock.errors import Refusal
@@ -20,13 +20,15 @@ def never() -> Judge:
 
 def ask(box: Box, count: int = 2, **changes: object) -> Grant:
     node = box.node()
-    return claim(node, record(token="", devices=(), **changes), count, judging(node), soon())
+    return claim_devices(
+        node, record(token="", devices=(), **changes), count, judging(node), soon()
+    )
 
 
 def pick(box: Box, device: str, job_id: str = "12") -> Grant:
     node = box.node()
     one = record(token="", devices=(), job_id=job_id)
-    return claim(node, one, 1, judging(node), soon(), (device,))
+    return claim_devices(node, one, 1, judging(node), soon(), (device,))
 
 
 def refused(box: Box, count: int = 2, **changes: object) -> Refusal:
@@ -46,4 +48,4 @@ def holder(box: Box, number: int) -> Owner:
 
 
 def totals(box: Box) -> dict[str, str]:
-    return kv.decode((box.lock / "totals").read_text())
+    return kv.decode_pairs((box.lock / "totals").read_text())

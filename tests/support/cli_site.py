@@ -15,13 +15,13 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from gpulock.alloc.liveness import Verdict
-from gpulock.cli import commands
+from gpulock.cli import command_group
 from gpulock.node.context import Node
-from gpulock.node.settings import load
-from gpulock.simulate.node import write_node
+from gpulock.node.settings import read_settings
+from gpulock.simulate.node import write_simulated_node
 from gpulock.store import verdicts
 from gpulock.store.owner import Owner
-from gpulock.workstation.process_claims import prepare
+from gpulock.workstation.process_claims import ensure_node_dirs
 
 NOBODY = 65534
 PROGRAM = (sys.executable, "-c", "from gpulock.cli import main; main()")
@@ -33,12 +33,12 @@ class Site:
     """A node of a preset below `folder`."""
 
     def __init__(self, folder: Path, preset: str = "dgx1", gpus: int | None = None) -> None:
-        self.files = write_node(folder / "node", preset, gpus)
+        self.files = write_simulated_node(folder / "node", preset, gpus)
         self.config = str(self.files.config)
 
     def call(self, *args: str) -> Result:
         """Run a command in this process."""
-        return CliRunner().invoke(commands, ["--config", self.config, *args])
+        return CliRunner().invoke(command_group, ["--config", self.config, *args])
 
     def command(self, *args: str) -> list[str]:
         """Return the argument list of a command as a process of its own."""
@@ -74,8 +74,8 @@ class Site:
 
     def node(self) -> Node:
         """Return the node, made ready for claims."""
-        node = Node(load(self.config))
-        prepare(node)
+        node = Node(read_settings(self.config))
+        ensure_node_dirs(node)
         return node
 
     def id(self, index: int) -> str:
@@ -96,7 +96,7 @@ class Site:
             "uid": 4242,
             "queue": "gpu.q",
             "boot_id": node.boot_id,
-            "pid_ns": node.proc.here(),
+            "pid_ns": node.proc.pid_namespace_or_empty(),
             "pid": os.getpid(),
             "start": node.proc.start(os.getpid()),
             "claimed_at": time.time(),
@@ -112,7 +112,7 @@ class Site:
     def publish(self, **found: Verdict) -> None:
         """Publish verdicts by token, as a reconcile does."""
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        verdicts.write(str(self.files.lock_dir), found, boot_id)
+        verdicts.write_verdicts(str(self.files.lock_dir), found, boot_id)
 
     def tickets(self) -> list[str]:
         """Return the tickets of waiting callers."""

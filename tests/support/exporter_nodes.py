@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.files.sample_file import Memory
+from gpulock_exporter.files.sample_file import ExporterMemory
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.collector_state import Book
-from gpulock_exporter.state.local_state import Facts
-from gpulock_exporter.state.process_attribution import Kin
-from gpulock_exporter.state.snapshot import Health, Limits, Snapshot
-from gpulock_exporter.telemetry import Device, Frame, Xid
+from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state.local_state import LocalState
+from gpulock_exporter.state.process_attribution import ProcessTree
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 
 from gpulock.alloc.liveness import Verdict
 from gpulock.node import devices
@@ -30,7 +30,7 @@ def uuid(number: int) -> str:
     return f"GPU-{number:08d}-0000-0000-0000-000000000000"
 
 
-def card(number: int = 0, **changes: Any) -> Device:
+def card(number: int = 0, **changes: Any) -> DeviceTelemetry:
     """Return a card that was observed for one second, half of it at work."""
     fields: dict[str, Any] = {
         "bus": bus(number),
@@ -45,10 +45,10 @@ def card(number: int = 0, **changes: Any) -> Device:
         "memory_total": 80 * GIB,
         **changes,
     }
-    return Device(**fields)
+    return DeviceTelemetry(**fields)
 
 
-def full_card(number: int = 0, **changes: Any) -> Device:
+def full_card(number: int = 0, **changes: Any) -> DeviceTelemetry:
     """Return a card that tells everything there is."""
     fields: dict[str, Any] = {
         "mig": False,
@@ -77,7 +77,7 @@ def full_card(number: int = 0, **changes: Any) -> Device:
     return card(number, **fields)
 
 
-def instance(number: int, gi: int, **changes: Any) -> Device:
+def instance(number: int, gi: int, **changes: Any) -> DeviceTelemetry:
     """Return a MIG instance of a card; without GPM nobody knows whether it works."""
     fields: dict[str, Any] = {
         "bus": bus(number),
@@ -92,7 +92,7 @@ def instance(number: int, gi: int, **changes: Any) -> Device:
         "memory_total": 10 * GIB,
         **changes,
     }
-    return Device(**fields)
+    return DeviceTelemetry(**fields)
 
 
 def listed(number: int = 0, part: str = "") -> devices.Device:
@@ -111,23 +111,29 @@ def lock(number: int = 0, token: str = "feedfacefeedface", part: str = "", **cha
     return Lock(name, record(token=token, devices=(name,), **fields), "")
 
 
-def facts(*locks: Lock, verdicts: dict[str, Verdict] | None = None, **more: Any) -> Facts:
+def facts(*locks: Lock, verdicts: dict[str, Verdict] | None = None, **more: Any) -> LocalState:
     """Return what gpulock's files say."""
-    return Facts(locks={one.id: one for one in locks}, quarantined={}, verdicts=verdicts, **more)
+    return LocalState(
+        locks={one.id: one for one in locks}, quarantined={}, verdicts=verdicts, **more
+    )
 
 
 class Node:
     """A book and a clock: each tick is a second."""
 
     def __init__(
-        self, memory: Memory | None = None, proc: str = "/nonexistent", **limits: Any
+        self, memory: ExporterMemory | None = None, proc: str = "/nonexistent", **limits: Any
     ) -> None:
         self.now = 1000.0
         self.sequence = 0
         self.facts = facts()
         self.over: dict[str, Accounts] = {}
-        self.book = Book(
-            BOOT, Limits(**limits), ("Xorg",), lambda: Kin(Proc(proc)), memory or Memory()
+        self.book = CollectorState(
+            BOOT,
+            SnapshotLimits(**limits),
+            ("Xorg",),
+            lambda: ProcessTree(Proc(proc)),
+            memory or ExporterMemory(),
         )
 
     @property
@@ -135,14 +141,14 @@ class Node:
         """Return this moment."""
         return Moment(self.now, EPOCH + self.now)
 
-    def frame(self, *seen: Device, **changes: Any) -> Frame:
+    def frame(self, *seen: DeviceTelemetry, **changes: Any) -> Frame:
         """Return a frame of this moment."""
         self.sequence += 1
         fields: dict[str, Any] = {"driver": "580.1", **changes}
         return Frame(self.sequence, self.now, EPOCH + self.now, devices=list(seen), **fields)
 
     def tick(
-        self, *seen: Device, xids: Sequence[Xid] = (), seconds: float = 1.0
+        self, *seen: DeviceTelemetry, xids: Sequence[Xid] = (), seconds: float = 1.0
     ) -> dict[str, Accounts]:
         """Let a second pass, then look at devices; return the claims that are over."""
         self.now += seconds
@@ -158,10 +164,10 @@ class Node:
         return over
 
     def snapshot(
-        self, found: Sequence[devices.Device] | None = None, health: Health | None = None
-    ) -> Snapshot:
+        self, found: Sequence[devices.Device] | None = None, health: ExporterHealth | None = None
+    ) -> NodeSnapshot:
         """Return what is to be told now."""
-        return self.book.snapshot(found, self.facts, self.moment, health or Health("0.1"))
+        return self.book.snapshot(found, self.facts, self.moment, health or ExporterHealth("0.1"))
 
     def text(self) -> str:
         """Return the sample of now."""

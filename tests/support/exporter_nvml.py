@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from gpulock_exporter.nvml.source import Nvml
-from gpulock_exporter.telemetry import Device, Frame, decode, encode
+from gpulock_exporter.nvml.source import NvmlSource
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, decode_frame, encode_frame
 
 if TYPE_CHECKING:
     from tests.nvml.double import Double
@@ -61,7 +61,7 @@ class Eye:
     def look(self, *, processes: bool = False, after: float = 1.0) -> Frame:
         """Look, `after` so many seconds of its clock; raise RuntimeError with its words."""
         self._order("advance", after)
-        return decode(self._order("look", processes))
+        return decode_frame(self._order("look", processes))
 
     def close(self) -> None:
         """Close the source."""
@@ -86,7 +86,7 @@ class Eye:
         return line
 
 
-def device(frame: Frame, index: int = 0) -> Device:
+def device(frame: Frame, index: int = 0) -> DeviceTelemetry:
     """Return a card of a frame by its index."""
     found = [one for one in frame.devices if one.index == index and not one.parent]
     assert len(found) == 1, frame.failures
@@ -96,7 +96,7 @@ def device(frame: Frame, index: int = 0) -> Device:
 def main(argv: list[str]) -> int:
     """Obey; an answer is a frame, null, or the words of a RuntimeError."""
     ahead = 0.0
-    source = Nvml(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + ahead, argv[1])
+    source = NvmlSource(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + ahead, argv[1])
     for line in sys.stdin:
         what, value = json.loads(line)
         answer = b"null\n"
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
             if what == "advance":
                 ahead += value
             elif what == "look":
-                answer = encode(source.look(bool(value)))
+                answer = encode_frame(source.look(bool(value)))
             else:
                 getattr(source, what)()
         except RuntimeError as fault:

@@ -7,10 +7,10 @@ import os
 import time
 from pathlib import Path
 
-from gpulock.daemon.core.journal import Journal
-from gpulock.daemon.health.policy import Health
-from gpulock.daemon.reconcile.reconcile import reconcile
-from gpulock.deadline import boottime
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.health.policy import HealthPolicy
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.deadline import clock_boottime
 from gpulock.node.sample import SAMPLE_LINE
 from gpulock.store import quarantine
 from gpulock.store.owner import Owner
@@ -31,7 +31,7 @@ class Ward(Box):
         super().__init__(root, gpus, EXPORTER_DIR=str(self.exporter), **{**defaults, **keys})
         self.module = root / "sys/module/nvidia"
         self.module.mkdir(parents=True)
-        self.now = boottime()
+        self.now = clock_boottime()
         self.boot = BOOT
         self.facts: dict[int, str] = {}
         self.ends = os.pipe2(os.O_NONBLOCK)
@@ -44,7 +44,7 @@ class Ward(Box):
 
     def start(self) -> None:
         """Let gpulockd begin anew."""
-        self.health = Health(Journal(self.ends[1], levels=True), lambda: self.now)
+        self.health = HealthPolicy(DaemonJournal(self.ends[1], levels=True), lambda: self.now)
 
     def tell(self, number: int, *pairs: str) -> None:
         """Let the exporter tell this of a GPU from now on."""
@@ -66,7 +66,7 @@ class Ward(Box):
             if sampled:
                 self.sample()
             node = self.node()
-            report = reconcile(node, judge_of(node), soon())
+            report = reconcile_locks(node, judge_of(node), soon())
             self.health.run(node, report, self.now)
 
     def reboot(self) -> None:
@@ -92,19 +92,19 @@ class Ward(Box):
 
     def out(self) -> list[str]:
         """Return what is out of service."""
-        return quarantine.listed(str(self.state), QUARANTINE)
+        return quarantine.list_noted_devices(str(self.state), QUARANTINE)
 
     def because(self, number: int) -> str:
         """Return why a GPU is out of service."""
-        return quarantine.read(str(self.state), QUARANTINE, bus(number))["because"]
+        return quarantine.read_device_note(str(self.state), QUARANTINE, bus(number))["because"]
 
     def by_hand(self, number: int, because: str = "its fan died") -> None:
         """Let an administrator take a GPU out."""
-        quarantine.put(str(self.state), QUARANTINE, bus(number), "root", because)
+        quarantine.write_device_note(str(self.state), QUARANTINE, bus(number), "root", because)
 
     def restored(self, number: int) -> None:
         """Let an administrator bring a GPU back."""
-        quarantine.lift(str(self.state), QUARANTINE, bus(number))
+        quarantine.remove_device_note(str(self.state), QUARANTINE, bus(number))
 
     def said(self) -> list[str]:
         """Return what the chore said since the last time."""

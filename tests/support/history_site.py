@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpulock.daemon.history.collect import History
-from gpulock.deadline import boottime
+from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.deadline import clock_boottime
 from gpulock.node.sample import FINISHED_LINE, SAMPLE_LINE
 from gpulock.store import boot, claim_records
 from gpulock.store.owner import Owner
@@ -38,10 +38,10 @@ class Ended(Box):
         (self.exporter / "finished").mkdir(parents=True)
         super().__init__(root, gpus, EXPORTER_DIR=str(self.exporter), **keys)
         node = self.node()
-        boot.ensure(node.store)
-        boot.begin(node.store, str(self.state), BOOT, node.name)
+        boot.ensure_lock_dir(node.store)
+        boot.begin_boot(node.store, str(self.state), BOOT, node.name)
         self.told: list[str] = []
-        self.history = History(self.told.append)
+        self.history = HistoryWriter(self.told.append)
 
     def hold(self, *numbers: int, token: str = "feed", ago: float = 100.0, **about: Any) -> Owner:
         """Let a claim stand that was made `ago` seconds ago."""
@@ -49,7 +49,7 @@ class Ended(Box):
             "token": token,
             "devices": tuple(bus(number) for number in numbers),
             "claimed_at": time.time() - ago,
-            "claimed_boottime": boottime() - ago,
+            "claimed_boottime": clock_boottime() - ago,
         }
         own = record(**fields | about)
         for number in numbers:
@@ -60,7 +60,9 @@ class Ended(Box):
         """Let a claim stand whose record is kept, as a prolog keeps it."""
         own = self.hold(*numbers, token=token, **about)
         place = self.root / "spool" if own.scheduler == "sge" else self.state
-        claim_records.owe(self.node().settings, own, claim_records.keep(str(place), own))
+        claim_records.record_pending_history(
+            self.node().settings, own, claim_records.write_claim_record(str(place), own)
+        )
         return own
 
     def reboot(self, wiped: bool = True) -> None:
@@ -69,9 +71,9 @@ class Ended(Box):
         if wiped:
             shutil.rmtree(self.lock)
         node = self.node()
-        boot.ensure(node.store)
-        boot.make_ready(node.store, str(self.state), node.boot_id, node.name)
-        self.history = History(self.told.append)
+        boot.ensure_lock_dir(node.store)
+        boot.prepare_boot(node.store, str(self.state), node.boot_id, node.name)
+        self.history = HistoryWriter(self.told.append)
 
     def end(self, *numbers: int, how: str = "epilog") -> None:
         """Release devices."""
@@ -109,12 +111,14 @@ class Ended(Box):
 
     def finish(self, own: Owner, *lines: str, boot_id: str = BOOT) -> None:
         """Let the exporter say what is left of a claim."""
-        head = f"{FINISHED_LINE}\nboot_id={boot_id}\nboottime={boottime()}\nwall={time.time()}\n"
+        head = (
+            f"{FINISHED_LINE}\nboot_id={boot_id}\nboottime={clock_boottime()}\nwall={time.time()}\n"
+        )
         (self.exporter / "finished" / own.token).write_text(head + "\n".join(lines) + "\n")
 
     def sample(self, *lines: str, ago: float = 0.0, total: int = 80 * GIB) -> None:
         """Let the exporter say how things stand."""
-        now, wall = boottime() - ago, time.time() - ago
+        now, wall = clock_boottime() - ago, time.time() - ago
         cards = [f"device {bus(n)} index={n} looked={now} memory_total={total}" for n in range(4)]
         head = [SAMPLE_LINE, f"boot_id={BOOT}", "sequence=1", f"boottime={now}", f"wall={wall}"]
         (self.exporter / "sample").write_text("\n".join([*head, *cards, *lines]) + "\n")
@@ -122,7 +126,7 @@ class Ended(Box):
     def write(self) -> int:
         """Run the chore once."""
         node = self.node()
-        return self.history.once(node, node.devices())
+        return self.history.write_finished_claims(node, node.devices())
 
     @property
     def path(self) -> Path:
@@ -141,7 +145,7 @@ class Ended(Box):
 
     def owed(self) -> list[str]:
         """Return whose line is owed."""
-        folder = self.state / claim_records.OWED
+        folder = self.state / claim_records.PENDING_FOLDER
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def waiting(self) -> list[str]:

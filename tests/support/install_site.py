@@ -17,7 +17,7 @@ from gpulock.install.hooks import HookPaths
 from gpulock.install.sge import install, uninstall
 from gpulock.install.sge.install import SgeOptions
 from gpulock.install.sge.site import Execd
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 
 RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
@@ -65,7 +65,7 @@ class Site:
 def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     """Lay the node out and let the installer find an execd there."""
     folder.mkdir(exist_ok=True)
-    node = write_node(folder / "node", "dgx1")
+    node = write_simulated_node(folder / "node", "dgx1")
     programs = folder / "sge"
     shutil.copytree(RECORDED, programs / "state")
     (programs / "state/states").write_text("")
@@ -79,7 +79,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     execd = Execd(os.getpid(), {"SGE_ROOT": str(folder / "root")}, programs / "sge_execd", spool)
     for module in (install, uninstall, doctor_sge):
         patch.setattr(module, "find_execds", lambda: [execd])
-    patch.setattr(versions, "self_test", untested)  # ten processes; has its own test
+    patch.setattr(versions, "self_test_sge_hooks", untested)  # ten processes; has its own test
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     text = node.config.read_text() + f"SGE_BINARIES={programs}\n"

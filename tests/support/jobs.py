@@ -14,15 +14,15 @@ from gpulock.sge import spool
 from gpulock.sge.spool import Spool
 from gpulock.simulate import execd
 from gpulock.simulate.execd import SpooledJob
-from gpulock.simulate.packed_job import PER_SLOT, Resource
+from gpulock.simulate.packed_job import PER_SLOT, ResourceRequest
 from tests.support.trees import Box
 
 SHEPHERD = 500
 
 
-def gpus(value: float, name: str = "gpu", consumable: int = PER_SLOT) -> Resource:
+def gpus(value: float, name: str = "gpu", consumable: int = PER_SLOT) -> ResourceRequest:
     """Return `-l gpu=value`."""
-    return Resource(name, value, f"{value:g}", consumable)
+    return ResourceRequest(name, value, f"{value:g}", consumable)
 
 
 class Site(Box):
@@ -32,13 +32,13 @@ class Site(Box):
         super().__init__(root, count, **keys)
         self.pid = SHEPHERD
 
-    def spool(self, *resources: Resource, **about: object) -> SpooledJob:
+    def spool(self, *resources: ResourceRequest, **about: object) -> SpooledJob:
         """Spool a job with these requests."""
         fields: dict[str, object] = {"job_id": 12, "command": ("/bin/true",), **about}
-        job = execd.Job(resources=resources, **fields)  # type: ignore[arg-type]
+        job = execd.SimulatedJob(resources=resources, **fields)  # type: ignore[arg-type]
         return execd.spool_job(self.root, job)
 
-    def run(self, *resources: Resource, pid: int = SHEPHERD, **about: object) -> SpooledJob:
+    def run(self, *resources: ResourceRequest, pid: int = SHEPHERD, **about: object) -> SpooledJob:
         """Spool a job and let its shepherd run; hooks called then are its children."""
         job = self.spool(*resources, **about)
         self.proc.shepherd(pid, job.folder, uid=os.geteuid())
@@ -61,7 +61,7 @@ class Site(Box):
 
     def above(self, pid: int = SHEPHERD) -> Spool:
         """Return the spool of a shepherd as a hook finds it."""
-        return spool.above(Proc(str(self.proc.root)), pid, os.geteuid())
+        return spool.open_shepherd_spool(Proc(str(self.proc.root)), pid, os.geteuid())
 
     def environ(self, job: SpooledJob) -> dict[str, str]:
         """Return what `env -i` leaves of a hook's environment."""

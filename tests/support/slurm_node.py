@@ -18,7 +18,7 @@ from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm import hook_trial, install, uninstall
 from gpulock.install.slurm.install import SlurmOptions, SlurmPlan, plan_slurm
 from gpulock.install.slurm.site import Slurmd
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
 
 RECORDED = Path(__file__).parent / "data/slurm-22.05"
@@ -112,7 +112,7 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     """Lay the node out and let the installer find a slurmd there."""
     assert preset in PRESETS
     folder.mkdir(exist_ok=True)
-    node = write_node(folder / "node", preset)
+    node = write_simulated_node(folder / "node", preset)
     (folder / "node/state").mkdir(exist_ok=True)
     programs = folder / "slurm"
     shutil.copytree(RECORDED, programs / "state")
@@ -128,11 +128,11 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     for module in (install, uninstall, doctor_slurm):
         patch.setattr(module, "find_slurmds", lambda: [slurmd])
     # A dozen processes; they have their own tests.
-    patch.setattr(versions, "self_test", ignore)
-    patch.setattr(hook_trial, "try_hooks", ignore)
-    patch.setattr(doctor_slurm, "try_hooks", ignore)
+    patch.setattr(versions, "self_test_sge_hooks", ignore)
+    patch.setattr(hook_trial, "try_slurm_hooks", ignore)
+    patch.setattr(doctor_slurm, "try_slurm_hooks", ignore)
     for module in (install, doctor_slurm):
-        patch.setattr(module, "check_interpreter", ignore)
+        patch.setattr(module, "check_hook_interpreter", ignore)
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     config.write_text(node.config.read_text())

@@ -16,13 +16,13 @@ from typing import Unpack
 import pytest
 
 from gpulock import deadline
-from gpulock.alloc.liveness import Scan
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm import epilog, note, prolog, task
-from gpulock.slurm.call import Call
-from gpulock.slurm.note import Note
+from gpulock.slurm.call import SlurmHookCall
+from gpulock.slurm.note import TaskNote
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.trees import BOOT, HOST_NS, About, Box, bus
@@ -157,17 +157,17 @@ class Site(Box):
         context = {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", **changes}
         assert epilog.main(self.environ(job, gpus, **context), self.config()) == 0
 
-    def call(self, job: int = 12, /, gpus: str | None = "0,1", **changes: str) -> Call:
+    def call(self, job: int = 12, /, gpus: str | None = "0,1", **changes: str) -> SlurmHookCall:
         """Return how slurmd calls a hook."""
-        return Call(self.environ(job, gpus, **changes))
+        return SlurmHookCall(self.environ(job, gpus, **changes))
 
     def task(self, **environ: str) -> int:
         """Run the TaskProlog below the process that becomes the task."""
         return task.main({"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "12", **environ}, self.config())
 
-    def note(self, job: int = 12, slurmd: str = "n1") -> Note:
+    def note(self, job: int = 12, slurmd: str = "n1") -> TaskNote:
         """Return what the tasks of a job are told."""
-        found = note.find(str(self.lock), slurmd, str(job))
+        found = note.find_task_note(str(self.lock), slurmd, str(job))
         assert found is not None
         return found
 
@@ -305,9 +305,9 @@ def slurm_lock(**changes: object) -> Lock:
     return Lock(record.devices[0], record, "")
 
 
-def scan_of(site: Site) -> Scan:
+def scan_of(site: Site) -> ProcessScan:
     """Return a look at the processes there are now."""
-    return Scan(site.node().proc)
+    return ProcessScan(site.node().proc)
 
 
 def refusal(act: Callable[[], object]) -> Refusal:
@@ -329,7 +329,7 @@ class Clock:
         self._patch = patch
         self._sleep = time.sleep
         patch.setattr(time, "sleep", self.sleep)
-        patch.setattr(deadline, "boottime", lambda: self.now)
+        patch.setattr(deadline, "clock_boottime", lambda: self.now)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
@@ -342,7 +342,7 @@ class Clock:
         self._patch.setattr(time, "sleep", self._sleep)
         behind = self.now - time.clock_gettime(time.CLOCK_BOOTTIME)
         clock = time.clock_gettime
-        self._patch.setattr(deadline, "boottime", lambda: clock(time.CLOCK_BOOTTIME) + behind)
+        self._patch.setattr(deadline, "clock_boottime", lambda: clock(time.CLOCK_BOOTTIME) + behind)
 
     @property
     def slept(self) -> float:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import Plan
+from gpulock.install.sge.install import InstallPlan
 from gpulock.install.systemd import install, manager, uninstall
 from gpulock.install.systemd.install import SystemdOptions, plan_systemd
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 
 
 @dataclass
@@ -90,7 +90,7 @@ class SystemdNode:
         with self.config.open("a") as file:
             file.writelines(f"{name}={value}\n" for name, value in keys.items())
 
-    def install(self) -> Plan:
+    def install(self) -> InstallPlan:
         """Install; return the plan that was followed."""
         plan = plan_systemd(self.options)
         plan.apply(lambda _: None)
@@ -105,7 +105,7 @@ def nothing(*_: str) -> str:
 @functools.cache
 def driver(top: Path) -> Path:
     """Return the tree of a driver with eight cards, made once and never changed."""
-    return write_node(top / "dgx1", "dgx1").directory
+    return write_simulated_node(top / "dgx1", "dgx1").directory
 
 
 def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
@@ -122,8 +122,8 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     }
     config.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
     patch.setattr(manager, "RUNNING", folder)
-    patch.setattr(manager, "run", nothing)
-    patch.setattr(install, "check_python", nothing)
+    patch.setattr(manager, "run_systemd_program", nothing)
+    patch.setattr(install, "check_exporter_python", nothing)
     for module in (install, uninstall):
-        patch.setattr(module, "user_exists", lambda: True)
+        patch.setattr(module, "exporter_user_exists", lambda: True)
     return SystemdNode(folder, config, FakeSystemctl(folder / "etc/systemd/system"))

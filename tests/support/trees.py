@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from hypothesis import settings
 
-from gpulock.alloc.liveness import Judge, Scan, process_verdict
+from gpulock.alloc.liveness import Judge, ProcessScan, process_verdict
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -23,7 +23,7 @@ from gpulock.sge import verdict as sge_verdict
 from gpulock.store.owner import Owner
 
 if TYPE_CHECKING:
-    from gpulock.alloc.liveness import Rule
+    from gpulock.alloc.liveness import LivenessRule
 
 BOOT = "11111111-1111-1111-1111-111111111111"
 OTHER_BOOT = "22222222-2222-2222-2222-222222222222"
@@ -233,10 +233,13 @@ def record(**changes: object) -> Owner:
     return Owner(**fields)
 
 
-def judge_of(node: Node, simulated: bool = False, scan: Scan | None = None) -> Judge:
+def judge_of(node: Node, simulated: bool = False, scan: ProcessScan | None = None) -> Judge:
     """Return a judge with all rules that takes one look at /proc when first asked."""
-    rules: dict[str, Rule] = {"sge": sge_verdict.Rule(simulated), "process": process_verdict}
-    return Judge(node.boot_id, node.name, scan or Scan(node.proc), rules)
+    rules: dict[str, LivenessRule] = {
+        "sge": sge_verdict.SgeJobRule(simulated),
+        "process": process_verdict,
+    }
+    return Judge(node.boot_id, node.name, scan or ProcessScan(node.proc), rules)
 
 
 def judging(node: Node, simulated: bool = False) -> Callable[[], Judge]:

@@ -12,8 +12,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from gpulock.alloc.memory_check import MIB, NOT_TOLD
-from gpulock.deadline import boottime
+from gpulock.alloc.memory_check import MEMORY_NOT_REPORTED, MIB
+from gpulock.deadline import clock_boottime
 from gpulock.node import sample
 from gpulock.store import quarantine
 from tests.sweep.play import Case
@@ -39,7 +39,7 @@ class CleanStage(SgeStage):
 
     def tell(self) -> None:
         """Let the exporter have looked."""
-        now = boottime()
+        now = clock_boottime()
         head = [sample.SAMPLE_LINE, f"boot_id={self.node.boot_id}", f"boottime={now}"]
         lines = [
             f"device {device.id} looked={now + LATER} listed={now + LATER} processes=0"
@@ -54,12 +54,12 @@ class CleanStage(SgeStage):
 
     def out(self) -> list[str]:
         """Return the devices that are out of service."""
-        return quarantine.listed(self.node.settings.state_dir, quarantine.QUARANTINE)
+        return quarantine.list_noted_devices(self.node.settings.state_dir, quarantine.QUARANTINE)
 
     def untold(self, device: str) -> bool:
         """Return whether a device was freed by somebody whom nobody told of its memory."""
         notes = Path(self.node.store.released_dir).glob(f"*.{device}/released")
-        return any(NOT_TOLD in note.read_text() for note in notes)
+        return any(MEMORY_NOT_REPORTED in note.read_text() for note in notes)
 
 
 class Dirty(SgePlay):

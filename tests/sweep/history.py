@@ -9,9 +9,9 @@ import sys
 
 sys.path[:0] = [sys.argv[1]]
 
-from gpulock.daemon.history.collect import History  # noqa: E402 (the library is put on the path first)
+from gpulock.daemon.history.collect import HistoryWriter  # noqa: E402 (the library is put on the path first)
 from gpulock.node.context import Node  # noqa: E402
-from gpulock.node.settings import load  # noqa: E402
+from gpulock.node.settings import read_settings  # noqa: E402
 
 
 def say(text: str) -> None:
@@ -21,7 +21,7 @@ def say(text: str) -> None:
 
 def main(config: str) -> int:
     """Write what is over."""
-    History(say).once(Node(load(config), "node1"))
+    HistoryWriter(say).write_finished_claims(Node(read_settings(config), "node1"))
     return 0
 
 

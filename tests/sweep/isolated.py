@@ -82,7 +82,7 @@ class ConfinedStage(IsolatedStage):
     def end_job(self) -> None:
         """Let the cgroups of the job that is stopped be empty, as at the shepherd's end."""
         for folder in self.service.folders:
-            tree.move(self.mine.pid, str(folder))
+            tree.move_to_cgroup(self.mine.pid, str(folder))
 
     def reset(self) -> None:
         """Bring back the files, and the cgroups as they were after the prolog or before it."""
@@ -95,7 +95,7 @@ class ConfinedStage(IsolatedStage):
             if self.orphaned:
                 self.link(self.mine.pid)
             granted = [d for d in found if d.id in self.locks(MINE)]
-            confine.confine(self.node, f"{MINE}.1", self.mine.pid, self.start(), granted)
+            confine.confine_process(self.node, f"{MINE}.1", self.mine.pid, self.start(), granted)
         if self.orphaned:
             self.end_job()
             self.unlink(self.mine.pid)
@@ -106,7 +106,7 @@ class ConfinedStage(IsolatedStage):
 
     def cgroups(self) -> list[Path]:
         """Return the cgroups of the job whose hook is stopped."""
-        name = tree.name_of(f"{MINE}.1", self.mine.pid, self.start())
+        name = tree.cgroup_name(f"{MINE}.1", self.mine.pid, self.start())
         return [folder / name for folder in self.service.folders if (folder / name).exists()]
 
     def job_opens(self) -> dict[str, set[str]]:

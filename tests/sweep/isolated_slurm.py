@@ -91,7 +91,7 @@ class ConfinedSlurmStage(SlurmStage):
     def end_step(self) -> None:
         """Let the step be over: its daemon ends, and its cgroup is empty."""
         for folder in self.service.folders:
-            tree.move(self.step.pid, str(folder))
+            tree.move_to_cgroup(self.step.pid, str(folder))
         if self._shows():
             self.unlink(self.step.pid)
 
@@ -109,7 +109,7 @@ class ConfinedSlurmStage(SlurmStage):
         self.link(self.step.pid)
         if self._confined:
             granted = [d for d in self.node.devices() if d.id in self.locks(MINE)]
-            confine.confine(self.node, STEP, self.step.pid, self.start(), granted)
+            confine.confine_process(self.node, STEP, self.step.pid, self.start(), granted)
         if self._over:
             self.end_step()
 
@@ -119,7 +119,7 @@ class ConfinedSlurmStage(SlurmStage):
 
     def cgroups(self) -> list[Path]:
         """Return the cgroups of the step."""
-        name = tree.name_of(STEP, self.step.pid, self.start())
+        name = tree.cgroup_name(STEP, self.step.pid, self.start())
         return [folder / name for folder in self.service.folders if (folder / name).exists()]
 
     def step_opens(self) -> dict[str, set[str]]:

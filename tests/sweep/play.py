@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpulock.errors import Refusal
-from gpulock.store.boot import state_boot_id
+from gpulock.store.boot import read_state_boot_id
 from gpulock.store.locks import Lock
 from tests.sweep.stage import MINE, Stage
 from tests.sweep.trace import KILL, Point
@@ -94,7 +94,7 @@ class Play(ABC):
         """Expect that STATE_DIR knows the boot before LOCK_DIR: else a loss would go unseen."""
         node = self.stage.node
         if node.store.boot_id() == node.boot_id:
-            known = state_boot_id(node.settings.state_dir) == node.boot_id
+            known = read_state_boot_id(node.settings.state_dir) == node.boot_id
             self.expect(known, "LOCK_DIR is of this boot and STATE_DIR does not know")
 
     def keeps_nothing(self) -> None:

@@ -9,12 +9,12 @@ import sys
 
 sys.path[:0] = [sys.argv[1]]
 
-from gpulock.daemon.reconcile.reconcile import reconcile  # noqa: E402
+from gpulock.daemon.reconcile.reconcile import reconcile_locks  # noqa: E402
 from gpulock.deadline import Deadline  # noqa: E402
 from gpulock.errors import BROKEN, Refusal  # noqa: E402
 from gpulock.node.context import Node  # noqa: E402
-from gpulock.node.settings import load  # noqa: E402
-from gpulock.workstation.process_claims import judge  # noqa: E402 (the library is put on the path first)
+from gpulock.node.settings import read_settings  # noqa: E402
+from gpulock.workstation.process_claims import make_liveness_judge  # noqa: E402 (the library is put on the path first)
 
 DONE, REFUSED, NODE_BROKEN = 0, 1, 3
 
@@ -22,8 +22,8 @@ DONE, REFUSED, NODE_BROKEN = 0, 1, 3
 def main(config: str) -> int:
     """Reconcile once; return the exit code."""
     try:
-        node = Node(load(config))
-        reconcile(node, judge(node), Deadline(20))
+        node = Node(read_settings(config))
+        reconcile_locks(node, make_liveness_judge(node), Deadline(20))
     except Refusal as refusal:
         os.write(2, refusal.sentence("reap").encode())
         return NODE_BROKEN if refusal.kind == BROKEN else REFUSED

@@ -9,24 +9,24 @@ import sys
 
 sys.path[:0] = [sys.argv[1]]
 
-from gpulock.daemon.app import chores  # noqa: E402 (the library is put on the path first)
-from gpulock.daemon.core.journal import Journal  # noqa: E402
+from gpulock.daemon.app import make_daemon_chores  # noqa: E402 (the library is put on the path first)
+from gpulock.daemon.core.journal import DaemonJournal  # noqa: E402
 from gpulock.daemon.reconcile.driver import DaemonNode  # noqa: E402
-from gpulock.daemon.rounds import Rounds, RunsAlreadyError  # noqa: E402
-from gpulock.deadline import boottime  # noqa: E402
+from gpulock.daemon.rounds import AlreadyRunningError, Rounds  # noqa: E402
+from gpulock.deadline import clock_boottime  # noqa: E402
 from gpulock.errors import Refusal  # noqa: E402
-from gpulock.node.settings import load  # noqa: E402
+from gpulock.node.settings import read_settings  # noqa: E402
 
 DONE, REFUSED, NODE_BROKEN = 0, 1, 3
 
 
 def main(config: str) -> int:
     """Go round once; return the exit code of `gpulock reap` in the same case."""
-    journal = Journal(quiet=True)
+    journal = DaemonJournal(quiet=True)
     try:
-        rounds = Rounds(DaemonNode(load(config)), journal, chores(journal))
-        return DONE if rounds.once(boottime()) is not None else NODE_BROKEN
-    except RunsAlreadyError:
+        rounds = Rounds(DaemonNode(read_settings(config)), journal, make_daemon_chores(journal))
+        return DONE if rounds.run_round(clock_boottime()) is not None else NODE_BROKEN
+    except AlreadyRunningError:
         return REFUSED
     except Refusal as refusal:
         os.write(2, refusal.sentence("gpulockd").encode())

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpulock.job.environment import NAMES, TWINS, drop_names
+from gpulock.job.environment import CONTAINER_PREFIXES, MASK_VARIABLES, grant_variable_names
 from tests.bench.slurm_calls import BATCH, SLURMD, SlurmJob
 from tests.sweep.play import Play
 from tests.sweep.slurm_stage import SlurmStage, tasks_environment
 from tests.sweep.stage import MINE, OTHER
 
 MASK, ORDINAL = "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
-FORGED = {twin + name: "0,1,2,3,4,5,6,7" for twin in ("", *TWINS) for name in NAMES}
+FORGED = {
+    twin + name: "0,1,2,3,4,5,6,7" for twin in ("", *CONTAINER_PREFIXES) for name in MASK_VARIABLES
+}
 FREE, HELD = "0,1", "2,3"  # positions of which the other job has the latter
 
 
@@ -74,7 +76,7 @@ class SlurmPlay(Play):
             self.wrong.append(str(strange))
             return True
         wanted = self.wanted()
-        for name in sorted(drop_names()):
+        for name in sorted(grant_variable_names()):
             told, right = env.get(name), wanted.get(name)
             self.expect(told == right, f"a task has {name}={told}, not {right}")
         return True
@@ -94,7 +96,9 @@ class SlurmPlay(Play):
         stands = self.mine.is_masked and positions  # Slurm's own, which has no twin
         if not stands:
             pairs[ORDINAL] = pairs[MASK]
-        found = {twin + name: text for twin in ("", *TWINS) for name, text in pairs.items()}
+        found = {
+            twin + name: text for twin in ("", *CONTAINER_PREFIXES) for name, text in pairs.items()
+        }
         return found | ({ORDINAL: self.env[ORDINAL]} if stands else {})
 
     def ended(self) -> None:

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpulock.slurm.note import path_of
+from gpulock.slurm.note import task_note_path
 from gpulock.slurm.scontrol import FIELDS, INVALID, WIDTH
 from gpulock.store import owner
 from gpulock.store.claim_records import FOLDER as RUNS
@@ -152,13 +152,13 @@ class SlurmStage(Stage):
 
     def note(self, job: SlurmJob) -> Path:
         """Return where the note of a job is, if it has one."""
-        return Path(path_of(self.node.store.path, SLURMD, str(job.id)))
+        return Path(task_note_path(self.node.store.path, SLURMD, str(job.id)))
 
     def runs(self, job: int) -> list[Owner]:
         """Return the records that are kept of a job for an adoption."""
         folder = Path(self.node.settings.state_dir, RUNS)
         paths = [p for p in folder.iterdir() if p.name[0] != "."] if folder.is_dir() else []
-        found = [owner.parse(path.read_text()) for path in paths]
+        found = [owner.parse_owner(path.read_text()) for path in paths]
         return [record for record in found if record.job_id == str(job)]
 
     def lose_locks(self) -> None:

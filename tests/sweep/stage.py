@@ -13,13 +13,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpulock.alloc.claim import claim
+from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.grant import Grant
-from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
-from gpulock.workstation.process_claims import judge, template
+from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.scene import Scene, linked_proc
 
 MINE, OTHER, GONE = 1001, 1002, 1003
@@ -69,7 +69,7 @@ class Stage:
 
     def leave_cut_short(self) -> None:
         """Leave what a claim leaves that is killed between mkdir and owner record."""
-        free = [d.id for d in self.node.devices() if d.id not in self.node.store.all()]
+        free = [d.id for d in self.node.devices() if d.id not in self.node.store.read_all_locks()]
         os.mkdir(f"{self.node.store.locks_dir}/{free[-1]}", 0o755)
 
     def must(self, code: int, expected: int) -> None:
@@ -95,16 +95,18 @@ class Stage:
 
     def reconcile(self) -> None:
         """Reconcile once in this process, undisturbed."""
-        reconcile(self.node, judge(self.node), Deadline(20))
+        reconcile_locks(self.node, make_liveness_judge(self.node), Deadline(20))
 
     def claim_rest(self, count: int) -> Grant:
         """Claim devices in this process."""
-        record = template(self.node, os.getpid(), "sweep")
-        return claim(self.node, record, count, lambda: judge(self.node), Deadline(20))
+        record = make_process_owner(self.node, os.getpid(), "sweep")
+        return claim_devices(
+            self.node, record, count, lambda: make_liveness_judge(self.node), Deadline(20)
+        )
 
     def locks(self, *jobs: int) -> dict[str, Lock]:
         """Return the locks of these jobs, or without any all there are."""
-        found = self.node.store.all() if self.node.store.exists() else {}
+        found = self.node.store.read_all_locks() if self.node.store.exists() else {}
         wanted = {str(job) for job in jobs}
         return {
             name: lock

@@ -12,26 +12,32 @@ from collections.abc import Callable, Mapping, Sequence
 import gpulock
 from gpulock.node.context import Node
 from gpulock_exporter.clock import Clock, Moment
-from gpulock_exporter.files.publish import Folder
-from gpulock_exporter.files.sample_file import memory_of
-from gpulock_exporter.journal import Journal
+from gpulock_exporter.files.publish import ExporterFolder
+from gpulock_exporter.files.sample_file import restore_exporter_memory
+from gpulock_exporter.journal import FaultJournal
 from gpulock_exporter.metrics import exposition
-from gpulock_exporter.metrics.collectors import collect
+from gpulock_exporter.metrics.collectors import collect_families
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.collector_state import Book
-from gpulock_exporter.state.local_state import gather, read_locks
-from gpulock_exporter.state.lock_cache import Remembered
+from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state.local_state import read_local_state, read_locks_with_details
+from gpulock_exporter.state.lock_cache import LockCache
 from gpulock_exporter.state.node_devices import DeviceList, inventory_version
-from gpulock_exporter.state.process_attribution import Kin
-from gpulock_exporter.state.snapshot import Health, Limits, Snapshot
+from gpulock_exporter.state.process_attribution import ProcessTree
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.web.negotiation import Format
 from gpulock_exporter.web.page import PAGE_HEADERS
-from gpulock_exporter.web.page import render as page_html
-from gpulock_exporter.web.rendered import Rendered, negotiated
-from gpulock_exporter.web.response import Handler, Request, Response, refusal, routes
-from gpulock_exporter.web.utilisation_history import History, page_of
+from gpulock_exporter.web.page import render_page as page_html
+from gpulock_exporter.web.rendered import RenderedMetrics, negotiated_response
+from gpulock_exporter.web.response import (
+    Handler,
+    HttpRequest,
+    HttpResponse,
+    error_response,
+    route_by_path,
+)
+from gpulock_exporter.web.utilisation_history import UtilizationHistory, build_page
 from gpulock_exporter.webconfig.reload import Reloader
 from gpulock_exporter.worker.supervisor import Supervisor
 
@@ -53,25 +59,31 @@ class Exporter:
         self._node = node
         self._clock = clock
         self._say = say
-        self._journal = Journal()
+        self._journal = FaultJournal()
         self._label_user = LabelUser(settings.label_user)
-        self._locks = Remembered(read_locks)
-        self._folder = Folder(settings.exporter_dir)
-        self._history = History()
+        self._locks = LockCache(read_locks_with_details)
+        self._folder = ExporterFolder(settings.exporter_dir)
+        self._history = UtilizationHistory()
         self._fault = "no sample yet"
         self.listed = DeviceList(node.devices, lambda: inventory_version(node.store.path))
-        self._snapshot: Snapshot | None = None
-        self._rendered: Rendered | None = None
+        self._snapshot: NodeSnapshot | None = None
+        self._rendered: RenderedMetrics | None = None
         self.reloader: Reloader | None = None
         listed = LISTS_MISSED * settings.process_period + settings.max_sample_age
-        self.limits = Limits(settings.max_sample_age, settings.idle_after, settings.gpus, listed)
-        self._book = Book(node.boot_id, self.limits, settings.services, lambda: Kin(node.proc))
+        self.limits = SnapshotLimits(
+            settings.max_sample_age, settings.idle_after, settings.gpus, listed
+        )
+        self._book = CollectorState(
+            node.boot_id, self.limits, settings.services, lambda: ProcessTree(node.proc)
+        )
 
     def open(self) -> None:
         """Go on from where an earlier exporter of this boot stopped; raise OSError."""
         self._folder.open()
         now, overtaken = self._clock.now().boottime, self._folder.is_overtaken()
-        self._book.memory = memory_of(self._folder.last(), self._node.boot_id, now, overtaken)
+        self._book.memory = restore_exporter_memory(
+            self._folder.last(), self._node.boot_id, now, overtaken
+        )
         if overtaken:
             self._say(f"gpulock-exporter: {OVERTAKEN % self._folder.path}")
 
@@ -82,12 +94,12 @@ class Exporter:
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock.now()
-        self.listed.glance()
-        facts = gather(self._node, now.boottime, self._locks)
+        self.listed.refresh_if_changed()
+        facts = read_local_state(self._node, now.boottime, self._locks)
         over = self._book.tick(frames, facts, now)
         self._fault = supervisor.fault
         facts.read("files", lambda: self._write(over, now), None)
-        health = Health(
+        health = ExporterHealth(
             version=gpulock.__version__,
             abandoned=supervisor.abandoned,
             reloaded=self.reloader.last_reload_successful if self.reloader else None,
@@ -97,10 +109,10 @@ class Exporter:
         self._history.add(
             {d.id: d.values.utilization if d.values else None for d in snapshot.devices}
         )
-        everything = Rendered(lambda form: self.text(form, snapshot, frozenset()))
+        everything = RenderedMetrics(lambda form: self.text(form, snapshot, frozenset()))
         self._snapshot, self._rendered = snapshot, everything
 
-    def _tell(self, snapshot: Snapshot, now: Moment) -> None:
+    def _tell(self, snapshot: NodeSnapshot, now: Moment) -> None:
         """Tell the journal why something fails, and that it is well again."""
         faults = {name: fault for name, (_, fault) in snapshot.health.collectors.items() if fault}
         if self._fault:
@@ -108,36 +120,36 @@ class Exporter:
         for line in self._journal.lines(faults, now.boottime):
             self._say(f"gpulock-exporter: {line}")
 
-    def text(self, form: Format, snapshot: Snapshot, names: frozenset[str]) -> bytes:
+    def text(self, form: Format, snapshot: NodeSnapshot, names: frozenset[str]) -> bytes:
         """Return the metrics of a moment."""
-        metrics = collect(snapshot, self._label_user)
-        return exposition.render(metrics, form is Format.OPENMETRICS, names)
+        metrics = collect_families(snapshot, self._label_user)
+        return exposition.render_exposition(metrics, form is Format.OPENMETRICS, names)
 
     def handler(self) -> Handler:
         """Return what answers requests."""
-        return routes({"/": self.page, "/metrics": self.metrics, "/-/healthy": self.healthy})
+        return route_by_path({"/": self.page, "/metrics": self.metrics, "/-/healthy": self.healthy})
 
-    def metrics(self, request: Request) -> Response:
+    def metrics(self, request: HttpRequest) -> HttpResponse:
         """Answer a scrape."""
         snapshot, rendered = self._snapshot, self._rendered
         if snapshot is None or rendered is None:
-            return refusal(503, "the first second is not over yet", ("Retry-After", "1"))
+            return error_response(503, "the first second is not over yet", ("Retry-After", "1"))
         if self._is_stuck(snapshot):
-            return refusal(503, STUCK)
+            return error_response(503, STUCK)
         names = frozenset(request.values("name[]"))
         if names:
-            rendered = Rendered(lambda form: self.text(form, snapshot, names))
-        return negotiated(request, rendered)
+            rendered = RenderedMetrics(lambda form: self.text(form, snapshot, names))
+        return negotiated_response(request, rendered)
 
-    def page(self, _: Request) -> Response:
+    def page(self, _: HttpRequest) -> HttpResponse:
         """Answer a person."""
         snapshot = self._snapshot
         if snapshot is None:
-            return refusal(503, "the first second is not over yet", ("Refresh", "1"))
+            return error_response(503, "the first second is not over yet", ("Refresh", "1"))
         if self._is_stuck(snapshot):
-            return refusal(503, STUCK, ("Refresh", "5"))
+            return error_response(503, STUCK, ("Refresh", "5"))
         limit = self.limits.oldest
-        shown = page_of(
+        shown = build_page(
             snapshot,
             self._history,
             self._node.name,
@@ -146,16 +158,18 @@ class Exporter:
             self._label_user,
             self._node.boot_id,
         )
-        return Response(200, page_html(shown).encode(), "text/html; charset=utf-8", PAGE_HEADERS)
+        return HttpResponse(
+            200, page_html(shown).encode(), "text/html; charset=utf-8", PAGE_HEADERS
+        )
 
-    def healthy(self, _: Request) -> Response:
+    def healthy(self, _: HttpRequest) -> HttpResponse:
         """Answer a watchdog: this process is at work, whatever the driver does."""
         snapshot = self._snapshot
         if snapshot is not None and self._is_stuck(snapshot):
-            return refusal(503, STUCK)
-        return Response(200, b"gpulock-exporter is healthy\n")
+            return error_response(503, STUCK)
+        return HttpResponse(200, b"gpulock-exporter is healthy\n")
 
-    def _is_stuck(self, snapshot: Snapshot) -> bool:
+    def _is_stuck(self, snapshot: NodeSnapshot) -> bool:
         """Return whether the last tick is so long ago that what it told may not be true any more.
 
         What it reads of processes in /proc can take a lock that one which hangs in the driver has.

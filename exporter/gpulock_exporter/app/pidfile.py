@@ -24,23 +24,23 @@ TRIES, PAUSE = 5, 0.05  # seconds; whoever asks whether one runs holds the lock 
 INIT = 1
 
 
-class NobodyError(ProcessLookupError):
+class NotRunningError(ProcessLookupError):
     """Say that no exporter writes a folder."""
 
 
-class Running:
+class PidFile:
     """The mark of the exporter that writes `folder`, as a context; the file itself stays."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._fd = -1
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> PidFile:
         """Take the folder; raise Refusal where another exporter has it, or OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"{self._folder}/{NAME}", flags, MODE)
         for attempt in range(TRIES):
-            if locked(fd, fcntl.LOCK_EX):
+            if try_flock(fd, fcntl.LOCK_EX):
                 break
             if attempt == TRIES - 1:
                 os.close(fd)
@@ -51,7 +51,7 @@ class Running:
                 )
             time.sleep(PAUSE)
         os.ftruncate(fd, 0)
-        atomic.write_all(fd, f"{os.getpid()}\n".encode())
+        atomic.write_descriptor(fd, f"{os.getpid()}\n".encode())
         self._fd = fd
         return self
 
@@ -64,7 +64,7 @@ class Running:
         os.close(self._fd)
 
 
-def tell(folder: str, number: signal.Signals) -> int:
+def signal_exporter(folder: str, number: signal.Signals) -> int:
     """Send a signal to the exporter that writes `folder`, return its pid.
 
     Raises NobodyError, or OSError.
@@ -73,29 +73,29 @@ def tell(folder: str, number: signal.Signals) -> int:
     try:
         fd = os.open(path, atomic.OPEN_READ)
     except FileNotFoundError:
-        raise NobodyError(path) from None
+        raise NotRunningError(path) from None
     try:
         info = os.fstat(fd)
         text = os.read(fd, 32).strip() if stat.S_ISREG(info.st_mode) else b""
-        if locked(fd, fcntl.LOCK_SH) or not text.isdigit() or int(text) <= INIT:
-            raise NobodyError(path)
-        signal_one_of(int(text), info.st_uid, number)
+        if try_flock(fd, fcntl.LOCK_SH) or not text.isdigit() or int(text) <= INIT:
+            raise NotRunningError(path)
+        signal_user_process(int(text), info.st_uid, number)
         return int(text)
     finally:
         os.close(fd)
 
 
-def let_go(pid: int, seconds: float) -> int:
+def wait_for_worker_exit(pid: int, seconds: float) -> int:
     """Wait until an exporter has no worker; return the pid of one that is still there, or 0."""
     end = time.monotonic() + seconds
-    while left := worker_of(pid):
+    while left := find_exporter_worker(pid):
         if time.monotonic() >= end:
             break
         time.sleep(PAUSE)
     return left
 
 
-def worker_of(pid: int) -> int:
+def find_exporter_worker(pid: int) -> int:
     """Return the child of an exporter that is not over, 0 where there is none."""
     proc = Proc()
     for child in proc.pids():
@@ -108,23 +108,23 @@ def worker_of(pid: int) -> int:
     return 0
 
 
-def signal_one_of(pid: int, uid: int, number: signal.Signals) -> None:
+def signal_user_process(pid: int, uid: int, number: signal.Signals) -> None:
     """Send a signal to a process where it is a user's own; raise NobodyError, or OSError."""
     try:
         handle = os.pidfd_open(pid)
     except (ProcessLookupError, OverflowError):
-        raise NobodyError(f"process {pid}") from None
+        raise NotRunningError(f"process {pid}") from None
     try:
         if os.stat(f"/proc/{pid}").st_uid != uid:  # the handle keeps it from being a later one
-            raise NobodyError(f"process {pid}")
+            raise NotRunningError(f"process {pid}")
         signal.pidfd_send_signal(handle, number)
     except FileNotFoundError:
-        raise NobodyError(f"process {pid}") from None
+        raise NotRunningError(f"process {pid}") from None
     finally:
         os.close(handle)
 
 
-def locked(fd: int, how: int) -> bool:
+def try_flock(fd: int, how: int) -> bool:
     """Take a lock where nobody has it; return whether that was so."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)

@@ -21,47 +21,52 @@ from types import FrameType
 import gpulock
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.settings import DEFAULT_PATH, Settings, load
+from gpulock.node.settings import DEFAULT_PATH, Settings, read_settings
 from gpulock_exporter.app.exporter import Exporter
-from gpulock_exporter.app.pidfile import NobodyError, Running, let_go, tell
-from gpulock_exporter.app.watchdog import Pulse, manager
+from gpulock_exporter.app.pidfile import (
+    NotRunningError,
+    PidFile,
+    signal_exporter,
+    wait_for_worker_exit,
+)
+from gpulock_exporter.app.watchdog import Heartbeat, service_manager_from_env
 from gpulock_exporter.clock import SystemClock
-from gpulock_exporter.files.publish import make_folders
+from gpulock_exporter.files.publish import make_exporter_folders
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.web.listen import ListenError, listen, parse_address
-from gpulock_exporter.web.server import Server
+from gpulock_exporter.web.listen import ListenError, listen_on_addresses, parse_listen_address
+from gpulock_exporter.web.server import HttpServer
 from gpulock_exporter.web.socket_activation import activated_sockets
 from gpulock_exporter.webconfig.files import WebConfigError
 from gpulock_exporter.webconfig.reload import Reloader
-from gpulock_exporter.worker.restart_policy import Limits
+from gpulock_exporter.worker.restart_policy import WorkerTimeouts
 from gpulock_exporter.worker.supervisor import Supervisor
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
 YOUNGEST = 2.0  # seconds that a value must be good for: a tick without a frame comes after 1.5
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
 PAUSES = (signal.SIGUSR1, signal.SIGUSR2)
-LET_GO = 10.0  # seconds in which a worker that can be killed is gone
-PATIENCE = 5.0  # seconds for the thread that accepts connections, on a node that is busy
-NOBODY, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
+WORKER_EXIT_SECONDS = 10.0  # seconds in which a worker that can be killed is gone
+ACCEPT_SECONDS = 5.0  # seconds for the thread that accepts connections, on a node that is busy
+NOT_RUNNING, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the exporter, or tell the one that runs; return the exit code."""
-    options = parser().parse_args(argv)
+    options = exporter_parser().parse_args(argv)
     try:
-        settings = configured(load(options.config), options)
+        settings = apply_exporter_options(read_settings(options.config), options)
         if options.act != "run":
-            return ask(settings.exporter_dir, options.act)
-        return serve(settings)
+            return request_pause_or_resume(settings.exporter_dir, options.act)
+        return serve_exporter(settings)
     except Refusal as fault:
-        say(f"gpulock-exporter: {fault.why}; {fault.do}")
+        write_stderr_line(f"gpulock-exporter: {fault.why}; {fault.do}")
         return AT_FAULT
     except (ListenError, WebConfigError, OSError) as fault:
-        say(f"gpulock-exporter: {fault}")
+        write_stderr_line(f"gpulock-exporter: {fault}")
         return AT_FAULT
 
 
-def parser() -> argparse.ArgumentParser:
+def exporter_parser() -> argparse.ArgumentParser:
     """Return the options."""
     found = argparse.ArgumentParser(
         prog="gpulock-exporter",
@@ -85,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def configured(settings: Settings, options: argparse.Namespace) -> Settings:
+def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> Settings:
     """Return the settings with the options that were given in place of their keys."""
     given = {
         "exporter_listen": tuple(options.listen) if options.listen else None,
@@ -107,41 +112,43 @@ def configured(settings: Settings, options: argparse.Namespace) -> Settings:
     return settings
 
 
-def serve(settings: Settings) -> int:
+def serve_exporter(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    exporter = Exporter(Node(settings), SystemClock(), say)
-    make_folders(settings.exporter_dir)
+    exporter = Exporter(Node(settings), SystemClock(), write_stderr_line)
+    make_exporter_folders(settings.exporter_dir)
     # whoever sees that we run may tell us to pause: that waits until somebody listens
     signal.pthread_sigmask(signal.SIG_BLOCK, PAUSES)
-    with Running(settings.exporter_dir):
+    with PidFile(settings.exporter_dir):
         exporter.open()
-        return serve_alone(settings, exporter)
+        return serve_exporter_folder(settings, exporter)
 
 
-def serve_alone(settings: Settings, exporter: Exporter) -> int:
+def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     """Serve as the only exporter that writes this folder."""
     stopped = threading.Event()
     if settings.web_config:
-        exporter.reloader = Reloader(settings.web_config, say)
+        exporter.reloader = Reloader(settings.web_config, write_stderr_line)
     # the next worker shall be heard before the values of the last one are too old to be told
     late = min(LATE_FRAME, settings.max_sample_age / 2)
-    limits = Limits(frame=settings.sample_period + late)
-    supervisor = Supervisor(worker(settings), lambda: SystemClock().now().boottime, limits)
+    limits = WorkerTimeouts(frame=settings.sample_period + late)
+    supervisor = Supervisor(worker_command(settings), lambda: SystemClock().now().boottime, limits)
     web = exporter.reloader.settings if exporter.reloader else None
-    server = Server(exporter.handler(), sockets(settings.exporter_listen), say, web)
-    signals(supervisor, settings.pause_max, stopped)
+    server = HttpServer(
+        exporter.handler(), open_exporter_sockets(settings.exporter_listen), write_stderr_line, web
+    )
+    install_signal_handlers(supervisor, settings.pause_max, stopped)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PAUSES)  # before there is a worker to inherit it
     exporter.listed.start()
     server.start()
-    pulse, systemd = Pulse(), manager(os.environ, os.getpid())
-    answers = f"answers on {named(settings)}"
-    say(f"gpulock-exporter {gpulock.__version__} {answers}")
+    pulse, systemd = Heartbeat(), service_manager_from_env(os.environ, os.getpid())
+    answers = f"answers on {describe_listen_addresses(settings)}"
+    write_stderr_line(f"gpulock-exporter {gpulock.__version__} {answers}")
     systemd.ready(answers)
-    systemd.watch(lambda: server.answers(PATIENCE) and pulse.goes_on(systemd.limit / 2))
+    systemd.watch(lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(systemd.limit / 2))
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
     try:
-        run(exporter, supervisor, stopped, lambda: goes_on(server, pulse))
+        run_tick_loop(exporter, supervisor, stopped, lambda: beat_and_check_serving(server, pulse))
     finally:
         serving = server.is_serving
         server.stop()
@@ -152,13 +159,13 @@ def serve_alone(settings: Settings, exporter: Exporter) -> int:
     return 0 if serving else AT_FAULT
 
 
-def goes_on(server: Server, pulse: Pulse) -> bool:
+def beat_and_check_serving(server: HttpServer, pulse: Heartbeat) -> bool:
     """Show that the ticks go on; return whether somebody still answers."""
     pulse.beat()
     return server.is_serving
 
 
-def run(
+def run_tick_loop(
     exporter: Exporter,
     supervisor: Supervisor,
     stopped: threading.Event,
@@ -173,7 +180,7 @@ def run(
             due = time.monotonic() + TICK * (1.5 if frames else 1.0)  # the next frame is due
 
 
-def worker(settings: Settings) -> list[str]:
+def worker_command(settings: Settings) -> list[str]:
     """Return how the worker is started: it speaks to NVML, or plays a simulated node."""
     marker = settings.simulation
     source = f"simulated:{os.path.dirname(marker)}" if marker else "nvml"
@@ -181,21 +188,23 @@ def worker(settings: Settings) -> list[str]:
     return [*program, str(settings.sample_period), str(settings.process_period), source]
 
 
-def sockets(addresses: Sequence[str]) -> list[socket.socket]:
+def open_exporter_sockets(addresses: Sequence[str]) -> list[socket.socket]:
     """Return what to listen on: systemd's sockets where it hands some over."""
     handed = [one for _, one in activated_sockets(os.environ)]
     if not handed and not addresses:
         raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
-    return handed or listen([parse_address(one) for one in addresses])
+    return handed or listen_on_addresses([parse_listen_address(one) for one in addresses])
 
 
-def named(settings: Settings) -> str:
+def describe_listen_addresses(settings: Settings) -> str:
     """Return where it answers, for a log line."""
     handed = os.environ.get("LISTEN_FDS") and "systemd's sockets"
     return handed or " ".join(settings.exporter_listen)
 
 
-def signals(supervisor: Supervisor, longest_pause: float, stopped: threading.Event) -> None:
+def install_signal_handlers(
+    supervisor: Supervisor, longest_pause: float, stopped: threading.Event
+) -> None:
     """Let signals pause, resume and stop."""
 
     def on(number: signal.Signals, act: Callable[[], None]) -> None:
@@ -214,32 +223,36 @@ def signals(supervisor: Supervisor, longest_pause: float, stopped: threading.Eve
     on(signal.SIGINT, stop)
 
 
-def ask(folder: str, act: str) -> int:
+def request_pause_or_resume(folder: str, act: str) -> int:
     """Tell the exporter that runs to pause or resume; return the exit code; raise OSError.
 
     A pause is over with when the driver is let go: a reset of the GPU may be the next command.
     """
     try:
-        pid = tell(folder, signal.SIGUSR1 if act == "pause" else signal.SIGUSR2)
-    except NobodyError:
-        say(f"gpulock-exporter: none runs that writes {folder}")
-        return NOBODY
+        pid = signal_exporter(folder, signal.SIGUSR1 if act == "pause" else signal.SIGUSR2)
+    except NotRunningError:
+        write_stderr_line(f"gpulock-exporter: none runs that writes {folder}")
+        return NOT_RUNNING
     except PermissionError:
-        say(f"gpulock-exporter: {act}: the one that writes {folder} is another user's; be root")
-        return NOBODY
+        write_stderr_line(
+            f"gpulock-exporter: {act}: the one that writes {folder} is another user's; be root"
+        )
+        return NOT_RUNNING
     name = f"gpulock-exporter: the one that writes {folder}"
     if act == "resume":
-        say(f"{name} is told to take the driver up again")
+        write_stderr_line(f"{name} is told to take the driver up again")
         return 0
-    left = let_go(pid, LET_GO)
+    left = wait_for_worker_exit(pid, WORKER_EXIT_SECONDS)
     if left:
-        say(f"{name} is paused, but process {left} has not let go of the driver: it hangs there")
+        write_stderr_line(
+            f"{name} is paused, but process {left} has not let go of the driver: it hangs there"
+        )
         return AT_FAULT
-    say(f"{name} has let go of the driver")
+    write_stderr_line(f"{name} has let go of the driver")
     return 0
 
 
-def say(sentence: str) -> None:
+def write_stderr_line(sentence: str) -> None:
     """Write one line to standard error, which is the journal."""
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()

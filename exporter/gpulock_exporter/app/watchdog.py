@@ -18,7 +18,7 @@ OFTEN = 3  # times within its limit that the manager is told
 HELD = "D"  # the state of a thread that sleeps in the kernel and cannot be woken, proc_pid_stat(5)
 
 
-class Pulse:
+class Heartbeat:
     """When a thread went round last."""
 
     def __init__(self, proc: str = "/proc") -> None:
@@ -31,10 +31,10 @@ class Pulse:
 
     def goes_on(self, seconds: float) -> bool:
         """Return whether it went round so lately, or the kernel holds it and nothing can help."""
-        return time.monotonic() - self._at <= seconds or state_of(self._stat) == HELD
+        return time.monotonic() - self._at <= seconds or read_stat_state(self._stat) == HELD
 
 
-class Manager:
+class ServiceManager:
     """The service manager's socket at `address`; `limit` is its patience in seconds, 0: endless."""
 
     def __init__(self, address: str, limit: float) -> None:
@@ -69,7 +69,7 @@ class Manager:
             return
 
 
-def manager(environ: MutableMapping[str, str], pid: int) -> Manager:
+def service_manager_from_env(environ: MutableMapping[str, str], pid: int) -> ServiceManager:
     """Return who started process `pid` and wants to hear of it (sd_watchdog_enabled(3)).
 
     The variables are removed, so that no child takes them for its own.
@@ -78,10 +78,10 @@ def manager(environ: MutableMapping[str, str], pid: int) -> Manager:
         environ.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
     )
     ours = limit.isascii() and limit.isdigit() and meant in ("", str(pid))
-    return Manager(address, int(limit) / MICRO if ours else 0.0)
+    return ServiceManager(address, int(limit) / MICRO if ours else 0.0)
 
 
-def state_of(path: str) -> str:
+def read_stat_state(path: str) -> str:
     """Return the state in a stat file of the kernel's, empty where it cannot be read."""
     try:
         with open(path, "rb") as file:

@@ -11,13 +11,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from gpulock.node.sample import FINISHED, SAMPLE, SAMPLE_LINE, Sample, is_token, load
+from gpulock.node.sample import (
+    FINISHED,
+    SAMPLE,
+    SAMPLE_LINE,
+    Sample,
+    is_claim_token,
+    load_sample_file,
+)
 from gpulock.store import atomic
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.inventory import inventory_text
 from gpulock_exporter.files.sample_file import finished_text
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.telemetry import Device
+from gpulock_exporter.telemetry import DeviceTelemetry
 
 INVENTORY = "inventory"
 FINISHED_CAP = (
@@ -28,7 +35,7 @@ WAITING_CAP = 64  # claims that could not be written yet
 OVERTAKEN = 0.0  # epoch seconds: when a sample was written that counters have been told since
 
 
-class Folder:
+class ExporterFolder:
     """The files at `path`."""
 
     def __init__(self, path: str) -> None:
@@ -42,7 +49,7 @@ class Folder:
 
         Only for whoever has the folder: what another exporter is writing now looks the same.
         """
-        make_folders(self.path)
+        make_exporter_folders(self.path)
         for folder in (self.path, f"{self.path}/{FINISHED}"):
             for name in os.listdir(folder):
                 if name.startswith("."):
@@ -50,7 +57,7 @@ class Folder:
 
     def last(self) -> Sample | None:
         """Return the sample that was written last, None where there is none."""
-        return load(f"{self.path}/{SAMPLE}", SAMPLE_LINE)
+        return load_sample_file(f"{self.path}/{SAMPLE}", SAMPLE_LINE)
 
     def is_overtaken(self) -> bool:
         """Return whether more was told than is in the sample that was written last."""
@@ -73,7 +80,7 @@ class Folder:
     def write_finished(self, over: Mapping[str, Accounts], boot_id: str, now: Moment) -> None:
         """Write the accounts of claims that are over; raise OSError, and try again next time."""
         for token, accounts in over.items():
-            if is_token(token):
+            if is_claim_token(token):
                 self._waiting[token] = finished_text(token, accounts, boot_id, now)
         for token in list(self._waiting)[: max(0, len(self._waiting) - WAITING_CAP)]:
             del self._waiting[token]
@@ -83,9 +90,9 @@ class Folder:
             del self._waiting[token]
             written = True
         if written:
-            prune(f"{self.path}/{FINISHED}")
+            prune_finished_files(f"{self.path}/{FINISHED}")
 
-    def write_inventory(self, devices: Mapping[str, Device], boot_id: str) -> None:
+    def write_inventory(self, devices: Mapping[str, DeviceTelemetry], boot_id: str) -> None:
         """Write what NVML tells of the devices, where it changed or is gone; raise OSError."""
         for bus, device in devices.items():
             if device.links is not None:
@@ -99,7 +106,7 @@ class Folder:
         atomic.replace_file(f"{self.path}/{name}", text.encode("utf-8", "surrogateescape"))
 
 
-def make_folders(path: str) -> None:
+def make_exporter_folders(path: str) -> None:
     """Make an exporter's folder and what is in it; raise OSError."""
     for folder in (path, f"{path}/{FINISHED}"):
         try:
@@ -108,7 +115,7 @@ def make_folders(path: str) -> None:
             pass
 
 
-def prune(folder: str, cap: int = FINISHED_CAP, drop: int = FINISHED_PRUNE) -> None:
+def prune_finished_files(folder: str, cap: int = FINISHED_CAP, drop: int = FINISHED_PRUNE) -> None:
     """Forget the oldest claims once there are too many."""
     names = os.listdir(folder)
     if len(names) < cap:

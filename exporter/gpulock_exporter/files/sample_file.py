@@ -19,21 +19,21 @@ from gpulock.node.sample import (
     DEVICE_WORDS,
     FINISHED_LINE,
     SAMPLE_LINE,
-    Account,
+    ClaimUsage,
+    DeviceSample,
     Sample,
-    Seen,
-    is_token,
-    typed,
+    is_claim_token,
+    parse_sample_fields,
 )
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.state.buckets import restored
-from gpulock_exporter.state.claim_accounting import Account as Bill
+from gpulock_exporter.state.buckets import restore_buckets
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
-from gpulock_exporter.state.device_totals import DeviceTotals, Events, Totals
-from gpulock_exporter.state.monotonic import Counter, Reading
+from gpulock_exporter.state.claim_accounting import LedgerAccount as Bill
+from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals, XidCount
+from gpulock_exporter.state.monotonic import CounterReading, MonotonicCounter
 from gpulock_exporter.state.plausibility import UUID
-from gpulock_exporter.state.process_attribution import Present
-from gpulock_exporter.telemetry import Device
+from gpulock_exporter.state.process_attribution import DeviceProcesses
+from gpulock_exporter.telemetry import DeviceTelemetry
 
 GONE = "gone"  # the first word of the line of a device that lost its place
 ROUNDING = 1e-9
@@ -43,20 +43,20 @@ Pairs = Iterable[tuple[str, Value]]
 
 
 @dataclass
-class Memory:
+class ExporterMemory:
     """What the exporter remembers from one sample to the next, also over a restart."""
 
-    totals: Totals = field(default_factory=Totals)
+    totals: TelemetryTotals = field(default_factory=TelemetryTotals)
     ledger: Ledger = field(default_factory=Ledger)
     sequence: int = 0
 
 
 def sample_text(
-    memory: Memory,
+    memory: ExporterMemory,
     boot_id: str,
     now: Moment,
-    devices: Mapping[str, Device],
-    present: Mapping[str, Present],
+    devices: Mapping[str, DeviceTelemetry],
+    present: Mapping[str, DeviceProcesses],
     fault: str = "",
 ) -> str:
     """Return the sample; `devices` are those of the last look, `present` who is on them.
@@ -72,14 +72,18 @@ def sample_text(
         ("driver", one_line(memory.totals.driver) or None),
         ("fault", one_line(fault) or None),
     ]
-    lines = [SAMPLE_LINE, *words(head)]
+    lines = [SAMPLE_LINE, *format_known_fields(head)]
     here = memory.totals.places
     for name, key in sorted(here.items()):
-        pairs = device_pairs(memory.totals.devices[key], devices.get(name), present.get(name))
-        lines.append(" ".join(["device", name, *words(pairs)]))
+        pairs = sample_device_fields(
+            memory.totals.devices[key], devices.get(name), present.get(name)
+        )
+        lines.append(" ".join(["device", name, *format_known_fields(pairs)]))
     for key, totals in memory.totals.devices.items():
         if here.get(totals.device) != key:
-            lines.append(" ".join([GONE, totals.device, *words(device_pairs(totals))]))
+            lines.append(
+                " ".join([GONE, totals.device, *format_known_fields(sample_device_fields(totals))])
+            )
     for token, accounts in memory.ledger.accounts.items():
         lines += token_lines(token, accounts)
     return "\n".join(lines) + "\n"
@@ -88,11 +92,15 @@ def sample_text(
 def finished_text(token: str, accounts: Accounts, boot_id: str, now: Moment) -> str:
     """Return what is left of a claim."""
     head: Pairs = [("boot_id", boot_id), ("boottime", now.boottime), ("wall", now.wall)]
-    return "\n".join([FINISHED_LINE, *words(head), *token_lines(token, accounts)]) + "\n"
+    return (
+        "\n".join([FINISHED_LINE, *format_known_fields(head), *token_lines(token, accounts)]) + "\n"
+    )
 
 
-def device_pairs(
-    totals: DeviceTotals, device: Device | None = None, present: Present | None = None
+def sample_device_fields(
+    totals: DeviceTotals,
+    device: DeviceTelemetry | None = None,
+    present: DeviceProcesses | None = None,
 ) -> Pairs:
     """Return the fields of one device, and what the exporter remembers of it."""
     pairs: list[tuple[str, Value]] = [
@@ -108,8 +116,8 @@ def device_pairs(
             ("power", device.power),
             ("temperature", device.temperature),
             ("recovery_action", device.recovery_action),
-            ("remap_failure", flag(device.remap_failure)),
-            ("remap_pending", flag(device.remap_pending)),
+            ("remap_failure", flag_number(device.remap_failure)),
+            ("remap_pending", flag_number(device.remap_pending)),
         ]
     if totals.observable:
         pairs += [("busy", totals.busy), ("observed", totals.observed), ("credit", totals.credit)]
@@ -131,23 +139,25 @@ def device_pairs(
     return pairs
 
 
-def flag(value: bool | None) -> int | None:
+def flag_number(value: bool | None) -> int | None:
     """Return a yes or no as it stands in the file."""
     return None if value is None else int(value)
 
 
 def token_lines(token: str, accounts: Accounts) -> list[str]:
     """Return a line for each device of a claim; none where the token may stand in no file."""
-    if not is_token(token):
+    if not is_claim_token(token):
         return []
     return [
-        " ".join(["token", token, name, *words(account_pairs(accounts[name]))])
+        " ".join(
+            ["token", token, name, *format_known_fields(sample_account_fields(accounts[name]))]
+        )
         for name in sorted(accounts)
         if name.split() == [name]
     ]
 
 
-def account_pairs(bill: Bill) -> Pairs:
+def sample_account_fields(bill: Bill) -> Pairs:
     """Return the fields of one account."""
     used, covered = bill.buckets.texts()
     return [
@@ -167,7 +177,7 @@ def account_pairs(bill: Bill) -> Pairs:
     ]
 
 
-def words(pairs: Pairs) -> list[str]:
+def format_known_fields(pairs: Pairs) -> list[str]:
     """Return `key=value` for each value that is known."""
     return [
         f"{key}={value if isinstance(value, str) else repr(value)}"
@@ -176,7 +186,7 @@ def words(pairs: Pairs) -> list[str]:
     ]
 
 
-def counter_text(counter: Counter) -> str | None:
+def counter_text(counter: MonotonicCounter) -> str | None:
     """Return a counter: its total, its last reading, when that was, and how fast it ran."""
     last = counter.last
     if last is None:
@@ -189,30 +199,35 @@ def counter_text(counter: Counter) -> str | None:
 # --- and back ---------------------------------------------------------------------------------
 
 
-def memory_of(found: Sample | None, boot_id: str, now: float, overtaken: bool = False) -> Memory:
+def restore_exporter_memory(
+    found: Sample | None, boot_id: str, now: float, overtaken: bool = False
+) -> ExporterMemory:
     """Return what an exporter of this boot remembered; nothing of another boot or of later.
 
     `overtaken` says that more was told since than is in the sample.
     """
     if found is None or found.boot_id != boot_id or (found.boottime or 0.0) > now:
-        return Memory()
+        return ExporterMemory()
     lost = [line for line in found.others if line[0] == GONE and len(line) > DEVICE_WORDS]
-    devices = [device_of(line[1], Seen(*typed("device", line[2:])), now) for line in lost]
-    devices += [device_of(name, seen, now) for name, seen in found.devices.items()]
+    devices = [
+        restore_device_totals(line[1], DeviceSample(*parse_sample_fields("device", line[2:])), now)
+        for line in lost
+    ]
+    devices += [restore_device_totals(name, seen, now) for name, seen in found.devices.items()]
     for one in devices:
         if one is not None and overtaken:
-            one.begin_anew()
-    totals = Totals({one.key: one for one in devices if one is not None}, found.driver)
+            one.reset()
+    totals = TelemetryTotals({one.key: one for one in devices if one is not None}, found.driver)
     ledger = Ledger(
         {
-            token: {name: bill_of(account, now) for name, account in of.items()}
+            token: {name: restore_ledger_account(account, now) for name, account in of.items()}
             for token, of in found.tokens.items()
         }
     )
-    return Memory(totals, ledger, found.sequence or 0)
+    return ExporterMemory(totals, ledger, found.sequence or 0)
 
 
-def device_of(name: str, seen: Seen, now: float) -> DeviceTotals | None:
+def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTotals | None:
     """Return the counters of one device, None where its line makes no sense."""
     if seen.looked is None or seen.looked > now:
         return None
@@ -222,19 +237,19 @@ def device_of(name: str, seen: Seen, now: float) -> DeviceTotals | None:
         totals.observable = True
         sound = seen.busy <= seen.observed * (1 + ROUNDING)  # a sum of parts may be above theirs
         totals.busy, totals.observed = seen.busy if sound else seen.observed, seen.observed
-        totals.credit = (numbers(seen.own.get("credit", ""), 1) or [0.0])[0]
+        totals.credit = (parse_finite_numbers(seen.own.get("credit", ""), 1) or [0.0])[0]
     totals.last_busy = seen.last_busy
     for word, text in seen.own.items():
         kind, _, what = word.partition(".")
-        if kind == "c" and (four := numbers(text, 4)):
-            last = Reading(four[1], seen.looked, min(four[2], seen.looked))
-            totals.counters[what] = Counter(four[0], last, rate=four[3])
-        elif kind == "x" and what.isdecimal() and (two := numbers(text, 2)):
-            totals.xids[int(what)] = Events(int(two[0]), min(two[1], now))
+        if kind == "c" and (four := parse_finite_numbers(text, 4)):
+            last = CounterReading(four[1], seen.looked, min(four[2], seen.looked))
+            totals.counters[what] = MonotonicCounter(four[0], last, rate=four[3])
+        elif kind == "x" and what.isdecimal() and (two := parse_finite_numbers(text, 2)):
+            totals.xids[int(what)] = XidCount(int(two[0]), min(two[1], now))
     return totals
 
 
-def bill_of(account: Account, now: float) -> Bill:
+def restore_ledger_account(account: ClaimUsage, now: float) -> Bill:
     """Return one account as it was left."""
     since = min(account.since or 0.0, now)
     return Bill(
@@ -248,11 +263,11 @@ def bill_of(account: Account, now: float) -> Bill:
         account.energy,
         account.memory_peak,
         account.seen,
-        restored(since, account.width, account.used, account.covered),
+        restore_buckets(since, account.width, account.used, account.covered),
     )
 
 
-def numbers(text: str, count: int) -> list[float]:
+def parse_finite_numbers(text: str, count: int) -> list[float]:
     """Return so many finite numbers from 0, whole ones as such; none where they are not there."""
     try:
         found = [int(word) if word.isdecimal() else float(word) for word in text.split(",")]

@@ -14,7 +14,7 @@ from gpulock_exporter.metrics.families import COUNTER, Family, Metric
 EVERYTHING: frozenset[str] = frozenset()
 
 
-def render(
+def render_exposition(
     metrics: Iterable[Metric], openmetrics: bool = False, names: Set[str] = EVERYTHING
 ) -> bytes:
     """Return the text; `names` are families or samples that are wanted, none meaning all."""
@@ -23,7 +23,7 @@ def render(
         family, values = metric.family, metric.values
         if not values or (names and names.isdisjoint((family.name, family.base))):
             continue
-        parts.append(heading(family, openmetrics))
+        parts.append(family_heading(family, openmetrics))
         name = family.name
         for labels, value in values.items():
             parts.append(f"{name}{{{labels}}} {value!r}" if labels else f"{name} {value!r}")
@@ -32,7 +32,7 @@ def render(
     return ("\n".join(parts) + "\n").encode() if parts else b""
 
 
-def heading(family: Family, openmetrics: bool) -> str:
+def family_heading(family: Family, openmetrics: bool) -> str:
     """Return the comments above a family."""
     if not openmetrics:
         return f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from gpulock_exporter.metrics.families import Metric, gauge, labels
-from gpulock_exporter.state.snapshot import Health
+from gpulock_exporter.state.snapshot import ExporterHealth
 
 NVML_UP = gauge("nvml_up", "Whether the driver answers: its values are fresh.")
 ABANDONED = gauge(
@@ -19,7 +19,7 @@ RELOADED = gauge(
 BUILD = gauge("exporter_build_info", "Version of the exporter; always 1.")
 
 
-def collect(health: Health) -> list[Metric]:
+def collect_health_families(health: ExporterHealth) -> list[Metric]:
     """Return the families of the exporter itself."""
     success, duration = Metric(SUCCESS), Metric(DURATION)
     for name, (seconds, fault) in health.collectors.items():

@@ -9,10 +9,10 @@ from enum import Enum
 
 from gpulock.store.owner import Owner
 from gpulock_exporter.metrics.families import Family, Metric, counter, gauge, labels
-from gpulock_exporter.state.snapshot import Seen
+from gpulock_exporter.state.snapshot import DeviceSnapshot
 
-Value = Callable[[Seen], float | None]
-Several = Callable[[Seen], Iterable[tuple[str, float]]]
+Value = Callable[[DeviceSnapshot], float | None]
+Several = Callable[[DeviceSnapshot], Iterable[tuple[str, float]]]
 
 
 class LabelUser(Enum):
@@ -30,30 +30,30 @@ class LabelUser(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledDevice:
     """A device with its labels as they are written."""
 
-    seen: Seen
+    seen: DeviceSnapshot
     labels: str
 
 
-def labelled(devices: Sequence[Seen]) -> list[Labelled]:
+def label_devices(devices: Sequence[DeviceSnapshot]) -> list[LabelledDevice]:
     """Return the devices with the labels that each of their series has."""
-    return [Labelled(one, labels([("gpu", one.name), ("uuid", one.uuid)])) for one in devices]
+    return [LabelledDevice(one, labels([("gpu", one.name), ("uuid", one.uuid)])) for one in devices]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class FamilyPair:
     """A family of GPUs, and its twin of MIG instances: board facts have none."""
 
     gpu: Family
     mig: Family | None
 
-    def metrics(self, found: Sequence[Labelled], value: Value) -> list[Metric]:
+    def metrics(self, found: Sequence[LabelledDevice], value: Value) -> list[Metric]:
         """Return both families with a value for each device that has one."""
-        return self.all(found, lambda one: _single(value(one)))
+        return self.all(found, lambda one: _single_value(value(one)))
 
-    def all(self, found: Sequence[Labelled], values: Several) -> list[Metric]:
+    def all(self, found: Sequence[LabelledDevice], values: Several) -> list[Metric]:
         """Return both families with several values a device, each with labels of its own."""
         gpus = Metric(self.gpu)
         instances = Metric(self.mig) if self.mig else None
@@ -66,31 +66,31 @@ class Pair:
         return [gpus, instances] if instances else [gpus]
 
 
-def _single(value: float | None) -> list[tuple[str, float]]:
+def _single_value(value: float | None) -> list[tuple[str, float]]:
     return [] if value is None else [("", value)]
 
 
-def gauges(name: str, meaning: str) -> Pair:
+def gauge_pair(name: str, meaning: str) -> FamilyPair:
     """Return a pair of gauges; `{device}` in the meaning is what it is about."""
-    return Pair(
+    return FamilyPair(
         gauge(f"gpu_{name}", meaning.format(device="GPU")),
         gauge(f"mig_{name}", meaning.format(device="MIG instance")),
     )
 
 
-def counters(name: str, meaning: str) -> Pair:
+def counter_pair(name: str, meaning: str) -> FamilyPair:
     """Return a pair of counters."""
-    return Pair(
+    return FamilyPair(
         counter(f"gpu_{name}", meaning.format(device="GPU")),
         counter(f"mig_{name}", meaning.format(device="MIG instance")),
     )
 
 
-def board_gauge(name: str, meaning: str) -> Pair:
+def board_gauge(name: str, meaning: str) -> FamilyPair:
     """Return a gauge of the whole board, which is never an instance's."""
-    return Pair(gauge(f"gpu_{name}", meaning), None)
+    return FamilyPair(gauge(f"gpu_{name}", meaning), None)
 
 
-def board_counter(name: str, meaning: str) -> Pair:
+def board_counter(name: str, meaning: str) -> FamilyPair:
     """Return a counter of the whole board."""
-    return Pair(counter(f"gpu_{name}", meaning), None)
+    return FamilyPair(counter(f"gpu_{name}", meaning), None)

@@ -7,33 +7,33 @@ from collections.abc import Iterator, Sequence
 
 from gpulock.alloc import states
 from gpulock_exporter.metrics.families import Metric, labels
-from gpulock_exporter.metrics.labels import Labelled, LabelUser, gauges
-from gpulock_exporter.state.snapshot import Seen
+from gpulock_exporter.metrics.labels import LabelledDevice, LabelUser, gauge_pair
+from gpulock_exporter.state.snapshot import DeviceSnapshot
 
-INFO = gauges("lock_info", "Which job holds the {device}; 1 while it does.")
-LOCKED = gauges("locked", "Whether the {device} is locked.")
-ACQUIRED = gauges("lock_acquired_timestamp_seconds", "When the lock of the {device} was taken.")
-STALE = gauges(
+INFO = gauge_pair("lock_info", "Which job holds the {device}; 1 while it does.")
+LOCKED = gauge_pair("locked", "Whether the {device} is locked.")
+ACQUIRED = gauge_pair("lock_acquired_timestamp_seconds", "When the lock of the {device} was taken.")
+STALE = gauge_pair(
     "lock_stale", "Whether the owner of the {device} is proven dead, by the last reconcile."
 )
-LAST_BUSY = gauges(
+LAST_BUSY = gauge_pair(
     "last_busy_timestamp_seconds", "When the {device} was last observed at work in this boot."
 )
-FOREIGN = gauges(
+FOREIGN = gauge_pair(
     "foreign_processes",
     "Processes on the {device} that are neither its owner's nor a service; "
     "absent where some cannot be seen.",
 )
-QUARANTINED = gauges("quarantined", "Whether the {device} is out of service.")
-MISSING = gauges("missing", "Whether the {device} is expected but not there.")
+QUARANTINED = gauge_pair("quarantined", "Whether the {device} is out of service.")
+MISSING = gauge_pair("missing", "Whether the {device} is expected but not there.")
 
 
-def collect(found: Sequence[Labelled], label_user: LabelUser) -> list[Metric]:
+def collect_lock_families(found: Sequence[LabelledDevice], label_user: LabelUser) -> list[Metric]:
     """Return the families of locks."""
     return [
-        *INFO.all(found, lambda seen: info(seen, label_user)),
+        *INFO.all(found, lambda seen: lock_info_labels(seen, label_user)),
         *LOCKED.metrics(found, lambda seen: None if seen.state is None else int(bool(seen.lock))),
-        *ACQUIRED.metrics(found, acquired),
+        *ACQUIRED.metrics(found, lock_acquired_time),
         *STALE.metrics(found, lambda seen: None if seen.stale is None else int(seen.stale)),
         *LAST_BUSY.metrics(found, lambda seen: seen.last_busy),
         *FOREIGN.metrics(found, lambda seen: seen.foreign),
@@ -46,7 +46,7 @@ def collect(found: Sequence[Labelled], label_user: LabelUser) -> list[Metric]:
     ]
 
 
-def info(seen: Seen, label_user: LabelUser) -> Iterator[tuple[str, float]]:
+def lock_info_labels(seen: DeviceSnapshot, label_user: LabelUser) -> Iterator[tuple[str, float]]:
     """Yield who holds a device; the record's comment and paths stay where they are."""
     record = seen.owner
     if record is not None:
@@ -60,7 +60,7 @@ def info(seen: Seen, label_user: LabelUser) -> Iterator[tuple[str, float]]:
         yield labels(pairs), 1
 
 
-def acquired(seen: Seen) -> float | None:
+def lock_acquired_time(seen: DeviceSnapshot) -> float | None:
     """Return when a lock was taken, None where its record does not tell."""
     record = seen.owner
     return record.claimed_at if record and record.claimed_at > 0 else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from gpulock_exporter.metrics.families import Metric, counter, gauge, labels
-from gpulock_exporter.state.snapshot import Snapshot
+from gpulock_exporter.state.snapshot import NodeSnapshot
 
 GPUS = gauge("gpus", "Devices in each state; together as many as are expected.")
 RECONCILED = gauge(
@@ -18,16 +18,16 @@ WAITED = counter("gate_wait_seconds", "Time that claims waited for the gate, in 
 
 REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.counters
 TIMEOUTS_KEY, WAITED_KEY = "gate_timeouts", "gate_wait_seconds"
-GATE_SHUT = "gate_shut"  # the result of a claim that never got in
+LOCK_TIMEOUT = "gate_shut"  # the result of a claim that never got in
 
 
-def collect(snapshot: Snapshot) -> list[Metric]:
+def collect_node_families(snapshot: NodeSnapshot) -> list[Metric]:
     """Return the families of the node."""
     states, reaped, claims = Metric(GPUS), Metric(REAPED), Metric(CLAIMS)
     for name, count in (snapshot.states or {}).items():
         states.values[labels([("state", name)])] = count
     for key, text in snapshot.counters.items():
-        value = number(text)
+        value = parse_hook_counter(text)
         if value is None:
             continue
         if key.startswith(REAPED_KEY):
@@ -35,8 +35,8 @@ def collect(snapshot: Snapshot) -> list[Metric]:
         elif key.startswith(CLAIMS_KEY):
             claims.values[labels([("result", key.removeprefix(CLAIMS_KEY))])] = value
         elif key == TIMEOUTS_KEY:
-            claims.values[labels([("result", GATE_SHUT)])] = value
-    waited = number(snapshot.counters.get(WAITED_KEY, ""))
+            claims.values[labels([("result", LOCK_TIMEOUT)])] = value
+    waited = parse_hook_counter(snapshot.counters.get(WAITED_KEY, ""))
     return [
         states,
         Metric(RECONCILED, {} if snapshot.reconciled is None else {"": snapshot.reconciled}),
@@ -46,7 +46,7 @@ def collect(snapshot: Snapshot) -> list[Metric]:
     ]
 
 
-def number(text: str) -> float | None:
+def parse_hook_counter(text: str) -> float | None:
     """Return a counter of the hooks, None for what is none."""
     try:
         value = float(text)

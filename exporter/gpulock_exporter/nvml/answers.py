@@ -40,15 +40,15 @@ STALE = frozenset(
 )
 
 
-class LostError(Exception):
+class GpuLostError(Exception):
     """Say that a card does not answer any more."""
 
 
-class StaleError(Exception):
+class NvmlStaleError(Exception):
     """Say that NVML must be initialised again."""
 
 
-class Look:
+class PollContext:
     """One look: when it is (CLOCK_BOOTTIME seconds), and the first failure of each collector.
 
     `processes` says whether process lists are wanted.
@@ -64,7 +64,7 @@ class Look:
         self.failures.setdefault(collector, f"{subject}: {words}" if subject else str(words))
 
 
-class Answers:
+class NvmlDevice:
     """A device as it answers: `handle` is NVML's, `name` ours. Remembers what it does not have."""
 
     def __init__(self, handle: pynvml.c_nvmlDevice_t, name: str) -> None:
@@ -72,8 +72,8 @@ class Answers:
         self.name = name
         self._absent: dict[Hashable, float] = {}  # when to ask for it again
 
-    def ask(
-        self, look: Look, collector: str, *ways: Callable[[pynvml.c_nvmlDevice_t], _T]
+    def query(
+        self, look: PollContext, collector: str, *ways: Callable[[pynvml.c_nvmlDevice_t], _T]
     ) -> _T | None:
         """Return the answer of the first way that this device and driver have."""
         for way in ways:
@@ -89,11 +89,11 @@ class Answers:
                 return None
         return None
 
-    def is_absent(self, look: Look, what: Hashable) -> bool:
+    def is_absent(self, look: PollContext, what: Hashable) -> bool:
         """Return whether the device is known not to have something."""
         return self._absent.get(what, 0.0) > look.now
 
-    def refused(self, look: Look, collector: str, what: Hashable, error: int) -> bool:
+    def refused(self, look: PollContext, collector: str, what: Hashable, error: int) -> bool:
         """Return whether `error` says that the device does not have it; otherwise it is noted.
 
         Raise LostError or StaleError where nothing more is to be had.
@@ -101,11 +101,11 @@ class Answers:
         if error in ABSENT:
             self._absent[what] = look.now + RETRY
             return True
-        text = words(error)
+        text = nvml_error_text(error)
         if error in LOST:
-            raise LostError(text)
+            raise GpuLostError(text)
         if error in STALE:
-            raise StaleError(text)
+            raise NvmlStaleError(text)
         look.fail(collector, self.name, text)
         return False
 
@@ -114,6 +114,6 @@ class Answers:
         self._absent.clear()
 
 
-def words(error: int) -> str:
+def nvml_error_text(error: int) -> str:
     """Return the driver's words for an error."""
     return str(pynvml.NVMLError(error))

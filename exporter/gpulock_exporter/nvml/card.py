@@ -10,41 +10,41 @@ from collections.abc import Iterator
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import Answers, Look
-from gpulock_exporter.nvml.gpm import Window
-from gpulock_exporter.nvml.links import lock_id, read_links
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
+from gpulock_exporter.nvml.gpm import GpmWindow
+from gpulock_exporter.nvml.links import lock_id_of_bus, read_nvlinks
 from gpulock_exporter.nvml.lists import SampleList
-from gpulock_exporter.nvml.mig import Instances
-from gpulock_exporter.nvml.slow_values import Slow
-from gpulock_exporter.nvml.utilisation_samples import Samples
-from gpulock_exporter.telemetry import Device
+from gpulock_exporter.nvml.mig import NvmlMigDevices
+from gpulock_exporter.nvml.slow_values import SlowCounters
+from gpulock_exporter.nvml.utilisation_samples import UtilizationSamples
+from gpulock_exporter.telemetry import DeviceTelemetry
 
 
-class Card(Answers):
+class NvmlCard(NvmlDevice):
     """A GPU as NVML's index finds it; raise NVMLError or LostError where it does not answer."""
 
-    def __init__(self, index: int, look: Look, sys_root: str) -> None:
+    def __init__(self, index: int, look: PollContext, sys_root: str) -> None:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        super().__init__(handle, lock_id(pynvml.nvmlDeviceGetPciInfo(handle).busId))
+        super().__init__(handle, lock_id_of_bus(pynvml.nvmlDeviceGetPciInfo(handle).busId))
         self.index = index
-        self.uuid = self.ask(look, "devices", pynvml.nvmlDeviceGetUUID) or ""
-        self.model = self.ask(look, "devices", pynvml.nvmlDeviceGetName) or ""
-        self.minor = self.ask(look, "devices", pynvml.nvmlDeviceGetMinorNumber)
-        self.numa = numa_node(sys_root, self.name)
-        self.links = read_links(self, look)
-        self.instances = Instances()
+        self.uuid = self.query(look, "devices", pynvml.nvmlDeviceGetUUID) or ""
+        self.model = self.query(look, "devices", pynvml.nvmlDeviceGetName) or ""
+        self.minor = self.query(look, "devices", pynvml.nvmlDeviceGetMinorNumber)
+        self.numa = read_numa_node(sys_root, self.name)
+        self.links = read_nvlinks(self, look)
+        self.instances = NvmlMigDevices()
         self.buffer = SampleList()
-        self.samples = Samples(look.now)
-        self.slow = Slow()
+        self.samples = UtilizationSamples(look.now)
+        self.slow = SlowCounters()
         self.has_gpm = False
-        self.window: Window | None = None
+        self.window: GpmWindow | None = None
         self.traffic: dict[str, int] = {}  # bytes by GPM, since the card was opened
         self.device = self._blank()
 
-    def begin(self, look: Look) -> None:
+    def begin(self, look: PollContext) -> None:
         """Begin a look: list the MIG devices, with records that say no more than who each is."""
         if not self.uuid:
-            self.uuid = self.ask(look, "devices", pynvml.nvmlDeviceGetUUID) or ""
+            self.uuid = self.query(look, "devices", pynvml.nvmlDeviceGetUUID) or ""
         self.device = self._blank()
         if self.instances.look(self, look):
             self.close_window()
@@ -52,7 +52,7 @@ class Card(Answers):
             self.forget()  # what there is in MIG mode, and out of it, is not the same
         self.device.mig = self.instances.enabled
         for instance in self.instances.all:
-            instance.device = Device(
+            instance.device = DeviceTelemetry(
                 bus=self.name,
                 uuid=instance.uuid,
                 index=self.index,
@@ -65,7 +65,7 @@ class Card(Answers):
                 numa=self.numa,
             )
 
-    def devices(self) -> Iterator[Device]:
+    def devices(self) -> Iterator[DeviceTelemetry]:
         """Return what this look has found: the card, and its instances."""
         yield self.device
         yield from (instance.device for instance in self.instances.all)
@@ -81,8 +81,8 @@ class Card(Answers):
         self.close_window()
         self.instances.close()
 
-    def _blank(self) -> Device:
-        return Device(
+    def _blank(self) -> DeviceTelemetry:
+        return DeviceTelemetry(
             bus=self.name,
             uuid=self.uuid,
             index=self.index,
@@ -93,7 +93,7 @@ class Card(Answers):
         )
 
 
-def numa_node(sys_root: str, bus: str) -> int | None:
+def read_numa_node(sys_root: str, bus: str) -> int | None:
     """Return the memory node that a card is nearest to, None where the kernel does not know.
 
     nvmlDeviceGetNumaNodeId is about cards that are such a node themselves.

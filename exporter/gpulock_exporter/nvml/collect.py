@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import Answers, Look
-from gpulock_exporter.nvml.card import Card
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
+from gpulock_exporter.nvml.card import NvmlCard
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
-from gpulock_exporter.nvml.gpm import Window, is_supported
-from gpulock_exporter.nvml.mig import Instance, sampler
+from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
+from gpulock_exporter.nvml.mig import NvmlMigDevice, mig_gpm_sampler
 from gpulock_exporter.nvml.processes import read_processes
-from gpulock_exporter.nvml.utilisation_samples import NOTHING, Busy
-from gpulock_exporter.telemetry import CLOCK_REASONS, Device
+from gpulock_exporter.nvml.utilisation_samples import NOTHING, BusyTime
+from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry
 
 SLOW = 5.0  # seconds between two looks at what changes seldom
 TURNS = 8  # cards take turns within that time
@@ -25,17 +25,17 @@ WHOLE = 100  # percent
 NO_SAMPLES = pynvml.NVML_ERROR_NOT_FOUND
 
 
-def utilization(card: Card, look: Look) -> None:
+def collect_utilization(card: NvmlCard, look: PollContext) -> None:
     """How busy the card is now, and for how long it was since the last look."""
     if card.instances.enabled:
         return
-    rates = card.ask(look, "utilization", pynvml.nvmlDeviceGetUtilizationRates)
+    rates = card.query(look, "utilization", pynvml.nvmlDeviceGetUtilizationRates)
     if rates is not None:
-        card.device.utilization = ratio(rates.gpu)
-        card.device.memory_utilization = ratio(rates.memory)
+        card.device.utilization = percent_to_ratio(rates.gpu)
+        card.device.memory_utilization = percent_to_ratio(rates.memory)
         if card.device.utilization is None or card.device.memory_utilization is None:
             look.fail("utilization", card.name, f"it cannot be {rates.gpu} %, {rates.memory} %")
-    sampled = _sampled(card, look)
+    sampled = _collect_busy_samples(card, look)
     if rates is None and sampled is None:
         return
     now = card.samples.snapshot(rates.gpu, look.now) if rates is not None else NOTHING
@@ -43,9 +43,9 @@ def utilization(card: Card, look: Look) -> None:
     card.device.busy, card.device.observed = busy + now.busy, observed + now.observed
 
 
-def _sampled(card: Card, look: Look) -> Busy | None:
+def _collect_busy_samples(card: NvmlCard, look: PollContext) -> BusyTime | None:
     """Return what the driver's buffer says, None where it has none."""
-    if card.is_absent(look, Busy):
+    if card.is_absent(look, BusyTime):
         return None
     since = card.samples.since(look.now)
     kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
@@ -54,7 +54,7 @@ def _sampled(card: Card, look: Look) -> Busy | None:
     except pynvml.NVMLError as fault:
         if fault.value == NO_SAMPLES:
             return card.samples.add((), look.now)
-        absent = card.refused(look, "utilization", Busy, fault.value)
+        absent = card.refused(look, "utilization", BusyTime, fault.value)
         return None if absent else NOTHING
     found = card.samples.add(samples, look.now)
     if not card.samples.sound:
@@ -62,54 +62,57 @@ def _sampled(card: Card, look: Look) -> Busy | None:
     return found
 
 
-def memory(card: Card, look: Look) -> None:
+def collect_memory(card: NvmlCard, look: PollContext) -> None:
     """Bytes in use, without what the driver reserves where it tells that apart."""
-    whose: list[tuple[Answers, Device]] = [(card, card.device)]
+    whose: list[tuple[NvmlDevice, DeviceTelemetry]] = [(card, card.device)]
     for device, record in whose + [(one, one.device) for one in card.instances.all]:
-        found = device.ask(look, "memory", _memory, pynvml.nvmlDeviceGetMemoryInfo)
+        found = device.query(look, "memory", _query_memory_v2, pynvml.nvmlDeviceGetMemoryInfo)
         if found is not None:
             record.memory_used, record.memory_total = found.used, found.total
 
 
-def _memory(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
+def _query_memory_v2(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
     return pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)  # 510
 
 
-def power(card: Card, look: Look) -> None:
+def collect_power(card: NvmlCard, look: PollContext) -> None:
     """Watts, and joules since the driver was loaded."""
     values = read_fields(card, look, (POWER, ENERGY))
     milliwatts = values.get(POWER)
     if card.is_absent(look, POWER):
-        milliwatts = card.ask(look, "power", pynvml.nvmlDeviceGetPowerUsage)
+        milliwatts = card.query(look, "power", pynvml.nvmlDeviceGetPowerUsage)
     if milliwatts is not None:
         card.device.power = milliwatts / 1e3
     if ENERGY in values:
         card.device.energy = values[ENERGY] / 1e3
 
 
-def temperature(card: Card, look: Look) -> None:
+def collect_temperature(card: NvmlCard, look: PollContext) -> None:
     """Degrees Celsius of the chip."""
-    degrees = card.ask(look, "temperature", _temperature, _temperature_v)
+    degrees = card.query(look, "temperature", _query_temperature, _query_temperature_v)
     card.device.temperature = None if degrees is None else float(degrees)
 
 
-def _temperature(handle: pynvml.c_nvmlDevice_t) -> int:
+def _query_temperature(handle: pynvml.c_nvmlDevice_t) -> int:
     return pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
 
 
-def _temperature_v(handle: pynvml.c_nvmlDevice_t) -> int:
+def _query_temperature_v(handle: pynvml.c_nvmlDevice_t) -> int:
     """Ask as CUDA 14 will want it (nvml.h 13): the other call is to go."""
     if not hasattr(pynvml, "nvmlDeviceGetTemperatureV"):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     return pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)
 
 
-def clocks(card: Card, look: Look) -> None:
+def collect_clocks(card: NvmlCard, look: PollContext) -> None:
     """Hertz, and what holds the clocks down now."""
-    sm, mem = card.ask(look, "clocks", _sm_clock), card.ask(look, "clocks", _memory_clock)
+    sm, mem = (
+        card.query(look, "clocks", _query_sm_clock),
+        card.query(look, "clocks", _query_memory_clock),
+    )
     card.device.sm_clock = None if sm is None else sm * MEGA
     card.device.memory_clock = None if mem is None else mem * MEGA
-    bits = card.ask(
+    bits = card.query(
         look,
         "clocks",
         pynvml.nvmlDeviceGetCurrentClocksEventReasons,  # 535
@@ -119,27 +122,27 @@ def clocks(card: Card, look: Look) -> None:
         card.device.clock_reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
 
 
-def _sm_clock(handle: pynvml.c_nvmlDevice_t) -> int:
+def _query_sm_clock(handle: pynvml.c_nvmlDevice_t) -> int:
     return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
 
 
-def _memory_clock(handle: pynvml.c_nvmlDevice_t) -> int:
+def _query_memory_clock(handle: pynvml.c_nvmlDevice_t) -> int:
     return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
 
 
-def gpm(card: Card, look: Look) -> None:
+def collect_gpm(card: NvmlCard, look: PollContext) -> None:
     """What the parts of the chip did, of the card or of each of its instances."""
     if not card.has_gpm:
-        card.has_gpm = is_supported(card, look)
+        card.has_gpm = is_gpm_supported(card, look)
     if not card.has_gpm:
         return
     for instance in card.instances.all:
-        _instance_gpm(card, instance, look)
+        _collect_instance_gpm(card, instance, look)
     if card.instances.enabled:
         return
     if card.window is None:
         handle = card.handle
-        card.window = Window(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
+        card.window = GpmWindow(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
     measured = card.window.step(look, card)
     if measured is not None:
         for name, count in measured.traffic.items():
@@ -156,13 +159,13 @@ def gpm(card: Card, look: Look) -> None:
             setattr(card.device, name, card.traffic[name])
 
 
-def _instance_gpm(card: Card, instance: Instance, look: Look) -> None:
+def _collect_instance_gpm(card: NvmlCard, instance: NvmlMigDevice, look: PollContext) -> None:
     """Measure one MIG device, where it has its GPU instance to itself."""
     if not instance.alone:
         instance.close()
         return
     if instance.window is None:
-        instance.window = Window(sampler(card, instance))
+        instance.window = GpmWindow(mig_gpm_sampler(card, instance))
     measured = instance.window.step(look, instance)
     latest, record = instance.window.latest, instance.device
     if latest is None or latest.active is None:
@@ -172,12 +175,12 @@ def _instance_gpm(card: Card, instance: Instance, look: Look) -> None:
     record.busy = record.observed * latest.active
 
 
-def counters(card: Card, look: Look) -> None:
+def collect_slow_counters(card: NvmlCard, look: PollContext) -> None:
     """What is read at a slower rhythm; in between, what it was."""
     if look.now >= card.slow.due:
         turn = SLOW / TURNS * (card.index % TURNS) if not card.slow.due else 0.0
         card.slow.due = look.now + SLOW - turn
-        by_gpm = card.window is not None and not card.is_absent(look, Window)
+        by_gpm = card.window is not None and not card.is_absent(look, GpmWindow)
         card.slow.read(card, look, nvlink=card.links is not None, pcie=not by_gpm)
     for name, value in card.slow.values.items():
         if value is not None:
@@ -186,7 +189,7 @@ def counters(card: Card, look: Look) -> None:
         look.fail(collector, "", fault)
 
 
-def processes(card: Card, look: Look) -> None:
+def collect_processes(card: NvmlCard, look: PollContext) -> None:
     """Who is on the card, or on each of its instances; only at looks that ask for it."""
     if not look.processes:
         return
@@ -196,6 +199,6 @@ def processes(card: Card, look: Look) -> None:
         instance.device.processes = read_processes(instance, look)
 
 
-def ratio(percent: int) -> float | None:
+def percent_to_ratio(percent: int) -> float | None:
     """Return percent as a ratio, None for what cannot be."""
     return percent / WHOLE if 0 <= percent <= WHOLE else None

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import Answers, Look
-from gpulock_exporter.nvml.lists import NARROW, VALUES, field_list
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
+from gpulock_exporter.nvml.lists import NARROW, VALUES, nvml_field_list
 
 ALL_LINKS = 0xFFFFFFFF  # nvml.h: the scope that adds up the counters of all NVLinks
 
 
-class Field(NamedTuple):
+class NvmlField(NamedTuple):
     """A field value: number and scope in nvml.h, its collector, and what it is called here."""
 
     id: int
@@ -29,42 +29,42 @@ class Field(NamedTuple):
 
 
 # 186 answers in microseconds; 185, the average over a second, holds the driver up for 3 ms
-POWER = Field(186, 0, "power", "power")  # 535
-ENERGY = Field(83, 0, "power", "energy")
+POWER = NvmlField(186, 0, "power", "power")  # 535
+ENERGY = NvmlField(83, 0, "power", "energy")
 REASON_SECONDS = (  # nanoseconds; of two with one name the last counts
-    Field(74, 0, "clocks", "sw_power_cap"),
-    Field(75, 0, "clocks", "sw_thermal_slowdown"),
-    Field(76, 0, "clocks", "sync_boost"),
-    Field(77, 0, "clocks", "board_limit"),
-    Field(79, 0, "clocks", "reliability"),
-    Field(269, 0, "clocks", "sw_thermal_slowdown"),  # 575, as are the next two
-    Field(270, 0, "clocks", "hw_thermal_slowdown"),
-    Field(271, 0, "clocks", "hw_power_brake_slowdown"),
+    NvmlField(74, 0, "clocks", "sw_power_cap"),
+    NvmlField(75, 0, "clocks", "sw_thermal_slowdown"),
+    NvmlField(76, 0, "clocks", "sync_boost"),
+    NvmlField(77, 0, "clocks", "board_limit"),
+    NvmlField(79, 0, "clocks", "reliability"),
+    NvmlField(269, 0, "clocks", "sw_thermal_slowdown"),  # 575, as are the next two
+    NvmlField(270, 0, "clocks", "hw_thermal_slowdown"),
+    NvmlField(271, 0, "clocks", "hw_power_brake_slowdown"),
 )
 ECC = (  # volatile: since the driver was loaded
-    Field(7, 0, "ecc", "corrected.l1"),
-    Field(8, 0, "ecc", "uncorrected.l1"),
-    Field(9, 0, "ecc", "corrected.l2"),
-    Field(10, 0, "ecc", "uncorrected.l2"),
-    Field(11, 0, "ecc", "corrected.dram"),
-    Field(12, 0, "ecc", "uncorrected.dram"),
-    Field(13, 0, "ecc", "corrected.register"),
-    Field(14, 0, "ecc", "uncorrected.register"),
-    Field(15, 0, "ecc", "corrected.texture"),
-    Field(16, 0, "ecc", "uncorrected.texture"),
-    Field(17, 0, "ecc", "uncorrected.cbu"),
+    NvmlField(7, 0, "ecc", "corrected.l1"),
+    NvmlField(8, 0, "ecc", "uncorrected.l1"),
+    NvmlField(9, 0, "ecc", "corrected.l2"),
+    NvmlField(10, 0, "ecc", "uncorrected.l2"),
+    NvmlField(11, 0, "ecc", "corrected.dram"),
+    NvmlField(12, 0, "ecc", "uncorrected.dram"),
+    NvmlField(13, 0, "ecc", "corrected.register"),
+    NvmlField(14, 0, "ecc", "uncorrected.register"),
+    NvmlField(15, 0, "ecc", "corrected.texture"),
+    NvmlField(16, 0, "ecc", "uncorrected.texture"),
+    NvmlField(17, 0, "ecc", "uncorrected.cbu"),
 )
 REMAPPED = (
-    Field(142, 0, "remapped", "correctable"),
-    Field(143, 0, "remapped", "uncorrectable"),
+    NvmlField(142, 0, "remapped", "correctable"),
+    NvmlField(143, 0, "remapped", "uncorrectable"),
 )
-PENDING = Field(144, 0, "remapped", "pending")
-FAILURE = Field(145, 0, "remapped", "failure")
-RECOVERY_ACTION = Field(230, 0, "remapped", "recovery_action")  # 570
-PCIE = (Field(197, 0, "pcie", "transmit"), Field(198, 0, "pcie", "receive"))  # bytes; 555
+PENDING = NvmlField(144, 0, "remapped", "pending")
+FAILURE = NvmlField(145, 0, "remapped", "failure")
+RECOVERY_ACTION = NvmlField(230, 0, "remapped", "recovery_action")  # 570
+PCIE = (NvmlField(197, 0, "pcie", "transmit"), NvmlField(198, 0, "pcie", "receive"))  # bytes; 555
 NVLINK = (  # KiB
-    Field(138, ALL_LINKS, "nvlink", "transmit"),
-    Field(139, ALL_LINKS, "nvlink", "receive"),
+    NvmlField(138, ALL_LINKS, "nvlink", "transmit"),
+    NvmlField(139, ALL_LINKS, "nvlink", "receive"),
 )
 
 WORD = 1 << 32
@@ -73,18 +73,20 @@ NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 UNKNOWN_FIELD = pynvml.NVML_ERROR_INVALID_ARGUMENT  # of one field: it is newer than the driver
 
 
-def read_fields(device: Answers, look: Look, fields: Iterable[Field]) -> dict[Field, float]:
+def read_fields(
+    device: NvmlDevice, look: PollContext, fields: Iterable[NvmlField]
+) -> dict[NvmlField, float]:
     """Return those of the fields that the device has, all by one call."""
     wanted = [field for field in fields if not device.is_absent(look, field)]
     if not wanted:
         return {}
     try:
-        answers = field_list(tuple([field[:2] for field in wanted])).read(device.handle)
+        answers = nvml_field_list(tuple([field[:2] for field in wanted])).read(device.handle)
     except pynvml.NVMLError as fault:
         for field in wanted:
             device.refused(look, field.collector, field, fault.value)
         return {}
-    found: dict[Field, float] = {}
+    found: dict[NvmlField, float] = {}
     for field, (error, value_type, value) in zip(wanted, answers, strict=True):
         wrong = field_error(field, error, value_type)
         if wrong:
@@ -100,7 +102,7 @@ def read_fields(device: Answers, look: Look, fields: Iterable[Field]) -> dict[Fi
     return found
 
 
-def field_error(field: Field, error: int, value_type: int) -> int:
+def field_error(field: NvmlField, error: int, value_type: int) -> int:
     """Return what is wrong with a field, 0: nothing.
 
     Bytes over PCIe in 32 bits wrap within 70 ms on a link of 64 GB/s: at one look a second
@@ -113,6 +115,8 @@ def field_error(field: Field, error: int, value_type: int) -> int:
     return 0
 
 
-def by_name(values: dict[Field, float], fields: Iterable[Field]) -> dict[str, float] | None:
+def fields_by_name(
+    values: dict[NvmlField, float], fields: Iterable[NvmlField]
+) -> dict[str, float] | None:
     """Return those of `fields` that there are by their names, None where there is none."""
     return {field.name: values[field] for field in fields if field in values} or None

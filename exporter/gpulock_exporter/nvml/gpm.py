@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import Answers, Look
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
 
 SHORTEST = 0.95  # seconds between two samples: each look takes one, also one a little early
 LONGEST = 60.0  # seconds after which a window says nothing of now
@@ -39,7 +39,7 @@ ROUNDING = 1.0  # percent that a metric may be above the whole
 FASTEST = 1e8  # MiB/s, a hundred times what any link does
 
 
-class Measure(NamedTuple):
+class GpmMeasurement(NamedTuple):
     """What happened in a window of `seconds`: ratios by name, bytes by name, time at work."""
 
     seconds: float
@@ -48,18 +48,18 @@ class Measure(NamedTuple):
     active: float | None  # ratio of the time in which anything ran
 
 
-class Window:
+class GpmWindow:
     """The two samples of one device; `take` fills one. `latest` is the last whole window."""
 
     def __init__(self, take: Callable[[pynvml.c_nvmlGpmSample_t], object]) -> None:
-        self.latest: Measure | None = None
+        self.latest: GpmMeasurement | None = None
         self._take = take
         self._samples: list[pynvml.c_nvmlGpmSample_t] = []
         self._since: float | None = None  # when the first of them was taken
 
-    def step(self, look: Look, device: Answers) -> Measure | None:
+    def step(self, look: PollContext, device: NvmlDevice) -> GpmMeasurement | None:
         """Return a window that ends now, None where none does."""
-        if device.is_absent(look, Window):
+        if device.is_absent(look, GpmWindow):
             self.latest = self._since = None
             return None
         if self._since is not None and look.now - self._since < SHORTEST:
@@ -72,12 +72,12 @@ class Window:
             self._take(self._samples[1])
             self._since = look.now
             if since is not None and look.now - since <= LONGEST:
-                values = metrics_between(self._samples[0], self._samples[1])
-                self.latest = measure(values, look.now - since)
-                for number, value in impossible(values).items():
+                values = gpm_metrics_between(self._samples[0], self._samples[1])
+                self.latest = measure_gpm_window(values, look.now - since)
+                for number, value in impossible_gpm_values(values).items():
                     look.fail("gpm", device.name, f"metric {number} cannot be {value}")
         except pynvml.NVMLError as fault:
-            device.refused(look, "gpm", Window, fault.value)
+            device.refused(look, "gpm", GpmWindow, fault.value)
         return self.latest
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Window:
                 continue  # the driver is gone, and they are with it
 
 
-def measure(values: dict[int, float], seconds: float) -> Measure:
+def measure_gpm_window(values: dict[int, float], seconds: float) -> GpmMeasurement:
     """Return what metrics by their ids say; what cannot be is left out."""
     ratios: dict[int, float] = {}
     for number in (GRAPHICS, *RATIOS):
@@ -102,10 +102,10 @@ def measure(values: dict[int, float], seconds: float) -> Measure:
         if 0 <= rate <= FASTEST:
             traffic[name] = int(rate * MIB * seconds)
     named = {RATIOS[number]: ratio for number, ratio in ratios.items() if number in RATIOS}
-    return Measure(seconds, named, traffic, ratios.get(GRAPHICS))
+    return GpmMeasurement(seconds, named, traffic, ratios.get(GRAPHICS))
 
 
-def impossible(values: dict[int, float]) -> dict[int, float]:
+def impossible_gpm_values(values: dict[int, float]) -> dict[int, float]:
     """Return those of metrics by their ids that cannot be; one that is no number is not known."""
     return {
         number: value
@@ -114,29 +114,29 @@ def impossible(values: dict[int, float]) -> dict[int, float]:
     }
 
 
-def is_supported(device: Answers, look: Look) -> bool:
+def is_gpm_supported(device: NvmlDevice, look: PollContext) -> bool:
     """Return whether the card has GPM."""
-    if device.is_absent(look, Window):
+    if device.is_absent(look, GpmWindow):
         return False
-    support = device.ask(look, "gpm", pynvml.nvmlGpmQueryDeviceSupport)
+    support = device.query(look, "gpm", pynvml.nvmlGpmQueryDeviceSupport)
     if support is not None and not support.isSupportedDevice:
-        device.refused(look, "gpm", Window, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        device.refused(look, "gpm", GpmWindow, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return False
     return support is not None
 
 
-def metrics_between(
+def gpm_metrics_between(
     first: pynvml.c_nvmlGpmSample_t, second: pynvml.c_nvmlGpmSample_t
 ) -> dict[int, float]:
     """Return the metrics between two samples that the driver could make."""
-    asked, answers = _request()
+    asked, answers = _gpm_request()
     asked.sample1, asked.sample2 = first, second
     pynvml.nvmlGpmMetricsGet(asked)
     return {number: value for number, error, value in METRIC.iter_unpack(answers) if not error}
 
 
 @cache
-def _request() -> tuple[pynvml.c_nvmlGpmMetricsGet_t, memoryview]:
+def _gpm_request() -> tuple[pynvml.c_nvmlGpmMetricsGet_t, memoryview]:
     """Return the one structure of 20 KiB that all windows use in turn, and where its answers are.
 
     An attribute of a structure of pynvml's is a call of Python's: see nvml_lists.

@@ -10,14 +10,14 @@ from collections import Counter
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import ABSENT, Answers, Look
+from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext
 
 MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of nvml.h 13.3
 SWITCH = "switch"
 SHORT_DOMAIN = 4  # digits: the kernel writes more only where it must (pci_name)
 
 
-def lock_id(bus_id: str) -> str:
+def lock_id_of_bus(bus_id: str) -> str:
     """Return a bus id as gpulock writes it: NVML's 00000000:3B:00.0 is 0000:3b:00.0."""
     domain, _, rest = bus_id.lower().partition(":")
     try:
@@ -26,7 +26,7 @@ def lock_id(bus_id: str) -> str:
         return bus_id.lower()
 
 
-def read_links(card: Answers, look: Look) -> dict[str, int] | None:
+def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:
     """Return the number of active NVLinks to each card's bus id and to switches.
 
     None where the card has no NVLink, or (in MIG mode) does not use it.
@@ -35,7 +35,7 @@ def read_links(card: Answers, look: Look) -> dict[str, int] | None:
     for link in range(MOST_LINKS):
         try:
             if pynvml.nvmlDeviceGetNvLinkState(card.handle, link):
-                peer = _peer(card.handle, link)
+                peer = _nvlink_peer(card.handle, link)
                 if peer:
                     found[peer] += 1
         except pynvml.NVMLError as fault:
@@ -48,11 +48,11 @@ def read_links(card: Answers, look: Look) -> dict[str, int] | None:
     return dict(found)
 
 
-def _peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:
+def _nvlink_peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:
     """Return the bus id of the GPU at the other end, SWITCH, or nothing for another device."""
     kind = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
         return SWITCH
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
-        return lock_id(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+        return lock_id_of_bus(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
     return ""

@@ -43,7 +43,7 @@ class FieldList:
     def read(self, handle: pynvml.c_nvmlDevice_t) -> list[FieldValue]:
         """Ask; raise NVMLError."""
         self._raw[:] = self._blank  # nothing of another card is left, whatever the driver fills in
-        call("nvmlDeviceGetFieldValues", handle, self._count, self._argument)
+        call_nvml("nvmlDeviceGetFieldValues", handle, self._count, self._argument)
         return [entry[5:3:-1] + entry[6:] for entry in FIELD.iter_unpack(self._raw)]
 
 
@@ -72,7 +72,9 @@ class SampleList:
     def _make_room(self, handle: pynvml.c_nvmlDevice_t, kind: int) -> None:
         count, value_type = ctypes.c_uint(0), ctypes.c_uint(0)
         where = (ctypes.byref(value_type), ctypes.byref(count), None)
-        call("nvmlDeviceGetSamples", handle, ctypes.c_uint(kind), ctypes.c_ulonglong(0), *where)
+        call_nvml(
+            "nvmlDeviceGetSamples", handle, ctypes.c_uint(kind), ctypes.c_ulonglong(0), *where
+        )
         if not count.value:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         self._room = count.value
@@ -84,7 +86,9 @@ class SampleList:
         count, value_type = ctypes.c_uint(self._room), ctypes.c_uint(0)
         buffer = (ctypes.c_char * len(self._raw)).from_buffer(self._raw)
         where = (ctypes.byref(value_type), ctypes.byref(count), buffer)
-        call("nvmlDeviceGetSamples", handle, ctypes.c_uint(kind), ctypes.c_ulonglong(since), *where)
+        call_nvml(
+            "nvmlDeviceGetSamples", handle, ctypes.c_uint(kind), ctypes.c_ulonglong(since), *where
+        )
         number = value_type.value if value_type.value < len(SAMPLES) else NARROW
         layout = SAMPLES[number]
         size = layout.size * min(count.value, self._room)
@@ -92,12 +96,12 @@ class SampleList:
 
 
 @lru_cache(LISTS_KEPT)
-def field_list(fields: tuple[tuple[int, int], ...]) -> FieldList:
+def nvml_field_list(fields: tuple[tuple[int, int], ...]) -> FieldList:
     """Return the list that asks for these fields; it is kept, and used by all cards in turn."""
     return FieldList(fields)
 
 
-def call(name: str, *arguments: Any) -> None:
+def call_nvml(name: str, *arguments: Any) -> None:
     """Call NVML; raise NVMLError, also where this driver has no such function."""
     try:
         function = getattr(pynvml.nvmlLib, name)

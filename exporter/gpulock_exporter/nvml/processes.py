@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import Answers, Look
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
 from gpulock_exporter.telemetry import Process
 
 Listing = Callable[[pynvml.c_nvmlDevice_t], list[pynvml.c_nvmlProcessInfo_t]]
@@ -24,13 +24,13 @@ VERSIONS = ("v3", "v2")  # 510; 450
 
 
 def read_processes(
-    device: Answers, look: Look, kinds: Iterable[str] = KINDS
+    device: NvmlDevice, look: PollContext, kinds: Iterable[str] = KINDS
 ) -> list[Process] | None:
     """Return the processes on a device, None where they are not known."""
     lists: list[list[Process]] = []
     for kind in kinds:
         ways = WAYS[kind]
-        found = device.ask(look, "processes", *ways)
+        found = device.query(look, "processes", *ways)
         if found is not None:
             lists.append(found)
         elif not all(device.is_absent(look, way) for way in ways):
@@ -38,10 +38,10 @@ def read_processes(
     if sum(len(one) for one in lists) > MOST:
         look.fail("processes", device.name, f"more than {MOST} processes")
         return None
-    return merged(lists) if lists else None
+    return merge_process_lists(lists) if lists else None
 
 
-def merged(lists: Iterable[Iterable[Process]]) -> list[Process]:
+def merge_process_lists(lists: Iterable[Iterable[Process]]) -> list[Process]:
     """Return each process once, with the most memory that any list gives it."""
     found: dict[int, Process] = {}
     for process in (one for some in lists for one in some):
@@ -51,7 +51,7 @@ def merged(lists: Iterable[Iterable[Process]]) -> list[Process]:
     return [found[pid] for pid in sorted(found)]
 
 
-def _patient(name: str) -> Callable[[pynvml.c_nvmlDevice_t], list[Process]]:
+def _retrying_listing(name: str) -> Callable[[pynvml.c_nvmlDevice_t], list[Process]]:
     """Return a way to ask that asks again while the list outgrows the room that was made."""
 
     def ask(handle: pynvml.c_nvmlDevice_t) -> list[Process]:
@@ -70,6 +70,6 @@ def _patient(name: str) -> Callable[[pynvml.c_nvmlDevice_t], list[Process]]:
 
 
 WAYS = {
-    kind: tuple(_patient(f"nvmlDeviceGet{kind}RunningProcesses_{v}") for v in VERSIONS)
+    kind: tuple(_retrying_listing(f"nvmlDeviceGet{kind}RunningProcesses_{v}") for v in VERSIONS)
     for kind in KINDS
 }

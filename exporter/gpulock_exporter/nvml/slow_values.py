@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import Answers, Look
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
 from gpulock_exporter.nvml.field_values import (
     ECC,
     FAILURE,
@@ -24,8 +24,8 @@ from gpulock_exporter.nvml.field_values import (
     RECOVERY_ACTION,
     REMAPPED,
     WORD,
-    Field,
-    by_name,
+    NvmlField,
+    fields_by_name,
     read_fields,
 )
 
@@ -33,30 +33,32 @@ KIB = 1024
 ALWAYS = (*REASON_SECONDS, *ECC, *REMAPPED, PENDING, FAILURE, RECOVERY_ACTION)
 
 
-class Slow:
+class SlowCounters:
     """The last values of a card, by the names of the attributes of `Device`."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.failures: dict[str, str] = {}
         self.due = 0.0
-        self._pcie: dict[Field, float] = {}
+        self._pcie: dict[NvmlField, float] = {}
 
-    def read(self, card: Answers, look: Look, nvlink: bool, pcie: bool) -> None:
+    def read(self, card: NvmlDevice, look: PollContext, nvlink: bool, pcie: bool) -> None:
         """Ask the card; `nvlink` and `pcie` say which of those counters are wanted."""
-        now = Look(look.now)
+        now = PollContext(look.now)
         self.values, self.failures = {}, now.failures
         wanted = (*ALWAYS, *(NVLINK if nvlink else ()), *(PCIE if pcie else ()))
         values = read_fields(card, now, wanted)
         self._leave_out_narrow(card, now, values)
-        persistence = card.ask(now, "devices", pynvml.nvmlDeviceGetPersistenceMode)
+        persistence = card.query(now, "devices", pynvml.nvmlDeviceGetPersistenceMode)
         self.values = {
             **board_values(values),
-            "ecc": _with_sram(card, now, _counts(values, ECC)),
+            "ecc": _with_sram(card, now, _error_counts(values, ECC)),
             "persistence": None if persistence is None else persistence == 1,
         }
 
-    def _leave_out_narrow(self, card: Answers, look: Look, values: dict[Field, float]) -> None:
+    def _leave_out_narrow(
+        self, card: NvmlDevice, look: PollContext, values: dict[NvmlField, float]
+    ) -> None:
         """Drop bytes over PCIe that fell before they filled 32 bits: see `field_error`."""
         for field in PCIE:
             value = values.get(field, 0)
@@ -67,16 +69,16 @@ class Slow:
                 self._pcie[field] = value
 
 
-def board_values(values: dict[Field, float]) -> dict[str, Any]:
+def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
     """Return what field values say, by the names of the attributes of `Device`."""
-    seconds = by_name(values, REASON_SECONDS)
-    links, pcie = _pair(values, NVLINK), _pair(values, PCIE)
+    seconds = fields_by_name(values, REASON_SECONDS)
+    links, pcie = _link_direction_pair(values, NVLINK), _link_direction_pair(values, PCIE)
     return {
         "clock_reason_seconds": seconds and {name: ns / 1e9 for name, ns in seconds.items()},
-        "remapped": _counts(values, REMAPPED),
-        "remap_pending": _flag(values.get(PENDING)),
-        "remap_failure": _flag(values.get(FAILURE)),
-        "recovery_action": _whole(values.get(RECOVERY_ACTION)),
+        "remapped": _error_counts(values, REMAPPED),
+        "remap_pending": _flag_of_field(values.get(PENDING)),
+        "remap_failure": _flag_of_field(values.get(FAILURE)),
+        "recovery_action": _whole_number(values.get(RECOVERY_ACTION)),
         "nvlink_transmit": links and int(links[0]) * KIB,
         "nvlink_receive": links and int(links[1]) * KIB,
         "pcie_transmit": pcie and int(pcie[0]),
@@ -84,45 +86,54 @@ def board_values(values: dict[Field, float]) -> dict[str, Any]:
     }
 
 
-def _pair(values: dict[Field, float], fields: tuple[Field, Field]) -> tuple[float, float] | None:
+def _link_direction_pair(
+    values: dict[NvmlField, float], fields: tuple[NvmlField, NvmlField]
+) -> tuple[float, float] | None:
     """Return both directions of a link, or nothing."""
     sent, received = (values.get(field) for field in fields)
     return None if sent is None or received is None else (sent, received)
 
 
-def _counts(values: dict[Field, float], fields: tuple[Field, ...]) -> dict[str, int] | None:
-    found = by_name(values, fields)
+def _error_counts(
+    values: dict[NvmlField, float], fields: tuple[NvmlField, ...]
+) -> dict[str, int] | None:
+    found = fields_by_name(values, fields)
     return None if found is None else {name: int(count) for name, count in found.items()}
 
 
-def _flag(value: float | None) -> bool | None:
+def _flag_of_field(value: float | None) -> bool | None:
     return None if value is None else value == 1
 
 
-def _whole(value: float | None) -> int | None:
+def _whole_number(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _with_sram(card: Answers, look: Look, ecc: dict[str, int] | None) -> dict[str, int] | None:
+def _with_sram(
+    card: NvmlDevice, look: PollContext, ecc: dict[str, int] | None
+) -> dict[str, int] | None:
     """Add the errors in SRAM, where a card (from Ampere on) tells them as one, by no field."""
     if ecc and any(not name.endswith(".dram") for name in ecc):
         return ecc  # it tells its caches apart, and they are the SRAM
     found = dict(ecc or {})
-    for name, way in (("corrected.sram", _corrected), ("uncorrected.sram", _uncorrected)):
-        count = card.ask(look, "ecc", way)
+    for name, way in (
+        ("corrected.sram", _corrected_sram_errors),
+        ("uncorrected.sram", _uncorrected_sram_errors),
+    ):
+        count = card.query(look, "ecc", way)
         if count is not None:
             found[name] = count
     return found or None
 
 
-def _corrected(handle: pynvml.c_nvmlDevice_t) -> int:
-    return _sram(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
+def _corrected_sram_errors(handle: pynvml.c_nvmlDevice_t) -> int:
+    return _sram_errors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
 
 
-def _uncorrected(handle: pynvml.c_nvmlDevice_t) -> int:
-    return _sram(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+def _uncorrected_sram_errors(handle: pynvml.c_nvmlDevice_t) -> int:
+    return _sram_errors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
 
 
-def _sram(handle: pynvml.c_nvmlDevice_t, kind: int) -> int:
+def _sram_errors(handle: pynvml.c_nvmlDevice_t, kind: int) -> int:
     place = pynvml.NVML_MEMORY_LOCATION_SRAM
     return pynvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, pynvml.NVML_VOLATILE_ECC, place)

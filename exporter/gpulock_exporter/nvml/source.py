@@ -15,9 +15,15 @@ from collections.abc import Callable
 import pynvml
 
 from gpulock_exporter.nvml import collect
-from gpulock_exporter.nvml.answers import LOST, Look, LostError, StaleError, words
-from gpulock_exporter.nvml.card import Card
-from gpulock_exporter.nvml.xid import Events
+from gpulock_exporter.nvml.answers import (
+    LOST,
+    GpuLostError,
+    NvmlStaleError,
+    PollContext,
+    nvml_error_text,
+)
+from gpulock_exporter.nvml.card import NvmlCard
+from gpulock_exporter.nvml.xid import XidEventSet
 from gpulock_exporter.telemetry import Frame
 
 REST = 5.0  # seconds between two initialisations that could wait: each may take a second
@@ -30,24 +36,24 @@ ADVICE = {
 }
 
 
-def boottime() -> float:
+def nvml_boottime() -> float:
     """Return the seconds since boot, suspended time included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Nvml:
+class NvmlSource:
     """All cards of this node; see telemetry.Source."""
 
-    def __init__(self, clock: Callable[[], float] = boottime, sys_root: str = "/sys") -> None:
+    def __init__(self, clock: Callable[[], float] = nvml_boottime, sys_root: str = "/sys") -> None:
         self._clock = clock
         self._sys_root = sys_root
         self._sequence = 0
         self._driver = ""
         self._count = 0
-        self._cards: list[Card] = []
+        self._cards: list[NvmlCard] = []
         self._missing: dict[int, str] = {}  # indexes that gave no card, and why
         self._lost: set[int] = set()  # indexes of what was lost at the last look
-        self._events = Events()
+        self._events = XidEventSet()
         self._unlisted = ""  # why the processes could not be listed when they were asked for last
         self._opened = 0.0
         self._stale = False
@@ -55,21 +61,21 @@ class Nvml:
 
     def open(self) -> None:
         """Initialise NVML; raise RuntimeError with the driver's words where that cannot be."""
-        self._open(Look(self._clock()))
+        self._open(PollContext(self._clock()))
 
     def look(self, processes: bool) -> Frame:
         """Look once; raise RuntimeError where the driver is gone."""
-        look = Look(self._clock(), processes)
+        look = PollContext(self._clock(), processes)
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=look.now, wall=time.time())
         began = time.perf_counter()
         lost = self._refresh(look)
         frame.durations["devices"] = time.perf_counter() - began
-        for name, collect in COLLECTORS.items():
+        for name, collector in COLLECTORS.items():
             began = time.perf_counter()
             for card in self._cards:
                 if card.index not in lost:
-                    self._collect(card, look, name, collect, lost)
+                    self._collect(card, look, name, collector, lost)
             frame.durations[name] = time.perf_counter() - began
         began = time.perf_counter()
         frame.xids = self._events.poll(look, [(card, card.uuid) for card in self._cards])
@@ -95,7 +101,7 @@ class Nvml:
 
     # --- inner --------------------------------------------------------------------------------
 
-    def _open(self, look: Look) -> None:
+    def _open(self, look: PollContext) -> None:
         self._opened, self._stale = look.now, False
         try:
             pynvml.nvmlInit()
@@ -115,17 +121,17 @@ class Nvml:
             if card is not None:
                 self._cards.append(card)
 
-    def _card(self, index: int, look: Look) -> Card | None:
+    def _card(self, index: int, look: PollContext) -> NvmlCard | None:
         """Return the card of an index, None where it does not answer."""
         try:
-            return Card(index, look, self._sys_root)
+            return NvmlCard(index, look, self._sys_root)
         except pynvml.NVMLError as fault:
-            self._missing[index] = words(fault.value)
-        except (LostError, StaleError, ValueError) as fault:
+            self._missing[index] = nvml_error_text(fault.value)
+        except (GpuLostError, NvmlStaleError, ValueError) as fault:
             self._missing[index] = str(fault)
         return None
 
-    def _reopen(self, look: Look) -> None:
+    def _reopen(self, look: PollContext) -> None:
         """Initialise NVML again; what is known of the samples of a card stays with it."""
         samples = {card.uuid: card.samples for card in self._cards if card.uuid}
         self.close()
@@ -133,7 +139,7 @@ class Nvml:
         for card in self._cards:
             card.samples = samples.get(card.uuid, card.samples)
 
-    def _refresh(self, look: Look) -> dict[int, str]:
+    def _refresh(self, look: PollContext) -> dict[int, str]:
         """See that the cards are those there are; return the lost ones by index, and why."""
         rested = look.now - self._opened >= REST
         try:
@@ -153,13 +159,13 @@ class Nvml:
             self._patience = min(2 * self._patience, LONGEST_PATIENCE)
         return lost
 
-    def _check(self, place: int, card: Card, look: Look, lost: dict[int, str]) -> None:
+    def _check(self, place: int, card: NvmlCard, look: PollContext, lost: dict[int, str]) -> None:
         """See that a handle still stands for the card that it stood for."""
         try:
             if not card.uuid or pynvml.nvmlDeviceGetUUID(card.handle) == card.uuid:
                 return
         except pynvml.NVMLError as fault:
-            lost[card.index] = words(fault.value)
+            lost[card.index] = nvml_error_text(fault.value)
             self._stale |= fault.value not in LOST
             return
         except ValueError as fault:
@@ -173,7 +179,7 @@ class Nvml:
         else:
             self._cards[place] = other
 
-    def _note(self, look: Look, lost: dict[int, str]) -> None:
+    def _note(self, look: PollContext, lost: dict[int, str]) -> None:
         """Tell of the cards that are lost, and listen again to those that are back."""
         names = {card.index: card.name for card in self._cards}
         for index, fault in sorted(lost.items()):
@@ -182,7 +188,7 @@ class Nvml:
             self._events.renew()
         self._lost = set(lost)
 
-    def _keep_failure(self, look: Look) -> None:
+    def _keep_failure(self, look: PollContext) -> None:
         """Tell of process lists that failed until they are asked for again, not just once."""
         if look.processes:
             self._unlisted = look.failures.get("processes", "")
@@ -190,26 +196,26 @@ class Nvml:
             look.fail("processes", "", self._unlisted)
 
     def _collect(
-        self, card: Card, look: Look, name: str, collect: Collect, lost: dict[int, str]
+        self, card: NvmlCard, look: PollContext, name: str, collect: Collect, lost: dict[int, str]
     ) -> None:
         try:
             collect(card, look)
-        except LostError as fault:
+        except GpuLostError as fault:
             lost[card.index] = str(fault)
-        except StaleError as fault:
+        except NvmlStaleError as fault:
             look.fail(name, card.name, fault)
             self._stale = True
 
 
-Collect = Callable[[Card, Look], None]
+Collect = Callable[[NvmlCard, PollContext], None]
 COLLECTORS: dict[str, Collect] = {
-    "mig": Card.begin,
-    "utilization": collect.utilization,
-    "memory": collect.memory,
-    "power": collect.power,
-    "temperature": collect.temperature,
-    "clocks": collect.clocks,
-    "gpm": collect.gpm,
-    "counters": collect.counters,
-    "processes": collect.processes,
+    "mig": NvmlCard.begin,
+    "utilization": collect.collect_utilization,
+    "memory": collect.collect_memory,
+    "power": collect.collect_power,
+    "temperature": collect.collect_temperature,
+    "clocks": collect.collect_clocks,
+    "gpm": collect.collect_gpm,
+    "counters": collect.collect_slow_counters,
+    "processes": collect.collect_processes,
 }

@@ -23,17 +23,17 @@ DRY = 2.0  # seconds without a new sample: a card that is idle may not write any
 HEAL = 10.0  # seconds after which a time stamp that nothing follows is not believed any more
 
 
-class Busy(NamedTuple):
+class BusyTime(NamedTuple):
     """Seconds of work, and seconds that were seen."""
 
     busy: float
     observed: float
 
 
-NOTHING = Busy(0.0, 0.0)
+NOTHING = BusyTime(0.0, 0.0)
 
 
-def integrate(samples: Sequence[Sample], seen: int, allowed: float) -> tuple[Busy, int]:
+def integrate_samples(samples: Sequence[Sample], seen: int, allowed: float) -> tuple[BusyTime, int]:
     """Return what `samples` say of the time after `seen`, and the time stamp of the youngest.
 
     `allowed` is how many seconds can have passed since then. An entry that is older than the one
@@ -50,15 +50,15 @@ def integrate(samples: Sequence[Sample], seen: int, allowed: float) -> tuple[Bus
         if seconds <= LONGEST and 0 <= percent <= WHOLE:
             observed += seconds
             busy += seconds * percent / WHOLE
-    return (NOTHING if len(samples) > MOST else Busy(busy, observed)), youngest
+    return (NOTHING if len(samples) > MOST else BusyTime(busy, observed)), youngest
 
 
-def is_sound(samples: Sequence[Sample]) -> bool:
+def are_samples_sound(samples: Sequence[Sample]) -> bool:
     """Return whether this can be what a driver has measured."""
     return len(samples) <= MOST and all(0 <= percent <= WHOLE for _, percent in samples)
 
 
-class Samples:
+class UtilizationSamples:
     """The samples of one device over its looks; times are CLOCK_BOOTTIME seconds.
 
     Each look asks the driver for what is younger than `since` says, and hands it to `add`. All
@@ -82,34 +82,34 @@ class Samples:
             self._asked = now
         return 0 if self._whole else self._seen
 
-    def add(self, samples: Sequence[Sample], now: float) -> Busy:
+    def add(self, samples: Sequence[Sample], now: float) -> BusyTime:
         """Take what the driver answered; return what it says of the time since the last look."""
         self._pass(now)
         if samples:
-            self.sound = is_sound(samples)
+            self.sound = are_samples_sound(samples)
         if self._whole:  # where the buffer stands now; what is in it was before our time
             youngest = max((moment for moment, _ in samples), default=self._seen)
             found = NOTHING
         else:
             allowed = now - self._moved + SLACK
-            found, youngest = integrate(samples, self._seen, allowed)
+            found, youngest = integrate_samples(samples, self._seen, allowed)
         if youngest != self._seen:
             self._seen, self._moved = youngest, now
         return self._spend(found)
 
-    def snapshot(self, percent: float, now: float) -> Busy:
+    def snapshot(self, percent: float, now: float) -> BusyTime:
         """Take the driver's answer for now where its buffer has run dry, or there is none."""
         self._pass(now)
         if now - self._moved <= DRY or not self.sound or not 0 <= percent <= WHOLE:
             return NOTHING
         seconds = min(SHORTEST, self._credit)
-        return self._spend(Busy(seconds * percent / WHOLE, seconds))
+        return self._spend(BusyTime(seconds * percent / WHOLE, seconds))
 
     def _pass(self, now: float) -> None:
         self._credit = min(self._credit, SLACK) + max(0.0, now - self._last)
         self._last = now
 
-    def _spend(self, found: Busy) -> Busy:
+    def _spend(self, found: BusyTime) -> BusyTime:
         """Return what was found unless it is more than can have been seen."""
         if found.observed > self._credit:
             return NOTHING

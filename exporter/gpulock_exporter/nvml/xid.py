@@ -14,7 +14,14 @@ from collections.abc import Iterable
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import ABSENT, LOST, RETRY, Answers, Look, words
+from gpulock_exporter.nvml.answers import (
+    ABSENT,
+    LOST,
+    RETRY,
+    NvmlDevice,
+    PollContext,
+    nvml_error_text,
+)
 from gpulock_exporter.telemetry import Xid
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the next event set
@@ -22,7 +29,7 @@ MOST = 256  # events taken at one look
 DEAF = ABSENT | LOST  # of one card, whose set is as good as before
 
 
-class Events:
+class XidEventSet:
     """The event set of all cards that can be listened to."""
 
     def __init__(self) -> None:
@@ -35,7 +42,7 @@ class Events:
         self._fault = ""
         self._old = False
 
-    def poll(self, look: Look, cards: Iterable[tuple[Answers, str]]) -> list[Xid]:
+    def poll(self, look: PollContext, cards: Iterable[tuple[NvmlDevice, str]]) -> list[Xid]:
         """Return the XIDs since the last look; `cards` are those to hear of, with their UUIDs."""
         found = self._taken(look)
         known = list(cards) if self._set is None or self._old or self._spoilers else []
@@ -54,13 +61,13 @@ class Events:
             look.fail("xid", "", self._fault)
         return found
 
-    def _taken(self, look: Look) -> list[Xid]:
+    def _taken(self, look: PollContext) -> list[Xid]:
         """Return the events that wait in the set."""
         found: list[Xid] = []
         try:
             while self._set is not None and len(found) < MOST:
                 event = pynvml.nvmlEventSetWait_v2(self._set, 0)
-                uuid = self._uuids.get(_address(event.device), "")
+                uuid = self._uuids.get(_handle_address(event.device), "")
                 if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
                     found.append(Xid(uuid, event.eventData))
         except pynvml.NVMLError as fault:
@@ -73,14 +80,14 @@ class Events:
     def close(self) -> None:
         """Give the event set back."""
         if self._set is not None:
-            _free(self._set)
+            _free_event_set(self._set)
         self._set = None
 
     def renew(self) -> None:
         """Make the event set anew at the next look, once it is empty: a card is another one now."""
         self._old = True
 
-    def _make(self, look: Look, cards: list[tuple[Answers, str]]) -> None:
+    def _make(self, look: PollContext, cards: list[tuple[NvmlDevice, str]]) -> None:
         """Register all cards that can tell; one that cannot does not spoil it for the others."""
         self._spoilers, self._try_again = {}, look.now + LONGEST_PAUSE
         while not self._registered(
@@ -88,7 +95,7 @@ class Events:
         ):
             self.close()
 
-    def _registered(self, look: Look, cards: list[tuple[Answers, str]]) -> bool:
+    def _registered(self, look: PollContext, cards: list[tuple[NvmlDevice, str]]) -> bool:
         """Make a set of these cards; return whether none of them has spoiled it."""
         self._uuids, self._fault = {}, ""
         try:
@@ -98,41 +105,41 @@ class Events:
             return True
         for card, uuid in cards:
             try:
-                if _register(card, events):
-                    self._uuids[_address(card.handle)] = uuid
+                if _register_xid_events(card, events):
+                    self._uuids[_handle_address(card.handle)] = uuid
             except pynvml.NVMLError as fault:
-                self._spoilers[card.name] = words(fault.value)
+                self._spoilers[card.name] = nvml_error_text(fault.value)
                 return False
         if not self._uuids:
             self._break(look, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return True
 
-    def _is_sound(self, card: Answers) -> bool:
+    def _is_sound(self, card: NvmlDevice) -> bool:
         """Return whether a card does not spoil a set any more, tried on one of its own."""
         try:
             events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError:
             return False
         try:
-            _register(card, events)
+            _register_xid_events(card, events)
         except pynvml.NVMLError:
             return False
         finally:
-            _free(events)
+            _free_event_set(events)
         return True
 
-    def _break(self, look: Look, error: int) -> None:
+    def _break(self, look: PollContext, error: int) -> None:
         """Let go of the set; the next one is made after a pause."""
         self.close()
         if error in ABSENT:
             self._not_before = look.now + RETRY
             return
-        self._fault = words(error)
+        self._fault = nvml_error_text(error)
         self._not_before = look.now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
 
-def _register(card: Answers, events: pynvml.c_nvmlEventSet_t) -> bool:
+def _register_xid_events(card: NvmlDevice, events: pynvml.c_nvmlEventSet_t) -> bool:
     """Have a card's XIDs in a set; return False where it has none to tell, or is lost.
 
     Any other error is raised: the set is spoiled by it (nvmlDeviceRegisterEvents in nvml.h).
@@ -147,13 +154,13 @@ def _register(card: Answers, events: pynvml.c_nvmlEventSet_t) -> bool:
     return True
 
 
-def _free(events: pynvml.c_nvmlEventSet_t) -> None:
+def _free_event_set(events: pynvml.c_nvmlEventSet_t) -> None:
     try:
         pynvml.nvmlEventSetFree(events)
     except pynvml.NVMLError:
         pass  # the driver is gone, and the set is with it
 
 
-def _address(handle: pynvml.c_nvmlDevice_t) -> int:
+def _handle_address(handle: pynvml.c_nvmlDevice_t) -> int:
     """Return where a handle points: the driver gives the same for the same card."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gpulock_exporter.telemetry import Device
+from gpulock_exporter.telemetry import DeviceTelemetry
 
 MIB = 1 << 20
 OBSERVED = 16.0  # seconds that the driver's buffer of samples covers
@@ -25,7 +25,7 @@ NEW_ECC = tuple(f"{k}.{p}" for k in ("corrected", "uncorrected") for p in ("dram
 
 
 @dataclass(frozen=True)
-class Model:
+class SimulatedModel:
     """A model of card: watts and clocks in MHz, idle and at most, and what it can tell."""
 
     watts: tuple[float, float]
@@ -38,18 +38,18 @@ class Model:
 
 
 MODELS = {
-    "Tesla K80": Model((30, 149), (324, 875), 2505, OLD_ECC, energy=False),
-    "Tesla V100-SXM2-32GB": Model((43, 300), (135, 1530), 877, OLD_ECC, nvlink=True),
-    "Tesla V100-SXM3-32GB": Model((50, 350), (135, 1597), 958, OLD_ECC, nvlink=True),
-    "NVIDIA A100-SXM4-80GB": Model((62, 400), (210, 1410), 1593, NEW_ECC, nvlink=True),
-    "NVIDIA H200": Model((77, 700), (345, 1980), 3201, NEW_ECC, gpm=True, nvlink=True),
-    "NVIDIA GeForce RTX 4090": Model((26, 450), (210, 2520), 10501),
+    "Tesla K80": SimulatedModel((30, 149), (324, 875), 2505, OLD_ECC, energy=False),
+    "Tesla V100-SXM2-32GB": SimulatedModel((43, 300), (135, 1530), 877, OLD_ECC, nvlink=True),
+    "Tesla V100-SXM3-32GB": SimulatedModel((50, 350), (135, 1597), 958, OLD_ECC, nvlink=True),
+    "NVIDIA A100-SXM4-80GB": SimulatedModel((62, 400), (210, 1410), 1593, NEW_ECC, nvlink=True),
+    "NVIDIA H200": SimulatedModel((77, 700), (345, 1980), 3201, NEW_ECC, gpm=True, nvlink=True),
+    "NVIDIA GeForce RTX 4090": SimulatedModel((26, 450), (210, 2520), 10501),
 }
-OTHER = Model((40, 300), (300, 1500), 1000)
+OTHER = SimulatedModel((40, 300), (300, 1500), 1000)
 
 
 @dataclass
-class State:
+class SimulatedState:
     """What a device remembers from one look to the next."""
 
     power: float = -1.0  # watts, -1: not looked at yet
@@ -58,7 +58,7 @@ class State:
     capped: float = 0.0  # seconds
     worked: float = 0.0  # seconds under full load, by which its links count
 
-    def advance(self, model: Model, load: float, seconds: float) -> None:
+    def advance(self, model: SimulatedModel, load: float, seconds: float) -> None:
         """Let `seconds` pass under a load."""
         idle, most = model.watts
         target = idle + (most - idle) * load
@@ -71,7 +71,9 @@ class State:
         self.worked += load * seconds
 
 
-def fill_board(record: Device, model: Model, state: State, load: float) -> None:
+def fill_board(
+    record: DeviceTelemetry, model: SimulatedModel, state: SimulatedState, load: float
+) -> None:
     """Say what belongs to the board."""
     record.power = round(state.power, 2)
     record.energy = round(state.energy, 3) if model.energy else None
@@ -93,7 +95,9 @@ def fill_board(record: Device, model: Model, state: State, load: float) -> None:
         record.nvlink_transmit = record.nvlink_receive = int(state.worked * 41000) * MIB
 
 
-def fill_work(record: Device, model: Model, now: float, mean: float, seconds: float) -> None:
+def fill_work(
+    record: DeviceTelemetry, model: SimulatedModel, now: float, mean: float, seconds: float
+) -> None:
     """Say how busy a device is now, and was since the last look."""
     seen = min(seconds, OBSERVED)
     record.observed, record.busy = seen, seen * mean

@@ -16,20 +16,20 @@ MOST = 96  # samples: the driver remembers no more
 EPOCH, CHECKPOINT, EDGE = 45.0, 9.0, 3.0  # seconds
 
 
-def load(device: int, seconds: float) -> float:
+def device_load(device: int, seconds: float) -> float:
     """Return how much of a device a job uses, 0 to 1, `seconds` after it was claimed."""
     if seconds <= 0:
         return 0.0
-    shapes = (_steady, _waves, _epochs, _starved)
+    shapes = (_steady_load, _wave_load, _epoch_load, _starved_load)
     return min(1.0, seconds / START) * shapes[device % len(shapes)](seconds + 5.0 * device)
 
 
-def mean_load(device: int, since: float, until: float) -> float:
+def mean_device_load(device: int, since: float, until: float) -> float:
     """Return the mean of `load` between two moments, as the driver's samples would give it."""
     span = max(0.0, until - since)
     count = max(1, math.ceil(min(span * RATE, MOST)))
     step = span / count
-    return sum(load(device, since + (n + 0.5) * step) for n in range(count)) / count
+    return sum(device_load(device, since + (n + 0.5) * step) for n in range(count)) / count
 
 
 def memory_share(device: int, seconds: float) -> float:
@@ -37,21 +37,21 @@ def memory_share(device: int, seconds: float) -> float:
     return (0.4 + 0.07 * (device % 8)) * max(0.0, min(1.0, seconds / LOADING))
 
 
-def _steady(seconds: float) -> float:
+def _steady_load(seconds: float) -> float:
     return 0.96 + 0.02 * math.sin(seconds / 3)
 
 
-def _waves(seconds: float) -> float:
+def _wave_load(seconds: float) -> float:
     return 0.62 + 0.3 * math.sin(2 * math.pi * seconds / 60)
 
 
-def _epochs(seconds: float) -> float:
+def _epoch_load(seconds: float) -> float:
     """Work, and write a checkpoint: nearly idle for a while."""
     phase = seconds % (EPOCH + CHECKPOINT)
     away = max(0.0, min(1.0, phase / EDGE, (EPOCH - phase) / EDGE))
     return 0.06 + 0.86 * away
 
 
-def _starved(seconds: float) -> float:
+def _starved_load(seconds: float) -> float:
     """Wait for data most of the time."""
     return 0.28 + 0.12 * math.sin(2 * math.pi * seconds / 90)

@@ -7,12 +7,19 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpulock.node import devices
-from gpulock.node.inventory import instances
+from gpulock.node.inventory import mig_instances
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock
-from gpulock_exporter.simulated.card import MODELS, OTHER, Model, State, fill_board, fill_work
-from gpulock_exporter.simulated.load import load, mean_load, memory_share
-from gpulock_exporter.telemetry import Device, Process
+from gpulock_exporter.simulated.card import (
+    MODELS,
+    OTHER,
+    SimulatedModel,
+    SimulatedState,
+    fill_board,
+    fill_work,
+)
+from gpulock_exporter.simulated.load import device_load, mean_device_load, memory_share
+from gpulock_exporter.telemetry import DeviceTelemetry, Process
 
 MIB = 1 << 20
 SLICES = 7  # of a card that is split
@@ -20,7 +27,7 @@ SWITCHED = {"NVIDIA H200": 18, "NVIDIA A100-SXM4-80GB": 12}  # NVLinks; older ca
 AT_WORK = frozenset({"sge", "slurm", "process"})  # a reserve does nothing
 
 
-class Script(NamedTuple):
+class SimulationScript(NamedTuple):
     """What the file `telemetry` of a node says: see `simulated`."""
 
     idle: frozenset[str] = frozenset()
@@ -28,7 +35,7 @@ class Script(NamedTuple):
     xids: tuple[tuple[str, str], ...] = ()  # bus id, number with what tells it from others
 
 
-class Work(NamedTuple):
+class SimulatedWork(NamedTuple):
     """What a device does: load now, its mean since the last look, part of memory, processes."""
 
     now: float = 0.0
@@ -44,21 +51,21 @@ class Scene(NamedTuple):
     now: float
     processes: bool
     locks: Mapping[str, Lock]
-    script: Script
+    script: SimulationScript
     inventory: dict[str, str]
     links: Mapping[tuple[str, str], int]
 
-    def records(self, card: devices.Device, state: State) -> list[Device]:
+    def records(self, card: devices.Device, state: SimulatedState) -> list[DeviceTelemetry]:
         """Return what there is to say of a card and of its instances; `state` moves on."""
         model = MODELS.get(card.model, OTHER)
         record = self._card(card, model)
-        parts: list[Device] = []
+        parts: list[DeviceTelemetry] = []
         if record.mig:
             mean = 0.0
-            for number, instance in enumerate(instances(card, self.inventory)):
+            for number, instance in enumerate(mig_instances(card, self.inventory)):
                 work = self.work(instance.id, card.index + number)
                 parts.append(self._instance(card, instance, model, work))
-                mean += work.mean * slices(instance.profile) / SLICES
+                mean += work.mean * mig_profile_slices(instance.profile) / SLICES
             record.memory_used = sum(part.memory_used or 0 for part in parts)
         else:
             work = self.work(card.bus, card.index)
@@ -69,7 +76,7 @@ class Scene(NamedTuple):
         fill_board(record, model, state, mean)
         return [record, *parts]
 
-    def work(self, lock_id: str, seed: int) -> Work:
+    def work(self, lock_id: str, seed: int) -> SimulatedWork:
         """Return what a device does; its pattern is that of `seed`."""
         lock = self.locks.get(lock_id)
         owner = lock.owner if lock is not None else None
@@ -78,15 +85,17 @@ class Scene(NamedTuple):
         if owner is not None and owner.scheduler in AT_WORK and lock_id not in self.script.idle:
             since, pid = owner.claimed_boottime, pid or owner.pid
         if since is None:
-            return Work()
+            return SimulatedWork()
         ages = self.before - since, self.now - since
         share = memory_share(seed, ages[1])
-        return Work(load(seed, ages[1]), mean_load(seed, *ages), share, (pid,) if pid else ())
+        return SimulatedWork(
+            device_load(seed, ages[1]), mean_device_load(seed, *ages), share, (pid,) if pid else ()
+        )
 
-    def _card(self, card: devices.Device, model: Model) -> Device:
+    def _card(self, card: devices.Device, model: SimulatedModel) -> DeviceTelemetry:
         told = self.inventory
         split = told.get(f"gpu.{card.bus}.mig") == "1"
-        return Device(
+        return DeviceTelemetry(
             bus=card.bus,
             uuid=card.uuid or told.get(f"gpu.{card.bus}.uuid", ""),
             index=card.index,
@@ -96,23 +105,28 @@ class Scene(NamedTuple):
             persistence=True,
             numa=card.numa if card.numa >= 0 else None,
             links=self._links(card) if model.nvlink and not split else None,
-            memory_total=devices.number(told.get(f"gpu.{card.bus}.memory_mib", "")) * MIB or None,
+            memory_total=devices.int_or_zero(told.get(f"gpu.{card.bus}.memory_mib", "")) * MIB
+            or None,
         )
 
     def _instance(
-        self, card: devices.Device, instance: devices.Device, model: Model, work: Work
-    ) -> Device:
+        self,
+        card: devices.Device,
+        instance: devices.Device,
+        model: SimulatedModel,
+        work: SimulatedWork,
+    ) -> DeviceTelemetry:
         _, _, place = instance.id.partition(".gi")
         gi, _, ci = place.partition(".ci")
-        record = Device(
+        record = DeviceTelemetry(
             bus=card.bus,
             uuid=instance.uuid,
             index=card.index,
             minor=card.minor if card.minor >= 0 else None,
             name=card.model,
             parent=card.bus,
-            gi=devices.number(gi),
-            ci=devices.number(ci),
+            gi=devices.int_or_zero(gi),
+            ci=devices.int_or_zero(ci),
             profile=instance.profile,
             numa=card.numa if card.numa >= 0 else None,
             memory_total=instance.memory_mib * MIB or None,
@@ -122,7 +136,7 @@ class Scene(NamedTuple):
             fill_work(record, model, work.now, work.mean, self.now - self.before)
         return record
 
-    def _use(self, record: Device, work: Work) -> None:
+    def _use(self, record: DeviceTelemetry, work: SimulatedWork) -> None:
         """Say how much of its memory is in use, and by whom where that is asked."""
         record.memory_used = int(work.memory * (record.memory_total or 0))
         if self.processes and not record.mig:
@@ -134,21 +148,25 @@ class Scene(NamedTuple):
         return {there: count for (here, there), count in self.links.items() if here == card.bus}
 
 
-def slices(profile: str) -> int:
+def mig_profile_slices(profile: str) -> int:
     """Return how many sevenths of a card `3g.40gb` is."""
-    return devices.number(profile.partition("g.")[0]) or 1
+    return devices.int_or_zero(profile.partition("g.")[0]) or 1
 
 
-def read_script(path: str) -> Script:
+def read_simulation_script(path: str) -> SimulationScript:
     """Return what the file says; nothing where there is none, or it is not to be understood."""
     try:
-        pairs = kv.decode(atomic.read_text(path))
+        pairs = kv.decode_pairs(atomic.read_text(path))
     except (OSError, kv.MalformedError):
-        return Script()
+        return SimulationScript()
     foreign = [entry.rpartition(":") for entry in pairs.get("foreign", "").split(",")]
     xids = [entry.rpartition(":") for entry in pairs.get("xid", "").split(",")]
-    return Script(
+    return SimulationScript(
         frozenset(pairs.get("idle", "").split(",")),
-        {lock_id: devices.number(pid) for lock_id, _, pid in foreign if devices.number(pid)},
+        {
+            lock_id: devices.int_or_zero(pid)
+            for lock_id, _, pid in foreign
+            if devices.int_or_zero(pid)
+        },
         tuple((bus, text) for bus, _, text in xids if bus),
     )

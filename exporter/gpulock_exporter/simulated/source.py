@@ -19,36 +19,36 @@ from collections.abc import Callable
 from gpulock.errors import Refusal
 from gpulock.node import devices, settings
 from gpulock.node.inventory import LINE
-from gpulock.node.inventory import links as links_of
+from gpulock.node.inventory import nvlink_counts as links_of
 from gpulock.store import atomic, kv
-from gpulock.store.locks import Lock, Store
-from gpulock_exporter.simulated.card import State
-from gpulock_exporter.simulated.scene import Scene, Script, read_script
-from gpulock_exporter.telemetry import Device, Frame, Xid
+from gpulock.store.locks import Lock, LockStore
+from gpulock_exporter.simulated.card import SimulatedState
+from gpulock_exporter.simulated.scene import Scene, SimulationScript, read_simulation_script
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 
 
-def boottime() -> float:
+def simulated_boottime() -> float:
     """Return the seconds since boot, suspended time included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Simulated:
+class SimulatedSource:
     """The simulated node in `folder`; see telemetry.Source."""
 
-    def __init__(self, folder: str, clock: Callable[[], float] = boottime) -> None:
+    def __init__(self, folder: str, clock: Callable[[], float] = simulated_boottime) -> None:
         self._folder = folder
         self._clock = clock
         self._settings = settings.Settings({})
         self._sequence = 0
         self._last: float | None = None
-        self._states: dict[str, State] = {}
-        self._memory = devices.Memory()
+        self._states: dict[str, SimulatedState] = {}
+        self._memory = devices.DeviceCache()
         self._told: set[tuple[str, str]] | None = None
 
     def open(self) -> None:
         """Read the node's settings; raise RuntimeError where the folder is no simulated node."""
         try:
-            self._settings = settings.load(f"{self._folder}/gpulock.conf")
+            self._settings = settings.read_settings(f"{self._folder}/gpulock.conf")
         except Refusal as fault:
             raise RuntimeError(f"{fault.why}; {fault.do}") from fault
         if not self._settings.simulation:
@@ -60,11 +60,11 @@ class Simulated:
         before, self._last = now if self._last is None else self._last, now
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=now, wall=time.time())
-        script = read_script(f"{self._folder}/telemetry")
+        script = read_simulation_script(f"{self._folder}/telemetry")
         began = time.perf_counter()
         try:
             cards, inventory = self._cards()
-            frame.driver = driver_version(f"{self._settings.driver_root}/version")
+            frame.driver = read_simulated_driver_version(f"{self._settings.driver_root}/version")
         except (Refusal, OSError) as fault:
             raise RuntimeError(f"the simulated driver is gone: {fault}") from fault
         try:
@@ -75,7 +75,9 @@ class Simulated:
         links = links_of(inventory)
         scene = Scene(before, now, processes, locks, script, inventory, links)
         for card in cards:
-            frame.devices += scene.records(card, self._states.setdefault(card.bus, State()))
+            frame.devices += scene.records(
+                card, self._states.setdefault(card.bus, SimulatedState())
+            )
         frame.xids = self._xids(script, frame.devices)
         frame.durations["devices"] = time.perf_counter() - began
         return frame
@@ -86,15 +88,15 @@ class Simulated:
     def _cards(self) -> tuple[list[devices.Device], dict[str, str]]:
         """Return the cards that NVML would count, and what only NVML tells of them."""
         here = self._settings
-        inventory = read_nvml(f"{self._folder}/nvml")
+        inventory = read_simulated_nvml(f"{self._folder}/nvml")
         cards = devices.read_devices(here.driver_root, here.sys_root, self._memory)
         return [card for card in cards if card.index >= 0 and not card.fault], inventory
 
     def _locks(self) -> dict[str, Lock]:
-        store = Store(self._settings.lock_dir)
-        return store.all() if store.exists() else {}
+        store = LockStore(self._settings.lock_dir)
+        return store.read_all_locks() if store.exists() else {}
 
-    def _xids(self, script: Script, found: list[Device]) -> list[Xid]:
+    def _xids(self, script: SimulationScript, found: list[DeviceTelemetry]) -> list[Xid]:
         """Return those that are new: the driver has no memory of what was before our time."""
         old, self._told = self._told, set(script.xids)
         if old is None:
@@ -106,15 +108,15 @@ class Simulated:
         return [Xid(uuids[bus], int(xid)) for bus, xid in fresh if bus in uuids and xid.isdigit()]
 
 
-def read_nvml(path: str) -> dict[str, str]:
+def read_simulated_nvml(path: str) -> dict[str, str]:
     """Return what NVML would tell, of whatever boot; raise OSError where there is none."""
     try:
-        return kv.decode_versioned(atomic.read_text(path), LINE)
+        return kv.decode_versioned_pairs(atomic.read_text(path), LINE)
     except kv.MalformedError as fault:
         raise OSError(f"{path}: {fault}") from fault
 
 
-def driver_version(path: str) -> str:
+def read_simulated_driver_version(path: str) -> str:
     """Return the release that the driver's `version` names, empty where it does not."""
     words = atomic.read_text(path).split("\n", 1)[0].split()
     return next((word for word in words if word[0].isdigit() and "." in word), "")

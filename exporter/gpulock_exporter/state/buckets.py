@@ -13,7 +13,7 @@ FIRST_WIDTH = 1.0  # seconds
 LONGEST = 1e10  # seconds of a claim: beyond, a time is garbage
 
 
-def _blank() -> tuple[list[str], list[str]]:
+def _blank_bucket_texts() -> tuple[list[str], list[str]]:
     return [], []
 
 
@@ -28,7 +28,9 @@ class Buckets:
     width: float = FIRST_WIDTH
     used: list[float] = field(default_factory=list[float])
     covered: list[float] = field(default_factory=list[float])
-    _texts: tuple[list[str], list[str]] = field(default_factory=_blank, compare=False, repr=False)
+    _texts: tuple[list[str], list[str]] = field(
+        default_factory=_blank_bucket_texts, compare=False, repr=False
+    )
     _moved: int = field(default=0, compare=False, repr=False)  # the first whose text is not its own
 
     def add(self, at: float, used: float, covered: float) -> None:
@@ -69,15 +71,15 @@ class Buckets:
     def _double(self) -> None:
         self.width *= 2
         self._moved = 0
-        self.used, self.covered = pairs(self.used), pairs(self.covered)
+        self.used, self.covered = sum_neighbour_pairs(self.used), sum_neighbour_pairs(self.covered)
 
 
-def pairs(values: Sequence[float]) -> list[float]:
+def sum_neighbour_pairs(values: Sequence[float]) -> list[float]:
     """Return the sum of each two neighbours; the last one may be alone."""
     return [sum(values[place : place + 2]) for place in range(0, len(values), 2)]
 
 
-def restored(
+def restore_buckets(
     since: float, width: float | None, used: Sequence[int], covered: Sequence[int]
 ) -> Buckets:
     """Return the buckets of a file; a width that makes no sense begins anew."""

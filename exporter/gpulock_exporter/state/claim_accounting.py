@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpulock_exporter.state.buckets import Buckets
-from gpulock_exporter.state.device_totals import Look
+from gpulock_exporter.state.device_totals import DeviceActivity
 
 LAST = 5.0  # seconds: a longer look at a claim that is over is not known to be its
 PATIENCE = 5.0  # seconds that a claim that is over waits for a last look, when none comes
 REMEMBERED = 64  # claims that are over, and take their accounts up again should they come back
 FOREIGN_LOOK = 60.0  # seconds: in a longer look processes come and go
 
-Accounts = dict[str, "Account"]
+Accounts = dict[str, "LedgerAccount"]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class LedgerClaim:
     """Who holds a device: a token, and when it was claimed (CLOCK_BOOTTIME seconds)."""
 
     token: str
@@ -30,7 +30,7 @@ class Claim:
 
 
 @dataclass
-class Account:
+class LedgerAccount:
     """What one device did for one claim; None is not known.
 
     `idle` are the observed seconds since it was last at work, `foreign` the seconds in which
@@ -49,7 +49,7 @@ class Account:
     seen: float | None = None
     buckets: Buckets = field(default_factory=lambda: Buckets(0.0))
 
-    def bill(self, look: Look, foreign: bool) -> None:
+    def bill(self, look: DeviceActivity, foreign: bool) -> None:
         """Add a look."""
         self.until = look.at
         self.buckets.add(look.at, look.busy or 0.0, look.observed)
@@ -67,7 +67,7 @@ class Account:
         if foreign:
             self.foreign += min(look.at - look.since, FOREIGN_LOOK)
 
-    def note_memory(self, look: Look) -> None:
+    def note_memory(self, look: DeviceActivity) -> None:
         """Take the memory in use at the end of a look."""
         if look.memory is not None:
             self.memory_peak = max(self.memory_peak or 0, look.memory)
@@ -79,15 +79,15 @@ class Ledger:
     def __init__(self, accounts: Mapping[str, Accounts] | None = None) -> None:
         self.accounts = dict(accounts or {})
         self._holders: dict[str, str] = {}  # as of the last look
-        for token, of in sorted(self.accounts.items(), key=lambda pair: _begin(pair[1])):
+        for token, of in sorted(self.accounts.items(), key=lambda pair: _claim_start(pair[1])):
             self._holders.update(dict.fromkeys(of, token))
         self._over: dict[str, Accounts] = {}
         self._gone: dict[str, float] = {}
 
     def advance(
         self,
-        held: Mapping[str, Claim | None] | None,
-        looks: Mapping[str, Look] | None,
+        held: Mapping[str, LedgerClaim | None] | None,
+        looks: Mapping[str, DeviceActivity] | None,
         at: float,
         foreign: frozenset[str] = frozenset(),
     ) -> dict[str, Accounts]:
@@ -111,12 +111,16 @@ class Ledger:
                     self.accounts[claim.token][name].note_memory(looks[name])
         return over
 
-    def of(self, device: str, token: str) -> Account | None:
+    def of(self, device: str, token: str) -> LedgerAccount | None:
         """Return the account of a device for a claim."""
         return self.accounts.get(token, {}).get(device)
 
     def _bill(
-        self, name: str, look: Look, held: Mapping[str, Claim | None] | None, foreign: bool
+        self,
+        name: str,
+        look: DeviceActivity,
+        held: Mapping[str, LedgerClaim | None] | None,
+        foreign: bool,
     ) -> None:
         token = self._holders.get(name)
         account = self.of(name, token) if token else None
@@ -127,7 +131,7 @@ class Ledger:
         if still or look.at - look.since <= LAST:
             account.bill(look, foreign)
 
-    def _open(self, held: Mapping[str, Claim | None], at: float) -> None:
+    def _open(self, held: Mapping[str, LedgerClaim | None], at: float) -> None:
         """Open an account for each device of a claim that has none."""
         for name, claim in held.items():
             if claim is None:
@@ -137,10 +141,10 @@ class Ledger:
                 self.accounts[claim.token] = self._over.pop(claim.token, {})
             of = self.accounts[claim.token]
             if name not in of:
-                of[name] = Account(claim.since, at, buckets=Buckets(claim.since))
+                of[name] = LedgerAccount(claim.since, at, buckets=Buckets(claim.since))
 
     def _close(
-        self, held: Mapping[str, Claim | None], looked: bool, at: float
+        self, held: Mapping[str, LedgerClaim | None], looked: bool, at: float
     ) -> dict[str, Accounts]:
         """Take out the claims that are over; one behind an unreadable lock may not be."""
         standing = {claim.token for claim in held.values() if claim}
@@ -157,6 +161,6 @@ class Ledger:
         return over
 
 
-def _begin(accounts: Accounts) -> float:
+def _claim_start(accounts: Accounts) -> float:
     """Return when a claim began."""
     return min((one.since for one in accounts.values()), default=0.0)

@@ -11,17 +11,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from gpulock.node.devices import Device, overlaps
+from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock_exporter import telemetry
 from gpulock_exporter.clock import Moment, steady_offset
-from gpulock_exporter.files.sample_file import Memory, sample_text
+from gpulock_exporter.files.sample_file import ExporterMemory, sample_text
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.join import join
-from gpulock_exporter.state.local_state import Facts, claims
-from gpulock_exporter.state.plausibility import usable
-from gpulock_exporter.state.process_attribution import Kin, Present, present
-from gpulock_exporter.state.snapshot import Health, Heard, Limits, Snapshot
+from gpulock_exporter.state.join import join_device_snapshots
+from gpulock_exporter.state.local_state import LocalState, ledger_claims
+from gpulock_exporter.state.plausibility import usable_devices
+from gpulock_exporter.state.process_attribution import (
+    DeviceProcesses,
+    ProcessTree,
+    classify_device_processes,
+)
+from gpulock_exporter.state.snapshot import (
+    DriverState,
+    ExporterHealth,
+    NodeSnapshot,
+    SnapshotLimits,
+)
 from gpulock_exporter.telemetry import COLLECTORS, Frame, Process
 
 # read with `counters` at once, so that they take no time of their own
@@ -31,17 +40,17 @@ _T = TypeVar("_T")
 
 
 @dataclass
-class Listed:
+class ProcessList:
     """The processes on a device as NVML listed them last, and the claims they were judged by."""
 
     processes: list[Process]
     at: float | None = None  # CLOCK_BOOTTIME seconds
     tokens: frozenset[str] = frozenset()
-    who: Present | None = None
+    who: DeviceProcesses | None = None
 
 
 @dataclass
-class Book:
+class CollectorState:
     """The exporter's memory and what the driver said last.
 
     `kin` makes a fresh look at processes; it is asked only when a list is new, or when somebody
@@ -49,23 +58,25 @@ class Book:
     """
 
     boot_id: str
-    limits: Limits
+    limits: SnapshotLimits
     services: Sequence[str]
-    kin: Callable[[], Kin]
-    memory: Memory = field(default_factory=Memory)
-    devices: Mapping[str, telemetry.Device] = field(default_factory=dict[str, telemetry.Device])
-    listed: dict[str, Listed] = field(default_factory=dict[str, Listed])
+    kin: Callable[[], ProcessTree]
+    memory: ExporterMemory = field(default_factory=ExporterMemory)
+    devices: Mapping[str, telemetry.DeviceTelemetry] = field(
+        default_factory=dict[str, telemetry.DeviceTelemetry]
+    )
+    listed: dict[str, ProcessList] = field(default_factory=dict[str, ProcessList])
     last: Frame | None = None
     offset: float | None = None
 
-    def tick(self, frames: Sequence[Frame], facts: Facts, now: Moment) -> dict[str, Accounts]:
+    def tick(self, frames: Sequence[Frame], facts: LocalState, now: Moment) -> dict[str, Accounts]:
         """Take the frames of this tick, oldest first; return the accounts of claims now over."""
         self.offset = steady_offset(self.offset, now)
-        held = claims(facts.locks, self.boot_id, now.boottime)
+        held = ledger_claims(facts.locks, self.boot_id, now.boottime)
         totals, ledger = self.memory.totals, self.memory.ledger
         over: dict[str, Accounts] = {}
         for frame in frames:
-            self.last, self.devices = frame, usable(frame)
+            self.last, self.devices = frame, usable_devices(frame)
             looks = totals.advance(frame, self.devices, now.boottime)
             self._list()
             facts.read("foreign", lambda: self._judge(facts.locks), None)
@@ -77,7 +88,7 @@ class Book:
         self.memory.sequence += 1
         return over
 
-    def present(self) -> dict[str, Present]:
+    def present(self) -> dict[str, DeviceProcesses]:
         """Return who is on each device, as far as that is known."""
         return {name: one.who for name, one in self.listed.items() if one.who is not None}
 
@@ -86,8 +97,12 @@ class Book:
         return sample_text(self.memory, self.boot_id, now, self.devices, self.present(), fault)
 
     def snapshot(
-        self, listed: Sequence[Device] | None, facts: Facts, now: Moment, health: Health
-    ) -> Snapshot:
+        self,
+        listed: Sequence[Device] | None,
+        facts: LocalState,
+        now: Moment,
+        health: ExporterHealth,
+    ) -> NodeSnapshot:
         """Return what is to be told now; `health` has what the caller knows of itself.
 
         `listed` are the driver's own devices, None where they are not known.
@@ -95,11 +110,11 @@ class Book:
         looked, offset = self.memory.totals.at, self.offset or 0.0
         since = now.boottime - self.limits.oldest
         fresh = looked is not None and self.last is not None and looked >= since
-        heard = Heard(self.devices, looked or 0.0, fresh, self.present(), since)
-        devices, states = join(
+        heard = DriverState(self.devices, looked or 0.0, fresh, self.present(), since)
+        devices, states = join_device_snapshots(
             listed, heard, facts, self.memory.totals, self.memory.ledger, self.limits, offset
         )
-        return Snapshot(
+        return NodeSnapshot(
             at=now,
             devices=devices,
             states=states,
@@ -122,43 +137,43 @@ class Book:
         now = self.memory.totals.at or 0.0
         for name, device in self.devices.items():
             if device.processes is not None:
-                self.listed[name] = Listed(device.processes, now)
+                self.listed[name] = ProcessList(device.processes, now)
         for name, one in list(self.listed.items()):
             if name not in self.devices or now - (one.at or now) > self.limits.listed:
                 del self.listed[name]
 
     def _judge(self, locks: Mapping[str, Lock] | None) -> None:
         """Find out whose the processes are, where the list or the holder is another one."""
-        kin: Kin | None = None
+        kin: ProcessTree | None = None
         for name, one in self.listed.items():
             if locks is None:
                 one.who = None
                 continue
-            holders = [lock for at, lock in locks.items() if overlaps(at, name)]
+            holders = [lock for at, lock in locks.items() if lock_ids_overlap(at, name)]
             tokens = frozenset(lock.owner.token if lock.owner else "" for lock in holders)
             if one.who is None or one.tokens != tokens:
                 kin = kin or self.kin()
-                who = present(one.processes, holders, kin, self.services)
+                who = classify_device_processes(one.processes, holders, kin, self.services)
                 one.who = replace(who, at=one.at)
                 one.tokens = tokens
 
-    def _collectors(self, facts: Facts, fresh: bool) -> dict[str, tuple[float | None, str]]:
+    def _collectors(self, facts: LocalState, fresh: bool) -> dict[str, tuple[float | None, str]]:
         """Return seconds and fault of each part of a tick, the worker's while it is heard."""
         durations, failures = dict(facts.durations), dict(facts.failures)
         if fresh and self.last is not None:
-            durations |= worker_part(self.last.durations)
-            failures |= worker_part(self.last.failures)
+            durations |= known_worker_values(self.last.durations)
+            failures |= known_worker_values(self.last.failures)
             names = WITH_COUNTERS if "counters" in durations else ()
-            return collectors(durations, failures, names)
-        return collectors(durations, failures)
+            return collector_results(durations, failures, names)
+        return collector_results(durations, failures)
 
 
-def worker_part(told: Mapping[str, _T]) -> dict[str, _T]:
+def known_worker_values(told: Mapping[str, _T]) -> dict[str, _T]:
     """Return what the worker says of collectors that there are: a name becomes a label."""
     return {name: value for name, value in told.items() if name in COLLECTORS}
 
 
-def collectors(
+def collector_results(
     durations: Mapping[str, float], failures: Mapping[str, str], names: Iterable[str] = ()
 ) -> dict[str, tuple[float | None, str]]:
     """Return seconds, None where they were not taken, and fault of each collector by name."""

@@ -12,9 +12,9 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpulock_exporter.state.monotonic import KINDS, Counter
+from gpulock_exporter.state.monotonic import KINDS, MonotonicCounter
 from gpulock_exporter.state.plausibility import MOST_NAMES
-from gpulock_exporter.telemetry import Device, Frame, Xid
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 
 IDLE_RATIO = 0.01  # of a look: so much a desktop or a monitor works, and it is nobody's work
 KEPT_CREDIT = 5.0  # seconds that one look may tell of more than has passed since the last one
@@ -25,7 +25,7 @@ BOARD_COUNTERS = ("energy", "pcie_transmit", "pcie_receive", "nvlink_transmit", 
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DeviceActivity:
     """What one device did from `since` until `at`; None is not known.
 
     `energy_since` is when the energy was read before, where that was not at the last look.
@@ -46,7 +46,7 @@ class Look:
 
 
 @dataclass
-class Events:
+class XidCount:
     """XIDs of one code: how many, and when the last one was."""
 
     count: int
@@ -70,27 +70,27 @@ class DeviceTotals:
     observed: float = 0.0
     last_busy: float | None = None
     credit: float = 0.0
-    counters: dict[str, Counter] = field(default_factory=dict[str, Counter])
-    xids: dict[int, Events] = field(default_factory=dict[int, Events])
+    counters: dict[str, MonotonicCounter] = field(default_factory=dict[str, MonotonicCounter])
+    xids: dict[int, XidCount] = field(default_factory=dict[int, XidCount])
 
-    def advance(self, device: Device, at: float, restarted: bool) -> Look:
+    def advance(self, device: DeviceTelemetry, at: float, restarted: bool) -> DeviceActivity:
         """Take a look; return what the device did since the last one."""
         since, self.looked = self.looked, at
         busy, observed = self._observe(device.busy, device.observed, at - since)
         restarted = restarted or self._fell(device.energy)
         grown: float | None = None
         gap: float | None = None
-        for name, kind, value in readings(device):
+        for name, kind, value in counter_readings(device):
             counter = self.counters.get(name)
             if counter is None:
                 if len(self.counters) >= 2 * MOST_NAMES:
                     continue
-                counter = self.counters[name] = Counter()
+                counter = self.counters[name] = MonotonicCounter()
             before = counter.last
             step = counter.advance(value, at, KINDS[kind], restarted)
             if name == "energy":
                 grown, gap = step, before.at if before and before.at < since else None
-        look = Look(since, at, busy, observed, grown, device.memory_used, gap)
+        look = DeviceActivity(since, at, busy, observed, grown, device.memory_used, gap)
         if look.worked:
             self.last_busy = at
         return look
@@ -119,7 +119,7 @@ class DeviceTotals:
         self.observed += seen
         return worked, seen
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Set to 0 what only we have counted: more than this was told, and nobody knows it now.
 
         Prometheus takes a counter that falls for one that began at 0, and adds all it shows then.
@@ -140,10 +140,10 @@ class DeviceTotals:
             events.count += 1
             events.at = at
         elif 0 <= xid <= MOST_XID and len(self.xids) < MOST_NAMES:
-            self.xids[xid] = Events(1, at)
+            self.xids[xid] = XidCount(1, at)
 
 
-def readings(device: Device) -> Iterator[tuple[str, str, float]]:
+def counter_readings(device: DeviceTelemetry) -> Iterator[tuple[str, str, float]]:
     """Yield name, kind and value of each raw counter that the device has."""
     summed = device.summed or ()
     for name in BOARD_COUNTERS:
@@ -156,7 +156,7 @@ def readings(device: Device) -> Iterator[tuple[str, str, float]]:
         yield f"ecc.{place}", "ecc", errors
 
 
-class Totals:
+class TelemetryTotals:
     """All devices of this boot, by key; `at` is the last look, `places` has the key at each id."""
 
     def __init__(self, devices: Mapping[str, DeviceTotals] | None = None, driver: str = "") -> None:
@@ -169,7 +169,9 @@ class Totals:
         """Return the counters of the device at a lock id."""
         return self.devices.get(self.places.get(device, ""))
 
-    def advance(self, frame: Frame, devices: Mapping[str, Device], now: float) -> dict[str, Look]:
+    def advance(
+        self, frame: Frame, devices: Mapping[str, DeviceTelemetry], now: float
+    ) -> dict[str, DeviceActivity]:
         """Take a frame, its devices cleaned and by lock id; return what each did since its last.
 
         A device that is seen for the first time did nothing yet.
@@ -177,7 +179,7 @@ class Totals:
         at = self._time(frame.boottime, now)
         restarted = bool(self.driver and frame.driver and frame.driver != self.driver)
         self.driver = frame.driver or self.driver
-        looks: dict[str, Look] = {}
+        looks: dict[str, DeviceActivity] = {}
         taken: set[str] = set()
         for name, device in devices.items():
             key = self._key(name, device, taken)
@@ -201,7 +203,7 @@ class Totals:
         last = self.at if self.at is not None else now - LONGEST_LOOK
         return told if last <= told <= now else max(now, last)
 
-    def _key(self, name: str, device: Device, taken: set[str]) -> str:
+    def _key(self, name: str, device: DeviceTelemetry, taken: set[str]) -> str:
         """Return what a device is known by; one whose UUID is not told now keeps the one it had."""
         known = self.places.get(name, name)
         if not device.uuid:

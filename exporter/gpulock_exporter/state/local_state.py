@@ -17,9 +17,9 @@ from gpulock.alloc.liveness import Verdict
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store import atomic, kv, quarantine, verdicts
-from gpulock.store.locks import Lock, Store
-from gpulock_exporter.state.claim_accounting import Claim
-from gpulock_exporter.state.lock_cache import Remembered
+from gpulock.store.locks import Lock, LockStore
+from gpulock_exporter.state.claim_accounting import LedgerClaim
+from gpulock_exporter.state.lock_cache import LockCache
 
 TRIES, PAUSE = 3, 0.002  # looks at a lock without owner, seconds between: a claim takes 0.2 ms
 
@@ -28,7 +28,7 @@ Judged = tuple[dict[str, Verdict] | None, float | None]
 
 
 @dataclass
-class Facts:
+class LocalState:
     """What was read; None is not known. `failures` has why, `durations` seconds, by source.
 
     `quarantined` has the reason by id, `reconciled` when the verdicts were made (CLOCK_BOOTTIME),
@@ -55,32 +55,34 @@ class Facts:
             self.durations[source] = time.perf_counter() - begun
 
 
-def gather(node: Node, now: float, known: Remembered | None = None) -> Facts:
+def read_local_state(node: Node, now: float, known: LockCache | None = None) -> LocalState:
     """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds.
 
     `known` are the locks as they were read before, for whoever reads them each second.
     """
-    facts, locks = Facts(), known or Remembered(read_locks)
-    facts.locks = facts.read("locks", lambda: read_node(node, locks), None)
-    facts.quarantined = facts.read("quarantine", lambda: read_notes(node.settings.state_dir), None)
+    facts, locks = LocalState(), known or LockCache(read_locks_with_details)
+    facts.locks = facts.read("locks", lambda: read_boot_locks(node, locks), None)
+    facts.quarantined = facts.read(
+        "quarantine", lambda: read_quarantine_reasons(node.settings.state_dir), None
+    )
     nothing: Judged = (None, None)
-    judged = facts.read("verdicts", lambda: read_verdicts(node, now), nothing)
+    judged = facts.read("verdicts", lambda: read_node_verdicts(node, now), nothing)
     facts.verdicts, facts.reconciled = judged
-    facts.counters = facts.read("counters", lambda: read_counters(node.store), {})
+    facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})
     return facts
 
 
-def read_node(node: Node, known: Remembered) -> dict[str, Lock]:
-    """Return every lock; raise Refusal also where those of this boot were lost (gpulock.store.boot).
+def read_boot_locks(node: Node, known: LockCache) -> dict[str, Lock]:
+    """Return every lock; raise Refusal also where those of this boot were lost (store.boot).
 
     Then nothing is free: jobs run on devices that nobody can name.
     """
-    if not os.path.lexists(f"{node.store.path}/boot_id") and state_boot(node) == node.boot_id:
+    if not os.path.lexists(f"{node.store.path}/boot_id") and last_state_boot(node) == node.boot_id:
         raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap as root")
     return known.locks(node.store)
 
 
-def state_boot(node: Node) -> str:
+def last_state_boot(node: Node) -> str:
     """Return the boot that STATE_DIR saw last, nothing where it was never used."""
     try:
         return atomic.read_text(f"{node.settings.state_dir}/boot_id").strip()
@@ -88,64 +90,64 @@ def state_boot(node: Node) -> str:
         return ""
 
 
-def read_locks(store: Store) -> dict[str, Lock]:
+def read_locks_with_details(store: LockStore) -> dict[str, Lock]:
     """Return every lock with its details; raise Refusal where they cannot be seen."""
     if not store.exists():
         return {}
-    held = store.all()
+    held = store.read_all_locks()
     for _ in range(TRIES):
         if all(lock.owner or lock.fault for lock in held.values()):
             break
         time.sleep(PAUSE)
-        held = store.all()
+        held = store.read_all_locks()
     for lock in held.values():
         store.read_details(lock)
     return held
 
 
-def read_notes(state_dir: str) -> dict[str, str]:
+def read_quarantine_reasons(state_dir: str) -> dict[str, str]:
     """Return why each quarantined device is, none where STATE_DIR was never used."""
     folder = quarantine.QUARANTINE
     if not os.path.lexists(f"{state_dir}/{folder}"):
         return {}
     found: dict[str, str] = {}
-    for name in quarantine.listed(state_dir, folder):
-        note = quarantine.read(state_dir, folder, name)
+    for name in quarantine.list_noted_devices(state_dir, folder):
+        note = quarantine.read_device_note(state_dir, folder, name)
         by = f" ({note['by']})" if "by" in note else ""
         found[name] = note.get("because", "no reason noted") + by
     return found
 
 
-def read_verdicts(node: Node, now: float) -> Judged:
+def read_node_verdicts(node: Node, now: float) -> Judged:
     """Return the verdicts where they are fresh, and when the last reconcile of this boot was."""
     if node.store.boot_id() != node.boot_id:
         return None, None
-    return verdicts.published(node.store.path, now, node.boot_id)
+    return verdicts.read_dated_verdicts(node.store.path, now, node.boot_id)
 
 
-def read_counters(store: Store) -> dict[str, str]:
+def read_hook_counters(store: LockStore) -> dict[str, str]:
     """Return what the hooks count in this boot."""
     try:
-        return kv.decode(atomic.read_text(f"{store.path}/totals"))
+        return kv.decode_pairs(atomic.read_text(f"{store.path}/totals"))
     except FileNotFoundError:
         return {}
 
 
-def claims(
+def ledger_claims(
     locks: Mapping[str, Lock] | None, boot_id: str, now: float
-) -> dict[str, Claim | None] | None:
+) -> dict[str, LedgerClaim | None] | None:
     """Return who holds each device since when; None for one whose owner cannot be read. Pure.
 
     A claim of another boot is as old as we know it: its time is of another clock.
     """
     if locks is None:
         return None
-    found: dict[str, Claim | None] = {}
+    found: dict[str, LedgerClaim | None] = {}
     for name, lock in locks.items():
         record = lock.owner
         if record is None:
             found[name] = None
             continue
         ours = record.boot_id == boot_id and 0 < record.claimed_boottime <= now
-        found[name] = Claim(record.token, record.claimed_boottime if ours else now)
+        found[name] = LedgerClaim(record.token, record.claimed_boottime if ours else now)
     return found

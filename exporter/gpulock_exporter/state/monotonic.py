@@ -20,7 +20,7 @@ KIB_WORD = WORD << 10  # 32 bits that count KiB, handed on as bytes
 
 
 @dataclass(frozen=True)
-class Kind:
+class CounterKind:
     """How fast a counter can run, in units a second, and the widths at which it may wrap.
 
     `whole`: it tells of this boot, so that its first reading counts. One that wraps does not.
@@ -32,19 +32,21 @@ class Kind:
 
 
 # Faster than anything that is sold: 1.4 kW boards, PCIe 6.0 x16 at 128 GB/s, NVLink 6 at 1.8 TB/s
-KINDS: dict[str, Kind] = {
-    "energy": Kind(5e3),
-    "reason": Kind(1.1),
-    "ecc": Kind(1e7),
-    "pcie_transmit": Kind(2.6e11, (WORD, KIB_WORD), whole=False),
-    "pcie_receive": Kind(2.6e11, (WORD, KIB_WORD), whole=False),
-    "nvlink_transmit": Kind(2e12, (WORD, KIB_WORD), whole=False),
-    "nvlink_receive": Kind(2e12, (WORD, KIB_WORD), whole=False),
-    "sum": Kind(2e12, whole=False),  # bytes that the worker adds up: from 0 with it, at no width
+KINDS: dict[str, CounterKind] = {
+    "energy": CounterKind(5e3),
+    "reason": CounterKind(1.1),
+    "ecc": CounterKind(1e7),
+    "pcie_transmit": CounterKind(2.6e11, (WORD, KIB_WORD), whole=False),
+    "pcie_receive": CounterKind(2.6e11, (WORD, KIB_WORD), whole=False),
+    "nvlink_transmit": CounterKind(2e12, (WORD, KIB_WORD), whole=False),
+    "nvlink_receive": CounterKind(2e12, (WORD, KIB_WORD), whole=False),
+    "sum": CounterKind(
+        2e12, whole=False
+    ),  # bytes that the worker adds up: from 0 with it, at no width
 }
 
 
-class Reading(NamedTuple):
+class CounterReading(NamedTuple):
     """What a counter showed, when it did so last, and since when (CLOCK_BOOTTIME seconds)."""
 
     value: float
@@ -53,7 +55,7 @@ class Reading(NamedTuple):
 
 
 @dataclass
-class Counter:
+class MonotonicCounter:
     """The total, and the last reading that was believed; `rate` is how fast it ran when it moved.
 
     `former` is the reading before a fall, kept for one more: the fall may have been the garbage.
@@ -62,23 +64,23 @@ class Counter:
     """
 
     total: float = 0
-    last: Reading | None = None
-    former: Reading | None = None
-    doubt: Reading | None = None
+    last: CounterReading | None = None
+    former: CounterReading | None = None
+    doubt: CounterReading | None = None
     rate: float = 0.0
     text: str | None = field(default=None, compare=False, repr=False)
 
-    def advance(self, value: float, at: float, kind: Kind, restarted: bool = False) -> float:
+    def advance(self, value: float, at: float, kind: CounterKind, restarted: bool = False) -> float:
         """Take a reading; return by how much the total grew. `restarted`: the driver began anew."""
         if self.last is not None and value == self.last.value:  # no step is smaller than none
             self.former = self.doubt = None
-            self.last = Reading(value, at, self.last.since)
+            self.last = CounterReading(value, at, self.last.since)
             return 0
         self.text = None
         if not (value >= 0 and math.isfinite(value)):
             return 0
         if self.last is None and value <= kind.fastest * (at + SLACK):  # it can be of this boot
-            self.last = Reading(value, at, at)
+            self.last = CounterReading(value, at, at)
             self.total += value if kind.whole else 0
             return 0
         rate = 0.0 if restarted else self.rate
@@ -87,24 +89,26 @@ class Counter:
             for before in (self.last, self.former, self.doubt)
             if before is not None
             and (before is not self.doubt or value != before.value)
-            and (grown := step(before, value, at, kind, rate)) is not None
+            and (grown := counter_growth(before, value, at, kind, rate)) is not None
         ]
         if not steps:
-            self.doubt = Reading(value, at, at)
+            self.doubt = CounterReading(value, at, at)
             return 0
         grown, before = min(steps, key=lambda pair: pair[0])
         self.former = self.last if before is self.last and value < before.value else None
         self.doubt = None
         if value == before.value:
-            self.last = Reading(value, at, before.since)
+            self.last = CounterReading(value, at, before.since)
             return 0
         self.rate = grown / (at - before.since) if at > before.since else 0.0
-        self.last = Reading(value, at, at)
+        self.last = CounterReading(value, at, at)
         self.total += grown
         return grown
 
 
-def step(before: Reading, value: float, at: float, kind: Kind, rate: float) -> float | None:
+def counter_growth(
+    before: CounterReading, value: float, at: float, kind: CounterKind, rate: float
+) -> float | None:
     """Return by how much a counter ran since a reading, None where it cannot have.
 
     A fall is a wrap where the counter was on its way there; all others begin anew.

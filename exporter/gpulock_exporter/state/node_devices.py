@@ -60,7 +60,7 @@ class DeviceList:
         except OSError as fault:
             self._found = (None, str(fault))
 
-    def glance(self) -> None:
+    def refresh_if_changed(self) -> None:
         """Have the list read before its time where root has published another inventory."""
         if self._version() != self._known:
             self._due.set()
@@ -92,10 +92,10 @@ def inventory_version(lock_dir: str) -> tuple[int, int, int]:
     return (info.st_ino, info.st_mtime_ns, info.st_size)
 
 
-def merged(
+def merge_device_lists(
     listed: Sequence[Device] | None,
-    looked: Mapping[str, telemetry.Device] | None,
-    remembered: Mapping[str, telemetry.Device],
+    looked: Mapping[str, telemetry.DeviceTelemetry] | None,
+    remembered: Mapping[str, telemetry.DeviceTelemetry],
 ) -> list[Device] | None:
     """Return the devices by index, with what NVML adds; None where nobody ever told.
 
@@ -105,7 +105,7 @@ def merged(
     if listed is None and not remembered:
         return None
     if not listed:
-        return from_nvml(remembered) if listed is None or looked else []
+        return devices_from_nvml(remembered) if listed is None or looked else []
     result: list[Device] = []
     for one in listed:
         device = copy.copy(one)
@@ -119,7 +119,7 @@ def merged(
     return result
 
 
-def from_nvml(looked: Mapping[str, telemetry.Device]) -> list[Device]:
+def devices_from_nvml(looked: Mapping[str, telemetry.DeviceTelemetry]) -> list[Device]:
     """Return the devices that can be granted: instances in place of a card in MIG mode."""
     result: list[Device] = []
     for name, seen in looked.items():

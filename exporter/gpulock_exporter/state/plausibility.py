@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from gpulock.errors import one_line
-from gpulock_exporter.telemetry import Device, Frame, Process
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Process
 
 MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
 MOST_NAMES = 64  # of reasons, of ECC counters, of links: of whatever becomes a label
@@ -79,66 +79,70 @@ BOARD = (
 _V = TypeVar("_V", int, float)
 
 
-def usable(frame: Frame) -> dict[str, Device]:
+def usable_devices(frame: Frame) -> dict[str, DeviceTelemetry]:
     """Return the devices of a frame by lock id, cleaned; of two with one id the first.
 
     What cannot be is a failure of its collector, and is put among those of the frame.
     """
-    found: dict[str, Device] = {}
+    found: dict[str, DeviceTelemetry] = {}
     for device in frame.devices[:MOST_DEVICES]:
-        clean = physical(device, frame.failures)
+        clean = drop_impossible_values(device, frame.failures)
         if clean is not None:
-            found.setdefault(device_id(clean), clean)
+            found.setdefault(device_lock_id(clean), clean)
     return found
 
 
-def device_id(device: Device) -> str:
+def device_lock_id(device: DeviceTelemetry) -> str:
     """Return the id of a device's lock: its bus id, and for an instance which one it is."""
     if not device.parent:
         return device.bus
     return f"{device.parent}.gi{device.gi}.ci{device.ci}"
 
 
-def physical(device: Device, failures: dict[str, str] | None = None) -> Device | None:
+def drop_impossible_values(
+    device: DeviceTelemetry, failures: dict[str, str] | None = None
+) -> DeviceTelemetry | None:
     """Return a device without what cannot be true; None for one that cannot be named.
 
     `failures` gets what that was, by collector.
     """
     failures = {} if failures is None else failures
-    bus, parent = bus_id(device.bus), bus_id(device.parent)
+    bus, parent = normalize_bus_id(device.bus), normalize_bus_id(device.parent)
     if device.parent:
         part = (device.gi, device.ci)
         if not parent or not all(n is not None and 0 <= n <= MOST_ID for n in part):
-            _note(failures, "a device", "bus", f"{device.parent} {part}")
+            _note_impossible_value(failures, "a device", "bus", f"{device.parent} {part}")
             return None
         bus = bus or parent
     if not bus:
-        _note(failures, "a device", "bus", device.bus)
+        _note_impossible_value(failures, "a device", "bus", device.bus)
         return None
     clean = copy.copy(device)
     clean.bus, clean.parent = bus, parent
     clean.uuid = device.uuid if _is_uuid(device.uuid[:LONGEST_TEXT]) else ""
-    clean.name = _text(device.name[:LONGEST_TEXT])
-    clean.profile = _text(device.profile[:LONGEST_TEXT])
-    clean.clock_reasons = _names(device.clock_reasons)
-    clean.summed = _names(device.summed)
-    clean.processes = _processes(device.processes)
+    clean.name = _clean_text(device.name[:LONGEST_TEXT])
+    clean.profile = _clean_text(device.profile[:LONGEST_TEXT])
+    clean.clock_reasons = _clean_names(device.clock_reasons)
+    clean.summed = _clean_names(device.summed)
+    clean.processes = _clean_processes(device.processes)
     if clean.uuid != device.uuid:
-        _note(failures, bus, "uuid", device.uuid)
+        _note_impossible_value(failures, bus, "uuid", device.uuid)
     for field, highest in NAMED.items():
         told = getattr(device, field)
         if told:
-            named = _named(told, highest)
+            named = _clean_named_values(told, highest)
             setattr(clean, field, named)
             if len(named) < len(told):
-                _note(failures, bus, field, {one: told[one] for one in told if one not in named})
+                _note_impossible_value(
+                    failures, bus, field, {one: told[one] for one in told if one not in named}
+                )
     for field, (least, most) in MEASURED.items():
         value = getattr(clean, field)
         if value is not None and not least <= value <= most:
             setattr(clean, field, None if field != "index" else 0)
-            _note(failures, bus, field, value)
+            _note_impossible_value(failures, bus, field, value)
     if (clean.memory_used or 0) > (clean.memory_total or MOST_BYTES):
-        _note(failures, bus, "memory_used", clean.memory_used)
+        _note_impossible_value(failures, bus, "memory_used", clean.memory_used)
         clean.memory_used = None
     if clean.parent:
         for field in BOARD:
@@ -146,19 +150,19 @@ def physical(device: Device, failures: dict[str, str] | None = None) -> Device |
     return clean
 
 
-def _note(failures: dict[str, str], bus: str, field: str, value: object) -> None:
+def _note_impossible_value(failures: dict[str, str], bus: str, field: str, value: object) -> None:
     """Say of a field's collector that it has failed, and by what."""
     text = f"{bus}: {field} cannot be {str(value)[:LONGEST_TEXT]}"
     failures.setdefault(TOLD_BY.get(field, field), text)
 
 
-def bus_id(text: str) -> str:
+def normalize_bus_id(text: str) -> str:
     """Return a PCI bus id as the kernel writes it, NVML's 8 digits or not; empty for none."""
-    return _bus_id(text[:LONGEST_TEXT])
+    return _normalize_bus_id(text[:LONGEST_TEXT])
 
 
 @lru_cache(KEPT)
-def _bus_id(text: str) -> str:
+def _normalize_bus_id(text: str) -> str:
     match = BUS.fullmatch(text.lower())
     return f"{int(match[1], 16):04x}{match[2]}" if match else ""
 
@@ -174,17 +178,17 @@ def _is_name(text: str) -> bool:
 
 
 @lru_cache(KEPT)
-def _text(text: str) -> str:
+def _clean_text(text: str) -> str:
     return one_line(text)
 
 
-def _names(names: list[str] | None) -> list[str] | None:
+def _clean_names(names: list[str] | None) -> list[str] | None:
     if names is None:
         return None
     return [name for name in names[:MOST_NAMES] if _is_name(name[:LONGEST_TEXT])]
 
 
-def _named(values: Mapping[str, _V], most: float) -> dict[str, _V]:
+def _clean_named_values(values: Mapping[str, _V], most: float) -> dict[str, _V]:
     """Return what has a usable name and is a number from 0 to `most`."""
     some = values.items() if len(values) <= MOST_NAMES else list(values.items())[:MOST_NAMES]
     return {
@@ -194,7 +198,7 @@ def _named(values: Mapping[str, _V], most: float) -> dict[str, _V]:
     }
 
 
-def _processes(found: list[Process] | None) -> list[Process] | None:
+def _clean_processes(found: list[Process] | None) -> list[Process] | None:
     if found is None:
         return None
     return [

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpulock.alloc.device_users import DAEMONS
-from gpulock.alloc.liveness import is_system, program_names
-from gpulock.node.procfs import Proc, Status
-from gpulock.slurm.steps import STEPD, cgroups, parse_title
+from gpulock.alloc.liveness import is_system_process, program_names
+from gpulock.node.procfs import Proc, ProcessStatus
+from gpulock.slurm.steps import STEPD, parse_stepd_title, slurm_cgroup_paths
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock_exporter.telemetry import Process
@@ -25,7 +25,7 @@ COMM = 15  # characters of a process's name, proc_pid_comm(5)
 DEPTH = 64  # ancestors that are looked at
 
 
-class Whose(Enum):
+class ProcessClass(Enum):
     """Whose a process is; GONE ended since it was listed."""
 
     OWNERS = "owner's"
@@ -36,7 +36,7 @@ class Whose(Enum):
 
 
 @dataclass(frozen=True)
-class Present:
+class DeviceProcesses:
     """Who is on one device: how many processes NVML listed, and what they turned out to be.
 
     `at` is when it listed them, CLOCK_BOOTTIME seconds.
@@ -48,15 +48,15 @@ class Present:
     at: float | None = None
 
 
-class Kin:
+class ProcessTree:
     """The processes that are asked for, with what is above them; one look, each read once."""
 
     def __init__(self, proc: Proc) -> None:
         self.proc = proc
-        self._statuses: dict[int, Status | None] = {}
+        self._statuses: dict[int, ProcessStatus | None] = {}
         self._sees_all: bool | None = None
 
-    def status(self, pid: int) -> Status | None:
+    def status(self, pid: int) -> ProcessStatus | None:
         """Return a process's status, None for one that is gone; raise OSError where hidden."""
         if pid not in self._statuses:
             try:
@@ -77,9 +77,9 @@ class Kin:
                 self._sees_all = False
         return self._sees_all
 
-    def line(self, pid: int) -> list[tuple[int, Status]]:
+    def ancestry(self, pid: int) -> list[tuple[int, ProcessStatus]]:
         """Return a process and what is above it, as far as that can be seen."""
-        found: list[tuple[int, Status]] = []
+        found: list[tuple[int, ProcessStatus]] = []
         while pid > 0 and len(found) < DEPTH:
             try:
                 status = self.status(pid)
@@ -91,7 +91,7 @@ class Kin:
             pid = status.ppid
         return found
 
-    def paths(self, pid: int) -> set[str]:
+    def cgroup_paths(self, pid: int) -> set[str]:
         """Return a process's cgroups: the path, in version 1 below each controller's name."""
         try:
             text = self.proc.read(pid, "cgroup").decode("utf-8", "replace")
@@ -105,35 +105,43 @@ class Kin:
         return found
 
 
-def present(
-    listed: Sequence[Process], locks: Iterable[Lock], kin: Kin, services: Sequence[str]
-) -> Present:
+def classify_device_processes(
+    listed: Sequence[Process], locks: Iterable[Lock], kin: ProcessTree, services: Sequence[str]
+) -> DeviceProcesses:
     """Return who is on a device, `locks` being those on it, on its card or its instances."""
     holders = list(locks)
-    judged = {one.pid: whose(one.pid, holders, kin, services) for one in listed}
-    foreign = tuple(sorted(pid for pid, of in judged.items() if of is Whose.FOREIGN))
-    unseen = sum(of is Whose.UNSEEN for of in judged.values())
-    gone = sum(of is Whose.GONE for of in judged.values())
-    return Present(len(judged) - gone, foreign, unseen)
+    judged = {one.pid: classify_process(one.pid, holders, kin, services) for one in listed}
+    foreign = tuple(sorted(pid for pid, of in judged.items() if of is ProcessClass.FOREIGN))
+    unseen = sum(of is ProcessClass.UNSEEN for of in judged.values())
+    gone = sum(of is ProcessClass.GONE for of in judged.values())
+    return DeviceProcesses(len(judged) - gone, foreign, unseen)
 
 
-def whose(pid: int, locks: Sequence[Lock], kin: Kin, services: Sequence[str]) -> Whose:
+def classify_process(
+    pid: int, locks: Sequence[Lock], kin: ProcessTree, services: Sequence[str]
+) -> ProcessClass:
     """Return whose a process is."""
     try:
         status = kin.status(pid)
     except OSError:
-        return Whose.UNSEEN
+        return ProcessClass.UNSEEN
     if status is None:
-        return Whose.GONE if kin.sees_all() else Whose.UNSEEN
+        return ProcessClass.GONE if kin.sees_all() else ProcessClass.UNSEEN
     if any(lock.owner is None for lock in locks):
-        return Whose.UNSEEN  # of a claim that cannot be read
-    line = kin.line(pid)
-    if any(is_owners(pid, line, lock, kin) for lock in locks):
-        return Whose.OWNERS
-    return Whose.SERVICE if is_service(pid, line, kin, services) else Whose.FOREIGN
+        return ProcessClass.UNSEEN  # of a claim that cannot be read
+    line = kin.ancestry(pid)
+    if any(is_claim_process(pid, line, lock, kin) for lock in locks):
+        return ProcessClass.OWNERS
+    return (
+        ProcessClass.SERVICE
+        if is_allowed_process(pid, line, kin, services)
+        else ProcessClass.FOREIGN
+    )
 
 
-def is_owners(pid: int, line: Sequence[tuple[int, Status]], lock: Lock, kin: Kin) -> bool:
+def is_claim_process(
+    pid: int, line: Sequence[tuple[int, ProcessStatus]], lock: Lock, kin: ProcessTree
+) -> bool:
     """Return whether a process is of a claim: by group, session, descent or cgroup.
 
     `line` is the process and what is above it, `lock` has its details read.
@@ -147,21 +155,26 @@ def is_owners(pid: int, line: Sequence[tuple[int, Status]], lock: Lock, kin: Kin
     if record.sid > 0 and status.session == record.sid:
         return True
     above = {one for one, _ in line}
-    if any(keeper in above and runs(keeper, start, kin) for keeper, start in lock.shepherds()):
+    if any(
+        keeper in above and is_same_process_running(keeper, start, kin)
+        for keeper, start in lock.shepherds()
+    ):
         return True
-    return record.scheduler == "slurm" and is_slurm_jobs(pid, line, record, kin)
+    return record.scheduler == "slurm" and is_slurm_job_process(pid, line, record, kin)
 
 
-def is_slurm_jobs(pid: int, line: Sequence[tuple[int, Status]], record: Owner, kin: Kin) -> bool:
+def is_slurm_job_process(
+    pid: int, line: Sequence[tuple[int, ProcessStatus]], record: Owner, kin: ProcessTree
+) -> bool:
     """Return whether a process is in the job's cgroup or below one of its step daemons."""
-    paths = kin.paths(pid)
-    for folder in cgroups("", record):
+    paths = kin.cgroup_paths(pid)
+    for folder in slurm_cgroup_paths("", record):
         if any(path == folder or path.startswith(f"{folder}/") for path in paths):
             return True
     for above, status in line:
         if status.name == STEPD and status.uids[0] == 0:
             try:
-                job, _ = parse_title(kin.proc.read_memory(above, "cmdline"))
+                job, _ = parse_stepd_title(kin.proc.read_memory(above, "cmdline"))
             except OSError:
                 continue
             if job == record.job_id:
@@ -169,8 +182,8 @@ def is_slurm_jobs(pid: int, line: Sequence[tuple[int, Status]], record: Owner, k
     return False
 
 
-def is_service(
-    pid: int, line: Sequence[tuple[int, Status]], kin: Kin, services: Sequence[str]
+def is_allowed_process(
+    pid: int, line: Sequence[tuple[int, ProcessStatus]], kin: ProcessTree, services: Sequence[str]
 ) -> bool:
     """Return whether a process is a named service: a system user's, and from no job.
 
@@ -178,13 +191,13 @@ def is_service(
     which only a system user could have forged.
     """
     status = line[0][1]
-    if not is_system(status) or any(above.name in DAEMONS for _, above in line[1:]):
+    if not is_system_process(status) or any(above.name in DAEMONS for _, above in line[1:]):
         return False
     names = program_names(kin.proc, pid) or {status.name}
     return any(name in names or name[:COMM] in names for name in services)
 
 
-def runs(pid: int, start: int, kin: Kin) -> bool:
+def is_same_process_running(pid: int, start: int, kin: ProcessTree) -> bool:
     """Return whether that very process runs, rather than another one of its pid."""
     try:
         return kin.proc.running(pid, start)

@@ -14,11 +14,11 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock_exporter import telemetry
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.state.process_attribution import Present
+from gpulock_exporter.state.process_attribution import DeviceProcesses
 
 
 @dataclass(frozen=True)
-class Limits:
+class SnapshotLimits:
     """Seconds, and how many GPUs this node must have (0: not known).
 
     `oldest` is the age at which a value of the driver is dropped (MAX_SAMPLE_AGE), `idle_after`
@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Counts:
+class DeviceCounters:
     """A device's counters at one moment; None is not known. Times are epoch seconds."""
 
     busy: float | None = None
@@ -42,7 +42,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Seen:
+class DeviceSnapshot:
     """One device at one moment. What is None is not known, or too old.
 
     `uuid` is its identity: the lock id where NVML tells none. `card` is the index of its card,
@@ -59,11 +59,11 @@ class Seen:
     lock: Lock | None = None
     stale: bool | None = None
     quarantined: bool | None = None
-    values: telemetry.Device | None = None
-    counts: Counts = field(default=Counts())
+    values: telemetry.DeviceTelemetry | None = None
+    counts: DeviceCounters = field(default=DeviceCounters())
     xids: Mapping[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     last_busy: float | None = None
-    present: Present | None = None
+    present: DeviceProcesses | None = None
     idle: float | None = None
 
     @property
@@ -86,7 +86,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Health:
+class ExporterHealth:
     """How the exporter itself is.
 
     `collectors` has (seconds, fault) of each by name; seconds are None where nobody took them.
@@ -103,35 +103,35 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class NodeSnapshot:
     """A node at one moment; `states` is None where the locks or the devices are not known.
 
     `counters` are the hooks' own, `reconciled` is epoch seconds.
     """
 
     at: Moment
-    devices: tuple[Seen, ...]
+    devices: tuple[DeviceSnapshot, ...]
     states: Mapping[str, int] | None
     driver: str
     counters: Mapping[str, str]
     reconciled: float | None
-    health: Health
+    health: ExporterHealth
 
 
 @dataclass(frozen=True)
-class Heard:
+class DriverState:
     """What the driver said last: devices by id, when, and who is on each.
 
     `at` is CLOCK_BOOTTIME, `fresh` whether that is recent enough to be told; a counter that was
     read last before `since` is not.
     """
 
-    devices: Mapping[str, telemetry.Device]
+    devices: Mapping[str, telemetry.DeviceTelemetry]
     at: float
     fresh: bool
-    present: Mapping[str, Present]
+    present: Mapping[str, DeviceProcesses]
     since: float = 0.0
 
-    def now(self) -> Mapping[str, telemetry.Device] | None:
+    def fresh_devices(self) -> Mapping[str, telemetry.DeviceTelemetry] | None:
         """Return the devices, None where they are old."""
         return self.devices if self.fresh else None

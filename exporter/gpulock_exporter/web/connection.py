@@ -42,7 +42,7 @@ class Phase(Enum):
         return self in {Phase.HANDLE, Phase.WRITE}
 
 
-class State(NamedTuple):
+class PhaseState(NamedTuple):
     """A phase, since when, and until when at most (time.monotonic)."""
 
     phase: Phase
@@ -62,11 +62,11 @@ class Connection:
         self.peer = peer
         self.is_cut = False
         self.certificate_names: frozenset[str] = frozenset()
-        self.state = _state(Phase.HANDSHAKE, seconds)
+        self.state = _phase_state(Phase.HANDSHAKE, seconds)
 
     def enter(self, phase: Phase, seconds: float) -> None:
         """Begin a phase that may last so long."""
-        self.state = _state(phase, seconds)
+        self.state = _phase_state(phase, seconds)
 
     def secure(self, context: ssl.SSLContext) -> dict[str, object]:
         """Do the TLS handshake; return the client's verified certificate, empty without one."""
@@ -124,6 +124,6 @@ class Connection:
             self._sock.close()
 
 
-def _state(phase: Phase, seconds: float) -> State:
+def _phase_state(phase: Phase, seconds: float) -> PhaseState:
     now = time.monotonic()
-    return State(phase, now, now + seconds)
+    return PhaseState(phase, now, now + seconds)

@@ -17,7 +17,7 @@ from gpulock_exporter.web.connection import Connection, Phase
 _CUT_AT_ONCE = 8  # so that a flood costs one look through the table for every eighth connection
 
 
-class Table:
+class ConnectionTable:
     """The connections of one server, counted until their threads have ended."""
 
     def __init__(self, cap: int) -> None:

@@ -14,7 +14,7 @@ from http import HTTPStatus
 
 import h11
 
-from gpulock_exporter.web.response import Headers, Response, refusal
+from gpulock_exporter.web.response import Headers, HttpResponse, error_response
 
 _END = b"\r\n\r\n"
 _UNSOUND = re.compile(rb"(?<!\r)\n|\r[^\n]|\0|\n[ \t]")
@@ -23,12 +23,12 @@ _LONGEST_METHOD = 16
 _VERSIONS = (b"1.0", b"1.1")
 
 
-class Unsound(ValueError):
+class BadRequest(ValueError):
     """A request that is refused as it stands; the connection ends with it."""
 
     def __init__(self, status: int, sentence: str, *headers: tuple[str, str]) -> None:
         super().__init__(sentence)
-        self.response = refusal(status, sentence, *headers)
+        self.response = error_response(status, sentence, *headers)
 
 
 class HeadReader:
@@ -51,9 +51,9 @@ class HeadReader:
         end = self._buffer.find(_END, max(self._searched - len(_END), 0))
         stop = len(self._buffer) if end < 0 else end + len(_END)
         if _UNSOUND.search(self._buffer, max(self._searched - 1, 0), stop):
-            raise Unsound(400, "a line of the header is malformed")
+            raise BadRequest(400, "a line of the header is malformed")
         if stop > self._limit:
-            raise Unsound(431, f"the header is longer than {self._limit} bytes")
+            raise BadRequest(431, f"the header is longer than {self._limit} bytes")
         if end < 0:
             self._searched = stop
             return None
@@ -76,15 +76,15 @@ class Exchange:
             self._http.receive_data(head)
             request = self._http.next_event()
             if not isinstance(request, h11.Request):
-                raise Unsound(400, "the header is not complete")
+                raise BadRequest(400, "the header is not complete")
             self._is_head = request.method == b"HEAD"
-            _check(request, most_headers)
+            _check_request_head(request, most_headers)
             self._http.next_event()  # the end of a request without a body
         except h11.RemoteProtocolError as error:
-            raise Unsound(400, str(error)) from error
+            raise BadRequest(400, str(error)) from error
         return request
 
-    def answer(self, response: Response, added: Headers, last: bool) -> list[bytes]:
+    def answer(self, response: HttpResponse, added: Headers, last: bool) -> list[bytes]:
         """Write a response, as pieces: the body is not copied."""
         http = self._http
         headers = [
@@ -110,15 +110,15 @@ class Exchange:
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
 
-def target_of(request: h11.Request) -> tuple[str, str]:
+def split_request_target(request: h11.Request) -> tuple[str, str]:
     """Split the target into its path and its query; raise Unsound for any but a plain path."""
     path, _, query = request.target.decode("ascii").partition("?")
     if not _PATH.fullmatch(path) or ".." in path.split("/") or "#" in query:
-        raise Unsound(400, "the target is not a plain path of this server")
+        raise BadRequest(400, "the target is not a plain path of this server")
     return path, query
 
 
-def headers_of(request: h11.Request) -> Mapping[str, str]:
+def join_request_headers(request: h11.Request) -> Mapping[str, str]:
     """Return the headers by their lower-case names; one that comes twice is joined by commas."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in request.headers:
@@ -127,15 +127,15 @@ def headers_of(request: h11.Request) -> Mapping[str, str]:
     return headers
 
 
-def _check(request: h11.Request, most_headers: int) -> None:
+def _check_request_head(request: h11.Request, most_headers: int) -> None:
     if request.http_version not in _VERSIONS:
-        raise Unsound(505, "this server speaks HTTP/1.1")
+        raise BadRequest(505, "this server speaks HTTP/1.1")
     if len(request.method) > _LONGEST_METHOD:
-        raise Unsound(400, "there is no such method")
+        raise BadRequest(400, "there is no such method")
     if len(request.headers) > most_headers:
-        raise Unsound(431, f"there are more than {most_headers} headers")
+        raise BadRequest(431, f"there are more than {most_headers} headers")
     for name, value in request.headers:
         if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
-            raise Unsound(400, "a request must not have a body")
+            raise BadRequest(400, "a request must not have a body")
     if request.method not in {b"GET", b"HEAD"}:
-        raise Unsound(405, "only GET and HEAD are understood", ("Allow", "GET, HEAD"))
+        raise BadRequest(405, "only GET and HEAD are understood", ("Allow", "GET, HEAD"))

@@ -17,7 +17,7 @@ class ListenError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """A host and a port; no host means every address of this node."""
 
     host: str
@@ -27,7 +27,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
+def parse_listen_address(text: str) -> ListenAddress:
     """Parse `host:port`, `[IPv6]:port` or `:port`, as `--web.listen-address` of other exporters."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -35,15 +35,15 @@ def parse_address(text: str) -> Address:
         raise ListenError(f"{text!r} is no address: write host:port, [IPv6]:port or :port")
     if ":" in host and not bracketed:
         raise ListenError(f"{text!r} is no address: an IPv6 address stands in brackets, [::1]:9465")
-    return Address(host[1:-1] if bracketed else host, int(port))
+    return ListenAddress(host[1:-1] if bracketed else host, int(port))
 
 
-def listen(addresses: Iterable[Address]) -> list[socket.socket]:
+def listen_on_addresses(addresses: Iterable[ListenAddress]) -> list[socket.socket]:
     """Listen on every address, or on none of them."""
     opened: list[socket.socket] = []
     try:
         for address in addresses:
-            opened.extend(_listen(address))
+            opened.extend(_listen_on_address(address))
     except BaseException:  # an interrupt too: all of them, or none stays open
         for one in opened:
             one.close()
@@ -59,7 +59,7 @@ def peer_address(address: object) -> str:
     return host.removeprefix("::ffff:") if "." in host else host
 
 
-def _listen(address: Address) -> list[socket.socket]:
+def _listen_on_address(address: ListenAddress) -> list[socket.socket]:
     if not address.host:
         return [_listen_everywhere(address)]
     try:
@@ -73,7 +73,7 @@ def _listen(address: Address) -> list[socket.socket]:
     opened: list[socket.socket] = []
     try:
         for family, where in sorted(targets, key=str):
-            opened.append(_open(family, where, address))
+            opened.append(_open_listen_socket(family, where, address))
     except BaseException:  # an interrupt too: all of them, or none stays open
         for one in opened:
             one.close()
@@ -81,23 +81,23 @@ def _listen(address: Address) -> list[socket.socket]:
     return opened
 
 
-def _listen_everywhere(address: Address) -> socket.socket:
+def _listen_everywhere(address: ListenAddress) -> socket.socket:
     """One socket for IPv6 and IPv4, or for IPv4 where the kernel has no IPv6."""
     if socket.has_dualstack_ipv6():
         try:
-            return _open(socket.AF_INET6, ("::", address.port), address, both=True)
+            return _open_listen_socket(socket.AF_INET6, ("::", address.port), address, both=True)
         except ListenError as error:
             if not _is_without_ipv6(error.__cause__):
                 raise
-    return _open(socket.AF_INET, ("0.0.0.0", address.port), address)
+    return _open_listen_socket(socket.AF_INET, ("0.0.0.0", address.port), address)
 
 
 def _is_without_ipv6(cause: BaseException | None) -> bool:
     return isinstance(cause, OSError) and cause.errno in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 
 
-def _open(
-    family: int, where: tuple[object, ...], address: Address, both: bool = False
+def _open_listen_socket(
+    family: int, where: tuple[object, ...], address: ListenAddress, both: bool = False
 ) -> socket.socket:
     try:
         opened = socket.socket(family, socket.SOCK_STREAM)

@@ -27,7 +27,7 @@ def negotiate_format(accept: str) -> Format:
 
     As in Prometheus's own expfmt: a version that we do not write is passed over, not refused.
     """
-    for _, name, parameters in sorted(_weighted(accept), key=lambda item: -item[0]):
+    for _, name, parameters in sorted(_parse_weighted_header(accept), key=lambda item: -item[0]):
         version = parameters.get("version")
         if name == "application/openmetrics-text" and version in {None, "1.0.0"}:
             return Format.OPENMETRICS
@@ -38,7 +38,7 @@ def negotiate_format(accept: str) -> Format:
 
 def negotiate_encoding(accept_encoding: str) -> str:
     """Choose gzip where the client takes it, else identity."""
-    weights = {name: q for q, name, _ in _weighted(accept_encoding, keep_refused=True)}
+    weights = {name: q for q, name, _ in _parse_weighted_header(accept_encoding, keep_refused=True)}
     wanted = weights.get("gzip", weights.get("x-gzip", weights.get("*", 0.0)))
     return GZIP if wanted > 0 else IDENTITY
 
@@ -58,7 +58,7 @@ def scrape_deadline(headers: Mapping[str, str], now: float, longest: float) -> f
     return now + min(usable, LONGEST_SCRAPE_SECONDS)
 
 
-def _weighted(
+def _parse_weighted_header(
     header: str, keep_refused: bool = False
 ) -> Iterator[tuple[float, str, dict[str, str]]]:
     for element in header.split(","):
@@ -67,12 +67,12 @@ def _weighted(
             key.strip().lower(): value.strip().strip('"')
             for key, _, value in (part.partition("=") for part in rest)
         }
-        q = _quality(parameters.pop("q", "1"))
+        q = _parse_quality(parameters.pop("q", "1"))
         if name and (q > 0 or keep_refused):
             yield q, name.lower(), parameters
 
 
-def _quality(text: str) -> float:
+def _parse_quality(text: str) -> float:
     try:
         q = float(text)
     except ValueError:

@@ -79,34 +79,34 @@ class Page:
     driver: str = ""
 
 
-def render(page: Page) -> str:
+def render_page(page: Page) -> str:
     """Return the page as HTML."""
     counts = {state: sum(tile.state == state for tile in page.tiles) for state in STATES}
-    there = [f"{count} {words(state)}" for state, count in counts.items() if count]
+    there = [f"{count} {page_state_label(state)}" for state, count in counts.items() if count]
     title = f"{page.node}: {', '.join(there) or 'no GPU'}"
     return "".join(
         [
             "<!doctype html>\n<html lang=en><head><meta charset=utf-8>",
             '<meta name=viewport content="width=device-width,initial-scale=1">',
             f'<meta http-equiv=refresh content="{RELOAD}">',
-            f"<title>{escape(title)}</title><style>{style()}</style></head><body>",
-            f"<header><h1>{escape(page.node)}</h1>{summary(counts)}</header>",
-            warning(page),
+            f"<title>{escape(title)}</title><style>{page_style()}</style></head><body>",
+            f"<header><h1>{escape(page.node)}</h1>{render_page_summary(counts)}</header>",
+            render_page_warning(page),
             "<main>",
-            *[group(card, tiles, page.span) for card, tiles in groups(page.tiles)],
+            *[render_tile_group(card, tiles, page.span) for card, tiles in group_tiles(page.tiles)],
             "" if page.tiles else "<p class=none>No GPU is known here.</p>",
-            f"</main><footer>{footer(page)}</footer></body></html>\n",
+            f"</main><footer>{render_page_footer(page)}</footer></body></html>\n",
         ]
     )
 
 
-def summary(counts: Mapping[str, int]) -> str:
+def render_page_summary(counts: Mapping[str, int]) -> str:
     """Return how many are free of how many, and how many are in each state."""
     whole = sum(counts.values())
     if not whole:
         return ""
     chips = [
-        f'<li class="{state}"><b>{count}</b> {words(state)}</li>'
+        f'<li class="{state}"><b>{count}</b> {page_state_label(state)}</li>'
         for state, count in counts.items()
         if count and state != "free"
     ]
@@ -114,15 +114,15 @@ def summary(counts: Mapping[str, int]) -> str:
     return f"{free}<ul>{''.join(chips)}</ul>"
 
 
-def groups(tiles: Sequence[Tile]) -> Iterator[tuple[str, list[Tile]]]:
+def group_tiles(tiles: Sequence[Tile]) -> Iterator[tuple[str, list[Tile]]]:
     """Yield the tiles that stand together: the instances of one card, or whole cards."""
     for card, some in groupby(tiles, key=lambda tile: tile.card):
         yield card, list(some)
 
 
-def group(card: str, tiles: Sequence[Tile], span: str) -> str:
+def render_tile_group(card: str, tiles: Sequence[Tile], span: str) -> str:
     """Return tiles that stand together, below the name of their card where they are its parts."""
-    inner = "".join(tile_html(tile, span) for tile in tiles)
+    inner = "".join(render_tile(tile, span) for tile in tiles)
     if not card:
         return f"<div>{inner}</div>"
     free = sum(tile.state == "free" for tile in tiles)
@@ -130,12 +130,12 @@ def group(card: str, tiles: Sequence[Tile], span: str) -> str:
     return f"<h2>{escape(card)} <span>{count}</span></h2><div class=mig>{inner}</div>"
 
 
-def footer(page: Page) -> str:
+def render_page_footer(page: Page) -> str:
     """Return what the small print says."""
     said = [
         f"gpulock-exporter {escape(page.version)}",
         f"driver {escape(page.driver)}" if page.driver else "",
-        f"sampled {ago(page.old)} ago" if page.old is not None else "",
+        f"sampled {format_sample_age(page.old)} ago" if page.old is not None else "",
         f"lines: the last {escape(page.span)}" if any(tile.history for tile in page.tiles) else "",
         "<a href=/metrics>metrics</a>",
         "<a href=/-/healthy>health</a>",
@@ -143,52 +143,56 @@ def footer(page: Page) -> str:
     return " · ".join(part for part in said if part)
 
 
-def warning(page: Page) -> str:
+def render_page_warning(page: Page) -> str:
     """Return what must be said before all else: what is old, not there, or not known."""
     why = f": {escape(page.fault)}" if page.fault else ""
     locks = "" if page.unread else " Locks are shown as they are now, use is not."
     found = ""
     if page.unread:
-        found = alert(f"Who holds what is not known: {escape(page.unread)}")
+        found = render_page_alert(f"Who holds what is not known: {escape(page.unread)}")
     if page.old is None:
-        return found + alert(f"No samples{why or ' yet'}.{locks}")
+        return found + render_page_alert(f"No samples{why or ' yet'}.{locks}")
     if page.old > page.limit:
-        return found + alert(f"Samples are {ago(page.old)} old{why}.{locks}")
+        return found + render_page_alert(
+            f"Samples are {format_sample_age(page.old)} old{why}.{locks}"
+        )
     return found
 
 
-def alert(words: str) -> str:
+def render_page_alert(words: str) -> str:
     """Return a warning in words that are HTML."""
     return f"<p role=alert class=old>{words}</p>"
 
 
-def ago(seconds: float) -> str:
+def format_sample_age(seconds: float) -> str:
     """Return seconds as people say them."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"  # noqa: PLR2004
 
 
-def tile_html(tile: Tile, span: str) -> str:
+def render_tile(tile: Tile, span: str) -> str:
     """Return one device: what is not known is left out, or a dash."""
-    state = escape(words(tile.state))
+    state = escape(page_state_label(tile.state))
     about = f"{escape(tile.model)}" if tile.model else ""
     parts = [
         f'<article class="{escape(tile.state)}">',
         f"<header><b>{escape(tile.name)}</b><span title='{about}'>{about}</span>",
         f"<em>{state}</em></header>",
-        holder(tile),
-        "" if tile.state == "missing" else use(tile, span) + memory(tile),
+        render_tile_holder(tile),
+        ""
+        if tile.state == "missing"
+        else render_tile_utilization(tile, span) + render_tile_memory(tile),
         f"<p class=note>{escape(tile.note)}</p>" if tile.note else "",
         f"<p class=place>{escape(tile.place)}</p></article>",
     ]
     return "".join(parts)
 
 
-def words(state: str) -> str:
+def page_state_label(state: str) -> str:
     """Return a state as people read it."""
     return state.replace("_", "-")
 
 
-def holder(tile: Tile) -> str:
+def render_tile_holder(tile: Tile) -> str:
     """Return who holds it: a long name gives way, the time stays."""
     if not (tile.job or tile.user or tile.held):
         return "<p class=holder></p>"
@@ -196,15 +200,15 @@ def holder(tile: Tile) -> str:
     return f"<p class=holder><span title='{who}'>{who}</span><time>{escape(tile.held)}</time></p>"
 
 
-def use(tile: Tile, span: str) -> str:
+def render_tile_utilization(tile: Tile, span: str) -> str:
     """Return the utilisation, now and as a line."""
-    line = spark(tile.history, span)
+    line = render_tile_sparkline(tile.history, span)
     if tile.utilization is None:
         return f"<p class=use>{line or '<span>use not observed</span>'}</p>"
     return f"<p class=use><b>{tile.utilization:.0%}</b>{line}</p>"
 
 
-def memory(tile: Tile) -> str:
+def render_tile_memory(tile: Tile) -> str:
     """Return the memory bar, with temperature and power."""
     heat = [
         "" if tile.temperature is None else f"{tile.temperature:.0f} °C",
@@ -221,15 +225,17 @@ def memory(tile: Tile) -> str:
     return f"{bar}<p class=small><span>{text}</span><span>{board}</span></p>"
 
 
-def spark(history: Sequence[float | None], span: str) -> str:
+def render_tile_sparkline(history: Sequence[float | None], span: str) -> str:
     """Return the utilisation as a line over a shade; where nothing was observed both break."""
     if not any(value is not None for value in history):
         return ""
     step = SPARK_WIDTH / max(1, len(history) - 1)
     line: list[str] = []
     shade: list[str] = []
-    for begin, run in runs(history):
-        points = [f"{(begin + n) * step:.1f} {height(value):.1f}" for n, value in enumerate(run)]
+    for begin, run in observed_runs(history):
+        points = [
+            f"{(begin + n) * step:.1f} {sparkline_height(value):.1f}" for n, value in enumerate(run)
+        ]
         line.append(f"M{'L'.join(points)}" + ("h0" if len(run) == 1 else ""))
         first, last = begin * step, (begin + len(run) - 1) * step
         shade.append(f"M{first:.1f} {SPARK_HEIGHT}L{'L'.join(points)}L{last:.1f} {SPARK_HEIGHT}z")
@@ -241,7 +247,7 @@ def spark(history: Sequence[float | None], span: str) -> str:
     )
 
 
-def runs(history: Sequence[float | None]) -> Iterator[tuple[int, list[float]]]:
+def observed_runs(history: Sequence[float | None]) -> Iterator[tuple[int, list[float]]]:
     """Yield each stretch that was observed, with the place where it begins."""
     place = 0
     for known, some in groupby(history, key=lambda value: value is not None):
@@ -251,12 +257,12 @@ def runs(history: Sequence[float | None]) -> Iterator[tuple[int, list[float]]]:
         place += len(values)
 
 
-def height(value: float) -> float:
+def sparkline_height(value: float) -> float:
     """Return where a ratio is drawn; nothing is drawn outside."""
     return 1 + (SPARK_HEIGHT - 2) * (1 - min(1.0, max(0.0, value)))
 
 
 @cache
-def style() -> str:
+def page_style() -> str:
     """Return the style sheet: dark and light by the reader's setting, one column on a phone."""
     return files("gpulock_exporter.web").joinpath("page.css").read_text()

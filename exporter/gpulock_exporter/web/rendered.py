@@ -14,13 +14,13 @@ from gpulock_exporter.web.negotiation import (
     negotiate_encoding,
     negotiate_format,
 )
-from gpulock_exporter.web.response import Headers, Request, Response
+from gpulock_exporter.web.response import Headers, HttpRequest, HttpResponse
 
 GZIP_LEVEL = 1  # level 9, prometheus_client's, takes ten times as long for 25 % fewer bytes
 _GZIP_CONTAINER = 31  # zlib's wbits for a gzip header, without a timestamp
 
 
-class Rendered:
+class RenderedMetrics:
     """What one sample looks like to every client: keyed by (format, encoding), made on demand.
 
     A new sample gets a new object, so an old one goes with its last reader.
@@ -42,22 +42,22 @@ class Rendered:
         key = (form, encoding)
         if key not in self._bodies:
             if encoding == GZIP:
-                self._bodies[key] = compress(self._body(form, IDENTITY))
+                self._bodies[key] = gzip_body(self._body(form, IDENTITY))
             else:
                 self._bodies[key] = self._render(form)
         return self._bodies[key]
 
 
-def compress(body: bytes) -> bytes:
+def gzip_body(body: bytes) -> bytes:
     """Compress a body for a client that takes gzip."""
     return zlib.compress(body, GZIP_LEVEL, _GZIP_CONTAINER)
 
 
-def negotiated(request: Request, rendered: Rendered) -> Response:
+def negotiated_response(request: HttpRequest, rendered: RenderedMetrics) -> HttpResponse:
     """Answer a scrape in the format and the encoding that its headers ask for."""
     form = negotiate_format(request.headers.get("accept", ""))
     encoding = negotiate_encoding(request.headers.get("accept-encoding", ""))
     headers: Headers = (("Vary", "Accept, Accept-Encoding"),)
     if encoding != IDENTITY:
         headers += (("Content-Encoding", encoding),)
-    return Response(200, rendered.body(form, encoding), form.value, headers)
+    return HttpResponse(200, rendered.body(form, encoding), form.value, headers)

@@ -14,7 +14,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """One request whose head was found sound; a request of this server has no body."""
 
     method: str
@@ -31,7 +31,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     """One answer; the server adds Date, Content-Length, Connection and the configured headers."""
 
     status: int
@@ -40,22 +40,22 @@ class Response:
     headers: Headers = ()
 
 
-Handler = Callable[[Request], Response]
+Handler = Callable[[HttpRequest], HttpResponse]
 
 
-def refusal(status: int, sentence: str, *headers: tuple[str, str]) -> Response:
+def error_response(status: int, sentence: str, *headers: tuple[str, str]) -> HttpResponse:
     """Answer with an error and one sentence that says what is wrong."""
     phrase = HTTPStatus(status).phrase
-    return Response(status, f"{status} {phrase}: {sentence}\n".encode(), headers=headers)
+    return HttpResponse(status, f"{status} {phrase}: {sentence}\n".encode(), headers=headers)
 
 
-def routes(table: Mapping[str, Handler]) -> Handler:
+def route_by_path(table: Mapping[str, Handler]) -> Handler:
     """Make one handler of a table of exact paths."""
 
-    def handle(request: Request) -> Response:
+    def handle(request: HttpRequest) -> HttpResponse:
         handler = table.get(request.path)
         if handler is None:
-            return refusal(404, f"nothing is here; try {' '.join(sorted(table))}")
+            return error_response(404, f"nothing is here; try {' '.join(sorted(table))}")
         return handler(request)
 
     return handle

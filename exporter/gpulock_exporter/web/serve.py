@@ -11,12 +11,18 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpulock_exporter.web.client_names import names_of
+from gpulock_exporter.web.client_names import certificate_alt_names
 from gpulock_exporter.web.connection import Connection, Phase
-from gpulock_exporter.web.http import Exchange, HeadReader, Unsound, headers_of, target_of
+from gpulock_exporter.web.http import (
+    BadRequest,
+    Exchange,
+    HeadReader,
+    join_request_headers,
+    split_request_target,
+)
 from gpulock_exporter.web.negotiation import scrape_deadline
-from gpulock_exporter.web.response import Handler, Request, Response, refusal
-from gpulock_exporter.web.server_settings import Limits, WebSettings
+from gpulock_exporter.web.response import Handler, HttpRequest, HttpResponse, error_response
+from gpulock_exporter.web.server_settings import ServerLimits, WebSettings
 
 _CHUNK = 4096
 _MOST_DRAINED = 256 * 1024
@@ -26,11 +32,11 @@ _NOT_TLS = (
 
 
 @dataclass(slots=True)
-class Service:
+class ServerContext:
     """What all connections of a server share."""
 
     handler: Handler
-    limits: Limits
+    limits: ServerLimits
     settings: WebSettings
     log: Callable[[str], None]
     is_stopping: bool = False
@@ -43,43 +49,45 @@ class Service:
             self.answered[status] += 1
 
 
-def converse(connection: Connection, service: Service) -> None:
+def serve_connection(connection: Connection, service: ServerContext) -> None:
     """Serve a connection to its end; raise OSError when the client ends it, or it is cut."""
     settings = service.settings
-    if settings.tls is not None and not _secure(connection, settings.tls, service):
+    if settings.tls is not None and not _secure_connection(connection, settings.tls, service):
         return
     reader = HeadReader(service.limits.header_bytes)
     connection.enter(Phase.HEADER, service.limits.header_seconds)
-    while _one_request(connection, service, reader, settings):
+    while _serve_one_request(connection, service, reader, settings):
         if not reader:
             connection.enter(Phase.IDLE, service.limits.idle_seconds)
 
 
-def _secure(connection: Connection, context: ssl.SSLContext, service: Service) -> bool:
+def _secure_connection(
+    connection: Connection, context: ssl.SSLContext, service: ServerContext
+) -> bool:
     try:
         certificate = connection.secure(context)
     except ssl.SSLError as error:
         if error.reason == "HTTP_REQUEST":
             connection.send_raw(_NOT_TLS)
-            _linger(connection, service)
+            _linger_on_close(connection, service)
         return False
-    connection.certificate_names = names_of(certificate)
+    connection.certificate_names = certificate_alt_names(certificate)
     return True
 
 
-def _one_request(
-    connection: Connection, service: Service, reader: HeadReader, settings: WebSettings
+def _serve_one_request(
+    connection: Connection, service: ServerContext, reader: HeadReader, settings: WebSettings
 ) -> bool:
     """Answer the next request; tell whether another may follow."""
     exchange = Exchange()
     try:
-        request = _next_request(connection, service, reader, exchange)
-    except Unsound as error:
+        request = _read_next_request(connection, service, reader, exchange)
+    except BadRequest as error:
         response, is_last = error.response, True
     else:
         if request is None:
             return False
-        response = _response(request, service)
+        response = _handle_request(request, service)
         # After a reload the old handshake, and who was let in by it, is good for one answer more.
         is_last = service.is_stopping or service.settings is not settings
     pieces = exchange.answer(response, service.settings.headers, is_last)
@@ -89,25 +97,25 @@ def _one_request(
     service.count(response.status)
     if exchange.may_go_on:
         return True
-    _linger(connection, service)
+    _linger_on_close(connection, service)
     return False
 
 
-def _next_request(
-    connection: Connection, service: Service, reader: HeadReader, exchange: Exchange
-) -> Request | None:
+def _read_next_request(
+    connection: Connection, service: ServerContext, reader: HeadReader, exchange: Exchange
+) -> HttpRequest | None:
     """Read and parse the next request; None when the client is done."""
-    head = _next_head(connection, service, reader)
+    head = _read_next_head(connection, service, reader)
     if head is None:
         return None
     parsed = exchange.parse(head, service.limits.header_count)
-    path, query = target_of(parsed)
-    headers = headers_of(parsed)
+    path, query = split_request_target(parsed)
+    headers = join_request_headers(parsed)
     now = time.monotonic()
     deadline = scrape_deadline(headers, now, service.limits.handle_seconds)
     # What overruns it is of no use to the client; the second more is for the watchdog alone.
     connection.enter(Phase.HANDLE, deadline - now + 1.0)
-    return Request(
+    return HttpRequest(
         parsed.method.decode("ascii"),
         path,
         query,
@@ -118,7 +126,9 @@ def _next_request(
     )
 
 
-def _next_head(connection: Connection, service: Service, reader: HeadReader) -> bytes | None:
+def _read_next_head(
+    connection: Connection, service: ServerContext, reader: HeadReader
+) -> bytes | None:
     while True:
         if reader:
             if connection.state.phase is not Phase.HEADER:
@@ -132,14 +142,14 @@ def _next_head(connection: Connection, service: Service, reader: HeadReader) -> 
         reader.feed(data)
 
 
-def _response(request: Request, service: Service) -> Response:
+def _handle_request(request: HttpRequest, service: ServerContext) -> HttpResponse:
     try:
         return service.settings.refusal(request) or service.handler(request)
     except Exception:  # a fault in a handler is the exporter's, not the connection's
         service.log(f"{request.method} {request.path} failed:\n{traceback.format_exc()}")
-        return refusal(500, "the exporter failed here; its log says how")
+        return error_response(500, "the exporter failed here; its log says how")
 
 
-def _linger(connection: Connection, service: Service) -> None:
+def _linger_on_close(connection: Connection, service: ServerContext) -> None:
     connection.enter(Phase.LINGER, service.limits.linger_seconds)
     connection.drain(_MOST_DRAINED)

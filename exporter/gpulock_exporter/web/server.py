@@ -17,11 +17,11 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from gpulock_exporter.web.connection import Connection
-from gpulock_exporter.web.connection_table import Table
+from gpulock_exporter.web.connection_table import ConnectionTable
 from gpulock_exporter.web.listen import peer_address
 from gpulock_exporter.web.response import Handler
-from gpulock_exporter.web.serve import Service, converse
-from gpulock_exporter.web.server_settings import Limits, WebSettings
+from gpulock_exporter.web.serve import ServerContext, serve_connection
+from gpulock_exporter.web.server_settings import ServerLimits, WebSettings
 
 _LOOK_SECONDS = 0.25  # how late a deadline may be kept
 _KERNEL_LATER = 1.0  # seconds that the kernel waits longer than we do
@@ -32,7 +32,7 @@ _RINGS = 4096  # bytes of the bell that are heard at once
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-class Server:
+class HttpServer:
     """Serve a handler on listening sockets until `stop`."""
 
     def __init__(
@@ -41,11 +41,11 @@ class Server:
         listeners: Sequence[socket.socket],
         log: Callable[[str], None],
         settings: WebSettings | None = None,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
-        self._limits = limits or Limits()
-        self._service = Service(handler, self._limits, settings or WebSettings(), log)
-        self._table = Table(self._limits.connections)
+        self._limits = limits or ServerLimits()
+        self._service = ServerContext(handler, self._limits, settings or WebSettings(), log)
+        self._table = ConnectionTable(self._limits.connections)
         self._listeners = listeners
         self._selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
@@ -145,7 +145,7 @@ class Server:
 
     def _live(self, connection: Connection) -> None:
         try:
-            converse(connection, self._service)
+            serve_connection(connection, self._service)
         except OSError:
             return  # ssl.SSLError too: the client went, or was cut; `dropped` counts the latter
         except Exception:  # such as a handler's header with a line end in it

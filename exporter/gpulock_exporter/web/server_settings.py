@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpulock_exporter.web.response import Headers, Request, Response
+from gpulock_exporter.web.response import Headers, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
     import ssl
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """How much and how long a client may; each deadline is for the whole of that phase."""
 
     connections: int = 128  # a TLS connection costs 60-100 KiB: its thread's stack and OpenSSL
@@ -30,7 +30,7 @@ class Limits:
     send_buffer_bytes: int = 128 * 1024  # the kernel's, for each connection
 
 
-def let_in(_request: Request) -> Response | None:
+def allow_all(_request: HttpRequest) -> HttpResponse | None:
     """Refuse nobody."""
     return None
 
@@ -41,4 +41,4 @@ class WebSettings:
 
     tls: ssl.SSLContext | None = None
     headers: Headers = ()  # added to every response
-    refusal: Callable[[Request], Response | None] = let_in  # asked before the handler
+    refusal: Callable[[HttpRequest], HttpResponse | None] = allow_all  # asked before the handler

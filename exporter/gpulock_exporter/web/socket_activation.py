@@ -29,11 +29,11 @@ def activated_sockets(
         raise ListenError(f"LISTEN_FDS={count} is not a number of sockets")
     names = values["LISTEN_FDNAMES"].split(":") if values["LISTEN_FDNAMES"] else []
     names += ["unknown"] * int(count)  # what systemd calls a nameless one
-    taken = [_take(first + index, names[index]) for index in range(int(count))]
+    taken = [_take_activated_socket(first + index, names[index]) for index in range(int(count))]
     return list(zip(names, taken, strict=False))
 
 
-def _take(descriptor: int, name: str) -> socket.socket:
+def _take_activated_socket(descriptor: int, name: str) -> socket.socket:
     """Check before serving: a datagram or a connected socket would fail at the first accept."""
     try:
         os.set_inheritable(descriptor, False)

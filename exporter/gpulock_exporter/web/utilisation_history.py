@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from gpulock.alloc import states
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.state.snapshot import Seen, Snapshot
+from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
 from gpulock_exporter.web.page import Page, Tile
 
 LENGTH = 300  # values, one a second
@@ -18,7 +18,7 @@ SHOWN = 100  # points of a sparkline
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
-class History:
+class UtilizationHistory:
     """One value a second and device; None where it was not observed."""
 
     def __init__(self) -> None:
@@ -38,18 +38,18 @@ class History:
         values += seen
         step = max(1, LENGTH // SHOWN)
         groups = [values[at : at + step] for at in range(0, len(values), step)]
-        return [mean(group) for group in groups]
+        return [mean_of_known(group) for group in groups]
 
 
-def mean(values: list[float | None]) -> float | None:
+def mean_of_known(values: list[float | None]) -> float | None:
     """Return the mean of what is known, None where nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def page_of(
-    snapshot: Snapshot,
-    history: History,
+def build_page(
+    snapshot: NodeSnapshot,
+    history: UtilizationHistory,
     node: str,
     limit: float,
     fault: str,
@@ -63,8 +63,8 @@ def page_of(
         node=node,
         version=snapshot.health.version,
         tiles=[
-            tile_of(seen, history, snapshot.at, label_user, boot_id)
-            for seen in sorted(snapshot.devices, key=place)
+            build_tile(seen, history, snapshot.at, label_user, boot_id)
+            for seen in sorted(snapshot.devices, key=device_sort_key)
             if seen.state is not None or (unread and not in_mig_mode(seen))
         ],
         old=max(0.0, snapshot.at.wall - sampled) if sampled is not None else None,
@@ -75,18 +75,24 @@ def page_of(
     )
 
 
-def in_mig_mode(seen: Seen) -> bool:
+def in_mig_mode(seen: DeviceSnapshot) -> bool:
     """Return whether a device is a card that nobody is granted, but its instances."""
     return bool(seen.values and seen.values.mig and not seen.instance)
 
 
-def place(seen: Seen) -> tuple[bool, int, list[int]]:
+def device_sort_key(seen: DeviceSnapshot) -> tuple[bool, int, list[int]]:
     """Return what devices are shown in order of: gi10 comes after gi2."""
     numbers = [int(part) for part in re.findall(r"\d+", seen.instance)]
     return seen.card is None, seen.card or 0, numbers
 
 
-def tile_of(seen: Seen, history: History, now: Moment, label_user: LabelUser, boot_id: str) -> Tile:
+def build_tile(
+    seen: DeviceSnapshot,
+    history: UtilizationHistory,
+    now: Moment,
+    label_user: LabelUser,
+    boot_id: str,
+) -> Tile:
     """Return one device's tile; a person is named as in the metrics, or not at all."""
     values, record = seen.values, seen.owner
     model = values.name if values else ""
@@ -96,7 +102,7 @@ def tile_of(seen: Seen, history: History, now: Moment, label_user: LabelUser, bo
         user = label_user.of(record)
         earlier = boot_id and record.boot_id != boot_id  # its CLOCK_BOOTTIME was another one
         since = now.wall - record.claimed_at if earlier else now.boottime - record.claimed_boottime
-        held = duration(since)
+        held = format_page_duration(since)
     return Tile(
         name=seen.instance or seen.name or seen.id,
         model=values.profile or model if values and seen.instance else model,
@@ -105,7 +111,7 @@ def tile_of(seen: Seen, history: History, now: Moment, label_user: LabelUser, bo
         job=job,
         user=user,
         held=held,
-        note=note_of(seen),
+        note=device_note(seen),
         card=f"GPU {seen.card} {model}" if seen.instance else "",
         utilization=values.utilization if values else None,
         history=history.of(seen.id),
@@ -116,17 +122,17 @@ def tile_of(seen: Seen, history: History, now: Moment, label_user: LabelUser, bo
     )
 
 
-def note_of(seen: Seen) -> str:
+def device_note(seen: DeviceSnapshot) -> str:
     """Return what a person should know of a device's state: why, since when, how many."""
     if seen.state == states.HELD_IDLE and seen.idle is not None:
-        return f"observed to do nothing for {duration(seen.idle)}"
+        return f"observed to do nothing for {format_page_duration(seen.idle)}"
     if seen.state in (states.FOREIGN, states.HELD, states.HELD_IDLE) and seen.foreign:
         number = f"{seen.foreign} foreign process{'es' if seen.foreign > 1 else ''}"
         return f"{number} beside the owner's" if seen.owner else number
     return seen.reason
 
 
-def duration(seconds: float) -> str:
+def format_page_duration(seconds: float) -> str:
     """Return `37s`, `12m`, `4h 12m` or `2d 3h`."""
     whole = max(0, int(seconds))
     if whole < MINUTE:

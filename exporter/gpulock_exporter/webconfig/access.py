@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpulock_exporter.web.client_names import client_of
-from gpulock_exporter.web.response import Request, Response, refusal
-from gpulock_exporter.webconfig.passwords import Passwords, Verdict, credentials_of
+from gpulock_exporter.web.client_names import client_network
+from gpulock_exporter.web.response import HttpRequest, HttpResponse, error_response
+from gpulock_exporter.webconfig.passwords import Passwords, PasswordVerdict, parse_basic_credentials
 
 
 class TokenBucket:
@@ -40,31 +40,33 @@ class TokenBucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class RequestGuard:
     """The rules of a web-config.yml; a rule that is not there lets everybody through."""
 
     certificate_names: frozenset[str] = frozenset()
     bucket: TokenBucket | None = None
     passwords: Passwords | None = None
 
-    def refusal(self, request: Request) -> Response | None:
+    def refusal(self, request: HttpRequest) -> HttpResponse | None:
         """Return the answer for a request that may not pass, None for one that may."""
         if self.certificate_names and not self.certificate_names & request.names:
-            return refusal(403, "no name of the client's certificate is in client_allowed_sans")
+            return error_response(
+                403, "no name of the client's certificate is in client_allowed_sans"
+            )
         if self.bucket is not None and not self.bucket.take():
-            return refusal(429, "there are more requests than rate_limit allows")
+            return error_response(429, "there are more requests than rate_limit allows")
         return None if self.passwords is None else _password_refusal(request, self.passwords)
 
 
-def _password_refusal(request: Request, passwords: Passwords) -> Response | None:
+def _password_refusal(request: HttpRequest, passwords: Passwords) -> HttpResponse | None:
     challenge = ("WWW-Authenticate", 'Basic realm="gpulock"')
-    given = credentials_of(request.headers.get("authorization", ""))
+    given = parse_basic_credentials(request.headers.get("authorization", ""))
     if given is None:
-        return refusal(401, "a user name and a password are needed", challenge)
+        return error_response(401, "a user name and a password are needed", challenge)
     user, password = given
-    verdict = passwords.verdict(user, password, client_of(request.peer), request.deadline)
-    if verdict is Verdict.BUSY:
-        return refusal(503, "too many passwords are being checked", ("Retry-After", "1"))
-    if verdict is Verdict.WRONG:
-        return refusal(401, "user name or password is wrong", challenge)
+    verdict = passwords.verdict(user, password, client_network(request.peer), request.deadline)
+    if verdict is PasswordVerdict.BUSY:
+        return error_response(503, "too many passwords are being checked", ("Retry-After", "1"))
+    if verdict is PasswordVerdict.WRONG:
+        return error_response(401, "user name or password is wrong", challenge)
     return None

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpulock_exporter.web.server_settings import WebSettings
-from gpulock_exporter.webconfig.access import Guard, TokenBucket
-from gpulock_exporter.webconfig.files import Files, WebConfigError
-from gpulock_exporter.webconfig.passwords import Passwords, cost_of
+from gpulock_exporter.webconfig.access import RequestGuard, TokenBucket
+from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
+from gpulock_exporter.webconfig.passwords import Passwords, bcrypt_cost
 
 if TYPE_CHECKING:
     from gpulock_exporter.web.response import Headers
@@ -44,7 +44,7 @@ class WebConfig:
     notes: tuple[str, ...] = ()
 
 
-def load(path: str, files: Files) -> WebConfig:
+def load_web_config(path: str, files: WebConfigFiles) -> WebConfig:
     """Read a configuration; raise WebConfigError with file and line for any mistake in it."""
     path = os.path.abspath(path)
     try:
@@ -57,20 +57,20 @@ def load(path: str, files: Files) -> WebConfig:
         what = "this file needs PyYAML: pip install 'gpulock[web]' (Debian: python3-yaml)"
         raise WebConfigError(path, 1, what) from error
     section = read_yaml(path, content)
-    return WebConfig(WebSettings()) if section is None else _understand(path, section, files)
+    return WebConfig(WebSettings()) if section is None else _parse_web_config(path, section, files)
 
 
-def _understand(path: str, top: Section, files: Files) -> WebConfig:
-    from gpulock_exporter.webconfig.tls import read_tls
+def _parse_web_config(path: str, top: Section, files: WebConfigFiles) -> WebConfig:
+    from gpulock_exporter.webconfig.tls import parse_tls_section
     from gpulock_exporter.webconfig.tls_context import make_context
 
     notes: list[str] = []
     tls_line = top.line_of("tls_server_config")
     tls = top.section("tls_server_config")
-    options = None if tls is None else read_tls(tls, tls_line)
-    headers = _http(top.section("http_server_config"), notes)
-    passwords = _passwords(path, top.section("basic_auth_users"), notes)
-    bucket = _bucket(top.section("rate_limit"))
+    options = None if tls is None else parse_tls_section(tls, tls_line)
+    headers = _parse_http_headers(top.section("http_server_config"), notes)
+    passwords = _parse_passwords(path, top.section("basic_auth_users"), notes)
+    bucket = _parse_rate_limit(top.section("rate_limit"))
     top.end(_KEYS)
     if options is not None and options.client_auth == "RequestClientCert":
         notes.append("RequestClientCert lets in whoever comes, as NoClientCert does")
@@ -78,11 +78,11 @@ def _understand(path: str, top: Section, files: Files) -> WebConfig:
         notes.append("basic_auth_users without tls_server_config: passwords travel in the clear")
     context = None if options is None else make_context(path, options, files)
     names = frozenset[str]() if options is None else options.allowed_names
-    guard = Guard(names, bucket, passwords)
+    guard = RequestGuard(names, bucket, passwords)
     return WebConfig(WebSettings(context, headers, guard.refusal), tuple(notes))
 
 
-def _http(section: Section | None, notes: list[str]) -> Headers:
+def _parse_http_headers(section: Section | None, notes: list[str]) -> Headers:
     if section is None:
         return ()
     if section.flag("http2"):
@@ -106,7 +106,7 @@ def _http(section: Section | None, notes: list[str]) -> Headers:
     return tuple(pairs)
 
 
-def _passwords(path: str, section: Section | None, notes: list[str]) -> Passwords | None:
+def _parse_passwords(path: str, section: Section | None, notes: list[str]) -> Passwords | None:
     if section is None:
         return None
     hashes: dict[str, bytes] = {}
@@ -118,24 +118,24 @@ def _passwords(path: str, section: Section | None, notes: list[str]) -> Password
         if not _HASH.fullmatch(value.value):
             section.fail(value.line, f"{name.value} has no bcrypt hash: htpasswd -nBC 10 ''")
         hashes[name.value] = value.value.encode()
-        if not _LOWEST_COST <= cost_of(hashes[name.value]) <= _HIGHEST_COST:
+        if not _LOWEST_COST <= bcrypt_cost(hashes[name.value]) <= _HIGHEST_COST:
             section.fail(value.line, f"a bcrypt cost is {_LOWEST_COST} to {_HIGHEST_COST}")
     try:
         import bcrypt
     except ImportError as error:
         what = "basic_auth_users needs bcrypt: pip install 'gpulock[web]' (Debian: python3-bcrypt)"
         raise WebConfigError(path, line, what) from error
-    if len({cost_of(hashed) for hashed in hashes.values()}) > 1:
+    if len({bcrypt_cost(hashed) for hashed in hashes.values()}) > 1:
         notes.append("basic_auth_users: hashes of different cost tell strangers which names exist")
     return Passwords(hashes, bcrypt.checkpw)
 
 
-def _bucket(section: Section | None) -> TokenBucket | None:
+def _parse_rate_limit(section: Section | None) -> TokenBucket | None:
     if section is None:
         return None
     interval, burst = section.text("interval"), section.text("burst")
     section.end("interval, burst")
-    seconds = 0.0 if interval is None else _seconds(interval.value)
+    seconds = 0.0 if interval is None else _parse_go_duration(interval.value)
     if interval is not None and seconds is None:
         section.fail(interval.line, f"{interval.value!r} is no duration, such as 500ms or 1s")
     if burst is not None and not _BURST.fullmatch(burst.value):
@@ -148,7 +148,7 @@ def _bucket(section: Section | None) -> TokenBucket | None:
     return TokenBucket(seconds, int(burst.value))
 
 
-def _seconds(text: str) -> float | None:
+def _parse_go_duration(text: str) -> float | None:
     """Read a duration as Go writes it: 1m30s, 500ms, 0."""
     if text == "0":
         return 0.0

@@ -19,7 +19,7 @@ class WebConfigError(ValueError):
         super().__init__(f"{path}:{line}: {what}")
 
 
-class Files:
+class WebConfigFiles:
     """Every file that was read for one configuration, as it was then."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Files:
 
     def read(self, path: str) -> bytes:
         """Read a file, and remember it; also when that fails, so that its repair is seen."""
-        self._stamps[path] = _current(path)
+        self._stamps[path] = _current_stamp(path)
         # Not blocked by a pipe: a reload must come to an end.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -40,22 +40,24 @@ class Files:
             os.close(descriptor)
         if len(content) > _LARGEST:
             raise OSError(errno.EFBIG, f"this is larger than {_LARGEST} bytes")
-        self._stamps[path] = _stamp(status)  # from before the reading: a write meanwhile is seen
+        self._stamps[path] = _file_stamp(
+            status
+        )  # from before the reading: a write meanwhile is seen
         return content
 
     def changed(self) -> bool:
         """Tell whether any of them is another one now, behind links too."""
-        return any(_current(path) != stamp for path, stamp in self._stamps.items())
+        return any(_current_stamp(path) != stamp for path, stamp in self._stamps.items())
 
 
-def _current(path: str) -> Stamp | None:
+def _current_stamp(path: str) -> Stamp | None:
     try:
-        return _stamp(os.stat(path))
+        return _file_stamp(os.stat(path))
     except OSError:
         return None
 
 
-def _stamp(status: os.stat_result) -> Stamp:
+def _file_stamp(status: os.stat_result) -> Stamp:
     return (
         status.st_dev,
         status.st_ino,

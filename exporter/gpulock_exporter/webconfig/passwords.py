@@ -19,7 +19,7 @@ _WRONG_REMEMBERED = 256
 _LONGEST_PASSWORD = 72  # bcrypt knows no more bytes of it
 
 
-class Verdict(Enum):
+class PasswordVerdict(Enum):
     """What is known of a user and a password."""
 
     RIGHT = "right"
@@ -35,14 +35,14 @@ class Passwords:
         self._check = check
         self._queue = CheckQueue()
         # A stranger's name takes as long as the dearest known one.
-        self._decoy = max(self._hashes.values(), key=cost_of)
+        self._decoy = max(self._hashes.values(), key=bcrypt_cost)
         self._key = os.urandom(32)
         self._nobody = os.urandom(32)
         self._right: dict[str, bytes] = {}  # at most one a user, so the wrong ones push none out
         self._wrong: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def verdict(self, user: str, password: bytes, client: str, deadline: float) -> Verdict:
+    def verdict(self, user: str, password: bytes, client: str, deadline: float) -> PasswordVerdict:
         """Say whether this is the user's password; `client` is who waits for the check."""
         digest = self._digest(user, password)
         known = self._known(user, digest)
@@ -50,13 +50,13 @@ class Passwords:
             return known
         fits = self._queue.run(client, lambda: self._fits(user, password, digest), deadline)
         if fits is None:
-            return Verdict.BUSY
+            return PasswordVerdict.BUSY
         return self._remember(user, digest, fits)
 
     def _fits(self, user: str, password: bytes, digest: bytes) -> bool:
         known = self._known(user, digest)  # the same one may have been before us in the queue
         if known is not None:
-            return known is Verdict.RIGHT
+            return known is PasswordVerdict.RIGHT
         hashed = self._hashes.get(user)
         # Some versions of bcrypt cut a password short at these, others raise.
         is_possible = len(password) <= _LONGEST_PASSWORD and b"\0" not in password
@@ -69,29 +69,29 @@ class Passwords:
         message = len(name).to_bytes(4, "big") + name + password
         return hmac.digest(self._key, message, "sha256")
 
-    def _known(self, user: str, digest: bytes) -> Verdict | None:
+    def _known(self, user: str, digest: bytes) -> PasswordVerdict | None:
         with self._lock:
             if hmac.compare_digest(self._right.get(user, self._nobody), digest):
-                return Verdict.RIGHT
-            return Verdict.WRONG if digest in self._wrong else None
+                return PasswordVerdict.RIGHT
+            return PasswordVerdict.WRONG if digest in self._wrong else None
 
-    def _remember(self, user: str, digest: bytes, is_right: bool) -> Verdict:
+    def _remember(self, user: str, digest: bytes, is_right: bool) -> PasswordVerdict:
         with self._lock:
             if is_right:
                 self._right[user] = digest
-                return Verdict.RIGHT
+                return PasswordVerdict.RIGHT
             self._wrong[digest] = None
             if len(self._wrong) > _WRONG_REMEMBERED:
                 self._wrong.popitem(last=False)
-            return Verdict.WRONG
+            return PasswordVerdict.WRONG
 
 
-def cost_of(hashed: bytes) -> int:
+def bcrypt_cost(hashed: bytes) -> int:
     """Return the cost in a bcrypt hash: each step doubles the time."""
     return int(hashed.split(b"$")[2])
 
 
-def credentials_of(authorization: str) -> tuple[str, bytes] | None:
+def parse_basic_credentials(authorization: str) -> tuple[str, bytes] | None:
     """Return user and password from an Authorization header, or None when there are none."""
     scheme, _, encoded = authorization.partition(" ")
     if scheme.lower() != "basic":

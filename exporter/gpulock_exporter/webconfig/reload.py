@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 from gpulock_exporter.web.server_settings import WebSettings
-from gpulock_exporter.webconfig.config import WebConfig, load
-from gpulock_exporter.webconfig.files import Files, WebConfigError
+from gpulock_exporter.webconfig.config import WebConfig, load_web_config
+from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
 
 LOOK_SECONDS = 2.0
 RETRY_SECONDS = 30.0  # what was wrong need not be in a file
@@ -76,8 +76,8 @@ class Reloader:
         self._reason = reason
 
     def _load(self) -> WebConfig:
-        self._files = Files()  # also of a load that fails: its repair must be seen
-        loaded = load(self._path, self._files)
+        self._files = WebConfigFiles()  # also of a load that fails: its repair must be seen
+        loaded = load_web_config(self._path, self._files)
         for note in loaded.notes:
             self._log(f"{self._path}: {note}")
         return loaded

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from gpulock_exporter.web.client_names import plain_address
+from gpulock_exporter.web.client_names import normalize_ip_address
 from gpulock_exporter.webconfig.yaml_lines import Section, Text
 
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -76,19 +76,19 @@ class TlsOptions:
     curve: str  # OpenSSL's name; empty for its default
 
 
-def read_tls(section: Section, line: int = 1) -> TlsOptions:
+def parse_tls_section(section: Section, line: int = 1) -> TlsOptions:
     """Understand the section, or raise WebConfigError with the line of the first mistake."""
-    certificate, key = _material(section, "cert"), _material(section, "key")
-    client_ca = _material(section, "client_ca")
-    lowest, highest = _versions(section)
-    client_auth, verify = _client_auth(section, client_ca)
+    certificate, key = _parse_material(section, "cert"), _parse_material(section, "key")
+    client_ca = _parse_material(section, "client_ca")
+    lowest, highest = _parse_tls_versions(section)
+    client_auth, verify = _parse_client_auth(section, client_ca)
     names = section.texts("client_allowed_sans")
     if names and verify is not ssl.CERT_REQUIRED:
         needed = "client_auth_type: RequireAndVerifyClientCert"
         section.fail(names[0].line, f"client_allowed_sans needs {needed}")
-    ciphers = _ciphers(section, lowest, highest)
+    ciphers = _parse_ciphers(section, lowest, highest)
     prefers = section.flag("prefer_server_cipher_suites")
-    curve = _curve(section)
+    curve = _parse_curve(section)
     section.end(_KEYS)
     if certificate is None or key is None:
         section.fail(line, "tls_server_config needs cert_file and key_file")
@@ -98,7 +98,7 @@ def read_tls(section: Section, line: int = 1) -> TlsOptions:
         client_ca,
         client_auth,
         verify,
-        frozenset(plain_address(name.value) for name in names),
+        frozenset(normalize_ip_address(name.value) for name in names),
         lowest,
         highest,
         ciphers,
@@ -107,7 +107,7 @@ def read_tls(section: Section, line: int = 1) -> TlsOptions:
     )
 
 
-def _material(section: Section, name: str) -> Material | None:
+def _parse_material(section: Section, name: str) -> Material | None:
     inline, file = section.text(name), section.text(f"{name}_file")
     if inline is not None and file is not None:
         section.fail(inline.line, f"{name} and {name}_file say the same: leave one out")
@@ -117,7 +117,7 @@ def _material(section: Section, name: str) -> Material | None:
     return None if found is None else Material(found, inline is not None)
 
 
-def _versions(section: Section) -> tuple[ssl.TLSVersion, ssl.TLSVersion]:
+def _parse_tls_versions(section: Section) -> tuple[ssl.TLSVersion, ssl.TLSVersion]:
     first, last = section.text("min_version"), section.text("max_version")
     for text in (first, last):
         if text is None:
@@ -133,7 +133,7 @@ def _versions(section: Section) -> tuple[ssl.TLSVersion, ssl.TLSVersion]:
     return lowest, highest
 
 
-def _client_auth(section: Section, client_ca: Material | None) -> tuple[str, ssl.VerifyMode]:
+def _parse_client_auth(section: Section, client_ca: Material | None) -> tuple[str, ssl.VerifyMode]:
     text = section.text("client_auth_type")
     name = text.value if text else "NoClientCert"
     line = text.line if text else 1
@@ -158,7 +158,7 @@ def _client_auth(section: Section, client_ca: Material | None) -> tuple[str, ssl
     return name, verify
 
 
-def _ciphers(section: Section, lowest: ssl.TLSVersion, highest: ssl.TLSVersion) -> str:
+def _parse_ciphers(section: Section, lowest: ssl.TLSVersion, highest: ssl.TLSVersion) -> str:
     texts = section.texts("cipher_suites")
     if not texts:
         return ""
@@ -185,7 +185,7 @@ def _ciphers(section: Section, lowest: ssl.TLSVersion, highest: ssl.TLSVersion) 
     return ":".join(older)
 
 
-def _curve(section: Section) -> str:
+def _parse_curve(section: Section) -> str:
     texts = section.texts("curve_preferences")
     if not texts:
         return ""

@@ -9,13 +9,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from gpulock_exporter.webconfig.files import Files, WebConfigError
+from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
 from gpulock_exporter.webconfig.tls import Material, TlsOptions
 
 _MOST_FLIGHTS = 4
 
 
-def make_context(path: str, options: TlsOptions, files: Files) -> ssl.SSLContext:
+def make_context(path: str, options: TlsOptions, files: WebConfigFiles) -> ssl.SSLContext:
     """Load everything that `options` names; raise WebConfigError with the line that named it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = options.lowest
@@ -32,19 +32,21 @@ def make_context(path: str, options: TlsOptions, files: Files) -> ssl.SSLContext
     context.verify_mode = options.verify
     if options.client_ca is not None:
         _load_authority(context, path, options.client_ca, files)
-    _try(context, path, options.certificate.text.line)
+    _try_handshake(context, path, options.certificate.text.line)
     return context
 
 
-def _load_pair(context: ssl.SSLContext, path: str, options: TlsOptions, files: Files) -> None:
-    certificate = _pem(path, options.certificate, files, b"CERTIFICATE-----")
-    key = _pem(path, options.key, files, b"PRIVATE KEY-----")
+def _load_pair(
+    context: ssl.SSLContext, path: str, options: TlsOptions, files: WebConfigFiles
+) -> None:
+    certificate = _read_pem(path, options.certificate, files, b"CERTIFICATE-----")
+    key = _read_pem(path, options.key, files, b"PRIVATE KEY-----")
     key_line = options.key.text.line
 
     def refuse_password() -> NoReturn:  # without it OpenSSL would ask on the terminal
         raise WebConfigError(path, key_line, "the key is encrypted: it must be readable as it is")
 
-    with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
+    with _content_as_file(certificate) as certificate_file, _content_as_file(key) as key_file:
         try:
             context.load_cert_chain(certificate_file, key_file, refuse_password)
         except ssl.SSLError as error:
@@ -53,20 +55,22 @@ def _load_pair(context: ssl.SSLContext, path: str, options: TlsOptions, files: F
                     path, key_line, "the key is not the key of the certificate"
                 ) from error
             line = options.certificate.text.line
-            why = f"the certificate and its key are not usable: {_reason(error)}"
+            why = f"the certificate and its key are not usable: {_ssl_error_reason(error)}"
             raise WebConfigError(path, line, why) from error
 
 
-def _load_authority(context: ssl.SSLContext, path: str, ca: Material, files: Files) -> None:
-    with _as_file(_pem(path, ca, files, b"CERTIFICATE-----")) as file:
+def _load_authority(
+    context: ssl.SSLContext, path: str, ca: Material, files: WebConfigFiles
+) -> None:
+    with _content_as_file(_read_pem(path, ca, files, b"CERTIFICATE-----")) as file:
         try:
             context.load_verify_locations(file)
         except ssl.SSLError as error:
-            why = f"the client CA is not usable: {_reason(error)}"
+            why = f"the client CA is not usable: {_ssl_error_reason(error)}"
             raise WebConfigError(path, ca.text.line, why) from error
 
 
-def _pem(path: str, material: Material, files: Files, marker: bytes) -> bytes:
+def _read_pem(path: str, material: Material, files: WebConfigFiles, marker: bytes) -> bytes:
     line = material.text.line
     if material.is_inline:
         where, content = "this", material.text.value.encode()
@@ -83,7 +87,7 @@ def _pem(path: str, material: Material, files: Files, marker: bytes) -> bytes:
     return content
 
 
-def _try(context: ssl.SSLContext, path: str, line: int) -> None:
+def _try_handshake(context: ssl.SSLContext, path: str, line: int) -> None:
     """Shake hands with ourselves: suites, curve and key may each be fine, and not fit together."""
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname, client_context.verify_mode = False, ssl.CERT_NONE
@@ -98,12 +102,12 @@ def _try(context: ssl.SSLContext, path: str, line: int) -> None:
         except ssl.SSLError as error:
             if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
                 return  # as it should: all else was agreed on by then
-            why = f"no client could connect with this certificate: {_reason(error)}"
+            why = f"no client could connect with this certificate: {_ssl_error_reason(error)}"
             raise WebConfigError(path, line, why) from error
 
 
 @contextmanager
-def _as_file(content: bytes) -> Generator[str]:
+def _content_as_file(content: bytes) -> Generator[str]:
     """Give bytes a path: OpenSSL reads what was checked and remembered, not a later file."""
     descriptor = os.memfd_create("gpulock-pem")
     try:
@@ -114,5 +118,5 @@ def _as_file(content: bytes) -> Generator[str]:
         os.close(descriptor)
 
 
-def _reason(error: ssl.SSLError) -> str:
+def _ssl_error_reason(error: ssl.SSLError) -> str:
     return str(error.reason or error).replace("_", " ").lower()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child that speaks NVML: it looks, writes a frame, and sleeps; the parent may kill it.
 
-Usage: python -m gpulock_exporter.worker.process PERIOD PROCESS_PERIOD SOURCE, SOURCE being `nvml` or
+Usage: python -m gpulock_exporter.worker.process PERIOD PROCESS_PERIOD SOURCE; SOURCE is `nvml` or
 `simulated:DIR`. A call into a driver that hangs cannot be interrupted from within, so everything
 that could hang is here. It ends when its standard input does: then nobody reads any more; and
 where it hangs at that time, the kernel kills it.
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from gpulock_exporter.telemetry import Source, encode
+from gpulock_exporter.telemetry import FrameSource, encode_frame
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CANNOT_OPEN = 3  # exit code: no driver, or one that does not answer as it should
@@ -27,14 +27,14 @@ def main(argv: list[str]) -> int:
     """Look until standard input ends; return the exit code."""
     die_with_parent()
     period, process_period, name = float(argv[1]), float(argv[2]), argv[3]
-    source = make_source(name)
+    source = make_frame_source(name)
     try:
         source.open()
     except RuntimeError as fault:
         os.write(2, f"{fault}\n".encode())
         return CANNOT_OPEN
     try:
-        run(source, period, process_period, sys.stdin.fileno(), send)
+        run_worker(source, period, process_period, sys.stdin.fileno(), write_frame_line)
     except RuntimeError as fault:  # the driver is gone as a whole: the next worker begins anew
         os.write(2, f"{fault}\n".encode())
         return CANNOT_OPEN
@@ -52,49 +52,55 @@ def die_with_parent() -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)  # without it, all else still holds
 
 
-def make_source(name: str) -> Source:
+def make_frame_source(name: str) -> FrameSource:
     """Return the source of a name; nothing of another one is imported."""
     kind, _, folder = name.partition(":")
     if kind == "simulated":
-        from gpulock_exporter.simulated.source import Simulated
+        from gpulock_exporter.simulated.source import SimulatedSource
 
-        return Simulated(folder)
-    from gpulock_exporter.nvml.source import Nvml
+        return SimulatedSource(folder)
+    from gpulock_exporter.nvml.source import NvmlSource
 
-    return Nvml()
+    return NvmlSource()
 
 
-def run(
-    source: Source, period: float, process_period: float, parent: int, send: Callable[[bytes], None]
+def run_worker(
+    source: FrameSource,
+    period: float,
+    process_period: float,
+    parent: int,
+    send: Callable[[bytes], None],
 ) -> None:
     """Look every `period` seconds, at process lists every `process_period`."""
-    due = boottime()
+    due = worker_boottime()
     processes_due = due
     while True:
-        now = boottime()
+        now = worker_boottime()
         with_processes = now >= processes_due
         if with_processes:
             processes_due = now + process_period
-        send(encode(source.look(with_processes)))
-        due = max(due + period, boottime())  # a look that took long does not make the next hurry
-        if ended(parent, due - boottime()):
+        send(encode_frame(source.look(with_processes)))
+        due = max(
+            due + period, worker_boottime()
+        )  # a look that took long does not make the next hurry
+        if sleep_until_stdin_closed(parent, due - worker_boottime()):
             return
 
 
-def ended(parent: int, seconds: float) -> bool:
+def sleep_until_stdin_closed(parent: int, seconds: float) -> bool:
     """Sleep; return whether the parent has closed our standard input."""
     readable, _, _ = select.select([parent], [], [], max(0.0, seconds))
     return bool(readable) and os.read(parent, 1) == b""
 
 
-def send(line: bytes) -> None:
+def write_frame_line(line: bytes) -> None:
     """Write a whole frame; the parent reads whatever comes."""
     view = memoryview(line)
     while view:
         view = view[os.write(1, view) :]
 
 
-def boottime() -> float:
+def worker_boottime() -> float:
     """Return the seconds since boot, suspended time included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 

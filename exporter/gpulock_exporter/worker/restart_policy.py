@@ -11,7 +11,7 @@ POLL = 0.2  # seconds between two looks whether a process that is ending is over
 MOMENT = 0.01  # seconds that a sleep lasts at least, where nobody wants a shorter one
 
 
-class Act(Enum):
+class WorkerAction(Enum):
     """What is to be done now."""
 
     WAIT = "wait"
@@ -21,7 +21,7 @@ class Act(Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class WorkerTimeouts:
     """Seconds: for the first frame after a start (NVML initialises cards), and between two."""
 
     first: float = 30.0
@@ -29,7 +29,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Situation:
+class WorkerStatus:
     """What there is: times are CLOCK_BOOTTIME seconds, 0 where there was none.
 
     `running` is whether a child is there and not reaped yet; `heard` whether it has sent a frame.
@@ -44,19 +44,21 @@ class Situation:
     paused_until: float = 0.0
 
 
-def decide(now: float, seen: Situation, limits: Limits) -> Act:
+def decide_worker_action(now: float, seen: WorkerStatus, limits: WorkerTimeouts) -> WorkerAction:
     """Return what is to be done."""
     if seen.running:
         if seen.abandoned:
-            return Act.WAIT
+            return WorkerAction.WAIT
         if seen.killed:
-            return Act.ABANDON if now - seen.killed > REAP else Act.WAIT
+            return WorkerAction.ABANDON if now - seen.killed > REAP else WorkerAction.WAIT
         late = now - seen.since > (limits.frame if seen.heard else limits.first)
-        return Act.KILL if late or now < seen.paused_until else Act.WAIT
-    return Act.START if now >= max(seen.not_before, seen.paused_until) else Act.WAIT
+        return WorkerAction.KILL if late or now < seen.paused_until else WorkerAction.WAIT
+    return (
+        WorkerAction.START if now >= max(seen.not_before, seen.paused_until) else WorkerAction.WAIT
+    )
 
 
-def rest(now: float, seen: Situation, limits: Limits) -> float:
+def seconds_until_action(now: float, seen: WorkerStatus, limits: WorkerTimeouts) -> float:
     """Return for how many seconds `decide` says nothing else, as far as anybody can know."""
     if seen.killed:
         return POLL

@@ -16,8 +16,16 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError, decode
-from gpulock_exporter.worker.restart_policy import POLL, REAP, Act, Limits, Situation, decide, rest
+from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError, decode_frame
+from gpulock_exporter.worker.restart_policy import (
+    POLL,
+    REAP,
+    WorkerAction,
+    WorkerStatus,
+    WorkerTimeouts,
+    decide_worker_action,
+    seconds_until_action,
+)
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
 WORDS = 400  # bytes of a worker's standard error that are kept
@@ -35,16 +43,16 @@ class Supervisor:
         self,
         argv: Sequence[str],
         clock: Callable[[], float],
-        limits: Limits | None = None,
+        limits: WorkerTimeouts | None = None,
         env: dict[str, str] | None = None,
     ) -> None:
         self.starts = 0
         self.fault = ""
         self._argv = list(argv)
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits or WorkerTimeouts()
         self._env = env
-        self._seen = Situation()
+        self._seen = WorkerStatus()
         self._paused_until = 0.0  # a signal handler sets these two, at any moment
         self._hurry = False
         self._child: subprocess.Popen[bytes] | None = None
@@ -91,18 +99,18 @@ class Supervisor:
 
         It comes back sooner where something is due sooner, or where a signal has come.
         """
-        self._hush()
+        self._drain_wakeups()
         self._reap()
         if self._hurry:
             self._hurry = False
             self._seen = replace(self._seen, not_before=0.0)
         seen = replace(self._seen, paused_until=self._paused_until)
-        act = decide(self._clock(), seen, self._limits)
-        if act is Act.START:
+        act = decide_worker_action(self._clock(), seen, self._limits)
+        if act is WorkerAction.START:
             self._start()
-        elif act is Act.KILL:
+        elif act is WorkerAction.KILL:
             self._kill()
-        elif act is Act.ABANDON:
+        elif act is WorkerAction.ABANDON:
             self._abandon()
         return self._receive(min(seconds, self._rest()))
 
@@ -123,7 +131,7 @@ class Supervisor:
 
     # --- inner --------------------------------------------------------------------------------
 
-    def _hush(self) -> None:
+    def _drain_wakeups(self) -> None:
         """Forget who rang before this step: it sees what they wanted."""
         if self._rung:
             self._rung = False
@@ -137,7 +145,7 @@ class Supervisor:
         if self._ending:
             return POLL
         seen = replace(self._seen, paused_until=self._paused_until)
-        return rest(self._clock(), seen, self._limits)
+        return seconds_until_action(self._clock(), seen, self._limits)
 
     def _start(self) -> None:
         now = self._clock()
@@ -162,7 +170,7 @@ class Supervisor:
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
                 self._selector.register(pipe, selectors.EVENT_READ)
-        self._seen = Situation(running=True, since=now)
+        self._seen = WorkerStatus(running=True, since=now)
 
     def _kill(self) -> None:
         if self._child is None:
@@ -192,7 +200,7 @@ class Supervisor:
         self._close_pipes()
         heard = self._seen.heard
         self._child = None
-        self._seen = Situation()
+        self._seen = WorkerStatus()
         if heard:
             self._backoff = FIRST_BACKOFF
         self._later(self._clock())
@@ -256,7 +264,7 @@ class Supervisor:
         try:
             if len(self._buffer) > LINE_LIMIT:
                 raise FrameError("a frame without end")
-            return [decode(line) for line in lines]
+            return [decode_frame(line) for line in lines]
         except FrameError as fault:
             self._kill()
             self.fault = str(fault)

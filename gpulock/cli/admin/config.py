@@ -8,9 +8,9 @@ from typing import cast
 
 import click
 
-from gpulock.cli.session import Refused, Session
+from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.node.config_schema import ANSWER, CHOICE, FLAG, KEYS, LIMIT, SECONDS, WORDS
-from gpulock.node.settings import Settings, parse
+from gpulock.node.settings import Settings, parse_settings
 from gpulock.store import atomic
 from gpulock.text import table
 
@@ -18,29 +18,31 @@ from gpulock.text import table
 @click.command()
 @click.option("--check", metavar="FILE", help="Only say whether FILE is right; 1 if not.")
 @click.pass_obj
-def config(session: Session, check: str | None) -> None:
+def config_command(session: Session, check: str | None) -> None:
     """Show every setting of this node, or check a file before it is installed."""
     if check is not None:
-        number = checked(check)
+        number = validate_settings_file(check)
         click.echo(f"{check}: right, {number} of {len(KEYS)} keys set")
         return
     settings = session.settings()
-    names = given(session.config) if os.path.exists(session.config) else frozenset[str]()
-    click.echo("\n".join(lines(settings, names)))
+    names = (
+        list_file_settings(session.config) if os.path.exists(session.config) else frozenset[str]()
+    )
+    click.echo("\n".join(format_config_lines(settings, names)))
 
 
-def checked(path: str) -> int:
+def validate_settings_file(path: str) -> int:
     """Return how many keys a right file sets; raise Refused with its first fault."""
     try:
-        parse(atomic.read_text(os.path.realpath(path)), path)
+        parse_settings(atomic.read_text(os.path.realpath(path)), path)
     except ValueError as fault:
-        raise Refused(str(fault), "correct that line") from fault
+        raise CommandRefusedError(str(fault), "correct that line") from fault
     except OSError as fault:
-        raise Refused(f"{path}: {fault.strerror}", "name a settings file") from fault
-    return len(given(path))
+        raise CommandRefusedError(f"{path}: {fault.strerror}", "name a settings file") from fault
+    return len(list_file_settings(path))
 
 
-def given(path: str) -> frozenset[str]:
+def list_file_settings(path: str) -> frozenset[str]:
     """Return the names that a settings file, known to be right, sets."""
     found = [line.partition("=") for line in atomic.read_text(os.path.realpath(path)).splitlines()]
     return frozenset(
@@ -48,21 +50,23 @@ def given(path: str) -> frozenset[str]:
     )
 
 
-def lines(settings: Settings, names: frozenset[str]) -> list[str]:
+def format_config_lines(settings: Settings, names: frozenset[str]) -> list[str]:
     """Return two lines a key: its value and source, its meaning; what the file sets stands out."""
     result = [f"# {settings.path}"]
     longest = max(len(name) for name, *_ in KEYS)
     for name, kind, default, meaning in KEYS:
-        value = shown(getattr(settings, name.lower())) or '""'
-        usual = first(kind, default) or '""'
+        value = format_setting_value(getattr(settings, name.lower())) or '""'
+        usual = default_setting_value(kind, default) or '""'
         source = f"file, default {usual}" if name in names else "default"
         head = f"{name.ljust(longest)}  {value}"
-        result.append(f"{table.paint(head, 'cyan' if name in names else None)}  ({source})")
-        result.append(" " * (longest + 2) + click.style(meaning + unit(kind, default), dim=True))
+        result.append(f"{table.paint_text(head, 'cyan' if name in names else None)}  ({source})")
+        result.append(
+            " " * (longest + 2) + click.style(meaning + setting_unit_hint(kind, default), dim=True)
+        )
     return result
 
 
-def shown(value: object) -> str:
+def format_setting_value(value: object) -> str:
     """Return a value as it would stand in the file."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -71,12 +75,12 @@ def shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def first(kind: str, default: str) -> str:
+def default_setting_value(kind: str, default: str) -> str:
     """Return the default: of a choice its first word."""
     return default.partition("|")[0] if kind == CHOICE else default
 
 
-def unit(kind: str, default: str) -> str:
+def setting_unit_hint(kind: str, default: str) -> str:
     """Return what a value may be, where that is not plain text."""
     if kind == CHOICE:
         return f" ({default})"

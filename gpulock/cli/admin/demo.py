@@ -14,21 +14,21 @@ from typing import NoReturn
 
 import click
 
-from gpulock.alloc.release import present
+from gpulock.alloc.release import devices_if_driver
 from gpulock.cli.admin import reap
-from gpulock.cli.session import Refused
+from gpulock.cli.session import CommandRefusedError
 from gpulock.cli.status import status
-from gpulock.cli.status.node_view import look
+from gpulock.cli.status.node_view import view_node
 from gpulock.cli.why import why
-from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.install.hooks import InstallError
 from gpulock.node.context import Node
-from gpulock.node.settings import load
-from gpulock.simulate.stage import Play, Stage, stage
+from gpulock.node.settings import read_settings
+from gpulock.simulate.stage import DemoJob, DemoNode, open_demo_node
 from gpulock.text import table
-from gpulock.text.words import counted
-from gpulock.workstation.process_claims import judge
+from gpulock.text.words import format_count
+from gpulock.workstation.process_claims import make_liveness_judge
 
 PAUSE = 1.0  # seconds after a scene, where somebody watches
 SETTLE_SECONDS = 3.0
@@ -36,23 +36,23 @@ INDENT = "   "
 
 
 @click.command()
-def demo() -> None:
+def demo_command() -> None:
     """See gpulock work: a simulated DGX-1, real hooks, half a minute of jobs in seconds."""
     for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, interrupted)
+        signal.signal(name, handle_demo_signal)
     try:
-        with stage() as made:
+        with open_demo_node() as made:
             Demo(made).play()
     except InstallError as fault:
-        raise Refused(str(fault)) from fault
+        raise CommandRefusedError(str(fault)) from fault
 
 
-def interrupted(number: int, frame: FrameType | None) -> NoReturn:
+def handle_demo_signal(number: int, frame: FrameType | None) -> NoReturn:
     """End as Ctrl-C does, so that nothing is left behind."""
     raise KeyboardInterrupt
 
 
-def program() -> str:
+def gpulock_program_name() -> str:
     """Return what to type for gpulock: the path it was called by, where PATH has none."""
     called = os.path.basename(sys.argv[0]) == "gpulock" and shutil.which("gpulock") is None
     return sys.argv[0] if called else "gpulock"
@@ -61,7 +61,7 @@ def program() -> str:
 class Demo:
     """The scenes, one after another."""
 
-    def __init__(self, made: Stage) -> None:
+    def __init__(self, made: DemoNode) -> None:
         self.stage = made
         self.width = min(table.terminal_width(), table.WIDE)
         self._scene = 0
@@ -69,7 +69,7 @@ class Demo:
 
     def play(self) -> None:
         """Play every scene."""
-        click.echo(table.bold("gpulock demo") + ": a DGX-1 with 8 V100, made of files")
+        click.echo(table.bold_text("gpulock demo") + ": a DGX-1 with 8 V100, made of files")
         self.text("No GPU, no scheduler, no root; prolog and epilog are the real ones.")
         pair = self.two_gpus()
         tasks = self.array()
@@ -79,25 +79,27 @@ class Demo:
         self.killed_shepherd(tasks[1])
         self.the_end([pair, tasks[0], four])
 
-    def two_gpus(self) -> Play:
+    def two_gpus(self) -> DemoJob:
         """Show a pair with good links."""
         self.scene("A job asks for 2 GPUs and gets a pair that talks fast.")
         self.command("qsub -l gpu=2 train.sh")
         pair = self.submit(101, "2")
         node = self.node()
         chosen = [
-            device for device in node.devices() if str(device.index) in pair.mask().split(",")
+            device
+            for device in node.devices()
+            if str(device.index) in pair.visible_devices().split(",")
         ]
         links = node.links().get((chosen[0].bus, chosen[1].bus), 0)
         first, second = (device.index for device in chosen)
         self.text(
-            f"GPU {first} and GPU {second} share {counted(links, 'NVLink')}; "
+            f"GPU {first} and GPU {second} share {format_count(links, 'NVLink')}; "
             f"most pairs of this machine have one or none."
         )
         self.pause()
         return pair
 
-    def array(self) -> list[Play]:
+    def array(self) -> list[DemoJob]:
         """Show that each task has a GPU of its own."""
         self.scene("Two tasks of an array: each has a GPU of its own.")
         self.command("qsub -t 7-8 -l gpu=1 sweep.sh")
@@ -105,7 +107,7 @@ class Demo:
         self.pause()
         return tasks
 
-    def four_gpus(self) -> Play:
+    def four_gpus(self) -> DemoJob:
         """Show a full node."""
         self.scene("Four more, and the node is full.")
         self.command("qsub -l gpu=4 big.sh")
@@ -131,23 +133,23 @@ class Demo:
         self.submit(106).finish()
         self.pause()
 
-    def killed_shepherd(self, task: Play) -> None:
+    def killed_shepherd(self, task: DemoJob) -> None:
         """Show that a lock outlives its shepherd exactly as long as the job does."""
         self.scene(f"The shepherd of job {task.name} is killed. Its process computes on.")
         self.command(f"kill -9 {task.shepherd.pid}")
         task.kill_shepherd()
         self.command(f"gpulock why {task.name}")
-        self.show(why.explain(self.node(), task.name, self.width - len(INDENT))[0])
+        self.show(why.explain_subject(self.node(), task.name, self.width - len(INDENT))[0])
         self.pause()
         self.text("Alive, so held: no other job can land on that GPU. Now the process ends.")
-        task.ring()
+        task.end_job_process()
         self.command("gpulock reap")
         node = self.node()
-        report = reconcile(node, judge(node), Deadline(reap.REAP_SECONDS))
-        self.show(reap.lines(report, present(node)))
+        report = reconcile_locks(node, make_liveness_judge(node), Deadline(reap.REAP_SECONDS))
+        self.show(reap.format_reap_report(report, devices_if_driver(node)))
         self.pause()
 
-    def the_end(self, plays: list[Play]) -> None:
+    def the_end(self, plays: list[DemoJob]) -> None:
         """Show that epilogs give everything back."""
         self.scene("The jobs end; their epilogs give everything back.")
         for play in plays:
@@ -155,33 +157,37 @@ class Demo:
         self.settle()
         self.status()
         if not self.all_free():
-            raise Refused("the demo did not end with every GPU free", "report this as a bug")
-        name = program()
+            raise CommandRefusedError(
+                "the demo did not end with every GPU free", "report this as a bug"
+            )
+        name = gpulock_program_name()
         click.echo(f"\nTry it: {name} simulate DIR, then {name} --config DIR/gpulock.conf status")
 
     def all_free(self) -> bool:
         """Return whether nothing is held."""
-        return all(row.state == "free" for row in look(self.node(), judging=True).rows())
+        return all(row.state == "free" for row in view_node(self.node(), judging=True).rows())
 
     def settle(self) -> None:
         """Reconcile, as gpulockd does, what an epilog on a busy machine could not be sure of."""
         deadline = Deadline(SETTLE_SECONDS)
         while not self.all_free() and deadline.left() > 0:
             node = self.node()
-            reconcile(node, judge(node), deadline)
+            reconcile_locks(node, make_liveness_judge(node), deadline)
 
-    def submit(self, job_id: int, gpus: str = "", task: int = 0) -> Play:
+    def submit(self, job_id: int, gpus: str = "", task: int = 0) -> DemoJob:
         """Run a job's prolog and show the mask it got; raise Refused where it does not run."""
         play = self.stage.submit(job_id, gpus, task)
         if play.result is not None:
-            raise Refused(f"job {play.name} did not start: {play.output().strip()}", "see TMPDIR")
-        mask = play.mask() or '""'
+            raise CommandRefusedError(
+                f"job {play.name} did not start: {play.output().strip()}", "see TMPDIR"
+            )
+        mask = play.visible_devices() or '""'
         click.echo(
             f"{INDENT}job {play.name.ljust(6)} CUDA_VISIBLE_DEVICES={click.style(mask, fg='green')}"
         )
         return play
 
-    def refused(self, play: Play, what: str) -> None:
+    def refused(self, play: DemoJob, what: str) -> None:
         """Show the exit status of a prolog and the line that its user reads."""
         result = play.finish()
         code = click.style(f"prolog exits {result.prolog}", fg="yellow")
@@ -191,19 +197,19 @@ class Demo:
 
     def node(self) -> Node:
         """Return the simulated node, as every command sees it."""
-        return Node(load(str(self.stage.node.config)))
+        return Node(read_settings(str(self.stage.node.config)))
 
     def status(self) -> None:
         """Show `gpulock status`."""
         self.command("gpulock status")
-        view = look(self.node(), judging=True)
+        view = view_node(self.node(), judging=True)
         rows = view.rows()
-        self.show(status.lines(view, rows, rows, self.width - len(INDENT)))
+        self.show(status.format_status_lines(view, rows, rows, self.width - len(INDENT)))
 
     def scene(self, title: str) -> None:
         """Begin a scene."""
         self._scene += 1
-        click.echo(f"\n{table.bold(f'{self._scene}. {title}')}")
+        click.echo(f"\n{table.bold_text(f'{self._scene}. {title}')}")
 
     def command(self, line: str) -> None:
         """Show a command as it would be typed."""

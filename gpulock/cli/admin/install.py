@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from gpulock.cli.session import Refused, Session
+from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.install.hooks import InstallError
 from gpulock.install.versions import DEFAULT_PREFIX
-from gpulock.text.words import counted
+from gpulock.text.words import format_count
 
 if TYPE_CHECKING:
-    from gpulock.install.sge.install import Plan
+    from gpulock.install.sge.install import InstallPlan
 
 
 @click.group()
-def install() -> None:
+def install_group() -> None:
     """Install the hooks of a scheduler on this node."""
 
 
-@install.command("sge")
+@install_group.command("sge")
 @click.option("--queue", "queues", multiple=True, required=True, metavar="NAME", help="Repeatable.")
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="GPUs of this node.  [default: count them]"
@@ -44,19 +44,19 @@ def install() -> None:
 @click.option("--sge-cell", default="", help="Its cell.")
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
 @click.pass_obj
-def install_sge(session: Session, /, dry_run: bool, **options: Any) -> None:
+def install_sge_command(session: Session, /, dry_run: bool, **options: Any) -> None:
     """Install prolog, epilog and load sensor for Grid Engine on this node."""
     from gpulock.install.sge.install import SgeOptions, plan_sge
 
     try:
         options["prefix"] = options["prefix"].absolute()
         plan = plan_sge(SgeOptions(config=Path(session.config), **options))
-        show_or_apply(plan, dry_run)
+        show_or_apply_plan(plan, dry_run)
     except InstallError as fault:
-        raise Refused(str(fault)) from fault
+        raise CommandRefusedError(str(fault)) from fault
 
 
-@install.command("slurm")
+@install_group.command("slurm")
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="GPUs of this node.  [default: count them]"
 )
@@ -71,7 +71,7 @@ def install_sge(session: Session, /, dry_run: bool, **options: Any) -> None:
 @click.option("--interpreter", default=sys.executable, help="Python for the hooks.")
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
 @click.pass_obj
-def install_slurm(session: Session, /, dry_run: bool, **options: Any) -> None:
+def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) -> None:
     """Install Prolog, TaskProlog and Epilog for Slurm on this node.
 
     slurm.conf and gres.conf are only read; what to put there is shown.
@@ -81,17 +81,17 @@ def install_slurm(session: Session, /, dry_run: bool, **options: Any) -> None:
     try:
         options["prefix"] = options["prefix"].absolute()
         plan = plan_slurm(SlurmOptions(config=Path(session.config), **options))
-        show_or_apply(plan, dry_run)
+        show_or_apply_plan(plan, dry_run)
     except InstallError as fault:
-        raise Refused(str(fault)) from fault
+        raise CommandRefusedError(str(fault)) from fault
     for page in plan.pages:
         click.echo("\n" + "\n".join(page))
 
 
-@install.command("systemd")
+@install_group.command("systemd")
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
 @click.pass_obj
-def install_systemd(session: Session, /, dry_run: bool) -> None:
+def install_systemd_command(session: Session, /, dry_run: bool) -> None:
     """Install gpulockd and the exporter as services of this node, and start them."""
     from gpulock.install.systemd.install import SystemdOptions, plan_systemd
 
@@ -99,12 +99,12 @@ def install_systemd(session: Session, /, dry_run: bool) -> None:
         plan = plan_systemd(SystemdOptions(config=Path(session.config).absolute()))
         for change in () if dry_run else plan.changes:
             click.echo("\n".join(change.lines()))
-        show_or_apply(plan, dry_run)
+        show_or_apply_plan(plan, dry_run)
     except InstallError as fault:
-        raise Refused(str(fault)) from fault
+        raise CommandRefusedError(str(fault)) from fault
 
 
-def show_or_apply(plan: Plan, dry_run: bool) -> None:
+def show_or_apply_plan(plan: InstallPlan, dry_run: bool) -> None:
     """Make the changes, or show them; then say what there is to know."""
     for change in plan.changes if dry_run else ():
         click.echo("\n".join(change.lines()))
@@ -115,58 +115,58 @@ def show_or_apply(plan: Plan, dry_run: bool) -> None:
     if not plan.changes:
         click.echo("nothing to change: it is installed as asked")
     elif dry_run:
-        click.echo(f"{counted(len(plan.changes), 'change')} would be made")
+        click.echo(f"{format_count(len(plan.changes), 'change')} would be made")
 
 
 @click.group()
-def uninstall() -> None:
+def uninstall_group() -> None:
     """Take the hooks of a scheduler away again."""
 
 
-@uninstall.command("sge")
+@uninstall_group.command("sge")
 @click.option("--force", is_flag=True, help="Although devices are locked.")
 @click.option("--because", default="", metavar="TEXT", help="Why; needed with --force.")
 @click.pass_obj
-def uninstall_sge(session: Session, force: bool, because: str) -> None:
+def uninstall_sge_command(session: Session, force: bool, because: str) -> None:
     """Put back what was there before `install sge`."""
-    from gpulock.install.sge.uninstall import uninstall_sge
+    from gpulock.install.sge.uninstall import undo_sge_install
     from gpulock.install.slurm.uninstall import keep_for_slurm
 
     def take_away(config: Path, *, force: bool, because: str) -> list[str]:
         if keep_for_slurm(config):
             click.echo("the hooks and the settings stay: Slurm uses them")
-        return uninstall_sge(config, click.echo, force=force, because=because)
+        return undo_sge_install(config, click.echo, force=force, because=because)
 
-    undo(session, take_away, force, because)
+    run_uninstaller(session, take_away, force, because)
 
 
-@uninstall.command("slurm")
+@uninstall_group.command("slurm")
 @click.option("--force", is_flag=True, help="Although Slurm jobs hold devices.")
 @click.option("--because", default="", metavar="TEXT", help="Why; needed with --force.")
 @click.pass_obj
-def uninstall_slurm(session: Session, force: bool, because: str) -> None:
+def uninstall_slurm_command(session: Session, force: bool, because: str) -> None:
     """Put back what was there before `install slurm`."""
     from gpulock.install.slurm import uninstall
 
     def take_away(config: Path, *, force: bool, because: str) -> list[str]:
-        return uninstall.uninstall_slurm(config, click.echo, force=force, because=because)
+        return uninstall.undo_slurm_install(config, click.echo, force=force, because=because)
 
-    undo(session, take_away, force, because)
+    run_uninstaller(session, take_away, force, because)
 
 
-@uninstall.command("systemd")
+@uninstall_group.command("systemd")
 @click.pass_obj
-def uninstall_systemd(session: Session) -> None:
+def uninstall_systemd_command(session: Session) -> None:
     """Stop both services, and put back what was there before `install systemd`."""
     from gpulock.install.systemd import uninstall
 
     def take_away(config: Path, *, force: bool, because: str) -> list[str]:
-        return uninstall.uninstall_systemd(config, click.echo)
+        return uninstall.undo_systemd_install(config, click.echo)
 
-    undo(session, take_away, False, "")
+    run_uninstaller(session, take_away, False, "")
 
 
-class TakeAway(Protocol):
+class Uninstaller(Protocol):
     """Uninstall for one scheduler; return what was left, and why."""
 
     def __call__(self, config: Path, *, force: bool, because: str) -> list[str]:
@@ -174,36 +174,38 @@ class TakeAway(Protocol):
         ...
 
 
-def undo(session: Session, take_away: TakeAway, force: bool, because: str) -> None:
+def run_uninstaller(session: Session, take_away: Uninstaller, force: bool, because: str) -> None:
     """Uninstall, and say what was left as it is."""
     if force and not because:
         raise click.UsageError('--force needs --because "TEXT".')
     try:
         left = take_away(Path(session.config), force=force, because=because)
     except InstallError as fault:
-        raise Refused(str(fault)) from fault
+        raise CommandRefusedError(str(fault)) from fault
     for line in left:
         click.echo(f"left as it is: {line}", err=True)
     if left:
-        raise Refused(f"{counted(len(left), 'thing')} could not be put back", "see above")
+        raise CommandRefusedError(
+            f"{format_count(len(left), 'thing')} could not be put back", "see above"
+        )
 
 
 @click.command()
 @click.option("--prefix", type=click.Path(path_type=Path), default=None, hidden=True)
 @click.pass_context
-def doctor(ctx: click.Context, prefix: Path | None) -> None:
+def doctor_command(ctx: click.Context, prefix: Path | None) -> None:
     """Check this node, its settings and its scheduler; 3 if anything is at fault."""
     from gpulock.install.doctor import doctor as checks
 
     session: Session = ctx.obj
     if os.geteuid() != 0 and not session.settings().simulation:
-        raise Refused("what there is to check is root's", "run it as root")
+        raise CommandRefusedError("what there is to check is root's", "run it as root")
     try:
-        found = checks.doctor(checks.Where(config=Path(session.config), prefix=prefix))
+        found = checks.run_doctor(checks.DoctorOptions(config=Path(session.config), prefix=prefix))
     except InstallError as fault:
-        raise Refused(str(fault)) from fault
+        raise CommandRefusedError(str(fault)) from fault
     colours = dict(zip(checks.MARKS.values(), ("green", "yellow", "red"), strict=True))
-    checks.show(
+    checks.print_checks(
         found, lambda line: click.echo(click.style(line[:1], colours.get(line[:1])) + line[1:])
     )
-    ctx.exit(checks.exit_code(found))
+    ctx.exit(checks.doctor_exit_code(found))

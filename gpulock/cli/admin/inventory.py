@@ -10,12 +10,12 @@ import click
 from gpulock.alloc import choose
 from gpulock.cli.session import Session
 from gpulock.errors import Refusal
-from gpulock.job.environment import driver_version
+from gpulock.job.environment import loaded_driver_version
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import counted, device_name, short_model
+from gpulock.text.words import device_name, format_count, short_model
 
 COLUMNS = (
     Column("GPU", right=True),
@@ -35,20 +35,26 @@ Links = dict[tuple[str, str], int]
 
 @click.command()
 @click.pass_obj
-def inventory(session: Session) -> None:
+def inventory_command(session: Session) -> None:
     """Show the devices as gpulock sees them: index, place, UUID, links."""
     node = session.node()
     found = node.devices()
-    click.echo("\n".join(lines(node, found, table.terminal_width(), table.uncut_width())))
+    click.echo(
+        "\n".join(format_inventory_lines(node, found, table.terminal_width(), table.uncut_width()))
+    )
 
 
-def lines(node: Node, found: list[Device], width: int, table_width: int) -> list[str]:
+def format_inventory_lines(
+    node: Node, found: list[Device], width: int, table_width: int
+) -> list[str]:
     """Return driver and devices, faults, and the matrix of links."""
-    result = [f"{counted(len(found), 'device')}, driver {version(node)}"]
+    result = [f"{format_count(len(found), 'device')}, driver {describe_driver_version(node)}"]
     if not found:
         return result
-    result += table.render(COLUMNS, [cells(device) for device in found], table_width)
-    result += table.facts(
+    result += table.render_table(
+        COLUMNS, [inventory_device_cells(device) for device in found], table_width
+    )
+    result += table.render_facts(
         [(f"GPU {device_name(device)}", device.fault) for device in found if device.fault], width
     )
     if not node.inventory:
@@ -56,29 +62,31 @@ def lines(node: Node, found: list[Device], width: int, table_width: int) -> list
             "No NVLink, memory and MIG known: nobody published an inventory in this boot."
         )
     if len(found) > 1:
-        result += ["", *matrix(found, node.links()), *textwrap.wrap(LEGEND, width)]
+        result += ["", *format_link_matrix(found, node.links()), *textwrap.wrap(LEGEND, width)]
     bridges = {device.bus: device for device in found if device.path}
     if bridges:
         result += ["", "PCI bridges from the root:"]
-        result += table.facts([(f"GPU {d.index}", path(d)) for d in bridges.values()], width)
+        result += table.render_facts(
+            [(f"GPU {d.index}", format_bridge_path(d)) for d in bridges.values()], width
+        )
     return result
 
 
-def path(device: Device) -> str:
+def format_bridge_path(device: Device) -> str:
     """Return the bridges above a device; the domain is the device's."""
     above = [part for part in device.path if not part.startswith(("devices", "pci"))]
     return " ".join(part.partition(":")[2] for part in above) or "none"
 
 
-def version(node: Node) -> str:
+def describe_driver_version(node: Node) -> str:
     """Return the driver's version, or why there is none."""
     try:
-        return driver_version(node.settings.driver_root)
+        return loaded_driver_version(node.settings.driver_root)
     except Refusal as refusal:
         return f"unknown ({refusal.why})"
 
 
-def cells(device: Device) -> list[Cell]:
+def inventory_device_cells(device: Device) -> list[Cell]:
     """Return one row; what is not known stays empty."""
     return [
         Cell(device_name(device)),
@@ -91,18 +99,18 @@ def cells(device: Device) -> list[Cell]:
     ]
 
 
-def matrix(found: list[Device], links: Links) -> list[str]:
+def format_link_matrix(found: list[Device], links: Links) -> list[str]:
     """Return how each pair is joined, best known way first."""
     names = [device_name(device) for device in found]
     columns = [Column("", right=True), *(Column(name, right=True) for name in names)]
     rows = [
-        [Cell(name), *(joined(device, other, links) for other in found)]
+        [Cell(name), *(device_link_cell(device, other, links) for other in found)]
         for name, device in zip(names, found, strict=True)
     ]
-    return table.render(columns, rows, table.UNCUT)
+    return table.render_table(columns, rows, table.UNCUT)
 
 
-def joined(a: Device, b: Device, links: Links) -> Cell:
+def device_link_cell(a: Device, b: Device, links: Links) -> Cell:
     """Return how two devices are joined, as `choose` counts it."""
     if a.id == b.id:
         return Cell("-")

@@ -8,17 +8,23 @@ from collections.abc import Iterable
 import click
 
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS
-from gpulock.alloc.release import present
+from gpulock.alloc.release import devices_if_driver
 from gpulock.cli.session import Session
-from gpulock.daemon.history.collect import History
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
-from gpulock.deadline import Deadline, boottime
+from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock
-from gpulock.text.table import paint
-from gpulock.text.words import FORCE, counted, holder, label_of, listing
-from gpulock.workstation.process_claims import judge
+from gpulock.text.table import paint_text
+from gpulock.text.words import (
+    FORCE,
+    format_count,
+    format_device_label,
+    format_device_list,
+    format_lock_holder,
+)
+from gpulock.workstation.process_claims import make_liveness_judge
 
 REAP_SECONDS = 120.0
 COLOURS = {FREED: "green", HELD: "cyan", ORPHANS: "magenta"}
@@ -29,60 +35,73 @@ ACT_WIDTH = 12
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @click.pass_obj
-def reap(session: Session, dry_run: bool) -> None:
+def reap_command(session: Session, dry_run: bool) -> None:
     """Free what dead owners hold, put back what was lost, publish the verdicts,
     and write finished claims into the history."""
-    node = session.own_node()
-    report = reconcile(node, judge(node), Deadline(REAP_SECONDS), dry_run)
-    click.echo("\n".join(lines(report, present(node), dry_run)))
+    node = session.writable_node()
+    report = reconcile_locks(node, make_liveness_judge(node), Deadline(REAP_SECONDS), dry_run)
+    click.echo("\n".join(format_reap_report(report, devices_if_driver(node), dry_run)))
     if not dry_run:
-        History(complain).run(node, report, boottime())
+        HistoryWriter(warn_history_fault).run(node, report, clock_boottime())
     if report.fault:
         raise Refusal(
             BROKEN, f"the verdicts cannot be published: {report.fault}", "make room there"
         )
 
 
-def complain(line: str) -> None:
+def warn_history_fault(line: str) -> None:
     """Tell what keeps finished claims out of the history; that fails no reap."""
     click.echo(f"gpulock: reap: {line}", err=True)
 
 
-def lines(report: Report, devices: list[Device], dry_run: bool = False) -> list[str]:
+def format_reap_report(
+    report: ReconcileReport, devices: list[Device], dry_run: bool = False
+) -> list[str]:
     """Return a line for each adopted claim, and for each that was judged; then the sum."""
     result = [
-        told("adopted", "yellow", record.devices, devices, f"{holder(record)}, whose lock was lost")
+        format_reap_line(
+            "adopted",
+            "yellow",
+            record.devices,
+            devices,
+            f"{format_lock_holder(record)}, whose lock was lost",
+        )
         for record in report.adopted
     ]
     groups: dict[tuple[str, str], list[str]] = {}
     for outcome in report.outcomes:
         record = outcome.lock.owner
-        whose = f"{holder(record)}: " if record else ""
+        whose = f"{format_lock_holder(record)}: " if record else ""
         reason = outcome.reason
         if outcome.act == HELD and outcome.lock.fault:
-            reason += f"; no reap frees it, but {helps(outcome.lock, devices)}"
+            reason += f"; no reap frees it, but {unreadable_lock_hint(outcome.lock, devices)}"
         # the locks of one claim have one fate, but for a device that is still open
         groups.setdefault((outcome.act, whose + reason), []).append(outcome.lock.id)
     for (act, why), ids in groups.items():
         result.append(
-            told(WOULD.get(act, act) if dry_run else act, COLOURS[act], ids, devices, why)
+            format_reap_line(
+                WOULD.get(act, act) if dry_run else act, COLOURS[act], ids, devices, why
+            )
         )
     result += [
-        told("quarantined", "red", [outcome.lock.id], devices, outcome.away)
+        format_reap_line("quarantined", "red", [outcome.lock.id], devices, outcome.away)
         for outcome in report.outcomes
         if outcome.away
     ]
     freed = len([outcome for outcome in report.outcomes if outcome.act == FREED])
     verb = "would be freed" if dry_run else "freed"
-    return [*result, f"{counted(len(report.outcomes), 'lock')}: {freed} {verb}"]
+    return [*result, f"{format_count(len(report.outcomes), 'lock')}: {freed} {verb}"]
 
 
-def helps(lock: Lock, devices: list[Device]) -> str:
+def unreadable_lock_hint(lock: Lock, devices: list[Device]) -> str:
     """Return the command that frees a lock which cannot be read, or the one that says what does."""
-    name = label_of(lock.id, devices).removeprefix("GPU ")
+    name = format_device_label(lock.id, devices).removeprefix("GPU ")
     return f"see gpulock why {name}" if lock.fault.startswith("its folder") else FORCE.format(name)
 
 
-def told(act: str, colour: str, ids: Iterable[str], devices: list[Device], why: str) -> str:
+def format_reap_line(
+    act: str, colour: str, ids: Iterable[str], devices: list[Device], why: str
+) -> str:
     """Return what became of some locks, of whom, and the proof."""
-    return f"{paint(act, colour)}{' ' * (ACT_WIDTH - len(act))}{listing(ids, devices)}: {why}"
+    gap = " " * (ACT_WIDTH - len(act))
+    return f"{paint_text(act, colour)}{gap}{format_device_list(ids, devices)}: {why}"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from gpulock.cli.session import Refused
-from gpulock.simulate.node import SimulationError, write_node
+from gpulock.cli.session import CommandRefusedError
+from gpulock.simulate.node import SimulationError, write_simulated_node
 from gpulock.simulate.presets import PRESETS
 
 HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESETS.values())
@@ -18,12 +18,12 @@ HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESE
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--preset", default="dgx1", show_default=True, metavar="NAME", help="Which machine.")
 @click.option("--gpus", type=click.IntRange(min=1), help="Its first so many GPUs only.")
-def simulate(directory: Path, preset: str, gpus: int | None) -> None:
+def simulate_command(directory: Path, preset: str, gpus: int | None) -> None:
     """Write a simulated node into DIRECTORY, which must be empty or an older simulation."""
     try:
-        node = write_node(directory, preset, gpus)
+        node = write_simulated_node(directory, preset, gpus)
     except SimulationError as fault:
-        raise Refused(str(fault)) from fault
+        raise CommandRefusedError(str(fault)) from fault
     machine = node.machine
     click.echo(f"{machine.name}: {machine.summary}")
     click.echo(f"{len(machine.gpus)} GPUs below {node.directory}; look at them with")

@@ -11,20 +11,21 @@ from typing import TypeVar
 import click
 
 from gpulock.alloc.grant import Grant
-from gpulock.cli.select import SelectError, several
-from gpulock.cli.session import Refused, Session, user_name
-from gpulock.deadline import Deadline, boottime
+from gpulock.cli.claims import socket_client
+from gpulock.cli.select import SelectError, match_device_list
+from gpulock.cli.session import CommandRefusedError, Session, uid_to_user_name
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.node.context import Node
 from gpulock.store.owner import Owner
-from gpulock.text.words import counted, duration, listing, parse_duration
-from gpulock.workstation import client, process_claims, tickets
+from gpulock.text.words import format_count, format_device_list, format_duration, parse_duration
+from gpulock.workstation import process_claims, tickets
 
 F = TypeVar("F", bound=Callable[..., object])
 FOR_EVER = "for ever"
 CLAIM_SECONDS = 60.0  # for one attempt, whose wait at the gate is GATE_TIMEOUT
 
 
-def to_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
+def parse_wait_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
     """Return the seconds of --wait: none without it, no end without a duration."""
     if value is None:
         return 0.0
@@ -39,7 +40,7 @@ def claim_options(function: F) -> F:
     for option in (
         click.option(
             "--wait",
-            callback=to_seconds,
+            callback=parse_wait_option,
             is_flag=False,
             flag_value=FOR_EVER,
             metavar="[DURATION]",
@@ -52,51 +53,59 @@ def claim_options(function: F) -> F:
     return function
 
 
-def node_to_hold(session: Session) -> Node:
+def open_node_for_claim(session: Session) -> Node:
     """Return the node, on which we or gpulockd for us may claim; raise Refused or Refusal."""
     node = session.node()
-    if client.is_needed(node):
-        client.connect(node).close()  # nobody serves: say so before anything else
+    if socket_client.is_daemon_needed(node):
+        socket_client.connect_to_daemon(node).close()  # nobody serves: say so before anything else
         return node
-    return session.own_node()
+    return session.writable_node()
 
 
-def prepare(node: Node) -> None:
+def prepare_claim_folders(node: Node) -> None:
     """Make LOCK_DIR and STATE_DIR where they are missing and ours; raise Refusal."""
-    if not client.is_needed(node):
-        process_claims.prepare(node)
+    if not socket_client.is_daemon_needed(node):
+        process_claims.ensure_node_dirs(node)
 
 
-def which(node: Node, count: int | None, devices: str | None) -> tuple[int, tuple[str, ...]]:
+def resolve_wanted_devices(
+    node: Node, count: int | None, devices: str | None
+) -> tuple[int, tuple[str, ...]]:
     """Return how many devices are wanted, and which; raise UsageError or Refused."""
     if devices is None:
         if count is None:
             raise click.UsageError("say how many GPUs with -n N, or which with --devices.")
         return count, ()
     try:
-        wanted = tuple(device.id for device in several(devices, node.devices()))
+        wanted = tuple(device.id for device in match_device_list(devices, node.devices()))
     except SelectError as fault:
-        raise Refused(str(fault), "see gpulock status") from fault
+        raise CommandRefusedError(str(fault), "see gpulock status") from fault
     if count not in (None, len(wanted)):
         raise click.UsageError(f"-n {count} and --devices with {len(wanted)} do not fit.")
     return len(wanted), wanted
 
 
-def obtain(node: Node, record: Owner, count: int, wanted: tuple[str, ...], wait: float) -> Grant:
+def acquire_devices(
+    node: Node, record: Owner, count: int, wanted: tuple[str, ...], wait: float
+) -> Grant:
     """Claim in turn, waiting so long; raise Refusal or Refused.
 
     Where LOCK_DIR is another's, its gpulockd claims for us.
     """
-    line = Line(count)
+    line = WaitProgress(count)
     try:
-        if client.is_needed(node):
-            return client.obtain(node, record, count, wanted, wait, line.tell)
-        refuse_second(node, record, count, wanted)
-        grant = tickets.in_turn(
+        if socket_client.is_daemon_needed(node):
+            return socket_client.request_daemon_claim(
+                node, record, count, wanted, wait, line.show_waiting
+            )
+        refuse_second_claim(node, record, count, wanted)
+        grant = tickets.claim_in_turn(
             node,
-            lambda: process_claims.claim_for(node, record, count, wanted, Deadline(CLAIM_SECONDS)),
+            lambda: process_claims.claim_for_process(
+                node, record, count, wanted, Deadline(CLAIM_SECONDS)
+            ),
             Deadline(wait),
-            line.tell,
+            line.show_waiting,
         )
         if grant.fault:
             click.echo(f"gpulock: {grant.fault}", err=True)
@@ -105,37 +114,38 @@ def obtain(node: Node, record: Owner, count: int, wanted: tuple[str, ...], wait:
         line.end()
 
 
-def owner_of(node: Node, pid: int, comment: str = "") -> Owner:
+def make_cli_owner(node: Node, pid: int, comment: str = "") -> Owner:
     """Return the record for a claim by `pid`, with its owner's name; raise Refusal."""
-    record = process_claims.template(node, pid, "", comment)
-    return record.copy(user=user_name(record.uid))
+    record = process_claims.make_process_owner(node, pid, "", comment)
+    return record.copy(user=uid_to_user_name(record.uid))
 
 
-def refuse_second(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) -> None:
+def refuse_second_claim(node: Node, record: Owner, count: int, wanted: tuple[str, ...]) -> None:
     """Raise Refused when the process holds another grant: one claim a process."""
-    other = process_claims.holds_other(node, record, count, wanted)
+    other = process_claims.find_other_process_grant(node, record, count, wanted)
     if other:
-        raise Refused(
-            f"pid {record.pid} holds {listing(other, node.devices())} already",
+        raise CommandRefusedError(
+            f"pid {record.pid} holds {format_device_list(other, node.devices())} already",
             f"gpulock release --pid {record.pid} first",
         )
 
 
-class Line:
+class WaitProgress:
     """What a waiting caller is told on stderr: one line, kept up to date on a terminal."""
 
     def __init__(self, count: int) -> None:
-        self._what = counted(count, "GPU")
-        self._begun = boottime()
+        self._what = format_count(count, "GPU")
+        self._begun = clock_boottime()
         self._last = ""
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
-    def tell(self, before: int, why: str) -> None:
+    def show_waiting(self, before: int, why: str) -> None:
         """Say how many callers are before this one, or what is in the way."""
         short = why.partition(" (")[0]  # who has which: `gpulock status` says it better
-        reason = f"{counted(before, 'caller')} before this one" if before else f"next; {short}"
+        reason = f"{format_count(before, 'caller')} before this one" if before else f"next; {short}"
         if self._live:
-            text = f"gpulock: waiting {duration(boottime() - self._begun)} for {self._what}: "
+            waited = format_duration(clock_boottime() - self._begun)
+            text = f"gpulock: waiting {waited} for {self._what}: "
             width = os.get_terminal_size(sys.stderr.fileno()).columns
             sys.stderr.write(f"\r\x1b[K{(text + reason)[: max(20, width - 1)]}")
             sys.stderr.flush()

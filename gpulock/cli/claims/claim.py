@@ -9,8 +9,15 @@ import shlex
 import click
 
 from gpulock.alloc.grant import Grant
-from gpulock.cli.claims.acquire import claim_options, node_to_hold, obtain, owner_of, prepare, which
-from gpulock.cli.session import Refused, Session, calling_shell
+from gpulock.cli.claims.acquire import (
+    acquire_devices,
+    claim_options,
+    make_cli_owner,
+    open_node_for_claim,
+    prepare_claim_folders,
+    resolve_wanted_devices,
+)
+from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell
 from gpulock.job import environment
 from gpulock.node.settings import Settings
 from gpulock.text.words import device_name, short_model
@@ -21,7 +28,7 @@ from gpulock.text.words import device_name, short_model
 @click.option("--pid", type=click.IntRange(min=2), help="Who holds them.  [default: the caller]")
 @click.option("--export", is_flag=True, help="Print export lines for eval.")
 @click.pass_obj
-def claim(
+def claim_command(
     session: Session,
     count: int | None,
     devices: str | None,
@@ -34,29 +41,37 @@ def claim(
     \b
     eval "$(gpulock claim -n 1 --export)"
     """
-    node = node_to_hold(session)
-    number, wanted = which(node, count, devices)
-    prepare(node)
-    record = owner_of(node, pid or calling_shell(node.proc))
+    node = open_node_for_claim(session)
+    number, wanted = resolve_wanted_devices(node, count, devices)
+    prepare_claim_folders(node)
+    record = make_cli_owner(node, pid or find_calling_shell(node.proc))
     if os.geteuid() not in (0, record.uid):
-        raise Refused(f"process {record.pid} is {record.user}'s", "claim for one of your own")
+        raise CommandRefusedError(
+            f"process {record.pid} is {record.user}'s", "claim for one of your own"
+        )
     binds = environment.driver_binds(node.settings) if export else ""
-    grant = obtain(node, record, number, wanted, wait)
-    click.echo("\n".join(exports(grant, node.settings, binds) if export else shown(grant)))
+    grant = acquire_devices(node, record, number, wanted, wait)
+    click.echo(
+        "\n".join(
+            shell_export_lines(grant, node.settings, binds)
+            if export
+            else format_granted_devices(grant)
+        )
+    )
     hint = f"gpulock: held by pid {record.pid} until it ends; give back: gpulock release"
     click.echo(hint if pid is None else f"{hint} --pid {pid}", err=True)
 
 
-def exports(grant: Grant, settings: Settings, binds: str) -> list[str]:
+def shell_export_lines(grant: Grant, settings: Settings, binds: str) -> list[str]:
     """Return the lines that a shell evaluates."""
-    pairs = environment.variables(grant.devices, settings)
+    pairs = environment.grant_variables(grant.devices, settings)
     if binds:
-        own = environment.own_binds(os.environ)
-        pairs += [(name, environment.appended(old, binds)) for name, old in own]
+        own = environment.user_bind_lists(os.environ)
+        pairs += [(name, environment.append_binds(old, binds)) for name, old in own]
     return [f"export {name}={shlex.quote(value)}" for name, value in pairs]
 
 
-def shown(grant: Grant) -> list[str]:
+def format_granted_devices(grant: Grant) -> list[str]:
     """Return a line for each device granted."""
     return [
         f"GPU {device_name(d)}  {d.bus}  {short_model(d.model)}  {d.uuid}".rstrip()

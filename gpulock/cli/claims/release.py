@@ -14,25 +14,31 @@ from typing import NamedTuple
 import click
 
 from gpulock.alloc import device_users, memory_check, reaper
-from gpulock.alloc.grant import retire
-from gpulock.alloc.release import present
-from gpulock.cli.select import SelectError, Subject, subject
-from gpulock.cli.session import Refused, Session, caller, calling_shell, log
-from gpulock.cli.status.node_view import stray
-from gpulock.deadline import Deadline, boottime
+from gpulock.alloc.grant import retire_lock
+from gpulock.alloc.release import devices_if_driver
+from gpulock.cli.claims import socket_client
+from gpulock.cli.select import SelectError, Subject, parse_subject
+from gpulock.cli.session import (
+    CommandRefusedError,
+    Session,
+    describe_caller,
+    find_calling_shell,
+    log_to_syslog,
+)
+from gpulock.cli.status.node_view import find_stray_path
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import one_line
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, overlaps
+from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.node.procfs import Proc
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock.text.words import holder, label_of
-from gpulock.workstation import client
-from gpulock.workstation.process_claims import judge
+from gpulock.text.words import format_device_label, format_lock_holder
+from gpulock.workstation.process_claims import make_liveness_judge
 
 
-class Let(NamedTuple):
+class ReleaseCandidate(NamedTuple):
     """One lock that was let go, and who still has the device open."""
 
     lock: Lock
@@ -42,7 +48,9 @@ class Let(NamedTuple):
 LONGEST = 1000  # characters of a reason: it stands in a note, in records and in lines
 
 
-def short_enough(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def check_reason_length(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> str | None:
     """Return the reason; raise BadParameter for one that no record can hold."""
     if value is not None and len(value) > LONGEST:
         raise click.BadParameter(f"say it in {LONGEST} characters.", ctx, param)
@@ -58,10 +66,10 @@ def short_enough(ctx: click.Context, param: click.Parameter, value: str | None) 
     "--because",
     metavar="TEXT",
     help="Why; needed with --force, kept in the log.",
-    callback=short_enough,
+    callback=check_reason_length,
 )
 @click.pass_obj
-def release(
+def release_command(
     session: Session,
     devices: tuple[str, ...],
     pid: int | None,
@@ -75,90 +83,98 @@ def release(
     if force and not because:
         raise click.UsageError('--force needs --because "TEXT".')
     node = session.node()
-    found = present(node)
-    if client.is_needed(node) and not (force or job):
-        for name in ask_daemon(node, found, devices, pid or calling_shell(node.proc)):
-            click.echo(f"freed {label_of(name, found)}")
+    found = devices_if_driver(node)
+    if socket_client.is_daemon_needed(node) and not (force or job):
+        for name in release_through_daemon(
+            node, found, devices, pid or find_calling_shell(node.proc)
+        ):
+            click.echo(f"freed {format_device_label(name, found)}")
         return
-    node = session.own_node()
-    ours = chosen(found, devices, pid or calling_shell(node.proc), job)
-    let = let_go(node, found, ours, force, one_line(because or ""))
+    node = session.writable_node()
+    ours = make_lock_filter(found, devices, pid or find_calling_shell(node.proc), job)
+    let = release_selected_locks(node, found, ours, force, one_line(because or ""))
     for one in let:
-        click.echo(f"freed {label_of(one.lock.id, found)}{whose(one.lock)}")
+        click.echo(f"freed {format_device_label(one.lock.id, found)}{format_past_holder(one.lock)}")
         if one.left:
             click.echo(f"STILL IN USE: {one.left}", err=True)
 
 
-def ask_daemon(
+def release_through_daemon(
     node: Node, found: Sequence[Device], names: Sequence[str], pid: int
 ) -> tuple[str, ...]:
     """Have gpulockd free what is ours; return the ids. Raises Refused or Refusal."""
     try:
-        ids = tuple(device_id(name, found) for name in names)
+        ids = tuple(resolve_lock_id(name, found) for name in names)
     except SelectError as fault:
-        raise Refused(str(fault), "see gpulock status") from fault
-    return client.release(node, pid, ids)
+        raise CommandRefusedError(str(fault), "see gpulock status") from fault
+    return socket_client.request_daemon_release(node, pid, ids)
 
 
-def chosen(
+def make_lock_filter(
     found: Sequence[Device], names: Sequence[str], pid: int, job: str | None
 ) -> Callable[[Lock], bool]:
     """Return what tells the locks that are meant; raise Refused."""
     try:
         if names:
-            ids = [device_id(name, found) for name in names]
-            return lambda lock: any(overlaps(lock.id, name) for name in ids)
-        what = subject(f"job {job}", found) if job else Subject(pid=pid)
+            ids = [resolve_lock_id(name, found) for name in names]
+            return lambda lock: any(lock_ids_overlap(lock.id, name) for name in ids)
+        what = parse_subject(f"job {job}", found) if job else Subject(pid=pid)
     except SelectError as fault:
-        raise Refused(str(fault), "see gpulock status") from fault
+        raise CommandRefusedError(str(fault), "see gpulock status") from fault
     return lambda lock: lock.owner is not None and what.owns(lock.owner)
 
 
-def device_id(name: str, found: Sequence[Device]) -> str:
+def resolve_lock_id(name: str, found: Sequence[Device]) -> str:
     """Return the lock id a name stands for; a full id is taken although nothing shows it."""
-    meant = subject(f"gpu {name}", found).device if not is_id(name, found) else None
+    meant = (
+        parse_subject(f"gpu {name}", found).device if not is_missing_card_id(name, found) else None
+    )
     return meant.id if meant else name
 
 
-def is_id(name: str, found: Sequence[Device]) -> bool:
+def is_missing_card_id(name: str, found: Sequence[Device]) -> bool:
     """Return whether `name` is a lock id of a card that the driver does not show (any more)."""
-    from gpulock.cli.select import match, same_place
+    from gpulock.cli.select import match_devices, parse_lock_id
 
-    return not match(name, found) and same_place(name) is not None
+    return not match_devices(name, found) and parse_lock_id(name) is not None
 
 
-def let_go(
+def release_selected_locks(
     node: Node, found: list[Device], ours: Callable[[Lock], bool], force: bool, because: str
-) -> list[Let]:
+) -> list[ReleaseCandidate]:
     """Free the locks that are `ours`, all or none; raise Refused."""
     if not node.store.exists():
-        raise Refused("nothing is held on this node", "see gpulock status")
+        raise CommandRefusedError("nothing is held on this node", "see gpulock status")
     node.store.check()
-    judge_now = judge(node)
-    holders = reaper.make_holders(node, found, judge_now)
-    holders.of("")
-    quiet = boottime()  # what the guard saw was not later
+    judge_now = make_liveness_judge(node)
+    holders = reaper.make_open_files(node, found, judge_now)
+    holders.pids_with_open("")
+    quiet = clock_boottime()  # what the guard saw was not later
     memory = None if force else wait_for_memory(node, ours, quiet)
     with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
-        held = node.store.all()
+        held = node.store.read_all_locks()
         for lock in held.values():
             node.store.read_details(lock)
         locks = [lock for lock in held.values() if ours(lock)]
         if not locks:
-            raise Refused("nothing of that is held", "see gpulock status")
-        let = [Let(lock, left_open(lock, holders, held)) for lock in locks]
+            raise CommandRefusedError("nothing of that is held", "see gpulock status")
+        let = [ReleaseCandidate(lock, describe_lock_openers(lock, holders, held)) for lock in locks]
         for one in let:
             if not force:
-                refuse_foreign(one, node.proc)
-        kept = [(one, memory.keeps(one.lock, quiet)) for one in let] if memory else []
+                refuse_foreign_lock(one, node.proc)
+        kept = [(one, memory.reason_to_keep_lock(one.lock, quiet)) for one in let] if memory else []
         for one, left in kept:
             if left:
-                raise Refused(f"{one.lock.id}: {left}", "release it again in a few seconds")
+                raise CommandRefusedError(
+                    f"{one.lock.id}: {left}", "release it again in a few seconds"
+                )
         for one in let:
             how = (
-                f"release --force by {caller()}: {because}" if force else f"released by {caller()}"
+                f"release --force by {describe_caller()}: {because}"
+                if force
+                else f"released by {describe_caller()}"
             )
-            free(node, one, one_line(how))
+            free_candidate_lock(node, one, one_line(how))
     return let
 
 
@@ -168,40 +184,48 @@ def wait_for_memory(
     """Return what the exporter tells once it has looked again, None where CLEAN is off."""
     if node.settings.clean == "off":
         return None
-    names = [lock.id for lock in node.store.all().values() if ours(lock)]
-    return memory_check.wait(node, names, quiet, Deadline(node.settings.gate_timeout))
+    names = [lock.id for lock in node.store.read_all_locks().values() if ours(lock)]
+    return memory_check.wait_for_memory_sample(
+        node, names, quiet, Deadline(node.settings.gate_timeout)
+    )
 
 
-def left_open(lock: Lock, holders: device_users.Holders, held: dict[str, Lock]) -> str:
+def describe_lock_openers(
+    lock: Lock, holders: device_users.OpenFiles, held: dict[str, Lock]
+) -> str:
     """Return who has the device of a lock open, or nothing."""
     if lock.owner is not None:
-        return device_users.open_left(lock.id, lock.owner, holders, held)
-    pids = holders.of(lock.id)
+        return device_users.remaining_device_user(lock.id, lock.owner, holders, held)
+    pids = holders.pids_with_open(lock.id)
     return f"process {pids[0]} has {lock.id} open" if pids else holders.blind
 
 
-def refuse_foreign(one: Let, proc: Proc) -> None:
+def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:
     """Raise Refused for a lock that its caller may not free, or not now."""
     record = one.lock.owner
     force = 'use --force --because "TEXT" if you must'
     if record is None or one.lock.fault:
-        raise Refused(f"{one.lock.id}: {one.lock.fault or 'a claim cut short'}", force)
+        raise CommandRefusedError(f"{one.lock.id}: {one.lock.fault or 'a claim cut short'}", force)
     if record.scheduler == "admin":
-        raise Refused(f"{one.lock.id} is {holder(record)}", f"gpulock unreserve {one.lock.id}")
+        raise CommandRefusedError(
+            f"{one.lock.id} is {format_lock_holder(record)}", f"gpulock unreserve {one.lock.id}"
+        )
     if record.scheduler != "process":
-        raise Refused(
-            f"{one.lock.id} is held by {holder(record)}",
+        raise CommandRefusedError(
+            f"{one.lock.id} is held by {format_lock_holder(record)}",
             f"it is freed when the job ends; {force}",
         )
     if record.uid != os.getuid():
-        raise Refused(f"{one.lock.id} is held by {holder(record)}", force)
+        raise CommandRefusedError(f"{one.lock.id} is held by {format_lock_holder(record)}", force)
     if one.left:
-        raise Refused(one.left, f"end it first; {force}")
-    if runs_elsewhere(record, proc):
-        raise Refused(f"process {record.pid} runs and has not called this", f"end it; {force}")
+        raise CommandRefusedError(one.left, f"end it first; {force}")
+    if is_claim_running_elsewhere(record, proc):
+        raise CommandRefusedError(
+            f"process {record.pid} runs and has not called this", f"end it; {force}"
+        )
 
 
-def runs_elsewhere(record: Owner, proc: Proc) -> bool:
+def is_claim_running_elsewhere(record: Owner, proc: Proc) -> bool:
     """Return whether a claim is of a command that runs, not above us: it counts on its GPUs."""
     if record.comment != "run" or not proc.running(record.pid, record.start):
         return False
@@ -216,22 +240,22 @@ def runs_elsewhere(record: Owner, proc: Proc) -> bool:
     return True
 
 
-def free(node: Node, one: Let, how: str) -> None:
+def free_candidate_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
     """Free one lock under the gate, and log a forced one; raise Refusal."""
     lock = one.lock
     if lock.fault:
         # retire leaves alone what it cannot read, and so does everybody but this command
         from gpulock.store import atomic
 
-        if path := stray(node, lock):
-            raise Refused(f"{path} is no folder, and so no lock", f"rm {path}")
+        if path := find_stray_path(node, lock):
+            raise CommandRefusedError(f"{path} is no folder, and so no lock", f"rm {path}")
         atomic.remove_folder(f"{node.store.locks_dir}/{lock.id}")
     else:
-        retire(node, lock, how)
+        retire_lock(node, lock, how)
     still = f"; still open: {one.left}" if one.left else ""
-    log(node.settings, one_line(f"{lock.id}{whose(lock)}: {how}{still}"))
+    log_to_syslog(node.settings, one_line(f"{lock.id}{format_past_holder(lock)}: {how}{still}"))
 
 
-def whose(lock: Lock) -> str:
+def format_past_holder(lock: Lock) -> str:
     """Return ` (was job 12 of alice)`, or nothing for a lock without owner."""
-    return f" (was {holder(lock.owner)})" if lock.owner else ""
+    return f" (was {format_lock_holder(lock.owner)})" if lock.owner else ""

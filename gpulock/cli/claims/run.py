@@ -16,22 +16,23 @@ from typing import NoReturn
 import click
 
 from gpulock.alloc.grant import Grant
-from gpulock.alloc.release import release
+from gpulock.alloc.release import release_locks
+from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.acquire import (
     CLAIM_SECONDS,
+    acquire_devices,
     claim_options,
-    node_to_hold,
-    obtain,
-    owner_of,
-    prepare,
-    which,
+    make_cli_owner,
+    open_node_for_claim,
+    prepare_claim_folders,
+    resolve_wanted_devices,
 )
 from gpulock.cli.session import Session
 from gpulock.deadline import Deadline
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.workstation import client, process_claims
+from gpulock.workstation import process_claims
 
 RUN = "run"  # the comment of a claim whose process is the command itself
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
@@ -41,7 +42,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit statu
 @claim_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
-def run(
+def run_command(
     ctx: click.Context, count: int | None, devices: str | None, wait: float, command: tuple[str]
 ) -> None:
     """Run COMMAND with GPUs of its own, freed when it ends.
@@ -51,40 +52,40 @@ def run(
     gpulock run -n 1 --wait 1h -- ./job.sh
     """
     session: Session = ctx.obj
-    refuse_missing(ctx, command[0])
+    refuse_missing_command(ctx, command[0])
     mask = os.umask(0)
     os.umask(mask)
-    node = node_to_hold(session)
-    number, wanted = which(node, count, devices)
-    prepare(node)
-    lead_session()
-    grant = obtain(node, owner_of(node, os.getpid(), RUN), number, wanted, wait)
+    node = open_node_for_claim(session)
+    number, wanted = resolve_wanted_devices(node, count, devices)
+    prepare_claim_folders(node)
+    start_own_session()
+    grant = acquire_devices(node, make_cli_owner(node, os.getpid(), RUN), number, wanted, wait)
     try:
-        environ = environment_of(grant, node.settings, dict(os.environ))
+        environ = make_command_environment(grant, node.settings, dict(os.environ))
         os.umask(mask)
-        become(command, environ)
+        exec_command(command, environ)
     except BaseException as fault:
-        give_back(node, grant)
+        release_unstarted_claim(node, grant)
         if isinstance(fault, OSError):
-            fail(ctx, command[0], fault)
+            exit_as_shell(ctx, command[0], fault)
         raise
 
 
-def refuse_missing(ctx: click.Context, name: str) -> None:
+def refuse_missing_command(ctx: click.Context, name: str) -> None:
     """End with the shell's code where there is no such command: nobody waits an hour for that."""
     if shutil.which(name) is None:
         there = os.path.exists(name) and "/" in name
         number = errno.EACCES if there else errno.ENOENT
-        fail(ctx, name, OSError(number, os.strerror(number)))
+        exit_as_shell(ctx, name, OSError(number, os.strerror(number)))
 
 
-def fail(ctx: click.Context, name: str, fault: OSError) -> NoReturn:
+def exit_as_shell(ctx: click.Context, name: str, fault: OSError) -> NoReturn:
     """Say why the command cannot be started, and end as a shell would."""
     click.echo(f"gpulock: run: {name}: {fault.strerror}", err=True)
     ctx.exit(NOT_FOUND if fault.errno == errno.ENOENT else NOT_EXECUTABLE)
 
 
-def lead_session() -> None:
+def start_own_session() -> None:
     """Lead a session of our own where no terminal is: the claim then covers all we start.
 
     With a terminal Ctrl-C must reach the command, so its session stays.
@@ -96,31 +97,33 @@ def lead_session() -> None:
             os.setsid()
 
 
-def environment_of(grant: Grant, settings: Settings, environ: dict[str, str]) -> dict[str, str]:
+def make_command_environment(
+    grant: Grant, settings: Settings, environ: dict[str, str]
+) -> dict[str, str]:
     """Return the command's environment: ours, with nothing left of what it said about GPUs."""
-    for name in environment.drop_names():
+    for name in environment.grant_variable_names():
         environ.pop(name, None)
-    environ.update(environment.variables(grant.devices, settings))
+    environ.update(environment.grant_variables(grant.devices, settings))
     binds = environment.driver_binds(settings)
     if binds:
-        for name, old in environment.own_binds(environ):
-            environ[name] = environment.appended(old, binds)
+        for name, old in environment.user_bind_lists(environ):
+            environ[name] = environment.append_binds(old, binds)
     return environ
 
 
-def become(command: tuple[str, ...], environ: dict[str, str]) -> NoReturn:
+def exec_command(command: tuple[str, ...], environ: dict[str, str]) -> NoReturn:
     """Replace this process by the command; raise OSError."""
     for name in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, a command expects them
         signal.signal(name, signal.SIG_DFL)
     os.execvpe(command[0], command, environ)
 
 
-def give_back(node: Node, grant: Grant) -> None:
+def release_unstarted_claim(node: Node, grant: Grant) -> None:
     """Release a claim whose command did not start."""
-    if client.is_needed(node):
-        client.release(node, os.getpid())
+    if socket_client.is_daemon_needed(node):
+        socket_client.request_daemon_release(node, os.getpid())
         return
     token = grant.owner.token
-    judge = process_claims.judge(node)
+    judge = process_claims.make_liveness_judge(node)
     deadline = Deadline(CLAIM_SECONDS)
-    release(node, lambda o: o.token == token, judge, deadline, "its command did not start")
+    release_locks(node, lambda o: o.token == token, judge, deadline, "its command did not start")

@@ -21,12 +21,14 @@ FACTS = (
     *("last_busy_timestamp_seconds", "lock_acquired_timestamp_seconds"),
     *("observed_seconds_total", "utilization_ratio"),
 )
-SEEN = "last_over_time(gpulock_exporter_build_info[1d:10m]) or gpulock_exporter_build_info"
+RECENT_NODES_QUERY = (
+    "last_over_time(gpulock_exporter_build_info[1d:10m]) or gpulock_exporter_build_info"
+)
 QUERIES = (
     f'{{__name__=~"gpulock_(gpus|nvml_up|(gpu|mig)_({"|".join(FACTS)}))"}}',
     'last_over_time({__name__=~"gpulock_(gpu|mig)_info"}[1h])',
-    SEEN,
-    f"up and on(job) group by(job) ({SEEN})",
+    RECENT_NODES_QUERY,
+    f"up and on(job) group by(job) ({RECENT_NODES_QUERY})",
 )
 MOST = 1e6  # devices of a node: a server may say anything
 DIGITS = 18  # of a number in a name
@@ -34,7 +36,7 @@ DAY = "the last day"  # what SEEN looks back
 
 
 @dataclass
-class Device:
+class ClusterDevice:
     """One device; what is None is not told."""
 
     node: str
@@ -45,18 +47,18 @@ class Device:
     model: str = ""
     state: str | None = None
 
-    def is_(self, name: str) -> bool:
+    def is_fact_set(self, name: str) -> bool:
         """Return whether a fact is told and not 0."""
         return bool(self.facts.get(name))
 
-    def at_rest_since(self) -> float:
+    def last_active_time(self) -> float:
         """Return when its holder was last seen at work with it, or took it."""
         names = ("last_busy_timestamp_seconds", "lock_acquired_timestamp_seconds")
         return max(self.facts.get(name, 0.0) for name in names)
 
 
 @dataclass
-class Node:
+class ClusterNode:
     """One node; `up` is whether Prometheus reaches its exporter, `driver` whether that hears NVML.
 
     `states` has how many devices are in each, None where the exporter cannot tell.
@@ -67,33 +69,33 @@ class Node:
     up: bool = True
     driver: bool | None = None
     states: dict[str, int] | None = None
-    devices: dict[str, Device] = field(default_factory=dict[str, Device])
+    devices: dict[str, ClusterDevice] = field(default_factory=dict[str, ClusterDevice])
 
 
-def cluster(answers: Sequence[Sequence[Series]]) -> list[Node]:
+def build_cluster_nodes(answers: Sequence[Sequence[Series]]) -> list[ClusterNode]:
     """Return all nodes by name from the answers to QUERIES; none where there is no gpulock."""
     told, infos, seen, targets = answers
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, ClusterNode] = {}
     for one in told:
-        take(nodes, one)
+        add_node_series(nodes, one)
     parents = {
         (one.labels.get("instance", ""), one.labels.get("uuid", "")): one.labels.get("name", "")
         for one in infos
         if one.name == "gpulock_gpu_info"
     }
     for one in infos:
-        take_model(nodes, one, parents)
-    for instance in down(targets, frozenset(nodes), instances(seen)):
-        nodes[instance] = Node(instance, instance, up=False)
+        add_device_model(nodes, one, parents)
+    for instance in find_down_exporters(targets, frozenset(nodes), list_target_instances(seen)):
+        nodes[instance] = ClusterNode(instance, instance, up=False)
     for node in nodes.values():
-        assign(node)
-    return named(nodes.values())
+        assign_device_states(node)
+    return name_cluster_nodes(nodes.values())
 
 
-def take(nodes: dict[str, Node], one: Series) -> None:
+def add_node_series(nodes: dict[str, ClusterNode], one: Series) -> None:
     """Take one series of a node."""
     instance = one.labels.get("instance", "")
-    node = nodes.setdefault(instance, Node(instance, instance))
+    node = nodes.setdefault(instance, ClusterNode(instance, instance))
     what = one.name.removeprefix("gpulock_")
     if what == "gpus":
         node.states = node.states or dict.fromkeys(state.STATES, 0)
@@ -105,14 +107,16 @@ def take(nodes: dict[str, Node], one: Series) -> None:
         return
     kind, _, fact = what.partition("_")
     uuid = one.labels.get("uuid", "")
-    device = node.devices.setdefault(uuid, Device(instance, uuid, kind == "mig"))
+    device = node.devices.setdefault(uuid, ClusterDevice(instance, uuid, kind == "mig"))
     if fact == "lock_info":
         device.holder = one.labels
     else:
         device.facts[fact] = one.value
 
 
-def take_model(nodes: dict[str, Node], one: Series, parents: dict[tuple[str, str], str]) -> None:
+def add_device_model(
+    nodes: dict[str, ClusterNode], one: Series, parents: dict[tuple[str, str], str]
+) -> None:
     """Take what a device is; an instance is of its card's model, with its profile."""
     node = nodes.get(one.labels.get("instance", ""))
     device = node.devices.get(one.labels.get("uuid", "")) if node else None
@@ -124,12 +128,14 @@ def take_model(nodes: dict[str, Node], one: Series, parents: dict[tuple[str, str
     device.model = f"{short_model(name)} {one.labels.get('profile', '')}".strip()
 
 
-def instances(seen: Iterable[Series]) -> frozenset[str]:
+def list_target_instances(seen: Iterable[Series]) -> frozenset[str]:
     """Return the targets that series came from."""
     return frozenset(one.labels.get("instance", "") for one in seen)
 
 
-def down(targets: Iterable[Series], heard: frozenset[str], seen: frozenset[str]) -> list[str]:
+def find_down_exporters(
+    targets: Iterable[Series], heard: frozenset[str], seen: frozenset[str]
+) -> list[str]:
     """Return the exporters that do not answer.
 
     A job that scrapes something else besides says nothing of a target that was never heard.
@@ -149,11 +155,11 @@ def down(targets: Iterable[Series], heard: frozenset[str], seen: frozenset[str])
     ]
 
 
-def assign(node: Node) -> None:
+def assign_device_states(node: ClusterNode) -> None:
     """Find out which of a node's devices is in which of the states that it counted."""
     if node.states is None:
         return
-    held: list[Device] = []
+    held: list[ClusterDevice] = []
     for device in node.devices.values():
         if "locked" not in device.facts:
             continue  # a card in MIG mode: nobody can be granted it
@@ -162,19 +168,19 @@ def assign(node: Node) -> None:
             (state.QUARANTINED, "quarantined"),
             (state.STALE, "lock_stale"),
         ):
-            if device.is_(fact):
+            if device.is_fact_set(fact):
                 device.state = name
                 break
         else:
-            if device.is_("locked"):
+            if device.is_fact_set("locked"):
                 held.append(device)
             else:
-                strange = device.is_("foreign_processes")
+                strange = device.is_fact_set("foreign_processes")
                 device.state = state.FOREIGN if strange else state.FREE
-    judge(held, node.states)
+    assign_held_states(held, node.states)
 
 
-def judge(held: list[Device], states: dict[str, int]) -> None:
+def assign_held_states(held: list[ClusterDevice], states: dict[str, int]) -> None:
     """Tell the unknown and the idle among the held devices by how many there are of each."""
     # one that a reconcile judged has a lock_stale of 0, so it is not unknown
     doubt = [one for one in held if "lock_stale" not in one.facts]
@@ -182,41 +188,41 @@ def judge(held: list[Device], states: dict[str, int]) -> None:
     for one in doubt[: states[state.NOT_KNOWN]]:
         one.state = state.NOT_KNOWN
     rest = [one for one in held if one.state is None and "observed_seconds_total" in one.facts]
-    rest.sort(key=Device.at_rest_since)
+    rest.sort(key=ClusterDevice.last_active_time)
     for one in rest[: states[state.HELD_IDLE]]:
         one.state = state.HELD_IDLE
     for one in held:
         one.state = one.state or state.HELD
 
 
-def named(nodes: Iterable[Node]) -> list[Node]:
+def name_cluster_nodes(nodes: Iterable[ClusterNode]) -> list[ClusterNode]:
     """Return the nodes by name: the instance without its port, where that is nobody else's."""
     every = list(nodes)
-    short = Counter(host(one.instance) for one in every)
+    short = Counter(strip_instance_port(one.instance) for one in every)
     for one in every:
-        name = host(one.instance)
+        name = strip_instance_port(one.instance)
         one.name = name if short[name] == 1 else one.instance
-    return sorted(every, key=lambda one: natural(one.name))
+    return sorted(every, key=lambda one: natural_sort_key(one.name))
 
 
-def host(instance: str) -> str:
+def strip_instance_port(instance: str) -> str:
     """Return the host of `gpu07:9465`."""
     name, colon, port = instance.rpartition(":")
     return name if colon and port.isdigit() and name else instance
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
+def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
     """Return what sorts `gpu9` before `gpu10`."""
     parts: list[tuple[int, int, str]] = []
     word = ""
     for character in name:
         if word and character.isdecimal() != word[-1].isdecimal():
-            parts.append(key_of(word))
+            parts.append(natural_word_key(word))
             word = ""
         word += character
-    return [*parts, key_of(word)] if word else parts
+    return [*parts, natural_word_key(word)] if word else parts
 
 
-def key_of(word: str) -> tuple[int, int, str]:
+def natural_word_key(word: str) -> tuple[int, int, str]:
     """Return a number before a word."""
     return (0, int(word), "") if word.isdecimal() and len(word) <= DIGITS else (1, 0, word)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
-from gpulock.cli.session import Refused
+from gpulock.cli.session import CommandRefusedError
 from gpulock.errors import one_line
 
 SECONDS = 10.0  # for all queries of one call together
@@ -34,11 +34,11 @@ class Series(NamedTuple):
     value: float
 
 
-class AnswerError(ValueError):
+class PrometheusAnswerError(ValueError):
     """Say what is wrong with an answer."""
 
 
-def ask(
+def query_prometheus(
     url: str, queries: Sequence[str], seconds: float = SECONDS, limit: int = LIMIT
 ) -> list[list[Series]]:
     """Return the answer to each query; raise Refused.
@@ -46,31 +46,38 @@ def ask(
     A thread waits for the server: a name service or a server that gives a byte now and then keeps
     nobody longer than `seconds`.
     """
-    parts = address(url)
+    parts = parse_prometheus_url(url)
     found: list[list[Series]] = []
     fault: list[Exception] = []
 
     def work() -> None:
         try:
-            found.extend([vector(fetch(parts, one, seconds, limit)) for one in queries])
+            found.extend(
+                [
+                    parse_prometheus_vector(fetch_prometheus_answer(parts, one, seconds, limit))
+                    for one in queries
+                ]
+            )
         except Exception as error:  # whatever it is, the other thread says it
             fault.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
-    shown = named(parts)
+    shown = redact_prometheus_url(parts)
     if fault:
-        raise Refused(f"Prometheus at {shown}: {words(fault[0], seconds)}", DO) from fault[0]
+        raise CommandRefusedError(
+            f"Prometheus at {shown}: {describe_query_fault(fault[0], seconds)}", DO
+        ) from fault[0]
     if len(found) < len(queries):
-        raise Refused(f"Prometheus at {shown}: no answer within {seconds:g} s", DO)
+        raise CommandRefusedError(f"Prometheus at {shown}: no answer within {seconds:g} s", DO)
     return found
 
 
-def address(url: str) -> SplitResult:
+def parse_prometheus_url(url: str) -> SplitResult:
     """Return the parts of a server's address; raise Refused where it is none."""
     if not url:
-        raise Refused(
+        raise CommandRefusedError(
             "PROMETHEUS_URL is not set: no server is known that sees all nodes",
             "set it in gpulock.conf, such as PROMETHEUS_URL=http://prometheus:9090",
         )
@@ -80,15 +87,17 @@ def address(url: str) -> SplitResult:
             return parts
     except ValueError:
         pass
-    raise Refused("PROMETHEUS_URL is no http:// or https:// address", "correct it in gpulock.conf")
+    raise CommandRefusedError(
+        "PROMETHEUS_URL is no http:// or https:// address", "correct it in gpulock.conf"
+    )
 
 
-def named(parts: SplitResult) -> str:
+def redact_prometheus_url(parts: SplitResult) -> str:
     """Return an address as it is shown: without a password."""
     return one_line(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
-def fetch(parts: SplitResult, query: str, seconds: float, limit: int) -> bytes:
+def fetch_prometheus_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> bytes:
     """Return the body of an answer, of an error as well; raise OSError, or AnswerError."""
     bare = parts._replace(
         netloc=parts.netloc.rpartition("@")[2],
@@ -102,15 +111,15 @@ def fetch(parts: SplitResult, query: str, seconds: float, limit: int) -> bytes:
         # not to whom a redirect leads
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
     try:
-        with opener().open(request, timeout=seconds) as answer:
-            return body(answer, limit)
+        with make_url_opener().open(request, timeout=seconds) as answer:
+            return read_answer_body(answer, limit)
     except HTTPError as error:
         with error:
-            said = complaint(body(error, limit))
-        raise AnswerError(f"it answers {error.code} {error.reason}{said}") from None
+            said = prometheus_error_clause(read_answer_body(error, limit))
+        raise PrometheusAnswerError(f"it answers {error.code} {error.reason}{said}") from None
 
 
-def opener() -> urllib.request.OpenerDirector:
+def make_url_opener() -> urllib.request.OpenerDirector:
     """Return what opens http and https, and nothing else."""
     made = urllib.request.OpenerDirector()
     for handler in (
@@ -125,38 +134,44 @@ def opener() -> urllib.request.OpenerDirector:
     return made
 
 
-def body(answer: Any, limit: int) -> bytes:
+def read_answer_body(answer: Any, limit: int) -> bytes:
     """Return what a server sends; raise AnswerError where there is no end of it."""
     data: bytes = answer.read(limit + 1)
     if len(data) > limit:
-        raise AnswerError(f"its answer is longer than {limit >> 20} MiB")
+        raise PrometheusAnswerError(f"its answer is longer than {limit >> 20} MiB")
     if getattr(answer, "length", None):
-        raise AnswerError("its answer is cut short")
+        raise PrometheusAnswerError("its answer is cut short")
     return data
 
 
-def vector(data: bytes) -> list[Series]:
+def parse_prometheus_vector(data: bytes) -> list[Series]:
     """Return the series of an answer; raise AnswerError where it is none. Pure."""
-    found = document(data)
+    found = parse_prometheus_json(data)
     if found is None:
-        raise AnswerError(f"its answer is not Prometheus's: it begins with {beginning(data)}")
+        raise PrometheusAnswerError(
+            f"its answer is not Prometheus's: it begins with {quote_answer_start(data)}"
+        )
     if found.get("status") != "success":
-        raise AnswerError(f"it cannot answer{complaint(data) or ', and does not say why'}")
+        raise PrometheusAnswerError(
+            f"it cannot answer{prometheus_error_clause(data) or ', and does not say why'}"
+        )
     try:
         if found["data"]["resultType"] != "vector":
-            raise AnswerError("its answer is no vector")
-        return [series(one) for one in found["data"]["result"]]
+            raise PrometheusAnswerError("its answer is no vector")
+        return [parse_prometheus_series(one) for one in found["data"]["result"]]
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as fault:
-        raise AnswerError(f"its answer is not Prometheus's: {type(fault).__name__}") from None
+        raise PrometheusAnswerError(
+            f"its answer is not Prometheus's: {type(fault).__name__}"
+        ) from None
 
 
-def series(one: Any) -> Series:
+def parse_prometheus_series(one: Any) -> Series:
     """Return one series; control characters of its labels reach no terminal."""
     labels = {str(key): one_line(str(value)) for key, value in one["metric"].items()}
     return Series(labels.pop("__name__", ""), labels, float(one["value"][1]))
 
 
-def document(data: bytes) -> dict[str, Any] | None:
+def parse_prometheus_json(data: bytes) -> dict[str, Any] | None:
     """Return the JSON object in an answer, None where it is something else."""
     try:
         found = json.loads(data)
@@ -165,18 +180,18 @@ def document(data: bytes) -> dict[str, Any] | None:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
-def complaint(data: bytes) -> str:
+def prometheus_error_clause(data: bytes) -> str:
     """Return what a server's error says, in Prometheus's words where it is one."""
-    said = (document(data) or {}).get("error")
+    said = (parse_prometheus_json(data) or {}).get("error")
     return f": {one_line(str(said))[:200]}" if said else ""
 
 
-def beginning(data: bytes) -> str:
+def quote_answer_start(data: bytes) -> str:
     """Return the first words of what is no answer."""
     return repr(one_line(" ".join(data[: 4 * SHOWN].decode("utf-8", "replace").split()))[:SHOWN])
 
 
-def words(fault: Exception, seconds: float) -> str:
+def describe_query_fault(fault: Exception, seconds: float) -> str:
     """Return a fault as a clause."""
     reason = fault.reason if isinstance(fault, URLError) else fault
     if isinstance(reason, TimeoutError):

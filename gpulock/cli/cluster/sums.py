@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpulock.alloc import states
-from gpulock.cli.cluster.devices import Device, Node
+from gpulock.cli.cluster.devices import ClusterDevice, ClusterNode
 
 NO_MODEL, NO_USER = "not known", "not told"
 TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN, states.STALE)
 
 
 @dataclass
-class Sum:
+class ClusterSum:
     """Devices that have something in common: how many in each state, and how busy they are.
 
     `utilization` is the mean of those that tell it, None where none does.
@@ -38,21 +38,21 @@ class Sum:
         return {name: n for name, n in self.states.items() if n and name not in usual}
 
 
-def by_node(nodes: Iterable[Node]) -> list[Sum]:
+def sum_by_node(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
     """Return one sum a node whose exporter tells its states, as that counted them."""
-    found: list[Sum] = []
+    found: list[ClusterSum] = []
     for node in nodes:
         if node.up and node.states is not None:
-            one = summed(node.name, list(node.devices.values()))
+            one = sum_cluster_devices(node.name, list(node.devices.values()))
             one.states = node.states
             found.append(one)
     return found
 
 
-def by_model(nodes: Iterable[Node]) -> list[Sum]:
+def sum_by_model(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
     """Return one sum a model, most devices first; what was never seen has none."""
-    groups: dict[str, list[Device]] = {}
-    unnamed = Sum(NO_MODEL)
+    groups: dict[str, list[ClusterDevice]] = {}
+    unnamed = ClusterSum(NO_MODEL)
     for node in nodes:
         if node.states is None:
             continue
@@ -62,29 +62,31 @@ def by_model(nodes: Iterable[Node]) -> list[Sum]:
         for name, count in node.states.items():
             told = sum(device.state == name for device in node.devices.values())
             unnamed.states[name] += max(0, count - told)
-    found = [summed(name, devices) for name, devices in groups.items() if name != NO_MODEL]
-    rest = summed(NO_MODEL, groups.get(NO_MODEL, []))
+    found = [
+        sum_cluster_devices(name, devices) for name, devices in groups.items() if name != NO_MODEL
+    ]
+    rest = sum_cluster_devices(NO_MODEL, groups.get(NO_MODEL, []))
     for name, count in unnamed.states.items():
         rest.states[name] += count
     found.sort(key=lambda one: (-one.devices, one.name))
     return [*found, rest] if rest.devices else found
 
 
-def by_user(nodes: Iterable[Node]) -> list[Sum]:
+def sum_by_user(nodes: Iterable[ClusterNode]) -> list[ClusterSum]:
     """Return one sum a user who holds something, most devices first."""
-    groups: dict[str, list[Device]] = {}
+    groups: dict[str, list[ClusterDevice]] = {}
     for node in nodes:
         for device in node.devices.values():
             if device.holder is not None and device.state in TAKEN:
                 user = device.holder.get("user") or NO_USER
                 groups.setdefault(user, []).append(device)
-    found = [summed(name, devices) for name, devices in groups.items()]
+    found = [sum_cluster_devices(name, devices) for name, devices in groups.items()]
     return sorted(found, key=lambda one: (-one.devices, one.name))
 
 
-def total(sums: Iterable[Sum]) -> Sum:
+def sum_cluster_nodes(sums: Iterable[ClusterSum]) -> ClusterSum:
     """Return the sum of sums of nodes."""
-    whole = Sum("total")
+    whole = ClusterSum("total")
     for one in sums:
         whole.nodes += 1
         for name, count in one.states.items():
@@ -92,9 +94,9 @@ def total(sums: Iterable[Sum]) -> Sum:
     return whole
 
 
-def summed(name: str, devices: Sequence[Device]) -> Sum:
+def sum_cluster_devices(name: str, devices: Sequence[ClusterDevice]) -> ClusterSum:
     """Return the sum of some devices."""
-    result = Sum(name)
+    result = ClusterSum(name)
     jobs: set[tuple[str, ...]] = set()
     for one in devices:
         if one.state is not None:

@@ -11,7 +11,7 @@ from itertools import chain
 
 import click
 
-from gpulock.report.claims import Claim
+from gpulock.report.claims import ReportedClaim
 
 VERSION = 1
 CHUNK = 1 << 16  # characters that are written at once
@@ -23,7 +23,7 @@ FIELDS = (
 )
 
 
-def json_of(found: Iterable[Claim]) -> Iterator[str]:
+def claims_to_json(found: Iterable[ReportedClaim]) -> Iterator[str]:
     """Yield the records as text."""
     yield f'{{"version": {VERSION}, "claims": ['
     comma = "\n"
@@ -33,14 +33,14 @@ def json_of(found: Iterable[Claim]) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def csv_of(found: Iterable[Claim]) -> Iterator[str]:
+def claims_to_csv(found: Iterable[ReportedClaim]) -> Iterator[str]:
     """Yield a line a claim, without its devices."""
-    return csv_lines(
+    return rows_to_csv(
         chain([FIELDS], ([claim.record.get(key) for key in FIELDS] for claim in found))
     )
 
 
-def csv_lines(rows: Iterable[Iterable[object]]) -> Iterator[str]:
+def rows_to_csv(rows: Iterable[Iterable[object]]) -> Iterator[str]:
     """Yield rows as CSV."""
     line = StringIO()
     writer = csv.writer(line, lineterminator="\n")
@@ -51,7 +51,7 @@ def csv_lines(rows: Iterable[Iterable[object]]) -> Iterator[str]:
         line.truncate()
 
 
-def put(pieces: Iterable[str]) -> None:
+def echo_in_chunks(pieces: Iterable[str]) -> None:
     """Print a text of many pieces; all of it by echo, so that it is known what a fault is of."""
     some: list[str] = []
     size = 0

@@ -9,18 +9,32 @@ from collections import deque
 
 import click
 
-from gpulock.cli.history.formats import VERSION, csv_lines, csv_of, json_of, put
-from gpulock.cli.select import SelectError, same_place, subject
+from gpulock.cli.history.formats import (
+    VERSION,
+    claims_to_csv,
+    claims_to_json,
+    echo_in_chunks,
+    rows_to_csv,
+)
+from gpulock.cli.select import SelectError, parse_lock_id, parse_subject
 from gpulock.cli.session import Session
 from gpulock.daemon.history.files import FOLDER
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.report.bars import percent
-from gpulock.report.claims import Claim
-from gpulock.report.scan import Faults, Query, Sum, Sums, claims, matching, parsed
+from gpulock.report.bars import format_percent
+from gpulock.report.claims import ReportedClaim
+from gpulock.report.scan import (
+    ClaimQuery,
+    GpuTimeSum,
+    GpuTimeSums,
+    HistoryFaults,
+    find_history_claims,
+    find_history_matches,
+    parse_history_line,
+)
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import counted, duration, moment, parse_duration
+from gpulock.text.words import format_count, format_duration, format_local_time, parse_duration
 
 HOUR = 3600.0
 REFUSED = 1  # exit code
@@ -61,50 +75,56 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 @click.option("--json", "form", flag_value="json", help="Print JSON (docs/reports.md).")
 @click.option("--table", "form", flag_value="table", default=True, hidden=True)
 @click.pass_obj
-def history(session: Session, /, by: str | None, limit: int, form: str, **which: str) -> None:
+def history_command(
+    session: Session, /, by: str | None, limit: int, form: str, **which: str
+) -> None:
     """Show finished claims of this node, the latest last, and their GPU hours."""
     node = session.node()
-    query = query_of(node, **which)
+    query = parse_history_query(node, **which)
     folder = f"{node.settings.state_dir}/{FOLDER}"
-    faults = Faults()
+    faults = HistoryFaults()
     if by:
-        tell_sums(sums(folder, query, by, faults), by, form)
+        print_history_sums(sum_history(folder, query, by, faults), by, form)
     elif form in ("json", "csv"):
-        pieces = json_of if form == "json" else csv_of
-        put(pieces(claims(folder, query, faults)))
+        pieces = claims_to_json if form == "json" else claims_to_csv
+        echo_in_chunks(pieces(find_history_claims(folder, query, faults)))
     else:
-        tell_claims(folder, query, faults, limit)
-    for fault in faults.told():
+        print_history_claims(folder, query, faults, limit)
+    for fault in faults.as_sentences():
         click.echo(f"gpulock: history: {fault}", err=True)
     if faults.files:
         click.get_current_context().exit(REFUSED)  # no script is to take it for no hours
 
 
-def query_of(node: Node, user: str, job: str, device: str, since: str, until: str) -> Query:
+def parse_history_query(
+    node: Node, user: str, job: str, device: str, since: str, until: str
+) -> ClaimQuery:
     """Return what is asked for; raise click.UsageError."""
     now = time.time()
     try:
         begin = parse_time(since, now) if since else 0.0
         end = parse_time(until, now) if until else float("inf")
         meant = (
-            subject(f"job {job}" if job.replace(".", "").isdigit() else job, ()) if job else None
+            parse_subject(f"job {job}" if job.replace(".", "").isdigit() else job, ())
+            if job
+            else None
         )
-        place = device_id(node, device) if device else ""
+        place = find_history_device_id(node, device) if device else ""
     except (ValueError, SelectError) as fault:
         raise click.UsageError(str(fault)) from fault
     if meant is None:
-        return Query(begin, end, user, device=place)
+        return ClaimQuery(begin, end, user, device=place)
     if meant.pid:
-        return Query(begin, end, user, str(meant.pid), "", "process", place)
-    return Query(begin, end, user, meant.job, meant.task, device=place)
+        return ClaimQuery(begin, end, user, str(meant.pid), "", "process", place)
+    return ClaimQuery(begin, end, user, meant.job, meant.task, device=place)
 
 
-def device_id(node: Node, text: str) -> str:
+def find_history_device_id(node: Node, text: str) -> str:
     """Return the lock id that `text` names, of a device that is gone as well; raise SelectError."""
     try:
-        found = subject(f"gpu {text}", node.devices()).device
+        found = parse_subject(f"gpu {text}", node.devices()).device
     except (SelectError, Refusal) as fault:
-        place = same_place(text.lower())
+        place = parse_lock_id(text.lower())
         if place is None:
             raise SelectError(f"{fault}: of a device that is gone give the bus id") from fault
         return "".join(place)
@@ -125,74 +145,81 @@ def parse_time(text: str, now: float) -> float:
         raise ValueError(f"{text!r} is no time: 7d, 12h, 2026-11-01 or 2026-11-01T12:30") from None
 
 
-def sums(folder: str, query: Query, by: str, faults: Faults) -> dict[str, Sum]:
+def sum_history(
+    folder: str, query: ClaimQuery, by: str, faults: HistoryFaults
+) -> dict[str, GpuTimeSum]:
     """Return the sum of each user, queue or device."""
-    found = Sums(by, query.device)
-    for one in matching(folder, query, faults):
+    found = GpuTimeSums(by, query.device)
+    for one in find_history_matches(folder, query, faults):
         found.add(one)
-    return found.named()
+    return found.sums_by_name()
 
 
-def tell_claims(folder: str, query: Query, faults: Faults, limit: int) -> None:
+def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:
     """Print the table of the latest claims, and the sum of all, from one look at the files."""
-    found = Sums("", query.device)
+    found = GpuTimeSums("", query.device)
     latest: deque[bytes] = deque(maxlen=limit or None)
-    for one in matching(folder, query, faults):
+    for one in find_history_matches(folder, query, faults):
         found.add(one)
         latest.append(one.line())
-    shown = [claim for line in latest if (claim := parsed(line, faults)) and query.fits(claim)]
+    shown = [
+        claim
+        for line in latest
+        if (claim := parse_history_line(line, faults)) and query.fits(claim)
+    ]
     if shown:
-        rows = [cells(claim) for claim in shown]
-        click.echo("\n".join(table.render(COLUMNS, rows, table.terminal_width())))
-    total = found.named().get("", Sum())
+        rows = [history_claim_cells(claim) for claim in shown]
+        click.echo("\n".join(table.render_table(COLUMNS, rows, table.terminal_width())))
+    total = found.sums_by_name().get("", GpuTimeSum())
     more = total.claims - len(shown)
     if more > 0:
-        click.echo(f"{counted(more, 'earlier claim')} not shown: --last 0 shows all")
+        click.echo(f"{format_count(more, 'earlier claim')} not shown: --last 0 shows all")
     if total.claims or not faults.files:
-        click.echo(sentence(total))
+        click.echo(format_history_total(total))
 
 
-def cells(claim: Claim) -> list[Cell]:
+def history_claim_cells(claim: ReportedClaim) -> list[Cell]:
     """Return one row of the table."""
     held = sum(card.held for card in claim.cards)
     busy = sum(card.busy or 0.0 for card in claim.cards)
     unseen = sum(card.unobserved for card in claim.cards)
     seen = held > unseen
     return [
-        Cell(moment(claim.ended or 0.0)),
+        Cell(format_local_time(claim.ended or 0.0)),
         Cell(claim.job),
         Cell(claim.user),
         Cell(str(len(claim.cards))),
-        Cell(duration(claim.held) if claim.timed else "-"),
-        Cell(share(busy, held) if seen else "-"),
-        Cell(share(held - unseen - busy, held) if seen else "-"),
-        Cell(share(unseen, held)),
+        Cell(format_duration(claim.held) if claim.timed else "-"),
+        Cell(format_history_share(busy, held) if seen else "-"),
+        Cell(format_history_share(held - unseen - busy, held) if seen else "-"),
+        Cell(format_history_share(unseen, held)),
         Cell(claim.how),
     ]
 
 
-def share(part: float, whole: float) -> str:
+def format_history_share(part: float, whole: float) -> str:
     """Return a part as percent."""
-    return percent(part / whole if whole > 0 else None)
+    return format_percent(part / whole if whole > 0 else None)
 
 
-def sentence(total: Sum) -> str:
+def format_history_total(total: GpuTimeSum) -> str:
     """Return the sum of all in a line."""
     if not total.claims:
         return "no finished claim"
     return (
-        f"{counted(total.claims, 'claim')}: {hours(total.held)} GPU hours held, "
-        f"{hours(total.busy)} busy, {hours(total.idle)} idle, "
-        f"{hours(total.unobserved)} not observed"
+        f"{format_count(total.claims, 'claim')}: "
+        f"{format_history_hours(total.held)} GPU hours held, "
+        f"{format_history_hours(total.busy)} busy, {format_history_hours(total.idle)} idle, "
+        f"{format_history_hours(total.unobserved)} not observed"
     )
 
 
-def hours(seconds: float) -> str:
+def format_history_hours(seconds: float) -> str:
     """Return GPU hours."""
     return f"{seconds / HOUR:,.2f}" if seconds < 100 * HOUR else f"{seconds / HOUR:,.0f}"
 
 
-def tell_sums(found: dict[str, Sum], by: str, form: str) -> None:
+def print_history_sums(found: dict[str, GpuTimeSum], by: str, form: str) -> None:
     """Print sums, the largest first."""
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0]))
     rows = [
@@ -210,15 +237,17 @@ def tell_sums(found: dict[str, Sum], by: str, form: str) -> None:
         click.echo(json.dumps({"version": VERSION, "by": by, "sums": rows}, indent=2))
     elif form == "csv":
         fields = [by, "claims", "gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds"]
-        put(csv_lines([fields, *([row[key] for key in fields] for row in rows)]))
+        echo_in_chunks(rows_to_csv([fields, *([row[key] for key in fields] for row in rows)]))
     else:
         columns = [Column(by.upper(), least=8), *(Column(name, right=True) for name in SUMS)]
-        shown = [sum_cells(name or "-", one) for name, one in ordered]
-        click.echo("\n".join(table.render(columns, shown, table.terminal_width())))
+        shown = [history_sum_cells(name or "-", one) for name, one in ordered]
+        click.echo("\n".join(table.render_table(columns, shown, table.terminal_width())))
 
 
-def sum_cells(name: str, one: Sum) -> list[Cell]:
+def history_sum_cells(name: str, one: GpuTimeSum) -> list[Cell]:
     """Return one row of sums."""
-    use = share(one.busy, one.observed)
-    times = [hours(value) for value in (one.held, one.busy, one.idle, one.unobserved)]
+    use = format_history_share(one.busy, one.observed)
+    times = [
+        format_history_hours(value) for value in (one.held, one.busy, one.idle, one.unobserved)
+    ]
     return [Cell(name), Cell(f"{one.claims:,}"), *map(Cell, times), Cell(use)]

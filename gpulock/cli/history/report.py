@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import click
 
-from gpulock.cli.select import SelectError, subject
-from gpulock.cli.session import Refused, Session
+from gpulock.cli.select import SelectError, parse_subject
+from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.report import js1
-from gpulock.report.bars import ASCII, charset
-from gpulock.report.claims import Claim
-from gpulock.report.scan import Faults, Query
-from gpulock.report.sources import claims_of
-from gpulock.report.text import advice_of, last_run, lines
+from gpulock.report.bars import ASCII, detect_charset
+from gpulock.report.claims import ReportedClaim
+from gpulock.report.scan import ClaimQuery, HistoryFaults
+from gpulock.report.sources import find_job_claims
+from gpulock.report.text import advise_on_last_run, format_job_report, select_last_run
 
 VERSION = 1
 
@@ -34,7 +34,7 @@ VERSION = 1
 @click.option("--tokens", default="", hidden=True, help="At a job's end: its claims.")
 @click.option("--append", "output", default="", hidden=True, help="At a job's end: its output.")
 @click.pass_obj
-def report(
+def job_report_command(
     session: Session,
     job: tuple[str, ...],
     only_last: bool,
@@ -50,73 +50,75 @@ def report(
     """
     node = session.node()
     if tokens:
-        at_end(node, tokens.split(","), output)
+        report_at_job_end(node, tokens.split(","), output)
         return
     if not job:
         raise click.UsageError("name a job: 12, 12.3 or pid 4711")
-    faults = Faults()
-    query = query_of(" ".join(job))
-    found = claims_of(node, query, faults, uid)
-    for fault in faults.told():
+    faults = HistoryFaults()
+    query = parse_report_query(" ".join(job))
+    found = find_job_claims(node, query, faults, uid)
+    for fault in faults.as_sentences():
         click.echo(f"gpulock: report: {fault}", err=True)
     if only_last or as_js1:
-        found = last_run(found)
+        found = select_last_run(found)
     if as_js1:
-        click.echo(js1.comment(found))
+        click.echo(js1.make_jobstats_comment(found))
         return
     if not found:
-        raise Refused(f"{' '.join(job)} held no GPU that this node knows of", hint(node))
+        raise CommandRefusedError(
+            f"{' '.join(job)} held no GPU that this node knows of", missing_report_hint(node)
+        )
     if as_json:
-        click.echo(json.dumps(document(query, found), indent=2))
+        click.echo(json.dumps(build_report_document(query, found), indent=2))
         return
-    chars = charset(os.environ, getattr(sys.stdout, "encoding", None) or "")
-    click.echo("\n".join(lines(found, chars)))
+    chars = detect_charset(os.environ, getattr(sys.stdout, "encoding", None) or "")
+    click.echo("\n".join(format_job_report(found, chars)))
 
 
-def at_end(node: Node, tokens: Sequence[str], output: str) -> None:
+def report_at_job_end(node: Node, tokens: Sequence[str], output: str) -> None:
     """Tell the job's user, where the settings want it, and whom an error would not help."""
     from gpulock.report import ending
 
-    found = ending.gathered(node, tokens, Deadline(ending.SECONDS), time.sleep)
+    found = ending.gather_ended_claims(node, tokens, Deadline(ending.SECONDS), time.sleep)
     if not found:
         return
     try:
         if node.settings.report_dir:
-            ending.file_all(node.settings.report_dir, found)
+            ending.write_all_reports(node.settings.report_dir, found)
     except OSError as fault:
         click.echo(f"gpulock: REPORT_DIR: {fault}", err=True)
     if not node.settings.report_at_end:
         return
-    text = "\n".join(["", "gpulock report", *lines(found, ASCII), ""])
+    text = "\n".join(["", "gpulock report", *format_job_report(found, ASCII), ""])
     if output:
-        ending.append(output, click.unstyle(text))
+        ending.append_report(output, click.unstyle(text))
     else:
         click.echo(text, nl=False)
 
 
-def query_of(text: str) -> Query:
+def parse_report_query(text: str) -> ClaimQuery:
     """Return the job that is meant; raise Refused."""
     try:
-        meant = subject(text, ())
+        meant = parse_subject(text, ())
     except SelectError as fault:
-        raise Refused(str(fault), "name a job: 12, 12.3 or pid 4711") from fault
+        raise CommandRefusedError(str(fault), "name a job: 12, 12.3 or pid 4711") from fault
     if meant.pid:
-        return Query(job=str(meant.pid), scheduler="process")
-    return Query(job=meant.job, task=meant.task)
+        return ClaimQuery(job=str(meant.pid), scheduler="process")
+    return ClaimQuery(job=meant.job, task=meant.task)
 
 
-def hint(node: Node) -> str:
+def missing_report_hint(node: Node) -> str:
     """Return what to do where nothing is known of a job."""
     if node.settings.report_dir:
         return "it held none, or it is too long ago"
     return "ask on the node where it ran, or set REPORT_DIR on the nodes"
 
 
-def document(query: Query, found: Sequence[Claim]) -> dict[str, object]:
+def build_report_document(query: ClaimQuery, found: Sequence[ReportedClaim]) -> dict[str, object]:
     """Return the report as a value: records as in the history, and the advice."""
     return {
         "version": VERSION,
         "job_id": query.job,
         "claims": [claim.record for claim in found],
-        "advice": advice_of(found) or None,
+        "advice": advise_on_last_run(found) or None,
     }

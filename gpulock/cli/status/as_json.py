@@ -6,21 +6,23 @@ from __future__ import annotations
 import json
 
 from gpulock.alloc import states
-from gpulock.alloc.states import Row
-from gpulock.cli.status.device_use import Use, foreign
-from gpulock.cli.status.node_view import View
+from gpulock.alloc.states import DeviceState
+from gpulock.cli.status.device_use import SampleView, count_seen_foreign
+from gpulock.cli.status.node_view import NodeView
 from gpulock.store.owner import TYPES
 from gpulock.text.words import held_seconds
 
 VERSION = 1
 
 
-def text(view: View, rows: list[Row], shown: list[Row]) -> str:
+def format_status_json(view: NodeView, rows: list[DeviceState], shown: list[DeviceState]) -> str:
     """Return the document: devices of `shown`, totals of `rows`."""
-    return json.dumps(document(view, rows, shown), indent=2)
+    return json.dumps(build_status_document(view, rows, shown), indent=2)
 
 
-def document(view: View, rows: list[Row], shown: list[Row]) -> dict[str, object]:
+def build_status_document(
+    view: NodeView, rows: list[DeviceState], shown: list[DeviceState]
+) -> dict[str, object]:
     """Return the document as a value."""
     node = view.node
     cards = {row.device.bus if row.device else row.id for row in rows}
@@ -28,13 +30,16 @@ def document(view: View, rows: list[Row], shown: list[Row]) -> dict[str, object]
         "version": VERSION,
         "node": node.name,
         "boot_id": node.boot_id,
-        "sample": told(view.use),
-        "gpus": [entry(view, row) for row in shown],
-        "totals": {**states.counts(rows), "expected": node.settings.gpus or len(cards)},
+        "sample": status_sample_entry(view.use),
+        "gpus": [status_device_entry(view, row) for row in shown],
+        "totals": {
+            **states.count_device_states(rows),
+            "expected": node.settings.gpus or len(cards),
+        },
     }
 
 
-def entry(view: View, row: Row) -> dict[str, object]:
+def status_device_entry(view: NodeView, row: DeviceState) -> dict[str, object]:
     """Return one device; what is not known is null."""
     device = row.device
     record = row.lock.owner if row.lock else None
@@ -55,11 +60,11 @@ def entry(view: View, row: Row) -> dict[str, object]:
         "reason": row.reason,
         "held": held,
         "held_seconds": seconds,
-        "use": use_of(view, row),
+        "use": status_use_entry(view, row),
     }
 
 
-def told(use: Use) -> dict[str, object] | None:
+def status_sample_entry(use: SampleView) -> dict[str, object] | None:
     """Return how the exporter's sample is; null where none runs here."""
     if use.sample is None and not use.why:
         return None
@@ -67,7 +72,7 @@ def told(use: Use) -> dict[str, object] | None:
     return {"fresh": use.sample is not None, "age_seconds": age, "reason": use.why}
 
 
-def use_of(view: View, row: Row) -> dict[str, object] | None:
+def status_use_entry(view: NodeView, row: DeviceState) -> dict[str, object] | None:
     """Return what the exporter tells of a device; null where it told nothing, or long ago."""
     use = view.use
     seen = use.seen(row.id)
@@ -83,7 +88,7 @@ def use_of(view: View, row: Row) -> dict[str, object] | None:
         "temperature_celsius": seen.temperature,
         "last_busy": round(last - view.boottime + view.now, 3) if last is not None else None,
         "processes": seen.processes,
-        "foreign_processes": foreign(seen),
+        "foreign_processes": count_seen_foreign(seen),
         "foreign_pids": list(seen.foreign_pids),
         "idle_seconds": use.idle(row.id, row.lock),
         "busy_seconds": account.busy if account else None,

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from gpulock.alloc import states
-from gpulock.alloc.states import Row
-from gpulock.cli.status.device_use import Use, foreign
-from gpulock.cli.status.node_view import View
+from gpulock.alloc.states import DeviceState
+from gpulock.cli.status.device_use import SampleView, count_seen_foreign
+from gpulock.cli.status.node_view import NodeView
 from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import counted, device_name, duration, held_seconds, short_model
+from gpulock.text.words import device_name, format_count, format_duration, held_seconds, short_model
 
 # the higher `drop`, the earlier a column gives way to the others; what is empty is not shown
 COLUMNS = (
@@ -34,12 +34,12 @@ SMALL = 9.95  # GiB, below which a decimal is shown
 UNKNOWN = Cell("-")
 
 
-def render(view: View, shown: list[Row], width: int) -> list[str]:
+def render_status_table(view: NodeView, shown: list[DeviceState], width: int) -> list[str]:
     """Return the lines of the table."""
-    return table.render(COLUMNS, [cells(view, row) for row in shown], width)
+    return table.render_table(COLUMNS, [status_row_cells(view, row) for row in shown], width)
 
 
-def cells(view: View, row: Row) -> list[Cell]:
+def status_row_cells(view: NodeView, row: DeviceState) -> list[Cell]:
     """Return one row of the table."""
     device = row.device
     name, bus, model = "-", row.id, ""
@@ -52,36 +52,36 @@ def cells(view: View, row: Row) -> list[Cell]:
     record = row.lock.owner if row.lock else None
     if record is not None:
         job, user, queue = record.job(), record.user, record.queue
-        held = duration(held_seconds(record, view.node.boot_id, view.boottime, view.now))
+        held = format_duration(held_seconds(record, view.node.boot_id, view.boottime, view.now))
     texts = [name, bus, model, "", job, user, queue, held]
     result = [Cell(text) for text in texts]
     result[3] = table.state_cell(row.state)
-    use = use_cells(view.use, row) if device is not None else [Cell("")] * 5
+    use = status_use_cells(view.use, row) if device is not None else [Cell("")] * 5
     return [*result, *use]
 
 
-def use_cells(use: Use, row: Row) -> list[Cell]:
+def status_use_cells(use: SampleView, row: DeviceState) -> list[Cell]:
     """Return what the exporter tells of a device: `-` where it does not know."""
     seen = use.seen(row.id)
     if seen is None:
         return [UNKNOWN] * 4 + [Cell("")]
-    strangers = foreign(seen)
+    strangers = count_seen_foreign(seen)
     mean = use.mean(row.id, row.lock) if row.lock else None
     return [
-        percent(seen.utilization),
-        percent(mean) if row.lock else Cell(""),
-        memory(seen.memory_used, seen.memory_total),
-        last_busy(use, row.id, row.lock),
+        use_percent_cell(seen.utilization),
+        use_percent_cell(mean) if row.lock else Cell(""),
+        memory_use_cell(seen.memory_used, seen.memory_total),
+        last_busy_cell(use, row.id, row.lock),
         Cell(str(strangers), "yellow") if strangers else Cell(""),
     ]
 
 
-def percent(ratio: float | None) -> Cell:
+def use_percent_cell(ratio: float | None) -> Cell:
     """Return `87%`."""
     return UNKNOWN if ratio is None else Cell(f"{min(ratio, 1.0):.0%}")
 
 
-def memory(used: int | None, total: int | None) -> Cell:
+def memory_use_cell(used: int | None, total: int | None) -> Cell:
     """Return `12/32`, in GiB."""
     if used is None or not total:
         return UNKNOWN
@@ -91,15 +91,15 @@ def memory(used: int | None, total: int | None) -> Cell:
     )
 
 
-def last_busy(use: Use, device: str, lock: Lock | None) -> Cell:
+def last_busy_cell(use: SampleView, device: str, lock: Lock | None) -> Cell:
     """Return `now`, `12m ago`, or `never` of a claim that was observed and did nothing."""
     since = use.last_busy(device, lock)
     if since is not None:
-        return Cell("now" if since <= use.oldest else ago(since))
+        return Cell("now" if since <= use.oldest else format_busy_age(since))
     return Cell("never", "blue") if use.idle(device, lock) is not None else UNKNOWN
 
 
-def ago(seconds: float) -> str:
+def format_busy_age(seconds: float) -> str:
     """Return `37s ago`, `12m ago`, `4h ago` or `2d ago`."""
     for unit, letter in ((DAY, "d"), (HOUR, "h"), (MINUTE, "m")):
         if seconds >= unit:
@@ -107,13 +107,13 @@ def ago(seconds: float) -> str:
     return f"{seconds:.0f}s ago"
 
 
-def totals(rows: list[Row], width: int) -> list[str]:
+def format_status_totals(rows: list[DeviceState], width: int) -> list[str]:
     """Return `8 GPUs: 3 free, 4 held, 1 quarantined`; instances make it `devices`."""
-    found = states.counts(rows)
+    found = states.count_device_states(rows)
     split = any(row.device is not None and row.device.parent for row in rows)
     words = [
-        table.paint(f"{found[name]} {table.state_cell(name).text}", table.COLOURS[name])
+        table.paint_text(f"{found[name]} {table.state_cell(name).text}", table.COLOURS[name])
         for name in reversed(states.STATES)
         if found[name] or name == states.FREE
     ]
-    return table.flow(counted(len(rows), "device" if split else "GPU"), words, width)
+    return table.wrap_word_list(format_count(len(rows), "device" if split else "GPU"), words, width)

@@ -12,9 +12,9 @@ import os
 
 from gpulock.errors import one_line
 from gpulock.node import sample
-from gpulock.node.sample import Account, Sample, Seen
+from gpulock.node.sample import ClaimUsage, DeviceSample, Sample
 from gpulock.store.locks import Lock
-from gpulock.text.words import duration
+from gpulock.text.words import format_duration
 
 NONE_RUNS = "no gpulock-exporter runs that writes"
 PAUSED = "paused"  # what the exporter says of itself then
@@ -22,7 +22,7 @@ LONGEST_FAULT = 60  # characters that are shown of what it says
 NOT_SHOWN = "utilisation and memory are not shown"
 
 
-class Use:
+class SampleView:
     """The last sample, None where it is not to be believed; `why` says so, empty for no exporter.
 
     `age` is how many seconds ago it was written, None where that is not known. `oldest` is the
@@ -43,14 +43,14 @@ class Use:
         self.why = why
         self.age = age
 
-    def seen(self, device: str) -> Seen | None:
+    def seen(self, device: str) -> DeviceSample | None:
         """Return what was seen of a device, None where that is old."""
         found = self.sample.devices.get(device) if self.sample else None
         if found is None or found.looked is None or self.now - found.looked > self.oldest:
             return None
         return found
 
-    def account(self, device: str, lock: Lock | None) -> Account | None:
+    def account(self, device: str, lock: Lock | None) -> ClaimUsage | None:
         """Return what a device did for the claim that holds it."""
         if self.sample is None or lock is None or lock.owner is None:
             return None
@@ -70,7 +70,7 @@ class Use:
     def foreign_ids(self) -> frozenset[str]:
         """Return the devices with processes on them that are of no claim and no service."""
         names = list(self.sample.devices) if self.sample else []
-        return frozenset([name for name in names if foreign(self.seen(name))])
+        return frozenset([name for name in names if count_seen_foreign(self.seen(name))])
 
     def last_busy(self, device: str, lock: Lock | None) -> float | None:
         """Return the seconds since a device was at work; of a held one, for its claim."""
@@ -85,27 +85,27 @@ class Use:
         return min(1.0, account.busy / account.observed)
 
 
-def foreign(seen: Seen | None) -> int | None:
+def count_seen_foreign(seen: DeviceSample | None) -> int | None:
     """Return how many foreign processes are on a device; none to be seen is not none at all."""
     if seen is None or (seen.unseen and not seen.foreign):
         return None
     return seen.foreign
 
 
-def read(folder: str, now: float, boot_id: str, oldest: float) -> Use:
+def read_sample_view(folder: str, now: float, boot_id: str, oldest: float) -> SampleView:
     """Return what the exporter that writes `folder` saw; never raises. `now` is CLOCK_BOOTTIME."""
     if not os.path.isdir(folder):
-        return Use(None, now, oldest)
+        return SampleView(None, now, oldest)
     path = f"{folder}/{sample.SAMPLE}"
-    found = sample.load(path, sample.SAMPLE_LINE)
+    found = sample.load_sample_file(path, sample.SAMPLE_LINE)
     if found is None:
         there = os.path.lexists(path)
         why = f"{path} cannot be read" if there else f"{NONE_RUNS} {folder}"
-        return Use(None, now, oldest, f"{why}: {NOT_SHOWN}")
-    return judge(found, now, boot_id, oldest, folder)
+        return SampleView(None, now, oldest, f"{why}: {NOT_SHOWN}")
+    return validate_sample_view(found, now, boot_id, oldest, folder)
 
 
-def is_running(folder: str) -> bool:
+def is_exporter_running(folder: str) -> bool:
     """Return whether an exporter writes `folder`: it holds a lock on its file with its pid."""
     try:
         fd = os.open(f"{folder}/pid", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -122,27 +122,32 @@ def is_running(folder: str) -> bool:
     return False
 
 
-def judge(found: Sample, now: float, boot_id: str, oldest: float, folder: str) -> Use:
+def validate_sample_view(
+    found: Sample, now: float, boot_id: str, oldest: float, folder: str
+) -> SampleView:
     """Return a sample where it is to be believed. Pure."""
     if found.boot_id != boot_id or found.boottime is None:
-        return Use(None, now, oldest, f"{NONE_RUNS} {folder} in this boot: {NOT_SHOWN}")
+        return SampleView(None, now, oldest, f"{NONE_RUNS} {folder} in this boot: {NOT_SHOWN}")
     age = now - found.boottime
     if age < -sample.AHEAD:
-        return Use(None, now, oldest, f"the sample in {folder} is of the future: {NOT_SHOWN}")
+        return SampleView(
+            None, now, oldest, f"the sample in {folder} is of the future: {NOT_SHOWN}"
+        )
     age = max(0.0, age)
     if age > oldest:
-        why = f"the last one is {duration(age)} old, {NONE_RUNS} {folder}: {NOT_SHOWN}"
-        if is_running(folder):
-            why = f"gpulock-exporter runs, but has written nothing to {folder} for {duration(age)}"
+        why = f"the last one is {format_duration(age)} old, {NONE_RUNS} {folder}: {NOT_SHOWN}"
+        if is_exporter_running(folder):
+            silent = format_duration(age)
+            why = f"gpulock-exporter runs, but has written nothing to {folder} for {silent}"
             why += f" (see its journal): {NOT_SHOWN}"
-        return Use(None, now, oldest, why, age)
+        return SampleView(None, now, oldest, why, age)
     looked = found.looked
     if looked is None or now - looked > oldest:
-        since = "yet" if looked is None else f"for {duration(now - looked)}"
+        since = "yet" if looked is None else f"for {format_duration(now - looked)}"
         why = f"gpulock-exporter has had no answer of the driver {since}"
         if found.fault == PAUSED:
             why = "gpulock-exporter is paused (gpulock-exporter resume ends it)"
         elif found.fault:
             why += f" ({one_line(found.fault)[:LONGEST_FAULT]})"
-        return Use(None, now, oldest, f"{why}: {NOT_SHOWN}", age)
-    return Use(found, now, oldest, "", age)
+        return SampleView(None, now, oldest, f"{why}: {NOT_SHOWN}", age)
+    return SampleView(found, now, oldest, "", age)

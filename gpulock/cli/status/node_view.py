@@ -11,20 +11,20 @@ import os
 import time
 
 from gpulock.alloc import states
-from gpulock.alloc.device_users import Holders
-from gpulock.alloc.liveness import Scan, Verdict
-from gpulock.alloc.memory_check import FIRST
-from gpulock.cli.status.device_use import Use
-from gpulock.cli.status.device_use import read as read_use
-from gpulock.deadline import boottime
+from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.liveness import ProcessScan, Verdict
+from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
+from gpulock.cli.status.device_use import SampleView
+from gpulock.cli.status.device_use import read_sample_view as read_use
+from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, overlaps
+from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.alloc.reaper import Outcome
+    from gpulock.alloc.reaper import ReapOutcome
 
 ORPHANS = (
     "orphans"  # gpulock.alloc.reaper.ORPHANS; that module is loaded only when locks are judged
@@ -32,38 +32,42 @@ ORPHANS = (
 SETTLE_SECONDS = 0.05  # a claim is that long without its owner record at the very most
 
 
-class View:
+class NodeView:
     """A node as seen at one moment; `lost`: the locks of this boot were lost."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.boottime, self.now = boottime(), time.time()
+        self.boottime, self.now = clock_boottime(), time.time()
         self.devices: list[Device] = node.devices()
-        self.held: dict[str, Lock] = read_locks(node)
-        self.notes: dict[str, dict[str, str]] = read_notes(node)
-        self.lost: bool = was_lost(node)
+        self.held: dict[str, Lock] = read_view_locks(node)
+        self.notes: dict[str, dict[str, str]] = read_view_quarantines(node)
+        self.lost: bool = were_view_locks_lost(node)
         self.verdicts: dict[str, Verdict] | None = None
         self.foreign: frozenset[str] = frozenset()
         settings = node.settings
-        self.use: Use = read_use(
+        self.use: SampleView = read_use(
             settings.exporter_dir, self.boottime, node.boot_id, settings.max_sample_age
         )
 
-    def rows(self) -> list[states.Row]:
+    def rows(self) -> list[states.DeviceState]:
         """Return one row a device."""
-        out = {name: because(note) for name, note in self.notes.items()}
+        out = {name: format_note_reason(note) for name, note in self.notes.items()}
         settings = self.node.settings
         foreign = self.foreign | self.use.foreign_ids()
         idle = self.use.idle_ids(self.held, settings.idle_after)
-        found = states.rows(
+        found = states.device_states(
             self.devices, self.held, out, self.verdicts, settings.gpus, foreign, idle
         )
         for row in found:
-            if row.state == states.STALE and row.lock is not None and self._remembers(row.lock):
-                row.reason = f"{row.reason}; {FIRST}"
+            if (
+                row.state == states.STALE
+                and row.lock is not None
+                and self._awaits_memory_sample(row.lock)
+            ):
+                row.reason = f"{row.reason}; {MEMORY_CHECK_PENDING}"
         return found
 
-    def _remembers(self, lock: Lock) -> bool:
+    def _awaits_memory_sample(self, lock: Lock) -> bool:
         """Return whether a lock waits for the exporter's word on its device's memory."""
         path = f"{self.node.store.locks_dir}/{lock.id}/quiet"
         return self.node.settings.clean != "off" and os.path.exists(path)
@@ -71,20 +75,20 @@ class View:
     def lock_of(self, device: str) -> Lock | None:
         """Return the lock on a device, its card or one of its instances."""
         exact = self.held.get(device)
-        over = [lock for name, lock in self.held.items() if overlaps(name, device)]
+        over = [lock for name, lock in self.held.items() if lock_ids_overlap(name, device)]
         return exact or (over[0] if over else None)
 
 
-class Sight:
+class ProcessView:
     """One look at all processes of the node: who runs, and who has which device open."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: NodeView) -> None:
         self.view = view
-        self.scan = Scan(view.node.proc)
+        self.scan = ProcessScan(view.node.proc)
         settings = view.node.settings
-        self.holders = Holders(self.scan, view.devices, settings.dev_root, settings.services)
+        self.holders = OpenFiles(self.scan, view.devices, settings.dev_root, settings.services)
 
-    def strangers(self, device: str) -> list[int]:
+    def find_foreign_pids(self, device: str) -> list[int]:
         """Return who has a device open and is of no claim.
 
         Without a device cgroup CUDA opens every node it can see, so that a job's process has
@@ -96,7 +100,7 @@ class Sight:
         sids = {lock.owner.sid for lock in locks if lock.owner and lock.owner.sid}
         return [
             pid
-            for pid in self.holders.of(device)
+            for pid in self.holders.pids_with_open(device)
             if pid != os.getpid()
             and not self._groups(pid) & groups
             and not self.scan.descends(pid, owners)
@@ -116,7 +120,7 @@ class Sight:
         except (OSError, ValueError):
             return 0
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[ReapOutcome]:
         """Judge every lock, changing nothing; of Slurm's jobs only those without a fresh verdict.
 
         Those may need slurmctld's word, and nobody who looks waits for it twice.
@@ -124,34 +128,34 @@ class Sight:
         if not self.view.held:
             return []  # the judge's modules cost a third of what status does
         from gpulock.alloc import reaper
-        from gpulock.workstation.process_claims import judge
+        from gpulock.workstation.process_claims import make_liveness_judge
 
-        judge_now = judge(self.view.node)
+        judge_now = make_liveness_judge(self.view.node)
         self.scan = self.holders.scan = judge_now.scan
         held, known = self.view.held, self.view.verdicts or {}
         for lock in held.values():
             self.view.node.store.read_details(lock)
-        judge_now.attach(held)
+        judge_now.attach_step_daemons(held)
         return [
-            reaper.decide(lock, judge_now, self.holders, held)
+            reaper.decide_reap(lock, judge_now, self.holders, held)
             for lock in held.values()
             if not (lock.owner and lock.owner.scheduler == "slurm" and lock.owner.token in known)
         ]
 
 
-def look(node: Node, judging: bool) -> View:
+def view_node(node: Node, judging: bool) -> NodeView:
     """Return what can be seen; with `judging`, by a look in place as well."""
-    view = View(node)
+    view = NodeView(node)
     if node.store.boot_id() == node.boot_id:
-        view.verdicts = verdicts.read(node.store.path, view.boottime, node.boot_id)
+        view.verdicts = verdicts.read_fresh_verdicts(node.store.path, view.boottime, node.boot_id)
     if judging:
-        judge_in_place(view)
+        judge_node_view(view)
     return view
 
 
-def judge_in_place(view: View) -> Sight:
+def judge_node_view(view: NodeView) -> ProcessView:
     """Fill in verdicts, orphans and foreign processes from one look at all processes."""
-    sight = Sight(view)
+    sight = ProcessView(view)
     found = sight.outcomes()
     view.verdicts = dict(view.verdicts or {})
     for outcome in found:
@@ -160,11 +164,11 @@ def judge_in_place(view: View) -> Sight:
         if lock.owner:
             view.verdicts[lock.owner.token] = outcome.verdict
     free = [device.id for device in view.devices if view.lock_of(device.id) is None]
-    view.foreign = frozenset([name for name in free if sight.strangers(name)])
+    view.foreign = frozenset([name for name in free if sight.find_foreign_pids(name)])
     return sight
 
 
-def read_locks(node: Node) -> dict[str, Lock]:
+def read_view_locks(node: Node) -> dict[str, Lock]:
     """Return every lock with its details, none where nothing was ever claimed.
 
     A lock without owner is read again: its claim may be at work this very moment.
@@ -173,43 +177,45 @@ def read_locks(node: Node) -> dict[str, Lock]:
         os.stat(node.store.locks_dir)
     except FileNotFoundError:
         return {}
-    held = node.store.all()
+    held = node.store.read_all_locks()
     if any(lock.owner is None and not lock.fault for lock in held.values()):
         time.sleep(SETTLE_SECONDS)
-        held = node.store.all()
+        held = node.store.read_all_locks()
     for lock in held.values():
         node.store.read_details(lock)
     return held
 
 
-def stray(node: Node, lock: Lock | None) -> str:
+def find_stray_path(node: Node, lock: Lock | None) -> str:
     """Return the path of what stands in the place of a lock's folder, or nothing."""
     path = f"{node.store.locks_dir}/{lock.id}" if lock and lock.fault else ""
-    return path if path and os.path.lexists(path) and not is_folder(path) else ""
+    return path if path and os.path.lexists(path) and not is_real_folder(path) else ""
 
 
-def is_folder(path: str) -> bool:
+def is_real_folder(path: str) -> bool:
     """Return whether a path is a folder itself, not a link to one."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 
-def read_notes(node: Node) -> dict[str, dict[str, str]]:
+def read_view_quarantines(node: Node) -> dict[str, dict[str, str]]:
     """Return what is quarantined, with the notes; nothing where STATE_DIR was never used."""
     folder = quarantine.QUARANTINE
     if not os.path.isdir(f"{node.settings.state_dir}/{folder}"):
         return {}
-    names = quarantine.listed(node.settings.state_dir, folder)
-    return {name: quarantine.read(node.settings.state_dir, folder, name) for name in names}
+    names = quarantine.list_noted_devices(node.settings.state_dir, folder)
+    return {
+        name: quarantine.read_device_note(node.settings.state_dir, folder, name) for name in names
+    }
 
 
-def because(note: dict[str, str]) -> str:
+def format_note_reason(note: dict[str, str]) -> str:
     """Return the reason in a note, and who wrote it."""
     reason = note.get("because", "no reason noted")
     return f"{reason} ({note['by']})" if "by" in note else reason
 
 
-def was_lost(node: Node) -> bool:
+def were_view_locks_lost(node: Node) -> bool:
     """Return whether LOCK_DIR has not seen this boot although STATE_DIR has."""
     if node.store.boot_id() == node.boot_id or not os.path.isdir(node.settings.state_dir):
         return False
-    return boot.state_boot_id(node.settings.state_dir) == node.boot_id
+    return boot.read_state_boot_id(node.settings.state_dir) == node.boot_id

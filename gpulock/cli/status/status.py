@@ -12,20 +12,20 @@ from typing import NamedTuple
 import click
 
 from gpulock.alloc import states
-from gpulock.alloc.states import Row
-from gpulock.cli.session import Refused, Session, owns
+from gpulock.alloc.states import DeviceState
+from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
 from gpulock.cli.status import device_table
-from gpulock.cli.status.attention import attention
-from gpulock.cli.status.node_view import View, look
+from gpulock.cli.status.attention import format_attention_lines
+from gpulock.cli.status.node_view import NodeView, view_node
 from gpulock.errors import Refusal
 from gpulock.text import table
-from gpulock.text.words import label_of, moment, parse_duration
+from gpulock.text.words import format_device_label, format_local_time, parse_duration
 
 TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN)  # whoever it is has it
 SHORTEST, LONGEST = 0.2, 3600.0  # seconds between two frames
 
 
-def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+def parse_idle_option(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
     """Return the duration that was given; refuse the usage where it is none."""
     try:
         return None if text is None else parse_duration(text)
@@ -39,7 +39,7 @@ def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | 
 @click.option(
     "--idle",
     metavar="DURATION",
-    callback=seconds,
+    callback=parse_idle_option,
     help="List devices that are held and did nothing for so long (30m); 1 if none.",
 )
 @click.option(
@@ -53,7 +53,7 @@ def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | 
 )
 @click.option("--cluster", is_flag=True, help="All nodes, by a Prometheus (PROMETHEUS_URL).")
 @click.pass_context
-def status(
+def status_command(
     ctx: click.Context,
     as_json: bool,
     only_free: bool,
@@ -70,11 +70,14 @@ def status(
     ):
         if wrong:
             raise click.UsageError(why)
-    take = of_cluster if cluster else of_node
+    take = make_cluster_status if cluster else make_node_status
     if period is not None:
-        from gpulock.cli.status.watch import watch
+        from gpulock.cli.status.watch import watch_frames
 
-        watch(lambda: [heading(period), "", *attempted(take, session, only_free, idle)], period)
+        watch_frames(
+            lambda: [watch_heading(period), "", *draw_status_frame(take, session, only_free, idle)],
+            period,
+        )
         return
     picture = take(session, only_free, idle)
     if as_json:
@@ -85,7 +88,7 @@ def status(
         ctx.exit(1)
 
 
-class Picture(NamedTuple):
+class StatusOutput(NamedTuple):
     """What there is to show: as lines of some width, as JSON; `empty`: nothing was chosen."""
 
     lines: Callable[[int], list[str]]
@@ -93,50 +96,50 @@ class Picture(NamedTuple):
     empty: bool
 
 
-def of_node(session: Session, only_free: bool, idle: float | None) -> Picture:
+def make_node_status(session: Session, only_free: bool, idle: float | None) -> StatusOutput:
     """Look at this node; raise Refusal, or Refused where nobody knows what is idle."""
     node = session.node()
-    view = look(node, judging=owns(node))
+    view = view_node(node, judging=owns_lock_dir(node))
     rows = view.rows()
-    shown = chosen(view, rows, only_free, idle)
+    shown = select_status_rows(view, rows, only_free, idle)
 
     def as_lines(width: int) -> list[str]:
-        return lines(view, rows, shown, width, idle, table.uncut_width())
+        return format_status_lines(view, rows, shown, width, idle, table.uncut_width())
 
     def as_json() -> str:
-        from gpulock.cli.status.as_json import text
+        from gpulock.cli.status.as_json import format_status_json
 
-        return text(view, rows, shown)
+        return format_status_json(view, rows, shown)
 
-    return Picture(as_lines, as_json, not shown)
+    return StatusOutput(as_lines, as_json, not shown)
 
 
-def of_cluster(session: Session, only_free: bool, _: float | None) -> Picture:
+def make_cluster_status(session: Session, only_free: bool, _: float | None) -> StatusOutput:
     """Ask Prometheus for all nodes; raise Refused."""
     from gpulock.cli.cluster import show
 
     url = session.settings().prometheus_url
-    nodes = show.observe(url)
-    shown = show.having_free(nodes) if only_free else nodes
+    nodes = show.observe_cluster(url)
+    shown = show.select_nodes_with_free(nodes) if only_free else nodes
 
     def as_lines(width: int) -> list[str]:
-        return show.lines(nodes, shown, width)
+        return show.format_cluster_tables(nodes, shown, width)
 
     def as_json() -> str:
-        return show.text(url, nodes, shown)
+        return show.format_cluster_json(url, nodes, shown)
 
-    return Picture(as_lines, as_json, not shown)
+    return StatusOutput(as_lines, as_json, not shown)
 
 
-def heading(period: float) -> str:
+def watch_heading(period: float) -> str:
     """Return what stands above each frame: where, when, and on a terminal how it ends."""
-    now = table.bold(f"{os.uname().nodename}  {moment(time.time())}")
+    now = table.bold_text(f"{os.uname().nodename}  {format_local_time(time.time())}")
     hint = click.style(f"  every {period:g} s, q ends it", dim=True)
     return now + hint if sys.stdout.isatty() else now
 
 
-def attempted(
-    take: Callable[[Session, bool, float | None], Picture],
+def draw_status_frame(
+    take: Callable[[Session, bool, float | None], StatusOutput],
     session: Session,
     only_free: bool,
     idle: float | None,
@@ -146,11 +149,13 @@ def attempted(
         return take(session, only_free, idle).lines(table.terminal_width())
     except Refusal as refusal:
         return [refusal.sentence("status")]
-    except (Refused, OSError) as fault:
+    except (CommandRefusedError, OSError) as fault:
         return [f"gpulock: status: {fault}"]
 
 
-def chosen(view: View, rows: list[Row], only_free: bool, idle: float | None) -> list[Row]:
+def select_status_rows(
+    view: NodeView, rows: list[DeviceState], only_free: bool, idle: float | None
+) -> list[DeviceState]:
     """Return the rows that were asked for; raise Refused where nobody knows what is idle."""
     if only_free:
         return [row for row in rows if row.state == states.FREE]
@@ -161,15 +166,15 @@ def chosen(view: View, rows: list[Row], only_free: bool, idle: float | None) -> 
             view.use.why
             or f"no gpulock-exporter runs: there is no {view.node.settings.exporter_dir}"
         )
-        raise Refused(f"what is idle is not known: {why}", "look at gpulock-exporter")
+        raise CommandRefusedError(f"what is idle is not known: {why}", "look at gpulock-exporter")
     ids = view.use.idle_ids(view.held, idle)
     return [row for row in rows if row.state in TAKEN and row.id in ids]
 
 
-def lines(
-    view: View,
-    rows: list[Row],
-    shown: list[Row],
+def format_status_lines(
+    view: NodeView,
+    rows: list[DeviceState],
+    shown: list[DeviceState],
     width: int,
     idle: float | None = None,
     table_width: int = 0,
@@ -178,20 +183,22 @@ def lines(
 
     The table may be wider than the text (`table_width`, columns), where a program reads it.
     """
-    result = device_table.render(view, shown, max(width, table_width)) if shown else []
-    result += device_table.totals(rows, width)
+    result = device_table.render_status_table(view, shown, max(width, table_width)) if shown else []
+    result += device_table.format_status_totals(rows, width)
     if idle is not None:
-        return result + unobserved(view, rows, width)
+        return result + format_unknown_idle(view, rows, width)
     if len(shown) == len(rows):
-        result += attention(view, rows, width)
+        result += format_attention_lines(view, rows, width)
     return result
 
 
-def unobserved(view: View, rows: list[Row], width: int) -> list[str]:
+def format_unknown_idle(view: NodeView, rows: list[DeviceState], width: int) -> list[str]:
     """Say which held devices may be idle or not: nobody can see that."""
     names = [
-        label_of(row.id, view.devices)
+        format_device_label(row.id, view.devices)
         for row in rows
         if row.state in TAKEN and view.use.idle(row.id, row.lock) is None
     ]
-    return table.facts([("not known", f"whether {', '.join(names)} idle")] if names else [], width)
+    return table.render_facts(
+        [("not known", f"whether {', '.join(names)} idle")] if names else [], width
+    )

@@ -34,7 +34,7 @@ MILLI = 1000
 LOCAL_MODES = 3  # index of c_lflag in what tcgetattr(3) gives
 
 
-def watch(draw: Draw, seconds: float) -> None:
+def watch_frames(draw: Draw, seconds: float) -> None:
     """Draw every `seconds` until somebody ends it; raise BrokenPipeError once nobody reads."""
     try:
         if os.isatty(sys.stdout.fileno()):
@@ -46,25 +46,25 @@ def watch(draw: Draw, seconds: float) -> None:
             while True:
                 click.echo("\n".join([*draw(), ""]))
                 sys.stdout.flush()
-                pause(seconds)
+                pause_between_frames(seconds)
     except KeyboardInterrupt:
         return
 
 
-def pause(seconds: float) -> None:
+def pause_between_frames(seconds: float) -> None:
     """Wait, but no longer than somebody reads."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if poll.poll(seconds * MILLI):
-        raise nobody_reads()
+        raise closed_output_error()
 
 
-def nobody_reads() -> OSError:
+def closed_output_error() -> OSError:
     """Return what a write would have raised; click ends quietly on it."""
     return BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def frame(lines: list[str], columns: int, rows: int) -> str:
+def format_screen_frame(lines: list[str], columns: int, rows: int) -> str:
     """Return what draws lines over whatever stands on a screen of that size. Pure."""
     if len(lines) > rows:
         left = len(lines) - rows + 1
@@ -74,7 +74,7 @@ def frame(lines: list[str], columns: int, rows: int) -> str:
     return f"{BEGIN}{NEXT.join(parts)}{below}{END}"
 
 
-def nothing(_: int, __: FrameType | None) -> None:
+def ignore_window_signal(_: int, __: FrameType | None) -> None:
     """Take a signal."""
 
 
@@ -92,7 +92,7 @@ class Screen:
     def __enter__(self) -> Screen:
         self._woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         acts: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
-            signal.SIGWINCH: nothing,  # the pipe wakes us: the window has another size
+            signal.SIGWINCH: ignore_window_signal,  # the pipe wakes us: the window has another size
             signal.SIGTSTP: self._stop,
             signal.SIGTERM: self._end,
             signal.SIGHUP: self._end,
@@ -122,7 +122,7 @@ class Screen:
         except OSError:
             columns, rows = FALLBACK
         texts = [click.unstyle(line) for line in lines] if self._plain else lines
-        self._put(frame(texts, columns or FALLBACK[0], rows or FALLBACK[1]))
+        self._put(format_screen_frame(texts, columns or FALLBACK[0], rows or FALLBACK[1]))
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is time to draw; return whether somebody wants to end."""
@@ -135,7 +135,7 @@ class Screen:
             if fd == self._read:
                 os.read(self._read, 4096)
             elif event & GONE:
-                raise nobody_reads()
+                raise closed_output_error()
             elif any(key in QUIT for key in os.read(fd, 64)):
                 return True
         return False

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Asking(Generic[T]):
+class BackgroundCall(Generic[T]):
     """One question, at work."""
 
     __slots__ = ("_done", "_fault", "_found")

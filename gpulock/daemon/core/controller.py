@@ -8,18 +8,18 @@ gate is taken, by a thread, and until it is answered what it would decide is unk
 
 from __future__ import annotations
 
-from gpulock.daemon.core.background_call import Asking
-from gpulock.deadline import boottime
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.settings import Settings
-from gpulock.slurm.scontrol import Control, SilentError
+from gpulock.slurm.scontrol import SlurmctldClient, SlurmctldSilentError
 
 AGAIN = 60.0  # seconds between two questions to one that is silent
 PATIENCE = 1.0  # seconds that a round waits for the answer: a healthy slurmctld needs 4 ms
 LONGEST = 600.0  # seconds without even a failure of ours: then it is asked at the gate again
 
 
-class Silence:
+class ControllerBackoff:
     """Until when slurmctld is not asked at the gate (CLOCK_BOOTTIME); kept from round to round."""
 
     def __init__(self) -> None:
@@ -27,67 +27,67 @@ class Silence:
         self._again = 0.0
         self._asked = 0.0
         self._job = ""
-        self._asking: Asking[dict[str, str] | None] | None = None
+        self._asking: BackgroundCall[dict[str, str] | None] | None = None
 
-    def lasts(self, now: float) -> bool:
+    def is_active(self, now: float) -> bool:
         """Return whether it is not to be asked at the gate."""
         return now < self._until
 
-    def begins(self, now: float, job: str) -> None:
+    def start(self, now: float, job: str) -> None:
         """Note that it did not answer a question about a job."""
         self._until, self._again, self._job = now + LONGEST, now + AGAIN, job
 
-    def ends(self) -> None:
+    def clear(self) -> None:
         """Note that it answered."""
         self._until, self._asking = 0.0, None
 
-    def listen(self, settings: Settings, now: float) -> None:
+    def probe_if_due(self, settings: Settings, now: float) -> None:
         """Ask a slurmctld that is silent again, where that is due; the gate is not held."""
-        if not self.lasts(now):
+        if not self.is_active(now):
             return
         if self._asking is None:
             if now < self._again:
                 return
             job, self._asked = self._job, now
-            self._asking = Asking(lambda: Control(settings).job(job))
+            self._asking = BackgroundCall(lambda: SlurmctldClient(settings).job(job))
         if not self._asking.wait(PATIENCE):
             return
         asking, self._asking = self._asking, None
         try:
             asking.answer()
         except (Refusal, OSError) as fault:
-            if not is_silence(fault):
-                self.ends()
+            if not is_controller_silent(fault):
+                self.clear()
                 return
-            self.begins(now, self._job)
+            self.start(now, self._job)
             self._again = self._asked + AGAIN  # how long it said nothing is no reason to wait
         else:
-            self.ends()
+            self.clear()
 
 
-def is_silence(fault: Refusal | OSError) -> bool:
+def is_controller_silent(fault: Refusal | OSError) -> bool:
     """Return whether slurmctld said nothing at all; an odd answer about one job is none."""
-    return not (isinstance(fault, SilentError) and fault.heard)
+    return not (isinstance(fault, SlurmctldSilentError) and fault.heard)
 
 
-class SparingControl(Control):
+class BackoffControl(SlurmctldClient):
     """slurmctld, of whom nothing is asked while it is silent."""
 
     __slots__ = ("_spared",)
 
-    def __init__(self, settings: Settings, silence: Silence) -> None:
+    def __init__(self, settings: Settings, silence: ControllerBackoff) -> None:
         super().__init__(settings)
         self._spared = silence
 
     def job(self, job: str) -> dict[str, str] | None:
         """Return what slurmctld knows of one job, None for an invalid id; raise Refusal."""
-        if self._spared.lasts(boottime()):
-            raise SilentError("slurmctld did not answer a while ago")
+        if self._spared.is_active(clock_boottime()):
+            raise SlurmctldSilentError("slurmctld did not answer a while ago")
         try:
             found = super().job(job)
         except Refusal as fault:
-            if is_silence(fault):
-                self._spared.begins(boottime(), job)
+            if is_controller_silent(fault):
+                self._spared.start(clock_boottime(), job)
             raise
-        self._spared.ends()
+        self._spared.clear()
         return found

@@ -18,7 +18,7 @@ NAME = "daemon"
 PID_BYTES = 32
 
 
-class Single:
+class InstanceLock:
     """The right to be this node's gpulockd; `take` it before every reconcile."""
 
     def __init__(self) -> None:
@@ -30,23 +30,23 @@ class Single:
         path = f"{lock_dir}/{NAME}"
         if self._fd >= 0 and self._is(path):
             return
-        fd = opened(path)
+        fd = open_instance_lock(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:
             who = os.pread(fd, PID_BYTES, 0).decode("ascii", "replace").strip() or "?"
             os.close(fd)
             raise Refusal(BUSY, f"gpulockd runs already, pid {who}", "stop that one") from fault
-        self.let_go()
+        self.release()
         info = os.fstat(fd)
         self._fd, self._file = fd, (info.st_dev, info.st_ino)
         try:
             os.ftruncate(fd, 0)
-            atomic.write_all(fd, f"{os.getpid()}\n".encode())
+            atomic.write_descriptor(fd, f"{os.getpid()}\n".encode())
         except OSError:
             return  # no room: nobody reads the pid but people
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let another one run."""
         if self._fd >= 0:
             os.close(self._fd)
@@ -61,7 +61,7 @@ class Single:
         return self._file == (named.st_dev, named.st_ino)
 
 
-def opened(path: str) -> int:
+def open_instance_lock(path: str) -> int:
     """Open the file of the lock; raise Refusal(BROKEN) for one that is not private."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

@@ -23,7 +23,7 @@ ERROR, WARNING, NOTICE, INFO = (
 LENGTH = 600  # characters of a line
 
 
-class Journal:
+class DaemonJournal:
     """Lines go to `fd`; with `levels` they bear one, without they go to syslog as well.
 
     `quiet`: not to syslog, of which a simulated node has none.
@@ -47,7 +47,7 @@ class Journal:
             syslog.openlog(WHO, syslog.LOG_PID, syslog.LOG_DAEMON)
             syslog.syslog(level, line)
 
-    def stands(self, part: str, found: Mapping[str, str], level: int = WARNING) -> None:
+    def log_changes(self, part: str, found: Mapping[str, str], level: int = WARNING) -> None:
         """Say what of `found` is new; the rest was said when it began.
 
         `found` is all that stands now in that part, by a key that stays the same while it lasts.

@@ -6,14 +6,14 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 
-from gpulock.deadline import boottime
+from gpulock.deadline import clock_boottime
 
 READABLE = select.POLLIN
 WRITABLE = select.POLLOUT
 LONGEST = 3600.0  # seconds; poll(2) counts milliseconds in an int
 
 
-class Loop:
+class EventLoop:
     """Descriptors with what is to be called when they are ready (with poll's events)."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Loop:
 
     def wait(self, until: float) -> None:
         """Sleep until something is ready, at most until then (CLOCK_BOOTTIME seconds); act."""
-        left = min(max(0.0, until - boottime()), LONGEST)
+        left = min(max(0.0, until - clock_boottime()), LONGEST)
         # a millisecond more: one less would turn the loop in vain until the time has come
         for fd, events in self._poll.poll(int(left * 1000) + (1 if left else 0)):
             act = self._acts.get(fd)  # an earlier act may have forgotten it

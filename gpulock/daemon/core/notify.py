@@ -15,7 +15,7 @@ STATUS_LENGTH = 200  # characters that `systemctl status` is given
 MICRO = 1_000_000
 
 
-class Notify:
+class SystemdNotifier:
     """The service manager's socket at `address`; `watchdog` is its limit in seconds, 0: none.
 
     It is told that we live three times within the limit, however often `alive` is called.
@@ -60,15 +60,15 @@ class Notify:
             self.send("WATCHDOG=1")
 
 
-def from_environ(environ: Mapping[str, str], pid: int) -> Notify:
+def notifier_from_environ(environ: Mapping[str, str], pid: int) -> SystemdNotifier:
     """Return what the service manager asks of process `pid` (sd_watchdog_enabled(3))."""
     limit = environ.get("WATCHDOG_USEC", "")
     ours = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
     seconds = int(limit) / MICRO if ours and limit.isascii() and limit.isdigit() else 0.0
-    return Notify(environ.get("NOTIFY_SOCKET", ""), seconds)
+    return SystemdNotifier(environ.get("NOTIFY_SOCKET", ""), seconds)
 
 
-def in_journal(environ: Mapping[str, str], fd: int = 2) -> bool:
+def is_journal_stream(environ: Mapping[str, str], fd: int = 2) -> bool:
     """Return whether `fd` goes to the journal (systemd.exec(5), JOURNAL_STREAM)."""
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
     try:

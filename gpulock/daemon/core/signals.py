@@ -15,11 +15,11 @@ from types import FrameType
 PATIENCE = 0.5  # seconds that a round at work has to end by itself
 
 
-class EndedError(BaseException):
+class ShutdownTimeoutError(BaseException):
     """End now: the time to end by itself is over."""
 
 
-class Signals:
+class DaemonSignals:
     """What came since it was asked last; `fd` is readable once something did."""
 
     def __init__(self) -> None:
@@ -53,4 +53,4 @@ class Signals:
         self.reload = True
 
     def _alarm(self, number: int, frame: FrameType | None) -> None:
-        raise EndedError
+        raise ShutdownTimeoutError

@@ -11,18 +11,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from gpulock.daemon.health.xids import HARDWARE, action
+from gpulock.daemon.health.xids import HARDWARE, describe_recovery_action
 from gpulock.node import sample
 from gpulock.node.devices import EXCLUDED, Device
 
 XID, ECC, MISSING, MEMORY = "xid", "ecc", "missing", "memory"
 CAUSES: Final = (XID, ECC, MISSING, MEMORY)
-TOLD: Final = frozenset((XID, ECC, MEMORY))  # by the exporter alone
+EXPORTER_CAUSES: Final = frozenset((XID, ECC, MEMORY))  # by the exporter alone
 UNCORRECTED: Final = "c.ecc.uncorrected."
-LASTING: Final = ("recovery", "remap", MISSING, MEMORY)  # keys of what is over when it is not told
+LASTING_KEYS: Final = (
+    "recovery",
+    "remap",
+    MISSING,
+    MEMORY,
+)  # keys of what is over when it is not told
 
 
-class Finding(NamedTuple):
+class HealthFinding(NamedTuple):
     """Something that speaks against `device` (a lock id), of one of CAUSES."""
 
     device: str
@@ -32,85 +37,89 @@ class Finding(NamedTuple):
     words: str
 
 
-def of_sample(
+def findings_from_sample(
     found: sample.Sample, devices: Collection[Device], wanted: Collection[str]
-) -> Iterator[Finding]:
+) -> Iterator[HealthFinding]:
     """Yield what a fresh sample says against devices of this node; it names no others."""
-    for name in sorted(names(devices) & found.devices.keys()):
+    for name in sorted(quarantinable_ids(devices) & found.devices.keys()):
         seen = found.devices[name]
         if XID in wanted:
-            yield from xids(name, seen)
+            yield from find_hardware_xids(name, seen)
         if ECC in wanted:
-            yield from errors(name, seen)
+            yield from find_ecc_errors(name, seen)
         asked = ECC if ECC in wanted else XID
         if asked in wanted and seen.recovery_action:
-            words = f"the driver asks for {action(seen.recovery_action)}"
-            yield Finding(name, asked, "recovery", seen.recovery_action, words)
+            words = f"the driver asks for {describe_recovery_action(seen.recovery_action)}"
+            yield HealthFinding(name, asked, "recovery", seen.recovery_action, words)
 
 
-def xids(name: str, seen: sample.Seen) -> Iterator[Finding]:
+def find_hardware_xids(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:
     """Yield the XIDs of the card itself that a device had in this boot."""
     for number, words in HARDWARE.items():
-        times = first(seen.own.get(f"x.{number}", ""))
+        times = parse_first_counter(seen.own.get(f"x.{number}", ""))
         if times:
-            yield Finding(name, XID, f"xid {number}", times, f"XID {number} ({words})")
+            yield HealthFinding(name, XID, f"xid {number}", times, f"XID {number} ({words})")
 
 
-def errors(name: str, seen: sample.Seen) -> Iterator[Finding]:
+def find_ecc_errors(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:
     """Yield the uncorrected ECC errors of a device, and a row that could not be remapped."""
     for key in sorted(seen.own):
-        if key.startswith(UNCORRECTED) and (times := first(seen.own[key])):
+        if key.startswith(UNCORRECTED) and (times := parse_first_counter(seen.own[key])):
             place = key.removeprefix(UNCORRECTED)
             plain = place if place.isascii() and place.isalnum() else "unknown"
             words = f"{times} uncorrected ECC error{'s' if times > 1 else ''} ({plain})"
-            yield Finding(name, ECC, f"ecc {plain}", times, words)
+            yield HealthFinding(name, ECC, f"ecc {plain}", times, words)
     if seen.remap_failure:
-        yield Finding(name, ECC, "remap", 1, "a row of its memory could not be remapped")
+        yield HealthFinding(name, ECC, "remap", 1, "a row of its memory could not be remapped")
 
 
-def gone(devices: Collection[Device], known: Collection[str]) -> Iterator[Finding]:
+def find_missing_cards(
+    devices: Collection[Device], known: Collection[str]
+) -> Iterator[HealthFinding]:
     """Yield the cards that were here in this boot and that the driver does not show now."""
     shown = {device.bus: device.fault for device in devices}
     for bus in sorted(known):
         fault = shown.get(bus, "the driver does not show it any more")
         if fault and fault != EXCLUDED:
-            yield Finding(bus, MISSING, MISSING, 1, fault)
+            yield HealthFinding(bus, MISSING, MISSING, 1, fault)
 
 
-def names(devices: Collection[Device]) -> set[str]:
+def quarantinable_ids(devices: Collection[Device]) -> set[str]:
     """Return the ids that may be quarantined: of devices, and of the cards they are on."""
     return {device.id for device in devices} | {device.bus for device in devices}
 
 
-def card(name: str) -> str:
+def card_bus_id(name: str) -> str:
     """Return the bus id of a lock id."""
     return name.partition(".gi")[0]
 
 
-def first(text: str) -> int:
+def parse_first_counter(text: str) -> int:
     """Return the first of the exporter's numbers as a whole one, 0 where it is none."""
     try:
-        return int(sample.real(text.partition(",")[0]))
+        return int(sample.parse_sample_real(text.partition(",")[0]))
     except ValueError:
         return 0
 
 
-def news(found: Collection[Finding], done: Mapping[tuple[str, str], int]) -> list[Finding]:
+def select_new_findings(
+    found: Collection[HealthFinding], done: Mapping[tuple[str, str], int]
+) -> list[HealthFinding]:
     """Return the findings on which nobody has acted yet.
 
     Events are counted, and news is one more; of what lasts, another mark is news.
     """
-    fresh: list[Finding] = []
+    fresh: list[HealthFinding] = []
     for one in found:
         known = done.get((one.device, one.key), 0)
-        if one.mark > known or (one.key in LASTING and one.mark != known):
+        if one.mark > known or (one.key in LASTING_KEYS and one.mark != known):
             fresh.append(one)
     return fresh
 
 
-def over(
+def expire_finding_marks(
     done: Mapping[tuple[str, str], int],
-    found: Collection[Finding],
+    found: Collection[HealthFinding],
     told: Collection[str],
     clean: Collection[str],
 ) -> dict[tuple[str, str], int]:
@@ -129,16 +138,18 @@ def over(
     return kept
 
 
-def within(found: Collection[Finding], out: Collection[str], cards: int) -> set[str]:
+def limit_exporter_quarantine(
+    found: Collection[HealthFinding], out: Collection[str], cards: int
+) -> set[str]:
     """Return the cards that may be put out of service on the exporter's word alone.
 
     It may be mad, or somebody else's by now: half of a node's `cards` at most (of one card, that
     one) are `out` for what it says, the rest stays in service.
     """
     most = max(1, cards // 2)
-    allowed = {card(name) for name in out}
+    allowed = {card_bus_id(name) for name in out}
     for one in found:
         if len(allowed) >= most:
             break
-        allowed.add(card(one.device))
+        allowed.add(card_bus_id(one.device))
     return allowed

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpulock.alloc.grant import retire
+from gpulock.alloc.grant import retire_lock
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import overlaps
+from gpulock.node.devices import lock_ids_overlap
 from gpulock.store import boot
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
@@ -22,7 +22,7 @@ from gpulock.store.quarantine import POLICY
 BECAUSE: Final = "bad, and STATE_DIR takes no note of it"
 
 
-def is_ours(lock: Lock) -> bool:
+def is_health_lock(lock: Lock) -> bool:
     """Return whether a lock is one of these."""
     record = lock.owner
     if record is None or record.scheduler != "admin":
@@ -30,13 +30,21 @@ def is_ours(lock: Lock) -> bool:
     return record.user == POLICY and record.comment == BECAUSE
 
 
-def hold(node: Node, name: str, seconds: float) -> str:
+def lock_bad_device(node: Node, name: str, seconds: float) -> str:
     """Lock a device that is free; return what becomes of it, as a clause."""
     try:
         with Gate(node.store.path, Deadline(seconds)):
-            held = [lock for lock in node.store.all().values() if overlaps(lock.id, name)]
+            held = [
+                lock
+                for lock in node.store.read_all_locks().values()
+                if lock_ids_overlap(lock.id, name)
+            ]
             if held:
-                return "whoever holds it keeps it" if not is_ours(held[0]) else "it stays locked"
+                return (
+                    "whoever holds it keeps it"
+                    if not is_health_lock(held[0])
+                    else "it stays locked"
+                )
             note = {"by": POLICY, "because": BECAUSE}
             node.store.make(name, boot.reserve_owner(name, note, node.boot_id, node.name))
     except (OSError, Refusal) as fault:
@@ -44,11 +52,11 @@ def hold(node: Node, name: str, seconds: float) -> str:
     return "it is locked instead"
 
 
-def let_go(node: Node, name: str, seconds: float) -> None:
+def unlock_bad_device(node: Node, name: str, seconds: float) -> None:
     """Free a device that was locked instead of noted; raise OSError or Refusal."""
-    if not node.store.exists() or not is_ours(node.store.read(name)):
+    if not node.store.exists() or not is_health_lock(node.store.read(name)):
         return
     with Gate(node.store.path, Deadline(seconds)):
         lock = node.store.read(name)
-        if is_ours(lock):
-            retire(node, lock, "it is quarantined now")
+        if is_health_lock(lock):
+            retire_lock(node, lock, "it is quarantined now")

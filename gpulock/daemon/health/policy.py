@@ -13,17 +13,25 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from gpulock.alloc import memory_check, reaper
-from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, Journal
+from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import findings, health_lock, recovery, state
-from gpulock.daemon.health.findings import CAUSES, ECC, LASTING, MEMORY, TOLD, XID, Finding
-from gpulock.daemon.health.recovery import ENOUGH, KEPT
-from gpulock.daemon.health.snapshot import Look
-from gpulock.daemon.health.state import Book
-from gpulock.daemon.reconcile.reconcile import Report
-from gpulock.deadline import Deadline, boottime
+from gpulock.daemon.health.findings import (
+    CAUSES,
+    ECC,
+    EXPORTER_CAUSES,
+    LASTING_KEYS,
+    MEMORY,
+    XID,
+    HealthFinding,
+)
+from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
+from gpulock.daemon.health.snapshot import HealthSnapshot
+from gpulock.daemon.health.state import HealthState
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
-from gpulock.node.devices import overlaps
+from gpulock.node.devices import lock_ids_overlap
 from gpulock.store import kv
 from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate
@@ -31,43 +39,43 @@ from gpulock.store.gate import Gate
 SPACING: Final = 10.0  # seconds between two checks that count
 GATE_SECONDS: Final = 2.0
 MOST_REASONS: Final = 4  # in a note
-Notes = Mapping[str, Mapping[str, str]]
+QuarantineNotes = Mapping[str, Mapping[str, str]]
 
 
-class Health:
+class HealthPolicy:
     """The chore; `clock` is CLOCK_BOOTTIME in seconds."""
 
-    def __init__(self, journal: Journal, clock: Callable[[], float] = boottime) -> None:
+    def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal
         self._clock = clock
         self._free: dict[str, float] = {}  # since when a device is known to have no lock
         self._noted: set[tuple[str, str]] | None = None  # what is out and why, all of it told
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Put out what is bad, and back what is clean; raise Refusal or OSError."""
-        out = read_notes(node)
-        ours = {name: note for name, note in out.items() if recovery.is_ours(note)}
+        out = read_quarantine_notes(node)
+        ours = {name: note for name, note in out.items() if recovery.is_policy_note(note)}
         wanted = frozenset(node.settings.quarantine_on) & frozenset(CAUSES)
-        self._watch(report)
+        self._update_free_devices(report)
         self._tell(report, ours)
         if not report.devices or not (wanted or ours):
             return  # without a driver nothing can be told of a card
-        look = Look(node, report, self._clock())
-        book = state.load(node)
+        look = HealthSnapshot(node, report, self._clock())
+        book = state.load_health_state(node)
         before = book.text(node.boot_id)
         found = look.findings(wanted, book.known)
-        found += self._dirty(look) if MEMORY in wanted else []
+        found += self._find_dirty_devices(look) if MEMORY in wanted else []
         clean = [name for name in self._free if look.memory(name) == memory_check.CLEAN]
-        book.done = findings.over(book.done, found, look.told(), clean)
-        fresh = findings.news(found, book.done)
-        failed = self._put_out(look, book, fresh, out)
-        bad = {one.device for one in [*fresh, *found] if one in fresh or one.key in LASTING}
-        failed.update(self._put_back(look, book, ours, bad))
+        book.done = findings.expire_finding_marks(book.done, found, look.reported_devices(), clean)
+        fresh = findings.select_new_findings(found, book.done)
+        failed = self._quarantine_found(look, book, fresh, out)
+        bad = {one.device for one in [*fresh, *found] if one in fresh or one.key in LASTING_KEYS}
+        failed.update(self._restore_recovered(look, book, ours, bad))
         if book.text(node.boot_id) != before:
-            state.save(node, book)
-        self._journal.stands("health", failed, ERROR)
+            state.save_health_state(node, book)
+        self._journal.log_changes("health", failed, ERROR)
 
-    def _tell(self, report: Report, ours: Notes) -> None:
+    def _tell(self, report: ReconcileReport, ours: QuarantineNotes) -> None:
         """Tell what went out of service at a hand-over, whoever did it: a reconcile, an epilog.
 
         What was noted before this daemon began is told already, but for what its own first
@@ -81,17 +89,17 @@ class Health:
             self._journal.say(WARNING, f"{name} is out of service: {because}")
         self._noted = pairs
 
-    def _watch(self, report: Report) -> None:
+    def _update_free_devices(self, report: ReconcileReport) -> None:
         """Keep in mind since when each device has no lock."""
         held = [outcome.lock.id for outcome in report.outcomes if outcome.act != reaper.FREED]
         now = self._clock()
         self._free = {
             device.id: self._free.get(device.id, now)
             for device in report.devices
-            if not any(overlaps(name, device.id) for name in held)
+            if not any(lock_ids_overlap(name, device.id) for name in held)
         }
 
-    def _dirty(self, look: Look) -> list[Finding]:
+    def _find_dirty_devices(self, look: HealthSnapshot) -> list[HealthFinding]:
         """Return the free devices with memory in use though nobody is there, as root sees it.
 
         The exporter must have looked, at its processes too, since the device was found free.
@@ -103,32 +111,41 @@ class Health:
             if look.memory(name, since + period) == memory_check.DIRTY
             and look.seen(name).processes == 0
         ]
-        return [look.dirty(name) for name in names if not look.anybody(name)]
+        return [look.make_memory_finding(name) for name in names if not look.is_device_in_use(name)]
 
     # --- out ----------------------------------------------------------------------------------
 
-    def _put_out(self, look: Look, book: Book, fresh: list[Finding], out: Notes) -> dict[str, str]:
+    def _quarantine_found(
+        self,
+        look: HealthSnapshot,
+        book: HealthState,
+        fresh: list[HealthFinding],
+        out: QuarantineNotes,
+    ) -> dict[str, str]:
         """Act on what is new; return what could not be done, by a key."""
-        theirs = [name for name, note in out.items() if told_by(note)]
-        advice = [one for one in fresh if one.cause in TOLD and one.device not in out]
-        allowed = findings.within(advice, theirs, look.cards())
+        theirs = [name for name, note in out.items() if set_by_exporter(note)]
+        advice = [one for one in fresh if one.cause in EXPORTER_CAUSES and one.device not in out]
+        allowed = findings.limit_exporter_quarantine(advice, theirs, look.cards())
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in fresh}):
             reasons = [one for one in fresh if one.device == name]
-            if advised(reasons) and not {name, findings.card(name)} & {*allowed, *out}:
-                failed[f"cap {name}"] = beyond(name, reasons)
+            if is_exporter_reported(reasons) and not {name, findings.card_bus_id(name)} & {
+                *allowed,
+                *out,
+            }:
+                failed[f"cap {name}"] = quarantine_limit_message(name, reasons)
                 continue
             try:
                 self._quarantine(look.node, name, reasons)
             except (OSError, kv.MalformedError) as fault:
-                held = health_lock.hold(look.node, name, GATE_SECONDS)
+                held = health_lock.lock_bad_device(look.node, name, GATE_SECONDS)
                 failed[f"put {name}"] = f"{name} cannot be put out of service: {fault}; {held}"
                 continue
-            health_lock.let_go(look.node, name, GATE_SECONDS)
+            health_lock.unlock_bad_device(look.node, name, GATE_SECONDS)
             book.done.update({(one.device, one.key): one.mark for one in reasons})
         return failed
 
-    def _quarantine(self, node: Node, name: str, reasons: list[Finding]) -> None:
+    def _quarantine(self, node: Node, name: str, reasons: list[HealthFinding]) -> None:
         """Note a device as out, beside what is noted; an administrator's note stays as it is.
 
         Raises OSError or kv.MalformedError where it cannot be noted.
@@ -136,33 +153,37 @@ class Health:
         state_dir, folder = node.settings.state_dir, notes.QUARANTINE
         with Gate(node.store.path, Deadline(GATE_SECONDS)):
             known: dict[str, str] = {}
-            if name in notes.listed(state_dir, folder):
-                known = notes.read(state_dir, folder, name)
-                if not recovery.is_ours(known):
+            if name in notes.list_noted_devices(state_dir, folder):
+                known = notes.read_device_note(state_dir, folder, name)
+                if not recovery.is_policy_note(known):
                     return
-            because = one_line("; ".join(together(known, reasons, flaps(node, name))))
-            facts = recovery.facts(node.boot_id, node.settings.sys_root, findings.card(name))
+            because = one_line(
+                "; ".join(merge_note_reasons(known, reasons, is_device_flapping(node, name)))
+            )
+            facts = recovery.read_card_start_ids(
+                node.boot_id, node.settings.sys_root, findings.card_bus_id(name)
+            )
             more = facts.pairs()
             if known and not any(one.cause in (XID, ECC) for one in reasons):
                 more = tuple((key, known.get(key, "")) for key, _ in more)
             if because == known.get("because") and dict(more).items() <= known.items():
                 return
-            notes.put(state_dir, folder, name, notes.POLICY, because, more)
+            notes.write_device_note(state_dir, folder, name, notes.POLICY, because, more)
         self._journal.say(WARNING, f"{name} is out of service: {because}")
         if self._noted is not None:
             self._noted.add((name, because))
 
     # --- back ---------------------------------------------------------------------------------
 
-    def _put_back(
-        self, look: Look, book: Book, ours: Notes, bad: Collection[str]
+    def _restore_recovered(
+        self, look: HealthSnapshot, book: HealthState, ours: QuarantineNotes, bad: Collection[str]
     ) -> dict[str, str]:
         """Check what the policy took out; return what could not be done, by a key."""
         failed: dict[str, str] = {}
         book.clean = {name: checks for name, checks in book.clean.items() if name in ours}
         for name, note in ours.items():
-            against = any(overlaps(one, name) for one in bad)
-            clean = recovery.check(note, look.sight(name, against))
+            against = any(lock_ids_overlap(one, name) for one in bad)
+            clean = recovery.check_device_recovered(note, look.observe_device(name, against))
             times, at = book.clean.get(name, (0, look.now - SPACING))
             if clean is False:
                 book.clean.pop(name, None)
@@ -186,33 +207,38 @@ class Health:
         """
         state_dir, folder = node.settings.state_dir, notes.QUARANTINE
         with Gate(node.store.path, Deadline(GATE_SECONDS)):
-            listed = name in notes.listed(state_dir, folder)
-            if not listed or notes.read(state_dir, folder, name) != note:
+            listed = name in notes.list_noted_devices(state_dir, folder)
+            if not listed or notes.read_device_note(state_dir, folder, name) != note:
                 return
             state.note_comeback(node, name, time.time())
-            notes.lift(state_dir, folder, name)
+            notes.remove_device_note(state_dir, folder, name)
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['because']}")
 
 
-def together(known: Mapping[str, str], reasons: list[Finding], flaps: bool) -> list[str]:
+def merge_note_reasons(
+    known: Mapping[str, str], reasons: list[HealthFinding], flaps: bool
+) -> list[str]:
     """Return the reasons of a note, those `known` first, none twice."""
     words = known["because"].split("; ") if known else []
-    before = recovery.causes(known)
+    before = recovery.parse_note_causes(known)
     for one in reasons:
-        again = one.key in LASTING and one.cause in before  # it is out for that already
+        again = one.key in LASTING_KEYS and one.cause in before  # it is out for that already
         if not again and len(words) < MOST_REASONS:
             words.append(f"{one.cause}: {one.words.replace(';', ',')}")
     if flaps and not known:
-        words.append(f"{words[0].partition(':')[0]}: {ENOUGH} comebacks in a day, {KEPT}")
+        words.append(
+            f"{words[0].partition(':')[0]}: {MAX_COMEBACKS} comebacks in a day,"
+            f" {ADMIN_RESTORE_ONLY}"
+        )
     return list(dict.fromkeys(words))
 
 
-def advised(reasons: list[Finding]) -> bool:
+def is_exporter_reported(reasons: list[HealthFinding]) -> bool:
     """Return whether only the exporter says so, of one of these at least."""
-    return any(one.cause in TOLD for one in reasons)
+    return any(one.cause in EXPORTER_CAUSES for one in reasons)
 
 
-def beyond(name: str, reasons: list[Finding]) -> str:
+def quarantine_limit_message(name: str, reasons: list[HealthFinding]) -> str:
     """Return what is told of a device that stays in service because too many are out."""
     words = ", ".join(one.words for one in reasons)
     return (
@@ -221,24 +247,29 @@ def beyond(name: str, reasons: list[Finding]) -> str:
     )
 
 
-def flaps(node: Node, name: str) -> bool:
+def is_device_flapping(node: Node, name: str) -> bool:
     """Return whether a device came back too often of late; in doubt it did."""
     try:
-        found = state.comebacks(node, time.time())
+        found = state.read_comebacks(node, time.time())
     except (OSError, ValueError):
         return True
-    return len(found.get(name, [])) >= ENOUGH
+    return len(found.get(name, [])) >= MAX_COMEBACKS
 
 
-def told_by(note: Mapping[str, str]) -> bool:
+def set_by_exporter(note: Mapping[str, str]) -> bool:
     """Return whether a device is out for what the exporter said."""
-    return recovery.is_ours(note) and bool(TOLD & set(recovery.causes(note)))
+    return recovery.is_policy_note(note) and bool(
+        EXPORTER_CAUSES & set(recovery.parse_note_causes(note))
+    )
 
 
-def read_notes(node: Node) -> dict[str, dict[str, str]]:
+def read_quarantine_notes(node: Node) -> dict[str, dict[str, str]]:
     """Return what is out of service, by id; nothing where STATE_DIR was never used."""
     try:
-        names = notes.listed(node.settings.state_dir, notes.QUARANTINE)
+        names = notes.list_noted_devices(node.settings.state_dir, notes.QUARANTINE)
     except Refusal:
         return {}
-    return {name: notes.read(node.settings.state_dir, notes.QUARANTINE, name) for name in names}
+    return {
+        name: notes.read_device_note(node.settings.state_dir, notes.QUARANTINE, name)
+        for name in names
+    }

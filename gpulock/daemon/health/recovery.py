@@ -17,12 +17,12 @@ from gpulock.daemon.health.findings import CAUSES, ECC, MEMORY, MISSING, XID
 from gpulock.node import sample
 from gpulock.store.quarantine import POLICY
 
-ENOUGH: Final = 3  # comebacks in a day, after which a device stays out
-KEPT: Final = "only an administrator brings it back"
+MAX_COMEBACKS: Final = 3  # comebacks in a day, after which a device stays out
+ADMIN_RESTORE_ONLY: Final = "only an administrator brings it back"
 BOOT, DRIVER, PLACE = "boot", "driver", "place"  # what a note has of the time it was made in
 
 
-class Facts(NamedTuple):
+class CardStartIds(NamedTuple):
     """What root sees of the time in which a card runs; empty where it cannot be seen.
 
     `driver` and `place` are inode numbers in sysfs, which the kernel never gives twice in a boot:
@@ -38,13 +38,13 @@ class Facts(NamedTuple):
         return ((BOOT, self.boot), (DRIVER, self.driver), (PLACE, self.place))
 
 
-def facts(boot_id: str, sys_root: str, bus: str) -> Facts:
+def read_card_start_ids(boot_id: str, sys_root: str, bus: str) -> CardStartIds:
     """Return the facts of one card."""
-    driver = inode(f"{sys_root}/module/nvidia")
-    return Facts(boot_id, driver, inode(f"{sys_root}/bus/pci/devices/{bus}"))
+    driver = read_inode(f"{sys_root}/module/nvidia")
+    return CardStartIds(boot_id, driver, read_inode(f"{sys_root}/bus/pci/devices/{bus}"))
 
 
-def inode(path: str) -> str:
+def read_inode(path: str) -> str:
     """Return the number of a folder, empty where there is none."""
     try:
         return str(os.stat(path).st_ino)
@@ -52,7 +52,7 @@ def inode(path: str) -> str:
         return ""
 
 
-def began_anew(note: Mapping[str, str], now: Facts) -> bool:
+def was_card_restarted(note: Mapping[str, str], now: CardStartIds) -> bool:
     """Return whether the card was started again since a note was made."""
     if not note.get(BOOT):
         return False
@@ -62,12 +62,12 @@ def began_anew(note: Mapping[str, str], now: Facts) -> bool:
     return any(before and after and before != after for before, after in pairs)
 
 
-def is_ours(note: Mapping[str, str]) -> bool:
+def is_policy_note(note: Mapping[str, str]) -> bool:
     """Return whether the policy, and not an administrator, made a note."""
-    return note.get("by") == POLICY and bool(causes(note))
+    return note.get("by") == POLICY and bool(parse_note_causes(note))
 
 
-def causes(note: Mapping[str, str]) -> tuple[str, ...]:
+def parse_note_causes(note: Mapping[str, str]) -> tuple[str, ...]:
     """Return why the policy took a device out, nothing where a cause is not known."""
     reasons = note.get("because", "").split("; ")
     words = [reason.partition(":")[0] for reason in reasons if ":" in reason]
@@ -75,7 +75,7 @@ def causes(note: Mapping[str, str]) -> tuple[str, ...]:
     return known if len(words) == len([word for word in words if word in CAUSES]) else ()
 
 
-class Sight(NamedTuple):
+class DeviceObservation(NamedTuple):
     """What is to be seen of a device now: `shown` by the driver, `seen` in a fresh sample.
 
     `memory` is the hand-over's word for what stays in use, `bad` whether anything speaks against
@@ -83,39 +83,39 @@ class Sight(NamedTuple):
     """
 
     shown: bool
-    seen: sample.Seen | None
+    seen: sample.DeviceSample | None
     memory: str
     bad: bool
-    now: Facts
+    now: CardStartIds
 
 
-def check(note: Mapping[str, str], sight: Sight) -> bool | None:
+def check_device_recovered(note: Mapping[str, str], sight: DeviceObservation) -> bool | None:
     """Return whether a device is clean, None where that cannot be told, or not by us."""
-    if KEPT in note.get("because", ""):
+    if ADMIN_RESTORE_ONLY in note.get("because", ""):
         return None
     if not sight.shown or sight.bad:
         return False
     if sight.seen is not None and (sight.seen.recovery_action or sight.seen.remap_failure):
         return False
-    found = [one(cause, note, sight) for cause in causes(note)]
+    found = [is_cause_cleared(cause, note, sight) for cause in parse_note_causes(note)]
     if False in found:
         return False
     return None if None in found or not found else True
 
 
-def one(cause: str, note: Mapping[str, str], sight: Sight) -> bool | None:
+def is_cause_cleared(cause: str, note: Mapping[str, str], sight: DeviceObservation) -> bool | None:
     """Return whether one cause is over, None where that cannot be told."""
     if cause == MISSING:
         return True
     if cause == MEMORY:
         return {CLEAN: True, DIRTY: False}.get(sight.memory)
-    return True if sight.seen is not None and began_anew(note, sight.now) else None
+    return True if sight.seen is not None and was_card_restarted(note, sight.now) else None
 
 
-def comes_back(because: str) -> str:
+def describe_recovery(because: str) -> str:
     """Return what brings a device back that the policy took out for this reason."""
-    found: Collection[str] = causes({"because": because})
-    if KEPT in because or not found:
+    found: Collection[str] = parse_note_causes({"because": because})
+    if ADMIN_RESTORE_ONLY in because or not found:
         return "an administrator"
     clean = "RESTORE_AFTER clean checks of gpulockd's in a row"
     if XID in found or ECC in found:

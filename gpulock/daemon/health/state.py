@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpulock.node.context import Node
-from gpulock.node.devices import bus_key
+from gpulock.node.devices import pci_bus_key
 from gpulock.store import atomic, kv, quarantine
 
 NAME: Final = "health"  # in LOCK_DIR
@@ -20,7 +20,7 @@ DAY: Final = 86400.0  # seconds
 LIMIT: Final = 1 << 20  # bytes: 128 instances with twenty findings each are 0.2 MB
 
 
-class Book:
+class HealthState:
     """Marks by (device, key), cards that were here, and (clean checks, when) by device.
 
     Times are CLOCK_BOOTTIME seconds.
@@ -37,16 +37,16 @@ class Book:
         pairs += [(f"done {name} {key}", str(n)) for (name, key), n in sorted(self.done.items())]
         checks = sorted(self.clean.items())
         pairs += [(f"clean {name}", f"{times} {at:.3f}") for name, (times, at) in checks]
-        return f"{LINE}\n{kv.encode(pairs)}"
+        return f"{LINE}\n{kv.encode_pairs(pairs)}"
 
 
-def parse(text: str, boot_id: str) -> Book:
+def parse_health_state(text: str, boot_id: str) -> HealthState:
     """Return the book in a text, an empty one for another boot; raise ValueError."""
-    pairs = kv.decode_versioned(text, LINE)
-    book = Book()
+    pairs = kv.decode_versioned_pairs(text, LINE)
+    book = HealthState()
     if pairs.get("boot_id") != boot_id:
         return book
-    book.known = {name for name in pairs.get("known", "").split() if is_bus(name)}
+    book.known = {name for name in pairs.get("known", "").split() if is_bus_id(name)}
     for key, value in pairs.items():
         kind, _, rest = key.partition(" ")
         name, _, what = rest.partition(" ")
@@ -58,34 +58,36 @@ def parse(text: str, boot_id: str) -> Book:
     return book
 
 
-def is_bus(name: str) -> bool:
+def is_bus_id(name: str) -> bool:
     """Return whether a word is a bus id."""
     try:
-        return bool(bus_key(name))
+        return bool(pci_bus_key(name))
     except ValueError:
         return False
 
 
-def load(node: Node) -> Book:
+def load_health_state(node: Node) -> HealthState:
     """Return what is remembered of this boot; what cannot be read was not written by us."""
     try:
-        return parse(atomic.read_text(f"{node.store.path}/{NAME}", LIMIT), node.boot_id)
+        return parse_health_state(
+            atomic.read_text(f"{node.store.path}/{NAME}", LIMIT), node.boot_id
+        )
     except (OSError, ValueError):
-        return Book()
+        return HealthState()
 
 
-def save(node: Node, book: Book) -> None:
+def save_health_state(node: Node, book: HealthState) -> None:
     """Write the book; raise OSError."""
     atomic.replace_file(f"{node.store.path}/{NAME}", book.text(node.boot_id).encode())
 
 
-def comebacks(node: Node, now: float) -> dict[str, list[float]]:
+def read_comebacks(node: Node, now: float) -> dict[str, list[float]]:
     """Return when devices came back by themselves in the last day; epoch seconds.
 
     Raises OSError or ValueError where that cannot be read: then none comes back.
     """
     try:
-        pairs = kv.decode(atomic.read_text(f"{node.settings.state_dir}/{COMEBACKS}", LIMIT))
+        pairs = kv.decode_pairs(atomic.read_text(f"{node.settings.state_dir}/{COMEBACKS}", LIMIT))
     except FileNotFoundError:
         return {}
     found = {name: [float(word) for word in text.split()] for name, text in pairs.items()}
@@ -94,7 +96,9 @@ def comebacks(node: Node, now: float) -> dict[str, list[float]]:
 
 def note_comeback(node: Node, device: str, now: float) -> None:
     """Note that a device comes back, before it does; raise OSError or ValueError."""
-    known = comebacks(node, now)
+    known = read_comebacks(node, now)
     known.setdefault(device, []).append(now)
     pairs = [(name, " ".join([f"{at:.0f}" for at in at_])) for name, at_ in known.items() if at_]
-    quarantine.durably(f"{node.settings.state_dir}/{COMEBACKS}", kv.encode(pairs).encode())
+    quarantine.replace_file_durably(
+        f"{node.settings.state_dir}/{COMEBACKS}", kv.encode_pairs(pairs).encode()
+    )

@@ -45,6 +45,6 @@ ACTIONS: Final = {
 }
 
 
-def action(number: int) -> str:
+def describe_recovery_action(number: int) -> str:
     """Return what the driver asks for, in words."""
     return ACTIONS.get(number, f"recovery action {number}")

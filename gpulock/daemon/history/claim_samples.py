@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from gpulock.node import sample
-from gpulock.node.sample import BUCKETS, MILLI, Account, Sample
+from gpulock.node.sample import BUCKETS, MILLI, ClaimUsage, Sample
 from gpulock.store.owner import Owner
 
 SLACK: Final = 2.0  # seconds: a look begins before the claim and ends after the release
@@ -21,7 +21,7 @@ FIRST_WIDTH, LONGEST_WIDTH = 1.0, 1e8  # seconds of a bucket
 LONGEST_WAIT: Final = 60.0  # seconds that the history waits for the exporter
 
 
-class Usage(NamedTuple):
+class DeviceUsage(NamedTuple):
     """What one device did for one claim; None is not known.
 
     `busy` and `observed` are seconds, `last_busy` the epoch, `idle` the observed seconds since
@@ -42,27 +42,29 @@ class Usage(NamedTuple):
     covered: tuple[int, ...] = ()
 
 
-UNSEEN: Final = Usage()
+UNKNOWN_USAGE: Final = DeviceUsage()
 
 
-def usage_of(account: Account | None, record: Owner, held: float, memory: int | None) -> Usage:
+def clamp_device_usage(
+    account: ClaimUsage | None, record: Owner, held: float, memory: int | None
+) -> DeviceUsage:
     """Return what is believed of an account of a device held for `held` seconds.
 
     `memory` is the device's, in bytes, None where it is not known.
     """
     if account is None:
-        return UNSEEN
+        return UNKNOWN_USAGE
     most = held + SLACK
     observed = min(account.observed or 0.0, held)
     busy = min(account.busy, observed) if account.busy is not None and observed else None
-    width, used, covered = shape_of(account)
+    width, used, covered = clamp_usage_buckets(account)
     peak, energy = account.memory_peak, account.energy
-    return Usage(
+    return DeviceUsage(
         busy=busy,
         observed=observed,
         idle=min(account.idle, observed) if account.idle is not None and observed else None,
         seen=account.seen,
-        last_busy=epoch_of(account.last_busy, record, most) if busy else None,
+        last_busy=claim_time_to_epoch(account.last_busy, record, most) if busy else None,
         energy=energy if energy is not None and energy <= most * MOST_WATTS else None,
         memory_peak=peak if peak is not None and peak <= (memory or MOST_MEMORY) else None,
         foreign=min(account.foreign, held) if account.foreign is not None else None,
@@ -72,7 +74,9 @@ def usage_of(account: Account | None, record: Owner, held: float, memory: int | 
     )
 
 
-def shape_of(account: Account) -> tuple[float | None, tuple[int, ...], tuple[int, ...]]:
+def clamp_usage_buckets(
+    account: ClaimUsage,
+) -> tuple[float | None, tuple[int, ...], tuple[int, ...]]:
     """Return width and buckets, nothing where they make no sense."""
     width = account.width
     if width is None or not FIRST_WIDTH <= width <= LONGEST_WIDTH:
@@ -83,7 +87,7 @@ def shape_of(account: Account) -> tuple[float | None, tuple[int, ...], tuple[int
     return width, used, covered[: len(used)]
 
 
-def epoch_of(boottime: float | None, record: Owner, most: float) -> float | None:
+def claim_time_to_epoch(boottime: float | None, record: Owner, most: float) -> float | None:
     """Return a moment of a claim by the clock of its record, None for one outside of it."""
     if boottime is None:
         return None
@@ -91,7 +95,7 @@ def epoch_of(boottime: float | None, record: Owner, most: float) -> float | None
     return record.claimed_at + after if -SLACK <= after <= most else None
 
 
-class Advice:
+class ExporterSamples:
     """The exporter's folder at one moment, of which `sample` is read when first asked for."""
 
     def __init__(self, folder: str) -> None:
@@ -102,20 +106,22 @@ class Advice:
     def last(self) -> Sample | None:
         """Return the last sample, however old."""
         if not self._looked:
-            self._sample = sample.load(f"{self.folder}/{sample.SAMPLE}", sample.SAMPLE_LINE)
+            self._sample = sample.load_sample_file(
+                f"{self.folder}/{sample.SAMPLE}", sample.SAMPLE_LINE
+            )
             self._looked = True
         return self._sample
 
-    def of_claim(self, record: Owner) -> dict[str, Account]:
+    def read_claim_accounts(self, record: Owner) -> dict[str, ClaimUsage]:
         """Return what is left of a claim by lock id; else what stood in the last sample."""
-        for found in (sample.read_finished(self.folder, record.token), self.last()):
+        for found in (sample.read_finished_claim(self.folder, record.token), self.last()):
             if found is not None and found.boot_id == record.boot_id:
                 accounts = found.tokens.get(record.token)
                 if accounts:
                     return accounts
         return {}
 
-    def standing(self, record: Owner) -> dict[str, Account]:
+    def read_standing_accounts(self, record: Owner) -> dict[str, ClaimUsage]:
         """Return what the last sample has of a claim, by lock id."""
         found = self.last()
         if found is None or found.boot_id != record.boot_id:
@@ -140,7 +146,7 @@ class Advice:
             return False
         if now - found.wall > sample.FRESH:
             return False
-        if sample.read_finished(self.folder, token) is not None:
+        if sample.read_finished_claim(self.folder, token) is not None:
             return False
         return token in found.tokens or found.wall < released_at + SLACK
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import IO, Final
 
 from gpulock.store import atomic
-from gpulock.store.quarantine import sync
+from gpulock.store.quarantine import fsync_path
 
 FOLDER: Final = "history"
 NAME: Final = "history.jsonl"
@@ -32,7 +32,7 @@ TOKEN: Final = re.compile(rb'"token":"([0-9A-Za-z]{1,64})"')
 _APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def make_folder(path: str) -> None:
+def make_history_folder(path: str) -> None:
     """Make the folder where it is missing; raise OSError. A site may set its mode."""
     try:
         os.mkdir(path, 0o755)
@@ -40,7 +40,7 @@ def make_folder(path: str) -> None:
         return
 
 
-def append(path: str, lines: bytes) -> None:
+def append_history_lines(path: str, lines: bytes) -> None:
     """Add whole lines, durably; raise OSError, and then nothing was added.
 
     What an interrupted call left of a line is cut off first: its claim is still in `released/`.
@@ -50,12 +50,12 @@ def append(path: str, lines: bytes) -> None:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        size = heal(fd, info.st_size)
+        size = repair_last_line(fd, info.st_size)
         try:
-            atomic.write_all(fd, lines)
+            atomic.write_descriptor(fd, lines)
             os.fsync(fd)
             if info.st_size == 0:  # perhaps it is new
-                sync(os.path.realpath(os.path.dirname(path)))
+                fsync_path(os.path.realpath(os.path.dirname(path)))
         except BaseException:
             os.ftruncate(fd, size)
             raise
@@ -63,7 +63,7 @@ def append(path: str, lines: bytes) -> None:
         os.close(fd)
 
 
-def heal(fd: int, size: int) -> int:
+def repair_last_line(fd: int, size: int) -> int:
     """Make the file end with a whole line; return its size."""
     if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
         return size
@@ -77,11 +77,11 @@ def heal(fd: int, size: int) -> int:
             os.ftruncate(fd, begin + cut)
             return begin + cut
     # a line that is whole, or nothing that we ever wrote: it stays, on a line of its own
-    atomic.write_all(fd, b"\n")
+    atomic.write_descriptor(fd, b"\n")
     return size + 1
 
 
-def written(folder: str, tokens: set[str], oldest: float) -> set[str]:
+def find_written_tokens(folder: str, tokens: set[str], oldest: float) -> set[str]:
     """Return which tokens have their line already; raise OSError.
 
     `oldest` is when the first of these claims ended (epoch): no line of theirs can be in a file
@@ -89,13 +89,13 @@ def written(folder: str, tokens: set[str], oldest: float) -> set[str]:
     """
     found: set[str] = set()
     wanted = {token.encode() for token in tokens}
-    paths = files(folder)
+    paths = list_history_files(folder)
     for number, (path, changed) in enumerate(reversed(paths)):
         if number > 1 and changed < oldest - DAY:
             continue
         try:
-            with reading(path) as file:
-                for line in lines_of(file):
+            with open_history_file(path) as file:
+                for line in iter_history_lines(file):
                     match = TOKEN.search(line)
                     if match and match[1] in wanted:
                         found.add(match[1].decode())
@@ -106,7 +106,7 @@ def written(folder: str, tokens: set[str], oldest: float) -> set[str]:
     return found
 
 
-def files(folder: str) -> list[tuple[str, float]]:
+def list_history_files(folder: str) -> list[tuple[str, float]]:
     """Return path and time of the last change of each file of the history, oldest first.
 
     The one that grows is the last. A compressed file is left out while the one that it is made of
@@ -135,7 +135,7 @@ def files(folder: str) -> list[tuple[str, float]]:
 
 
 @contextmanager
-def reading(path: str) -> Generator[IO[bytes] | gzip.GzipFile]:
+def open_history_file(path: str) -> Generator[IO[bytes] | gzip.GzipFile]:
     """Open a file of the history, compressed or not; raise OSError for all but a regular file.
 
     One that was compressed since it was listed has another name by now.
@@ -156,13 +156,13 @@ def reading(path: str) -> Generator[IO[bytes] | gzip.GzipFile]:
             yield unpacked
 
 
-def lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+def iter_history_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
     """Yield whole lines without their end, as `spans_of` finds them."""
-    for data, begin, end in spans_of(file):
+    for data, begin, end in iter_line_spans(file):
         yield data[begin:end]
 
 
-def spans_of(
+def iter_line_spans(
     file: IO[bytes] | gzip.GzipFile, needle: bytes = b""
 ) -> Iterator[tuple[bytes, int, int]]:
     """Yield where whole lines are in the data, with a `needle` those that have it in them.
@@ -178,7 +178,11 @@ def spans_of(
         begin = data.find(b"\n") + 1 if skipping and end else 0
         skipping = skipping and not end
         if end:
-            yield from with_needle(data, begin, end, needle) if needle else all_in(data, begin, end)
+            yield from (
+                iter_matching_spans(data, begin, end, needle)
+                if needle
+                else iter_all_spans(data, begin, end)
+            )
             rest = data[end:]
         elif not skipping:
             rest = data
@@ -186,7 +190,7 @@ def spans_of(
             rest, skipping = b"", True
 
 
-def all_in(data: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+def iter_all_spans(data: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
     """Yield the lines between two places."""
     find = data.find
     while begin < end:
@@ -196,7 +200,7 @@ def all_in(data: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]
         begin = stop + 1
 
 
-def with_needle(
+def iter_matching_spans(
     data: bytes, begin: int, end: int, needle: bytes
 ) -> Iterator[tuple[bytes, int, int]]:
     """Yield the lines between two places that have the needle in them."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """STATE_DIR/owed: claims whose end LOCK_DIR does not tell any more, for the history.
 
-Warm. A record is made with its claim (gpulock.store.claim_records) and goes when the claim's line is written.
+Warm. A record is made with its claim (store.claim_records) and goes when its line is written.
 As long as LOCK_DIR knows a claim, as a lock or as a released one, its record only waits. Where
 the node went down, or LOCK_DIR was lost, the record is all that is left: its claim is over, and
 was held at least until it was last seen, which is when the file was last touched.
@@ -12,48 +12,50 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterable, Mapping
 
-from gpulock.daemon.history.record import Part
-from gpulock.deadline import boottime
+from gpulock.daemon.history.record import ClaimedDevice
+from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
-from gpulock.node.sample import is_token
+from gpulock.node.sample import is_claim_token
 from gpulock.store import atomic, kv, owner
-from gpulock.store.claim_records import OWED
-from gpulock.store.locks import Store
+from gpulock.store.claim_records import PENDING_FOLDER
+from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 
-AT_ONCE = 5.0  # seconds: within them a record is written; one seen no later was never seen
+MIN_SEEN_SECONDS = 5.0  # seconds: within them a record is written; one seen no later was never seen
 CLOCK_SET = 60.0  # seconds by which a clock is off that was set since the claim
 EMPTY_SECONDS = 60.0  # whoever makes a record has written it by then
-BOOTED = "reap: claimed before this boot; it was last seen at the end that is told"
+REBOOT_PROOF = "reap: claimed before this boot; it was last seen at the end that is told"
 
 
-def see(state_dir: str, standing: Iterable[Owner], wall: float, now: float) -> None:
+def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now: float) -> None:
     """Note that claims stand now; one without a record, or on a full disk, goes unnoted.
 
     `wall` is the epoch, `now` CLOCK_BOOTTIME. The time of a claim is held against that of the
     file: where the clock was set since the claim, the former is put right as well.
     """
     for record in standing:
-        if not is_token(record.token):
+        if not is_claim_token(record.token):
             continue
-        path = f"{state_dir}/{OWED}/{record.token}"
+        path = f"{state_dir}/{PENDING_FOLDER}/{record.token}"
         begun = wall - now + record.claimed_boottime
         try:
             if abs(begun - record.claimed_at) > CLOCK_SET:
-                set_clock(path, begun)
+                correct_claim_time(path, begun)
             os.utime(path, (wall, wall), follow_symlinks=False)
         except (OSError, kv.MalformedError):
             continue
 
 
-def set_clock(path: str, begun: float) -> None:
+def correct_claim_time(path: str, begun: float) -> None:
     """Set when the claim of a record was made (epoch); raise OSError or MalformedError."""
-    record = owner.parse(atomic.read_text(path))
+    record = owner.parse_owner(atomic.read_text(path))
     if abs(begun - record.claimed_at) > CLOCK_SET:
-        atomic.replace_file(path, owner.encode(record.copy(claimed_at=begun)).encode())
+        atomic.replace_file(path, owner.encode_owner(record.copy(claimed_at=begun)).encode())
 
 
-def of_this_boot(node: Node, parts: Mapping[str, Part], now: float) -> dict[str, Part]:
+def correct_reboot_ends(
+    node: Node, parts: Mapping[str, ClaimedDevice], now: float
+) -> dict[str, ClaimedDevice]:
     """Return a claim's parts with an end that is known, or is told to be unknown.
 
     Where a reboot ended a claim whose LOCK_DIR was kept, its locks were freed in another boot: by a
@@ -65,19 +67,19 @@ def of_this_boot(node: Node, parts: Mapping[str, Part], now: float) -> dict[str,
         return dict(parts)
     token = next(iter(parts.values())).owner.token
     try:
-        record, seen = read(f"{node.settings.state_dir}/{OWED}", token)
+        record, seen = read_pending_record(f"{node.settings.state_dir}/{PENDING_FOLDER}", token)
     except (OSError, kv.MalformedError):
         record, seen = None, now
-    least = known_least(record, seen) if record else None
+    least = least_held_seconds(record, seen) if record else None
     return {
         device: part
         if part.boottime is not None or part.owner.boot_id == node.boot_id
-        else part._replace(at=end(part.owner, seen, now), least=least)
+        else part._replace(at=clamp_claim_end(part.owner, seen, now), least=least)
         for device, part in parts.items()
     }
 
 
-def end(record: Owner, seen: float, now: float) -> float:
+def clamp_claim_end(record: Owner, seen: float, now: float) -> float:
     """Return when a claim is told to have ended: not after `now`, and not before it began.
 
     A file's time is the kernel's coarse clock, some milliseconds behind that of the claim.
@@ -85,39 +87,39 @@ def end(record: Owner, seen: float, now: float) -> float:
     return min(max(seen, record.claimed_at), now)
 
 
-def known_least(record: Owner, seen: float) -> float | None:
+def least_held_seconds(record: Owner, seen: float) -> float | None:
     """Return for how long a claim was held at least that was last seen at `seen` (epoch).
 
     None for one that nobody saw again, and where a clock was set in between.
     """
     least = seen - record.claimed_at
-    return least if least > AT_ONCE else None
+    return least if least > MIN_SEEN_SECONDS else None
 
 
-def settle(state_dir: str, token: str) -> None:
+def remove_pending_record(state_dir: str, token: str) -> None:
     """Remove the record of a claim whose line is written."""
-    atomic.remove_quietly(f"{state_dir}/{OWED}/{token}")
+    atomic.remove_quietly(f"{state_dir}/{PENDING_FOLDER}/{token}")
 
 
-def lost(
+def find_lost_claims(
     node: Node, known: Container[str], faults: set[str], now: float
-) -> dict[str, dict[str, Part]]:
+) -> dict[str, dict[str, ClaimedDevice]]:
     """Return the claims of which nothing but the record is left, by token and device.
 
     `known` are tokens that LOCK_DIR was just seen to have; `now` is the epoch. What cannot be
     read is a fault, and stays.
     """
-    folder = f"{node.settings.state_dir}/{OWED}"
+    folder = f"{node.settings.state_dir}/{PENDING_FOLDER}"
     try:
         names = sorted(os.listdir(folder))
     except FileNotFoundError:
         return {}
-    found: dict[str, dict[str, Part]] = {}
+    found: dict[str, dict[str, ClaimedDevice]] = {}
     for name in names:
         if name in known:
             continue
         try:
-            record, seen = read(folder, name)
+            record, seen = read_pending_record(folder, name)
         except FileNotFoundError:
             continue
         except (OSError, kv.MalformedError) as fault:
@@ -125,16 +127,16 @@ def lost(
             continue
         if record is None:
             if now - seen > EMPTY_SECONDS:
-                settle(node.settings.state_dir, name)
-        elif not is_known(node.store, record):
-            found[name] = parts_of(record, seen, now, node.boot_id)
-        elif record.boot_id == node.boot_id and is_hidden(node.store, record):
-            see(node.settings.state_dir, [record], now, boottime())
+                remove_pending_record(node.settings.state_dir, name)
+        elif not is_claim_in_lock_dir(node.store, record):
+            found[name] = lost_claim_devices(record, seen, now, node.boot_id)
+        elif record.boot_id == node.boot_id and has_unreadable_lock(node.store, record):
+            touch_last_seen(node.settings.state_dir, [record], now, clock_boottime())
     # a LOCK_DIR that is lost this moment has not been filled again yet
     return found if node.store.boot_id() == node.boot_id else {}
 
 
-def read(folder: str, name: str) -> tuple[Owner | None, float]:
+def read_pending_record(folder: str, name: str) -> tuple[Owner | None, float]:
     """Return a record and when its claim was last seen (epoch); raise OSError or MalformedError.
 
     None for an empty one, or one of zeros alone: of a write that is at work, or was cut short by a
@@ -147,13 +149,13 @@ def read(folder: str, name: str) -> tuple[Owner | None, float]:
     text = atomic.read_text(path)
     if not text.strip("\0"):
         return None, info.st_mtime
-    record = owner.parse(text)
-    if record.token != name or not is_token(name) or not record.devices:
+    record = owner.parse_owner(text)
+    if record.token != name or not is_claim_token(name) or not record.devices:
         raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
     return record, info.st_mtime
 
 
-def is_known(store: Store, record: Owner) -> bool:
+def is_claim_in_lock_dir(store: LockStore, record: Owner) -> bool:
     """Return whether LOCK_DIR still tells of a claim.
 
     A lock moves from `locks/` to `released/`, never back: looked for in this order, it is not
@@ -169,13 +171,17 @@ def is_known(store: Store, record: Owner) -> bool:
     )
 
 
-def is_hidden(store: Store, record: Owner) -> bool:
+def has_unreadable_lock(store: LockStore, record: Owner) -> bool:
     """Return whether a device of a claim has a lock that cannot be read: it may be the claim's."""
     return any(store.read(device).fault for device in record.devices)
 
 
-def parts_of(record: Owner, seen: float, now: float, boot_id: str) -> dict[str, Part]:
+def lost_claim_devices(
+    record: Owner, seen: float, now: float, boot_id: str
+) -> dict[str, ClaimedDevice]:
     """Return what is known of each device of a claim that was last seen at `seen` (epoch)."""
-    how = BOOTED if record.boot_id != boot_id else ""
-    part = Part("", record, end(record, seen, now), None, how, known_least(record, seen))
+    how = REBOOT_PROOF if record.boot_id != boot_id else ""
+    part = ClaimedDevice(
+        "", record, clamp_claim_end(record, seen, now), None, how, least_held_seconds(record, seen)
+    )
     return {device: part._replace(device=device) for device in record.devices}

@@ -13,7 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gpulock.daemon.history.claim_samples import UNSEEN, Advice, Usage, usage_of
+from gpulock.daemon.history.claim_samples import (
+    UNKNOWN_USAGE,
+    DeviceUsage,
+    ExporterSamples,
+    clamp_device_usage,
+)
 from gpulock.errors import one_line
 from gpulock.node.devices import Device
 from gpulock.node.sample import MILLI
@@ -21,7 +26,7 @@ from gpulock.store.owner import Owner
 
 VERSION: Final = 1
 MINOR_DIGITS: Final = 6
-HOWS: Final = (  # how a lock says it was released, and the word for it
+RELEASE_REASONS: Final = (  # how a lock says it was released, and the word for it
     ("epilog", "epilog"),
     ("reap: ", "reap"),
     ("claim: ", "claim"),
@@ -32,7 +37,7 @@ HOWS: Final = (  # how a lock says it was released, and the word for it
 )
 
 
-class Part(NamedTuple):
+class ClaimedDevice(NamedTuple):
     """One device of a claim: its owner record, when it was released and how.
 
     `at` is epoch seconds, `boottime` the same moment by the clock of the claim's boot (None: not
@@ -54,37 +59,43 @@ class Part(NamedTuple):
         return self.least if self.least is not None and self.least >= 0 else None
 
 
-def record_of(
-    parts: Sequence[Part],
-    advice: Advice,
+def build_history_record(
+    parts: Sequence[ClaimedDevice],
+    advice: ExporterSamples,
     devices: Mapping[str, Device],
     standing: bool = False,
 ) -> dict[str, Any]:
     """Return the record of a claim from all of its devices; `standing`: it is not over."""
     parts = sorted(parts, key=lambda part: part.device)
-    accounts = advice.standing(parts[0].owner) if standing else advice.of_claim(parts[0].owner)
-    found: list[tuple[Part, Usage, int | None]] = []
+    accounts = (
+        advice.read_standing_accounts(parts[0].owner)
+        if standing
+        else advice.read_claim_accounts(parts[0].owner)
+    )
+    found: list[tuple[ClaimedDevice, DeviceUsage, int | None]] = []
     for part in parts:
         device = devices.get(part.device)
-        memory = advice.memory(part.device) or memory_of(device)
+        memory = advice.memory(part.device) or device_memory_bytes(device)
         account = accounts.get(part.device)
         held = part.held()
         seen = account is not None and held is not None
-        usage = usage_of(account, part.owner, held or 0.0, memory) if seen else UNSEEN
+        usage = (
+            clamp_device_usage(account, part.owner, held or 0.0, memory) if seen else UNKNOWN_USAGE
+        )
         found.append((part, usage, memory))
     last = max(parts, key=lambda part: (part.at, part.device))
     owner = last.owner
-    how, proof = said(last.how)
+    how, proof = parse_release_reason(last.how)
     usages = [usage for _, usage, _ in found]
     return {
         "version": VERSION,
-        "released_at": None if standing else rounded(last.at),
-        "claimed_at": rounded(owner.claimed_at),
+        "released_at": None if standing else round_to_milli(last.at),
+        "claimed_at": round_to_milli(owner.claimed_at),
         "user": owner.user,
         "gpus": len(parts),
-        "gpu_seconds": total([part.held() for part in parts]),
-        "busy_seconds": total([usage.busy for usage in usages]),
-        "observed_seconds": rounded(sum(usage.observed for usage in usages)),
+        "gpu_seconds": sum_known_values([part.held() for part in parts]),
+        "busy_seconds": sum_known_values([usage.busy for usage in usages]),
+        "observed_seconds": round_to_milli(sum(usage.observed for usage in usages)),
         "token": owner.token,
         "scheduler": owner.scheduler,
         "cluster": owner.cluster,
@@ -98,96 +109,98 @@ def record_of(
         "comment": owner.comment,
         "how": None if standing else how,
         "proof": proof,
-        "held_seconds": longest([part.held() for part in parts]),
-        "utilization": utilization(usages),
-        "energy_joules": total([usage.energy for usage in usages]),
+        "held_seconds": max_known_value([part.held() for part in parts]),
+        "utilization": usage_utilization(usages),
+        "energy_joules": sum_known_values([usage.energy for usage in usages]),
         "memory_peak_bytes": max([u.memory_peak for u in usages if u.memory_peak], default=None),
-        "last_busy": rounded(max([u.last_busy for u in usages if u.last_busy], default=None)),
-        "foreign_seconds": total([usage.foreign for usage in usages]),
+        "last_busy": round_to_milli(
+            max([u.last_busy for u in usages if u.last_busy], default=None)
+        ),
+        "foreign_seconds": sum_known_values([usage.foreign for usage in usages]),
         "devices": [
-            device_of(part, usage, devices.get(part.device), memory)
+            build_history_device(part, usage, devices.get(part.device), memory)
             for part, usage, memory in found
         ],
         "shapes": {
-            part.device: {"width": usage.width, "use": use_of(usage)}
+            part.device: {"width": usage.width, "use": bucket_utilization(usage)}
             for part, usage, _ in found
             if usage.width is not None
         },
     }
 
 
-def use_of(usage: Usage) -> list[int | None]:
+def bucket_utilization(usage: DeviceUsage) -> list[int | None]:
     """Return the use in each bucket, in thousandths of what was observed; None: nothing was."""
     both = zip(usage.used, usage.covered, strict=True)
     return [round(MILLI * used / covered) if covered else None for used, covered in both]
 
 
-def device_of(
-    part: Part, usage: Usage, device: Device | None, memory: int | None
+def build_history_device(
+    part: ClaimedDevice, usage: DeviceUsage, device: Device | None, memory: int | None
 ) -> dict[str, Any]:
     """Return one device of a record."""
     return {
         "id": part.device,
-        "held_seconds": rounded(part.held()),
-        "busy_seconds": rounded(usage.busy),
-        "observed_seconds": rounded(usage.observed),
+        "held_seconds": round_to_milli(part.held()),
+        "busy_seconds": round_to_milli(usage.busy),
+        "observed_seconds": round_to_milli(usage.observed),
         "index": device.index if device else None,
-        "minor": minor_of(part.owner),
+        "minor": parse_owner_minor(part.owner),
         "uuid": part.owner.uuid or (device.uuid if device else "") or None,
         "model": (one_line(device.model) if device else "") or None,
         "profile": (device.profile if device else "") or None,
         "memory_bytes": memory,
-        "utilization": utilization([usage]),
-        "energy_joules": rounded(usage.energy),
+        "utilization": usage_utilization([usage]),
+        "energy_joules": round_to_milli(usage.energy),
         "memory_peak_bytes": usage.memory_peak,
-        "last_busy": rounded(usage.last_busy),
-        "foreign_seconds": rounded(usage.foreign),
-        "how": said(part.how)[0],
+        "last_busy": round_to_milli(usage.last_busy),
+        "foreign_seconds": round_to_milli(usage.foreign),
+        "how": parse_release_reason(part.how)[0],
     }
 
 
-def minor_of(owner: Owner) -> int | None:
+def parse_owner_minor(owner: Owner) -> int | None:
     """Return the N of its /dev/nvidiaN."""
     text = owner.minor
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MINOR_DIGITS else None
 
 
-def memory_of(device: Device | None) -> int | None:
+def device_memory_bytes(device: Device | None) -> int | None:
     """Return the memory that root's inventory tells, in bytes."""
     return (device.memory_mib << 20 or None) if device else None
 
 
-def said(how: str) -> tuple[str, str]:
+def parse_release_reason(how: str) -> tuple[str, str]:
     """Return in a word how a lock was released, and by what proof or whom."""
-    for beginning, word in HOWS:
+    for beginning, word in RELEASE_REASONS:
         if how.startswith(beginning):
             return word, one_line(how[len(beginning) :]) if beginning.endswith(" ") else ""
     return ("other" if how else "unknown"), one_line(how)
 
 
-def utilization(usages: Sequence[Usage]) -> float | None:
+def usage_utilization(usages: Sequence[DeviceUsage]) -> float | None:
     """Return the share of the observed time at work, None where nothing was observed."""
     observed = sum(usage.observed for usage in usages if usage.busy is not None)
     busy = sum(usage.busy for usage in usages if usage.busy is not None)
     return round(min(1.0, busy / observed), 4) if observed > 0 else None
 
 
-def total(values: Sequence[float | None]) -> float | None:
+def sum_known_values(values: Sequence[float | None]) -> float | None:
     """Return the sum of what is known, None where nothing is."""
     known = [value for value in values if value is not None]
-    return rounded(sum(known)) if known else None
+    return round_to_milli(sum(known)) if known else None
 
 
-def longest(values: Sequence[float | None]) -> float | None:
+def max_known_value(values: Sequence[float | None]) -> float | None:
     """Return the longest time that is known, None where none is."""
-    return rounded(max([value for value in values if value is not None], default=None))
+    return round_to_milli(max([value for value in values if value is not None], default=None))
 
 
-def rounded(value: float | None) -> float | None:
+def round_to_milli(value: float | None) -> float | None:
     """Return a number to the millisecond or millijoule; what is no number is not known."""
     return round(float(value), 3) if value is not None and math.isfinite(value) else None
 
 
-def encode(record: Mapping[str, Any]) -> bytes:
+def encode_history_record(record: Mapping[str, Any]) -> bytes:
     """Return the record as one line; a character that is no text is escaped."""
     return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"

@@ -22,7 +22,7 @@ WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@,+/-]*")
 LONGEST: Final = 256  # characters of a fact, but for lists of devices
 
 
-class Command:
+class IdleCommand:
     """A command that runs since `now` (CLOCK_BOOTTIME); it leads a session of its own."""
 
     def __init__(self, path: str, environ: dict[str, str], now: float) -> None:
@@ -68,7 +68,7 @@ class Command:
             return
 
 
-def untrusted(path: str) -> str:
+def check_program_trust(path: str) -> str:
     """Return why a program is not run, or nothing: who else than root could have written it."""
     if not path.startswith("/"):
         return "it is no absolute path"
@@ -93,7 +93,7 @@ def untrusted(path: str) -> str:
     return ""
 
 
-def environment(
+def build_idle_environment(
     node: Node, record: Owner, devices: tuple[str, ...], seconds: float, event: str, now: float
 ) -> dict[str, str]:
     """Return the whole environment of the command: what it is to know."""
@@ -116,12 +116,12 @@ def environment(
         "KILL_SECONDS": f"{settings.idle_kill:.0f}",
     }
     pairs = {
-        f"GPULOCK_{key}": value if key == "DEVICES" or is_word(value) else ""
+        f"GPULOCK_{key}": value if key == "DEVICES" or is_safe_shell_word(value) else ""
         for key, value in facts.items()
     }
     return {"PATH": "/usr/bin:/bin", **pairs}
 
 
-def is_word(text: str) -> bool:
+def is_safe_shell_word(text: str) -> bool:
     """Return whether a text is one word to any shell, and no option of any program."""
     return len(text) <= LONGEST and WORD.fullmatch(text) is not None

@@ -12,17 +12,17 @@ from typing import Final, NamedTuple
 
 from gpulock.alloc.liveness import ALIVE
 from gpulock.alloc.reaper import HELD
-from gpulock.daemon.history.claim_samples import usage_of
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.history.claim_samples import clamp_device_usage
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node import sample
 from gpulock.node.context import Node
-from gpulock.node.sample import Account
+from gpulock.node.sample import ClaimUsage
 from gpulock.store.owner import Owner
 
 SEEN: Final = 30.0  # seconds: an idleness that was true longer ago is not known any more
 
 
-class Idler(NamedTuple):
+class IdleClaim(NamedTuple):
     """A claim that idles: since how many observed seconds, and on which devices."""
 
     owner: Owner
@@ -30,16 +30,16 @@ class Idler(NamedTuple):
     seconds: float
     alive: bool
 
-    def who(self) -> str:
+    def describe_holder(self) -> str:
         """Return how people name the holder."""
-        return f"{job(self.owner)} of {self.owner.user or self.owner.uid}"
+        return f"{format_claim_job(self.owner)} of {self.owner.user or self.owner.uid}"
 
-    def what(self) -> str:
+    def describe_idle(self) -> str:
         """Return what it holds, and for how long in vain."""
         return f"{','.join(self.devices)} idle for {self.seconds:.0f} observed seconds"
 
 
-def find(node: Node, report: Report, now: float) -> list[Idler]:
+def find_idle_claims(node: Node, report: ReconcileReport, now: float) -> list[IdleClaim]:
     """Return the claims whose devices are all seen to idle."""
     standing: dict[str, tuple[Owner, list[str], bool]] = {}
     for outcome in report.outcomes:
@@ -50,25 +50,27 @@ def find(node: Node, report: Report, now: float) -> list[Idler]:
         known[1].append(outcome.lock.id)
     if not standing:
         return []
-    found = sample.read(node.settings.exporter_dir, now, node.boot_id, node.settings.max_sample_age)
+    found = sample.read_sample(
+        node.settings.exporter_dir, now, node.boot_id, node.settings.max_sample_age
+    )
     if found is None:
         return []
-    idlers: list[Idler] = []
+    idlers: list[IdleClaim] = []
     for token, (record, devices, alive) in standing.items():
-        seconds = idleness(record, devices, found.tokens.get(token, {}), now)
+        seconds = claim_idle_seconds(record, devices, found.tokens.get(token, {}), now)
         if seconds is not None:
-            idlers.append(Idler(record, tuple(sorted(devices)), seconds, alive))
+            idlers.append(IdleClaim(record, tuple(sorted(devices)), seconds, alive))
     return idlers
 
 
-def idleness(
-    record: Owner, devices: Iterable[str], accounts: Mapping[str, Account], now: float
+def claim_idle_seconds(
+    record: Owner, devices: Iterable[str], accounts: Mapping[str, ClaimUsage], now: float
 ) -> float | None:
     """Return for how many observed seconds all devices of a claim did nothing, None: not known."""
     held = now - record.claimed_boottime
     least = held
     for device in devices:
-        usage = usage_of(accounts.get(device), record, held, None)
+        usage = clamp_device_usage(accounts.get(device), record, held, None)
         if usage.idle is None or usage.seen is None:
             return None
         if not -sample.AHEAD <= now - usage.seen <= SEEN:
@@ -77,11 +79,11 @@ def idleness(
     return max(0.0, least)
 
 
-def tokens(report: Report) -> set[str]:
+def standing_claim_tokens(report: ReconcileReport) -> set[str]:
     """Return the claims that stand."""
     return {o.lock.owner.token for o in report.outcomes if o.lock.owner}
 
 
-def job(record: Owner) -> str:
+def format_claim_job(record: Owner) -> str:
     """Return how people name the holder."""
     return record.job() if record.scheduler == "process" else f"job {record.job()}"

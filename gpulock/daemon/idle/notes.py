@@ -16,12 +16,12 @@ from gpulock.store import atomic, kv
 
 NAME: Final = "idle"
 WARN: Final = "warn"  # said in the journal; its command is due
-TOLD: Final = "told"  # the command of its warning has ended, or there is none
+WARNED: Final = "told"  # the command of its warning has ended, or there is none
 ENDING: Final = "ending"  # its scheduler is being told to end it
 KILL: Final = "kill"  # its scheduler was told
 
 
-class Notes:
+class IdleNotes:
     """Acts by claim; `fault` is why the last write failed, or nothing."""
 
     def __init__(self) -> None:
@@ -33,45 +33,47 @@ class Notes:
         """Keep the notes of that LOCK_DIR, of claims that stand; the first time they are read."""
         path = f"{lock_dir}/{NAME}"
         if path != self._path:
-            self._path, self._acts = path, read(path)
+            self._path, self._acts = path, read_idle_notes(path)
         left = {token: acts for token, acts in self._acts.items() if token in standing}
         if left != self._acts:
             self._acts = left
             self._write()
 
-    def at(self, token: str, act: str) -> float | None:
+    def noted_at(self, token: str, act: str) -> float | None:
         """Return when something was done about a claim, None: it was not."""
         return self._acts.get(token, {}).get(act)
 
-    def before(self, token: str, act: str, now: float) -> bool:
+    def note_intent(self, token: str, act: str, now: float) -> bool:
         """Note what is about to be done; return whether that is noted: else it is not done."""
         known = dict(self._acts.get(token, {}))
-        self.done(token, act, now)
+        self.note_done(token, act, now)
         if self.fault:
             self._acts[token] = known
         return not self.fault
 
-    def done(self, token: str, act: str, now: float) -> None:
+    def note_done(self, token: str, act: str, now: float) -> None:
         """Note what was done; where that cannot be written this process still knows it."""
         self._acts.setdefault(token, {})[act] = now
         self._write()
 
     def _write(self) -> None:
-        pairs = [(token, encode(acts)) for token, acts in sorted(self._acts.items()) if acts]
+        pairs = [
+            (token, encode_idle_acts(acts)) for token, acts in sorted(self._acts.items()) if acts
+        ]
         try:
-            atomic.replace_file(self._path, kv.encode(pairs).encode())
+            atomic.replace_file(self._path, kv.encode_pairs(pairs).encode())
         except OSError as fault:
             self.fault = f"{self._path}: {fault.strerror}"
         else:
             self.fault = ""
 
 
-def encode(acts: dict[str, float]) -> str:
+def encode_idle_acts(acts: dict[str, float]) -> str:
     """Return the acts of one claim as words."""
     return " ".join([f"{act}@{at:.3f}" for act, at in acts.items()])
 
 
-def decode(text: str) -> dict[str, float]:
+def decode_idle_acts(text: str) -> dict[str, float]:
     """Return the acts of one claim; a word that makes no sense is left out."""
     found: dict[str, float] = {}
     for word in text.split():
@@ -80,15 +82,19 @@ def decode(text: str) -> dict[str, float]:
             time = float(at)
         except ValueError:
             continue
-        if act in (WARN, TOLD, ENDING, KILL) and math.isfinite(time):
+        if act in (WARN, WARNED, ENDING, KILL) and math.isfinite(time):
             found[act] = time
     return found
 
 
-def read(path: str) -> dict[str, dict[str, float]]:
+def read_idle_notes(path: str) -> dict[str, dict[str, float]]:
     """Return what was done; what cannot be read was not written by us."""
     try:
-        pairs = kv.decode(atomic.read_text(path, sample.LIMIT))
+        pairs = kv.decode_pairs(atomic.read_text(path, sample.LIMIT))
     except (OSError, kv.MalformedError):
         return {}
-    return {token: decode(acts) for token, acts in pairs.items() if sample.is_token(token)}
+    return {
+        token: decode_idle_acts(acts)
+        for token, acts in pairs.items()
+        if sample.is_claim_token(token)
+    }

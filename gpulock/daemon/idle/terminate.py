@@ -12,43 +12,47 @@ import signal
 
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.hooks.subprocess import Program
+from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.sge import qstat, spool
-from gpulock.slurm.scontrol import Control, array_task, uid_of
+from gpulock.slurm.scontrol import SlurmctldClient, slurm_array_task_name, slurm_job_uid
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
 
 
-def kill(node: Node, record: Owner) -> str:
+def terminate_idle_job(node: Node, record: Owner) -> str:
     """End the job that a claim is of; return what was done. Raises Refusal."""
     if record.scheduler == "slurm":
-        return by_slurm(node, record)
+        return cancel_slurm_job(node, record)
     if record.scheduler == "sge":
-        return by_grid_engine(node, record)
+        return delete_sge_job(node, record)
     if record.scheduler == "process":
-        return by_signal(node, record)
+        return terminate_claim_process(node, record)
     raise Refusal(UNKNOWN, f"nobody ends a {record.scheduler} claim", "see gpulock why")
 
 
-def by_slurm(node: Node, record: Owner) -> str:
+def cancel_slurm_job(node: Node, record: Owner) -> str:
     """Cancel a Slurm job by the name that means this one task (reference slurm 4)."""
-    control = Control(node.settings)
+    control = SlurmctldClient(node.settings)
     found = control.job(record.job_id)
-    if found is None or uid_of(found) != record.uid or found["Restarts"] != str(record.restart):
+    if (
+        found is None
+        or slurm_job_uid(found) != record.uid
+        or found["Restarts"] != str(record.restart)
+    ):
         raise Refusal(UNKNOWN, "slurmctld knows another job of that id", "see squeue")
-    name = array_task(found)
+    name = slurm_array_task_name(found)
     if not control.do("scancel", name):
         raise Refusal(UNKNOWN, f"scancel {name} failed", "is slurmctld up?")
     return f"cancelled (scancel {name})"
 
 
-def by_grid_engine(node: Node, record: Owner) -> str:
+def delete_sge_job(node: Node, record: Owner) -> str:
     """Delete a Grid Engine job, of an array the one task."""
     settings = node.settings
     path = f"{record.spool_dir}/config"
     try:
-        config = spool.parse_config(atomic.read_text(path, spool.CONFIG_LIMIT))
+        config = spool.parse_shepherd_config(atomic.read_text(path, spool.CONFIG_LIMIT))
     except OSError as fault:
         raise Refusal(UNKNOWN, f"{path}: {fault.strerror}", "is the job over?") from fault
     if config.get("job_id") != [record.job_id]:
@@ -56,12 +60,16 @@ def by_grid_engine(node: Node, record: Owner) -> str:
     words = [record.job_id]
     if config.get("ja_task_id", ["0"])[0] != "0":
         words += ["-t", record.task_id]
-    qdel = Program(qstat.binary(settings, "qdel"), qstat.environment(settings), "is qmaster up?")
+    qdel = SchedulerProgram(
+        qstat.find_sge_binary(settings, "qdel"),
+        qstat.sge_client_environment(settings),
+        "is qmaster up?",
+    )
     qdel.output(words, Deadline(settings.sge_qstat_timeout))
     return f"deleted (qdel {' '.join(words)})"
 
 
-def by_signal(node: Node, record: Owner) -> str:
+def terminate_claim_process(node: Node, record: Owner) -> str:
     """Send SIGTERM to the process that holds the claim, and to no other that has its number."""
     fd = -1
     try:

@@ -8,35 +8,35 @@ every living job was looked at; one that cannot be read stops the adoption.
 
 import os
 
-from gpulock.alloc.liveness import Scan
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.sge.prolog import RECORD
-from gpulock.sge.verdict import shepherds
+from gpulock.sge.verdict import find_shepherds
 from gpulock.slurm import note
-from gpulock.slurm.call import expanded
-from gpulock.slurm.gres_map import devices_at
+from gpulock.slurm.call import expand_gpu_list
+from gpulock.slurm.gres_map import resolve_gres_devices
 from gpulock.store import adoption_state, atomic, claim_records, kv, owner
 from gpulock.store.owner import Owner
 
 
-def living_records(node: Node, scan: Scan) -> list[Owner]:
+def read_living_records(node: Node, scan: ProcessScan) -> list[Owner]:
     """Return the record of every living job that was granted devices; raise Refusal."""
     # whoever else calls a process so must not stop, or steer, what root puts back
-    found = [sge_record(node, pid) for pid in shepherds(scan, os.geteuid())]
-    return [record for record in [*found, *run_records(node)] if record is not None]
+    found = [read_shepherd_record(node, pid) for pid in find_shepherds(scan, os.geteuid())]
+    return [record for record in [*found, *read_run_records(node)] if record is not None]
 
 
-def sge_record(node: Node, pid: int) -> Owner | None:
+def read_shepherd_record(node: Node, pid: int) -> Owner | None:
     """Return the record a shepherd's job was given, None for one that has no GPU."""
     try:
         path = f"{node.proc.root}/{pid}/cwd/{RECORD}"
         info = os.lstat(path)
         if info.st_uid != os.geteuid():
             raise PermissionError(f"{path} belongs to uid {info.st_uid}, not to uid {os.geteuid()}")
-        record = owner.parse(atomic.read_text(path))
+        record = owner.parse_owner(atomic.read_text(path))
     except (FileNotFoundError, ProcessLookupError):
         return None
     except (OSError, kv.MalformedError) as fault:
@@ -47,17 +47,19 @@ def sge_record(node: Node, pid: int) -> Owner | None:
         ) from fault
     if (record.node, record.boot_id, record.pid) != (node.name, node.boot_id, pid):
         return None
-    if node.settings.simulation and not below(record.spool_dir, node.settings.simulation):
+    if node.settings.simulation and not is_in_simulation(
+        record.spool_dir, node.settings.simulation
+    ):
         return None  # of the real node, or of another simulation beside this one
     return record if node.proc.running(record.pid, record.start) else None
 
 
-def below(path: str, marker: str) -> bool:
+def is_in_simulation(path: str, marker: str) -> bool:
     """Return whether `path` is in the simulated node that `marker` stands for."""
     return path.startswith(f"{os.path.dirname(marker)}/")
 
 
-def run_records(node: Node) -> list[Owner]:
+def read_run_records(node: Node) -> list[Owner]:
     """Return the records of Slurm jobs and of `gpulock run` of this boot; a settle judges them."""
     folder = f"{node.settings.state_dir}/{claim_records.FOLDER}"
     found: list[Owner] = []
@@ -71,7 +73,7 @@ def run_records(node: Node) -> list[Owner]:
         if name.startswith("."):
             continue  # of a write that was cut short: that run never started
         try:
-            record = owner.parse(atomic.read_text(f"{folder}/{name}"))
+            record = owner.parse_owner(atomic.read_text(f"{folder}/{name}"))
         except FileNotFoundError:
             continue
         except (OSError, kv.MalformedError) as fault:
@@ -83,7 +85,7 @@ def run_records(node: Node) -> list[Owner]:
     return found
 
 
-def adopt(node: Node, scan: Scan) -> list[Owner]:
+def adopt_lost_locks(node: Node, scan: ProcessScan) -> list[Owner]:
     """Lock again what living jobs hold, gate held; return the records that were put back.
 
     Several shepherds of one grant (tasks of a parallel job) give one lock with anchors. A lock
@@ -92,7 +94,7 @@ def adopt(node: Node, scan: Scan) -> list[Owner]:
     adopted: dict[str, Owner] = {}
     known = {device.id: device for device in node.devices()}
     # of two records that name one device the later one holds it: the earlier is a leftover
-    living = sorted(living_records(node, scan), key=lambda one: -one.claimed_boottime)
+    living = sorted(read_living_records(node, scan), key=lambda one: -one.claimed_boottime)
     for record in living:
         first = adopted.setdefault(record.token, record)
         for device in record.devices:
@@ -110,19 +112,19 @@ def adopt(node: Node, scan: Scan) -> list[Owner]:
     for record in reversed(adopted.values()):
         if record.scheduler == "slurm":
             try:
-                note.write(node.store, slurm_note(node, record, known))
+                note.write_task_note(node.store, build_adopted_slurm_note(node, record, known))
             except Refusal:
                 continue  # its later steps find no note, and do not start
     return list(adopted.values())
 
 
-def check_records(node: Node) -> None:
+def check_records_complete(node: Node) -> None:
     """Raise Refusal where a claim of this boot may be without its record: who lives is not known.
 
     What is missing is missing in LOCK_DIR as well by now; nobody but people can tell.
     """
     state_dir = node.settings.state_dir
-    for name in (adoption_state.PARTIAL, adoption_state.MENDING):
+    for name in (adoption_state.PARTIAL, adoption_state.REPAIRING):
         if os.path.lexists(f"{state_dir}/{name}"):
             raise Refusal(
                 UNKNOWN,
@@ -131,20 +133,20 @@ def check_records(node: Node) -> None:
             )
 
 
-def mend_records(node: Node) -> None:
+def write_missing_records(node: Node) -> None:
     """Write the records for which there was no room; gate held, so that no lock goes meanwhile.
 
     Whoever claims meanwhile and finds no room notes that anew: then what was whole is not.
     """
     state_dir = node.settings.state_dir
-    if adoption_state.is_whole(state_dir):
+    if adoption_state.has_every_claim_record(state_dir):
         return
     try:
-        adoption_state.mend(state_dir)
+        adoption_state.begin_record_repair(state_dir)
     except OSError:
         return  # the next reconcile tries again
     held: dict[str, Owner] = {}
-    for lock in node.store.all().values():
+    for lock in node.store.read_all_locks().values():
         record = lock.owner
         if record is None or record.scheduler not in ("slurm", "process"):
             continue
@@ -154,22 +156,22 @@ def mend_records(node: Node) -> None:
     try:
         for token, record in held.items():
             if not os.path.lexists(f"{state_dir}/{claim_records.FOLDER}/{token}"):
-                claim_records.keep(state_dir, record)
+                claim_records.write_claim_record(state_dir, record)
     except OSError:
         return
-    adoption_state.rename(state_dir, adoption_state.MENDING, adoption_state.WHOLE)
+    adoption_state.rename_adoption_state(state_dir, adoption_state.REPAIRING, adoption_state.WHOLE)
 
 
-def slurm_note(node: Node, record: Owner, known: dict[str, Device]) -> note.Note:
+def build_adopted_slurm_note(node: Node, record: Owner, known: dict[str, Device]) -> note.TaskNote:
     """Return what the later steps of an adopted Slurm job are to be told; raise Refusal."""
-    found = note.Note(record.slurmd, record.job_id, record.uid, record.restart)
+    found = note.TaskNote(record.slurmd, record.job_id, record.uid, record.restart)
     found.token = record.token
-    found.positions = expanded(record.positions) if record.positions else []
+    found.positions = expand_gpu_list(record.positions) if record.positions else []
     found.binds = environment.driver_binds(node.settings)
     cards = [known[name] for name in record.devices if name in known]
     if len(cards) != max(len(record.devices), len(found.positions)):
         raise Refusal(BROKEN, f"job {record.job_id} lost a device", "see gpulock status")
     if found.positions and node.settings.slurm_chooser == "slurm":
-        cards = devices_at(node.settings.state_dir, found.positions, cards)
+        cards = resolve_gres_devices(node.settings.state_dir, found.positions, cards)
     found.devices = cards
     return found

@@ -16,10 +16,10 @@ import stat
 from collections.abc import Iterable
 from typing import Final, NotRequired, TypedDict
 
-from gpulock.alloc.device_users import caps
-from gpulock.daemon.core.background_call import Asking
-from gpulock.daemon.core.journal import ERROR, Journal
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.alloc.device_users import mig_access_nodes
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.journal import ERROR, DaemonJournal
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
 from gpulock.job.environment import CDI_KIND, driver_binds
 from gpulock.node.context import Node
@@ -37,7 +37,7 @@ SECONDS: Final = 5.0  # DRIVER_DIR may be on a file server
 _NAME: Final = re.compile("[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 
-class DeviceNode(TypedDict):
+class CdiDeviceNode(TypedDict):
     """One node; without numbers the runtime takes those of `hostPath` or `path`."""
 
     path: str
@@ -48,7 +48,7 @@ class DeviceNode(TypedDict):
     permissions: str
 
 
-class Mount(TypedDict):
+class CdiMount(TypedDict):
     """One bind."""
 
     hostPath: str
@@ -56,42 +56,44 @@ class Mount(TypedDict):
     options: list[str]
 
 
-class Edits(TypedDict, total=False):
+class CdiContainerEdits(TypedDict, total=False):
     """What is done to a container."""
 
     env: list[str]
-    deviceNodes: list[DeviceNode]
-    mounts: list[Mount]
+    deviceNodes: list[CdiDeviceNode]
+    mounts: list[CdiMount]
 
 
-class Named(TypedDict):
+class CdiDevice(TypedDict):
     """One name that `--device gpulock.io/gpu=NAME` takes."""
 
     name: str
-    containerEdits: Edits
+    containerEdits: CdiContainerEdits
 
 
-class Spec(TypedDict):
+class CdiSpecFile(TypedDict):
     """The file."""
 
     cdiVersion: str
     kind: str
-    devices: list[Named]
-    containerEdits: Edits
+    devices: list[CdiDevice]
+    containerEdits: CdiContainerEdits
 
 
-def spec(settings: Settings, found: Iterable[Device]) -> Spec:
+def build_cdi_spec(settings: Settings, found: Iterable[Device]) -> CdiSpecFile:
     """Return the spec of the devices that can be granted.
 
     Raises Refusal(BROKEN) where DRIVER_DIR has no files of this node's driver. An instance whose
     access nodes the driver does not tell is left out: it could not be opened.
     """
-    named: list[Named] = []
+    named: list[CdiDevice] = []
     for device in found:
-        nodes = [] if device.fault else nodes_of(settings, device)
+        nodes = [] if device.fault else list_cdi_device_nodes(settings, device)
         if nodes:
-            edits: Edits = {"deviceNodes": nodes}
-            named += [Named(name=name, containerEdits=edits) for name in names(device)]
+            edits: CdiContainerEdits = {"deviceNodes": nodes}
+            named += [
+                CdiDevice(name=name, containerEdits=edits) for name in cdi_device_names(device)
+            ]
     return {
         "cdiVersion": VERSION,
         "kind": CDI_KIND,
@@ -100,16 +102,16 @@ def spec(settings: Settings, found: Iterable[Device]) -> Spec:
             # Images of CUDA say `all`, on which NVIDIA's own runtime would bring every card.
             "env": ["NVIDIA_VISIBLE_DEVICES=void"],
             "deviceNodes": [
-                node_at(settings, name)
+                build_cdi_device_node(settings, name)
                 for name in CONTROL
                 if os.path.lexists(f"{settings.dev_root}/{name}")
             ],
-            "mounts": mounts(driver_binds(settings)),
+            "mounts": build_cdi_mounts(driver_binds(settings)),
         },
     }
 
 
-def names(device: Device) -> list[str]:
+def cdi_device_names(device: Device) -> list[str]:
     """Return what a device is called; an instance has no index.
 
     One name that is none (before R470 the UUID of an instance had slashes) and the runtimes take
@@ -119,20 +121,20 @@ def names(device: Device) -> list[str]:
     return [name for name in told if _NAME.fullmatch(name)]
 
 
-def nodes_of(settings: Settings, device: Device) -> list[DeviceNode]:
+def list_cdi_device_nodes(settings: Settings, device: Device) -> list[CdiDeviceNode]:
     """Return the nodes a device needs besides the control nodes, none where they are not known."""
-    own = node_at(settings, f"nvidia{device.minor}")
+    own = build_cdi_device_node(settings, f"nvidia{device.minor}")
     own["major"], own["minor"] = MAJOR, device.minor
     if not device.parent:
         return [own]
-    access = caps(device, settings.driver_root)
-    return [own, *(node_at(settings, name) for name in access)] if access else []
+    access = mig_access_nodes(device, settings.driver_root)
+    return [own, *(build_cdi_device_node(settings, name) for name in access)] if access else []
 
 
-def node_at(settings: Settings, name: str) -> DeviceNode:
+def build_cdi_device_node(settings: Settings, name: str) -> CdiDeviceNode:
     """Return one node below DEV_ROOT, with its numbers where it is there."""
     host = f"{settings.dev_root}/{name}"
-    node: DeviceNode = {"path": f"{DEV}/{name}", "type": "c", "permissions": "rw"}
+    node: CdiDeviceNode = {"path": f"{DEV}/{name}", "type": "c", "permissions": "rw"}
     if host != node["path"]:
         node["hostPath"] = host
     try:
@@ -144,32 +146,32 @@ def node_at(settings: Settings, name: str) -> DeviceNode:
     return node
 
 
-def mounts(binds: str) -> list[Mount]:
+def build_cdi_mounts(binds: str) -> list[CdiMount]:
     """Return the mounts of the driver's files, which nobody in a container may change."""
     pairs = [bind.split(":") for bind in binds.split(",") if bind]
     options = ["ro", "nosuid", "nodev", "bind"]
     return [{"hostPath": s, "containerPath": t, "options": options} for s, t in pairs]
 
 
-def text_of(made: Spec) -> str:
+def format_cdi_spec(made: CdiSpecFile) -> str:
     """Return the file's text; equal nodes make equal texts."""
     return json.dumps(made, indent=2) + "\n"
 
 
-def path_of(settings: Settings) -> str:
+def cdi_spec_path(settings: Settings) -> str:
     """Return where the spec is kept; raise Refusal(BROKEN) where that is not said."""
     if not settings.cdi_dir.startswith("/"):
         raise Refusal(BROKEN, "CDI_DIR names no folder", "set CDI_DIR=/var/run/cdi")
     return f"{settings.cdi_dir}/{NAME}"
 
 
-def keep(settings: Settings, text: str) -> bool:
+def update_cdi_spec(settings: Settings, text: str) -> bool:
     """Have the spec in CDI_DIR say `text`; return whether it was written.
 
     Raises OSError, and Refusal(BROKEN) for a folder in which others than root can write: the
     runtimes of root obey what stands there.
     """
-    path = path_of(settings)
+    path = cdi_spec_path(settings)
     os.makedirs(settings.cdi_dir, 0o755, exist_ok=True)
     info = os.stat(settings.cdi_dir)
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -187,32 +189,34 @@ def keep(settings: Settings, text: str) -> bool:
     return True
 
 
-class CdiSpec:
+class CdiSpecWriter:
     """The chore of gpulockd that keeps the spec; it waits for no file server."""
 
-    def __init__(self, journal: Journal, patience: float = SECONDS) -> None:
+    def __init__(self, journal: DaemonJournal, patience: float = SECONDS) -> None:
         self._journal = journal
         self._patience = patience
-        self._asking: Asking[str] | None = None
+        self._asking: BackgroundCall[str] | None = None
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Write the spec where it is not as the node is; say once what hinders it."""
         del report, now
         if not node.settings.cdi_dir:
             return
         hindered: dict[str, str] = {}
         try:
-            keep(node.settings, self._text(node))
+            update_cdi_spec(node.settings, self._text(node))
         except Refusal as refusal:
             hindered["cdi"] = one_line(f"no CDI spec: {refusal.why}; {refusal.do}")
         except OSError as fault:
             hindered["cdi"] = one_line(f"no CDI spec: {fault}")
-        self._journal.stands("cdi", hindered, ERROR)
+        self._journal.log_changes("cdi", hindered, ERROR)
 
     def _text(self, node: Node) -> str:
         found = node.devices()
         late, self._asking = self._asking, None
-        asking = late or Asking(lambda: text_of(spec(node.settings, found)))
+        asking = late or BackgroundCall(
+            lambda: format_cdi_spec(build_cdi_spec(node.settings, found))
+        )
         if not asking.wait(0.0 if late else self._patience):
             self._asking = asking
             raise Refusal(UNKNOWN, f"{node.settings.driver_dir} does not answer", "see its mount")

@@ -7,13 +7,13 @@ thread asks at a time: as long as one does not come back, nobody asks again.
 
 from __future__ import annotations
 
-from gpulock.daemon.core.background_call import Asking
-from gpulock.daemon.reconcile.reconcile import Card
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.reconcile.reconcile import DriverCard
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.inventory import applied
+from gpulock.node.inventory import apply_nvml_inventory
 from gpulock.node.settings import Settings
 
 SECONDS = 5.0  # a healthy driver answers in 30 us a card
@@ -26,9 +26,9 @@ class DaemonNode(Node):
 
     def __init__(self, settings: Settings, name: str = "", patience: float = SECONDS) -> None:
         super().__init__(settings, name)
-        self.asking: Asking[list[Device]] | None = None
+        self.asking: BackgroundCall[list[Device]] | None = None
         self.patience = patience
-        self.cards: dict[str, Card] = {}  # by bus id, as the driver showed them last
+        self.cards: dict[str, DriverCard] = {}  # by bus id, as the driver showed them last
 
     def ask_driver(self) -> list[Device]:
         """Return what the driver shows, which may take for ever; raise Refusal."""
@@ -39,7 +39,7 @@ class DaemonNode(Node):
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
         self.cards = {}
         late = self.asking is not None  # who waited once in vain is not waited for again
-        asking = self.asking or Asking(self.ask_driver)
+        asking = self.asking or BackgroundCall(self.ask_driver)
         if not asking.wait(0.0 if late else self.patience):
             self.asking = asking
             raise Refusal(UNKNOWN, "the NVIDIA driver does not answer", "look at dmesg")
@@ -47,6 +47,6 @@ class DaemonNode(Node):
         if late:  # that answer is as old as the question
             return self.devices()
         found = asking.answer()
-        self.cards = {d.bus: Card(d.minor, d.uuid) for d in found if not d.fault}
+        self.cards = {d.bus: DriverCard(d.minor, d.uuid) for d in found if not d.fault}
         self.read_inventory()
-        return applied(found, self.inventory)
+        return apply_nvml_inventory(found, self.inventory)

@@ -13,8 +13,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from gpulock.daemon.core.journal import Journal
-from gpulock.daemon.reconcile.reconcile import Card, Report
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
 from gpulock.node.context import Node
 from gpulock.node.inventory import LINE as INVENTORY_LINE
 from gpulock.store import atomic, kv
@@ -26,23 +26,25 @@ UUID_LENGTH = 64
 MOST = 20  # things that are wrong; the rest is not told
 
 
-class Checked(NamedTuple):
+class CheckedInventory(NamedTuple):
     """What may be published, and what is wrong with the rest, by key."""
 
     pairs: dict[str, str]
     wrong: dict[str, str]
 
 
-def checked(
-    told: Mapping[str, str], cards: Mapping[str, Card], instances: Mapping[str, frozenset[str]]
-) -> Checked:
+def check_inventory(
+    told: Mapping[str, str],
+    cards: Mapping[str, DriverCard],
+    instances: Mapping[str, frozenset[str]],
+) -> CheckedInventory:
     """Return the entries that the driver bears out; `instances` by bus id are `gi1.ci0`."""
-    result = Checked({}, {})
-    liars = dict(strange_cards(told, cards))
+    result = CheckedInventory({}, {})
+    liars = dict(find_uuid_mismatches(told, cards))
     for key, value in told.items():
         if key == "boot_id":
             continue
-        reason = wrong_with(key, value, cards, instances)
+        reason = check_inventory_entry(key, value, cards, instances)
         liar = [
             bus for bus in liars if key.startswith((f"gpu.{bus}.", f"mig.{bus}.")) or bus in key
         ]
@@ -61,7 +63,9 @@ def checked(
     return result
 
 
-def strange_cards(told: Mapping[str, str], cards: Mapping[str, Card]) -> Iterator[tuple[str, str]]:
+def find_uuid_mismatches(
+    told: Mapping[str, str], cards: Mapping[str, DriverCard]
+) -> Iterator[tuple[str, str]]:
     """Yield the cards that are said to be others than the driver says."""
     for bus, card in cards.items():
         said = told.get(f"gpu.{bus}.uuid", "")
@@ -69,55 +73,67 @@ def strange_cards(told: Mapping[str, str], cards: Mapping[str, Card]) -> Iterato
             yield bus, f"{bus} is said to be {said[:UUID_LENGTH]}, the driver shows {card.uuid}"
 
 
-def wrong_with(
-    key: str, value: str, cards: Mapping[str, Card], instances: Mapping[str, frozenset[str]]
+def check_inventory_entry(
+    key: str, value: str, cards: Mapping[str, DriverCard], instances: Mapping[str, frozenset[str]]
 ) -> str:
     """Return what is wrong with one entry, or nothing."""
     kind, _, rest = key.partition(".")
     if kind == "link":
         middle = len(rest) // 2
         ends = rest[:middle], rest[middle + 1 :]
-        return "" if all(end in cards for end in ends) and is_number(value) else "no such link"
+        return (
+            ""
+            if all(end in cards for end in ends) and is_inventory_number(value)
+            else "no such link"
+        )
     name, _, field = rest.rpartition(".")
     bus, _, instance = name.partition(".gi")
     if bus not in cards:
         return "the driver shows no such card"
     if kind == "gpu":
-        return "" if not instance and is_field(field, value, "GPU-") else "not understood"
-    if kind != "mig" or not (is_field(field, value, "MIG-") or field == "profile"):
+        return (
+            ""
+            if not instance and is_valid_inventory_field(field, value, "GPU-")
+            else "not understood"
+        )
+    if kind != "mig" or not (is_valid_inventory_field(field, value, "MIG-") or field == "profile"):
         return "not understood"
     if f"gi{instance}" not in instances.get(bus, ()):
         return "the driver shows no such instance"
     return ""
 
 
-def is_field(field: str, value: str, prefix: str) -> bool:
+def is_valid_inventory_field(field: str, value: str, prefix: str) -> bool:
     """Return whether a field of a card or an instance has a value that it may have."""
     if field == "uuid":
         rest = value.removeprefix(prefix)
         return rest != value and len(value) <= UUID_LENGTH and rest.replace("-", "").isalnum()
     if field in ("mig", "nvswitch"):
         return prefix == "GPU-" and value in ("0", "1")
-    return field == "memory_mib" and is_number(value)
+    return field == "memory_mib" and is_inventory_number(value)
 
 
-def is_number(value: str) -> bool:
+def is_inventory_number(value: str) -> bool:
     """Return whether a value is a whole number of a few digits."""
     return value.isascii() and value.isdigit() and len(value) <= DIGITS
 
 
-def instances_of(driver_root: str, cards: Mapping[str, Card]) -> dict[str, frozenset[str]]:
+def list_driver_instances(
+    driver_root: str, cards: Mapping[str, DriverCard]
+) -> dict[str, frozenset[str]]:
     """Return the instances of each card that the driver keeps access files of."""
     found: dict[str, frozenset[str]] = {}
     for bus, card in cards.items():
         folder = f"{driver_root}/capabilities/gpu{card.minor}/mig"
         found[bus] = frozenset(
-            f"{gi}.{ci}" for gi in numbered(folder, "gi") for ci in numbered(f"{folder}/{gi}", "ci")
+            f"{gi}.{ci}"
+            for gi in list_numbered_folders(folder, "gi")
+            for ci in list_numbered_folders(f"{folder}/{gi}", "ci")
         )
     return found
 
 
-def numbered(folder: str, prefix: str) -> list[str]:
+def list_numbered_folders(folder: str, prefix: str) -> list[str]:
     """Return the folders `gi0`, `gi1`, ... in one, none where there is no such folder."""
     try:
         names = os.listdir(folder)
@@ -126,10 +142,10 @@ def numbered(folder: str, prefix: str) -> list[str]:
     return [name for name in names if name.startswith(prefix) and name[2:].isdecimal()]
 
 
-def read(path: str, boot_id: str) -> tuple[dict[str, str], str]:
+def read_inventory_file(path: str, boot_id: str) -> tuple[dict[str, str], str]:
     """Return the pairs of an inventory of this boot, and what is wrong with the file."""
     try:
-        pairs = kv.decode_versioned(atomic.read_text(path, LIMIT), INVENTORY_LINE)
+        pairs = kv.decode_versioned_pairs(atomic.read_text(path, LIMIT), INVENTORY_LINE)
     except FileNotFoundError:
         return {}, ""
     except (OSError, kv.MalformedError) as fault:
@@ -137,18 +153,18 @@ def read(path: str, boot_id: str) -> tuple[dict[str, str], str]:
     return (pairs, "") if pairs.get("boot_id") == boot_id else ({}, "")
 
 
-def text_of(pairs: Mapping[str, str], boot_id: str) -> str:
+def format_inventory(pairs: Mapping[str, str], boot_id: str) -> str:
     """Return the inventory as it is published."""
-    return f"{INVENTORY_LINE}\n{kv.encode([('boot_id', boot_id), *sorted(pairs.items())])}"
+    return f"{INVENTORY_LINE}\n{kv.encode_pairs([('boot_id', boot_id), *sorted(pairs.items())])}"
 
 
-class Publisher:
+class InventoryPublisher:
     """The chore that publishes the inventory, and says once what is wrong with the exporter's."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Publish what can be; raise OSError.
 
         Without the exporter's file the one that was published is checked again: an instance may
@@ -157,11 +173,13 @@ class Publisher:
         if not report.cards:
             return
         place = f"{node.store.path}/{NAME}"
-        before, _ = read(place, node.boot_id)
-        told, fault = read(f"{node.settings.exporter_dir}/{NAME}", node.boot_id)
+        before, _ = read_inventory_file(place, node.boot_id)
+        told, fault = read_inventory_file(f"{node.settings.exporter_dir}/{NAME}", node.boot_id)
         cards = report.cards
-        found = checked(told or before, cards, instances_of(node.settings.driver_root, cards))
-        text = text_of(found.pairs, node.boot_id).encode("utf-8", "surrogateescape")
+        found = check_inventory(
+            told or before, cards, list_driver_instances(node.settings.driver_root, cards)
+        )
+        text = format_inventory(found.pairs, node.boot_id).encode("utf-8", "surrogateescape")
         wrong = {"file": fault} if fault else {}
         if len(text) > LIMIT:
             wrong["size"] = f"what the exporter tells of the devices is longer than {LIMIT} bytes"
@@ -169,4 +187,4 @@ class Publisher:
             atomic.replace_file(place, text)
         wrong.update(list(found.wrong.items())[:MOST])
         lines = {key: f"not published of the inventory: {why}" for key, why in wrong.items()}
-        self._journal.stands("inventory", lines)
+        self._journal.log_changes("inventory", lines)

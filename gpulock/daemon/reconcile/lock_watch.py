@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Collection
 
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 
 # linux/inotify.h
 MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x40, 0x80, 0x100, 0x200
@@ -28,7 +28,7 @@ BUFFER = 1 << 14  # bytes
 Event = tuple[int, int, str]
 
 
-def parse(data: bytes) -> list[Event]:
+def parse_inotify_events(data: bytes) -> list[Event]:
     """Return (watch, mask, name) of each event in what a read returned."""
     found: list[Event] = []
     at = 0
@@ -41,7 +41,7 @@ def parse(data: bytes) -> list[Event]:
     return found
 
 
-class Watch:
+class LockDirWatch:
     """What changes in LOCK_DIR; `fd` is readable when something did, -1 without inotify.
 
     `fault` says why changes are not seen, and is empty where they are.
@@ -54,7 +54,7 @@ class Watch:
         self._watches: dict[str, int] = {}
         self._lost = False  # a folder that was watched is gone, or another one by now
 
-    def follow(self, store: Store, *folders: str) -> None:
+    def follow(self, store: LockStore, *folders: str) -> None:
         """Watch the folders that now have these names: LOCK_DIR, its locks, and `folders`."""
         masks = {store.path: DELETE | LOST, store.locks_dir: CREATE | MOVED_TO | GONE | LOST}
         masks.update({folder: GONE | LOST for folder in folders})
@@ -82,7 +82,7 @@ class Watch:
         found: list[Event] = []
         while self.fd >= 0:
             try:
-                found += parse(os.read(self.fd, BUFFER))
+                found += parse_inotify_events(os.read(self.fd, BUFFER))
             except BlockingIOError:
                 break
         ours = set(self._watches.values())

@@ -11,24 +11,24 @@ import os
 from collections.abc import Callable
 
 from gpulock.alloc.reaper import FREED
-from gpulock.daemon.core.loop import Loop
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.core.loop import EventLoop
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.procfs import Proc
 
 MOST = 512  # descriptors; a service has 1,024
 
-Owner = tuple[int, int]  # pid, start time
+OwnerProcess = tuple[int, int]  # pid, start time
 
 
-class Owners:
+class OwnerWatcher:
     """The processes that keep locks alive; `ended` is called when one of them is no more."""
 
-    def __init__(self, loop: Loop, ended: Callable[[], None]) -> None:
+    def __init__(self, loop: EventLoop, ended: Callable[[], None]) -> None:
         self._loop = loop
         self._ended = ended
-        self._known: dict[Owner, int] = {}  # their descriptors, -1 for one that is gone
+        self._known: dict[OwnerProcess, int] = {}  # their descriptors, -1 for one that is gone
 
-    def follow(self, report: Report, proc: Proc) -> None:
+    def follow(self, report: ReconcileReport, proc: Proc) -> None:
         """Watch the owners in a report, and nobody else."""
         wanted = {
             owner
@@ -38,20 +38,20 @@ class Owners:
             if owner[0] > 0
         }
         for owner in [known for known in self._known if known not in wanted]:
-            self._let_go(owner)
+            self._unwatch(owner)
         for owner in sorted(wanted - self._known.keys()):
             self._add(owner, proc)
 
-    def watched(self) -> list[Owner]:
+    def watched(self) -> list[OwnerProcess]:
         """Return who is watched now."""
         return [owner for owner, fd in self._known.items() if fd >= 0]
 
     def close(self) -> None:
         """Watch nobody any more."""
         for owner in list(self._known):
-            self._let_go(owner)
+            self._unwatch(owner)
 
-    def _add(self, owner: Owner, proc: Proc) -> None:
+    def _add(self, owner: OwnerProcess, proc: Proc) -> None:
         if len(self._known) >= MOST:
             return
         try:
@@ -72,15 +72,15 @@ class Owners:
             self._ended()
             return
         self._known[owner] = fd
-        self._loop.watch(fd, lambda _: self._over(owner))
+        self._loop.watch(fd, lambda _: self._owner_ended(owner))
 
-    def _over(self, owner: Owner) -> None:
+    def _owner_ended(self, owner: OwnerProcess) -> None:
         """Note that an owner ended."""
         self._close(self._known[owner])
         self._known[owner] = -1
         self._ended()
 
-    def _let_go(self, owner: Owner) -> None:
+    def _unwatch(self, owner: OwnerProcess) -> None:
         self._close(self._known.pop(owner))
 
     def _close(self, fd: int) -> None:

@@ -8,9 +8,9 @@ import os
 from typing import NamedTuple
 
 from gpulock.alloc.availability import count_reaps
-from gpulock.alloc.device_users import Holders
+from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
-from gpulock.alloc.reaper import FREED, Outcome, make_holders, settle
+from gpulock.alloc.reaper import FREED, ReapOutcome, make_open_files, reap_locks
 from gpulock.daemon.reconcile import adopt
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
@@ -18,12 +18,12 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.slurm import note
 from gpulock.store import atomic, boot, verdicts
-from gpulock.store.counters import Totals
+from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
-WRITTEN = (
+RECONCILE_FILES = (
     "boot_id",
     "inventory",
     "lost",
@@ -32,14 +32,14 @@ WRITTEN = (
 )  # by a reconcile, or under the gate
 
 
-class Card(NamedTuple):
+class DriverCard(NamedTuple):
     """What the driver itself shows of one card; `uuid` is empty where it does not tell."""
 
     minor: int
     uuid: str
 
 
-class Report:
+class ReconcileReport:
     """What a reconcile did: one outcome a lock, and the records it adopted.
 
     `fault` says why the verdicts could not be published, empty where they were; `blind` why
@@ -49,49 +49,51 @@ class Report:
 
     __slots__ = ("adopted", "blind", "cards", "devices", "driver", "fault", "outcomes")
 
-    def __init__(self, adopted: list[Owner], outcomes: list[Outcome]) -> None:
+    def __init__(self, adopted: list[Owner], outcomes: list[ReapOutcome]) -> None:
         self.adopted = adopted
         self.outcomes = outcomes
         self.fault = ""
         self.blind = ""
         self.devices: list[Device] = []
         self.driver = ""
-        self.cards: dict[str, Card] = {}
+        self.cards: dict[str, DriverCard] = {}
 
 
-def reconcile(node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False) -> Report:
+def reconcile_locks(
+    node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False
+) -> ReconcileReport:
     """Settle every lock of this node; raise Refusal, or OSError where LOCK_DIR fails.
 
     With `dry_run` nothing is changed.
     """
-    devices, driver = look(node)
+    devices, driver = read_node_devices(node)
     if not node.store.exists() and dry_run:
-        return Report([], [])
-    boot.ensure(node.store)
+        return ReconcileReport([], [])
+    boot.ensure_lock_dir(node.store)
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
-        adopted = [] if dry_run else begin(node, judge)
-        held = node.store.all()
-        holders = watched(node, devices, held, judge, driver)
-        report = Report(adopted, settle(node, held, judge, holders, dry_run))
+        adopted = [] if dry_run else prepare_boot_locks(node, judge)
+        held = node.store.read_all_locks()
+        holders = find_device_users(node, devices, held, judge, driver)
+        report = ReconcileReport(adopted, reap_locks(node, held, judge, holders, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""
         report.blind = judge.scan.blind or holders.blind
         if not dry_run:
             try:
-                note_seen(node, report.outcomes)
-                publish(node, report.outcomes)
-                sweep(node)
-                adopt.mend_records(node)
+                mark_extern_steps_seen(node, report.outcomes)
+                publish_verdicts(node, report.outcomes)
+                remove_partial_writes(node)
+                adopt.write_missing_records(node)
             except OSError as fault:
                 report.fault = f"{node.store.path}: {fault.strerror}"
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
     if isolated and not dry_run:
         from gpulock.isolation import cleanup
 
-        report.fault = report.fault or cleanup.settle(node, devices, deadline)
+        report.fault = report.fault or cleanup.clean_up_isolation(node, devices, deadline)
     return report
 
 
-def look(node: Node) -> tuple[list[Device], Refusal | None]:
+def read_node_devices(node: Node) -> tuple[list[Device], Refusal | None]:
     """Return the devices the driver shows, and why it shows none."""
     try:
         return node.devices(), None
@@ -99,13 +101,13 @@ def look(node: Node) -> tuple[list[Device], Refusal | None]:
         return [], refusal
 
 
-def watched(
+def find_device_users(
     node: Node,
     devices: list[Device],
     held: dict[str, Lock],
     judge: Judge,
     driver: Refusal | None = None,
-) -> Holders:
+) -> OpenFiles:
     """Return who has which device open: those the driver shows, and the locked ones it does not.
 
     Of these the record says which node is theirs: a card that fell off the bus is still open.
@@ -125,42 +127,42 @@ def watched(
             more.append(device)
         elif lock.owner is not None and driver is not None and driver.kind == UNKNOWN:
             dark = driver.why
-    holders = make_holders(node, [*devices, *more], judge)
+    holders = make_open_files(node, [*devices, *more], judge)
     holders.blind = dark
     return holders
 
 
-def begin(node: Node, judge: Judge) -> list[Owner]:
+def prepare_boot_locks(node: Node, judge: Judge) -> list[Owner]:
     """Make the lock directory ready for this boot, adopting what was lost within it."""
     if node.store.boot_id() == node.boot_id:
-        boot.folders(node.store, node.settings.state_dir)
+        boot.make_claim_folders(node.store, node.settings.state_dir)
         return []
-    if boot.state_boot_id(node.settings.state_dir) != node.boot_id:
-        boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+    if boot.read_state_boot_id(node.settings.state_dir) != node.boot_id:
+        boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
         return []
     judge.scan.statuses()
     if judge.scan.blind:
         raise Refusal(UNKNOWN, judge.scan.blind, "run gpulock reap where all processes show")
-    boot.folders(node.store, node.settings.state_dir)
-    boot.mark_lost(node.store)
-    adopt.check_records(node)
-    adopted = adopt.adopt(node, judge.scan)
-    boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+    boot.make_claim_folders(node.store, node.settings.state_dir)
+    boot.mark_locks_lost(node.store)
+    adopt.check_records_complete(node)
+    adopted = adopt.adopt_lost_locks(node, judge.scan)
+    boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
     return adopted
 
 
-def note_seen(node: Node, outcomes: list[Outcome]) -> None:
+def mark_extern_steps_seen(node: Node, outcomes: list[ReapOutcome]) -> None:
     """Note of which Slurm jobs the extern step was seen: from then on its absence counts."""
     for outcome in outcomes:
         if outcome.act != FREED and outcome.lock.extern and not outcome.lock.seen:
             node.store.mark_seen(outcome.lock.id)
 
 
-def publish(node: Node, outcomes: list[Outcome]) -> None:
+def publish_verdicts(node: Node, outcomes: list[ReapOutcome]) -> None:
     """Write verdicts and counters, and drop the notes of runs that are over."""
     left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
-    verdicts.write(node.store.path, left, node.boot_id)
-    totals = Totals(node.store)
+    verdicts.write_verdicts(node.store.path, left, node.boot_id)
+    totals = ClaimCounters(node.store)
     count_reaps(totals, outcomes)
     totals.save()
     for outcome in outcomes:
@@ -169,11 +171,11 @@ def publish(node: Node, outcomes: list[Outcome]) -> None:
             continue
         if record.scheduler == "slurm":
             who = record.slurmd, record.job_id, record.uid, record.restart
-            note.remove(node.store, *who)
+            note.remove_task_note(node.store, *who)
 
 
-def sweep(node: Node) -> None:
+def remove_partial_writes(node: Node) -> None:
     """Remove what a killed process left half written in LOCK_DIR, gate held."""
     for name in os.listdir(node.store.path):
-        if any([name.startswith(f".{file}.") for file in WRITTEN]):
+        if any([name.startswith(f".{file}.") for file in RECONCILE_FILES]):
             atomic.remove_quietly(f"{node.store.path}/{name}")

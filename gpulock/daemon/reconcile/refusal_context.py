@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import time
 
-from gpulock.daemon.core.background_call import Asking
-from gpulock.daemon.core.journal import INFO, Journal
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.journal import INFO, DaemonJournal
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal, one_line
-from gpulock.hooks.subprocess import Program
+from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
@@ -25,19 +25,19 @@ from gpulock.store.refusal_notes import FOLDER
 
 VARIABLE = "gpulock"
 LENGTH = 240  # characters that are told
-AT_ONCE = 20  # notes of one round
+MAX_NOTES_PER_ROUND = 20  # notes of one round
 LIMIT = 4096  # bytes of a note
 OLD = 120.0  # seconds: a hook writes its note within its own deadline
 
 
-class Refusals:
+class RefusalNotifier:
     """The chore that takes notes away, and has them told; one thread at a time."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
-        self.asking: Asking[list[str]] | None = None
+        self.asking: BackgroundCall[list[str]] | None = None
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Have told what hooks noted since; raise OSError."""
         if self.asking is not None:
             if not self.asking.wait(0.0):
@@ -45,13 +45,13 @@ class Refusals:
             for line in self.asking.answer():
                 self._journal.say(INFO, line)
             self.asking = None
-        notes = take(f"{node.store.path}/{FOLDER}", time.time())
+        notes = take_refusal_notes(f"{node.store.path}/{FOLDER}", time.time())
         if notes and node.settings.sge_root:
             settings = node.settings
-            self.asking = Asking(lambda: tell(settings, notes))
+            self.asking = BackgroundCall(lambda: set_job_contexts(settings, notes))
 
 
-def take(folder: str, now: float) -> dict[str, str]:
+def take_refusal_notes(folder: str, now: float) -> dict[str, str]:
     """Return the notes by job and take them away, with what was cut short long before `now`.
 
     Hooks write meanwhile: each is taken under another name first, so that a later note stays.
@@ -63,8 +63,8 @@ def take(folder: str, now: float) -> dict[str, str]:
         return {}
     for name in names:
         if not name.isdecimal():
-            forget_old(f"{folder}/{name}", now)
-        elif len(found) < AT_ONCE:
+            remove_stale_note(f"{folder}/{name}", now)
+        elif len(found) < MAX_NOTES_PER_ROUND:
             taken = f"{folder}/.{name}.taken"
             try:
                 os.rename(f"{folder}/{name}", taken)
@@ -75,7 +75,7 @@ def take(folder: str, now: float) -> dict[str, str]:
     return found
 
 
-def forget_old(path: str, now: float) -> None:
+def remove_stale_note(path: str, now: float) -> None:
     """Remove what nobody writes any more; `now` is seconds since 1970."""
     try:
         old = now - os.lstat(path).st_mtime > OLD
@@ -85,21 +85,23 @@ def forget_old(path: str, now: float) -> None:
         atomic.remove_quietly(path)
 
 
-def tell(settings: Settings, notes: dict[str, str]) -> list[str]:
+def set_job_contexts(settings: Settings, notes: dict[str, str]) -> list[str]:
     """Set the context of each job; return what went wrong, in lines."""
     failed: list[str] = []
     deadline = Deadline(settings.sge_qstat_timeout * 2)
     for job, text in notes.items():
         try:
-            qalter = Program(
-                qstat.binary(settings, "qalter"), qstat.environment(settings), "is qmaster up?"
+            qalter = SchedulerProgram(
+                qstat.find_sge_binary(settings, "qalter"),
+                qstat.sge_client_environment(settings),
+                "is qmaster up?",
             )
-            qalter.output(["-ac", f"{VARIABLE}={value_of(text)}", job], deadline)
+            qalter.output(["-ac", f"{VARIABLE}={format_context_value(text)}", job], deadline)
         except (Refusal, OSError) as fault:
             failed.append(f"job {job} was refused, which its context does not say: {fault}")
     return failed
 
 
-def value_of(text: str) -> str:
+def format_context_value(text: str) -> str:
     """Return a text as the value of one variable: qalter(1) splits at commas."""
     return one_line(text).replace(",", ";").replace('"', "'")[:LENGTH].strip()

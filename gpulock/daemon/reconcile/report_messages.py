@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from gpulock.alloc.liveness import UNKNOWN
 from gpulock.alloc.memory_check import CAUSE
-from gpulock.alloc.reaper import FREED, HELD, ORPHANS, Outcome
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.store.owner import Owner
 
 BLIND = "processes cannot be seen, so that nothing of theirs is freed: "
 
 
-def whose(record: Owner | None) -> str:
+def describe_lock_owner(record: Owner | None) -> str:
     """Return ` of job 12 (alice)`, or nothing for a lock without owner."""
     if record is None:
         return ""
@@ -24,21 +24,23 @@ def whose(record: Owner | None) -> str:
     return f" of {job} ({record.user or record.uid})"
 
 
-def events(report: Report) -> list[str]:
+def reconcile_event_messages(report: ReconcileReport) -> list[str]:
     """Return a line for each claim that was adopted or freed, with the proof."""
     lines = [
-        f"put back {' '.join(record.devices)}{whose(record)}: its locks were lost"
+        f"put back {' '.join(record.devices)}{describe_lock_owner(record)}: its locks were lost"
         for record in report.adopted
     ]
     groups: dict[tuple[str, str], list[str]] = {}
     for outcome in report.outcomes:
         if outcome.act == FREED:
-            key = (whose(outcome.lock.owner), outcome.reason)
+            key = (describe_lock_owner(outcome.lock.owner), outcome.reason)
             groups.setdefault(key, []).append(outcome.lock.id)
     return lines + [f"freed {' '.join(ids)}{of}: {why}" for (of, why), ids in groups.items()]
 
 
-def standing(report: Report, expected: int, sightless: str = "") -> dict[str, str]:
+def lasting_problem_messages(
+    report: ReconcileReport, expected: int, sightless: str = ""
+) -> dict[str, str]:
     """Return what lasts, by a key; `expected` GPUs, 0 where that is not known.
 
     `sightless` says what this process may not see at all.
@@ -52,16 +54,16 @@ def standing(report: Report, expected: int, sightless: str = "") -> dict[str, st
         found["fault"] = f"the verdicts cannot be published: {report.fault}"
     if report.driver:
         found["driver"] = report.driver
-    found.update(missing(report, expected))
+    found.update(missing_gpu_messages(report, expected))
     for outcome in report.outcomes:
-        line = of_lock(outcome, report.blind)
+        line = unfreed_lock_message(outcome, report.blind)
         if line:
             token = outcome.lock.owner.token if outcome.lock.owner else ""
             found[f"{outcome.lock.id} {token} {outcome.act}"] = line
     return found
 
 
-def missing(report: Report, expected: int) -> dict[str, str]:
+def missing_gpu_messages(report: ReconcileReport, expected: int) -> dict[str, str]:
     """Return the cards that should be there or cannot be read."""
     found = {
         f"fault {device.id}": f"GPU {device.id}: {device.fault}"
@@ -79,9 +81,9 @@ def missing(report: Report, expected: int) -> dict[str, str]:
     return found
 
 
-def of_lock(outcome: Outcome, blind: str) -> str:
+def unfreed_lock_message(outcome: ReapOutcome, blind: str) -> str:
     """Return what is to be told of one lock that stays, or nothing."""
-    of = f"{outcome.lock.id}{whose(outcome.lock.owner)}"
+    of = f"{outcome.lock.id}{describe_lock_owner(outcome.lock.owner)}"
     if outcome.act == HELD and outcome.reason.startswith(f"settling: {CAUSE}:"):
         return f"{of} is not freed: {outcome.reason.removeprefix('settling: ')}"
     if outcome.act == ORPHANS:
@@ -91,7 +93,7 @@ def of_lock(outcome: Outcome, blind: str) -> str:
     return ""
 
 
-def summary(report: Report, expected: int) -> str:
+def format_daemon_status(report: ReconcileReport, expected: int) -> str:
     """Return how things stand, for the service manager."""
     held = [outcome for outcome in report.outcomes if outcome.act != FREED]
     unknown = [outcome for outcome in held if outcome.verdict.state == UNKNOWN]

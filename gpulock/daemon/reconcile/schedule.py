@@ -15,7 +15,7 @@ SPACING = 0.5  # seconds between two reconciles that changes brought forward
 FIRST = 1.0  # seconds until something restless is looked at again
 
 
-class Pace:
+class ReconcileSchedule:
     """Tell `wanted` of changes and `done` of reconciles; `due` is when the next one is."""
 
     def __init__(self, now: float) -> None:
@@ -23,11 +23,11 @@ class Pace:
         self._last = now - SPACING
         self._pause = FIRST / 2
 
-    def wanted(self, now: float) -> None:
+    def request_reconcile(self, now: float) -> None:
         """Reconcile soon: something changed."""
         self.due = min(self.due, max(now + SETTLING, self._last + SPACING))
 
-    def done(self, now: float, restless: bool) -> None:
+    def record_reconcile(self, now: float, restless: bool) -> None:
         """Note that one is over; `restless`: something it held may be free any moment."""
         self._last = now
         self._pause = min(self._pause * 2, PERIOD) if restless else FIRST / 2

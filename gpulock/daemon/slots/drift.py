@@ -8,12 +8,12 @@ its positions. What is bad for a while (a quarantine, a stale lock) is the load 
 
 from __future__ import annotations
 
-from gpulock.daemon.core.background_call import Asking
-from gpulock.daemon.core.journal import Journal
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
-from gpulock.hooks.subprocess import Program
+from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
@@ -24,21 +24,21 @@ EVERY = 600.0  # seconds between two questions
 HINT = "is qmaster up?"
 
 
-class Drift:
+class CountDrift:
     """The chore that compares counts."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
         self._next = 0.0
-        self.asking: Asking[str] | None = None
+        self.asking: BackgroundCall[str] | None = None
         self._sge: dict[str, str] = {}
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Compare, where that is due; an answer of qmaster's is taken when it is there."""
         if not report.devices:
             return
         if self.asking is not None and self.asking.wait(0.0):
-            self._sge = of_answer(self.asking, node.settings, len(report.devices))
+            self._sge = find_sge_drift(self.asking, node.settings, len(report.devices))
             self.asking = None
         elif now < self._next:
             return
@@ -46,23 +46,23 @@ class Drift:
             self._next = now + EVERY
             if node.settings.sge_root and self.asking is None:
                 settings, name = node.settings, node.name
-                self.asking = Asking(lambda: exec_host(settings, name))
-        found = {**self._sge, **of_slurm(node.settings, report.devices)}
-        self._journal.stands("drift", found)
+                self.asking = BackgroundCall(lambda: query_exec_host(settings, name))
+        found = {**self._sge, **find_slurm_drift(node.settings, report.devices)}
+        self._journal.log_changes("drift", found)
 
 
-def exec_host(settings: Settings, host: str) -> str:
+def query_exec_host(settings: Settings, host: str) -> str:
     """Return what qmaster keeps of this host; raise Refusal."""
-    env = {**qstat.environment(settings), "SGE_SINGLE_LINE": "1"}
-    qconf = Program(qstat.binary(settings, "qconf"), env, HINT)
+    env = {**qstat.sge_client_environment(settings), "SGE_SINGLE_LINE": "1"}
+    qconf = SchedulerProgram(qstat.find_sge_binary(settings, "qconf"), env, HINT)
     answer = qconf.output(["-se", host], Deadline(settings.sge_qstat_timeout))
     return answer.decode("utf-8", "replace")
 
 
-def of_answer(asking: Asking[str], settings: Settings, count: int) -> dict[str, str]:
+def find_sge_drift(asking: BackgroundCall[str], settings: Settings, count: int) -> dict[str, str]:
     """Return what is wrong with qmaster's count, by a key; no answer is nothing to tell."""
     try:
-        known = complex_values(asking.answer())
+        known = parse_complex_values(asking.answer())
     except (Refusal, OSError):
         return {}
     return {
@@ -73,7 +73,7 @@ def of_answer(asking: Asking[str], settings: Settings, count: int) -> dict[str, 
     }
 
 
-def complex_values(text: str) -> dict[str, str]:
+def parse_complex_values(text: str) -> dict[str, str]:
     """Return the consumables of a host, as `qconf -se` shows them on one line or several."""
     whole = text.replace("\\\n", " ")
     for line in whole.splitlines():
@@ -84,14 +84,14 @@ def complex_values(text: str) -> dict[str, str]:
     return {}
 
 
-def of_slurm(settings: Settings, devices: list[Device]) -> dict[str, str]:
+def find_slurm_drift(settings: Settings, devices: list[Device]) -> dict[str, str]:
     """Return what is wrong with the map of Slurm's positions, by a key; none: no Slurm."""
     try:
-        places = gres_map.read(settings.state_dir)
+        places = gres_map.read_gres_map(settings.state_dir)
     except Refusal as refusal:
         missing = isinstance(refusal.__cause__, FileNotFoundError)
         return {} if missing else {"slurm map": f"{refusal.why}; {refusal.do}"}
-    here = {gres_map.place_of(device) for device in devices if device.minor >= 0}
+    here = {gres_map.gres_map_device_name(device) for device in devices if device.minor >= 0}
     known = set(places.values())
     found: dict[str, str] = {}
     for place in sorted(known - here):

@@ -13,22 +13,22 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from gpulock.daemon.core.background_call import Asking
-from gpulock.daemon.core.journal import NOTICE, Journal
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.journal import NOTICE, DaemonJournal
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.slots import state
-from gpulock.daemon.slots.drift import complex_values
-from gpulock.daemon.slots.state import Lowered
+from gpulock.daemon.slots.drift import parse_complex_values
+from gpulock.daemon.slots.state import LoweredCount
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
-from gpulock.hooks.subprocess import Program
+from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
 
 EVERY: Final = 15.0  # seconds between two rounds
 HINT: Final = "is qmaster up?"
-OUT: Final = "gpu.quarantined"  # what a load sensor reports: quarantined or missing
+QUARANTINED_SENSOR: Final = "gpu.quarantined"  # what a load sensor reports: quarantined or missing
 ALL: Final = 1_000_000  # more than any host has
 DIGITS: Final = 6
 _HOST: Final = re.compile(r"<host name='([^']*)'>(.*?)</host>", re.DOTALL)
@@ -36,22 +36,22 @@ _VALUE: Final = re.compile(r"<resourcevalue name='([^']*)' dominance='hl'>([^<]*
 _REQUEST: Final = re.compile(r'<hard_request name="([^"]*)"[^>]*>([^<]*)<')
 
 
-class Told(NamedTuple):
+class SyncResult(NamedTuple):
     """What a round did, line by line, and what it could not do, by a key."""
 
     done: list[str]
     wrong: dict[str, str]
 
 
-class SgeCount:
+class SgeSlotSync:
     """The chore; without hosts in the settings it still puts back what it once lowered."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
-        self.asking: Asking[Told] | None = None
+        self.asking: BackgroundCall[SyncResult] | None = None
         self._next = 0.0
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Take the answer of the last round where it is there, and begin one where it is due."""
         asking = self.asking
         if asking is not None:
@@ -63,92 +63,101 @@ class SgeCount:
         if now < self._next or not settings.sge_root:
             return
         self._next = now + EVERY
-        if settings.sge_count_hosts or known(settings):
-            self.asking = Asking(lambda: whole_round(settings))
+        if settings.sge_count_hosts or has_lowered_counts(settings):
+            self.asking = BackgroundCall(lambda: sync_sge_counts(settings))
 
-    def _tell(self, asking: Asking[Told]) -> None:
+    def _tell(self, asking: BackgroundCall[SyncResult]) -> None:
         try:
             told = asking.answer()
         except (Refusal, OSError, ValueError) as fault:
-            told = Told([], {"round": f"counts at qmaster are not kept: {fault}"})
+            told = SyncResult([], {"round": f"counts at qmaster are not kept: {fault}"})
         for line in told.done:
             self._journal.say(NOTICE, line)
-        self._journal.stands("sge count", told.wrong)
+        self._journal.log_changes("sge count", told.wrong)
 
 
-def known(settings: Settings) -> bool:
+def has_lowered_counts(settings: Settings) -> bool:
     """Return whether something is lowered, or was to be; in doubt it is."""
     try:
-        return bool(state.load(settings.state_dir))
+        return bool(state.load_lowered_counts(settings.state_dir))
     except (OSError, ValueError):
         return True
 
 
-def whole_round(settings: Settings) -> Told:
+def sync_sge_counts(settings: Settings) -> SyncResult:
     """Bring every count of every host in step; raise Refusal, OSError or ValueError."""
-    notes = state.load(settings.state_dir)
+    notes = state.load_lowered_counts(settings.state_dir)
     hosts = sorted({*settings.sge_count_hosts, *(host for host, _ in notes)})
-    master = Master(settings)
-    out = sensed(master.ask("qhost", "-F", OUT, "-xml"))  # with -h one unknown host fails for all
+    master = QmasterClient(settings)
+    out = parse_quarantined_counts(
+        master.ask("qhost", "-F", QUARANTINED_SENSOR, "-xml")
+    )  # with -h one unknown host fails for all
     running = master.ask("qstat", "-s", "r", "-u", "*", "-r", "-g", "t", "-xml")
-    told = Told([], {})
+    told = SyncResult([], {})
     for host in hosts:
         bad = out.get(host) if host in settings.sge_count_hosts else 0
         try:
-            of_host(settings, master, host, bad, running, told)
+            sync_host_counts(settings, master, host, bad, running, told)
         except Refusal as fault:
             told.wrong[host] = f"the count of {host} is not kept: {fault.why}"
     return told
 
 
-def of_host(
-    settings: Settings, master: Master, host: str, bad: int | None, running: str, told: Told
+def sync_host_counts(
+    settings: Settings,
+    master: QmasterClient,
+    host: str,
+    bad: int | None,
+    running: str,
+    told: SyncResult,
 ) -> None:
     """Bring every count of one host in step; raise Refusal or OSError."""
-    values = complex_values(master.ask("qconf", "-se", host))
+    values = parse_complex_values(master.ask("qconf", "-se", host))
     if bad is None:
-        told.wrong[host] = f"no load sensor tells how many devices of {host} are out ({OUT})"
+        told.wrong[host] = (
+            f"no load sensor tells how many devices of {host} are out ({QUARANTINED_SENSOR})"
+        )
     for name in [name for name in settings.sge_complexes if name in values]:
         if not values[name].isdecimal():
             told.wrong[f"{host} {name}"] = f"{name}={values[name]} of {host} is no count"
             continue
-        booked = held(running, host, name)
-        one(settings, master, (host, name), int(values[name]), bad, booked, told)
+        booked = booked_complex_amount(running, host, name)
+        sync_complex_count(settings, master, (host, name), int(values[name]), bad, booked, told)
 
 
-def one(
+def sync_complex_count(
     settings: Settings,
-    master: Master,
+    master: QmasterClient,
     key: state.Key,
     current: int,
     bad: int | None,
     booked: int,
-    told: Told,
+    told: SyncResult,
 ) -> None:
     """Bring one count in step: note, set, read again, note; raise Refusal or OSError."""
     host, name = key
-    notes = state.load(settings.state_dir)
-    act = state.step(notes.get(key), current, bad, booked)
+    notes = state.load_lowered_counts(settings.state_dir)
+    act = state.next_sync_step(notes.get(key), current, bad, booked)
     if act.told:
         told.wrong[f"{host} {name}"] = f"{name} of {host}: {act.told}"
-    note(settings, notes, key, act.note)
+    update_lowered_count(settings, notes, key, act.note)
     if act.value is None or act.note is None:
         return
     master.ask("qconf", "-mattr", "exechost", "complex_values", f"{name}={act.value}", host)
-    found = complex_values(master.ask("qconf", "-se", host)).get(name)
+    found = parse_complex_values(master.ask("qconf", "-se", host)).get(name)
     if found != str(act.value):
         told.wrong[f"{host} {name}"] = f"{name} of {host} is {found}, not {act.value} as was set"
         return
-    again = state.step(act.note, act.value, bad, booked)
-    note(settings, notes, key, again.note)
+    again = state.next_sync_step(act.note, act.value, bad, booked)
+    update_lowered_count(settings, notes, key, again.note)
     told.done.append(f"Grid Engine counts {name}={act.value} on {host}, {bad} out of service")
 
 
-def note(
+def update_lowered_count(
     settings: Settings,
-    notes: dict[state.Key, Lowered],
+    notes: dict[state.Key, LoweredCount],
     key: state.Key,
-    wanted: Lowered | None,
+    wanted: LoweredCount | None,
 ) -> None:
     """Keep what is known of one count, where that is new; raise OSError."""
     if notes.get(key) == wanted:
@@ -157,10 +166,10 @@ def note(
         del notes[key]
     else:
         notes[key] = wanted
-    state.save(settings.state_dir, notes)
+    state.save_lowered_counts(settings.state_dir, notes)
 
 
-class Master:
+class QmasterClient:
     """qmaster, as this host's clients reach it."""
 
     def __init__(self, settings: Settings) -> None:
@@ -168,8 +177,8 @@ class Master:
 
     def ask(self, program: str, *words: str) -> str:
         """Return what a client prints; raise Refusal for one that fails or hangs."""
-        env = {**qstat.environment(self._settings), "SGE_SINGLE_LINE": "1"}
-        client = Program(qstat.binary(self._settings, program), env, HINT)
+        env = {**qstat.sge_client_environment(self._settings), "SGE_SINGLE_LINE": "1"}
+        client = SchedulerProgram(qstat.find_sge_binary(self._settings, program), env, HINT)
         code, said = client.answer(list(words), Deadline(self._settings.sge_qstat_timeout))
         text = said.decode("utf-8", "replace")
         if code != 0:
@@ -178,30 +187,30 @@ class Master:
         return text
 
 
-def sensed(xml: str) -> dict[str, int]:
+def parse_quarantined_counts(xml: str) -> dict[str, int]:
     """Return how many devices each host's sensor reports as out of service; none: not told."""
     found: dict[str, int] = {}
     for host, inner in _HOST.findall(xml):
         for name, value in _VALUE.findall(inner):
-            if name == OUT and value.replace(".", "").isdecimal():
+            if name == QUARANTINED_SENSOR and value.replace(".", "").isdecimal():
                 found[host] = int(float(value))
     return found
 
 
-def held(xml: str, host: str, name: str) -> int:
+def booked_complex_amount(xml: str, host: str, name: str) -> int:
     """Return how much of a complex the running jobs have on a host, at the most.
 
     Each line of `qstat -g t` is a slot, or the master of a parallel job beside them.
     """
     return sum(
-        number(amount)
-        for block in jobs(xml, host)
+        parse_booked_amount(amount)
+        for block in iter_host_job_slots(xml, host)
         for wanted, amount in _REQUEST.findall(block)
         if wanted == name
     )
 
 
-def number(text: str) -> int:
+def parse_booked_amount(text: str) -> int:
     """Return how much a job asks for, at the most; what is not plain is all there is.
 
     Users write it: `1K`, `0x10` and fractions are accepted at submission.
@@ -210,7 +219,7 @@ def number(text: str) -> int:
     return int(plain) if plain.isascii() and plain.isdigit() and len(plain) < DIGITS else ALL
 
 
-def jobs(xml: str, host: str) -> Iterable[str]:
+def iter_host_job_slots(xml: str, host: str) -> Iterable[str]:
     """Return what is said of each job, once for each of its slots on a host."""
     for block in xml.split("<job_list")[1:]:
         queue = block.partition("<queue_name>")[2].partition("</queue_name>")[0]

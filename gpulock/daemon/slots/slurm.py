@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from gpulock.daemon.core.background_call import Asking
-from gpulock.daemon.core.journal import NOTICE, Journal
-from gpulock.daemon.health.findings import card
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.journal import NOTICE, DaemonJournal
+from gpulock.daemon.health.findings import card_bus_id
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm import gres_map
-from gpulock.slurm.refuse import quoted
-from gpulock.slurm.scontrol import HINT, Control
+from gpulock.slurm.refuse import quote_scontrol_text
+from gpulock.slurm.scontrol import HINT, SlurmctldClient
 from gpulock.store import atomic, quarantine
 
 EVERY: Final = 15.0  # seconds between two rounds
@@ -32,7 +32,7 @@ LENGTH: Final = 180  # characters of a reason
 DRAIN: Final = "drain"
 
 
-class Act(NamedTuple):
+class DrainAction(NamedTuple):
     """What to ask of scontrol (nothing: empty), the devices to note then, what to tell."""
 
     words: tuple[str, ...]
@@ -40,7 +40,7 @@ class Act(NamedTuple):
     told: str = ""
 
 
-def act(state: str, reason: str, bad: Mapping[str, str], noted: str) -> Act:
+def decide_drain_action(state: str, reason: str, bad: Mapping[str, str], noted: str) -> DrainAction:
     """Return what is to be done about a node, by slurmctld's word for its state.
 
     `bad` has the reason of each device that is out, `noted` those for which it was drained by us.
@@ -50,18 +50,20 @@ def act(state: str, reason: str, bad: Mapping[str, str], noted: str) -> Act:
     ours = drained and reason.startswith(PREFIX)
     names = " ".join(sorted(bad))
     if not bad:
-        return Act(("State=UNDRAIN",) if ours else (), "")
-    wanted = reason_of(bad)
+        return DrainAction(("State=UNDRAIN",) if ours else (), "")
+    wanted = format_drain_reason(bad)
     if ours:
-        return Act(() if reason == wanted else (f"Reason={quoted(wanted)}",), names)
+        return DrainAction(
+            () if reason == wanted else (f"Reason={quote_scontrol_text(wanted)}",), names
+        )
     if drained:
-        return Act((), noted)
+        return DrainAction((), noted)
     if noted and set(names.split()) <= set(noted.split()):
-        return Act((), noted, "the node was resumed by hand, and is left alone")
-    return Act(("State=DRAIN", f"Reason={quoted(wanted)}"), names)
+        return DrainAction((), noted, "the node was resumed by hand, and is left alone")
+    return DrainAction(("State=DRAIN", f"Reason={quote_scontrol_text(wanted)}"), names)
 
 
-def reason_of(bad: Mapping[str, str]) -> str:
+def format_drain_reason(bad: Mapping[str, str]) -> str:
     """Return the reason of a drain."""
     name, why = sorted(bad.items())[0]
     more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -69,38 +71,38 @@ def reason_of(bad: Mapping[str, str]) -> str:
     return plain[: LENGTH - len(more)] + more
 
 
-class SlurmCount:
+class SlurmDrainSync:
     """The chore."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
-        self.asking: Asking[Act] | None = None
+        self.asking: BackgroundCall[DrainAction] | None = None
         self._next = 0.0
         self._first = True  # one that was killed may have drained without a note
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Take the answer of the last round where it is there, and begin one where it is due."""
         settings = node.settings
         if not report.devices:
             return  # a driver that is away says nothing of any card
-        bad = out_here(node, report)
+        bad = read_out_of_service(node, report)
         asking = self.asking
         if asking is not None:
             if not asking.wait(0.0):
                 return
             self.asking = None
             self._tell(asking)
-        noted = read(settings)
+        noted = read_drained_devices(settings)
         drains = settings.slurm_on_bad == DRAIN
-        if not drains and is_here(node, report):
-            self._journal.stands("slurm tell", told(bad))
+        if not drains and is_slurm_node(node, report):
+            self._journal.log_changes("slurm tell", slurm_count_warnings(bad))
         if now < self._next or not (noted or (drains and (bad or self._first))):
             return
         self._next, self._first = now + EVERY, False
         name, wanted = node.name, bad if drains else {}
-        self.asking = Asking(lambda: whole_round(settings, name, wanted))
+        self.asking = BackgroundCall(lambda: sync_slurm_drain(settings, name, wanted))
 
-    def _tell(self, asking: Asking[Act]) -> None:
+    def _tell(self, asking: BackgroundCall[DrainAction]) -> None:
         wrong: dict[str, str] = {}
         try:
             done = asking.answer()
@@ -111,10 +113,10 @@ class SlurmCount:
                 self._journal.say(NOTICE, f"Slurm was told: {' '.join(done.words)}")
             if done.told:
                 wrong["resumed"] = done.told
-        self._journal.stands("slurm count", wrong)
+        self._journal.log_changes("slurm count", wrong)
 
 
-def told(bad: Mapping[str, str]) -> dict[str, str]:
+def slurm_count_warnings(bad: Mapping[str, str]) -> dict[str, str]:
     """Return what is told where nothing else is done."""
     return {
         name: f"Slurm goes on counting {name}, which is out ({why}); see SLURM_ON_BAD"
@@ -122,59 +124,61 @@ def told(bad: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def out_here(node: Node, report: Report) -> dict[str, str]:
+def read_out_of_service(node: Node, report: ReconcileReport) -> dict[str, str]:
     """Return why each device of this node that is out is out; raise Refusal."""
     state_dir, folder = node.settings.state_dir, quarantine.QUARANTINE
     found: dict[str, str] = {}
-    for name in quarantine.listed(state_dir, folder):
-        note = quarantine.read(state_dir, folder, name)
+    for name in quarantine.list_noted_devices(state_dir, folder):
+        note = quarantine.read_device_note(state_dir, folder, name)
         found[name] = note.get("because", "no reason noted")
-    buses = {device.bus for device in report.devices} | {card(name) for name in found}
+    buses = {device.bus for device in report.devices} | {card_bus_id(name) for name in found}
     if len(buses) < node.settings.gpus:
         gone = node.settings.gpus - len(buses)
         found["missing"] = f"{gone} of {node.settings.gpus} GPUs are not there"
     return found
 
 
-def is_here(node: Node, report: Report) -> bool:
+def is_slurm_node(node: Node, report: ReconcileReport) -> bool:
     """Return whether this is a node of Slurm's."""
     owners = [outcome.lock.owner for outcome in report.outcomes]
     if node.settings.slurm_conf or any(one and one.scheduler == "slurm" for one in owners):
         return True
     try:
-        return bool(gres_map.read(node.settings.state_dir))
+        return bool(gres_map.read_gres_map(node.settings.state_dir))
     except Refusal:
         return False
 
 
-def whole_round(settings: Settings, host: str, bad: Mapping[str, str]) -> Act:
+def sync_slurm_drain(settings: Settings, host: str, bad: Mapping[str, str]) -> DrainAction:
     """Ask for the node's state and do what is due; raise Refusal or OSError.
 
     Drained first and noted then: whoever is killed in between finds a drain that is ours.
     """
-    control = Control(settings)
-    name = name_of(control, host)
-    state, reason = state_of(ask(control, "show", "node", "-o", name))
-    due = act(state, reason, bad, read(settings))
+    control = SlurmctldClient(settings)
+    name = find_slurm_node_name(control, host)
+    state, reason = parse_slurm_node_state(
+        run_scontrol_checked(control, "show", "node", "-o", name)
+    )
+    due = decide_drain_action(state, reason, bad, read_drained_devices(settings))
     if due.words:
-        ask(control, "update", f"NodeName={name}", *due.words)
-    if due.noted != read(settings):
+        run_scontrol_checked(control, "update", f"NodeName={name}", *due.words)
+    if due.noted != read_drained_devices(settings):
         atomic.replace_file(f"{settings.state_dir}/{NAME}", f"{due.noted}\n".encode())
     return due
 
 
-def name_of(control: Control, host: str) -> str:
+def find_slurm_node_name(control: SlurmctldClient, host: str) -> str:
     """Return the one node that Slurm takes this machine for; raise Refusal."""
     found: list[str] = []
     for one in dict.fromkeys((host, host.partition(".")[0])):
-        found = ask(control, "show", "aliases", one).split()
+        found = run_scontrol_checked(control, "show", "aliases", one).split()
         if len(found) == 1:
             return found[0]
     known = " ".join(found) or "no node"
     raise Refusal(UNKNOWN, f"{host} is {known} to Slurm", "one is expected")
 
 
-def ask(control: Control, *words: str) -> str:
+def run_scontrol_checked(control: SlurmctldClient, *words: str) -> str:
     """Return what scontrol says; raise Refusal for a failure."""
     code, said = control.run("scontrol", *words)
     if code != 0:
@@ -182,14 +186,14 @@ def ask(control: Control, *words: str) -> str:
     return said
 
 
-def state_of(line: str) -> tuple[str, str]:
+def parse_slurm_node_state(line: str) -> tuple[str, str]:
     """Return state and reason of a node as `scontrol show node -o` has them."""
     state = line.partition(" State=")[2].split(None, 1)[:1]
     reason = line.partition(" Reason=")[2].rpartition(" [")[0]
     return (state[0] if state else "", reason.strip())
 
 
-def read(settings: Settings) -> str:
+def read_drained_devices(settings: Settings) -> str:
     """Return for which devices the node was drained, nothing where it was not by us."""
     try:
         return atomic.read_text(f"{settings.state_dir}/{NAME}").strip()

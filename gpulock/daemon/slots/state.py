@@ -21,7 +21,7 @@ Key = tuple[str, str]  # host, complex
 FIELDS: Final = 4
 
 
-class Lowered(NamedTuple):
+class LoweredCount(NamedTuple):
     """A count that we lowered: `base` before, `was` the last, `now` what is to be; how far."""
 
     base: int
@@ -30,70 +30,72 @@ class Lowered(NamedTuple):
     stage: str
 
 
-class Step(NamedTuple):
+class SyncStep(NamedTuple):
     """What to note first (None: forget), what to set then (None: nothing), what to tell."""
 
-    note: Lowered | None
+    note: LoweredCount | None
     value: int | None = None
     told: str = ""
 
 
-def step(note: Lowered | None, current: int, bad: int | None, booked: int) -> Step:
+def next_sync_step(
+    note: LoweredCount | None, current: int, bad: int | None, booked: int
+) -> SyncStep:
     """Return the next step for one count, `current` at qmaster now.
 
     `bad` devices are out of service, None where nobody tells; `booked` is what its jobs hold at
     most. The count never falls below that.
     """
     if bad is None:
-        return Step(note)
-    if note is not None and not is_ours(note, current):
+        return SyncStep(note)
+    if note is not None and not is_own_count(note, current):
         if not bad:
-            return Step(None)
+            return SyncStep(None)
         told = f"it was set to {current} by somebody else, and is left alone"
-        return Step(Lowered(current, current, current, THEIRS), None, told)
+        return SyncStep(LoweredCount(current, current, current, THEIRS), None, told)
     base = note.base if note is not None else current
     want = max(base - bad, min(booked, base), 0) if bad else base
     if want != current:
-        return Step(Lowered(base, current, want, WANTED), want)
+        return SyncStep(LoweredCount(base, current, want, WANTED), want)
     if not bad or note is None:
-        return Step(None)
-    return Step(note._replace(was=current, now=current, stage=DONE))
+        return SyncStep(None)
+    return SyncStep(note._replace(was=current, now=current, stage=DONE))
 
 
-def is_ours(note: Lowered, current: int) -> bool:
+def is_own_count(note: LoweredCount, current: int) -> bool:
     """Return whether a count is what we left it at, or were about to change."""
     if note.stage == THEIRS:
         return False
     return current == note.now or (note.stage == WANTED and current == note.was)
 
 
-def parse(text: str) -> dict[Key, Lowered]:
+def parse_lowered_counts(text: str) -> dict[Key, LoweredCount]:
     """Return the notes in a text; raise ValueError."""
-    found: dict[Key, Lowered] = {}
-    for key, value in kv.decode(text).items():
+    found: dict[Key, LoweredCount] = {}
+    for key, value in kv.decode_pairs(text).items():
         host, _, name = key.partition(" ")
         words = value.split()
         if len(words) != FIELDS or words[3] not in (WANTED, DONE, THEIRS):
             raise ValueError(f"not understood: {key}={value[:40]}")
-        found[host, name] = Lowered(int(words[0]), int(words[1]), int(words[2]), words[3])
+        found[host, name] = LoweredCount(int(words[0]), int(words[1]), int(words[2]), words[3])
     return found
 
 
-def text_of(found: Mapping[Key, Lowered]) -> str:
+def format_lowered_counts(found: Mapping[Key, LoweredCount]) -> str:
     """Return the notes as a text."""
-    return kv.encode(
+    return kv.encode_pairs(
         [(f"{host} {name}", " ".join(map(str, one))) for (host, name), one in sorted(found.items())]
     )
 
 
-def load(state_dir: str) -> dict[Key, Lowered]:
+def load_lowered_counts(state_dir: str) -> dict[Key, LoweredCount]:
     """Return the notes; raise OSError or ValueError where they cannot be read."""
     try:
-        return parse(atomic.read_text(f"{state_dir}/{NAME}", LIMIT))
+        return parse_lowered_counts(atomic.read_text(f"{state_dir}/{NAME}", LIMIT))
     except FileNotFoundError:
         return {}
 
 
-def save(state_dir: str, found: Mapping[Key, Lowered]) -> None:
+def save_lowered_counts(state_dir: str, found: Mapping[Key, LoweredCount]) -> None:
     """Write the notes, to outlive a power cut: they know what was there; raise OSError."""
-    quarantine.durably(f"{state_dir}/{NAME}", text_of(found).encode())
+    quarantine.replace_file_durably(f"{state_dir}/{NAME}", format_lowered_counts(found).encode())

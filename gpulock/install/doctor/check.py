@@ -24,29 +24,29 @@ class Check:
     do: str = ""
 
 
-def good(name: str, what: str) -> Check:
+def ok_check(name: str, what: str) -> Check:
     """Return a check that is well."""
     return Check(name, OK, what)
 
 
-def warning(name: str, what: str, do: str = "") -> Check:
+def warning_check(name: str, what: str, do: str = "") -> Check:
     """Return a check that a person should look at."""
     return Check(name, WARNING, what, do)
 
 
-def fault(name: str, what: str, do: str) -> Check:
+def fault_check(name: str, what: str, do: str) -> Check:
     """Return a check that keeps jobs from their GPUs, or lets them share."""
     return Check(name, FAULT, what, do)
 
 
-def examine(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
+def run_checks(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
     """Return what a look finds; where it fails, what it found so far and the reason."""
     found: list[Check] = []
     try:
         for check in look():
             found.append(check)  # one by one: what was found before a failure counts
     except Refusal as refusal:
-        found.append(warning(name, f"could not be found out: {refusal.why}", refusal.do))
+        found.append(warning_check(name, f"could not be found out: {refusal.why}", refusal.do))
     except (InstallError, OSError, ValueError, KeyError) as reason:
-        found.append(warning(name, f"could not be found out: {reason}"))
+        found.append(warning_check(name, f"could not be found out: {reason}"))
     return found

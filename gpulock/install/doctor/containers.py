@@ -16,8 +16,8 @@ from typing import Final
 
 from gpulock.daemon.reconcile import cdi
 from gpulock.errors import Refusal
-from gpulock.install.doctor.check import Check, examine, fault, good, warning
-from gpulock.job.environment import CDI_KIND, driver_binds, driver_version
+from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
+from gpulock.job.environment import CDI_KIND, driver_binds, loaded_driver_version
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
@@ -34,56 +34,63 @@ _READ: Final = stat.S_IROTH | stat.S_IXOTH
 def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
     """Return what hinders containers; of a simulated node nothing outside itself is looked at."""
     checks = [
-        *examine(SET, lambda: driver_set(settings)),
-        *examine("CDI", lambda: cdi_spec(settings)),
+        *run_checks(SET, lambda: check_driver_dir(settings)),
+        *run_checks("CDI", lambda: check_cdi_spec(settings)),
     ]
     if settings.simulation:
         return checks
     for program in PROGRAMS:
         paths = [root / place / program / f"{program}.conf" for place in PLACES]
         for path in (path for path in paths if path.is_file()):
-            checks += examine(path.name, partial(container_rules, settings, path))
+            checks += run_checks(path.name, partial(check_container_conf, settings, path))
     return [
         *checks,
-        *examine("enroot", lambda: enroot(settings, root)),
-        *examine("pyxis", lambda: pyxis(settings, root)),
+        *run_checks("enroot", lambda: check_enroot(settings, root)),
+        *run_checks("pyxis", lambda: check_pyxis(settings, root)),
     ]
 
 
-def driver_set(settings: Settings) -> Iterator[Check]:
+def check_driver_dir(settings: Settings) -> Iterator[Check]:
     """Look at this node's driver in DRIVER_DIR, as a user's container will see it."""
     if not settings.driver_dir:
-        yield good(SET, "DRIVER_DIR is not set: nothing is bound onto /nvbin and /nvlib")
+        yield ok_check(SET, "DRIVER_DIR is not set: nothing is bound onto /nvbin and /nvlib")
         return
     try:
         driver_binds(settings)
-        version = driver_version(settings.driver_root)
+        version = loaded_driver_version(settings.driver_root)
     except Refusal as refusal:
-        yield fault(SET, f"{refusal.why}: no job with GPUs starts", refusal.do)
+        yield fault_check(SET, f"{refusal.why}: no job with GPUs starts", refusal.do)
         return
     folder = Path(settings.driver_dir, version)
-    wrong = [*closed(folder), *open_to_all(folder), *files(folder), *contents(folder, version)]
-    yield from wrong or [good(SET, f"{folder} has the files of this node's driver")]
+    wrong = [
+        *check_folders_readable(folder),
+        *check_folder_writers(folder),
+        *check_driver_files(folder),
+        *check_driver_contents(folder, version),
+    ]
+    yield from wrong or [ok_check(SET, f"{folder} has the files of this node's driver")]
 
 
-def closed(folder: Path) -> Iterator[Check]:
+def check_folders_readable(folder: Path) -> Iterator[Check]:
     """Yield the folders on the way to the files that a user cannot enter."""
     for path in (*reversed(folder.parents), folder, folder / "bin", folder / "lib"):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & stat.S_IXOTH == 0 or (folder in path.parents and mode & _READ != _READ):
-            yield fault(SET, f"users cannot read {path} (mode {mode:04o})", f"chmod o+rx {path}")
+            yield fault_check(
+                SET, f"users cannot read {path} (mode {mode:04o})", f"chmod o+rx {path}"
+            )
 
 
-def open_to_all(folder: Path) -> Iterator[Check]:
+def check_folder_writers(folder: Path) -> Iterator[Check]:
     """Yield the folders in which others than root may put a driver for everybody."""
     for path in (folder.parent, folder, folder / "bin", folder / "lib"):
-        if changed := changers(path):
-            yield fault(
+        if changed := other_writers(path):
+            yield fault_check(
                 SET, f"{changed} may change {path}", f"chown root {path}; chmod go-w {path}"
             )
 
 
-def changers(path: Path) -> str:
+def other_writers(path: Path) -> str:
     """Return who else than root may change a file or a folder, or nothing; raise OSError."""
     info = path.stat()
     if info.st_mode & stat.S_IWOTH:
@@ -93,7 +100,7 @@ def changers(path: Path) -> str:
     return f"group {info.st_gid}" if info.st_mode & stat.S_IWGRP and info.st_gid != 0 else ""
 
 
-def files(folder: Path) -> Iterator[Check]:
+def check_driver_files(folder: Path) -> Iterator[Check]:
     """Yield the first file that a user cannot read, and the first that others may change."""
     found = [path for part in ("bin", "lib") for path in sorted((folder / part).iterdir())]
     found = [path for path in found if path.is_file()]
@@ -102,117 +109,125 @@ def files(folder: Path) -> Iterator[Check]:
         mode = stat.S_IMODE(hidden[0].stat().st_mode)
         rest = f", nor {len(hidden) - 1} more there" if hidden[1:] else ""
         what = f"users cannot read {hidden[0]} (mode {mode:04o}){rest}"
-        yield fault(SET, what, f"chmod -R o+rX {folder}")
-    for path in [path for path in found if changers(path)][:1]:
-        what = f"{changers(path)} may change {path}, which everybody's jobs load"
-        yield fault(SET, what, f"chown -R root {folder}; chmod -R go-w {folder}")
+        yield fault_check(SET, what, f"chmod -R o+rX {folder}")
+    for path in [path for path in found if other_writers(path)][:1]:
+        what = f"{other_writers(path)} may change {path}, which everybody's jobs load"
+        yield fault_check(SET, what, f"chown -R root {folder}; chmod -R go-w {folder}")
 
 
-def contents(folder: Path, version: str) -> Iterator[Check]:
+def check_driver_contents(folder: Path, version: str) -> Iterator[Check]:
     """Yield what is missing of a driver, or is another's."""
     library = folder / "lib/libcuda.so.1"
     if not library.is_file():
         do = f"copy the libraries of driver {version} there"
-        yield fault(SET, f"{library} is missing: containers have no CUDA", do)
+        yield fault_check(SET, f"{library} is missing: containers have no CUDA", do)
     else:
         of = library.resolve().name.removeprefix("libcuda.so.")
         if of not in ("1", version):
-            yield fault(SET, f"{library} is of driver {of}", f"copy that of {version} there")
+            yield fault_check(SET, f"{library} is of driver {of}", f"copy that of {version} there")
     if not os.access(folder / "bin/nvidia-smi", os.X_OK):
-        yield warning(SET, f"{folder}/bin/nvidia-smi is missing", f"copy that of {version} there")
+        yield warning_check(
+            SET, f"{folder}/bin/nvidia-smi is missing", f"copy that of {version} there"
+        )
 
 
-def container_rules(settings: Settings, path: Path) -> Iterator[Check]:
+def check_container_conf(settings: Settings, path: Path) -> Iterator[Check]:
     """Look at what an apptainer.conf or singularity.conf forbids of what a job is given."""
-    name, rules, found = path.name, parse(path.read_text(errors="replace")), False
+    name, rules, found = path.name, parse_container_conf(path.read_text(errors="replace")), False
     binds = bool(settings.driver_dir)
     layers = ("enable overlay", "enable underlay")
     if binds and rules.get("user bind control") == "no":
         found = True
         what = "`user bind control = no`: the driver's files are not bound onto /nvbin and /nvlib"
-        yield fault(name, what, f"set `user bind control = yes` in {path}, or unset DRIVER_DIR")
+        yield fault_check(
+            name, what, f"set `user bind control = yes` in {path}, or unset DRIVER_DIR"
+        )
     if binds and all(rules.get(layer) == "no" for layer in layers):
         found = True
         what = "neither overlay nor underlay: an image without /nvbin and /nvlib does not start"
-        yield fault(name, what, f"set `enable underlay = yes` in {path}")
+        yield fault_check(name, what, f"set `enable underlay = yes` in {path}")
     if rules.get("mount dev", "yes") != "yes" and rules.get("always use nv") != "yes":
         found = True
         what = f"`mount dev = {rules['mount dev']}`: without --nv a container has no GPU"
-        yield warning(name, what, f"set `mount dev = yes` or `always use nv = yes` in {path}")
+        yield warning_check(name, what, f"set `mount dev = yes` or `always use nv = yes` in {path}")
     if rules.get("use nvidia-container-cli") == "yes":
         found = True
         what = "`use nvidia-container-cli = yes`: --nv shows all GPUs, whatever was granted"
-        yield warning(name, what, f"set it to `no` in {path}, or ISOLATION")
+        yield warning_check(name, what, f"set it to `no` in {path}, or ISOLATION")
     if not found:
-        yield good(name, f"{path} forbids nothing of what a job is given")
+        yield ok_check(name, f"{path} forbids nothing of what a job is given")
 
 
-def parse(text: str) -> Mapping[str, str]:
+def parse_container_conf(text: str) -> Mapping[str, str]:
     """Return the directives of such a file; of one that is given twice the last."""
     lines = (line.partition("#")[0].partition("=") for line in text.splitlines())
     return {name.strip(): value.strip() for name, equals, value in lines if equals}
 
 
-def cdi_spec(settings: Settings) -> Iterator[Check]:
+def check_cdi_spec(settings: Settings) -> Iterator[Check]:
     """Look whether the spec in CDI_DIR is this node's, and is found by who should."""
     name = "CDI"
     if not settings.cdi_dir:
-        yield good(name, f"CDI_DIR is not set: podman and Docker know no {CDI_KIND}")
+        yield ok_check(name, f"CDI_DIR is not set: podman and Docker know no {CDI_KIND}")
         return
     try:
-        path = cdi.path_of(settings)
-        made = cdi.spec(settings, Node(settings).devices())
+        path = cdi.cdi_spec_path(settings)
+        made = cdi.build_cdi_spec(settings, Node(settings).devices())
     except Refusal as refusal:
-        yield fault(name, f"no spec: {refusal.why}", refusal.do)
+        yield fault_check(name, f"no spec: {refusal.why}", refusal.do)
         return
     if settings.cdi_dir.rstrip("/") not in FOLDERS:
         what = f"podman and Docker do not look in {settings.cdi_dir}"
-        yield warning(name, what, "set CDI_DIR=/var/run/cdi, or tell them of that folder")
-    for other in rivals(Path(path)):
-        yield fault(name, f"{other} names {CDI_KIND} as well: neither is taken", f"remove {other}")
+        yield warning_check(name, what, "set CDI_DIR=/var/run/cdi, or tell them of that folder")
+    for other in other_cdi_specs(Path(path)):
+        yield fault_check(
+            name, f"{other} names {CDI_KIND} as well: neither is taken", f"remove {other}"
+        )
     try:
-        current = atomic.read_text(path, cdi.LIMIT) == cdi.text_of(made)
+        current = atomic.read_text(path, cdi.LIMIT) == cdi.format_cdi_spec(made)
         found = "is not as the node is"
     except FileNotFoundError:
         current, found = False, "is missing"
     if current:
-        yield good(name, f"{path} has {len(made['devices'])} names")
+        yield ok_check(name, f"{path} has {len(made['devices'])} names")
     else:
-        yield warning(name, f"{path} {found}", "run gpulock cdi --write, and gpulockd to keep it")
+        yield warning_check(
+            name, f"{path} {found}", "run gpulock cdi --write, and gpulockd to keep it"
+        )
 
 
-def rivals(path: Path) -> Iterator[Path]:
+def other_cdi_specs(path: Path) -> Iterator[Path]:
     """Yield other specs of our kind beside ours: CDI takes no name that two files have."""
     for other in sorted(path.parent.glob("*.json")) if path.parent.is_dir() else ():
         if other != path and f'"{CDI_KIND}"' in other.read_text(errors="replace"):
             yield other
 
 
-def enroot(settings: Settings, root: Path) -> Iterator[Check]:
+def check_enroot(settings: Settings, root: Path) -> Iterator[Check]:
     """Look whether a mask means the same inside an enroot container."""
     if not any((root / path).exists() for path in ENROOT):
         return
     if settings.visible_devices == "index":
         what = "a container has its own GPUs alone, counted from 0: a mask of indexes misses them"
-        yield warning("enroot", what, "set VISIBLE_DEVICES=uuid")
+        yield warning_check("enroot", what, "set VISIBLE_DEVICES=uuid")
     else:
-        yield good("enroot", "the mask holds UUIDs, which are the same in a container")
+        yield ok_check("enroot", "the mask holds UUIDs, which are the same in a container")
 
 
-def pyxis(settings: Settings, root: Path) -> Iterator[Check]:
+def check_pyxis(settings: Settings, root: Path) -> Iterator[Check]:
     """Look whether pyxis takes tasks into containers, where no TaskProlog of ours is."""
     own = [Path(settings.slurm_conf).with_name("plugstack.conf")] if settings.slurm_conf else []
     for path in (*own, *(root / name for name in PLUGSTACKS)):
         files = [path, *sorted(path.with_name("plugstack.conf.d").glob("*.conf"))]
         for file in files:
-            if file.is_file() and "spank_pyxis" in active(file):
+            if file.is_file() and "spank_pyxis" in read_without_comments(file):
                 what = f"{file}: pyxis starts TaskProlog inside the container, where ours is not"
                 do = "use srun enroot start in place of --container-image: docs/containers.md"
-                yield warning("pyxis", what, do)
+                yield warning_check("pyxis", what, do)
                 return
 
 
-def active(file: Path) -> str:
+def read_without_comments(file: Path) -> str:
     """Return a file without its comments."""
     lines = file.read_text(errors="replace").splitlines()
     return "\n".join(line.partition("#")[0] for line in lines)

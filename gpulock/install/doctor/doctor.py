@@ -11,28 +11,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.doctor.check import BROKEN, FAULT, OK, WARNING, Check, examine
+from gpulock.install.doctor.check import BROKEN, FAULT, OK, WARNING, Check, run_checks
 from gpulock.install.doctor.containers import container_checks
 from gpulock.install.doctor.health import health_checks
 from gpulock.install.doctor.isolation import isolation_checks
 from gpulock.install.doctor.leftovers import handover_checks
-from gpulock.install.doctor.node import node_checks, settings_check
+from gpulock.install.doctor.node import check_settings_file, node_checks
 from gpulock.install.doctor.sge import sge_checks
 from gpulock.install.doctor.slurm import slurm_checks
 from gpulock.install.doctor.systemd import systemd_checks
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import PROFILE, current_settings, record_of
+from gpulock.install.sge.install import PROFILE, current_settings, sge_install_record
 from gpulock.install.sge.site import find_execds
-from gpulock.install.slurm.install import record_of as slurm_record
+from gpulock.install.slurm.install import slurm_install_record as slurm_record
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.node.settings import DEFAULT_PATH, Settings
 
-__all__ = ["BROKEN", "FAULT", "OK", "WARNING", "Check", "Where", "doctor", "examine", "exit_code"]
+__all__ = [
+    "BROKEN",
+    "FAULT",
+    "OK",
+    "WARNING",
+    "Check",
+    "DoctorOptions",
+    "doctor_exit_code",
+    "run_checks",
+    "run_doctor",
+]
 MARKS: Final = {OK: "✓", WARNING: "!", FAULT: "✗"}
 
 
 @dataclass(frozen=True)
-class Where:
+class DoctorOptions:
     """What doctor looks at; a simulated node has no hooks and no scheduler.
 
     Without a prefix, where the hooks were installed last.
@@ -43,16 +53,16 @@ class Where:
     profile: Path = PROFILE
 
 
-def doctor(where: Where) -> list[Check]:
+def run_doctor(where: DoctorOptions) -> list[Check]:
     """Return every check of this node, in the order of a job's way."""
-    settings, first = settings_check(where.config)
+    settings, first = check_settings_file(where.config)
     if settings is None:
         return [first]
     checks = [first, *node_checks(settings), *container_checks(settings)]
     checks += health_checks(settings)
     if not settings.simulation:
         prefix = where.prefix or installed_prefix(settings)
-        if not is_for_slurm_alone(settings, where.config):
+        if not is_slurm_only(settings, where.config):
             checks += sge_checks(settings, where.config, prefix, where.profile)
         checks += slurm_checks(settings, where.config, prefix)
         checks += systemd_checks(settings, where.config)
@@ -61,18 +71,18 @@ def doctor(where: Where) -> list[Check]:
     return checks
 
 
-def is_for_slurm_alone(settings: Settings, config: Path) -> bool:
+def is_slurm_only(settings: Settings, config: Path) -> bool:
     """Say whether the hooks are here for Slurm, and nothing is of Grid Engine."""
     _, given = current_settings(config)
     if not slurm_record(settings).load():
         return False
-    return not (record_of(settings).load() or "SGE_ROOT" in given or find_execds())
+    return not (sge_install_record(settings).load() or "SGE_ROOT" in given or find_execds())
 
 
 def installed_prefix(settings: Settings) -> Path:
     """Return the folder of the installed hooks, as it was noted."""
     noted: list[str] = []
-    for record in (slurm_record(settings), record_of(settings)):
+    for record in (slurm_record(settings), sge_install_record(settings)):
         try:
             noted += [address[1] for address in record.load() if address[0] == "hooks"]
         except InstallError:
@@ -80,12 +90,12 @@ def installed_prefix(settings: Settings) -> Path:
     return Path(noted[-1]) if noted else DEFAULT_PREFIX
 
 
-def exit_code(checks: Iterable[Check]) -> int:
+def doctor_exit_code(checks: Iterable[Check]) -> int:
     """Return 0, or 3 (this node is broken) for any fault."""
     return BROKEN if any(check.state == FAULT for check in checks) else 0
 
 
-def show(checks: Iterable[Check], echo: Callable[[str], None]) -> None:
+def print_checks(checks: Iterable[Check], echo: Callable[[str], None]) -> None:
     """Print each check with its mark, and what to do below a fault."""
     for check in checks:
         echo(f"{MARKS[check.state]} {check.name}: {check.what}")

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulock.errors import Refusal
-from gpulock.install.doctor.check import Check, examine, fault, good, warning
+from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
 from gpulock.isolation import bpf, group, sessions, tree
 from gpulock.isolation.group import SWITCH
 from gpulock.isolation.job import CGROUP, GROUP
-from gpulock.isolation.policy import NOTHING
-from gpulock.isolation.tree import V2, Tree
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
+from gpulock.isolation.tree import V2, CgroupHierarchy
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
@@ -28,29 +28,32 @@ _LOGINS = "/user.slice/"
 
 def isolation_checks(settings: Settings, pam: Path = PAM_STACK) -> list[Check]:
     """Return the checks of ISOLATION; `pam` is the stack of Slurm's step daemons."""
-    return examine(NAME, lambda: looks(settings, pam))
+    return run_checks(NAME, lambda: check_isolation_setting(settings, pam))
 
 
-def looks(settings: Settings, pam: Path) -> Iterator[Check]:
+def check_isolation_setting(settings: Settings, pam: Path) -> Iterator[Check]:
     """Look at what is set, or say what could be."""
     if settings.isolation == CGROUP:
-        yield from by_cgroup(settings, pam)
+        yield from check_cgroup_isolation(settings, pam)
     elif settings.isolation == GROUP:
-        yield from by_group(settings)
+        yield from check_group_isolation(settings)
     else:
-        yield good(NAME, f"off; this node can do {', '.join(possible(settings)) or 'none'}")
+        yield ok_check(
+            NAME,
+            f"off; this node can do {', '.join(possible_isolation_values(settings)) or 'none'}",
+        )
 
 
-def possible(settings: Settings) -> list[str]:
+def possible_isolation_values(settings: Settings) -> list[str]:
     """Return the values of ISOLATION that could work here."""
     found: list[str] = []
     try:
-        versions = [f"version {one.version}" for one in tree.trees(settings.sys_root)]
+        versions = [f"version {one.version}" for one in tree.find_hierarchies(settings.sys_root)]
         found.append(f"cgroup ({' and '.join(versions)})")
     except Refusal:
         pass
     try:
-        group.check_driver(settings.driver_root)
+        group.check_modify_device_files(settings.driver_root)
         found.append("group (Grid Engine)")
     except Refusal as refusal:
         if SWITCH in refusal.do:
@@ -58,70 +61,74 @@ def possible(settings: Settings) -> list[str]:
     return found
 
 
-def by_cgroup(settings: Settings, pam: Path) -> Iterator[Check]:
+def check_cgroup_isolation(settings: Settings, pam: Path) -> Iterator[Check]:
     """Look at the cgroups, the right to load programs, the daemons' places, the ways round."""
     try:
-        found = tree.trees(settings.sys_root)
+        found = tree.find_hierarchies(settings.sys_root)
     except Refusal as refusal:
-        yield fault(NAME, refusal.why, refusal.do)
+        yield fault_check(NAME, refusal.why, refusal.do)
         return
     second = next((one for one in found if one.version == V2), None)
     versions = " and ".join(str(one.version) for one in found)
     if second is not None and os.geteuid() != 0:
-        yield warning(NAME, f"cgroup, version {versions}: root can tell more", "run it as root")
+        yield warning_check(
+            NAME, f"cgroup, version {versions}: root can tell more", "run it as root"
+        )
         return
-    if why := why_no_program(second):
+    if why := why_no_device_program(second):
         do = "hooks need CAP_BPF and CAP_NET_ADMIN, and a kernel with CONFIG_CGROUP_BPF"
-        yield fault(NAME, f"no device program can be loaded: {why}", do)
+        yield fault_check(NAME, f"no device program can be loaded: {why}", do)
         return
-    yield good(NAME, f"cgroup, version {versions}")
-    yield from ways_round(found, second)
-    yield from daemons(Proc(settings.proc_root), found, pam)
+    yield ok_check(NAME, f"cgroup, version {versions}")
+    yield from check_login_bypass(found, second)
+    yield from check_daemon_cgroups(Proc(settings.proc_root), found, pam)
 
 
-def why_no_program(second: Tree | None) -> str:
+def why_no_device_program(second: CgroupHierarchy | None) -> str:
     """Return why the kernel takes no program of ours, or nothing."""
     if second is None:
         return ""
     try:
-        os.close(bpf.load(bpf.assemble(NOTHING)))
+        os.close(bpf.load_device_program(bpf.assemble_device_program(CLOSE_ALL_GPUS)))
     except OSError as refused:
         return refused.strerror or str(refused)
     return ""
 
 
-def ways_round(found: list[Tree], second: Tree | None) -> Iterator[Check]:
+def check_login_bypass(
+    found: list[CgroupHierarchy], second: CgroupHierarchy | None
+) -> Iterator[Check]:
     """Look whether what a user starts past his job can be closed."""
     name = f"{NAME}: logins"
     if second is None:
         what = "logins, cron and systemd-run --user open every GPU: closing them takes version 2"
-        yield warning(name, what, SEE)
-    elif not sessions.places(found):
+        yield warning_check(name, what, SEE)
+    elif not sessions.login_cgroups(found):
         what = "no user.slice: logins, cron and at open every GPU"
-        yield warning(name, f"{what} where users have them", SEE)
-    elif left := sessions.left_open(found):
-        what = f"no program of ours closes {names(left)}: who is there opens every GPU"
-        yield fault(
+        yield warning_check(name, f"{what} where users have them", SEE)
+    elif left := sessions.unclosed_login_cgroups(found):
+        what = f"no program of ours closes {cgroup_names(left)}: who is there opens every GPU"
+        yield fault_check(
             name, what, "start gpulockd, or run gpulock reap, and look whether that says why"
         )
     else:
-        yield good(name, f"closed: {names(sessions.places(found))}")
+        yield ok_check(name, f"closed: {cgroup_names(sessions.login_cgroups(found))}")
 
 
-def names(folders: list[str]) -> str:
+def cgroup_names(folders: list[str]) -> str:
     """Return the services and slices of these cgroups."""
     return " ".join(map(os.path.basename, folders))
 
 
-def daemons(proc: Proc, found: list[Tree], pam: Path) -> Iterator[Check]:
+def check_daemon_cgroups(proc: Proc, found: list[CgroupHierarchy], pam: Path) -> Iterator[Check]:
     """Look where the schedulers' daemons run: their jobs' cgroups are made below."""
-    for pid, daemon in running(proc):
-        yield from place(proc, found, pid, daemon)
+    for pid, daemon in running_scheduler_daemons(proc):
+        yield from check_daemon_cgroup(proc, found, pid, daemon)
         if daemon == SLURMD:
-            yield from step_sessions(pam)
+            yield from check_step_sessions(pam)
 
 
-def running(proc: Proc) -> list[tuple[int, str]]:
+def running_scheduler_daemons(proc: Proc) -> list[tuple[int, str]]:
     """Return the schedulers' daemons that run here: root's, for anybody may use their names."""
     found: list[tuple[int, str]] = []
     for pid in proc.pids():
@@ -134,21 +141,23 @@ def running(proc: Proc) -> list[tuple[int, str]]:
     return found
 
 
-def place(proc: Proc, found: list[Tree], pid: int, daemon: str) -> Iterator[Check]:
+def check_daemon_cgroup(
+    proc: Proc, found: list[CgroupHierarchy], pid: int, daemon: str
+) -> Iterator[Check]:
     """Look at the cgroup of one daemon."""
     name = f"{NAME}: {daemon}"
-    folders = [tree.folder_of(one, proc, pid) for one in found]
+    folders = [tree.process_cgroup_folder(one, proc, pid) for one in found]
     if any(_LOGINS in f"{folder}/" for folder in folders):
         what = f"{daemon} runs in a login's cgroup, where every GPU is closed to users"
-        yield fault(name, what, f"start {daemon} as a service")
+        yield fault_check(name, what, f"start {daemon} as a service")
     elif any(folder == one.top for folder, one in zip(folders, found, strict=True)):
         what = f"{daemon} has no cgroup of its own: to stop it does not stop its jobs"
-        yield warning(name, what, "run it as a systemd service with Delegate=yes")
+        yield warning_check(name, what, "run it as a systemd service with Delegate=yes")
     else:
-        yield good(name, f"jobs are confined below {folders[-1]}")
+        yield ok_check(name, f"jobs are confined below {folders[-1]}")
 
 
-def step_sessions(pam: Path) -> Iterator[Check]:
+def check_step_sessions(pam: Path) -> Iterator[Check]:
     """Look whether Slurm's step daemons open a session of ours."""
     name = f"{NAME}: PAM"
     try:
@@ -158,20 +167,24 @@ def step_sessions(pam: Path) -> Iterator[Check]:
     ours = [line.split() for line in lines if SESSION in line and not line.startswith("#")]
     right = [words for words in ours if words[:2] == ["session", "required"]]
     if right:
-        yield good(name, f"{pam}: {' '.join(right[0])}")
+        yield ok_check(name, f"{pam}: {' '.join(right[0])}")
     else:
         what = f"{pam} does not run {SESSION}: no task of any job starts"
-        yield fault(name, what, "UsePAM=1 in slurm.conf, and the lines of docs/isolation.md there")
+        yield fault_check(
+            name, what, "UsePAM=1 in slurm.conf, and the lines of docs/isolation.md there"
+        )
 
 
-def by_group(settings: Settings) -> Iterator[Check]:
+def check_group_isolation(settings: Settings) -> Iterator[Check]:
     """Look whether the driver leaves its nodes alone."""
     try:
-        group.check_driver(settings.driver_root)
+        group.check_modify_device_files(settings.driver_root)
     except Refusal as refusal:
-        yield fault(NAME, refusal.why, refusal.do)
+        yield fault_check(NAME, refusal.why, refusal.do)
         return
-    yield good(NAME, "group: the driver leaves owner and mode of its nodes alone")
-    if SLURMD in dict(running(Proc(settings.proc_root))).values():
+    yield ok_check(NAME, "group: the driver leaves owner and mode of its nodes alone")
+    if SLURMD in dict(running_scheduler_daemons(Proc(settings.proc_root))).values():
         what = "ISOLATION=group under Slurm, which gives a job no group of its own: all are refused"
-        yield fault(NAME, what, "set ISOLATION=cgroup, or ConstrainDevices=yes in cgroup.conf")
+        yield fault_check(
+            NAME, what, "set ISOLATION=cgroup, or ConstrainDevices=yes in cgroup.conf"
+        )

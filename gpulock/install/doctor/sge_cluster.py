@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install import commands
-from gpulock.install.doctor.check import Check, examine, fault, good, warning
+from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
 from gpulock.install.sge.install import SENSOR, queue_instances
-from gpulock.install.sge.places import configured, effective
-from gpulock.install.sge.qconf import is_none, parse_complexes, parse_list
-from gpulock.install.sge.site import Execd, find_site, host_name
-from gpulock.install.sge.texts import admin_user, complex_fault, profile_text
-from gpulock.install.sge.uninstall import clock_seconds
+from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
+from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
+from gpulock.install.sge.site import Execd, find_sge_site, sge_host_name
+from gpulock.install.sge.texts import complex_fault, login_script_text, sge_admin_user
+from gpulock.install.sge.uninstall import parse_clock_seconds
 from gpulock.install.versions import CURRENT
 from gpulock.node.settings import Settings
 
 _AGAIN: Final = "run gpulock install sge again"
 
 
-class Cluster:
+class SgeClusterChecks:
     """What qmaster knows of this host; each method yields the checks of one thing."""
 
     def __init__(
@@ -36,11 +36,11 @@ class Cluster:
         self.execd = execd
         self.current = prefix / CURRENT
         self.profile_path = profile
-        self.site = find_site(settings, given, execd)
+        self.site = find_sge_site(settings, given, execd)
         self.qconf = self.site.qconf()
         self.instances = queue_instances(self.qconf)
-        self.host = host_name(self.qconf)
-        self.lines = configured(self.qconf, self.host)
+        self.host = sge_host_name(self.qconf)
+        self.lines = effective_host_conf(self.qconf, self.host)
         self.exechost = self.qconf.show("-se", self.host)
         self.queues = [i.partition("@")[0] for i in self.instances if i.endswith(f"@{self.host}")]
 
@@ -58,42 +58,44 @@ class Cluster:
             "profile": self.profile,
             "jsv": self.verifier,
         }
-        return [check for name, look in looks.items() for check in examine(name, look)]
+        return [check for name, look in looks.items() for check in run_checks(name, look)]
 
     def queue_hooks(self) -> Iterator[Check]:
         """Look at prolog and epilog in force for each queue of this host, and elsewhere."""
         ours = 0
         for queue in self.queues:
             lines = {
-                hook: effective(self.qconf, queue, self.host, hook, self.lines)
+                hook: effective_sge_hook(self.qconf, queue, self.host, hook, self.lines)
                 for hook in commands.HOOKS
             }
-            if not any(self.means_us(line, hook) for hook, line in lines.items()):
+            if not any(self.is_gpulock_hook(line, hook) for hook, line in lines.items()):
                 what = "neither prolog nor epilog is gpulock's: its jobs get no lock and no mask"
-                yield warning(f"queue {queue}", what, f"gpulock install sge --queue {queue}")
+                yield warning_check(f"queue {queue}", what, f"gpulock install sge --queue {queue}")
                 continue
             ours += 1
             bad = [f for hook, line in lines.items() if (f := self.line_fault(hook, line))]
             for what in bad:
-                yield fault(f"queue {queue}", what, f"gpulock install sge --queue {queue}")
+                yield fault_check(f"queue {queue}", what, f"gpulock install sge --queue {queue}")
             if not bad:
-                yield good(f"queue {queue}", "prolog and epilog are ours")
+                yield ok_check(f"queue {queue}", "prolog and epilog are ours")
             yield from self.elsewhere(queue)
         if not ours:
             do = "gpulock install sge --queue QUEUE"
-            yield fault("queues", f"no queue of host {self.host} has our hooks", do)
+            yield fault_check("queues", f"no queue of host {self.host} has our hooks", do)
 
-    def means_us(self, line: str | None, hook: str) -> bool:
+    def is_gpulock_hook(self, line: str | None, hook: str) -> bool:
         """Say whether a line starts a hook of ours, rightly or not."""
-        return commands.is_ours(line, hook) or any(
+        return commands.is_gpulock_command(line, hook) or any(
             word.endswith((f"/{hook}/sge", "/prolog/chain")) for word in (line or "").split()
         )
 
     def line_fault(self, hook: str, line: str | None) -> str:
         """Return what is wrong with the command line in force, or nothing."""
-        if not self.means_us(line, hook):
+        if not self.is_gpulock_hook(line, hook):
             return f"its {hook} is {line or 'none'}, not ours"
-        if line == commands.line(self.current, hook, commands.site_of(line, hook)):
+        if line == commands.queue_hook_command(
+            self.current, hook, commands.site_command_of(line, hook)
+        ):
             return ""
         assert line is not None
         if not line.startswith("root@"):
@@ -109,11 +111,15 @@ class Cluster:
             for name, _, host in (instance.partition("@") for instance in self.instances)
             if name == queue and host != self.host
             for hook in commands.HOOKS
-            if not commands.is_ours(effective(self.qconf, queue, host, hook), hook)
+            if not commands.is_gpulock_command(
+                effective_sge_hook(self.qconf, queue, host, hook), hook
+            )
         ]
         if bare:
             hosts = " ".join(sorted(set(bare)))
-            yield warning(f"queue {queue}", f"not our hooks on {hosts}", "install there as well")
+            yield warning_check(
+                f"queue {queue}", f"not our hooks on {hosts}", "install there as well"
+            )
 
     def queue_states(self) -> Iterator[Check]:
         """Look for queues of this host that are in error."""
@@ -121,7 +127,7 @@ class Cluster:
             words = line.split()
             if words and "@" in words[0] and len(words) > 5 and "E" in words[5]:  # noqa: PLR2004
                 do = f"qstat -f -explain E says why; then qmod -cq {words[0]}"
-                yield fault("queue states", f"{words[0]} is in error: it takes no job", do)
+                yield fault_check("queue states", f"{words[0]} is in error: it takes no job", do)
 
     def complexes(self) -> Iterator[Check]:
         """Look at the complexes that stand for GPUs."""
@@ -129,18 +135,18 @@ class Cluster:
         for name in self.settings.sge_complexes:
             if name not in found:
                 do = f"gpulock install sge --complex {name}, or correct SGE_COMPLEXES"
-                yield fault(f"complex {name}", "it does not exist", do)
+                yield fault_check(f"complex {name}", "it does not exist", do)
             elif why := complex_fault(found[name]):
-                yield fault(f"complex {name}", why, "correct it: qconf -mc")
+                yield fault_check(f"complex {name}", why, "correct it: qconf -mc")
             else:
-                yield good(f"complex {name}", found[name])
+                yield ok_check(f"complex {name}", found[name])
 
     def amounts(self) -> Iterator[Check]:
         """Compare what qmaster may hand out on this host with what is there."""
         name = "complex_values"
-        values = parse_list(self.exechost["complex_values"])
+        values = parse_sge_list(self.exechost["complex_values"])
         for queue in self.queues:
-            for key, amount in parse_list(
+            for key, amount in parse_sge_list(
                 self.qconf.show("-sq", f"{queue}@{self.host}").get("complex_values", "")
             ).items():
                 values.setdefault(key, amount)
@@ -148,20 +154,22 @@ class Cluster:
         set_it = f"qconf -mattr exechost complex_values COMPLEX=N {self.host}"
         if not found:
             names = " ".join(self.settings.sge_complexes)
-            yield fault(name, f"host {self.host} has no {names}: no GPU job starts here", set_it)
+            yield fault_check(
+                name, f"host {self.host} has no {names}: no GPU job starts here", set_it
+            )
         for key, amount in found.items():
             number = float(amount)
             if self.settings.gpus and number > self.settings.gpus:
                 what = f"{key}={amount}, but there are {self.settings.gpus}: jobs are sent back"
-                yield fault(name, what, set_it)
+                yield fault_check(name, what, set_it)
             elif self.settings.gpus and number < self.settings.gpus:
-                yield warning(name, f"{key}={amount} of {self.settings.gpus} GPUs", set_it)
+                yield warning_check(name, f"{key}={amount} of {self.settings.gpus} GPUs", set_it)
             else:
-                yield good(name, f"{key}={amount}")
+                yield ok_check(name, f"{key}={amount}")
         if len(found) > 1:
             what = f"{' and '.join(found)} stand for the same GPUs, qmaster counts each alone"
             do = "the load sensor evens it out; better to use one"
-            yield warning(name, what, do)
+            yield warning_check(name, what, do)
 
     def sensor(self) -> Iterator[Check]:
         """Look whether the load sensor is configured and its values arrive."""
@@ -169,26 +177,26 @@ class Cluster:
         configured_ = self.lines.get("load_sensor", "none")
         if wanted not in [word.strip() for word in configured_.split(",")]:
             what = f"not ours: {configured_}; jobs go where no GPU is free, and come back"
-            yield fault(name, what, _AGAIN)
-        elif "gpu.free" not in parse_list(self.exechost["load_values"]):
+            yield fault_check(name, what, _AGAIN)
+        elif "gpu.free" not in parse_sge_list(self.exechost["load_values"]):
             do = "execd starts it within 2 load_report_times; then look at its messages file"
-            yield warning(name, "configured, but no values have arrived", do)
+            yield warning_check(name, "configured, but no values have arrived", do)
         else:
-            yield good(name, "its values arrive")
-        seconds = clock_seconds(self.lines.get("load_report_time", ""))
-        yield good("retry", f"a job sent back starts here again after about {2 * seconds} s")
+            yield ok_check(name, "its values arrive")
+        seconds = parse_clock_seconds(self.lines.get("load_report_time", ""))
+        yield ok_check("retry", f"a job sent back starts here again after about {2 * seconds} s")
 
     def terminals(self) -> Iterator[Check]:
         """Warn of Grid Engine's fault with hooks of jobs on a terminal (reference sge 2)."""
-        name, user = "interactive jobs", admin_user(self.site)
+        name, user = "interactive jobs", sge_admin_user(self.site)
         if user in ("none", "root"):
-            yield good(name, f"admin_user is {user}")
+            yield ok_check(name, f"admin_user is {user}")
         elif user == "unknown":
-            yield warning(name, "bootstrap cannot be read: admin_user is not known")
+            yield warning_check(name, "bootstrap cannot be read: admin_user is not known")
         else:
             what = f"admin_user is {user}: with any prolog, qrsh and qlogin on a terminal break"
             do = "use qrsh -pty no, or set admin_user none in bootstrap and restart"
-            yield warning(name, what, do)
+            yield warning_check(name, what, do)
 
     def slave_tasks(self) -> Iterator[Check]:
         """Look at shepherd_cmd, which alone reaches slave tasks of parallel jobs."""
@@ -199,45 +207,45 @@ class Cluster:
             key = "ISOLATION=cgroup" if isolated else "SGE_SLAVE_TASKS=yes"
             what = f"{key}, but shepherd_cmd is {found}"
             what += ": jobs of several hosts are refused" if isolated else ""
-            yield fault(name, what, f"set shepherd_cmd to the launcher below {self.current}")
+            yield fault_check(name, what, f"set shepherd_cmd to the launcher below {self.current}")
         elif mine and not Path(found.split()[0]).is_file():
-            yield fault(name, f"shepherd_cmd {found} is not there: no job starts", _AGAIN)
+            yield fault_check(name, f"shepherd_cmd {found} is not there: no job starts", _AGAIN)
         elif self.settings.sge_slave_tasks:
-            yield good(name, f"shepherd_cmd {found}")
+            yield ok_check(name, f"shepherd_cmd {found}")
 
     def parameters(self) -> Iterator[Check]:
         """Look at what changes how jobs start and end."""
         words = self.lines.get("execd_params", "").upper().replace(",", " ").split()
         if "ENABLE_ADDGRP_KILL=FALSE" in words or "ENABLE_ADDGRP_KILL=0" in words:
             what = "ENABLE_ADDGRP_KILL=false: a job's stray processes live on and keep its GPUs"
-            yield warning("execd_params", what, "remove it from execd_params")
+            yield warning_check("execd_params", what, "remove it from execd_params")
         if "INHERIT_ENV=FALSE" in words or "INHERIT_ENV=0" in words:
-            yield good("execd_params", "INHERIT_ENV=false: fine, variables are replaced")
-        if is_none(self.lines.get("gid_range", "")):
+            yield ok_check("execd_params", "INHERIT_ENV=false: fine, variables are replaced")
+        if is_sge_none(self.lines.get("gid_range", "")):
             what = "there is none: jobs carry no group, nobody can tell whether they live"
-            yield fault("gid_range", what, "set it: qconf -mconf")
+            yield fault_check("gid_range", what, "set it: qconf -mconf")
 
     def profile(self) -> Iterator[Check]:
         """Look at the login script for qlogin."""
         name, path = "profile", self.profile_path
         if not path.exists():
-            yield warning(name, f"no {path}: qlogin shells get no mask", _AGAIN)
+            yield warning_check(name, f"no {path}: qlogin shells get no mask", _AGAIN)
         elif self.execd is None:
-            yield warning(name, f"{path}: execd's folder is not known", "start execd")
-        elif path.read_text() != profile_text(
+            yield warning_check(name, f"{path}: execd's folder is not known", "start execd")
+        elif path.read_text() != login_script_text(
             str(self.execd.spool), self.lines.get("gid_range", "")
         ):
             what = f"{path} does not fit execd's folder {self.execd.spool} and gid_range"
-            yield fault(name, what, _AGAIN)
+            yield fault_check(name, what, _AGAIN)
         else:
-            yield good(name, str(path))
+            yield ok_check(name, str(path))
 
     def verifier(self) -> Iterator[Check]:
         """Look whether senseless requests are turned away at submission."""
         found = (self.qconf.configuration("global") or {}).get("jsv_url", "none")
         if "/sge-jsv" in found:
-            yield good("jsv", found)
+            yield ok_check("jsv", found)
         else:
             what = "ours is not set: -l gpu=1.5 is accepted, and its job ends in error"
             do = f"qconf -mconf: jsv_url script:{self.current}/prolog/sge-jsv"
-            yield warning("jsv", what, do)
+            yield warning_check("jsv", what, do)

@@ -7,20 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gpulock.alloc.liveness import Scan
-from gpulock.install.doctor.check import Check, examine, fault, good, warning
-from gpulock.install.doctor.slurm_conf import InForceChecks
+from gpulock.alloc.liveness import ProcessScan
+from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
+from gpulock.install.doctor.slurm_conf import SlurmConfChecks
 from gpulock.install.doctor.slurm_gres import GresChecks
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.sge.install import current_settings
-from gpulock.install.slurm.hook_trial import SlurmHooks, check_interpreter, try_hooks
-from gpulock.install.slurm.install import record_of
-from gpulock.install.slurm.site import Site, Slurmd, SlurmError, belonging, find_site, find_slurmds
-from gpulock.install.slurm.slurm_conf import Conf
-from gpulock.install.versions import CURRENT, in_force
+from gpulock.install.slurm.hook_trial import SlurmHooks, check_hook_interpreter, try_slurm_hooks
+from gpulock.install.slurm.install import slurm_install_record
+from gpulock.install.slurm.site import (
+    Slurmd,
+    SlurmError,
+    SlurmSite,
+    find_slurm_site,
+    find_slurmds,
+    slurmds_of_site,
+)
+from gpulock.install.slurm.slurm_conf import SlurmConf
+from gpulock.install.versions import CURRENT, version_in_force
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.slurm.steps import Steps
+from gpulock.slurm.steps import SlurmSteps
 
 _AGAIN: Final = "run gpulock install slurm again"
 _FEW: Final = 100  # characters of a value that are shown
@@ -29,78 +36,82 @@ _FEW: Final = 100  # characters of a value that are shown
 def slurm_checks(settings: Settings, config: Path, prefix: Path) -> list[Check]:
     """Return the checks of a node of Slurm; none where there is no Slurm."""
     _, given = current_settings(config)
-    slurmds = belonging(find_slurmds(), settings)
-    if not record_of(settings).load():
+    slurmds = slurmds_of_site(find_slurmds(), settings)
+    if not slurm_install_record(settings).load():
         if not slurmds:
             return []
         what = "slurmd runs here, but gpulock is not installed for it: its jobs get no lock"
-        return [warning("Slurm", what, "gpulock install slurm")]
+        return [warning_check("Slurm", what, "gpulock install slurm")]
     checks = [
-        *examine("Slurm hooks", lambda: hooks(config, prefix, Path(settings.lock_dir))),
-        *examine("slurmd", lambda: daemon(settings, slurmds)),
+        *run_checks(
+            "Slurm hooks", lambda: check_slurm_hooks(config, prefix, Path(settings.lock_dir))
+        ),
+        *run_checks("slurmd", lambda: check_slurmd(settings, slurmds)),
     ]
     try:
-        site = find_site(settings, given, slurmds)
+        site = find_slurm_site(settings, given, slurmds)
     except InstallError as reason:
         what = f"could not be found: {reason}; its configuration was not looked at"
-        return [*checks, warning("Slurm", what, "run it again when slurmd runs")]
-    conf, answer = ask(site)
+        return [*checks, warning_check("Slurm", what, "run it again when slurmd runs")]
+    conf, answer = check_slurmctld(site)
     checks.append(answer)
     if conf is None:
         return checks
     paths = HookPaths(prefix / CURRENT)
-    checks += examine("slurm.conf", lambda: same_everywhere(site, conf))
-    checks += InForceChecks(settings, site, conf, paths).checks()
+    checks += run_checks("slurm.conf", lambda: check_slurm_conf_same(site, conf))
+    checks += SlurmConfChecks(settings, site, conf, paths).checks()
     checks += GresChecks(settings, site, conf).checks()
     return checks
 
 
-def hooks(config: Path, prefix: Path, lock_dir: Path) -> Iterator[Check]:
+def check_slurm_hooks(config: Path, prefix: Path, lock_dir: Path) -> Iterator[Check]:
     """Look at the installed hooks and their interpreter, and start them, one as nobody."""
     name = "Slurm hooks"
-    current = in_force(prefix)
+    current = version_in_force(prefix)
     if current is None:
-        yield fault(name, f"none below {prefix}: Slurm drains the node", "gpulock install slurm")
+        yield fault_check(
+            name, f"none below {prefix}: Slurm drains the node", "gpulock install slurm"
+        )
         return
     paths = HookPaths(prefix / current)
     if not paths.slurm_prolog.is_file():
         what = f"{prefix / CURRENT} has no prolog/slurm: Slurm drains the node at the next job"
-        yield fault(name, what, _AGAIN)
+        yield fault_check(name, what, _AGAIN)
         return
     interpreter = paths.slurm_prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
     if not Path(interpreter).is_file():
-        yield fault(name, f"their interpreter {interpreter} is gone: every job fails", _AGAIN)
+        yield fault_check(name, f"their interpreter {interpreter} is gone: every job fails", _AGAIN)
         return
     place = SlurmHooks(prefix, config, interpreter, lock_dir)
     found, wanted = place.read(), place.wanted()
     if found != wanted and found is not None and found.startswith(f"{wanted} "):
-        yield fault(name, f"not as they were installed: {found}", _AGAIN)
+        yield fault_check(name, f"not as they were installed: {found}", _AGAIN)
     elif found != wanted:
-        yield warning(name, f"version {found} is in force, this package is {wanted}", _AGAIN)
+        yield warning_check(name, f"version {found} is in force, this package is {wanted}", _AGAIN)
     try:
-        check_interpreter(interpreter)
-        try_hooks(paths)
+        check_hook_interpreter(interpreter)
+        try_slurm_hooks(paths)
     except InstallError as reason:
-        yield fault(name, str(reason), _AGAIN)
+        yield fault_check(name, str(reason), _AGAIN)
         return
-    yield good(name, f"{prefix / CURRENT} -> {current}, tried, as a user too")
+    yield ok_check(name, f"{prefix / CURRENT} -> {current}, tried, as a user too")
 
 
-def daemon(settings: Settings, slurmds: list[Slurmd]) -> Iterator[Check]:
+def check_slurmd(settings: Settings, slurmds: list[Slurmd]) -> Iterator[Check]:
     """Look whether slurmd can be seen, as the reaper must."""
     name = "slurmd"
     if not slurmds:
-        yield fault(name, "none runs here", "start it: systemctl start slurmd")
-    elif not Steps(settings).is_slurmd_seen(Scan(Proc(settings.proc_root))):
+        yield fault_check(name, "none runs here", "start it: systemctl start slurmd")
+    elif not SlurmSteps(settings).is_slurmd_seen(ProcessScan(Proc(settings.proc_root))):
         what = "it runs, but a judge of locks does not see it: no lock is ever freed"
-        yield fault(name, what, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
+        yield fault_check(name, what, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
     else:
         nodes = " ".join(slurmd.node for slurmd in slurmds if slurmd.node)
         pids = " ".join(str(slurmd.pid) for slurmd in slurmds)
-        yield good(name, f"pid {pids}{f', node {nodes}' if nodes else ''}")
+        yield ok_check(name, f"pid {pids}{f', node {nodes}' if nodes else ''}")
 
 
-def ask(site: Site) -> tuple[Conf | None, Check]:
+def check_slurmctld(site: SlurmSite) -> tuple[SlurmConf | None, Check]:
     """Return what is in force, else what slurm.conf says, and whether slurmctld answers."""
     name = "slurmctld"
     try:
@@ -110,21 +121,21 @@ def ask(site: Site) -> tuple[Conf | None, Check]:
             conf = site.in_file()
         except InstallError as reason:
             do = "see that slurmctld runs, and that SLURM_CONF and SLURM_BINARIES are right"
-            return None, fault(name, f"{silent}; and {reason}", do)
+            return None, fault_check(name, f"{silent}; and {reason}", do)
         what = f"{silent}; what follows is by {conf.source}, which may not be in force"
-        return conf, warning(name, what, "run it again when slurmctld answers")
-    return conf, good(name, f"answers, Slurm {conf.get('SLURM_VERSION')}")
+        return conf, warning_check(name, what, "run it again when slurmctld answers")
+    return conf, ok_check(name, f"answers, Slurm {conf.get('SLURM_VERSION')}")
 
 
-def same_everywhere(site: Site, conf: Conf) -> Iterator[Check]:
+def check_slurm_conf_same(site: SlurmSite, conf: SlurmConf) -> Iterator[Check]:
     """Compare slurm.conf on this node, by which slurmd goes, with what slurmctld goes by."""
     name = "slurm.conf"
     if site.conf is None:
-        yield warning(name, "not to be found on this node", "set SLURM_CONF in the settings")
+        yield warning_check(name, "not to be found on this node", "set SLURM_CONF in the settings")
         return
     here = site.in_file()
     if here.source == conf.source:
-        yield good(name, here.source)
+        yield ok_check(name, here.source)
         return
     differing = [key for key in _SAME if set(here.words(key)) != set(conf.words(key))]
     for key in differing:
@@ -133,8 +144,8 @@ def same_everywhere(site: Site, conf: Conf) -> Iterator[Check]:
         mine, theirs = here.get(key) or "none", conf.get(key) or "none"
         what = f"{key} is {mine[:_FEW]} in {here.source}, but slurmctld goes by {theirs[:_FEW]}"
         do = "make slurm.conf the same everywhere, then scontrol reconfigure"
-        yield warning(name, what, do)
-    yield good(name, here.source)
+        yield warning_check(name, what, do)
+    yield ok_check(name, here.source)
 
 
 _SAME: Final = ("Prolog", "TaskProlog", "Epilog", "PrologFlags", "RequeueExit")

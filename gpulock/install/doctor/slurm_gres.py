@@ -8,12 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import File
-from gpulock.install.doctor.check import Check, examine, fault, good, warning
-from gpulock.install.slurm.gres import Entry, Places, counts_gres, entries_of, map_text, positions
-from gpulock.install.slurm.gres_copy import gres_conf_of, has_flag, identity
-from gpulock.install.slurm.site import Site
-from gpulock.install.slurm.slurm_conf import Conf, read, read_conf
+from gpulock.install.change import FilePlace
+from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
+from gpulock.install.slurm.gres import (
+    GresDeviceFiles,
+    GresEntry,
+    counts_by_gres,
+    gres_positions,
+    read_gres_entries,
+    slurm_map_text,
+)
+from gpulock.install.slurm.gres_copy import find_gres_conf, gres_conf_identity, has_gres_flag
+from gpulock.install.slurm.site import SlurmSite
+from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf, read_slurm_file
 from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import COPY, NAME
@@ -25,12 +32,12 @@ _AGAIN: Final = "run gpulock install slurm again"
 class GresChecks:
     """This node's GPUs in Slurm; each method yields the checks of one thing."""
 
-    def __init__(self, settings: Settings, site: Site, conf: Conf) -> None:
+    def __init__(self, settings: Settings, site: SlurmSite, conf: SlurmConf) -> None:
         self.settings = settings
         self.site = site
         self.conf = conf
         self.by_slurm = settings.slurm_chooser == "slurm"
-        self.gres_conf = gres_conf_of(site)
+        self.gres_conf = find_gres_conf(site)
 
     def checks(self) -> list[Check]:
         """Return all checks of the GPUs."""
@@ -40,12 +47,12 @@ class GresChecks:
             _MAP: self.map,
             "AutoDetect": self.detection,
         }
-        return [check for name, look_at in looks.items() for check in examine(name, look_at)]
+        return [check for name, look_at in looks.items() for check in run_checks(name, look_at)]
 
     def constrains(self) -> bool:
         """Say whether Slurm lets a job open its own devices only."""
         beside = self.site.conf.with_name("cgroup.conf") if self.site.conf else None
-        conf = read_conf(beside) if beside and beside.is_file() else self.conf
+        conf = read_slurm_conf(beside) if beside and beside.is_file() else self.conf
         return conf.get("ConstrainDevices").lower() == "yes"
 
     def constrained(self) -> Iterator[Check]:
@@ -53,116 +60,124 @@ class GresChecks:
         name = "ConstrainDevices"
         if not self.constrains():
             what = "no: the mask is advice, a job can open any card"
-            yield good(name, what)
+            yield ok_check(name, what)
         elif not self.by_slurm:
             what = (
                 "yes, with SLURM_CHOOSER=gpulock: jobs may open Slurm's cards, and are told others"
             )
             do = "SLURM_CHOOSER=slurm; or ConstrainDevices=no in cgroup.conf, and restart slurmd"
-            yield fault(name, what, do)
+            yield fault_check(name, what, do)
         elif not self.conf.has("TaskPlugin", "task/cgroup", "cgroup"):
             what = f"yes, but TaskPlugin is {self.conf.get('TaskPlugin') or 'none'}: without effect"
-            yield warning(name, what, "TaskPlugin=task/cgroup,task/affinity; restart all daemons")
+            yield warning_check(
+                name, what, "TaskPlugin=task/cgroup,task/affinity; restart all daemons"
+            )
         else:
-            yield good(name, "yes: a job can open its own cards only")
+            yield ok_check(name, "yes: a job can open its own cards only")
 
     def flag(self) -> Iterator[Check]:
         """Look whether Slurm, too, tells jobs which cards are theirs."""
         name = "gres.conf"
         if self.gres_conf is None:
-            yield warning(name, f"not at {self.site.gres_conf}", "GPUs need File= lines there")
+            yield warning_check(
+                name, f"not at {self.site.gres_conf}", "GPUs need File= lines there"
+            )
             return
-        flagged = has_flag(self.gres_conf)
+        flagged = has_gres_flag(self.gres_conf)
         if self.by_slurm and flagged:
             what = "no_gpu_env, but SLURM_CHOOSER=slurm: only a TaskProlog tells a job its cards"
-            yield warning(name, what, "take Flags=no_gpu_env out, and restart slurmd")
+            yield warning_check(name, what, "take Flags=no_gpu_env out, and restart slurmd")
         elif not self.by_slurm and self.settings.slurm_count == "gpus" and not flagged:
             what = "no no_gpu_env, but SLURM_CHOOSER=gpulock: Slurm, too, tells jobs of cards"
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
-            yield fault(name, what, do)
+            yield fault_check(name, what, do)
         else:
-            yield good(name, str(self.gres_conf))
+            yield ok_check(name, str(self.gres_conf))
 
     def map(self) -> Iterator[Check]:
         """Compare the map with slurmd's list, and Slurm's numbers with CUDA's."""
-        if not counts_gres(self.settings):
+        if not counts_by_gres(self.settings):
             return
-        entries = entries_of(self.site)
+        entries = read_gres_entries(self.site)
         if not entries:
             what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
-            yield warning(_MAP, what, "if one should: look at gres.conf, and Gres= in slurm.conf")
+            yield warning_check(
+                _MAP, what, "if one should: look at gres.conf, and Gres= in slurm.conf"
+            )
         if not self.by_slurm:
             return  # no hook reads the map
-        places = Places(self.settings).of_all(positions(entries))
-        yield from self.stale(map_text(self.gres_conf, places))
+        places = GresDeviceFiles(self.settings).devices_of_positions(gres_positions(entries))
+        yield from self.stale(slurm_map_text(self.gres_conf, places))
         if places and not self.constrains():
             yield from self.order(entries, places)
 
     def stale(self, wanted: str) -> Iterator[Check]:
         """Compare map and copy with what they would be now."""
         folder = Path(self.settings.state_dir)
-        found = File(folder / NAME).read()
+        found = FilePlace(folder / NAME).read()
         if found is None:
-            yield fault(_MAP, f"no {folder / NAME}: every GPU job drains the node", _AGAIN)
+            yield fault_check(_MAP, f"no {folder / NAME}: every GPU job drains the node", _AGAIN)
         elif found != wanted:
             what = f"{folder / NAME} is not slurmd's list of now: jobs are refused, or share cards"
-            yield fault(_MAP, what, f"scontrol reconfigure, then {_AGAIN}")
-        elif self.gres_conf and identity(self.gres_conf) != self.copied(folder / COPY):
+            yield fault_check(_MAP, what, f"scontrol reconfigure, then {_AGAIN}")
+        elif self.gres_conf and gres_conf_identity(self.gres_conf) != self.copied(folder / COPY):
             what = f"{self.gres_conf} changed since the map was made: GPU jobs drain the node"
-            yield fault(_MAP, what, f"scontrol reconfigure, then {_AGAIN}")
+            yield fault_check(_MAP, what, f"scontrol reconfigure, then {_AGAIN}")
         else:
-            yield good(_MAP, f"{len(wanted.splitlines()) - 2} positions, as slurmd has them")
+            yield ok_check(_MAP, f"{len(wanted.splitlines()) - 2} positions, as slurmd has them")
 
     def copied(self, path: Path) -> str:
         """Return what identifies the copy, nothing where there is none."""
-        return identity(path) if path.exists() else ""
+        return gres_conf_identity(path) if path.exists() else ""
 
-    def order(self, entries: list[Entry], places: list[str]) -> Iterator[Check]:
+    def order(self, entries: list[GresEntry], places: list[str]) -> Iterator[Check]:
         """Look whether position N is the card that CUDA calls N."""
         name = "order of gres.conf"
         if any("." in place for place in places):
             what = "MIG instances by number, and no ConstrainDevices: no mask of Slurm's is right"
-            yield warning(name, what, "ConstrainDevices=yes in cgroup.conf, TaskPlugin=task/cgroup")
+            yield warning_check(
+                name, what, "ConstrainDevices=yes in cgroup.conf, TaskPlugin=task/cgroup"
+            )
             return
         shown = devices.read_devices(self.settings.driver_root, self.settings.sys_root)
         index = {device.minor: device.index for device in shown}
         real = [index.get(int(place), -1) for place in places]
         if real == list(range(len(real))):
-            yield good(name, "Slurm's numbers are CUDA's")
+            yield ok_check(name, "Slurm's numbers are CUDA's")
             return
         first = next(n for n, found in enumerate(real) if n != found)
         what = f"Slurm's GPU {first} is card {real[first]} to CUDA: jobs use each other's cards"
         if sorted(real) == list(range(len(real))):
-            do = f"{in_order(entries, real)}; or ConstrainDevices=yes; restart slurmd"
+            do = f"{order_gres_files(entries, real)}; or ConstrainDevices=yes; restart slurmd"
         else:
             do = "name all cards in gres.conf, in the order of the PCI bus, or ConstrainDevices=yes"
-        yield fault(name, what, f"{do}, then {_AGAIN}")
+        yield fault_check(name, what, f"{do}, then {_AGAIN}")
 
     def detection(self) -> Iterator[Check]:
         """Warn where the list can change without gres.conf."""
         if self.gres_conf is None:
             return
-        text = read(self.gres_conf).decode("utf-8", "replace")
+        text = read_slurm_file(self.gres_conf).decode("utf-8", "replace")
         found = re.findall(r"(?im)^[^#\n]*\bAutoDetect\s*=\s*(\w+)", text)
         if any(word.lower() != "off" for word in found):
             what = (
                 "slurmd lists the cards that it finds when it starts; the map is of one such time"
             )
             do = f"after a card was changed or lost, {_AGAIN}; or write File= lines"
-            yield warning("AutoDetect", what, do)
+            yield warning_check("AutoDetect", what, do)
 
 
-def in_order(entries: list[Entry], real: list[int]) -> str:
+def order_gres_files(entries: list[GresEntry], real: list[int]) -> str:
     """Return gres.conf's File= in the order of the PCI bus; pure."""
-    files = [files[0] for files in positions(entries)]
+    files = [files[0] for files in gres_positions(entries)]
     ordered = [files[real.index(number)] for number in range(len(real))]
     types = {entry.type for entry in entries}
     if len(types) > 1:
         return f"in gres.conf, and types in slurm.conf's Gres= likewise: {' '.join(ordered)}"
-    return f"in gres.conf: File={shortened(ordered)}"
+    return f"in gres.conf: File={shorten_device_files(ordered)}"
 
 
-def shortened(files: list[str]) -> str:
+def shorten_device_files(files: list[str]) -> str:
     """Return `/dev/nvidia[2,0-1]` for files that differ in a number alone; pure."""
     split = [re.fullmatch(r"(.*?)(\d+)", name) for name in files]
     if not all(split) or len({match[1] for match in split if match}) > 1 or len(files) == 1:

@@ -13,20 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.doctor.check import FAULT, WARNING, Check, examine, good, warning
+from gpulock.install.doctor.check import FAULT, WARNING, Check, ok_check, run_checks, warning_check
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.install import (
     ETC,
     SystemdOptions,
-    installation,
-    own_files,
-    place_of,
-    record_of,
-    services,
-    unit_file,
+    make_unit_place,
+    read_unit_inputs,
+    service_files,
+    systemd_install_record,
+    systemd_services,
+    unit_file_path,
 )
-from gpulock.install.systemd.manager import ON, Service, Systemctl, properties
-from gpulock.install.systemd.units import DAEMON, EXPORTER, USER, rendered
+from gpulock.install.systemd.manager import ON, Systemctl, SystemdService, unit_properties
+from gpulock.install.systemd.units import DAEMON, EXPORTER, USER, render_units
 from gpulock.node.settings import Settings
 
 _AGAIN: Final = "run gpulock install systemd again"
@@ -35,7 +35,7 @@ _RUN: Final = "/run/"
 
 
 @dataclass(frozen=True)
-class Rule:
+class UnitRule:
     """What a property of a unit must not be, and what it costs."""
 
     unit: str
@@ -45,12 +45,12 @@ class Rule:
     state: str = FAULT
 
 
-def lacks_sight(value: str, _: Settings) -> bool:
+def lacks_process_visibility(value: str, _: Settings) -> bool:
     """Say whether capabilities are missing without which gpulockd sees only root's processes."""
     return not {*value.lower().split()} >= _CAPABILITIES
 
 
-def holds_locks(value: str, settings: Settings) -> bool:
+def manages_lock_dir(value: str, settings: Settings) -> bool:
     """Say whether systemd takes LOCK_DIR, or what is above it, for a service's own to remove."""
     return any(
         f"{settings.lock_dir}/".startswith(f"{_RUN}{name.partition(':')[0]}/")
@@ -58,40 +58,54 @@ def holds_locks(value: str, settings: Settings) -> bool:
     )
 
 
-def not_(*wanted: str) -> Callable[[str, Settings], bool]:
+def value_not_in(*wanted: str) -> Callable[[str, Settings], bool]:
     """Return what says whether a property has none of these values."""
     return lambda value, _: value not in wanted
 
 
-def one_of(*bad: str) -> Callable[[str, Settings], bool]:
+def value_in(*bad: str) -> Callable[[str, Settings], bool]:
     """Return what says whether a property has one of these values."""
     return lambda value, _: value in bad
 
 
 _FREES: Final = "it cannot see all processes, so it frees nothing"
 RULES: Final = (
-    Rule(DAEMON, "CapabilityBoundingSet", lacks_sight, _FREES),
-    Rule(DAEMON, "ProtectProc", not_("", "default"), _FREES),
-    Rule(DAEMON, "ProcSubset", not_("", "all"), _FREES),
-    Rule(DAEMON, "PrivateUsers", not_("", "no"), _FREES),
-    Rule(DAEMON, "User", not_("", "root", "0"), "gpulockd must be root"),
-    Rule(DAEMON, "RuntimeDirectory", holds_locks, "the locks are removed when it stops"),
-    Rule(EXPORTER, "RuntimeDirectory", holds_locks, "the locks are removed when it stops"),
-    Rule(DAEMON, "PrivateDevices", not_("", "no"), "it cannot tell the devices' nodes", WARNING),
-    Rule(DAEMON, "Restart", not_("on-failure", "always"), "it stays dead once it died", WARNING),
-    Rule(DAEMON, "WatchdogUSec", one_of("0", "infinity"), "if it hangs, it hangs on", WARNING),
-    Rule(
+    UnitRule(DAEMON, "CapabilityBoundingSet", lacks_process_visibility, _FREES),
+    UnitRule(DAEMON, "ProtectProc", value_not_in("", "default"), _FREES),
+    UnitRule(DAEMON, "ProcSubset", value_not_in("", "all"), _FREES),
+    UnitRule(DAEMON, "PrivateUsers", value_not_in("", "no"), _FREES),
+    UnitRule(DAEMON, "User", value_not_in("", "root", "0"), "gpulockd must be root"),
+    UnitRule(DAEMON, "RuntimeDirectory", manages_lock_dir, "the locks are removed when it stops"),
+    UnitRule(EXPORTER, "RuntimeDirectory", manages_lock_dir, "the locks are removed when it stops"),
+    UnitRule(
+        DAEMON,
+        "PrivateDevices",
+        value_not_in("", "no"),
+        "it cannot tell the devices' nodes",
+        WARNING,
+    ),
+    UnitRule(
+        DAEMON,
+        "Restart",
+        value_not_in("on-failure", "always"),
+        "it stays dead once it died",
+        WARNING,
+    ),
+    UnitRule(
+        DAEMON, "WatchdogUSec", value_in("0", "infinity"), "if it hangs, it hangs on", WARNING
+    ),
+    UnitRule(
         EXPORTER,
         "DynamicUser",
-        not_("", "no"),
+        value_not_in("", "no"),
         "its worker is no system user's, and is taken for what a job left behind: no GPU gets free",
     ),
-    Rule(EXPORTER, "User", not_(USER), f"it is meant to be {USER}", WARNING),
-    Rule(EXPORTER, "PrivateDevices", not_("", "no"), "it sees no GPU"),
-    Rule(
+    UnitRule(EXPORTER, "User", value_not_in(USER), f"it is meant to be {USER}", WARNING),
+    UnitRule(EXPORTER, "PrivateDevices", value_not_in("", "no"), "it sees no GPU"),
+    UnitRule(
         EXPORTER,
         "ProtectProc",
-        not_("", "default"),
+        value_not_in("", "default"),
         "it cannot tell whose the processes on a GPU are",
         WARNING,
     ),
@@ -105,58 +119,64 @@ def systemd_checks(
     options = SystemdOptions(config, etc=etc, ctl=ctl)
     if not manager.RUNNING.is_dir():
         return []
-    if not record_of(settings).load() and not unit_file(etc, DAEMON).exists():
+    if not systemd_install_record(settings).load() and not unit_file_path(etc, DAEMON).exists():
         return []
-    checks = examine("units", lambda: units(options, settings))
-    for service in services(ctl):
-        checks += examine(service.name, partial(state, service, settings, etc, ctl))
+    checks = run_checks("units", lambda: check_unit_files(options, settings))
+    for service in systemd_services(ctl):
+        checks += run_checks(
+            service.name, partial(check_service_state, service, settings, etc, ctl)
+        )
     return checks
 
 
-def units(options: SystemdOptions, settings: Settings) -> Iterator[Check]:
+def check_unit_files(options: SystemdOptions, settings: Settings) -> Iterator[Check]:
     """Look whether the files are what would be installed now."""
-    found, note = installation(options, settings)
+    found, note = read_unit_inputs(options, settings)
     if note:
-        yield warning("units", f"were not compared: {note}")
+        yield warning_check("units", f"were not compared: {note}")
         return
     old: list[str] = []
-    for name, text in rendered(found).items():
-        path = unit_file(options.etc, name)
-        if place_of(path).read() != text:
+    for name, text in render_units(found).items():
+        path = unit_file_path(options.etc, name)
+        if make_unit_place(path).read() != text:
             old.append(str(path))
     if old:
         what = f"not as this package and its settings want them: {', '.join(old)}"
-        yield warning("units", what, _AGAIN)
+        yield warning_check("units", what, _AGAIN)
     else:
-        yield good("units", f"{options.etc}/systemd/system, up to date")
+        yield ok_check("units", f"{options.etc}/systemd/system, up to date")
 
 
-def state(service: Service, settings: Settings, etc: Path, ctl: Systemctl) -> Iterator[Check]:
+def check_service_state(
+    service: SystemdService, settings: Settings, etc: Path, ctl: Systemctl
+) -> Iterator[Check]:
     """Look whether a service runs, as it was installed."""
     now = service.read()
     if now != ON:
         do = f"systemctl enable --now {' '.join(service.units)}"
-        yield warning(service.name, f"is {now or 'not there'}", do if now else _AGAIN)
+        yield warning_check(service.name, f"is {now or 'not there'}", do if now else _AGAIN)
     broken = False
     for unit in service.units:
-        for check in effective(unit, settings, etc, properties(unit, (), ctl)):
+        for check in check_unit_properties(unit, settings, etc, unit_properties(unit, (), ctl)):
             broken = True
             yield check
     if now != ON:
         return
-    if why := service.aged(own_files(service, etc)):
-        yield warning(service.name, why, f"systemctl restart {' '.join(service.units)}")
+    if why := service.restart_reason(service_files(service, etc)):
+        yield warning_check(service.name, why, f"systemctl restart {' '.join(service.units)}")
     elif not broken:
-        yield good(service.name, ON)
+        yield ok_check(service.name, ON)
 
 
-def effective(unit: str, settings: Settings, etc: Path, seen: Mapping[str, str]) -> Iterator[Check]:
+def check_unit_properties(
+    unit: str, settings: Settings, etc: Path, seen: Mapping[str, str]
+) -> Iterator[Check]:
     """Judge what systemd makes of a unit and its drop-ins; pure."""
     if seen.get("LoadState") == "not-found":
         return
     fragment = seen.get("FragmentPath", "")
-    if fragment and Path(fragment) != unit_file(etc, unit):
-        yield warning(
+    if fragment and Path(fragment) != unit_file_path(etc, unit):
+        yield warning_check(
             unit, f"systemd goes by {fragment}, not by what was installed", f"remove {fragment}"
         )
     where = seen.get("DropInPaths", "")

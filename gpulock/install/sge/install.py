@@ -16,22 +16,41 @@ from typing import Final
 
 from gpulock.errors import Refusal
 from gpulock.install import commands
-from gpulock.install.change import Change, File, Folder, Record, apply, changed
+from gpulock.install.change import (
+    Change,
+    FilePlace,
+    FolderPlace,
+    InstallRecord,
+    apply_changes,
+    plan_place_change,
+)
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.places import (
     Complex,
     HostConfiguration,
     HostValue,
     QueueAttribute,
-    configured,
-    effective,
+    effective_host_conf,
+    effective_sge_hook,
 )
-from gpulock.install.sge.qconf import Qconf, is_none
-from gpulock.install.sge.site import Execd, Site, find_execd, find_execds, find_site, host_name
-from gpulock.install.sge.texts import admin_user, complex_fault, config_text, profile_text
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, Hooks
+from gpulock.install.sge.qconf import Qconf, is_sge_none
+from gpulock.install.sge.site import (
+    Execd,
+    SgeSite,
+    find_execd,
+    find_execds,
+    find_sge_site,
+    sge_host_name,
+)
+from gpulock.install.sge.texts import (
+    complex_fault,
+    login_script_text,
+    sge_admin_user,
+    sge_settings_text,
+)
+from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
 from gpulock.node import devices
-from gpulock.node.settings import DEFAULT_PATH, Settings, load, parse
+from gpulock.node.settings import DEFAULT_PATH, Settings, parse_settings, read_settings
 
 SENSOR: Final = "prolog/sge-sensor"
 REPORTED: Final = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
@@ -59,19 +78,19 @@ class SgeOptions:
 
 
 @dataclass
-class Plan:
+class InstallPlan:
     """The changes in the order they are made, and what the administrator should know."""
 
-    record: Record
+    record: InstallRecord
     changes: list[Change] = field(default_factory=list[Change])
     notes: list[str] = field(default_factory=list[str])
 
     def apply(self, echo: Callable[[str], None]) -> None:
         """Make all changes; raise InstallError at the first that fails."""
-        apply(self.changes, self.record, echo)
+        apply_changes(self.changes, self.record, echo)
 
 
-def plan_sge(options: SgeOptions) -> Plan:
+def plan_sge(options: SgeOptions) -> InstallPlan:
     """Return what must change for a node's jobs to get GPUs; raise InstallError."""
     settings, given = current_settings(options.config)
     execd = find_execd(
@@ -79,23 +98,23 @@ def plan_sge(options: SgeOptions) -> Plan:
         options.sge_root or (settings.sge_root if "SGE_ROOT" in given else ""),
         options.sge_cell or (settings.sge_cell if "SGE_CELL" in given else ""),
     )
-    site = find_site(settings, given, execd, options.sge_root, options.sge_cell)
-    return Planner(options, settings, given, execd, site).plan()
+    site = find_sge_site(settings, given, execd, options.sge_root, options.sge_cell)
+    return SgePlanner(options, settings, given, execd, site).plan()
 
 
 def current_settings(path: Path) -> tuple[Settings, frozenset[str]]:
     """Return the settings as they are, and the keys that the file gives."""
-    text = File(path).read()
+    text = FilePlace(path).read()
     if text is None:
         return Settings({}, str(path)), frozenset()
     try:
-        settings = load(str(path))
+        settings = read_settings(str(path))
     except Refusal as refusal:
         raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
     return settings, frozenset(re.findall(r"(?m)^\s*([A-Z_]+)\s*=", text))
 
 
-class Planner:
+class SgePlanner:
     """Find out what is there, step by step."""
 
     def __init__(
@@ -104,7 +123,7 @@ class Planner:
         settings: Settings,
         given: frozenset[str],
         execd: Execd | None,
-        site: Site,
+        site: SgeSite,
     ) -> None:
         self.options = options
         self.settings = settings
@@ -112,26 +131,26 @@ class Planner:
         self.execd = execd
         self.site = site
         self.qconf = site.qconf()
-        self.host = host_name(self.qconf, options.host)
+        self.host = sge_host_name(self.qconf, options.host)
         self.current = options.prefix / CURRENT
-        self.lines = configured(self.qconf, self.host)
+        self.lines = effective_host_conf(self.qconf, self.host)
         self.instances = queue_instances(self.qconf)
-        self.plan_ = Plan(record_of(settings))
+        self.plan_ = InstallPlan(sge_install_record(settings))
 
-    def plan(self) -> Plan:
+    def plan(self) -> InstallPlan:
         """Return the whole plan."""
         add = self.plan_.changes.extend
         for folder in (self.settings.lock_dir, self.settings.state_dir):
             add(self.folder(Path(folder)))
         gpus = self.gpus()
         add(self.config(gpus))
-        hooks = Hooks(
+        hooks = InstalledHooks(
             self.options.prefix,
             self.options.config,
             self.options.interpreter,
             Path(self.settings.lock_dir),
         )
-        add(changed(hooks, hooks.wanted()))
+        add(plan_place_change(hooks, hooks.wanted()))
         add(self.profile())
         add(self.complexes())
         add(self.amount(gpus))
@@ -148,8 +167,8 @@ class Planner:
 
     def folder(self, path: Path) -> Iterable[Change]:
         """Make LOCK_DIR or STATE_DIR; one that is there is left to `doctor`."""
-        place = Folder(path)
-        return changed(place, "uid 0, mode 0755") if place.read() is None else ()
+        place = FolderPlace(path)
+        return plan_place_change(place, "uid 0, mode 0755") if place.read() is None else ()
 
     def gpus(self) -> int:
         """Return how many GPUs this node must have."""
@@ -183,13 +202,13 @@ class Planner:
             **self.site.keys(),
             "SGE_COMPLEXES": self.options.complex,
         }
-        place = File(self.options.config)
-        text = config_text(place.read(), wanted)
+        place = FilePlace(self.options.config)
+        text = sge_settings_text(place.read(), wanted)
         try:
-            parse(text, str(self.options.config))
+            parse_settings(text, str(self.options.config))
         except ValueError as fault:
             raise InstallError(f"{fault}; correct the file") from fault
-        return changed(place, text)
+        return plan_place_change(place, text)
 
     def profile(self) -> Iterable[Change]:
         """Install the login script for qlogin, which knows execd's spool directory."""
@@ -197,8 +216,8 @@ class Planner:
         if not self.execd and not spool.is_dir():
             self.note(f"no execd runs here: {self.options.profile} for qlogin is left out")
             return ()
-        text = profile_text(str(spool), self.lines.get("gid_range", ""))
-        return changed(File(self.options.profile), text)
+        text = login_script_text(str(spool), self.lines.get("gid_range", ""))
+        return plan_place_change(FilePlace(self.options.profile), text)
 
     def complexes(self) -> Iterator[Change]:
         """Add the complexes; the one that stands for GPUs must be a consumable without default."""
@@ -222,17 +241,17 @@ class Planner:
         if now is not None and now != str(gpus) and self.options.gpus is None:
             self.note(f"{place.title} stays {now}, though it has {gpus} GPUs; --gpus sets it")
             return ()
-        return changed(place, str(gpus))
+        return plan_place_change(place, str(gpus))
 
     def sensor(self) -> Iterable[Change]:
         """Add the load sensor to those that run on this host already."""
         wanted = f"{self.current}/{SENSOR}"
         found = self.lines.get("load_sensor", "none")
-        others = [] if is_none(found) else [word.strip() for word in found.split(",")]
+        others = [] if is_sge_none(found) else [word.strip() for word in found.split(",")]
         if wanted in others:
             return ()
         others = [word for word in others if not word.endswith(f"/{SENSOR}")]
-        return changed(
+        return plan_place_change(
             HostConfiguration(self.qconf, self.host, "load_sensor"), ",".join([*others, wanted])
         )
 
@@ -240,15 +259,19 @@ class Planner:
         """Set a queue's prolog or epilog, with the one in force behind it."""
         if f"{queue}@{self.host}" not in self.instances:
             raise InstallError(f"queue {queue} is not on host {self.host}; see qconf -sq {queue}")
-        now = effective(self.qconf, queue, self.host, hook, self.lines)
-        site = commands.site_of(now, hook)
+        now = effective_sge_hook(self.qconf, queue, self.host, hook, self.lines)
+        site = commands.site_command_of(now, hook)
         if self.options.all_hosts:
             self.check_all_hosts(queue, hook, site)
         if site is not None:
             self.note_site(queue, hook, site)
-        wanted = commands.line(self.current, hook, site)
+        wanted = commands.queue_hook_command(self.current, hook, site)
         domain = queue if self.options.all_hosts else f"{queue}@{self.host}"
-        return () if now == wanted else changed(QueueAttribute(self.qconf, domain, hook), wanted)
+        return (
+            ()
+            if now == wanted
+            else plan_place_change(QueueAttribute(self.qconf, domain, hook), wanted)
+        )
 
     def check_all_hosts(self, queue: str, hook: str, site: str | None) -> None:
         """Raise InstallError where one line would replace different hooks on different hosts."""
@@ -256,7 +279,9 @@ class Planner:
             name, _, host = instance.partition("@")
             if name != queue or host == self.host:
                 continue
-            theirs = commands.site_of(effective(self.qconf, queue, host, hook), hook)
+            theirs = commands.site_command_of(
+                effective_sge_hook(self.qconf, queue, host, hook), hook
+            )
             if theirs != site:
                 raise InstallError(
                     f"the {hook} of {queue} is {site or 'none'} on {self.host} and"
@@ -266,10 +291,10 @@ class Planner:
     def note_site(self, queue: str, hook: str, site: str) -> None:
         """Say that the site's hook goes on running, and what is odd about it."""
         self.note(f"{queue}: the {hook} in force goes on running with ours: {site}")
-        program = commands.program_of(site)
+        program = commands.command_program(site)
         if program.is_absolute() and not program.exists():
             self.note(f"{queue}: {program} does not exist here: jobs would fail as they do now")
-        if why := commands.rival(site):
+        if why := commands.rival_hook_reason(site):
             self.note(f"{queue}: does this {hook} hand out GPUs itself ({why})? Then take it out")
 
     def note_others(self) -> None:
@@ -278,13 +303,13 @@ class Planner:
             queue, _, host = instance.partition("@")
             if host != self.host or queue in self.options.queues:
                 continue
-            line = effective(self.qconf, queue, host, "prolog", self.lines)
-            if not commands.is_ours(line, "prolog"):
+            line = effective_sge_hook(self.qconf, queue, host, "prolog", self.lines)
+            if not commands.is_gpulock_command(line, "prolog"):
                 self.note(f"queue {queue} is on this host too, and its jobs get no locks: --queue?")
-        if admin_user(self.site) not in ("none", "root"):
+        if sge_admin_user(self.site) not in ("none", "root"):
             self.note(
                 "qrsh and qlogin with a terminal break as soon as a prolog exists, because"
-                f" admin_user is {admin_user(self.site)}: use -pty no, or admin_user none"
+                f" admin_user is {sge_admin_user(self.site)}: use -pty no, or admin_user none"
             )
 
 
@@ -293,6 +318,6 @@ def queue_instances(qconf: Qconf) -> list[str]:
     return [word for word in qconf.run("qselect").split() if "@" in word]
 
 
-def record_of(settings: Settings) -> Record:
+def sge_install_record(settings: Settings) -> InstallRecord:
     """Return where it is noted what was installed."""
-    return Record(Path(settings.state_dir, "install/sge.json"))
+    return InstallRecord(Path(settings.state_dir, "install/sge.json"))

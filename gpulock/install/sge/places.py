@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from gpulock.install.sge.qconf import (
     Qconf,
     QconfError,
-    is_none,
+    format_qconf_object,
+    is_sge_none,
     parse_complexes,
-    parse_list,
-    parse_overrides,
-    table,
+    parse_host_overrides,
+    parse_sge_list,
 )
 
 
@@ -40,7 +40,7 @@ class QueueAttribute:
         """Return the value; None for a host without one of its own."""
         queue, _, host = self.domain.partition("@")
         value = self.qconf.show("-sq", queue)[self.name]
-        default, overrides = parse_overrides(value)
+        default, overrides = parse_host_overrides(value)
         return overrides.get(host) if host else default
 
     def write(self, value: str | None) -> None:
@@ -71,11 +71,11 @@ class HostValue:
 
     def read(self) -> str | None:
         """Return the amount."""
-        return parse_list(self.qconf.show("-se", self.host)["complex_values"]).get(self.name)
+        return parse_sge_list(self.qconf.show("-se", self.host)["complex_values"]).get(self.name)
 
     def write(self, value: str | None) -> None:
         """Set the amount; the others keep theirs, and their order."""
-        values = parse_list(self.qconf.show("-se", self.host)["complex_values"])
+        values = parse_sge_list(self.qconf.show("-se", self.host)["complex_values"])
         if value is None:
             values.pop(self.name, None)
         else:
@@ -115,7 +115,9 @@ class HostConfiguration:
         else:
             lines[self.name] = value
         if lines:
-            self.qconf.load("-Aconf" if found is None else "-Mconf", self.host, table(lines))
+            self.qconf.load(
+                "-Aconf" if found is None else "-Mconf", self.host, format_qconf_object(lines)
+            )
         elif found is not None:
             self.qconf.run("qconf", "-dconf", self.host)
 
@@ -162,7 +164,7 @@ class Complex:
                 time.sleep(0.5)
 
 
-def effective(
+def effective_sge_hook(
     qconf: Qconf, queue: str, host: str, name: str, lines: Mapping[str, str] | None = None
 ) -> str | None:
     """Return the hook that runs for a queue's jobs on a host: the queue's, the host's, the global.
@@ -171,11 +173,11 @@ def effective(
     be given as `lines`.
     """
     value = qconf.show("-sq", f"{queue}@{host}").get(name)
-    if is_none(value):
-        value = (configured(qconf, host) if lines is None else lines).get(name)
-    return None if is_none(value) else value
+    if is_sge_none(value):
+        value = (effective_host_conf(qconf, host) if lines is None else lines).get(name)
+    return None if is_sge_none(value) else value
 
 
-def configured(qconf: Qconf, host: str) -> dict[str, str]:
+def effective_host_conf(qconf: Qconf, host: str) -> dict[str, str]:
     """Return the configuration that execd of a host goes by: its own lines before the global."""
     return {**(qconf.configuration("global") or {}), **(qconf.configuration(host) or {})}

@@ -59,7 +59,7 @@ class Qconf:
 
     def show(self, *args: str) -> dict[str, str]:
         """Return an object as qconf shows it, by key."""
-        return parse_object(self.run("qconf", *args))
+        return parse_qconf_object(self.run("qconf", *args))
 
     def names(self, option: str) -> list[str]:
         """Return a list of names (`-sel`, `-sql`, `-sconfl`), empty where qconf has none."""
@@ -74,7 +74,7 @@ class Qconf:
         """Return a host's own configuration, None where it has none; `global` for the global."""
         if host != "global" and host not in self.names("-sconfl"):
             return None
-        return parse_object(self.run("qconf", "-sconf", host))
+        return parse_qconf_object(self.run("qconf", "-sconf", host))
 
     def load(self, option: str, name: str, text: str) -> None:
         """Have qconf read an object from a file of that name; raise QconfError."""
@@ -84,24 +84,24 @@ class Qconf:
             self.run("qconf", option, str(path))
 
 
-def joined(text: str) -> list[str]:
+def join_continued_lines(text: str) -> list[str]:
     """Return the lines of a qconf output, those broken up with a backslash made whole."""
     whole = re.sub(r"[ \t]*\\\n[ \t]*", " ", text)
     return [line for line in whole.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def parse_object(text: str) -> dict[str, str]:
+def parse_qconf_object(text: str) -> dict[str, str]:
     """Return key and value of each line; blanks in a row are one, as Grid Engine keeps them."""
-    pairs = [line.split(None, 1) for line in joined(text)]
+    pairs = [line.split(None, 1) for line in join_continued_lines(text)]
     return {pair[0]: " ".join(pair[1].split()) if len(pair) > 1 else "" for pair in pairs}
 
 
-def is_none(value: str | None) -> bool:
+def is_sge_none(value: str | None) -> bool:
     """Say whether a value stands for nothing."""
     return value is None or value.lower() in ("", NONE)
 
 
-def parse_overrides(value: str) -> tuple[str, dict[str, str]]:
+def parse_host_overrides(value: str) -> tuple[str, dict[str, str]]:
     """Split `DEFAULT,[HOST=VALUE],[@GROUP=VALUE]`; raise QconfError for anything else."""
     default, found, rest = value.partition(",[")
     overrides: dict[str, str] = {}
@@ -117,9 +117,9 @@ def parse_overrides(value: str) -> tuple[str, dict[str, str]]:
     return default.strip(), overrides
 
 
-def parse_list(value: str) -> dict[str, str]:
+def parse_sge_list(value: str) -> dict[str, str]:
     """Return the elements of `a=1,b=2`, empty for NONE."""
-    if is_none(value):
+    if is_sge_none(value):
         return {}
     pairs = [item.strip().partition("=") for item in value.split(",")]
     return {name: inner for name, _, inner in pairs if name}
@@ -127,10 +127,10 @@ def parse_list(value: str) -> dict[str, str]:
 
 def parse_complexes(text: str) -> dict[str, str]:
     """Return the line of each complex by name, one blank between its fields."""
-    rows = [line.split() for line in joined(text)]
+    rows = [line.split() for line in join_continued_lines(text)]
     return {row[0]: " ".join(row) for row in rows if len(row) == COMPLEX_FIELDS}
 
 
-def table(pairs: Mapping[str, str]) -> str:
+def format_qconf_object(pairs: Mapping[str, str]) -> str:
     """Return an object as qconf reads it."""
     return "".join(f"{key} {value}\n" for key, value in pairs.items())

@@ -11,7 +11,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpulock.install.daemons import find_daemons, root_and_we, why_not_run
+from gpulock.install.daemons import (
+    find_scheduler_daemons,
+    trusted_program_owners,
+    why_untrusted_program,
+)
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.qconf import Qconf, QconfError
 from gpulock.node.settings import Settings
@@ -29,11 +33,13 @@ class Execd:
     env: dict[str, str]
     program: Path
     spool: Path
-    owners: frozenset[int] = field(default_factory=root_and_we)  # whose programs beside it are run
+    owners: frozenset[int] = field(
+        default_factory=trusted_program_owners
+    )  # whose programs beside it are run
 
 
 @dataclass(frozen=True)
-class Site:
+class SgeSite:
     """What leads to qmaster, as the keys of the settings name it."""
 
     root: str
@@ -63,7 +69,7 @@ def find_execds(proc: Path = Path("/proc")) -> list[Execd]:
     """Return every execd of this machine that can be seen, none of another container's."""
     return [
         Execd(daemon.pid, daemon.env, daemon.program, daemon.folder, daemon.owners)
-        for daemon in find_daemons(_NAME, proc)
+        for daemon in find_scheduler_daemons(_NAME, proc)
     ]
 
 
@@ -81,9 +87,9 @@ def find_execd(execds: list[Execd], root: str, cell: str) -> Execd | None:
     return fitting[0] if fitting else None
 
 
-def find_site(
+def find_sge_site(
     settings: Settings, given: frozenset[str], execd: Execd | None, root: str = "", cell: str = ""
-) -> Site:
+) -> SgeSite:
     """Return the site: settings that were `given`, then what was asked for, then execd's.
 
     Raises InstallError where nothing names SGE_ROOT, or two disagree.
@@ -102,12 +108,12 @@ def find_site(
     root = pick("SGE_ROOT")
     if not root:
         raise InstallError("no execd runs here and SGE_ROOT is not known; start it or name them")
-    folder = settings.sge_binaries or find_binaries(Path(root), execd)
+    folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
     ports = pick("SGE_QMASTER_PORT"), pick("SGE_EXECD_PORT")
-    return Site(root, pick("SGE_CELL", "default"), *ports, folder)
+    return SgeSite(root, pick("SGE_CELL", "default"), *ports, folder)
 
 
-def find_binaries(root: Path, execd: Execd | None) -> str:
+def find_sge_binaries(root: Path, execd: Execd | None) -> str:
     """Return the folder of the real clients: Debian's in the PATH are wrapper scripts.
 
     Beside the execd that runs, or below an SGE_ROOT that may be its word: only what nobody but
@@ -118,7 +124,7 @@ def find_binaries(root: Path, execd: Execd | None) -> str:
     folders += [*sorted((root / "bin").glob("*")), Path("/usr/lib/gridengine"), Path("/usr/bin")]
     for folder in folders:
         if all(_is_program(folder / name) for name in ("qconf", "qstat")):
-            if execd and (why := why_strange(folder, execd.owners)):
+            if execd and (why := why_untrusted_clients(folder, execd.owners)):
                 raise InstallError(
                     f"the clients in {folder} are not run: {why}; mend it, or set SGE_BINARIES"
                 )
@@ -126,10 +132,10 @@ def find_binaries(root: Path, execd: Execd | None) -> str:
     raise InstallError(f"no qconf and qstat below {root}/bin; set SGE_BINARIES")
 
 
-def why_strange(folder: Path, owners: Collection[int]) -> str:
+def why_untrusted_clients(folder: Path, owners: Collection[int]) -> str:
     """Return why the clients in a folder are not run, or nothing."""
     there = [folder / name for name in CLIENTS if (folder / name).exists()]
-    return next((why for path in there if (why := why_not_run(path, owners))), "")
+    return next((why for path in there if (why := why_untrusted_program(path, owners))), "")
 
 
 def _is_program(path: Path) -> bool:
@@ -140,7 +146,7 @@ def _is_program(path: Path) -> bool:
         return False
 
 
-def host_name(qconf: Qconf, name: str = "") -> str:
+def sge_host_name(qconf: Qconf, name: str = "") -> str:
     """Return this machine's name as Grid Engine has it; raise InstallError when it has none."""
     hosts = qconf.names("-sel")
     known = {host.lower(): host for host in hosts}

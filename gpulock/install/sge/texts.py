@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError, share
-from gpulock.install.sge.site import Site
+from gpulock.install.hooks import InstallError, find_share_folder
+from gpulock.install.sge.site import SgeSite
 
 _CHANGEABLE: Final = "# written by gpulock install sge; a key that stands here already is kept\n"
 
 
-def config_text(text: str | None, wanted: dict[str, str]) -> str:
+def sge_settings_text(text: str | None, wanted: dict[str, str]) -> str:
     """Return the settings file with the keys added that it lacks; pure."""
     present = frozenset(re.findall(r"(?m)^\s*([A-Z_]+)\s*=", text or ""))
     added = "".join(f"{name}={value}\n" for name, value in wanted.items() if name not in present)
@@ -23,7 +23,7 @@ def config_text(text: str | None, wanted: dict[str, str]) -> str:
     return f"{start}{'' if start.endswith(chr(10)) or not start else chr(10)}{_CHANGEABLE}{added}"
 
 
-def profile_text(spool: str, gid_range: str) -> str:
+def login_script_text(spool: str, gid_range: str) -> str:
     """Return the login script for execd's spool directory and its groups; raise InstallError."""
     ranges = " ".join(
         part if "-" in part else f"{part}-{part}"
@@ -34,7 +34,7 @@ def profile_text(spool: str, gid_range: str) -> str:
         raise InstallError(f"gid_range is {gid_range!r}; set it: qconf -mconf")
     if not re.fullmatch(r"/[\w./+-]+", spool):
         raise InstallError(f"execd's spool directory has an odd name: {spool}; move it")
-    text = (share() / "prolog/profile.sh").read_text()
+    text = (find_share_folder() / "prolog/profile.sh").read_text()
     return text.replace("@EXECD_SPOOL@", spool).replace("@GID_RANGES@", ranges)
 
 
@@ -54,7 +54,7 @@ def complex_fault(line: str) -> str:
     return ""
 
 
-def admin_user(site: Site) -> str:
+def sge_admin_user(site: SgeSite) -> str:
     """Return the user that the daemons run as; `unknown` where bootstrap cannot be read."""
     try:
         text = Path(site.root, site.cell, "common/bootstrap").read_text()

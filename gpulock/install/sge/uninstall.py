@@ -10,30 +10,30 @@ from pathlib import Path
 
 from gpulock.errors import one_line
 from gpulock.install import commands
-from gpulock.install.change import File, Folder, Place, undo_all
+from gpulock.install.change import FilePlace, FolderPlace, Place, undo_recorded_changes
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.install import (
     REPORTED,
     SENSOR,
     current_settings,
     queue_instances,
-    record_of,
+    sge_install_record,
 )
 from gpulock.install.sge.places import (
     Complex,
     HostConfiguration,
     HostValue,
     QueueAttribute,
-    configured,
-    effective,
+    effective_host_conf,
+    effective_sge_hook,
 )
-from gpulock.install.sge.qconf import Qconf, parse_list
-from gpulock.install.sge.site import find_execd, find_execds, find_site, host_name
-from gpulock.install.versions import Hooks, locks_in
+from gpulock.install.sge.qconf import Qconf, parse_sge_list
+from gpulock.install.sge.site import find_execd, find_execds, find_sge_site, sge_host_name
+from gpulock.install.versions import InstalledHooks, list_locked_devices
 from gpulock.node.settings import Settings
 
 
-def uninstall_sge(
+def undo_sge_install(
     config: Path, echo: Callable[[str], None], *, force: bool = False, because: str = ""
 ) -> list[str]:
     """Put back what was there before; return what was left as it is, and why.
@@ -42,32 +42,34 @@ def uninstall_sge(
     `force` a reason is needed.
     """
     settings, given = current_settings(config)
-    record = record_of(settings)
+    record = sge_install_record(settings)
     entries = record.load()
     if not entries:
         return []
-    locked = locks_in(Path(settings.lock_dir))
+    locked = list_locked_devices(Path(settings.lock_dir))
     if locked and not (force and because):
         raise InstallError(
             f"{len(locked)} devices are locked ({' '.join(locked)}): wait for their jobs, or"
             " --force --because TEXT"
         )
     if locked:
-        tell(f"uninstalled by force while {' '.join(locked)} were locked: {because}")
-    undo = Undo(settings, given, list(entries), echo)
-    left = undo_all(record, undo.place, echo, undo.why_not)
+        log_forced_uninstall(
+            f"uninstalled by force while {' '.join(locked)} were locked: {because}"
+        )
+    undo = SgeUndo(settings, given, list(entries), echo)
+    left = undo_recorded_changes(record, undo.place, echo, undo.reason_to_keep)
     if not left:
-        Folder(record.path.parent).write(None)
+        FolderPlace(record.path.parent).write(None)
     return left
 
 
-def tell(sentence: str) -> None:
+def log_forced_uninstall(sentence: str) -> None:
     """Leave a line for the administrator."""
     syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
     syslog.syslog(syslog.LOG_WARNING, one_line(f"gpulock: {sentence}"))
 
 
-class Undo:
+class SgeUndo:
     """Places by their address, and what must stay for now."""
 
     def __init__(
@@ -86,18 +88,18 @@ class Undo:
             settings.sge_root if "SGE_ROOT" in given else "",
             settings.sge_cell if "SGE_CELL" in given else "",
         )
-        self.qconf = find_site(settings, given, execd).qconf()
+        self.qconf = find_sge_site(settings, given, execd).qconf()
         hosts = [a[1] for a in addresses if a[0] in ("exechost", "configuration")]
-        self.host = host_name(self.qconf, hosts[0] if hosts else "")
+        self.host = sge_host_name(self.qconf, hosts[0] if hosts else "")
 
     def place(self, address: tuple[str, ...]) -> Place:
         """Return the place that an address of the record means; raise InstallError."""
         kind, *rest = address
         if kind == "file":
-            return File(Path(rest[0]), int(rest[1], 8))
+            return FilePlace(Path(rest[0]), int(rest[1], 8))
         if kind == "hooks":
             lock_dir = Path(self.settings.lock_dir)
-            return Hooks(Path(rest[0]), Path(rest[1]), rest[2], lock_dir)
+            return InstalledHooks(Path(rest[0]), Path(rest[1]), rest[2], lock_dir)
         if kind == "queue":
             return QueueAttribute(self.qconf, rest[0], rest[1])
         if kind == "exechost":
@@ -105,14 +107,16 @@ class Undo:
         if kind == "configuration":
             return HostConfiguration(self.qconf, rest[0], rest[1])
         if kind == "complex":
-            return Complex(self.qconf, rest[0], self.patience() if self.had_sensor else 0.0)
+            return Complex(
+                self.qconf, rest[0], self.config_delay_seconds() if self.had_sensor else 0.0
+            )
         raise InstallError(f"a place of kind {kind} is not known; use the gpulock that made it")
 
-    def why_not(self, address: tuple[str, ...]) -> str:
+    def reason_to_keep(self, address: tuple[str, ...]) -> str:
         """Return why a place must stay as it is for now: something still refers to it."""
         if address[0] == "hooks" or (address[0], address[1]) == ("file", self.settings.path):
             for prefix in self.prefixes:
-                if users := referring(self.qconf, self.host, prefix):
+                if users := find_hook_references(self.qconf, self.host, prefix):
                     return f"{address[1]} stays: {users[0]} leads to the hooks"
             return self.sensor_reports() if address[0] == "hooks" else ""
         if address[0] == "complex":
@@ -129,7 +133,7 @@ class Undo:
         """
         if not self.had_sensor:
             return ""
-        deadline = time.monotonic() + self.patience()
+        deadline = time.monotonic() + self.config_delay_seconds()
         told = False
         while self.reported():
             if time.monotonic() > deadline:
@@ -140,14 +144,16 @@ class Undo:
             time.sleep(0.5)
         return ""
 
-    def patience(self) -> float:
+    def config_delay_seconds(self) -> float:
         """Return in how many seconds execd and qmaster follow a change of configuration."""
-        lines = configured(self.qconf, self.host)
-        return 2.0 * clock_seconds(lines.get("load_report_time", "")) + 10.0
+        lines = effective_host_conf(self.qconf, self.host)
+        return 2.0 * parse_clock_seconds(lines.get("load_report_time", "")) + 10.0
 
     def reported(self) -> bool:
         """Say whether this host's report still holds values of our sensor."""
-        return bool({*REPORTED} & {*parse_list(self.qconf.show("-se", self.host)["load_values"])})
+        return bool(
+            {*REPORTED} & {*parse_sge_list(self.qconf.show("-se", self.host)["load_values"])}
+        )
 
     def uses(self, host: str, name: str) -> bool:
         """Say whether a host has some of a complex, or a sensor that reports it."""
@@ -157,7 +163,7 @@ class Undo:
         return name in REPORTED and f"/{SENSOR}" in lines.get("load_sensor", "")
 
 
-def clock_seconds(text: str) -> int:
+def parse_clock_seconds(text: str) -> int:
     """Return `00:00:40` in seconds, 40 (Grid Engine's default) for anything else."""
     parts = text.split(":")
     if len(parts) != 3 or not all(part.isdigit() for part in parts):  # noqa: PLR2004 (h:m:s)
@@ -166,15 +172,16 @@ def clock_seconds(text: str) -> int:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def referring(qconf: Qconf, host: str, prefix: str) -> list[str]:
+def find_hook_references(qconf: Qconf, host: str, prefix: str) -> list[str]:
     """Return what on a host still names a path below `prefix`."""
-    lines = configured(qconf, host)
+    lines = effective_host_conf(qconf, host)
     found = [
         f"{hook} of {instance}"
         for instance in queue_instances(qconf)
         if instance.endswith(f"@{host}")
         for hook in commands.HOOKS
-        if f"{prefix}/" in (effective(qconf, instance.partition("@")[0], host, hook, lines) or "")
+        if f"{prefix}/"
+        in (effective_sge_hook(qconf, instance.partition("@")[0], host, hook, lines) or "")
     ]
     return found + [
         f"{name} of host {host}"

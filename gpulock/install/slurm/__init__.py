@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install slurm` and `uninstall slurm`: this node's part, and texts for slurm.conf. Cold."""
+"""`gpulock install slurm` and `uninstall slurm`: this node's part. Cold."""

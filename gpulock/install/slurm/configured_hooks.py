@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm.slurm_conf import Conf
+from gpulock.install.slurm.slurm_conf import SlurmConf
 
 PROLOG, TASK, EPILOG = "Prolog", "TaskProlog", "Epilog"
 PATHS: Final[dict[str, Callable[[HookPaths], Path]]] = {
@@ -28,7 +28,7 @@ _SCRIPT: Final = 1 << 16  # bytes of a script that may call ours
 
 
 @dataclass(frozen=True)
-class InForce:
+class InForceHook:
     """One of Slurm's hooks: its value, and the programs that run here, in their order."""
 
     key: str
@@ -47,31 +47,31 @@ class InForce:
         return " ".join(self.values) or "none"
 
 
-def look(conf: Conf, key: str, paths: HookPaths) -> InForce:
+def find_slurm_hook(conf: SlurmConf, key: str, paths: HookPaths) -> InForceHook:
     """Return what is in force for one hook."""
     target = PATHS[key](paths)
     values = tuple(conf.patterns(key))
     programs: list[Path] = []
     for value in values:
-        if key != TASK and is_pattern(value):
+        if key != TASK and is_glob_pattern(value):
             programs += [Path(name) for name in sorted(glob.glob(value), reverse=True)]
         elif value:
             programs.append(Path(value))
-    ours = tuple(path for path in programs if leads_to(path, target))
-    return InForce(key, values, tuple(programs), ours)
+    ours = tuple(path for path in programs if leads_to_hook(path, target))
+    return InForceHook(key, values, tuple(programs), ours)
 
 
-def all_hooks(conf: Conf, paths: HookPaths) -> list[InForce]:
+def find_slurm_hooks(conf: SlurmConf, paths: HookPaths) -> list[InForceHook]:
     """Return what is in force for each hook."""
-    return [look(conf, key, paths) for key in PATHS]
+    return [find_slurm_hook(conf, key, paths) for key in PATHS]
 
 
-def is_pattern(value: str) -> bool:
+def is_glob_pattern(value: str) -> bool:
     """Say whether a value is a glob pattern."""
     return any(sign in value for sign in _SIGNS)
 
 
-def leads_to(path: Path, target: Path) -> bool:
+def leads_to_hook(path: Path, target: Path) -> bool:
     """Say whether a program is ours, is a link to ours, or is a script that calls it."""
     try:
         if path == target or path.resolve(strict=True) == target.resolve(strict=True):
@@ -80,16 +80,16 @@ def leads_to(path: Path, target: Path) -> bool:
             text = file.read(_SCRIPT)
     except OSError:
         return False
-    return text.startswith(b"#!") and calls(text.decode("utf-8", "replace"), target)
+    return text.startswith(b"#!") and script_calls(text.decode("utf-8", "replace"), target)
 
 
-def calls(script: str, target: Path) -> bool:
+def script_calls(script: str, target: Path) -> bool:
     """Say whether a script names a program outside its comments; pure."""
     lines = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
     return any(str(target) in line.replace('"', " ").replace("'", " ").split() for line in lines)
 
 
-def is_wrapper(path: Path, target: Path) -> bool:
+def is_hook_wrapper(path: Path, target: Path) -> bool:
     """Say whether a program that leads to ours is a script of the site's around it."""
     try:
         return path != target and path.resolve(strict=True) != target.resolve(strict=True)
@@ -97,17 +97,17 @@ def is_wrapper(path: Path, target: Path) -> bool:
         return False
 
 
-def link_name(pattern: str, key: str) -> str:
+def hook_link_name(pattern: str, key: str) -> str:
     """Return a name that a pattern matches, so that our Prolog runs first, our Epilog last; pure.
 
     Empty where the pattern leaves no such choice.
     """
     last = Path(pattern).name
     name = last.replace("*", "zz-gpulock" if key == PROLOG else "00-gpulock", 1).replace("*", "")
-    return name if fnmatchcase(name, last) and not is_pattern(name) else ""
+    return name if fnmatchcase(name, last) and not is_glob_pattern(name) else ""
 
 
-def misplaced(hook: InForce) -> Path | None:
+def misplaced_program(hook: InForceHook) -> Path | None:
     """Return a program of the site's that runs before our Prolog, or after our Epilog."""
     if not hook.ours or not hook.others:
         return None

@@ -19,7 +19,7 @@ from typing import Final
 
 from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.site import Site
+from gpulock.install.slurm.site import SlurmSite
 from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import LINE
@@ -34,7 +34,7 @@ _MOST: Final = 4096  # names of one expression: Slurm allows 1024 files a node
 
 
 @dataclass(frozen=True)
-class Entry:
+class GresEntry:
     """One line of slurmd's list: type and File= as printed, and the files of each position."""
 
     type: str
@@ -42,15 +42,15 @@ class Entry:
     positions: tuple[tuple[str, ...], ...]
 
 
-def parse_list(text: str) -> list[Entry]:
+def parse_gres_list(text: str) -> list[GresEntry]:
     """Return the GPUs that `slurmd -G` prints, in its order; raise InstallError; pure."""
-    found: list[Entry] = []
+    found: list[GresEntry] = []
     for line in text.splitlines():
         match = _ENTRY.search(line)
         if match is None or match[1] != _GPU:
             continue
         count, named = int(match[2]), _FILE.search(line)
-        files = expand(named[1]) if named else []
+        files = expand_file_ranges(named[1]) if named else []
         if count == 0:
             continue
         kind = re.search(r" Type=(\S+)", line)
@@ -61,23 +61,23 @@ def parse_list(text: str) -> list[Entry]:
         else:
             raise InstallError(f"slurmd's list is not understood: {line.strip()}; report this line")
         typed = kind[1] if kind and kind[1] != "(null)" else ""
-        found.append(Entry(typed, named[1] if named else "", tuple(places)))
+        found.append(GresEntry(typed, named[1] if named else "", tuple(places)))
     return found
 
 
-def expand(text: str) -> list[str]:
+def expand_file_ranges(text: str) -> list[str]:
     """Return the names of `/dev/nvidia[0-1,3],/dev/x`, in their order; raise InstallError; pure."""
     names: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         pieces = re.split(r"\[([^\]]*)\]", part)
-        choices = [_numbers(p) if n % 2 else [p] for n, p in enumerate(pieces)]
+        choices = [_expand_number_ranges(p) if n % 2 else [p] for n, p in enumerate(pieces)]
         names += ["".join(words) for words in product(*choices)]
         if len(names) > _MOST:
             raise InstallError(f"more than {_MOST} files in {text[:80]}; look at gres.conf")
     return names
 
 
-def _numbers(text: str) -> list[str]:
+def _expand_number_ranges(text: str) -> list[str]:
     found: list[str] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -90,14 +90,14 @@ def _numbers(text: str) -> list[str]:
     return found
 
 
-def positions(entries: Iterable[Entry]) -> list[tuple[str, ...]]:
+def gres_positions(entries: Iterable[GresEntry]) -> list[tuple[str, ...]]:
     """Return the files of each position."""
     return [files for entry in entries for files in entry.positions]
 
 
-def entries_of(site: Site) -> list[Entry]:
+def read_gres_entries(site: SlurmSite) -> list[GresEntry]:
     """Return slurmd's own list of GPUs; raise InstallError where two nodes here differ."""
-    lists = [parse_list(site.gres(node)) for node in site.nodes or ("",)]
+    lists = [parse_gres_list(site.gres(node)) for node in site.nodes or ("",)]
     if any(entries != lists[0] for entries in lists):
         raise InstallError(
             f"the nodes of this machine ({' '.join(site.nodes)}) have different GPUs in gres.conf,"
@@ -106,19 +106,19 @@ def entries_of(site: Site) -> list[Entry]:
     return lists[0]
 
 
-def counts_gres(settings: Settings) -> bool:
+def counts_by_gres(settings: Settings) -> bool:
     """Say whether jobs get GPUs by slurmd's list of gres/gpu, not by a mere count."""
     return settings.slurm_chooser == "slurm" or settings.slurm_count == "gpus"
 
 
-def map_text(gres_conf: Path | None, places: list[str]) -> str:
+def slurm_map_text(gres_conf: Path | None, places: list[str]) -> str:
     """Return the text of the map; pure."""
     pairs = [("gres_conf", str(gres_conf or ""))]
     pairs += [(str(number), place) for number, place in enumerate(places)]
-    return f"{LINE}\n{kv.encode(pairs)}"
+    return f"{LINE}\n{kv.encode_pairs(pairs)}"
 
 
-class Places:
+class GresDeviceFiles:
     """What the driver calls the device files of this node; raises InstallError."""
 
     def __init__(self, settings: Settings) -> None:
@@ -127,7 +127,7 @@ class Places:
         self.by_name = bool(settings.simulation) or settings.dev_root != "/dev"
         self._instances: dict[int, str] | None = None
 
-    def of_all(self, wanted: Sequence[tuple[str, ...]]) -> list[str]:
+    def devices_of_positions(self, wanted: Sequence[tuple[str, ...]]) -> list[str]:
         """Return the place of each position, which must be a device that the driver shows."""
         if not wanted:
             return []
@@ -138,7 +138,7 @@ class Places:
         shown = {device.minor for device in found if not device.fault}
         places: list[str] = []
         for number, files in enumerate(wanted):
-            place = self.of(files)
+            place = self.device_of_position(files)
             if int(place.partition(".")[0]) not in shown:
                 minors = ",".join(map(str, sorted(shown))) or "none"
                 raise InstallError(
@@ -153,7 +153,7 @@ class Places:
             places.append(place)
         return places
 
-    def of(self, files: tuple[str, ...]) -> str:
+    def device_of_position(self, files: tuple[str, ...]) -> str:
         """Return `<minor>`, or `<minor>.gi<g>.ci<c>` for the files of a MIG instance."""
         cards: list[int] = []
         capabilities: list[str] = []
@@ -173,7 +173,7 @@ class Places:
 
     def minor(self, name: str) -> int:
         """Return the minor of a card's device file."""
-        info = _stat(name)
+        info = _stat_device_file(name)
         if stat.S_ISCHR(info.st_mode) and os.major(info.st_rdev) == devices.MAJOR:
             return os.minor(info.st_rdev)
         found = _CARD.fullmatch(Path(name).resolve().name)
@@ -184,7 +184,7 @@ class Places:
     def instance(self, card: int, capabilities: list[str]) -> str:
         """Return `gi<g>.ci<c>` for the capability files of one instance."""
         if self._instances is None:
-            self._instances = read_instances(f"{self.settings.driver_root}-caps/mig-minors")
+            self._instances = read_mig_capabilities(f"{self.settings.driver_root}-caps/mig-minors")
         names = [self._instances.get(self.capability(name), "") for name in capabilities]
         compute = [name for name in names if "/ci" in name]
         whole = compute[0].rpartition("/")[0] if compute else ""
@@ -208,7 +208,7 @@ class Places:
 
     def capability(self, name: str) -> int:
         """Return the minor of a capability's device file."""
-        info = _stat(name)
+        info = _stat_device_file(name)
         if stat.S_ISCHR(info.st_mode) and not self.by_name:
             return os.minor(info.st_rdev)
         found = _CAPABILITY.fullmatch(Path(name).name)
@@ -216,7 +216,7 @@ class Places:
         return int(found[1])
 
 
-def read_instances(path: str) -> dict[int, str]:
+def read_mig_capabilities(path: str) -> dict[int, str]:
     """Return `gpu0/gi1` or `gpu0/gi1/ci0` by the minor of its capability; raise InstallError."""
     try:
         table = atomic.read_text(path, 1 << 20)
@@ -226,7 +226,7 @@ def read_instances(path: str) -> dict[int, str]:
     return {int(minor): name for name, minor in found}
 
 
-def _stat(name: str) -> os.stat_result:
+def _stat_device_file(name: str) -> os.stat_result:
     try:
         return os.stat(name)
     except OSError as fault:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError, make_folder
-from gpulock.install.slurm.site import Site
-from gpulock.install.slurm.slurm_conf import read
+from gpulock.install.hooks import InstallError, make_public_folder
+from gpulock.install.slurm.site import SlurmSite
+from gpulock.install.slurm.slurm_conf import read_slurm_file
 from gpulock.store import atomic
 
 LARGEST: Final = 1 << 20  # bytes: a prolog reads no more
@@ -35,7 +35,7 @@ class GresCopy:
 
     def read(self) -> str | None:
         """Return what identifies the copy."""
-        return identity(self.path) if self.path.exists() else None
+        return gres_conf_identity(self.path) if self.path.exists() else None
 
     def write(self, value: str | None) -> None:
         """Copy the file, if it still is what the map was made from, or remove the copy."""
@@ -43,23 +43,23 @@ class GresCopy:
             if value is None:
                 self.path.unlink(missing_ok=True)
                 return
-            if identity(self.source) != value:
+            if gres_conf_identity(self.source) != value:
                 raise InstallError(f"{self.source} was changed meanwhile; run it again")
-            make_folder(self.path.parent)
-            atomic.replace_file(str(self.path), read(self.source), 0o644)
+            make_public_folder(self.path.parent)
+            atomic.replace_file(str(self.path), read_slurm_file(self.source), 0o644)
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
 
 
-def identity(path: Path) -> str:
+def gres_conf_identity(path: Path) -> str:
     """Return what tells one text of gres.conf from another; raise InstallError."""
-    data = read(path)
+    data = read_slurm_file(path)
     if len(data) > LARGEST:
         raise InstallError(f"{path} is larger than {LARGEST} bytes, which no hook reads")
     return f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}"
 
 
-def gres_conf_of(site: Site) -> Path | None:
+def find_gres_conf(site: SlurmSite) -> Path | None:
     """Return this node's gres.conf, without a link at its end: no hook follows one."""
     path = site.gres_conf
     if path is None or not path.exists():
@@ -67,6 +67,8 @@ def gres_conf_of(site: Site) -> Path | None:
     return path.resolve() if path.is_symlink() else path
 
 
-def has_flag(gres_conf: Path, flag: str = "no_gpu_env") -> bool:
+def has_gres_flag(gres_conf: Path, flag: str = "no_gpu_env") -> bool:
     """Say whether gres.conf sets a flag for GPUs, for whichever node."""
-    return gres_conf.exists() and flag in read(gres_conf).decode("utf-8", "replace").lower()
+    return (
+        gres_conf.exists() and flag in read_slurm_file(gres_conf).decode("utf-8", "replace").lower()
+    )

@@ -14,9 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.daemons import find_daemons, root_and_we, why_not_run
+from gpulock.install.daemons import (
+    find_scheduler_daemons,
+    trusted_program_owners,
+    why_untrusted_program,
+)
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.slurm_conf import Conf, parse_shown, read_conf
+from gpulock.install.slurm.slurm_conf import SlurmConf, parse_scontrol_config, read_slurm_conf
 from gpulock.node.settings import Settings
 
 NAME: Final = "slurmd"
@@ -38,11 +42,13 @@ class Slurmd:
     program: Path
     conf: str = ""
     node: str = ""
-    owners: frozenset[int] = field(default_factory=root_and_we)  # whose programs beside it are run
+    owners: frozenset[int] = field(
+        default_factory=trusted_program_owners
+    )  # whose programs beside it are run
 
 
 @dataclass(frozen=True)
-class Site:
+class SlurmSite:
     """Slurm as this node reaches it; `conf` is None where slurm.conf is not to be found."""
 
     binaries: Path
@@ -60,20 +66,20 @@ class Site:
         """Return what scontrol prints; raise SlurmError."""
         done = self._run([self.binaries / "scontrol", *arguments], self.seconds)
         if done.returncode != 0:
-            raise SlurmError(f"scontrol {' '.join(arguments)}: {_last(done)}")
+            raise SlurmError(f"scontrol {' '.join(arguments)}: {_last_output_line(done)}")
         return done.stdout
 
-    def in_force(self) -> Conf:
+    def in_force(self) -> SlurmConf:
         """Return the configuration that slurmctld goes by; raise SlurmError."""
-        return parse_shown(self.scontrol("show", "config"))
+        return parse_scontrol_config(self.scontrol("show", "config"))
 
-    def in_file(self) -> Conf:
+    def in_file(self) -> SlurmConf:
         """Return the configuration that slurm.conf on this node holds; raise InstallError."""
         if self.conf is None:
             raise InstallError("slurm.conf is not to be found; set SLURM_CONF in the settings")
-        return read_conf(self.conf)
+        return read_slurm_conf(self.conf)
 
-    def best(self) -> Conf:
+    def best(self) -> SlurmConf:
         """Return what is in force, else what stands in slurm.conf; raise InstallError."""
         try:
             return self.in_force()
@@ -89,7 +95,7 @@ class Site:
         done = self._run(command, _GRES_SECONDS, self.slurmd)
         if done.returncode != 0:
             named = f" -N {node}" if node else ""
-            raise SlurmError(f"{NAME} -G{named}: {_last(done) or 'no such node?'}")
+            raise SlurmError(f"{NAME} -G{named}: {_last_output_line(done) or 'no such node?'}")
         return done.stderr + done.stdout
 
     def _run(
@@ -115,15 +121,15 @@ class Site:
             raise SlurmError(f"{program or command[0]}: {fault.strerror}") from fault
 
 
-def _last(done: subprocess.CompletedProcess[str]) -> str:
+def _last_output_line(done: subprocess.CompletedProcess[str]) -> str:
     """Return the last thing a program said."""
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else ""
 
 
-def find_site(
+def find_slurm_site(
     settings: Settings, given: frozenset[str], slurmds: list[Slurmd], node: str = ""
-) -> Site:
+) -> SlurmSite:
     """Return this node's Slurm: settings that were `given`, then what slurmd was started with.
 
     `slurmds` are those of this site (see `belonging`). Raises InstallError where there is no Slurm,
@@ -146,30 +152,30 @@ def find_site(
     clients = [Path(settings.slurm_binaries)]
     named_by_hand = "SLURM_BINARIES" in given  # which the hooks would believe
     if not named_by_hand:
-        clients = around([*beside, *clients])
-    scontrol = find_program("scontrol", clients, "set SLURM_BINARIES")
-    daemons = around([*beside, scontrol.parent])
-    program = slurmds[0].program if slurmds else find_program(NAME, daemons, "install slurmd")
+        clients = with_sibling_folders([*beside, *clients])
+    scontrol = find_slurm_program("scontrol", clients, "set SLURM_BINARIES")
+    daemons = with_sibling_folders([*beside, scontrol.parent])
+    program = slurmds[0].program if slurmds else find_slurm_program(NAME, daemons, "install slurmd")
     if slurmds:
-        vouched = around([Path(settings.slurm_binaries)]) if named_by_hand else []
+        vouched = with_sibling_folders([Path(settings.slurm_binaries)]) if named_by_hand else []
         doubtful = [path for path in (program, scontrol) if path.parent not in vouched]
-        check_programs(doubtful, slurmds[0].owners)
-    return Site(scontrol.parent, program, path, nodes, settings.slurm_timeout)
+        check_slurm_programs(doubtful, slurmds[0].owners)
+    return SlurmSite(scontrol.parent, program, path, nodes, settings.slurm_timeout)
 
 
-def belonging(slurmds: list[Slurmd], settings: Settings) -> list[Slurmd]:
+def slurmds_of_site(slurmds: list[Slurmd], settings: Settings) -> list[Slurmd]:
     """Return the slurmds that go by the slurm.conf of the settings; all where it names none."""
     conf = settings.slurm_conf
     return [slurmd for slurmd in slurmds if not conf or slurmd.conf in ("", conf)]
 
 
-def around(folders: list[Path]) -> list[Path]:
+def with_sibling_folders(folders: list[Path]) -> list[Path]:
     """Return folders with those beside them: daemons are in sbin, clients in bin."""
     found = [folder.parent / name for folder in folders for name in (folder.name, "bin", "sbin")]
     return list(dict.fromkeys(found))
 
 
-def find_program(name: str, folders: list[Path], do: str) -> Path:
+def find_slurm_program(name: str, folders: list[Path], do: str) -> Path:
     """Return a program of Slurm's; raise InstallError."""
     for folder in folders:
         if os.access(folder / name, os.X_OK) and (folder / name).is_file():
@@ -177,23 +183,23 @@ def find_program(name: str, folders: list[Path], do: str) -> Path:
     raise InstallError(f"no {name} in {' '.join(map(str, folders))}; {do}")
 
 
-def check_programs(programs: list[Path], owners: Collection[int]) -> None:
+def check_slurm_programs(programs: list[Path], owners: Collection[int]) -> None:
     """Raise InstallError for one that others than `owners` could have put where it is."""
     for program in programs:
-        if why := why_not_run(program, owners):
+        if why := why_untrusted_program(program, owners):
             raise InstallError(f"{program} is not run: {why}; mend it, or set SLURM_BINARIES")
 
 
 def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:
     """Return every slurmd of this machine that can be seen, none of another container's."""
     found: list[Slurmd] = []
-    for daemon in find_daemons(NAME, proc):
-        conf, node = started_with(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
+    for daemon in find_scheduler_daemons(NAME, proc):
+        conf, node = parse_slurmd_arguments(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
         found.append(Slurmd(daemon.pid, daemon.program, conf, node, daemon.owners))
     return found
 
 
-def started_with(words: list[str], conf: str) -> tuple[str, str]:
+def parse_slurmd_arguments(words: list[str], conf: str) -> tuple[str, str]:
     """Return slurmd's own slurm.conf and node name, empty for the defaults; pure.
 
     `conf` is the one that its environment names.
@@ -206,7 +212,7 @@ def started_with(words: list[str], conf: str) -> tuple[str, str]:
     return conf if conf.startswith("/") else "", node
 
 
-def started_at(pid: int, proc: Path = Path("/proc")) -> float:
+def process_start_time(pid: int, proc: Path = Path("/proc")) -> float:
     """Return when a process was started, in seconds of the epoch; raise OSError, ValueError."""
     ticks = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
     booted = int((proc / "stat").read_text().partition("\nbtime ")[2].split()[0])

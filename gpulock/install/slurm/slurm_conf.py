@@ -26,7 +26,7 @@ _THINGS: Final = ("nodename", "partitionname", "downnodes", "nodeset", "frontend
 
 
 @dataclass(frozen=True)
-class Conf:
+class SlurmConf:
     """What is in force, and who says so: `slurmctld`, or the path of the file that was read."""
 
     values: dict[str, str]
@@ -66,7 +66,7 @@ class Conf:
         return False
 
 
-def parse_shown(text: str) -> Conf:
+def parse_scontrol_config(text: str) -> SlurmConf:
     """Return what slurmctld goes by, as `scontrol show config` prints it; raise InstallError."""
     values: dict[str, str] = {}
     for line in text.splitlines():
@@ -84,13 +84,13 @@ def parse_shown(text: str) -> Conf:
         raise InstallError(
             "scontrol show config prints no SLURM_VERSION; is that Slurm's scontrol?"
         )
-    return Conf(values, "slurmctld")
+    return SlurmConf(values, "slurmctld")
 
 
-def read_conf(path: Path) -> Conf:
+def read_slurm_conf(path: Path) -> SlurmConf:
     """Return what a file like slurm.conf sets, with all that it includes; raise InstallError."""
     values: dict[str, str] = {}
-    for line in lines_of(path):
+    for line in read_slurm_lines(path):
         pairs = _PAIR.findall(line)
         if pairs and pairs[0][0].lower() in _THINGS:
             continue
@@ -100,24 +100,24 @@ def read_conf(path: Path) -> Conf:
                 values.pop(key.lower(), None)
             else:
                 values[key.lower()] = bare
-    return Conf(values, str(path))
+    return SlurmConf(values, str(path))
 
 
-def lines_of(path: Path, depth: int = 0) -> Iterator[str]:
+def read_slurm_lines(path: Path, depth: int = 0) -> Iterator[str]:
     """Yield the lines of a file of Slurm's and of those it includes; raise InstallError."""
     if depth > _DEPTH:
         raise InstallError(f"{path}: Include within Include without end; look at it")
-    for line in logical_lines(read(path).decode("utf-8", "surrogateescape")):
+    for line in logical_lines(read_slurm_file(path).decode("utf-8", "surrogateescape")):
         found = _INCLUDE.match(line)
         if found is None:
             yield line
         else:
-            yield from lines_of(path.parent / found[1].strip('"'), depth + 1)
+            yield from read_slurm_lines(path.parent / found[1].strip('"'), depth + 1)
 
 
-def includes(path: Path) -> list[str]:
+def find_slurm_includes(path: Path) -> list[str]:
     """Return the files that a file of Slurm's includes."""
-    lines = logical_lines(read(path).decode("utf-8", "surrogateescape"))
+    lines = logical_lines(read_slurm_file(path).decode("utf-8", "surrogateescape"))
     return [found[1] for line in lines if (found := _INCLUDE.match(line))]
 
 
@@ -128,7 +128,7 @@ def logical_lines(text: str) -> list[str]:
     return [line for line in bare if line]
 
 
-def read(path: Path) -> bytes:
+def read_slurm_file(path: Path) -> bytes:
     """Return the bytes of a configuration file; raise InstallError."""
     try:
         return atomic.read_file(str(path.resolve()), LARGEST)
@@ -136,7 +136,7 @@ def read(path: Path) -> bytes:
         raise InstallError(f"{path}: {fault.strerror}; look at it") from fault
 
 
-def merged(words: list[str], *more: str) -> str:
+def add_list_words(words: list[str], *more: str) -> str:
     """Return a comma separated list with some words added that it lacks; pure."""
     known = {word.lower() for word in words}
     return ",".join([*words, *(word for word in more if word.lower() not in known)])

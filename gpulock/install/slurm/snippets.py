@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.slurm.gres import Entry
+from gpulock.install.slurm.gres import GresEntry
 
 RESTART: Final = (
     "Then restart slurmd on these nodes, and slurmctld. A `scontrol reconfigure` between this",
@@ -14,7 +14,7 @@ RESTART: Final = (
 )
 
 
-def gres_conf_page(entries: list[Entry], gres_conf: Path | None) -> list[str]:
+def gres_conf_page(entries: list[GresEntry], gres_conf: Path | None) -> list[str]:
     """Return the lines of gres.conf with which Slurm leaves the choice to gpulock; pure."""
     lines = [
         f"    Name=gpu {f'Type={e.type} ' if e.type else ''}File={e.file} Flags=no_gpu_env"
@@ -30,7 +30,7 @@ def gres_conf_page(entries: list[Entry], gres_conf: Path | None) -> list[str]:
     ]
 
 
-def lua_page(names: tuple[str, ...]) -> list[str]:
+def job_submit_lua_page(names: tuple[str, ...]) -> list[str]:
     """Return the job_submit.lua for SLURM_COUNT=comment; pure."""
     return [
         "Into slurm.conf, since SLURM_COUNT=comment: JobSubmitPlugins=lua, and into job_submit.lua",
@@ -64,7 +64,7 @@ end
 """
 
 
-def settings_text(text: str | None, wanted: dict[str, str], present: frozenset[str]) -> str:
+def slurm_settings_text(text: str | None, wanted: dict[str, str], present: frozenset[str]) -> str:
     """Return the settings file with the keys added that it lacks; a new one says more; pure."""
     added = "".join(f"{name}={value}\n" for name, value in wanted.items() if name not in present)
     if text is None:

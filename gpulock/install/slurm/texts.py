@@ -16,12 +16,12 @@ from gpulock.install.slurm.configured_hooks import (
     PATHS,
     PROLOG,
     TASK,
-    InForce,
-    is_pattern,
-    is_wrapper,
-    link_name,
+    InForceHook,
+    hook_link_name,
+    is_glob_pattern,
+    is_hook_wrapper,
 )
-from gpulock.install.slurm.slurm_conf import Conf, merged
+from gpulock.install.slurm.slurm_conf import SlurmConf, add_list_words
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import DEADLINE
 
@@ -38,7 +38,7 @@ INSTALL_FIRST: Final = (
 
 
 @dataclass(frozen=True)
-class Want:
+class SlurmSettingAdvice:
     """A key of slurm.conf that must be, or had better be, otherwise."""
 
     key: str
@@ -60,49 +60,51 @@ def hook_seconds(settings: Settings) -> int:
     return math.ceil(DEADLINE + _CALLS * settings.slurm_timeout + _SPARE)
 
 
-def wants(conf: Conf, settings: Settings) -> list[Want]:
+def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSettingAdvice]:
     """Return what is to be set beside the hooks themselves, as far as it is not in force; pure."""
-    found: list[Want] = []
+    found: list[SlurmSettingAdvice] = []
     if not conf.has("PrologFlags", "Contain", "X11"):
         kept = [word for word in conf.words("PrologFlags") if word.lower() != "nohold"]
         why = "a job's extern step proves that it lives"
-        value = merged(kept, "Contain")
-        found.append(Want("PrologFlags", value, conf.get("PrologFlags"), why))
+        value = add_list_words(kept, "Contain")
+        found.append(SlurmSettingAdvice("PrologFlags", value, conf.get("PrologFlags"), why))
     code = settings.requeue_exit
     if code and not conf.holds_exit("RequeueExit", code):
-        value = merged(conf.words("RequeueExit"), str(code))
+        value = add_list_words(conf.words("RequeueExit"), str(code))
         why = "REQUEUE_EXIT: a job that finds no GPU waits again"
-        found.append(Want("RequeueExit", value, conf.get("RequeueExit"), why))
-    if settings.isolation == "cgroup" and not opens_sessions(conf):
+        found.append(SlurmSettingAdvice("RequeueExit", value, conf.get("RequeueExit"), why))
+    if settings.isolation == "cgroup" and not opens_pam_sessions(conf):
         why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
-        found.append(Want("UsePAM", "1", conf.get("UsePAM"), why))
+        found.append(SlurmSettingAdvice("UsePAM", "1", conf.get("UsePAM"), why))
     seconds, enough = conf.seconds("PrologEpilogTimeout"), hook_seconds(settings)
     timeout = str(max(SUGGESTED_TIMEOUT, enough))
     if seconds is None:
         why = "a hook that hangs does not block the node for ever"
-        found.append(Want("PrologEpilogTimeout", timeout, "", why, False))
+        found.append(SlurmSettingAdvice("PrologEpilogTimeout", timeout, "", why, False))
     elif seconds < enough:
         why = f"a hook may take {enough} s; one that is killed drains the node"
-        found.append(Want("PrologEpilogTimeout", timeout, str(seconds), why))
+        found.append(SlurmSettingAdvice("PrologEpilogTimeout", timeout, str(seconds), why))
     if not conf.has("LaunchParameters", "use_interactive_step"):
-        value = merged(conf.words("LaunchParameters"), "use_interactive_step")
+        value = add_list_words(conf.words("LaunchParameters"), "use_interactive_step")
         why = "salloc's shell gets its mask"
-        found.append(Want("LaunchParameters", value, conf.get("LaunchParameters"), why, False))
+        found.append(
+            SlurmSettingAdvice("LaunchParameters", value, conf.get("LaunchParameters"), why, False)
+        )
     if not conf.has("SchedulerParameters", "nohold_on_prolog_fail"):
-        value = merged(conf.words("SchedulerParameters"), "nohold_on_prolog_fail")
+        value = add_list_words(conf.words("SchedulerParameters"), "nohold_on_prolog_fail")
         why = "jobs that meet a broken node are not held"
         now = conf.get("SchedulerParameters")
-        found.append(Want("SchedulerParameters", value, now, why, False))
+        found.append(SlurmSettingAdvice("SchedulerParameters", value, now, why, False))
     return found
 
 
-def opens_sessions(conf: Conf) -> bool:
+def opens_pam_sessions(conf: SlurmConf) -> bool:
     """Return whether step daemons open PAM sessions."""
     return conf.get("UsePAM").lower() in ("1", "yes", "true", "y")
 
 
 def slurm_conf_page(
-    conf: Conf, hooks: list[InForce], paths: HookPaths, settings: Settings
+    conf: SlurmConf, hooks: list[InForceHook], paths: HookPaths, settings: Settings
 ) -> list[str]:
     """Return what to put into slurm.conf; empty where all of it is in force; pure."""
     lines: list[str] = []
@@ -113,10 +115,10 @@ def slurm_conf_page(
         if not hook.values:
             lines.append(f"{hook.key}={PATHS[hook.key](paths)}")
         else:
-            value, section = beside(hook, paths)
+            value, section = keep_site_hook(hook, paths)
             lines += [f"{hook.key}={value}"] if value else []
             sections += ["", *section]
-    found = wants(conf, settings)
+    found = slurm_setting_advice(conf, settings)
     lines += [line for want in found if want.needed for line in want.lines()]
     better = [line for want in found if not want.needed for line in want.lines()]
     page: list[str] = []
@@ -134,15 +136,15 @@ def slurm_conf_page(
     return [*page, "Until gpulockd comes, run gpulock reap from cron every minute on each node."]
 
 
-def beside(hook: InForce, paths: HookPaths) -> tuple[str, list[str]]:
+def keep_site_hook(hook: InForceHook, paths: HookPaths) -> tuple[str, list[str]]:
     """Return the value for slurm.conf (empty: it stays), and how the site's own hook is kept."""
     target = PATHS[hook.key](paths)
     if hook.key == TASK:
-        return beside_task(Path(hook.values[0]), target)
+        return keep_site_task_prolog(Path(hook.values[0]), target)
     order = "first" if hook.key == PROLOG else "last"
-    pattern = next((value for value in hook.values if is_pattern(value)), "")
+    pattern = next((value for value in hook.values if is_glob_pattern(value)), "")
     if pattern:
-        name = link_name(pattern, hook.key) or "NAME"
+        name = hook_link_name(pattern, hook.key) or "NAME"
         text = [
             f"{hook.key} {pattern} stays as it is. On every node, so that ours runs {order} (Slurm",
             "goes in reverse alphabetical order, and stops at the first that fails):",
@@ -164,7 +166,7 @@ def beside(hook: InForce, paths: HookPaths) -> tuple[str, list[str]]:
     return f"{folder}/*", text
 
 
-def beside_task(site: Path, target: Path) -> tuple[str, list[str]]:
+def keep_site_task_prolog(site: Path, target: Path) -> tuple[str, list[str]]:
     """Return the same for TaskProlog, of which Slurm takes one."""
     script = _FOLDER / "task-prolog"
     if script == site:
@@ -180,15 +182,18 @@ def beside_task(site: Path, target: Path) -> tuple[str, list[str]]:
     return str(script), text
 
 
-def removal_page(hooks: list[InForce], paths: HookPaths) -> list[str]:
+def hook_removal_page(hooks: list[InForceHook], paths: HookPaths) -> list[str]:
     """Return what is to be taken out of the cluster's files before the hooks can go."""
     lines: list[str] = []
     for hook in hooks:
         for path in hook.ours:
             target = PATHS[hook.key](paths)
-            if is_wrapper(path, target):
+            if is_hook_wrapper(path, target):
                 lines.append(f"from {path}, on every node: the line with {target}")
-            elif any(is_pattern(value) for value in hook.values) and str(path) not in hook.values:
+            elif (
+                any(is_glob_pattern(value) for value in hook.values)
+                and str(path) not in hook.values
+            ):
                 lines.append(f"on every node: rm {path}")
             else:
                 lines.append(f"from slurm.conf: {hook.key}={hook.text}")

@@ -10,23 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gpulock.install.change import File, Folder, Place, Record, undo_all
+from gpulock.install.change import (
+    FilePlace,
+    FolderPlace,
+    InstallRecord,
+    Place,
+    undo_recorded_changes,
+)
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.sge.install import current_settings
-from gpulock.install.sge.install import record_of as sge_record
-from gpulock.install.sge.uninstall import tell
-from gpulock.install.slurm.configured_hooks import all_hooks
+from gpulock.install.sge.install import sge_install_record as sge_record
+from gpulock.install.sge.uninstall import log_forced_uninstall
+from gpulock.install.slurm.configured_hooks import find_slurm_hooks
 from gpulock.install.slurm.gres_copy import GresCopy
 from gpulock.install.slurm.hook_trial import SlurmHooks
-from gpulock.install.slurm.install import record_of
-from gpulock.install.slurm.site import belonging, find_site, find_slurmds
-from gpulock.install.slurm.texts import removal_page
-from gpulock.install.versions import CURRENT, locks_in
+from gpulock.install.slurm.install import slurm_install_record
+from gpulock.install.slurm.site import find_slurm_site, find_slurmds, slurmds_of_site
+from gpulock.install.slurm.texts import hook_removal_page
+from gpulock.install.versions import CURRENT, list_locked_devices
 from gpulock.node.settings import Settings
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 
 
-def uninstall_slurm(
+def undo_slurm_install(
     config: Path, echo: Callable[[str], None], *, force: bool = False, because: str = ""
 ) -> list[str]:
     """Put back what was there before; return what was left as it is, and why.
@@ -35,7 +41,7 @@ def uninstall_slurm(
     Prolog that is missing drains the node. With `force` a reason is needed.
     """
     settings, given = current_settings(config)
-    record = record_of(settings)
+    record = slurm_install_record(settings)
     if not record.load():
         return []
     held = held_by_slurm(Path(settings.lock_dir))
@@ -48,7 +54,7 @@ def uninstall_slurm(
     prefixes += [Path(a[1]) for a in sge_record(settings).load() if a[0] == "hooks"]
     for prefix in dict.fromkeys(prefixes):
         try:
-            lines = still_started(settings, given, prefix)
+            lines = slurm_hook_references(settings, given, prefix)
         except InstallError as fault:
             if not (force and because):
                 why = f"whether Slurm still starts the hooks cannot be found out: {fault}"
@@ -62,37 +68,39 @@ def uninstall_slurm(
                 " named above, everywhere, then scontrol reconfigure, and run it again"
             )
     if held:
-        tell(f"Slurm's hooks uninstalled by force, {' '.join(held)}: {because}")
-    if hand_over(record, sge_record(settings)):
+        log_forced_uninstall(f"Slurm's hooks uninstalled by force, {' '.join(held)}: {because}")
+    if transfer_shared_hooks(record, sge_record(settings)):
         echo("the hooks and the settings stay: Grid Engine uses them")
-    left = undo_all(record, lambda address: place(address, settings), echo, lambda _: "")
+    left = undo_recorded_changes(
+        record, lambda address: make_slurm_place(address, settings), echo, lambda _: ""
+    )
     if not left:
-        Folder(record.path.parent).write(None)
+        FolderPlace(record.path.parent).write(None)
     return left
 
 
 def held_by_slurm(lock_dir: Path) -> list[str]:
     """Return the devices that Slurm jobs hold, or of which the holder cannot be told."""
-    store = Store(str(lock_dir))
+    store = LockStore(str(lock_dir))
     return [
         name
-        for name in locks_in(lock_dir)
+        for name in list_locked_devices(lock_dir)
         if (owner := store.read(name).owner) is None or owner.scheduler == "slurm"
     ]
 
 
-def still_started(settings: Settings, given: frozenset[str], prefix: Path) -> list[str]:
+def slurm_hook_references(settings: Settings, given: frozenset[str], prefix: Path) -> list[str]:
     """Return what leads Slurm to our hooks and must go first; raise InstallError."""
     paths = HookPaths(prefix / CURRENT)
-    site = find_site(settings, given, belonging(find_slurmds(), settings))
-    return removal_page(all_hooks(site.best(), paths), paths)
+    site = find_slurm_site(settings, given, slurmds_of_site(find_slurmds(), settings))
+    return hook_removal_page(find_slurm_hooks(site.best(), paths), paths)
 
 
-def place(address: tuple[str, ...], settings: Settings) -> Place:
+def make_slurm_place(address: tuple[str, ...], settings: Settings) -> Place:
     """Return the place that an address of the record means; raise InstallError."""
     kind, *rest = address
     if kind == "file":
-        return File(Path(rest[0]), int(rest[1], 8))
+        return FilePlace(Path(rest[0]), int(rest[1], 8))
     if kind == "hooks":
         return SlurmHooks(Path(rest[0]), Path(rest[1]), rest[2], Path(settings.lock_dir))
     if kind == "gres-copy":
@@ -103,7 +111,7 @@ def place(address: tuple[str, ...], settings: Settings) -> Place:
 # --- one folder of hooks for two schedulers -----------------------------------------------------
 
 
-def hand_over(giver: Record, taker: Record) -> bool:
+def transfer_shared_hooks(giver: InstallRecord, taker: InstallRecord) -> bool:
     """Give hooks and settings into the keeping of another scheduler, if that is installed."""
     entries, kept = giver.load(), taker.load()
     if not kept:
@@ -117,7 +125,7 @@ def hand_over(giver: Record, taker: Record) -> bool:
     for address in shared:
         before, after = entries.pop(address)
         if address in kept:
-            result[address] = merge((before, after), kept[address])
+            result[address] = merge_recorded_changes((before, after), kept[address])
         else:  # first, so that it is taken back last
             result = {address: (before, after), **result}
     taker.save(result)
@@ -125,7 +133,7 @@ def hand_over(giver: Record, taker: Record) -> bool:
     return True
 
 
-def merge(
+def merge_recorded_changes(
     one: tuple[str | None, str | None], other: tuple[str | None, str | None]
 ) -> tuple[str | None, str | None]:
     """Return the one change that two records of a place amount to; pure."""
@@ -139,4 +147,4 @@ def merge(
 def keep_for_slurm(config: Path) -> bool:
     """Before Grid Engine's part is uninstalled, keep what Slurm's needs; raise InstallError."""
     settings, _ = current_settings(config)
-    return hand_over(sge_record(settings), record_of(settings))
+    return transfer_shared_hooks(sge_record(settings), slurm_install_record(settings))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install systemd` and `uninstall systemd`: gpulockd and the exporter as services. Cold."""
+"""`gpulock install systemd` and `uninstall systemd`: both services. Cold."""

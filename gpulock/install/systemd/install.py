@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.change import Change, File, Folder, Record, changed
+from gpulock.install.change import Change, FilePlace, FolderPlace, InstallRecord, plan_place_change
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import Plan, current_settings
+from gpulock.install.sge.install import InstallPlan, current_settings
 from gpulock.install.systemd import manager
-from gpulock.install.systemd.manager import ON, Made, Service, Start, Systemctl, package_files
+from gpulock.install.systemd.manager import (
+    ON,
+    ServiceStart,
+    Systemctl,
+    SystemdFilePlace,
+    SystemdService,
+    package_files,
+)
 from gpulock.install.systemd.units import (
     DAEMON,
     EXPORTER,
@@ -27,11 +34,11 @@ from gpulock.install.systemd.units import (
     SOCKET,
     UNITS,
     USER,
-    Installation,
-    minors_of,
-    rendered,
+    UnitInputs,
+    card_minors,
+    render_units,
 )
-from gpulock.install.trial import try_interpreter, why_private
+from gpulock.install.trial import try_interpreter, why_users_cannot_run
 from gpulock.isolation.marks import MARK
 from gpulock.node import devices
 from gpulock.node.settings import DEFAULT_PATH, Settings
@@ -54,24 +61,24 @@ class SystemdOptions:
     ctl: Systemctl = field(default=manager.systemctl, compare=False)
 
 
-def record_of(settings: Settings) -> Record:
+def systemd_install_record(settings: Settings) -> InstallRecord:
     """Return where it is noted what was installed for systemd."""
-    return Record(Path(settings.state_dir, "install/systemd.json"))
+    return InstallRecord(Path(settings.state_dir, "install/systemd.json"))
 
 
-def services(ctl: Systemctl = manager.systemctl) -> list[Service]:
+def systemd_services(ctl: Systemctl = manager.systemctl) -> list[SystemdService]:
     """Return the services, in the order in which they are started."""
-    return [Service(name, units, ctl) for name, units in SERVICES.items()]
+    return [SystemdService(name, units, ctl) for name, units in SERVICES.items()]
 
 
-def unit_file(etc: Path, name: str) -> Path:
+def unit_file_path(etc: Path, name: str) -> Path:
     """Return where one of the rendered files goes."""
     if name == LOGROTATE:
         return etc / "logrotate.d/gpulock"
     return etc / (f"systemd/system/{name}" if name in UNITS else name)
 
 
-def installation(options: SystemdOptions, settings: Settings) -> tuple[Installation, str]:
+def read_unit_inputs(options: SystemdOptions, settings: Settings) -> tuple[UnitInputs, str]:
     """Return what to render for, and what is odd about it."""
     seen: list[int] = []
     note = ""
@@ -80,12 +87,12 @@ def installation(options: SystemdOptions, settings: Settings) -> tuple[Installat
         seen = [device.minor for device in found]
     except Refusal as refusal:
         note = f"{refusal.why}: run it again once the driver is loaded"
-    minors = minors_of(seen, settings.gpus)
+    minors = card_minors(seen, settings.gpus)
     marked = Path(settings.lock_dir, MARK).exists()
-    return Installation(options.python, options.config, settings, minors, marked), note
+    return UnitInputs(options.python, options.config, settings, minors, marked), note
 
 
-def plan_systemd(options: SystemdOptions) -> Plan:
+def plan_systemd(options: SystemdOptions) -> InstallPlan:
     """Return what must change for both services to run; raise InstallError."""
     settings, _ = current_settings(options.config)
     if settings.simulation:
@@ -94,58 +101,60 @@ def plan_systemd(options: SystemdOptions) -> Plan:
         raise InstallError(
             "systemd does not run here; start gpulockd and gpulock-exporter yourself"
         )
-    check_python(options.python)
-    plan = Plan(record_of(settings))
-    what, note = installation(options, settings)
+    check_exporter_python(options.python)
+    plan = InstallPlan(systemd_install_record(settings))
+    what, note = read_unit_inputs(options, settings)
     plan.notes += [note] if note else []
     for folder in (settings.lock_dir, settings.state_dir):
-        place = Folder(Path(folder))
-        plan.changes += changed(place, "uid 0, mode 0755") if place.read() is None else ()
-    texts = rendered(what)
-    plan.changes += files(options.etc, texts)
+        place = FolderPlace(Path(folder))
+        plan.changes += plan_place_change(place, "uid 0, mode 0755") if place.read() is None else ()
+    texts = render_units(what)
+    plan.changes += plan_unit_files(options.etc, texts)
     touched = {c.place.address[1] for c in plan.changes}
-    for service in services(options.ctl):
-        own = own_files(service, options.etc)
+    for service in systemd_services(options.ctl):
+        own = service_files(service, options.etc)
         stale = next((str(path) for path in own if str(path) in touched), "")
-        plan.changes += start(service, own, stale)
+        plan.changes += plan_service_start(service, own, stale)
     return plan
 
 
-def own_files(service: Service, etc: Path) -> list[Path]:
+def service_files(service: SystemdService, etc: Path) -> list[Path]:
     """Return the unit files of a service, then the modules it is made of."""
     packages = {"gpulock-exporter": ("gpulock", "gpulock_exporter")}
     modules = package_files(*packages.get(service.name, ("gpulock",)))
-    return [*(unit_file(etc, unit) for unit in service.units), *modules]
+    return [*(unit_file_path(etc, unit) for unit in service.units), *modules]
 
 
-def files(etc: Path, texts: dict[str, str]) -> Iterable[Change]:
+def plan_unit_files(etc: Path, texts: dict[str, str]) -> Iterable[Change]:
     """Yield the changes of files: the user before the service that runs as it."""
     for name in sorted(texts, key=lambda name: (name in UNITS, name)):
-        yield from changed(place_of(unit_file(etc, name)), texts[name])
+        yield from plan_place_change(make_unit_place(unit_file_path(etc, name)), texts[name])
 
 
-def place_of(path: Path) -> File:
+def make_unit_place(path: Path) -> FilePlace:
     """Return the place of one of the files."""
     if path.parent.name == "sysusers.d":
-        return Made(path, program="systemd-sysusers", there=user_exists)
+        return SystemdFilePlace(path, program="systemd-sysusers", there=exporter_user_exists)
     if path.parent.name == "tmpfiles.d":
-        return Made(path, program="systemd-tmpfiles --create")
-    return File(path)
+        return SystemdFilePlace(path, program="systemd-tmpfiles --create")
+    return FilePlace(path)
 
 
-def start(service: Service, own: Sequence[Path], stale: str) -> Iterable[Change]:
+def plan_service_start(
+    service: SystemdService, own: Sequence[Path], stale: str
+) -> Iterable[Change]:
     """Yield the start of a service that is not on, or not what is installed; raise InstallError."""
     now = service.read()
     if now is not None and "masked" in now:
         raise InstallError(f"{service.title} is masked; systemctl unmask {' '.join(service.units)}")
     why = f"{stale} changes" if stale else ""
     if now == ON and not why:
-        why = service.aged(own)
+        why = service.restart_reason(own)
     if now != ON or why:
-        yield Start(service, now, ON, why)
+        yield ServiceStart(service, now, ON, why)
 
 
-def user_exists() -> bool:
+def exporter_user_exists() -> bool:
     """Say whether the exporter's user is there."""
     try:
         pwd.getpwnam(USER)
@@ -154,7 +163,7 @@ def user_exists() -> bool:
     return True
 
 
-def check_python(python: str) -> None:
+def check_exporter_python(python: str) -> None:
     """Raise InstallError for an interpreter that the exporter's own user cannot use."""
     if not Path(python).is_absolute():
         raise InstallError(f"interpreter {python} is no absolute path")
@@ -163,7 +172,7 @@ def check_python(python: str) -> None:
             raise InstallError(
                 f"{path} is below a home directory, which services do not see; {_DO}"
             )
-    if why := why_private(Path(python)):
+    if why := why_users_cannot_run(Path(python)):
         raise InstallError(f"interpreter {why}; the exporter runs as {USER}; {_DO}")
     last = try_interpreter(python, ("-I", "-c", _NEEDED), _SECONDS)
     if last:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, File
+from gpulock.install.change import Change, FilePlace
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.site import started_at
+from gpulock.install.slurm.site import process_start_time
 
 RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 ON: Final = "enabled, active"
@@ -29,10 +29,10 @@ Systemctl = Callable[..., str]
 
 def systemctl(*words: str) -> str:
     """Run systemctl and return what it prints; raise InstallError with its own words."""
-    return run("systemctl", *words)
+    return run_systemd_program("systemctl", *words)
 
 
-def run(*command: str) -> str:
+def run_systemd_program(*command: str) -> str:
     """Run one of systemd's programs; raise InstallError."""
     name = " ".join(command)
     try:
@@ -53,7 +53,9 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def properties(unit: str, names: Sequence[str] = (), ctl: Systemctl = systemctl) -> dict[str, str]:
+def unit_properties(
+    unit: str, names: Sequence[str] = (), ctl: Systemctl = systemctl
+) -> dict[str, str]:
     """Return what systemd goes by for a unit, drop-ins and all; raise InstallError."""
     only = [f"--property={','.join(names)}"] if names else []
     found: dict[str, str] = {}
@@ -65,7 +67,7 @@ def properties(unit: str, names: Sequence[str] = (), ctl: Systemctl = systemctl)
 
 
 @dataclass(frozen=True)
-class Service:
+class SystemdService:
     """One program with its units (its socket before it): a place whose value is their state."""
 
     name: str
@@ -84,7 +86,7 @@ class Service:
 
     def read(self) -> str | None:
         """Return `enabled, active` where all its units are; None where systemd knows none."""
-        states = [state_of(properties(unit, _ASKED, self.ctl)) for unit in self.units]
+        states = [unit_state(unit_properties(unit, _ASKED, self.ctl)) for unit in self.units]
         if not any(states):
             return None
         odd = [f"{u}: {s or 'not there'}" for u, s in zip(self.units, states, strict=True)]
@@ -102,22 +104,22 @@ class Service:
         elif self.read() is not None:
             self.ctl("disable", "--now", "--quiet", *self.units)
 
-    def aged(self, files: Sequence[Path]) -> str:
+    def restart_reason(self, files: Sequence[Path]) -> str:
         """Return why what runs is not what is installed, or nothing; raise InstallError."""
         for unit in self.units:
-            seen = properties(unit, _ASKED, self.ctl)
+            seen = unit_properties(unit, _ASKED, self.ctl)
             if seen.get("NeedDaemonReload") == "yes":
                 return f"{unit} was changed since systemd read it"
             pid = int(seen.get("MainPID", "0") or "0")
             try:
-                if pid and (changed := younger(files, started_at(pid))):
+                if pid and (changed := first_file_newer(files, process_start_time(pid))):
                     return f"{self.name} was started before {changed} was changed"
             except (OSError, ValueError):
                 continue  # it ends at this moment
         return ""
 
 
-def state_of(seen: dict[str, str]) -> str | None:
+def unit_state(seen: dict[str, str]) -> str | None:
     """Return a unit's state in two words, None for one that is not there; pure."""
     if seen.get("LoadState") == "not-found":
         return None
@@ -126,7 +128,7 @@ def state_of(seen: dict[str, str]) -> str | None:
     return f"{seen.get('UnitFileState') or 'disabled'}, {seen.get('ActiveState') or 'inactive'}"
 
 
-def younger(files: Sequence[Path], when: float) -> Path | None:
+def first_file_newer(files: Sequence[Path], when: float) -> Path | None:
     """Return the first file that was changed after a time (seconds of the epoch).
 
     What the kernel says of a process's start may be off by a second (btime is whole seconds).
@@ -158,7 +160,7 @@ def package_files(*packages: str) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Start(Change):
+class ServiceStart(Change):
     """A service that is enabled and started afresh, for a reason; it may seem to be so already."""
 
     because: str = ""
@@ -177,7 +179,7 @@ class Start(Change):
 
 
 @dataclass(frozen=True)
-class Made(File):
+class SystemdFilePlace(FilePlace):
     """A file that one of systemd's programs makes things from at once: users, folders."""
 
     program: str = ""
@@ -197,4 +199,4 @@ class Made(File):
         """Replace the file and let things be made; what was made stays when it is removed."""
         super().write(value)
         if value is not None:
-            run(*self.program.split(), str(self.path))
+            run_systemd_program(*self.program.split(), str(self.path))

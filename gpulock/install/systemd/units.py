@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError, share
+from gpulock.install.hooks import InstallError, find_share_folder
 from gpulock.node.settings import Settings
 
 DAEMON: Final = "gpulockd.service"
@@ -42,7 +42,7 @@ _ANY_COMMAND: Final = (
 
 
 @dataclass(frozen=True)
-class Installation:
+class UnitInputs:
     """What the units are rendered from; `minors` are the cards', as in /dev/nvidiaN."""
 
     python: str
@@ -55,16 +55,16 @@ class Installation:
         """Return what each placeholder stands for; raise InstallError."""
         settings = self.settings
         return {
-            "PYTHON": plain("interpreter", self.python),
-            "CONFIG": plain("settings file", str(self.config)),
-            "LOCK_DIR": plain("LOCK_DIR", settings.lock_dir),
-            "STATE_DIR": plain("STATE_DIR", settings.state_dir),
-            "WRITABLE": " ".join(writable(settings)),
+            "PYTHON": check_unit_path("interpreter", self.python),
+            "CONFIG": check_unit_path("settings file", str(self.config)),
+            "LOCK_DIR": check_unit_path("LOCK_DIR", settings.lock_dir),
+            "STATE_DIR": check_unit_path("STATE_DIR", settings.state_dir),
+            "WRITABLE": " ".join(writable_folders(settings)),
             "COMMAND": "\n".join(_ANY_COMMAND if settings.idle_command else _NO_COMMAND),
-            "ISOLATION": "\n".join(isolation(settings.isolation, self.was_isolated)),
+            "ISOLATION": "\n".join(isolation_directives(settings.isolation, self.was_isolated)),
             "MINORS": " ".join(f"-c {minor}" for minor in (_CONTROL, *self.minors)),
             "NODES": "\n".join(f"DeviceAllow=/dev/nvidia{minor} rw" for minor in self.minors),
-            "FOLDER": "\n".join(exporter_folder(settings.exporter_dir)),
+            "FOLDER": "\n".join(exporter_folder_directives(settings.exporter_dir)),
             "PRIVATE_TMP": "no" if self._is_in_tmp() else "yes",
             "LISTEN": "\n".join(
                 f"ListenStream={listen_stream(word)}" for word in settings.exporter_listen
@@ -78,39 +78,39 @@ class Installation:
         return any(path.startswith(_TEMPORARY) for path in (*read, str(self.config), self.python))
 
 
-def templates() -> dict[str, str]:
+def read_unit_templates() -> dict[str, str]:
     """Return the text of every file by its path below systemd/; raise InstallError."""
-    root = share() / "systemd"
+    root = find_share_folder() / "systemd"
     try:
         return {name: (root / name).read_text() for name in (*UNITS, TMPFILES, SYSUSERS, LOGROTATE)}
     except OSError as fault:
         raise InstallError(f"{fault}; install gpulock again") from fault
 
 
-def rendered(installation: Installation) -> dict[str, str]:
+def render_units(installation: UnitInputs) -> dict[str, str]:
     """Return every file as it is installed; raise InstallError."""
     values = installation.values()
-    files = {name: fill(text, values) for name, text in templates().items()}
+    files = {name: fill_placeholders(text, values) for name, text in read_unit_templates().items()}
     files[LOGROTATE] = files[LOGROTATE].replace(_STATE_DIR, values["STATE_DIR"])
     folder = installation.settings.exporter_dir
     if not folder.startswith(_RUN):
-        files[TMPFILES] += f"d {plain('EXPORTER_DIR', folder)} 0755 {USER} {USER} -\n"
+        files[TMPFILES] += f"d {check_unit_path('EXPORTER_DIR', folder)} 0755 {USER} {USER} -\n"
     return files
 
 
-def fill(text: str, values: dict[str, str]) -> str:
+def fill_placeholders(text: str, values: dict[str, str]) -> str:
     """Return a template with its placeholders replaced; one that is not known is a KeyError."""
     return re.sub("@([A-Z_]+)@", lambda found: values[found[1]], text)
 
 
-def plain(what: str, path: str) -> str:
+def check_unit_path(what: str, path: str) -> str:
     """Return a path that systemd takes as it is written; raise InstallError for any other."""
     if not path.startswith("/") or not re.fullmatch(r"[\w/.+=:@,-]+", path, re.ASCII):
         raise InstallError(f"{what} {path!r} cannot stand in a unit; move it to a plain path")
     return path
 
 
-def writable(settings: Settings) -> list[str]:
+def writable_folders(settings: Settings) -> list[str]:
     """Return the folders that gpulockd writes to.
 
     The one above LOCK_DIR, not LOCK_DIR: when that was lost and made again, systemd's mount of the
@@ -127,13 +127,13 @@ def writable(settings: Settings) -> list[str]:
     ]
     found: list[str] = []
     for path in (*needed, *filter(None, others)):
-        plain("folder", path)
+        check_unit_path("folder", path)
         if not any(f"{path}/".startswith(f"{known.lstrip('-')}/") for known in found):
             found.append(path if path in needed else f"-{path}")
     return found
 
 
-def isolation(kind: str, was_isolated: bool) -> list[str]:
+def isolation_directives(kind: str, was_isolated: bool) -> list[str]:
     """Return what gpulockd may do to other programs' cgroups, and to the devices' groups."""
     if kind == "cgroup" or (was_isolated and kind == "off"):
         found = [
@@ -147,9 +147,9 @@ def isolation(kind: str, was_isolated: bool) -> list[str]:
     return [*found, "CapabilityBoundingSet=CAP_CHOWN"] if kind == "group" else found
 
 
-def exporter_folder(path: str) -> list[str]:
+def exporter_folder_directives(path: str) -> list[str]:
     """Return how the exporter comes to its folder: systemd makes those below /run."""
-    plain("EXPORTER_DIR", path)
+    check_unit_path("EXPORTER_DIR", path)
     if not path.startswith(_RUN):
         return [f"ReadWritePaths={path}"]
     return [f"RuntimeDirectory={path.removeprefix(_RUN)}", "RuntimeDirectoryPreserve=yes"]
@@ -175,6 +175,6 @@ def listen_stream(word: str) -> str:
     return word
 
 
-def minors_of(seen: Sequence[int], count: int) -> tuple[int, ...]:
+def card_minors(seen: Sequence[int], count: int) -> tuple[int, ...]:
     """Return the cards' minors: those seen, else as many as the settings say there are."""
     return tuple(sorted(minor for minor in seen if minor >= 0)) or tuple(range(max(count, 1)))

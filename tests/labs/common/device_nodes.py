@@ -20,7 +20,7 @@ from tests.labs.common.processes import parent_of
 from tests.labs.sge.wait import until
 
 CONTROL = 255  # nvidiactl
-TREES = tree.trees("/sys")
+TREES = tree.find_hierarchies("/sys")
 # For the node's interpreter, as the job's user: NAME=ERROR of every node, in order.
 PROBE = """
 import errno, os, sys
@@ -67,11 +67,11 @@ def programs() -> list[int]:
     number = 0
     while True:
         try:
-            _, answer = bpf.bpf(NEXT_ID, number.to_bytes(4, "little"))
+            _, answer = bpf.bpf_syscall(NEXT_ID, number.to_bytes(4, "little"))
         except FileNotFoundError:
             return found
         number = int.from_bytes(answer[4:8], "little")
-        if bpf.name_of(number) == bpf.NAME:
+        if bpf.bpf_program_name(number) == bpf.NAME:
             found.append(number)
 
 
@@ -114,7 +114,7 @@ class Service:
         for folder in self.folders:
             folder.mkdir()
             for pid in pids:
-                tree.move(pid, str(folder))
+                tree.move_to_cgroup(pid, str(folder))
 
     def jobs(self) -> list[str]:
         """Return the names of the jobs' cgroups."""
@@ -128,16 +128,16 @@ class Service:
         """Return who is in a job's cgroup, and not below the process that it is named after."""
         found: list[int] = []
         for path in self.places():
-            process = tree.process_of(path.name)
+            process = tree.parse_cgroup_name(path.name)
             with contextlib.suppress(OSError):  # it went meanwhile
-                members = tree.members(str(path))
+                members = tree.cgroup_pids(str(path))
                 found += [pid for pid in members if process and not is_below(pid, process[0])]
         return found
 
     def of(self, pid: int) -> list[Path]:
         """Return the cgroups that a process is in."""
         text = Path(f"/proc/{pid}/cgroup").read_text()
-        places = tree.parse_places(text)
+        places = tree.parse_cgroup_paths(text)
         return [Path(one.top + places[one.version]) for one in TREES]
 
     def close(self) -> None:
@@ -150,9 +150,9 @@ class Service:
         left: list[Path] = []
         for one, folder in zip(TREES, self.folders, strict=True):
             for place in (*(path for path in folder.glob("*/") if path.is_dir()), folder):
-                for pid in tree.members(str(place)) if place.is_dir() else ():
+                for pid in tree.cgroup_pids(str(place)) if place.is_dir() else ():
                     with contextlib.suppress(ProcessLookupError):
-                        tree.move(pid, one.top)
-                if not tree.remove(str(place)):
+                        tree.move_to_cgroup(pid, one.top)
+                if not tree.remove_cgroup(str(place)):
                     left.append(place)
         return not left

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.node.sample import SAMPLE, SAMPLE_LINE, Sample, load
+from gpulock.node.sample import SAMPLE, SAMPLE_LINE, Sample, load_sample_file
 from tests.labs.sge.wait import PATIENCE, until
 from tests.nvml.double import Double
 
@@ -32,7 +32,7 @@ class Observer:
 
     def sample(self) -> Sample | None:
         """Return what it told last, however long ago."""
-        return load(f"{self.folder}/{SAMPLE}", SAMPLE_LINE)
+        return load_sample_file(f"{self.folder}/{SAMPLE}", SAMPLE_LINE)
 
     def crash(self) -> None:
         """Kill it, as an OOM killer would."""

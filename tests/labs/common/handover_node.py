@@ -7,10 +7,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.alloc.memory_check import MIB, NOT_TOLD
-from gpulock.deadline import boottime
+from gpulock.alloc.memory_check import MEMORY_NOT_REPORTED, MIB
+from gpulock.deadline import clock_boottime
 from gpulock.node.devices import Device
-from gpulock.node.sample import Sample, Seen
+from gpulock.node.sample import DeviceSample, Sample
 from gpulock.store import quarantine
 from tests.labs.common.exporter_node import Observer, exporter
 from tests.labs.common.lock_folder import owners
@@ -91,7 +91,7 @@ class Gpus:
 
     # --- what is known of them ----------------------------------------------------------------
 
-    def seen(self, device: str) -> Seen:
+    def seen(self, device: str) -> DeviceSample:
         """Return what the exporter told last of a device."""
         found = self.observer.sample()
         assert found is not None
@@ -102,7 +102,7 @@ class Gpus:
         found = self.observer.sample()
         assert found is not None and found.boottime is not None
         written = found.boottime
-        until(lambda: boottime() - written > OLDEST, what="the last sample to be old")
+        until(lambda: clock_boottime() - written > OLDEST, what="the last sample to be old")
 
     def locks(self) -> dict[str, bool]:
         """Return the devices that are locked, and of each whether its job is over."""
@@ -111,8 +111,11 @@ class Gpus:
     def out(self) -> dict[str, str]:
         """Return why each device that is out of service is so."""
         folder = quarantine.QUARANTINE
-        names = quarantine.listed(self._state_dir, folder)
-        return {n: quarantine.read(self._state_dir, folder, n).get("because", "") for n in names}
+        names = quarantine.list_noted_devices(self._state_dir, folder)
+        return {
+            n: quarantine.read_device_note(self._state_dir, folder, n).get("because", "")
+            for n in names
+        }
 
     def freed_as(self, device: str) -> str:
         """Return how a device was freed, as its claim's record says; gpulockd must not run."""
@@ -157,10 +160,10 @@ def assert_untold(gpus: Gpus, first: Job, second: Job, reap: Callable[[], Reaped
     gpus.wait_stale()
     second.end()
     second.over()
-    assert gpus.freed_as(second.device) == f"epilog{NOT_TOLD}"
+    assert gpus.freed_as(second.device) == f"epilog{MEMORY_NOT_REPORTED}"
     assert {act for act, _ in reap().acts()} == {"freed"}
     how = gpus.freed_as(first.device)
-    assert how.startswith("reap: ") and how.endswith(NOT_TOLD)
+    assert how.startswith("reap: ") and how.endswith(MEMORY_NOT_REPORTED)
     assert gpus.out() == {}
 
 

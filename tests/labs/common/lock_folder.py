@@ -24,6 +24,6 @@ def settled(place: Path) -> list[Owner]:
 def look(place: Path) -> list[Owner] | None:
     """Return its owner, nobody where the lock is gone, None where it has no owner yet."""
     try:
-        return [owner.parse((place / "owner").read_text())]
+        return [owner.parse_owner((place / "owner").read_text())]
     except FileNotFoundError:
         return None if place.is_dir() else []

@@ -14,18 +14,18 @@ REPOSITORY: Final = Path(__file__).resolve().parents[3]
 # What `gpulock reap` does, told as JSON: it runs on the node, in whatever namespace it is put.
 REAP: Final = """
 import json, sys
-from gpulock.daemon import process
-from gpulock.daemon.reconcile import reconcile
+from gpulock.workstation import process_claims
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
-from gpulock.node import Node
-from gpulock.refusal import Refusal
-from gpulock.settings import load
-node = Node(load(sys.argv[1]))
+from gpulock.node.context import Node
+from gpulock.errors import Refusal
+from gpulock.node.settings import read_settings
+node = Node(read_settings(sys.argv[1]))
 told = {"refused": "", "adopted": [], "outcomes": {}}
 for _ in range(20):
     told["refused"], found = "", {}
     try:
-        report = reconcile(node, process.judge(node), Deadline(20))
+        report = reconcile_locks(node, process_claims.make_liveness_judge(node), Deadline(20))
     except Refusal as refusal:
         told["refused"], blind = f"{refusal.kind}: {refusal.why}", refusal.why
     else:

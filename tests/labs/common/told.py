@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from gpulock.deadline import boottime
+from gpulock.deadline import clock_boottime
 from gpulock.node.sample import SAMPLE_LINE
 
 PLACE: Final = "/run/gpulock-exporter"
@@ -39,7 +39,7 @@ class Told:
             self._write()
 
     def _write(self) -> None:
-        now = boottime()
+        now = clock_boottime()
         head = [SAMPLE_LINE, f"boot_id={BOOT.read_text().strip()}", f"boottime={now}"]
         lines = [
             f"device {name} looked={now} memory_used=0 processes=0 {facts}".rstrip()

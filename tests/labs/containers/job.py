@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpulock.job.environment import driver_version
+from gpulock.job.environment import loaded_driver_version
 from gpulock.node.settings import Settings
 from tests.labs.common.device_nodes import opened
 from tests.labs.containers.install import install, make_image, sid
@@ -98,7 +98,7 @@ class Boxes:
         """Make an image, and files of the node's driver, in the lab's folder."""
         self._image = machine.lab / "image"
         self._sets = machine.lab / "sets"
-        self.version = driver_version(settings.driver_root)
+        self.version = loaded_driver_version(settings.driver_root)
         if not self._image.exists():
             make_image(self._image)
             (self._image / "probe").write_text(_PROBE)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.isolation import confine, policy, tree
-from gpulock.job.environment import BIND_LISTS, driver_version, drop_names
-from gpulock.node.settings import load
+from gpulock.job.environment import BIND_LISTS, grant_variable_names, loaded_driver_version
+from gpulock.node.settings import read_settings
 from tests.labs.containers.install import install, make_image, sid
 from tests.labs.containers.stage import CAPS_MAJOR, MAJOR, Stage
 from tests.labs.sge.wait import LabError, until
@@ -78,8 +78,8 @@ class Node:
         folder.mkdir()
         self.lab = lab
         self.site = Site(folder, preset)
-        self.settings = load(self.site.config)
-        self.version = driver_version(self.settings.driver_root)
+        self.settings = read_settings(self.site.config)
+        self.version = loaded_driver_version(self.settings.driver_root)
         self.sets = folder / "sets"
         self.add_set(self.version)
         own = {"DRIVER_DIR": str(self.sets), "CDI_DIR": CDI_DIR, **keys}
@@ -120,7 +120,7 @@ class Node:
         if done.returncode != 0:
             raise LabError(done.stderr)
         pairs = [pair.partition("=") for pair in done.stdout.split("\0") if pair]
-        ours = {*drop_names(), *BIND_LISTS, *users}
+        ours = {*grant_variable_names(), *BIND_LISTS, *users}
         return {name: value for name, _, value in pairs if name in ours}
 
     def apptainer(
@@ -164,14 +164,16 @@ class Node:
         """Give cgroups that are closed as ISOLATION=cgroup closes a job's."""
         uuids = job["GPULOCK_DEVICES"].split(",")
         granted = [device for device in self.site.node().devices() if device.uuid in uuids]
-        rules = policy.rules(granted, policy.caps_major("/proc"), self.settings.driver_root)
-        folders = [f"{one.top}/{self.lab.parent}-confined" for one in tree.trees("/sys")]
+        rules = policy.device_rules(
+            granted, policy.read_caps_major("/proc"), self.settings.driver_root
+        )
+        folders = [f"{one.top}/{self.lab.parent}-confined" for one in tree.find_hierarchies("/sys")]
         try:
-            for one, folder in zip(tree.trees("/sys"), folders, strict=True):
-                confine.shut(one, folder, rules, "/dev")
+            for one, folder in zip(tree.find_hierarchies("/sys"), folders, strict=True):
+                confine.close_job_cgroup(one, folder, rules, "/dev")
             yield folders
         finally:
-            until(lambda: all(map(tree.remove, folders)), what="the job's cgroups are empty")
+            until(lambda: all(map(tree.remove_cgroup, folders)), what="the job's cgroups are empty")
 
     def podman(
         self, script: str, env: Mapping[str, str], *flags: str

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.job.environment import BIND_LISTS, TWINS, variables
-from gpulock.node.settings import load
+from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES, grant_variables
+from gpulock.node.settings import read_settings
 from tests.labs.common.device_nodes import alone
 from tests.labs.containers.lab import Containers, Node
 
@@ -52,7 +52,11 @@ def told(text: str) -> dict[str, str]:
 
 def visible(job: dict[str, str]) -> dict[str, str]:
     """Return what a container must find of a job's variables."""
-    names = [name.removeprefix(TWINS[0]) for name in job if name.startswith(TWINS[0])]
+    names = [
+        name.removeprefix(CONTAINER_PREFIXES[0])
+        for name in job
+        if name.startswith(CONTAINER_PREFIXES[0])
+    ]
     assert "CUDA_VISIBLE_DEVICES" in names
     return {name: job[name] for name in names}
 
@@ -81,7 +85,7 @@ def test_the_names_of_singularity_alone_are_as_good(node: Node, flags: tuple[str
 
 @pytest.mark.parametrize("flag", CLEAN)
 def test_what_a_user_exports_for_his_container_is_overwritten(node: Node, flag: str) -> None:
-    users = {f"{twin}CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7" for twin in TWINS}
+    users = {f"{twin}CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7" for twin in CONTAINER_PREFIXES}
     job = node.job(1, **users)
     done = node.apptainer(SHOW, job, flag)
 
@@ -124,7 +128,7 @@ def test_strange_binds_of_a_user_hide_none_of_ours(node: Node, hostile: str) -> 
 
 
 def test_a_program_without_gpus_sees_an_empty_mask_and_not_none(node: Node) -> None:
-    job = dict(variables([], node.settings))
+    job = dict(grant_variables([], node.settings))
     for flags in ((), ("--cleanenv",), ("--containall",)):
         assert told(node.apptainer(SHOW, job, *flags).stdout)["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -205,7 +209,7 @@ def test_podman_knows_a_card_by_each_of_its_names_and_no_other(node: Node) -> No
 
 
 def test_podman_gives_nothing_to_a_job_without_gpus(node: Node) -> None:
-    job = dict(variables([], load(node.site.config)))
+    job = dict(grant_variables([], read_settings(node.site.config)))
     done = node.podman("ls /dev", job, *job["GPULOCK_CDI"].split())
     assert (done.returncode, "nvidia" in done.stdout) == (0, False)
 

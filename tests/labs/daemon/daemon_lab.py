@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpulock.alloc.liveness import Verdict
-from gpulock.deadline import boottime
+from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
 from tests.labs.common.processes import state_of
 from tests.labs.daemon.daemon_site import GPULOCKD
@@ -156,7 +156,7 @@ class Daemon:
     def verdict(self, claim: Claim) -> Verdict | None:
         """Return what it published of a claim, None where that is over."""
         boot_id = (self.lock_dir / "boot_id").read_text().strip()
-        found, _ = verdicts.published(str(self.lock_dir), boottime(), boot_id)
+        found, _ = verdicts.read_dated_verdicts(str(self.lock_dir), clock_boottime(), boot_id)
         assert found is not None, "there are no fresh verdicts"
         return found.get(claim.token)
 

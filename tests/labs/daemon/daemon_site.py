@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 HIDDEN = ("SIMULATION=", "LOCK_DIR=", "STATE_DIR=", "PROC_ROOT=")
@@ -32,7 +32,7 @@ class Site:
     """The workstation below `root`, which everybody may read."""
 
     def __init__(self, root: Path) -> None:
-        node = write_node(root / "node", "dgx1")
+        node = write_simulated_node(root / "node", "dgx1")
         lines = node.config.read_text().splitlines()
         kept = [line for line in lines if not line.startswith(HIDDEN)]
         self.root = root

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from tests.labs.daemon.hung_memory import hung_process
 
 pytestmark = pytest.mark.lab
@@ -18,18 +18,18 @@ UID = 65533
 JOB = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "n1", "PATH": "/usr/bin:/bin"}
 LOOK = """\
 import sys
-from gpulock.liveness import Scan
-from gpulock.locks import Lock
-from gpulock.owner import Owner
-from gpulock.procfs import Proc
-from gpulock.settings import load
-from gpulock.slurm.steps import Steps
+from gpulock.alloc.liveness import ProcessScan
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
+from gpulock.node.procfs import Proc
+from gpulock.node.settings import read_settings
+from gpulock.slurm.steps import SlurmSteps
 words = dict(scheduler="slurm", node="n", slurmd="n1", task_id="1", token="t", boot_id="b")
-settings = load(sys.argv[1])
+settings = read_settings(sys.argv[1])
 settings.simulation = ""
 for uid in (int(sys.argv[2]), int(sys.argv[2]) - 1):
     lock = Lock("0000:01:00.0", Owner(job_id="77", uid=uid, **words), "")
-    print(Steps(settings).left(lock, Scan(Proc())) or "nothing")
+    print(SlurmSteps(settings).describe_leftover(lock, ProcessScan(Proc())) or "nothing")
 """
 
 
@@ -48,7 +48,7 @@ def test_what_is_left_of_a_job_is_told_although_its_memory_cannot_be_read(
 ) -> None:
     with pytest.raises(subprocess.TimeoutExpired):  # so it is for whoever simply reads it
         subprocess.run(["cat", f"/proc/{hung}/environ"], timeout=2, check=False)
-    node = write_node(tmp_path / "node", "dgx1")
+    node = write_simulated_node(tmp_path / "node", "dgx1")
     command = [sys.executable, "-c", LOOK, str(node.config), str(UID)]
     done = subprocess.run(command, timeout=60, check=True, capture_output=True, text=True)
     own, others = done.stdout.splitlines()

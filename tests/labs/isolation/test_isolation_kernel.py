@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.isolation import bpf, confine, sessions, tree
-from gpulock.isolation.policy import NOTHING
-from gpulock.isolation.tree import V1, V2, Tree
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
+from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.context import Node
 from gpulock.node.devices import MAJOR, Device
 from gpulock.node.settings import Settings
@@ -56,7 +56,7 @@ def dev(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def group(one: Tree) -> Iterator[str]:
+def group(one: CgroupHierarchy) -> Iterator[str]:
     """Give a cgroup that is gone after the test, with its programs."""
     before = programs()
     folder = f"{one.top}/gpulock-kernel-test"
@@ -73,7 +73,7 @@ def inside(
 
     def enter() -> None:
         for folder in folders:
-            tree.move(os.getpid(), folder)
+            tree.move_to_cgroup(os.getpid(), folder)
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
@@ -96,9 +96,9 @@ def test_this_machine_has_both_versions() -> None:
 @BOTH
 @pytest.mark.parametrize("uid", [0, NOBODY])
 def test_one_version_alone_closes_every_other_card(
-    one: Tree, group: str, dev: Path, uid: int
+    one: CgroupHierarchy, group: str, dev: Path, uid: int
 ) -> None:
-    confine.shut(one, group, RULES, str(dev))
+    confine.close_job_cgroup(one, group, RULES, str(dev))
 
     assert inside([group], dev, uid=uid) == ONE_CARD
     assert inside([group], dev, "/usr/bin/unshare", "-Urm", uid=NOBODY) == ONE_CARD
@@ -107,9 +107,9 @@ def test_one_version_alone_closes_every_other_card(
 
 @BOTH
 def test_a_user_inside_makes_no_node_of_his_own_and_no_way_out(
-    one: Tree, group: str, dev: Path
+    one: CgroupHierarchy, group: str, dev: Path
 ) -> None:
-    confine.shut(one, group, RULES, str(dev))
+    confine.close_job_cgroup(one, group, RULES, str(dev))
     script = (
         f"mknod {dev}/x c {MAJOR} 0; echo $$ > {one.top}/cgroup.procs; mkdir {group}/x;"
         f" echo a > {group}/devices.allow; {PYTHON} -IS -c '{PROBE}' {dev}"
@@ -120,41 +120,41 @@ def test_a_user_inside_makes_no_node_of_his_own_and_no_way_out(
 
 @BOTH
 def test_what_is_closed_again_opens_what_the_new_rules_say(
-    one: Tree, group: str, dev: Path
+    one: CgroupHierarchy, group: str, dev: Path
 ) -> None:
-    confine.shut(one, group, NOTHING, str(dev))
-    confine.shut(one, group, RULES, str(dev))
+    confine.close_job_cgroup(one, group, CLOSE_ALL_GPUS, str(dev))
+    confine.close_job_cgroup(one, group, RULES, str(dev))
 
     assert inside([group], dev) == ONE_CARD
 
 
 @BOTH
 def test_an_instance_has_its_own_access_nodes_and_no_other(
-    one: Tree, group: str, dev: Path
+    one: CgroupHierarchy, group: str, dev: Path
 ) -> None:
     access = dev / "nvidia-caps"
     access.mkdir()
     for minor in range(1, 7):
         os.mknod(access / f"nvidia-cap{minor}", 0o020666, os.makedev(CAPS, minor))
         (access / f"nvidia-cap{minor}").chmod(0o666)
-    confine.shut(one, group, {**RULES, CAPS: frozenset({3, 4})}, str(dev))
+    confine.close_job_cgroup(one, group, {**RULES, CAPS: frozenset({3, 4})}, str(dev))
 
     own = {"nvidia-cap3", "nvidia-cap4"}
     others = {f"nvidia-cap{minor}" for minor in (1, 2, 5, 6)}
     assert inside([group], access) == {"ENXIO": own, "EPERM": others}
-    confine.shut(one, group, {**RULES, CAPS: frozenset[int]()}, str(dev))
+    confine.close_job_cgroup(one, group, {**RULES, CAPS: frozenset[int]()}, str(dev))
     assert inside([group], access) == {"EPERM": own | others}
 
 
 @pytest.mark.parametrize("one", [one for one in TREES if one.version == V2], ids=["version 2"])
 def test_a_program_of_somebody_elses_stays_and_both_are_asked(group: str, dev: Path) -> None:
     other = attach_other(group, {MAJOR: frozenset({0, 1, 255})})
-    bpf.attach(group, bpf.assemble(RULES))
-    bpf.attach(group, bpf.assemble({MAJOR: frozenset({1, 2, 255})}))
+    bpf.attach_device_program(group, bpf.assemble_device_program(RULES))
+    bpf.attach_device_program(group, bpf.assemble_device_program({MAJOR: frozenset({1, 2, 255})}))
 
     assert inside([group], dev) == ONE_CARD
-    bpf.detach(group)
-    assert not bpf.is_attached(group)
+    bpf.detach_device_programs(group)
+    assert not bpf.has_device_program(group)
     assert inside([group], dev)["ENXIO"] == {"nvidia0", "nvidia1", "nvidiactl"}
     os.close(other)
 
@@ -163,13 +163,13 @@ def attach_other(folder: str, rules: dict[int, frozenset[int]]) -> int:
     """Attach a program that is not ours, as systemd does for DevicePolicy=."""
     name, bpf.NAME = bpf.NAME, b"sd_devices"
     try:
-        bpf.attach(folder, bpf.assemble(rules))
+        bpf.attach_device_program(folder, bpf.assemble_device_program(rules))
     finally:
         bpf.NAME = name
     return os.open(folder, os.O_RDONLY)
 
 
-@pytest.mark.parametrize("place", sessions.PLACES)
+@pytest.mark.parametrize("place", sessions.LOGIN_CGROUPS)
 def test_sessions_are_closed_to_users_and_open_to_root(dev: Path, place: str) -> None:
     before = programs()
     top = next(one.top for one in TREES if one.version == V2)
@@ -178,15 +178,15 @@ def test_sessions_are_closed_to_users_and_open_to_root(dev: Path, place: str) ->
     for path in made:
         os.mkdir(path)
     try:
-        sessions.close(TREES, NOTHING)
+        sessions.close_login_cgroups(TREES, CLOSE_ALL_GPUS)
         count = len({*programs()} - {*before})
-        sessions.close(TREES, NOTHING)
+        sessions.close_login_cgroups(TREES, CLOSE_ALL_GPUS)
         assert len({*programs()} - {*before}) == count, "closed twice"
         closed = {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
         assert inside([folder], dev) == closed
         assert inside([folder], dev, "/usr/bin/unshare", "-Ur") == closed
         assert inside([folder], dev, uid=0) == {"ENXIO": ALL | {"nvidiactl"}}
-        sessions.open_again(TREES)
+        sessions.reopen_login_cgroups(TREES)
         assert inside([folder], dev) == {"ENXIO": ALL | {"nvidiactl"}}
     finally:
         for path in reversed(made):
@@ -208,13 +208,15 @@ def test_what_a_job_leaves_behind_opens_nothing_any_more(dev: Path, tmp_path: Pa
         start = node.proc.start(job.pid)
         while not (children := Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text()):
             pass
-        confine.confine(node, "9.1", job.pid, start, [device])
+        confine.confine_process(node, "9.1", job.pid, start, [device])
         for one in TREES:  # where it would be, had the job been confined from its beginning
-            tree.move(int(children), f"{one.top}/{tree.name_of('9.1', job.pid, start)}")
-        confine.free(node, "9.1", job.pid, start)
+            tree.move_to_cgroup(
+                int(children), f"{one.top}/{tree.cgroup_name('9.1', job.pid, start)}"
+            )
+        confine.end_confinement(node, "9.1", job.pid, start)
         go.write_text("go\n")
         assert job.stdout is not None
         assert opened(job.stdout.read()) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
     for one in TREES:
-        assert tree.remove(f"{one.top}/{tree.name_of('9.1', job.pid, start)}")
+        assert tree.remove_cgroup(f"{one.top}/{tree.cgroup_name('9.1', job.pid, start)}")
     assert programs_beyond(before) == 0

@@ -42,21 +42,21 @@ Delegate=yes
 CONFINE = f"""
 import sys
 sys.path[:0] = ["{INSIDE}"]
-from gpulock.devices import Device
+from gpulock.node.devices import Device
 from gpulock.isolation import confine, sessions, tree
-from gpulock.isolation.policy import NOTHING
-from gpulock.node import Node
-from gpulock.settings import Settings
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
 node = Node(Settings({{"DEV_ROOT": "{DEV}"}}))
 device = Device("0000:02:00.0", 1)
 device.minor = 1
 pid = int(sys.argv[1])
-sessions.close(tree.trees("/sys"), NOTHING)
-confine.confine(node, "7.1", pid, node.proc.start(pid), [device])
-for one in tree.trees("/sys"):
-    print(tree.folder_of(one, node.proc, pid))
+sessions.close_login_cgroups(tree.find_hierarchies("/sys"), CLOSE_ALL_GPUS)
+confine.confine_process(node, "7.1", pid, node.proc.start(pid), [device])
+for one in tree.find_hierarchies("/sys"):
+    print(tree.process_cgroup_folder(one, node.proc, pid))
     for child in open(f"/proc/{{pid}}/task/{{pid}}/children").read().split():
-        tree.move(int(child), tree.folder_of(one, node.proc, pid))
+        tree.move_to_cgroup(int(child), tree.process_cgroup_folder(one, node.proc, pid))
 """
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.settings import load
-from gpulock.simulate.execd import Job
-from gpulock.simulate.packed_job import Resource
-from gpulock.simulate.stage import Play, Stage
+from gpulock.node.settings import read_settings
+from gpulock.simulate.execd import SimulatedJob
+from gpulock.simulate.packed_job import ResourceRequest
+from gpulock.simulate.stage import DemoJob, DemoNode
 from gpulock.store import atomic
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 from tests.labs.prometheus.lab import (
     ENVIRONMENT,
     Program,
@@ -38,12 +38,12 @@ from tests.labs.sge.wait import until
 class Scene:
     """A simulated node, its exporter and the Prometheus that scrapes it."""
 
-    stage: Stage
+    stage: DemoNode
     folder: Path
     address: str
     server: Prometheus
     exporter: Program
-    plays: list[Play] = field(default_factory=list[Play])
+    plays: list[DemoJob] = field(default_factory=list[DemoJob])
     started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
 
     def run(self, count: int) -> subprocess.Popen[bytes]:
@@ -56,7 +56,7 @@ class Scene:
 
     def devices(self) -> list[Device]:
         """Return the devices of the node."""
-        return Node(load(str(self.stage.node.config))).devices()
+        return Node(read_settings(str(self.stage.node.config))).devices()
 
     def _run(self, *options: str) -> subprocess.Popen[bytes]:
         words = gpulock(self.stage.node.config, "run", *options, "--", "sleep", "600")
@@ -74,17 +74,22 @@ class Scene:
 
         def freed() -> bool:
             self.reap()
-            return not locks.all()
+            return not locks.read_all_locks()
 
-        locks = Store(str(self.stage.node.lock_dir))
-        until(freed, what="all devices to be free", interval=0.5, why=lambda: str(locks.all()))
+        locks = LockStore(str(self.stage.node.lock_dir))
+        until(
+            freed,
+            what="all devices to be free",
+            interval=0.5,
+            why=lambda: str(locks.read_all_locks()),
+        )
 
     def reap(self) -> None:
         """Look after the owners of all locks, once, as gpulockd does."""
         words = gpulock(self.stage.node.config, "reap")
         subprocess.run(words, env=ENVIRONMENT, check=True, capture_output=True, timeout=120)
 
-    def submit(self, job_id: int, user: str, task: int = 0) -> Play:
+    def submit(self, job_id: int, user: str, task: int = 0) -> DemoJob:
         """Start a job of another user under the real hooks of Grid Engine, with one GPU.
 
         `task` is that of an array, 0 for none.
@@ -94,8 +99,8 @@ class Scene:
         os.mkfifo(bell)
         bell.chmod(0o666)
         command = ("/bin/sh", "-c", 'read -r _ < "$1"', "job", str(bell))
-        one = (Resource("gpu", 1.0, "1"),)
-        job = Job(
+        one = (ResourceRequest("gpu", 1.0, "1"),)
+        job = SimulatedJob(
             job_id,
             command,
             owner=user,
@@ -104,7 +109,7 @@ class Scene:
             task_id=task,
             resources=one,
         )
-        play = Play(self.stage, job, bell)
+        play = DemoJob(self.stage, job, bell)
         self.plays.append(play)
         play.start()
         return play
@@ -142,7 +147,7 @@ def scene(preset: str) -> Generator[Scene]:
     with tempfile.TemporaryDirectory(prefix="gpulock-lab-") as name:
         folder = Path(name)
         folder.chmod(0o711)
-        stage = Stage(folder, preset)
+        stage = DemoNode(folder, preset)
         address = free_address()
         found: Scene | None = None
         running = exporter(stage.node.config, folder / "exporter", address)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpulock.simulate.node import Node, write_node
+from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from tests.labs.prometheus.lab import (
     ENVIRONMENT,
     Program,
@@ -31,7 +31,7 @@ IDLE_AFTER = 2  # seconds
 class Scraped:
     """A simulated node with its exporter."""
 
-    node: Node
+    node: SimulatedNode
     address: str
     exporter: Program
 
@@ -69,7 +69,7 @@ def nodes(tmp_path: Path) -> Iterator[list[Scraped]]:
     made: list[Scraped] = []
     try:
         for preset in ("dgx1", "a100-mig", "dgx-h200"):
-            node = write_node(tmp_path / preset, preset)
+            node = write_simulated_node(tmp_path / preset, preset)
             with node.config.open("a") as file:
                 file.write(f"IDLE_AFTER={IDLE_AFTER}\n")
             address = free_address()
@@ -140,7 +140,7 @@ def test_all_nodes_are_told_as_each_tells_itself_and_one_that_is_down_is_named(
 
 
 def test_a_prometheus_that_knows_no_gpulock_is_said(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "node", "workstation")
+    node = write_simulated_node(tmp_path / "node", "workstation")
     with Prometheus(tmp_path, {"other": [free_address()]}, {}) as server:
         with node.config.open("a") as file:
             file.write(f"PROMETHEUS_URL=http://{server.address}\n")

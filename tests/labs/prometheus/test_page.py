@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpulock_exporter.web.page import PAGE_HEADERS, STATES, render, words
-from gpulock_exporter.web.response import Request, Response
+from gpulock_exporter.web.page import PAGE_HEADERS, STATES, page_state_label, render_page
+from gpulock_exporter.web.response import HttpRequest, HttpResponse
 
 from tests.exporter.inprocess import running
 from tests.exporter.whole import Whole
@@ -68,9 +68,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def address() -> Iterator[str]:
     """A server of the scenes, with the policy that the exporter sends."""
 
-    def answer(request: Request) -> Response:
-        text = render(SCENES[request.path.strip("/")])
-        return Response(200, text.encode(), "text/html; charset=utf-8", PAGE_HEADERS)
+    def answer(request: HttpRequest) -> HttpResponse:
+        text = render_page(SCENES[request.path.strip("/")])
+        return HttpResponse(200, text.encode(), "text/html; charset=utf-8", PAGE_HEADERS)
 
     with running(answer) as server:
         yield f"http://127.0.0.1:{server.port}"
@@ -157,7 +157,7 @@ def test_all_eight_states_are_there_in_words_and_a_long_name_hides_no_time(
     for width in (320, PHONE, WIDE):
         browser.show(f"{address}/states", width)
         shown = browser.value("[...document.querySelectorAll('article em')].map(e => e.innerText)")
-        assert shown == [words(state) for state in STATES]
+        assert shown == [page_state_label(state) for state in STATES]
         times: list[tuple[Box, Box]] = browser.value(LAYOUT)["times"]
         assert len(times) == 3
         for time, tile in times:

@@ -13,7 +13,7 @@ import pytest
 
 from gpulock.alloc.liveness import DEAD, Verdict
 from gpulock.store import verdicts
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 from tests.labs.prometheus.lab import program
 from tests.labs.prometheus.scene import Scene, scene
 
@@ -121,11 +121,11 @@ def test_an_xid_is_told_of_with_what_to_do_and_is_over_after_a_while(node: Scene
 def test_a_lock_of_a_dead_owner_is_stale_as_long_as_it_stands(node: Scene) -> None:
     job = node.run(1)
     node.server.wait("gpulock:gpu_hold:info", series=1)
-    (lock,) = Store(str(node.stage.node.lock_dir)).all().values()
+    (lock,) = LockStore(str(node.stage.node.lock_dir)).read_all_locks().values()
     assert lock.owner is not None
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     found = {lock.owner.token: Verdict(DEAD, "its process has ended")}
-    verdicts.write(str(node.stage.node.lock_dir), found, boot_id)
+    verdicts.write_verdicts(str(node.stage.node.lock_dir), found, boot_id)
     (alert,) = node.server.wait_firing("GpulockLockStale")
     assert "gpulock reap" in alert["annotations"]["description"]
     node.end(job)

@@ -7,12 +7,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.node.context import Node
-from gpulock.node.settings import parse
-from gpulock.simulate.node import write_node
+from gpulock.node.settings import parse_settings
+from gpulock.simulate.node import write_simulated_node
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims
 from tests.labs.common.lock_folder import owners
@@ -90,21 +90,21 @@ class Gpulock:
 
     def node(self, name: str) -> Node:
         """Return a node as its own root would see it, for use inside this process."""
-        settings = parse(self.sge.path_in(name, CONFIG).read_text(), CONFIG)
+        settings = parse_settings(self.sge.path_in(name, CONFIG).read_text(), CONFIG)
         settings.lock_dir = str(self.sge.path_in(name, "/run/gpulock"))
         settings.state_dir = str(self.sge.path_in(name, "/var/lib/gpulock"))
         return Node(settings, name)
 
-    def reconcile(self, name: str) -> Report:
+    def reconcile(self, name: str) -> ReconcileReport:
         """Reconcile a node once, as `gpulock reap` there does."""
         node = self.node(name)
-        return reconcile(node, process_claims.judge(node), Deadline(20))
+        return reconcile_locks(node, process_claims.make_liveness_judge(node), Deadline(20))
 
 
 def installed(sge: GridEngine) -> Gpulock:
     """Install hooks and simulated drivers into a lab's scratch folder."""
     drivers = sge.lab / "drivers"
     for node in NODES:
-        write_node(drivers / node, "dgx1", GPUS)
+        write_simulated_node(drivers / node, "dgx1", GPUS)
     hooks = render_hooks(sge.lab / "hooks", Path(CONFIG))
     return Gpulock(sge, hooks, drivers)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.processes import children_of, end, running
 from tests.labs.daemon.daemon_lab import (
     CONTAINED,
@@ -419,7 +419,7 @@ def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(gpus: Gpulock)
     number = 200 if SOAK else 20
     tree = gpus.drivers / "four"
     shutil.rmtree(tree, ignore_errors=True)
-    write_node(tree, "dgx1", FOUR)
+    write_simulated_node(tree, "dgx1", FOUR)
     places = {
         "DRIVER_ROOT": f"{tree}/proc/driver/nvidia",
         "SYS_ROOT": f"{tree}/sys",

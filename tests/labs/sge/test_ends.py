@@ -57,7 +57,7 @@ def rewrite(gpus: Gpulock, node: str, job: JobId, **changes: object) -> None:
     for name, record in gpus.locks(node).items():
         if record.job_id == str(job):
             place = gpus.sge.path_in(node, f"/run/gpulock/locks/{name}/owner")
-            place.write_text(owner.encode(record.copy(**changes)))
+            place.write_text(owner.encode_owner(record.copy(**changes)))
 
 
 def record_of(gpus: Gpulock, node: str, job: JobId) -> Owner:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import CONFIG, GPUS, Gpulock
 from tests.labs.sge.jobs import (
@@ -350,7 +350,7 @@ def machine(gpus: Gpulock, node: str, preset: str) -> Path:
     """Give a node the GPUs of another machine; return its tree."""
     tree = gpus.sge.lab / f"machine.{preset}"
     shutil.rmtree(tree, ignore_errors=True)
-    found = write_node(tree, preset)
+    found = write_simulated_node(tree, preset)
     gpus.configure(
         node,
         DRIVER_ROOT=str(found.driver_root),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.job.environment import driver_version
+from gpulock.job.environment import loaded_driver_version
 from tests.labs.common.processes import running
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.evil import Evil, kit
@@ -132,7 +132,7 @@ def test_without_inherit_env_the_first_and_the_last_mask_are_ours(bare: Gpulock)
     masks = [value for name, value in shown if name == MASK]
     assert masks == ["0"]
     assert [value for name, value in shown if name == f"APPTAINERENV_{MASK}"] == ["0"]
-    version = driver_version(str(bare.drivers / OTHER / "proc/driver/nvidia"))
+    version = loaded_driver_version(str(bare.drivers / OTHER / "proc/driver/nvidia"))
     for part in ("bin", "lib"):
         (bare.sge.lab / "sets" / version / part).mkdir(parents=True, exist_ok=True)
     bare.configure(OTHER, DRIVER_DIR=str(bare.sge.lab / "sets"))

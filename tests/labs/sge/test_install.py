@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from tests.labs.sge.lab import GridEngine, JobId
 from tests.labs.sge.wait import until
 
@@ -23,8 +23,8 @@ PREFIX = "/var/lib/gpulock-hooks"  # private to each machine of the lab
 CONFIG = "/etc/gpulock/gpulock.conf"
 GPULOCK = "from gpulock.cli import main; main()"
 DOCTOR = """
-from gpulock.install.doctor import Where, doctor
-for check in doctor(Where()):
+from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
+for check in run_doctor(DoctorOptions()):
     print(check.state, check.name, check.what, check.do, sep="|")
 """
 SITE_HOOK = """#!/bin/sh
@@ -104,7 +104,7 @@ def node(sge: GridEngine, reporting: None) -> Iterator[Node]:
     sge.set_hooks("NONE", "NONE")
     tree = sge.lab / "drivers-install"
     if not tree.exists():
-        write_node(tree, "dgx1", 8)
+        write_simulated_node(tree, "dgx1", 8)
     sge.path_in(NODE, CONFIG).write_text(
         f"DRIVER_ROOT={tree}/proc/driver/nvidia\nSYS_ROOT={tree}/sys\nDEV_ROOT={tree}/dev\n"
         "SGE_COMPLEXES=gpu gpuj\n"

@@ -166,4 +166,4 @@ def test_when_all_gpus_are_locked_the_job_is_requeued_and_runs_later(gpus: Gpulo
         assert variables(output(gpus, job))["CUDA_VISIBLE_DEVICES"] == "0"
     finally:
         gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
-    assert node.store.all() == {}
+    assert node.store.read_all_locks() == {}

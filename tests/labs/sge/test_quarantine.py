@@ -44,8 +44,10 @@ def configured(gpus: Gpulock) -> int:
 def notes(gpus: Gpulock) -> dict[str, str]:
     """Return why each device of the node is out of service."""
     state, folder = str(gpus.sge.path_in(NODE, "/var/lib/gpulock")), quarantine.QUARANTINE
-    names = quarantine.listed(state, folder)
-    return {name: quarantine.read(state, folder, name).get("because", "") for name in names}
+    names = quarantine.list_noted_devices(state, folder)
+    return {
+        name: quarantine.read_device_note(state, folder, name).get("because", "") for name in names
+    }
 
 
 def names_of(gpus: Gpulock) -> list[str]:

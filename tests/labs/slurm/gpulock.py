@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.install.hooks import render_hooks
 from gpulock.node.context import Node
-from gpulock.node.settings import parse
-from gpulock.simulate.node import write_node
+from gpulock.node.settings import parse_settings
+from gpulock.simulate.node import write_simulated_node
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims
 from tests.labs.common.lock_folder import owners
@@ -108,22 +108,22 @@ class Gpulock:
 
     def node(self, name: str) -> Node:
         """Return a node as its own root would see it, for use inside this process."""
-        settings = parse(self.slurm.path_in(name, CONFIG).read_text(), CONFIG)
+        settings = parse_settings(self.slurm.path_in(name, CONFIG).read_text(), CONFIG)
         settings.lock_dir = str(self.slurm.path_in(name, "/run/gpulock"))
         settings.state_dir = str(self.slurm.path_in(name, "/var/lib/gpulock"))
         return Node(settings, name)
 
-    def reconcile(self, name: str) -> Report:
+    def reconcile(self, name: str) -> ReconcileReport:
         """Reconcile a node once, as `gpulock reap` there does."""
         node = self.node(name)
-        return reconcile(node, process_claims.judge(node), Deadline(20))
+        return reconcile_locks(node, process_claims.make_liveness_judge(node), Deadline(20))
 
 
 def installed(slurm: Slurm, preset: str = "dgx1") -> Gpulock:
     """Install hooks and simulated drivers into a lab's scratch folder."""
     drivers = slurm.lab / "drivers"
     for node in slurm.nodes:
-        write_node(drivers / node, preset, slurm.setup.gpus)
+        write_simulated_node(drivers / node, preset, slurm.setup.gpus)
     paths = render_hooks(slurm.lab / "hooks", Path(CONFIG))
     hooks = {
         "Prolog": paths.slurm_prolog,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.processes import end
 from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
@@ -205,7 +205,7 @@ def test_instances_stand_by_gpu_and_instance(slurm_gpus: Gpulock) -> None:
     prepare(slurm_gpus, by_gpulock)
     tree = slurm_gpus.slurm.lab / "machine.mig"
     shutil.rmtree(tree, ignore_errors=True)
-    found = write_node(tree, "a100-mig")
+    found = write_simulated_node(tree, "a100-mig")
     roots = {
         "DRIVER_ROOT": str(found.driver_root),
         "SYS_ROOT": str(found.sys_root),

@@ -39,7 +39,7 @@ def daemon_on(gpus: Gpulock) -> Generator[Daemon]:
 def out(gpus: Gpulock) -> list[str]:
     """Return the minors of the node's devices that are out of service."""
     state = str(gpus.slurm.path_in(NODE, "/var/lib/gpulock"))
-    names = quarantine.listed(state, quarantine.QUARANTINE)
+    names = quarantine.list_noted_devices(state, quarantine.QUARANTINE)
     return [str(device.minor) for device in gpus.node(NODE).devices() if device.id in names]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.systemd.units import DAEMON, EXPORTER, SOCKET
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from gpulock.store import owner
 from gpulock.store.owner import Owner
 from tests.labs.sge.wait import LabError, until
@@ -93,7 +93,7 @@ def make_package(folder: Path) -> Package:
         origin = Path(spec.origin)
         source = origin.parent if origin.name == "__init__.py" else origin
         copy(source, target / source.name)
-    node = write_node(folder / "node", "dgx1").directory
+    node = write_simulated_node(folder / "node", "dgx1").directory
     double = Double(folder / "nvml", node=node)
     shutil.copy(double.library, folder / "nvml" / double.library.name)
     package = Package(folder, double)
@@ -175,7 +175,7 @@ class Node:
         found: dict[str, Owner] = {}
         for place in places:
             with contextlib.suppress(FileNotFoundError):  # a claim, or a release, at work
-                found[place.name] = owner.parse((place / "owner").read_text())
+                found[place.name] = owner.parse_owner((place / "owner").read_text())
         return found
 
     def main_pid(self, unit: str) -> int:

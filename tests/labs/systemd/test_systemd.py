@@ -408,10 +408,11 @@ def test_tmpfiles_makes_the_folders_anew_after_a_boot(node: Node) -> None:
 INSTALL_HOOKS = """
 import sys
 from pathlib import Path
-from gpulock.install.versions import Hooks, versions
-hooks = Hooks(Path("/usr/local/libexec/gpulock"), Path("/etc/gpulock/gpulock.conf"), sys.executable)
+from gpulock.install.versions import InstalledHooks, list_hook_versions
+prefix, config = Path("/usr/local/libexec/gpulock"), Path("/etc/gpulock/gpulock.conf")
+hooks = InstalledHooks(prefix, config, sys.executable)
 hooks.write(hooks.wanted())
-print(hooks.read(), *versions(hooks.prefix))
+print(hooks.read(), *list_hook_versions(hooks.prefix))
 """
 
 

@@ -14,10 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.alloc import choose
-from gpulock.alloc.choose import EXACT, exact, greedy, inside, matrix
+from gpulock.alloc.choose import (
+    EXACT,
+    choose_exhaustively,
+    choose_greedily,
+    score_pairs,
+    sum_pair_scores,
+)
 from gpulock.node import devices, inventory
 from gpulock.node.devices import Device
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
 from tests.support.trees import FEW
 
@@ -31,11 +37,11 @@ WORST, MEAN = 0.06, 0.01
 @cache
 def machine(preset: str) -> tuple[list[Device], Links]:
     with tempfile.TemporaryDirectory() as folder:
-        node = write_node(Path(folder) / "n", preset)
+        node = write_simulated_node(Path(folder) / "n", preset)
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        told = inventory.read(str(node.lock_dir), boot_id)
+        told = inventory.read_nvml_inventory(str(node.lock_dir), boot_id)
         found = devices.read_devices(str(node.driver_root), str(node.sys_root))
-    return inventory.applied(found, told), inventory.links(told)
+    return inventory.apply_nvml_inventory(found, told), inventory.nvlink_counts(told)
 
 
 def best(scores: list[list[int]], count: int) -> list[int]:
@@ -44,7 +50,7 @@ def best(scores: list[list[int]], count: int) -> list[int]:
 
     def value(members: tuple[int, ...]) -> tuple[int, int]:
         rest = [i for i in everything if i not in members]
-        return inside(scores, list(members)), inside(scores, rest)
+        return sum_pair_scores(scores, list(members)), sum_pair_scores(scores, rest)
 
     sets = list(itertools.combinations(everything, count))
     top = max(value(members) for members in sets)
@@ -55,8 +61,8 @@ def best(scores: list[list[int]], count: int) -> list[int]:
 def test_exact_is_the_best_of_all_sets_on_real_machines(preset: str) -> None:
     found, links = machine(preset)
     for count in range(1, len(found) + 1):
-        scores = matrix(found, links)
-        assert [d.index for d in choose.choose(found, count, links)] == best(scores, count)
+        scores = score_pairs(found, links)
+        assert [d.index for d in choose.choose_devices(found, count, links)] == best(scores, count)
 
 
 @pytest.mark.parametrize("preset", ["dgx1", "k80-node"])
@@ -65,50 +71,50 @@ def test_exact_is_the_best_whatever_is_taken_already(preset: str) -> None:
     for left_out in itertools.combinations(found, 3):
         free = [d for d in found if d not in left_out]
         for count in (1, 2, 3):
-            chosen = [free.index(d) for d in choose.choose(free, count, links)]
-            assert chosen == best(matrix(free, links), count)
+            chosen = [free.index(d) for d in choose.choose_devices(free, count, links)]
+            assert chosen == best(score_pairs(free, links), count)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_few_on_a_dgx1_are_all_joined_by_nvlink(count: int) -> None:
     found, links = machine("dgx1")
-    chosen = choose.choose(found, count, links)
+    chosen = choose.choose_devices(found, count, links)
     assert all(links[a.bus, b.bus] for a, b in itertools.combinations(chosen, 2))
 
 
 def test_a_pair_on_a_dgx1_is_joined_twice() -> None:
     found, links = machine("dgx1")
-    a, b = choose.choose(found, 2, links)
+    a, b = choose.choose_devices(found, 2, links)
     assert links[a.bus, b.bus] == 2
 
 
 def test_a_single_takes_the_card_that_nobody_misses() -> None:
     found, links = machine("dgx1")
-    pair = choose.choose(found, 2, links)
+    pair = choose.choose_devices(found, 2, links)
     free = [d for d in found if d not in pair][:5]
-    scores = matrix(free, links)
-    (single,) = choose.choose(free, 1, links)
+    scores = score_pairs(free, links)
+    (single,) = choose.choose_devices(free, 1, links)
     lost = [sum(row) for row in scores]
     assert lost[free.index(single)] == min(lost)
 
 
 def test_two_of_a_k80_are_the_two_halves_of_one_board() -> None:
     found, links = machine("k80-node")
-    a, b = choose.choose(found[1:], 2, links)
+    a, b = choose.choose_devices(found[1:], 2, links)
     assert (a.index, b.index) == (2, 3)
 
 
 def test_a_single_on_a_k80_node_breaks_no_whole_board() -> None:
     found, links = machine("k80-node")
-    (single,) = choose.choose(found[1:], 1, links)
+    (single,) = choose.choose_devices(found[1:], 1, links)
     assert single.index == 1
 
 
 def test_too_many_or_none_is_nothing() -> None:
     found, links = machine("dgx1")
     for count in (0, -1, len(found) + 1):
-        assert choose.choose(found, count, links) == []
-    assert choose.choose([], 1) == []
+        assert choose.choose_devices(found, count, links) == []
+    assert choose.choose_devices([], 1) == []
 
 
 def graph(seed: int, size: int = 16) -> list[list[int]]:
@@ -127,8 +133,10 @@ def graph(seed: int, size: int = 16) -> list[list[int]]:
 
 def loss(scores: list[list[int]], count: int) -> float:
     """Return which part of the best set's inner links greedy gives away."""
-    top = max(inside(scores, list(s)) for s in itertools.combinations(range(len(scores)), count))
-    return 1 - inside(scores, greedy(scores, count)) / top
+    top = max(
+        sum_pair_scores(scores, list(s)) for s in itertools.combinations(range(len(scores)), count)
+    )
+    return 1 - sum_pair_scores(scores, choose_greedily(scores, count)) / top
 
 
 def test_greedy_loses_little_against_all_sets_of_sixteen() -> None:
@@ -141,9 +149,11 @@ def test_greedy_loses_nothing_on_a_pair_or_on_sixteen_gpus_behind_switches() -> 
     assert all(loss(graph(seed), 2) == 0 for seed in range(12))
     found, links = machine("big")
     assert len(found) == 16 > EXACT
-    scores = matrix(found, links)
+    scores = score_pairs(found, links)
     for count in (1, 2, 3, 4):
-        assert inside(scores, greedy(scores, count)) == inside(scores, best(scores, count))
+        assert sum_pair_scores(scores, choose_greedily(scores, count)) == sum_pair_scores(
+            scores, best(scores, count)
+        )
 
 
 def shuffled_links(size: int, seed: int) -> tuple[list[Device], Links]:
@@ -161,32 +171,32 @@ def test_a_choice_is_a_subset_of_just_that_size_in_order_and_always_the_same(
     size: int, count: int, seed: int
 ) -> None:
     free, links = shuffled_links(size, seed)
-    chosen = choose.choose(free, count, links)
+    chosen = choose.choose_devices(free, count, links)
     assert len(chosen) == (count if count <= size else 0)
     assert [d.index for d in chosen] == sorted({d.index for d in chosen})
-    assert choose.choose(list(free), count, dict(links)) == chosen
+    assert choose.choose_devices(list(free), count, dict(links)) == chosen
 
 
 @FEW
 @given(st.integers(2, EXACT), st.integers(1, EXACT), st.integers(0, 1000))
 def test_exact_is_the_best_of_all_sets_on_any_links(size: int, count: int, seed: int) -> None:
     free, links = shuffled_links(size, seed)
-    scores = matrix(free, links)
+    scores = score_pairs(free, links)
     count = min(count, size)
-    assert exact(scores, count) == best(scores, count)
+    assert choose_exhaustively(scores, count) == best(scores, count)
 
 
 def test_instances_of_one_card_are_nearest_to_each_other() -> None:
     parent, other = Device("0000:1b:00.0", 0), Device("0000:43:00.0", 1)
     twin = Device("0000:1b:00.0", 0)
     parent.id, twin.id = "0000:1b:00.0.gi1.ci0", "0000:1b:00.0.gi2.ci0"
-    assert choose.choose([parent, other, twin], 2) == [parent, twin]
+    assert choose.choose_devices([parent, other, twin], 2) == [parent, twin]
 
 
 def test_every_preset_can_be_chosen_from() -> None:
     for preset in PRESETS:
         found, links = machine(preset)
-        assert len(choose.choose(found, 2, links)) == 2
+        assert len(choose.choose_devices(found, 2, links)) == 2
 
 
 def test_several_devices_are_whole_cards_where_there_are_enough_of_them() -> None:
@@ -195,6 +205,6 @@ def test_several_devices_are_whole_cards_where_there_are_enough_of_them() -> Non
     for number, device in enumerate(slices):
         device.id = f"0000:1b:00.0.gi{number}.ci0"
     cards = [Device(f"0000:4{number}:00.0", number + 1) for number in range(2)]
-    assert choose.choose([*slices, *cards], 2) == cards
-    assert len(choose.choose([*slices, *cards], 3)) == 3
-    assert len(choose.choose([*slices, *cards], 4)) == 4
+    assert choose.choose_devices([*slices, *cards], 2) == cards
+    assert len(choose.choose_devices([*slices, *cards], 3)) == 3
+    assert len(choose.choose_devices([*slices, *cards], 4)) == 4

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim
+from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.grant import Grant
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 from tests.support.trees import Box, bus, judging, record, soon
 
 CALLS = ("mkdir", "rename", "write", "open")
@@ -32,7 +32,7 @@ def box(tmp_path: Path) -> Box:
 
 def ask(box: Box, **changes: object) -> Grant:
     node = box.node()
-    return claim(node, record(token="", devices=(), **changes), 2, judging(node), soon())
+    return claim_devices(node, record(token="", devices=(), **changes), 2, judging(node), soon())
 
 
 def nothing(*_: object) -> None:
@@ -79,7 +79,7 @@ def test_whichever_call_fails_the_claim_is_whole_or_refused_and_undone(
         with pytest.MonkeyPatch.context() as patch:
             calls = Failing(patch, name, at, OSError(code, os.strerror(code))).calls
             try:
-                grant = claim(node, record(token=""), 2, judging(node), soon())
+                grant = claim_devices(node, record(token=""), 2, judging(node), soon())
             except OSError:  # the hook takes it for "could not find out"
                 assert box.locks() == [], f"{name} {at}: {calls[-1]}"
             except Refusal as refusal:
@@ -105,7 +105,7 @@ def test_after_any_crash_the_next_claims_get_everything_and_nothing_twice(
         box.state.mkdir()
         ask(box, job_id="7", pid=999)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Store, "undo", nothing)
+            patch.setattr(LockStore, "undo", nothing)
             patch.setattr(atomic, "remove_quietly", nothing)
             calls = Failing(patch, name, at, KeyboardInterrupt()).calls
             try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim
+from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.grant import Grant
 from gpulock.errors import BUSY, Refusal
 from tests.support.trees import Box, judge_of, judging, record, soon
@@ -27,12 +27,12 @@ def task(box: Box, pid: int, **changes: object) -> Grant:
     box.proc.shepherd(pid, box.root)
     node = box.node()
     one = record(token="", devices=(), pid=pid, add_grp_id=65000 + pid, **changes)
-    return claim(node, one, 2, judging(node), soon(), join=True)
+    return claim_devices(node, one, 2, judging(node), soon(), join=True)
 
 
 def states(box: Box) -> set[str]:
     node = box.node()
-    locks = node.store.all()
+    locks = node.store.read_all_locks()
     for lock in locks.values():
         node.store.read_details(lock)
     judge = judge_of(node)
@@ -97,7 +97,7 @@ def test_another_users_job_of_that_number_is_not_joined(box: Box) -> None:
 def test_a_grant_that_is_being_released_is_not_joined(box: Box) -> None:
     task(box, FIRST)
     store = box.node().store
-    for name, lock in store.all().items():
+    for name, lock in store.read_all_locks().items():
         assert lock.owner is not None
         store.rewrite(name, lock.owner.copy(settling=1))
     box.proc.add(700, groups=[65000 + FIRST])
@@ -109,7 +109,7 @@ def test_a_job_that_may_not_share_is_refused_while_its_other_run_lives(box: Box)
     task(box, FIRST)
     node = box.node()
     with pytest.raises(Refusal):
-        claim(node, record(token="", pid=SECOND), 2, judging(node), soon())
+        claim_devices(node, record(token="", pid=SECOND), 2, judging(node), soon())
 
 
 def test_of_thousands_of_short_tasks_one_anchor_a_group_is_kept(box: Box) -> None:
@@ -119,10 +119,10 @@ def test_of_thousands_of_short_tasks_one_anchor_a_group_is_kept(box: Box) -> Non
         box.proc.shepherd(pid, box.root)
         node = box.node()
         one = record(token="", devices=(), pid=pid, add_grp_id=65100 + pid % 3)
-        claim(node, one, 2, judging(node), soon(), join=True)
+        claim_devices(node, one, 2, judging(node), soon(), join=True)
         if pid != 705:
             box.proc.remove(pid)
-    (lock, _) = box.node().store.all().values()
+    (lock, _) = box.node().store.read_all_locks().values()
     box.node().store.read_details(lock)
     assert {pid for pid, _, _ in lock.anchors} >= {705, 719}  # it runs; the last to join
     assert {group for _, _, group in lock.anchors} == {65100, 65101, 65102}
@@ -135,6 +135,6 @@ def test_what_is_in_a_tasks_cgroup_is_found_by_its_anchor_which_is_kept(box: Box
     for pid in (700, 701, 702):
         task(box, pid)
         box.proc.remove(pid)
-    (lock, _) = box.node().store.all().values()
+    (lock, _) = box.node().store.read_all_locks().values()
     box.node().store.read_details(lock)
     assert {pid for pid, _, _ in lock.anchors} == {700, 701, 702}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim
+from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
-from gpulock.errors import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused, totals
@@ -27,7 +27,7 @@ def box(tmp_path: Path) -> Box:
 
 def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:
     assert ids(pick(box, bus(2))) == [bus(2)]
-    for device, kind in ((bus(2), BUSY), ("0000:ff:00.0", SENSELESS)):
+    for device, kind in ((bus(2), BUSY), ("0000:ff:00.0", INVALID_REQUEST)):
         with pytest.raises(Refusal) as caught:
             pick(box, device, "13")
         assert caught.value.kind == kind
@@ -35,8 +35,8 @@ def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:
 
 def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
     ask(box, 1)
-    quarantine.put(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
-    quarantine.put(str(box.state), quarantine.RESERVES, bus(2), "root", "tests")
+    quarantine.write_device_note(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
+    quarantine.write_device_note(str(box.state), quarantine.RESERVES, bus(2), "root", "tests")
     assert ids(ask(box, 1, job_id="13")) == [bus(3)]
     assert refused(box, 1, job_id="14").kind == BUSY
 
@@ -44,7 +44,9 @@ def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
 def test_a_card_is_not_given_beside_its_own_instance_nor_the_reverse(box: Box) -> None:
     pick(box, bus(3))
     (box.lock / "locks" / f"{bus(0)}.gi1.ci0").mkdir()
-    quarantine.put(str(box.state), quarantine.QUARANTINE, f"{bus(1)}.gi1.ci0", "root", "ECC")
+    quarantine.write_device_note(
+        str(box.state), quarantine.QUARANTINE, f"{bus(1)}.gi1.ci0", "root", "ECC"
+    )
     box.inventory(f"gpu.{bus(3)}.mig=1", f"mig.{bus(3)}.gi1.ci0.uuid=MIG-a")
     assert [d.id for d in box.node().devices()][3] == f"{bus(3)}.gi1.ci0"
     assert ids(ask(box, 1, job_id="13")) == [bus(2)]
@@ -54,7 +56,7 @@ def test_fewer_gpus_than_expected_is_the_nodes_fault_and_too_many_is_the_users(b
     box.settings["GPUS"] = "6"
     assert refused(box, 5).kind == BROKEN
     assert refused(box, 6).kind == BROKEN
-    assert refused(box, 7).kind == SENSELESS
+    assert refused(box, 7).kind == INVALID_REQUEST
     assert len(ask(box, 4).devices) == 4
 
 
@@ -78,7 +80,7 @@ def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
         raise Refusal(UNKNOWN, "no UUID", "wait")
 
     with pytest.raises(Refusal):
-        claim(node, record(token=""), 2, never, soon(), check=no)
+        claim_devices(node, record(token=""), 2, never, soon(), check=no)
     assert box.locks() == []
 
 
@@ -119,7 +121,7 @@ def test_a_gate_that_stays_shut_is_counted_by_the_next_who_gets_in(box: Box) -> 
     node = box.node()
     with Gate(str(box.lock), Deadline(1)):
         with pytest.raises(Refusal) as caught:
-            claim(node, record(job_id="13"), 1, never, Deadline(0.02))
+            claim_devices(node, record(job_id="13"), 1, never, Deadline(0.02))
         assert caught.value.kind == UNKNOWN
         assert (box.lock / "timeouts").read_bytes() == b"."
     ask(box, 1, job_id="13")

@@ -21,22 +21,22 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim
+from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.grant import Grant
 from gpulock.alloc.reaper import FREED
-from gpulock.alloc.release import Released, release
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.alloc.release import ReleaseResult, release_locks
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
 from gpulock.node import settings
 from gpulock.node.context import Node
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from gpulock.store import owner
-from gpulock.store.counters import Totals
+from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
-from gpulock.store.locks import Lock, Store
+from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
-from gpulock.workstation.process_claims import judge, template
+from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.scene import folder, linked_proc
 
 pytestmark = pytest.mark.slow
@@ -52,11 +52,11 @@ class Field:
 
     def __init__(self, root: Path) -> None:
         self.proc = linked_proc(root / "proc", (os.getpid(),))
-        self.config = write_node(root / "node", "dgx1").config
+        self.config = write_simulated_node(root / "node", "dgx1").config
         with self.config.open("a") as file:
             file.write(f"PROC_ROOT={self.proc}\n")
         self.log = root / "log"
-        self.node = Node(settings.load(str(self.config)))
+        self.node = Node(settings.read_settings(str(self.config)))
         self._crowd: list[BaseProcess] = []
 
     def clear(self) -> None:
@@ -89,13 +89,15 @@ class Field:
     def claim(self, count: int, record: Owner | None = None) -> Grant:
         """Claim for this process."""
         node = self.node
-        own = record or template(node, os.getpid(), "worker")
-        return claim(node, own, count, lambda: judge(node), Deadline(60))
+        own = record or make_process_owner(node, os.getpid(), "worker")
+        return claim_devices(node, own, count, lambda: make_liveness_judge(node), Deadline(60))
 
-    def release(self, token: str) -> Released:
+    def release(self, token: str) -> ReleaseResult:
         """Release one claim."""
         node = self.node
-        return release(node, lambda o: o.token == token, judge(node), Deadline(60), "test")
+        return release_locks(
+            node, lambda o: o.token == token, make_liveness_judge(node), Deadline(60), "test"
+        )
 
     def work(self, seed: int, claims: int) -> None:
         """Claim, log, log, release, so many times; a worker's whole life."""
@@ -180,12 +182,12 @@ def test_64_processes_contend_for_8_devices(field: Field, workers: int, claims: 
         if event == "take":
             taken[pid].add(when)
     assert [len(stamps) for stamps in taken.values()] == [claims] * workers
-    totals = Totals(field.node.store).values
+    totals = ClaimCounters(field.node.store).values
     assert int(totals["claims_granted"]) == workers * claims + 1
     freed = len([e for e in events if e[1] == "freed"])
     freed += int(totals.get("reaped_process", "0"))  # kept by a release, then settled
     assert freed == len([e for e in events if e[1] == "take"])
-    assert field.node.store.all() == {}
+    assert field.node.store.read_all_locks() == {}
     assert len(field.claim(GPUS).devices) == GPUS
 
 
@@ -229,8 +231,8 @@ def test_processes_killed_while_they_claim_are_settled_by_the_others(
     killed = {pid for _, event, pid, _ in events if event == "dead"}
     assert len(killed) == kills + workers
     assert held_twice(events) == []
-    reconcile(field.node, judge(field.node), Deadline(20))
-    assert field.node.store.all() == {}
+    reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(20))
+    assert field.node.store.read_all_locks() == {}
     assert len(field.claim(GPUS).devices) == GPUS
 
 
@@ -252,7 +254,7 @@ def before_flock(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) -> N
 
 def dead_record(field: Field) -> Owner:
     """Return the record of a claim whose process is over."""
-    return template(field.node, os.getpid(), "ghost").copy(start=1, job_id="ghost")
+    return make_process_owner(field.node, os.getpid(), "ghost").copy(start=1, job_id="ghost")
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -279,7 +281,7 @@ def test_a_gate_that_went_between_open_and_flock_is_not_the_gate(
 
 def test_a_lock_made_anew_since_it_was_judged_stays(field: Field) -> None:
     grant = field.claim(1, dead_record(field))
-    judged = field.node.store.all()[grant.devices[0].id]
+    judged = field.node.store.read_all_locks()[grant.devices[0].id]
     field.node.store.retire(judged, "somebody else's reap")
     field.node.store.make(judged.id, grant.owner.copy(token="another"))
 
@@ -287,7 +289,7 @@ def test_a_lock_made_anew_since_it_was_judged_stays(field: Field) -> None:
         field.node.store.retire(judged, "a reap that comes late")
 
     assert refused.value.kind == UNKNOWN
-    record = field.node.store.all()[judged.id].owner
+    record = field.node.store.read_all_locks()[judged.id].owner
     assert record is not None and record.token == "another"
 
 
@@ -295,24 +297,24 @@ def test_of_two_reconciles_one_frees_and_the_other_waits(
     field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     field.claim(2, dead_record(field))
-    real = Store.retire
+    real = LockStore.retire
     seen: list[str] = []
 
-    def retire(store: Store, lock: Lock, how: str, boot_id: str) -> None:
+    def retire(store: LockStore, lock: Lock, how: str, boot_id: str) -> None:
         with pytest.raises(Refusal, match="stayed shut") as refused:
-            reconcile(field.node, judge(field.node), Deadline(0.01))
+            reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(0.01))
         seen.append(refused.value.kind)
         real(store, lock, how, boot_id)
 
-    monkeypatch.setattr(Store, "retire", retire)
-    first = reconcile(field.node, judge(field.node), Deadline(5))
+    monkeypatch.setattr(LockStore, "retire", retire)
+    first = reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(5))
     monkeypatch.undo()
-    second = reconcile(field.node, judge(field.node), Deadline(5))
+    second = reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(5))
 
     assert [outcome.act for outcome in first.outcomes] == [FREED, FREED]
     assert second.outcomes == []
     assert seen == [UNKNOWN, UNKNOWN]
-    assert Totals(field.node.store).values["reaped_process"] == "2"
+    assert ClaimCounters(field.node.store).values["reaped_process"] == "2"
 
 
 def test_a_reap_at_the_door_of_a_release_leaves_it_nothing_to_do(
@@ -320,7 +322,10 @@ def test_a_reap_at_the_door_of_a_release_leaves_it_nothing_to_do(
 ) -> None:
     grant = field.claim(2, dead_record(field))
     before_flock(
-        monkeypatch, lambda: assert_freed(reconcile(field.node, judge(field.node), Deadline(5)), 2)
+        monkeypatch,
+        lambda: assert_freed(
+            reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(5)), 2
+        ),
     )
 
     released = field.release(grant.owner.token)
@@ -329,7 +334,7 @@ def test_a_reap_at_the_door_of_a_release_leaves_it_nothing_to_do(
     assert len(list(Path(field.node.store.released_dir).iterdir())) == 2
 
 
-def assert_freed(report: Report, count: int) -> None:
+def assert_freed(report: ReconcileReport, count: int) -> None:
     """Expect what a reconcile freed."""
     assert [outcome.act for outcome in report.outcomes] == [FREED] * count
 
@@ -338,22 +343,24 @@ def test_a_lock_that_appears_before_mkdir_is_never_taken_over(
     field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     field.release(field.claim(1).owner.token)
-    theirs = template(field.node, os.getpid(), "other").copy(token="theirs", job_id="other")
-    real = Store.make_text
+    theirs = make_process_owner(field.node, os.getpid(), "other").copy(
+        token="theirs", job_id="other"
+    )
+    real = LockStore.make_text
     made: list[str] = []
 
-    def make(store: Store, name: str, text: str) -> None:
+    def make(store: LockStore, name: str, text: str) -> None:
         made.append(name)
         if len(made) == 2:  # the first is locked, the second is taken under our hands
-            real(store, name, owner.encode(theirs))
+            real(store, name, owner.encode_owner(theirs))
         real(store, name, text)
 
-    monkeypatch.setattr(Store, "make_text", make)
+    monkeypatch.setattr(LockStore, "make_text", make)
     with pytest.raises(Refusal) as refused:
         field.claim(3)
 
     assert refused.value.kind == BROKEN
-    left = field.node.store.all()
+    left = field.node.store.read_all_locks()
     assert {name: lock.owner.token for name, lock in left.items() if lock.owner} == {
         made[1]: "theirs"
     }

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import device_users
-from gpulock.alloc.device_users import Holders
-from gpulock.alloc.liveness import Scan
+from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.node.devices import Device
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc
@@ -36,17 +36,17 @@ class Stage:
         self.device = Device("0000:3b:00.0", 0)
         self.device.minor = MINOR
 
-    def holders(self, proc: Proc | None = None) -> Holders:
-        scan = Scan(proc or Proc(str(self.fake.root)))
-        return Holders(scan, [self.device], str(self.dev), SERVICES)
+    def holders(self, proc: Proc | None = None) -> OpenFiles:
+        scan = ProcessScan(proc or Proc(str(self.fake.root)))
+        return OpenFiles(scan, [self.device], str(self.dev), SERVICES)
 
     def who(self) -> list[int]:
-        return self.holders().of(self.device.id)
+        return self.holders().pids_with_open(self.device.id)
 
     def left(self, **other: object) -> str:
         """Ask for what is left of our job beside another claim with these fields."""
         held = {"0000:af:00.0": Lock("0000:af:00.0", record(token="other", **other), "")}
-        return device_users.open_left(
+        return device_users.remaining_device_user(
             self.device.id, record(), self.holders(), held if other else {}
         )
 
@@ -241,7 +241,7 @@ def test_a_process_that_forks_between_the_two_looks_is_found(stage: Stage) -> No
     holders.scan.statuses()
     stage.fake.remove(700)
     stage.fake.add(701, fds={9: stage.node})
-    assert device_users.open_left(stage.device.id, record(), holders, {}) != ""
+    assert device_users.remaining_device_user(stage.device.id, record(), holders, {}) != ""
 
 
 def test_nobody_is_looked_at_where_there_is_no_device(
@@ -250,9 +250,9 @@ def test_nobody_is_looked_at_where_there_is_no_device(
     def never(_: object) -> dict[int, object]:
         pytest.fail("a look for nothing")
 
-    monkeypatch.setattr(Scan, "statuses", never)
-    holders = Holders(Scan(Proc(str(stage.fake.root))), [], str(stage.dev), SERVICES)
-    assert holders.of("0000:3b:00.0") == []
+    monkeypatch.setattr(ProcessScan, "statuses", never)
+    holders = OpenFiles(ProcessScan(Proc(str(stage.fake.root))), [], str(stage.dev), SERVICES)
+    assert holders.pids_with_open("0000:3b:00.0") == []
 
 
 def test_a_look_that_takes_too_long_is_given_up_and_every_lock_is_kept(

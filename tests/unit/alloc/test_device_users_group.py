@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import device_users
-from gpulock.alloc.liveness import Judge, Scan
+from gpulock.alloc.liveness import Judge, ProcessScan
 from gpulock.node import mounts
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
@@ -22,7 +22,9 @@ def fake(tmp_path: Path) -> FakeProc:
 
 
 def left_in_group(fake: FakeProc, lock: Lock) -> str:
-    return device_users.group_left(lock, Judge("", "", Scan(Proc(str(fake.root))), {}))
+    return device_users.remaining_job_process(
+        lock, Judge("", "", ProcessScan(Proc(str(fake.root))), {})
+    )
 
 
 def test_a_process_with_the_jobs_group_is_left(fake: FakeProc) -> None:
@@ -58,11 +60,11 @@ def test_the_session_of_a_process_is_left_but_not_itself(fake: FakeProc) -> None
 def test_who_cannot_see_finds_something_left(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def blind(self: Scan) -> dict[int, object]:
+    def blind(self: ProcessScan) -> dict[int, object]:
         self.blind = "too dark"
         return {}
 
-    monkeypatch.setattr(Scan, "statuses", blind)
+    monkeypatch.setattr(ProcessScan, "statuses", blind)
     assert left_in_group(fake, Lock("x", record(), "")) == "too dark"
 
 
@@ -72,9 +74,9 @@ def test_anchors_that_cannot_be_read_count_as_something_left(fake: FakeProc) -> 
 
 def belongs(fake: FakeProc, process: int, **other: object) -> bool:
     """Return whether a process is of another claim than the record of job 12."""
-    holders = device_users.Holders(Scan(Proc(str(fake.root))), [], "", ())
+    holders = device_users.OpenFiles(ProcessScan(Proc(str(fake.root))), [], "", ())
     lock = Lock("y", record(**{"job_id": "13", "token": "b", "add_grp_id": 0, **other}), "")
-    return device_users.belongs(process, lock, record(), holders)
+    return device_users.belongs_to_other_claim(process, lock, record(), holders)
 
 
 def test_a_process_is_of_another_claim_by_group_session_or_descent(fake: FakeProc) -> None:
@@ -112,11 +114,11 @@ def mig(root: Path, table: str) -> list[tuple[int, int, int]]:
         (root / "dev" / name).touch()
     device = Device("0000:3b:00.0", 0)
     device.id, device.minor = "0000:3b:00.0.gi2.ci0", 7
-    return device_users.node_keys(device, str(root / "dev"), str(root / "driver"))
+    return device_users.device_node_keys(device, str(root / "dev"), str(root / "driver"))
 
 
 def key(path: Path) -> tuple[int, int, int]:
-    return mounts.key_of(path.stat())
+    return mounts.device_file_key(path.stat())
 
 
 def test_an_instance_is_told_by_its_own_access_nodes(tmp_path: Path) -> None:

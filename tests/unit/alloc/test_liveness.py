@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import liveness
-from gpulock.alloc.liveness import ALIVE, DEAD, ROUNDS, UNKNOWN, Judge, Scan, common_verdict
+from gpulock.alloc.liveness import ALIVE, DEAD, ROUNDS, UNKNOWN, Judge, ProcessScan, common_verdict
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -42,8 +42,8 @@ def process(**changes: object) -> Lock:
 
 
 def verdict(fake: FakeProc, lock: Lock) -> str:
-    rules: dict[str, liveness.Rule] = {"process": liveness.process_verdict}
-    return Judge(BOOT, NAME, Scan(Proc(str(fake.root))), rules).verdict(lock).state
+    rules: dict[str, liveness.LivenessRule] = {"process": liveness.process_verdict}
+    return Judge(BOOT, NAME, ProcessScan(Proc(str(fake.root))), rules).verdict(lock).state
 
 
 def common(fake: FakeProc, one: Owner) -> str:
@@ -158,7 +158,7 @@ def test_a_process_that_forks_and_ends_while_it_is_scanned_is_found(fake: FakePr
         fake.remove(700)
         fake.add(701, groups=[65400])
 
-    assert Scan(Moving(fake, [fork])).carriers(65400) == [701]
+    assert ProcessScan(Moving(fake, [fork])).carriers(65400) == [701]
 
 
 def test_one_that_never_stops_forking_blinds_the_scan_instead_of_hiding(fake: FakeProc) -> None:
@@ -171,7 +171,7 @@ def test_one_that_never_stops_forking_blinds_the_scan_instead_of_hiding(fake: Fa
 
         return step
 
-    scan = Scan(Moving(fake, [fork(700 + n) for n in range(ROUNDS + 1)]))
+    scan = ProcessScan(Moving(fake, [fork(700 + n) for n in range(ROUNDS + 1)]))
     assert scan.carriers(65400) == []
     assert "faster" in scan.blind
 
@@ -182,16 +182,16 @@ def test_a_look_that_takes_too_long_is_blind_and_not_endless(
     """The kernel may take long over a process of 65,536 groups, and a user may have thousands."""
     fake.add(700)
     monkeypatch.setattr(liveness, "LONGEST", -1.0)
-    scan = Scan(Proc(str(fake.root)))
+    scan = ProcessScan(Proc(str(fake.root)))
     assert scan.statuses() == {} and "no time" in scan.blind
 
 
 def test_processes_of_the_same_groups_share_one_list(fake: FakeProc) -> None:
     for pid in (700, 701):
         fake.add(pid, groups=[5, 65400])
-    one, other = (Scan(Proc(str(fake.root))).status(pid) for pid in (700, 701))
+    one, other = (ProcessScan(Proc(str(fake.root))).status(pid) for pid in (700, 701))
     assert one.groups == other.groups == {5, 65400}
-    scan = Scan(Proc(str(fake.root)))
+    scan = ProcessScan(Proc(str(fake.root)))
     assert scan.status(700).groups is scan.status(701).groups
 
 
@@ -211,7 +211,7 @@ def test_a_process_that_hops_below_the_place_the_listing_has_reached_is_found(
 ) -> None:
     """It was above when /proc was read below, and is below (pids wrap) when it is read above."""
     fake.add(701, groups=[65400])
-    scan = Scan(Moving(fake, []))
+    scan = ProcessScan(Moving(fake, []))
     listed = scan.proc.pids()
     hidden = [pid for pid in listed if pid != 701]
 
@@ -224,7 +224,7 @@ def test_a_process_that_hops_below_the_place_the_listing_has_reached_is_found(
                 return hidden
             return super().pids()
 
-    assert Scan(Hopping(fake, [])).carriers(65400) == [701]
+    assert ProcessScan(Hopping(fake, [])).carriers(65400) == [701]
 
 
 def children(fake: FakeProc, name: str, *pids: int) -> None:
@@ -240,19 +240,19 @@ def test_the_threads_of_the_kernel_are_not_looked_at(fake: FakeProc) -> None:
     for pid in (2, 700, 701):
         status = fake.root / str(pid) / "status"
         status.write_bytes(status.read_bytes().replace(b"VmSize", b"Other"))
-    assert Scan(Proc(str(fake.root))).carriers(65400) == []
+    assert ProcessScan(Proc(str(fake.root))).carriers(65400) == []
 
 
 def test_the_children_of_a_second_process_that_is_no_kthreadd_are_seen(fake: FakeProc) -> None:
     """In a pid namespace of its own, pid 2 is anybody's shell, whatever its name."""
     for name in ("bash", "kthreadd"):
         children(fake, name, 700, 701)
-        assert sorted(Scan(Proc(str(fake.root))).carriers(65400)) == [700, 701]
+        assert sorted(ProcessScan(Proc(str(fake.root))).carriers(65400)) == [700, 701]
         assert verdict(fake, process()) == ALIVE
 
 
 def test_one_look_serves_all_questions(fake: FakeProc) -> None:
-    scan = Scan(Proc(str(fake.root)))
+    scan = ProcessScan(Proc(str(fake.root)))
     before = scan.statuses()
     fake.add(700, "late")
     assert scan.statuses() is before
@@ -262,7 +262,7 @@ def test_one_look_serves_all_questions(fake: FakeProc) -> None:
 def test_descent_is_followed_to_the_end_and_a_circle_has_one(fake: FakeProc) -> None:
     for pid, ppid in ((10, 1), (11, 10), (12, 11), (20, 21), (21, 20), (30, 999)):
         fake.add(pid, ppid=ppid)
-    scan = Scan(Proc(str(fake.root)))
+    scan = ProcessScan(Proc(str(fake.root)))
     assert scan.descends(12, frozenset([10]))
     assert scan.descends(10, frozenset([10]))
     assert not scan.descends(10, frozenset([12]))
@@ -273,9 +273,9 @@ def test_descent_is_followed_to_the_end_and_a_circle_has_one(fake: FakeProc) -> 
 def test_a_system_user_is_one_by_all_its_uids(fake: FakeProc) -> None:
     fake.add(10, uids=(999, 0, 0, 0))
     fake.add(11, uids=(1000, 0, 0, 0))
-    scan = Scan(Proc(str(fake.root)))
-    assert liveness.is_system(scan.statuses()[10])
-    assert not liveness.is_system(scan.statuses()[11])
+    scan = ProcessScan(Proc(str(fake.root)))
+    assert liveness.is_system_process(scan.statuses()[10])
+    assert not liveness.is_system_process(scan.statuses()[11])
 
 
 def test_a_record_of_another_time_namespace_is_not_judged(fake: FakeProc) -> None:

@@ -10,34 +10,34 @@ import click
 import pytest
 
 from gpulock.alloc import memory_check
-from gpulock.alloc.claim import claim
-from gpulock.alloc.memory_check import CLEAN, DIRTY, MIB, OTHERS, UNTOLD, WAIT
-from gpulock.alloc.release import Released, release
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.memory_check import CLEAN, DIRTY, MIB, NO_SAMPLE, OTHER_PROCESSES, WAIT
+from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.cli.admin import reap
 from gpulock.cli.claims import release as cli_release
-from gpulock.cli.session import Refused
+from gpulock.cli.session import CommandRefusedError
 from gpulock.daemon.reconcile import report_messages
-from gpulock.daemon.reconcile.reconcile import reconcile
-from gpulock.deadline import Deadline, boottime
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node import sample
 from gpulock.sge import epilog as sge_epilog
-from gpulock.sge.hook import Call as SgeCall
+from gpulock.sge.hook import SgeHookCall as SgeCall
 from gpulock.slurm import epilog as slurm_epilog
-from gpulock.slurm.call import Call as SlurmCall
+from gpulock.slurm.call import SlurmHookCall as SlurmCall
 from gpulock.store import quarantine
 from gpulock.store.owner import Owner
 from gpulock.workstation.peer import Peer
-from gpulock.workstation.user_release import give_back
-from gpulock.workstation.wire import RELEASE, Request
+from gpulock.workstation.user_release import release_for_user
+from gpulock.workstation.wire import RELEASE, SocketRequest
 from tests.support.trees import BOOT, Box, bus, judge_of, judging, record, soon
 
 KEYS = {"CLEAN": "report", "SAMPLE_PERIOD": "0.05", "CLEAN_MEMORY": "256"}
 LATER = 3600.0  # seconds: a look in times to come, newer than all that happens in a test
 
 
-def seen(**values: object) -> sample.Seen:
-    return sample.Seen({"looked": 100.0, "memory_used": 0, "processes": 0, **values}, {})
+def seen(**values: object) -> sample.DeviceSample:
+    return sample.DeviceSample({"looked": 100.0, "memory_used": 0, "processes": 0, **values}, {})
 
 
 @pytest.mark.parametrize(
@@ -47,29 +47,32 @@ def seen(**values: object) -> sample.Seen:
         ({"memory_used": 256 * MIB}, CLEAN),
         ({"memory_used": 256 * MIB + 1}, DIRTY),
         ({"memory_used": 80 << 30, "processes": None}, DIRTY),
-        ({"memory_used": 80 << 30, "processes": 1}, OTHERS),
-        ({"memory_used": 80 << 30, "processes": 1, "listed": 91.0}, OTHERS),
+        ({"memory_used": 80 << 30, "processes": 1}, OTHER_PROCESSES),
+        ({"memory_used": 80 << 30, "processes": 1, "listed": 91.0}, OTHER_PROCESSES),
         ({"memory_used": 80 << 30, "processes": 1, "listed": 90.0}, WAIT),
         ({"memory_used": 80 << 30, "processes": 1, "listed": 60.0}, WAIT),
         ({"memory_used": 80 << 30, "processes": 1, "listed": 59.0}, DIRTY),
         ({"memory_used": 80 << 30, "processes": 0, "listed": 91.0}, DIRTY),
         ({"memory_used": 80 << 30, "processes": 0, "listed": 90.0}, WAIT),
         ({"memory_used": 0, "processes": 1, "listed": 60.0}, CLEAN),
-        ({"memory_used": None}, UNTOLD),
-        ({"looked": None}, UNTOLD),
+        ({"memory_used": None}, NO_SAMPLE),
+        ({"looked": None}, NO_SAMPLE),
         ({"looked": 90.0}, WAIT),
         ({"looked": 90.0, "memory_used": 80 << 30}, WAIT),
-        ({"looked": 89.0}, UNTOLD),
+        ({"looked": 89.0}, NO_SAMPLE),
     ],
 )
 def test_only_a_fresh_look_after_the_device_was_quiet_counts(
     values: dict[str, object], state: str
 ) -> None:
-    assert memory_check.judge(seen(**values), 90.0, 100.0, 10.0, 256 * MIB, 30.0) == state
+    assert (
+        memory_check.judge_memory_sample(seen(**values), 90.0, 100.0, 10.0, 256 * MIB, 30.0)
+        == state
+    )
 
 
 def test_of_a_device_that_no_sample_names_nobody_tells() -> None:
-    assert memory_check.judge(None, 90.0, 100.0, 10.0, 256 * MIB, 30.0) == UNTOLD
+    assert memory_check.judge_memory_sample(None, 90.0, 100.0, 10.0, 256 * MIB, 30.0) == NO_SAMPLE
 
 
 # --- on a node ------------------------------------------------------------------------------------
@@ -86,7 +89,7 @@ def box(tmp_path: Path) -> Box:
 
 def tell(box: Box, used: int, looked: float, others: str = "processes=0", cards: int = 1) -> None:
     """Let the exporter have looked at the first GPUs, and at who is there."""
-    now = boottime()
+    now = clock_boottime()
     lines = [
         sample.SAMPLE_LINE,
         f"boot_id={BOOT}",
@@ -98,12 +101,14 @@ def tell(box: Box, used: int, looked: float, others: str = "processes=0", cards:
 
 def hold(box: Box) -> Owner:
     node = box.node()
-    return claim(node, record(token="", devices=()), 1, judging(node), soon()).owner
+    return claim_devices(node, record(token="", devices=()), 1, judging(node), soon()).owner
 
 
-def let_go(box: Box, one: Owner) -> Released:
+def let_go(box: Box, one: Owner) -> ReleaseResult:
     node = box.node()
-    return release(node, lambda o: o.token == one.token, judge_of(node), Deadline(5), "epilog")
+    return release_locks(
+        node, lambda o: o.token == one.token, judge_of(node), Deadline(5), "epilog"
+    )
 
 
 def freed_as(box: Box) -> str:
@@ -114,31 +119,33 @@ def freed_as(box: Box) -> str:
 
 def test_a_device_that_is_clean_is_freed_at_once(box: Box) -> None:
     one = hold(box)
-    tell(box, 0, boottime() + LATER)
+    tell(box, 0, clock_boottime() + LATER)
     assert let_go(box, one).freed == [bus(0)]
     assert freed_as(box) == "epilog"
 
 
 def test_memory_that_is_not_given_back_puts_the_device_out_of_service(box: Box) -> None:
     one = hold(box)
-    tell(box, 300 * MIB, boottime() + LATER)
+    tell(box, 300 * MIB, clock_boottime() + LATER)
     assert let_go(box, one).freed == [bus(0)]
-    note = quarantine.read(str(box.state), quarantine.QUARANTINE, bus(0))
+    note = quarantine.read_device_note(str(box.state), quarantine.QUARANTINE, bus(0))
     assert (note["by"], note["because"]) == (
         "gpulock",
         "memory: 300 MiB stay in use after job 12",
     )
     node = box.node()
-    found = claim(node, record(token="", devices=(), job_id="13"), 1, judging(node), soon())
+    found = claim_devices(node, record(token="", devices=(), job_id="13"), 1, judging(node), soon())
     assert [device.id for device in found.devices] == [bus(1)]
 
 
 def test_a_note_that_an_administrator_made_meanwhile_stands(box: Box) -> None:
     one = hold(box)
-    quarantine.put(str(box.state), quarantine.QUARANTINE, bus(0), "root", "its fan died")
-    tell(box, 300 * MIB, boottime() + LATER)
+    quarantine.write_device_note(
+        str(box.state), quarantine.QUARANTINE, bus(0), "root", "its fan died"
+    )
+    tell(box, 300 * MIB, clock_boottime() + LATER)
     assert let_go(box, one).freed == [bus(0)]
-    note = quarantine.read(str(box.state), quarantine.QUARANTINE, bus(0))
+    note = quarantine.read_device_note(str(box.state), quarantine.QUARANTINE, bus(0))
     assert (note["by"], note["because"]) == ("root", "its fan died")
 
 
@@ -160,7 +167,7 @@ def test_a_note_that_an_administrator_made_meanwhile_stands(box: Box) -> None:
 def test_half_of_a_node_goes_out_on_an_exporters_word(
     out: tuple[int, ...], cards: int, may: bool
 ) -> None:
-    assert memory_check.within(bus(0), {bus(number) for number in out}, cards) is may
+    assert memory_check.may_quarantine_card(bus(0), {bus(number) for number in out}, cards) is may
 
 
 @pytest.fixture
@@ -171,82 +178,90 @@ def four(tmp_path: Path) -> Box:
     made.proc.shepherd(500, tmp_path)
     (tmp_path / "exporter").mkdir()
     node = made.node()
-    claim(node, record(token="", devices=()), 4, judging(node), soon())
+    claim_devices(node, record(token="", devices=()), 4, judging(node), soon())
     return made
 
 
-def end(box: Box) -> Released:
+def end(box: Box) -> ReleaseResult:
     node = box.node()
-    return release(node, lambda _: True, judge_of(node), Deadline(5), "epilog")
+    return release_locks(node, lambda _: True, judge_of(node), Deadline(5), "epilog")
 
 
 def out(box: Box) -> list[str]:
-    return quarantine.listed(str(box.state), quarantine.QUARANTINE)
+    return quarantine.list_noted_devices(str(box.state), quarantine.QUARANTINE)
 
 
 def test_of_an_exporter_that_says_all_are_dirty_half_of_the_node_is_left(four: Box) -> None:
-    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+    tell(four, 300 * MIB, clock_boottime() + LATER, cards=4)
 
     released = end(four)
 
     because = "memory: 300 MiB stay in use after job 12"
     assert released.freed == out(four) == [bus(0), bus(1)]
     assert released.away == [(bus(0), because), (bus(1), because)]
-    assert released.kept == [(bus(n), f"{because}; {memory_check.BEYOND}") for n in (2, 3)]
+    assert released.kept == [
+        (bus(n), f"{because}; {memory_check.QUARANTINE_LIMIT_REACHED}") for n in (2, 3)
+    ]
     owner = four.node().store.read(bus(2)).owner
     assert owner is not None and owner.settling == 1
 
 
 def test_so_has_it_a_reconcile_however_long_the_exporter_says_so(four: Box) -> None:
-    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+    tell(four, 300 * MIB, clock_boottime() + LATER, cards=4)
     end(four)
 
     for _ in range(3):
         node = four.node()
-        report = reconcile(node, judge_of(node), soon())
-        assert [o.reason.endswith(memory_check.BEYOND) for o in report.outcomes] == [True, True]
+        report = reconcile_locks(node, judge_of(node), soon())
+        assert [
+            o.reason.endswith(memory_check.QUARANTINE_LIMIT_REACHED) for o in report.outcomes
+        ] == [True, True]
 
     assert out(four) == [bus(0), bus(1)]
     assert four.locks() == [bus(2), bus(3)]
 
 
 def test_what_is_left_is_freed_when_the_exporter_says_it_is_clean(four: Box) -> None:
-    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+    tell(four, 300 * MIB, clock_boottime() + LATER, cards=4)
     end(four)
-    tell(four, 0, boottime() + LATER, cards=4)
+    tell(four, 0, clock_boottime() + LATER, cards=4)
 
     node = four.node()
-    reconcile(node, judge_of(node), soon())
+    reconcile_locks(node, judge_of(node), soon())
 
     assert four.locks() == []
     assert out(four) == [bus(0), bus(1)]
 
 
 def test_what_is_left_an_administrator_may_put_out(four: Box) -> None:
-    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+    tell(four, 300 * MIB, clock_boottime() + LATER, cards=4)
     end(four)
-    quarantine.put(str(four.state), quarantine.QUARANTINE, bus(2), "root", "looked at it")
+    quarantine.write_device_note(
+        str(four.state), quarantine.QUARANTINE, bus(2), "root", "looked at it"
+    )
 
     node = four.node()
-    reconcile(node, judge_of(node), soon())
+    reconcile_locks(node, judge_of(node), soon())
 
     assert four.locks() == [bus(3)]
 
 
 def test_what_is_out_for_another_reason_does_not_count(four: Box) -> None:
     for number, by, because in ((2, "root", "its fan died"), (3, "gpulock", "missing: not there")):
-        quarantine.put(str(four.state), quarantine.QUARANTINE, bus(number), by, because)
-    tell(four, 300 * MIB, boottime() + LATER, cards=2)
+        quarantine.write_device_note(
+            str(four.state), quarantine.QUARANTINE, bus(number), by, because
+        )
+    tell(four, 300 * MIB, clock_boottime() + LATER, cards=2)
 
     assert len(end(four).freed) == 4
     assert out(four) == [bus(0), bus(1), bus(2), bus(3)]
 
 
 def test_what_the_policy_put_out_for_what_an_exporter_said_does(four: Box) -> None:
-    quarantine.put(
+    quarantine.write_device_note(
         str(four.state), quarantine.QUARANTINE, bus(3), "gpulock", "missing: not there; xid: XID 79"
     )
-    tell(four, 300 * MIB, boottime() + LATER, cards=3)
+    tell(four, 300 * MIB, clock_boottime() + LATER, cards=3)
 
     end(four)
 
@@ -254,38 +269,39 @@ def test_what_the_policy_put_out_for_what_an_exporter_said_does(four: Box) -> No
 
 
 def test_each_decision_is_told(four: Box) -> None:
-    tell(four, 300 * MIB, boottime() + LATER, cards=4)
+    tell(four, 300 * MIB, clock_boottime() + LATER, cards=4)
     four.proc.remove(500)
     for number in range(4):
         (four.lock / "locks" / bus(number) / "quiet").write_text("1.0\n")
 
     node = four.node()
-    report = reconcile(node, judge_of(node), soon())
+    report = reconcile_locks(node, judge_of(node), soon())
 
     words = "memory: 300 MiB stay in use after job 12"
-    reaped = [click.unstyle(line) for line in reap.lines(report, node.devices())]
+    reaped = [click.unstyle(line) for line in reap.format_reap_report(report, node.devices())]
     assert [line for line in reaped if line.startswith("quarantined")] == [
         f"quarantined GPU 0: {words}",
         f"quarantined GPU 1: {words}",
     ]
-    left = report_messages.standing(report, 4)
+    left = report_messages.lasting_problem_messages(report, 4)
     assert sorted(left.values()) == [
-        f"{bus(n)} of job 12 (alice) is not freed: {words}; {memory_check.BEYOND}" for n in (2, 3)
+        f"{bus(n)} of job 12 (alice) is not freed: {words}; {memory_check.QUARANTINE_LIMIT_REACHED}"
+        for n in (2, 3)
     ]
 
 
 def test_an_epilog_tells_what_went_out_of_service() -> None:
-    released = Released()
+    released = ReleaseResult()
     released.freed, released.away = [bus(0)], [(bus(0), "memory: 300 MiB stay in use")]
 
     told = f"{bus(0)} is out of service: memory: 300 MiB stay in use"
 
     call = SgeCall([], {"JOB_ID": "12", "SGE_TASK_ID": "1", "QUEUE": "gpu.q"})
-    assert (f"{call.who}: {told}", False) in sge_epilog.lines(call, released, 0.1)
+    assert (f"{call.who}: {told}", False) in sge_epilog.format_sge_release(call, released, 0.1)
     keys = {"JOB_ID": "12", "JOB_UID": "7", "CLUSTER_NAME": "lab"}
     environ = {f"SLURM_{key}": value for key, value in keys.items()}
     other = SlurmCall({**environ, "SLURMD_NODENAME": "n1"})
-    assert f"{other.who}: {told}" in slurm_epilog.lines(other, released, 0.1)
+    assert f"{other.who}: {told}" in slurm_epilog.format_slurm_release(other, released, 0.1)
 
 
 # --- when it is looked at ------------------------------------------------------------------------
@@ -293,7 +309,7 @@ def test_an_epilog_tells_what_went_out_of_service() -> None:
 
 def test_until_the_exporter_has_looked_again_the_lock_settles(box: Box) -> None:
     one = hold(box)
-    tell(box, 300 * MIB, boottime())
+    tell(box, 300 * MIB, clock_boottime())
     kept = let_go(box, one).kept
     assert kept == [(bus(0), "its memory is looked at first")]
     owner = box.node().store.read(bus(0)).owner
@@ -302,13 +318,13 @@ def test_until_the_exporter_has_looked_again_the_lock_settles(box: Box) -> None:
 
 def test_a_reconcile_frees_it_after_that_look(box: Box) -> None:
     one = hold(box)
-    tell(box, 300 * MIB, boottime())
+    tell(box, 300 * MIB, clock_boottime())
     let_go(box, one)
     node = box.node()
-    reconcile(node, judge_of(node), soon())
+    reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == [bus(0)]
-    tell(box, 0, boottime())
-    reconcile(node, judge_of(node), soon())
+    tell(box, 0, clock_boottime())
+    reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == []
     assert out(box) == []
 
@@ -316,21 +332,21 @@ def test_a_reconcile_frees_it_after_that_look(box: Box) -> None:
 def test_a_list_that_still_has_the_jobs_process_hands_nothing_on(box: Box) -> None:
     """Process lists are made seldom: one that is older than the job's end has what is gone."""
     one = hold(box)
-    before = boottime()
-    tell(box, 300 * MIB, boottime() + LATER, f"processes=1 listed={before}")
+    before = clock_boottime()
+    tell(box, 300 * MIB, clock_boottime() + LATER, f"processes=1 listed={before}")
     assert let_go(box, one).kept == [(bus(0), "its memory is looked at first")]
     node = box.node()
-    reconcile(node, judge_of(node), soon())
+    reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == [bus(0)]
-    tell(box, 300 * MIB, boottime() + LATER, f"processes=0 listed={boottime()}")
-    reconcile(node, judge_of(node), soon())
+    tell(box, 300 * MIB, clock_boottime() + LATER, f"processes=0 listed={clock_boottime()}")
+    reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == []
     assert out(box) == [bus(0)]
 
 
 def test_memory_of_a_process_that_is_listed_afterwards_is_a_services(box: Box) -> None:
     one = hold(box)
-    tell(box, 300 * MIB, boottime() + LATER, f"processes=1 listed={boottime() + LATER}")
+    tell(box, 300 * MIB, clock_boottime() + LATER, f"processes=1 listed={clock_boottime() + LATER}")
     assert let_go(box, one).freed == [bus(0)]
     assert freed_as(box) == "epilog"
     assert out(box) == []
@@ -339,13 +355,13 @@ def test_memory_of_a_process_that_is_listed_afterwards_is_a_services(box: Box) -
 def test_so_does_it_what_no_epilog_released(box: Box) -> None:
     """The first reconcile that finds the device quiet notes when: an older look proves nothing."""
     hold(box)
-    tell(box, 300 * MIB, boottime())
+    tell(box, 300 * MIB, clock_boottime())
     box.proc.remove(500)
     node = box.node()
-    reconcile(node, judge_of(node), soon())
+    reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == [bus(0)]
-    tell(box, 300 * MIB, boottime())
-    reconcile(node, judge_of(node), soon())
+    tell(box, 300 * MIB, clock_boottime())
+    reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == []
     assert out(box) == [bus(0)]
 
@@ -359,7 +375,7 @@ def test_without_an_exporter_the_look_at_open_files_decides_and_the_record_says_
 
 def test_the_record_says_so_too_where_the_driver_told_the_exporter_nothing(box: Box) -> None:
     one = hold(box)
-    tell(box, 0, boottime() - box.node().settings.max_sample_age - 1)
+    tell(box, 0, clock_boottime() - box.node().settings.max_sample_age - 1)
     assert let_go(box, one).freed == [bus(0)]
     assert freed_as(box) == "epilog (no exporter told its memory)"
 
@@ -371,8 +387,8 @@ def test_a_device_that_cannot_be_put_out_of_service_stays_locked(
         raise OSError(28, "No space left on device")
 
     one = hold(box)
-    tell(box, 300 * MIB, boottime() + LATER)
-    monkeypatch.setattr(quarantine, "put", full)
+    tell(box, 300 * MIB, clock_boottime() + LATER)
+    monkeypatch.setattr(quarantine, "write_device_note", full)
     kept = let_go(box, one).kept
     assert kept[0][1].startswith("memory: 300 MiB stay in use after job 12, and it cannot be")
     assert box.locks() == [bus(0)]
@@ -381,10 +397,12 @@ def test_a_device_that_cannot_be_put_out_of_service_stays_locked(
 def test_a_reboot_has_emptied_every_memory(box: Box) -> None:
     hold(box)
     box.proc.boot("11111111-2222-3333-4444-555555555555")
-    tell(box, 300 * MIB, boottime())
+    tell(box, 300 * MIB, clock_boottime())
     node = box.node()
     try:
-        claim(node, record(token="", devices=(), job_id="13", pid=501), 2, judging(node), soon())
+        claim_devices(
+            node, record(token="", devices=(), job_id="13", pid=501), 2, judging(node), soon()
+        )
     except Refusal as refusal:
         pytest.fail(f"an old boot's lock is in the way: {refusal}")
     assert out(box) == []
@@ -393,15 +411,15 @@ def test_a_reboot_has_emptied_every_memory(box: Box) -> None:
 def test_a_claim_that_settles_does_not_get_what_it_has_put_out_of_service(box: Box) -> None:
     """Both devices are held by dead jobs; the first one's memory is not given back."""
     node = box.node()
-    claim(node, record(token="", devices=()), 2, judging(node), soon())
+    claim_devices(node, record(token="", devices=()), 2, judging(node), soon())
     box.proc.remove(500)
     for name in (bus(0), bus(1)):
         (box.lock / "locks" / name / "quiet").write_text("1.0\n")
-    tell(box, 300 * MIB, boottime())
+    tell(box, 300 * MIB, clock_boottime())
     other = record(token="", devices=(), job_id="13", pid=501)
     with pytest.raises(Refusal, match="1 of 2 free"):
-        claim(box.node(), other, 2, judging(box.node()), soon())
-    found = claim(box.node(), other, 1, judging(box.node()), soon())
+        claim_devices(box.node(), other, 2, judging(box.node()), soon())
+    found = claim_devices(box.node(), other, 1, judging(box.node()), soon())
     assert [device.id for device in found.devices] == [bus(1)]
 
 
@@ -410,61 +428,63 @@ def test_a_claim_that_settles_does_not_get_what_it_has_put_out_of_service(box: B
 UID = os.geteuid()
 
 
-def hold_as_process(box: Box) -> Request:
+def hold_as_process(box: Box) -> SocketRequest:
     """Hold GPU 0 by a process of ours that is gone by now; return what gives it back."""
     fields = {"scheduler": "process", "pid": 600, "start": 7, "job_id": "600", "add_grp_id": 0}
     node = box.node()
-    claim(node, record(token="", devices=(), uid=UID, **fields), 1, judging(node), soon())
-    return Request(RELEASE, 600, 7)
+    claim_devices(node, record(token="", devices=(), uid=UID, **fields), 1, judging(node), soon())
+    return SocketRequest(RELEASE, 600, 7)
 
 
-def give(box: Box, request: Request) -> tuple[str, ...]:
+def give(box: Box, request: SocketRequest) -> tuple[str, ...]:
     """Let gpulockd give it back for us."""
-    return give_back(box.node(), Peer(os.getpid(), UID, -1, True), request, Deadline(5))
+    return release_for_user(box.node(), Peer(os.getpid(), UID, -1, True), request, Deadline(5))
 
 
 def take_back(box: Box, force: bool = False) -> list[str]:
     """Let `gpulock release` free GPU 0."""
     node = box.node()
-    let = cli_release.let_go(node, node.devices(), lambda lock: lock.id == bus(0), force, "x")
+    let = cli_release.release_selected_locks(
+        node, node.devices(), lambda lock: lock.id == bus(0), force, "x"
+    )
     return [one.lock.id for one in let]
 
 
 def test_gpulockd_gives_nothing_back_before_the_exporter_has_looked_again(box: Box) -> None:
     request = hold_as_process(box)
-    tell(box, 300 * MIB, boottime())
+    tell(box, 300 * MIB, clock_boottime())
     with pytest.raises(Refusal, match="its memory is looked at first"):
         give(box, request)
     assert box.locks() == [bus(0)]
-    tell(box, 0, boottime())
+    tell(box, 0, clock_boottime())
     assert give(box, request) == (bus(0),)
     assert out(box) == []
 
 
 def test_what_gpulockd_gives_back_with_memory_in_use_goes_to_quarantine(box: Box) -> None:
     request = hold_as_process(box)
-    tell(box, 300 * MIB, boottime() + LATER)
+    tell(box, 300 * MIB, clock_boottime() + LATER)
     assert give(box, request) == (bus(0),)
     assert out(box) == [bus(0)]
 
 
 def test_a_release_waits_for_that_look_and_keeps_the_device_without_it(box: Box) -> None:
     hold_as_process(box)
-    tell(box, 0, boottime())
-    with pytest.raises(Refused, match="its memory is looked at first"):
+    tell(box, 0, clock_boottime())
+    with pytest.raises(CommandRefusedError, match="its memory is looked at first"):
         take_back(box)
     assert box.locks() == [bus(0)]
 
 
 def test_what_is_released_with_memory_in_use_goes_to_quarantine(box: Box) -> None:
     hold_as_process(box)
-    tell(box, 300 * MIB, boottime() + LATER)
+    tell(box, 300 * MIB, clock_boottime() + LATER)
     assert take_back(box) == [bus(0)]
     assert out(box) == [bus(0)]
 
 
 def test_force_asks_nobody(box: Box) -> None:
     hold_as_process(box)
-    tell(box, 300 * MIB, boottime() + LATER)
+    tell(box, 300 * MIB, clock_boottime() + LATER)
     assert take_back(box, force=True) == [bus(0)]
     assert out(box) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import reaper
-from gpulock.alloc.reaper import FREED, HELD, ORPHANS, Outcome
+from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.store import boot
 from gpulock.store.owner import Owner
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, Box, bus, judge_of, record
@@ -23,8 +23,8 @@ def box(tmp_path: Path) -> Box:
     made = Box(tmp_path)
     made.proc.execd(tmp_path)
     node = made.node()
-    boot.ensure(node.store)
-    boot.begin(node.store, str(made.state), BOOT, NAME)
+    boot.ensure_lock_dir(node.store)
+    boot.begin_boot(node.store, str(made.state), BOOT, NAME)
     return made
 
 
@@ -34,11 +34,11 @@ def lock(box: Box, number: int = 0, **changes: object) -> Owner:
     return one
 
 
-def settle_all(box: Box, dry_run: bool = False) -> dict[str, Outcome]:
+def settle_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
     node = box.node()
     judge = judge_of(node)
-    holders = reaper.make_holders(node, node.devices(), judge)
-    found = reaper.settle(node, node.store.all(), judge, holders, dry_run)
+    holders = reaper.make_open_files(node, node.devices(), judge)
+    found = reaper.reap_locks(node, node.store.read_all_locks(), judge, holders, dry_run)
     return {outcome.lock.id: outcome for outcome in found}
 
 
@@ -190,10 +190,10 @@ def test_a_lock_made_anew_since_it_was_judged_stays(
     lock(box)
     node = box.node()
     judge = judge_of(node)
-    holders = reaper.make_holders(node, node.devices(), judge)
-    held = node.store.all()
+    holders = reaper.make_open_files(node, node.devices(), judge)
+    held = node.store.read_all_locks()
     node.store.rewrite(bus(0), record(token="another"))
-    found = reaper.settle(node, held, judge, holders)
+    found = reaper.reap_locks(node, held, judge, holders)
     assert [o.act for o in found] == [HELD]
     assert box.locks() == [bus(0)]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim
-from gpulock.alloc.release import Released, release
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.store.gate import Gate
-from gpulock.store.locks import Lock, Store
+from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from tests.support.trees import Box, bus, judge_of, judging, record, soon
 
@@ -33,16 +33,16 @@ def box(tmp_path: Path) -> Box:
 def hold(box: Box, count: int = 2, **changes: object) -> Owner:
     node = box.node()
     one = record(token="", devices=(), **changes)
-    return claim(node, one, count, judging(node), soon()).owner
+    return claim_devices(node, one, count, judging(node), soon()).owner
 
 
 def of_run(one: Owner) -> Callable[[Owner], bool]:
     return lambda found: (found.key(), found.run()) == (one.key(), one.run())
 
 
-def let_go(box: Box, one: Owner, seconds: float = 5) -> Released:
+def let_go(box: Box, one: Owner, seconds: float = 5) -> ReleaseResult:
     node = box.node()
-    return release(node, of_run(one), judge_of(node), Deadline(seconds), "epilog")
+    return release_locks(node, of_run(one), judge_of(node), Deadline(seconds), "epilog")
 
 
 def test_a_release_frees_the_whole_grant(box: Box) -> None:
@@ -142,12 +142,12 @@ def test_a_lock_that_is_another_claims_when_it_is_renamed_stays(
 
     box.proc.add(700, fds={9: box.dev / "nvidia3"})
     monkeypatch.setattr(os, "readlink", peer)
-    held = node.store.all()
+    held = node.store.read_all_locks()
 
-    def as_before(_: Store) -> dict[str, Lock]:
+    def as_before(_: LockStore) -> dict[str, Lock]:
         return held
 
-    monkeypatch.setattr(Store, "all", as_before)
+    monkeypatch.setattr(LockStore, "read_all_locks", as_before)
     assert let_go(box, one).freed == []
     assert (done, box.locks()) == (done[:1], [bus(0)])
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpulock.alloc import states
 from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
-from gpulock.alloc.states import STATES, Row
+from gpulock.alloc.states import STATES, DeviceState
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock
 from tests.support.trees import bus, record
@@ -23,9 +23,9 @@ def locked(number: int = 0, **changes: object) -> dict[str, Lock]:
     return {bus(number): Lock(bus(number), record(**changes), "")}
 
 
-def one(held: dict[str, Lock], verdict: str = "", **more: object) -> Row:
+def one(held: dict[str, Lock], verdict: str = "", **more: object) -> DeviceState:
     known = {record().token: Verdict(verdict, "proof")} if verdict else None
-    return states.row_of(
+    return states.shown_device_state(
         card(0),
         held,
         dict.fromkeys(str(more.get("out", "")).split(), "ECC"),
@@ -72,8 +72,8 @@ def test_each_word_gives_way_to_those_before_it() -> None:
     fallen = card(0)
     fallen.fault = "garbage"
     out = {bus(0): "ECC"}
-    assert states.judge(fallen, locked()[bus(0)], out, None)[0] == "missing"
-    assert states.judge(card(0), locked()[bus(0)], out, None) == ("quarantined", "ECC")
+    assert states.classify_device(fallen, locked()[bus(0)], out, None)[0] == "missing"
+    assert states.classify_device(card(0), locked()[bus(0)], out, None) == ("quarantined", "ECC")
 
 
 def test_orphans_are_a_quarantine() -> None:
@@ -91,12 +91,16 @@ def test_a_lock_that_cannot_be_read_is_unknown() -> None:
 def test_a_lock_on_a_card_holds_its_instances_and_the_reverse() -> None:
     part = f"{bus(0)}.gi1.ci0"
     held = {part: Lock(part, record(), "")}
-    assert states.row_of(card(0), held, {}, None, frozenset(), frozenset()).state == "held"
-    whole = states.row_of(card(0, ".gi1.ci0"), locked(), {}, None, frozenset(), frozenset())
+    assert (
+        states.shown_device_state(card(0), held, {}, None, frozenset(), frozenset()).state == "held"
+    )
+    whole = states.shown_device_state(
+        card(0, ".gi1.ci0"), locked(), {}, None, frozenset(), frozenset()
+    )
     assert whole.state == "held"
-    other = states.row_of(card(0, ".gi2.ci0"), held, {}, None, frozenset(), frozenset())
+    other = states.shown_device_state(card(0, ".gi2.ci0"), held, {}, None, frozenset(), frozenset())
     assert other.state == "free"
-    spare = states.row_of(card(0), {}, {part: "ECC"}, None, frozenset(), frozenset())
+    spare = states.shown_device_state(card(0), {}, {part: "ECC"}, None, frozenset(), frozenset())
     assert spare.state == "quarantined"
 
 
@@ -105,24 +109,27 @@ def test_a_lock_on_a_card_holds_its_instances_and_the_reverse() -> None:
 def test_the_eight_states_add_up_to_what_the_node_must_have(present: int, lost_lock: bool) -> None:
     cards = [card(n) for n in range(present)]
     held = locked(7) if lost_lock else {}
-    rows = states.rows(cards, held, {}, None, expected=8)
-    counted = states.counts(rows)
+    rows = states.device_states(cards, held, {}, None, expected=8)
+    counted = states.count_device_states(rows)
     assert tuple(counted) == STATES
     assert sum(counted.values()) == 8
     assert counted["missing"] == 8 - present
 
 
 def test_a_locked_card_that_is_gone_is_missing_and_keeps_its_lock() -> None:
-    rows = states.rows([card(0)], locked(1), {}, None)
+    rows = states.device_states([card(0)], locked(1), {}, None)
     assert [(row.id, row.state) for row in rows] == [(bus(0), "free"), (bus(1), "missing")]
     assert rows[1].lock is not None
 
 
 def test_more_cards_than_expected_are_all_there() -> None:
-    rows = states.rows([card(n) for n in range(4)], {}, {}, None, expected=2)
-    assert states.counts(rows)["free"] == 4
+    rows = states.device_states([card(n) for n in range(4)], {}, {}, None, expected=2)
+    assert states.count_device_states(rows)["free"] == 4
 
 
 def test_instances_of_one_card_are_one_expected_gpu() -> None:
     cards = [card(0, ".gi1.ci0"), card(0, ".gi2.ci0"), card(1)]
-    assert states.counts(states.rows(cards, {}, {}, None, expected=3))["missing"] == 1
+    assert (
+        states.count_device_states(states.device_states(cards, {}, {}, None, expected=3))["missing"]
+        == 1
+    )

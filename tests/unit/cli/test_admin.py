@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.cli.session import user_name
-from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.cli.session import uid_to_user_name
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.store import quarantine
-from gpulock.workstation.process_claims import judge
+from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.cli_site import Site, dead_process
 
 
@@ -23,7 +23,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def noted(site: Site, folder: str) -> list[str]:
-    return quarantine.listed(str(site.files.state_dir), folder)
+    return quarantine.list_noted_devices(str(site.files.state_dir), folder)
 
 
 def test_a_reserve_locks_the_device_and_is_noted_for_the_next_boot(site: Site) -> None:
@@ -65,7 +65,7 @@ def test_a_reserve_that_cannot_be_noted_is_undone(
     def full(*args: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("gpulock.store.quarantine.put", full)
+    monkeypatch.setattr("gpulock.store.quarantine.write_device_note", full)
     result = site.call("reserve", "3", "--because", "x")
     assert (result.exit_code, "No space left" in result.stderr) == (3, True)
     assert site.states()[3] == "free"
@@ -102,7 +102,7 @@ def test_a_reason_is_needed_and_kept_on_one_line(site: Site, command: str) -> No
     result = site.call(command, "3", "--because", "one\ntwo")
     assert result.exit_code == 0
     folder = {"reserve": "reserves", "quarantine": "quarantine"}[command]
-    note = quarantine.read(str(site.files.state_dir), folder, site.id(3))
+    note = quarantine.read_device_note(str(site.files.state_dir), folder, site.id(3))
     assert note["because"] == "one?two"
 
 
@@ -171,7 +171,7 @@ def test_reap_puts_back_what_living_runs_hold_when_the_locks_were_lost(site: Sit
         site.files.lock_dir.mkdir(mode=0o755)
         assert site.run("run", "-n", "1", "--", "/bin/true").returncode == 1
         text = site.call("reap").stdout
-        whose = f"pid {process.pid} of {user_name(os.getuid())}"
+        whose = f"pid {process.pid} of {uid_to_user_name(os.getuid())}"
         assert text.splitlines()[0] == f"adopted     GPUs 0, 3: {whose}, whose lock was lost"
         assert site.states()[:4] == ["held", "free", "free", "held"]
         process.communicate()
@@ -180,7 +180,7 @@ def test_reap_puts_back_what_living_runs_hold_when_the_locks_were_lost(site: Sit
 def test_the_verdicts_of_a_reap_are_public(site: Site) -> None:
     site.hold(5)
     node = site.node()
-    reconcile(node, judge(node), Deadline(20))
+    reconcile_locks(node, make_liveness_judge(node), Deadline(20))
     assert (site.files.lock_dir / "verdicts").stat().st_mode & 0o777 == 0o644
 
 
@@ -191,7 +191,7 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
     assert states == ["quarantined"] * 4 + ["free"] * 8
     refused = site.call("restore", "0:gi2.ci0")
     assert (refused.exit_code, "gpulock restore 0000:07:00.0" in refused.stderr) == (1, True)
-    assert f"XID 79 ({user_name(os.getuid())}); gpulock restore 0 ends it" in " ".join(
+    assert f"XID 79 ({uid_to_user_name(os.getuid())}); gpulock restore 0 ends it" in " ".join(
         site.call("status").stdout.split()
     )
     assert "gpulock restore 0\n" in site.call("why", "0:gi2.ci0").stdout
@@ -218,6 +218,8 @@ def test_a_reason_that_no_note_can_hold_is_refused(site: Site, command: tuple[st
 def test_status_says_what_comes_back_by_itself(site: Site) -> None:
     node = site.node()
     because = "memory: 812 MiB stay in use after job 12"
-    quarantine.put(node.settings.state_dir, quarantine.QUARANTINE, site.id(3), "gpulock", because)
+    quarantine.write_device_note(
+        node.settings.state_dir, quarantine.QUARANTINE, site.id(3), "gpulock", because
+    )
     text = " ".join(site.call("status").stdout.split())
     assert "gpulockd brings it back when it is clean, or gpulock restore 3" in text

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.cli.session import user_name
-from gpulock.deadline import boottime
-from gpulock.job.environment import BIND_LISTS, driver_version
+from gpulock.cli.session import uid_to_user_name
+from gpulock.deadline import clock_boottime
+from gpulock.job.environment import BIND_LISTS, loaded_driver_version
 from gpulock.node.settings import Settings
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 
@@ -80,7 +80,7 @@ def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
     )
     pid, _, text = done.stdout.partition("\n")
     assert f'"pid": {pid}' in text
-    assert text.endswith(f"freed GPU 0 (was pid {pid} of {user_name(os.getuid())})\n")
+    assert text.endswith(f"freed GPU 0 (was pid {pid} of {uid_to_user_name(os.getuid())})\n")
 
 
 def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:
@@ -104,7 +104,7 @@ def test_a_shells_containers_get_this_nodes_driver_besides_its_own_binds(site: S
     assert "no driver set for this node's driver" in refused.stderr
     assert site.states() == ["free"] * 8
 
-    folder = sets / driver_version(str(config.parent / "proc/driver/nvidia"))
+    folder = sets / loaded_driver_version(str(config.parent / "proc/driver/nvidia"))
     for part in ("bin", "lib"):
         (folder / part).mkdir(parents=True)
     environ = {**os.environ, "SINGULARITY_BINDPATH": "/my own"}
@@ -202,7 +202,7 @@ def test_force_is_noted_with_who_and_why(site: Site, monkeypatch: pytest.MonkeyP
     def note(settings: Settings, line: str) -> None:
         said.append(line)
 
-    monkeypatch.setattr("gpulock.cli.claims.release.log", note)
+    monkeypatch.setattr("gpulock.cli.claims.release.log_to_syslog", note)
     site.hold(1)
     site.call("release", "1", "--force", "--because", "job is\na ghost")
     (folder,) = (site.files.lock_dir / "released").iterdir()
@@ -257,7 +257,7 @@ def test_a_reserve_is_ended_by_unreserve_not_by_release(site: Site) -> None:
 
 def test_a_lock_on_a_card_that_is_gone_is_released_by_its_id(site: Site) -> None:
     node = site.node()
-    record = site.hold(1, claimed_boottime=boottime())
+    record = site.hold(1, claimed_boottime=clock_boottime())
     node.store.make("0000:ff:00.0", record)
     assert site.call("release", "0000:ff:00.0", "--force", "--because", "x").exit_code == 0
-    assert sorted(node.store.all()) == [site.id(1)]
+    assert sorted(node.store.read_all_locks()) == [site.id(1)]

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from gpulock_exporter.metrics.collectors import collect
-from gpulock_exporter.metrics.exposition import render
+from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.telemetry import Process
 
 from gpulock.alloc import states
 from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
-from gpulock.cli import commands
-from gpulock.cli.cluster.devices import QUERIES, natural
+from gpulock.cli import command_group
+from gpulock.cli.cluster.devices import QUERIES, natural_sort_key
 from gpulock.store.locks import Lock
 from tests.support.cli_site import ROOT
 from tests.support.exporter_nodes import Node, card, facts, instance, listed, lock
@@ -49,7 +49,7 @@ def call(tmp_path: Path, prometheus: Prometheus) -> Any:
 
     def run(*words: str) -> Result:
         return CliRunner().invoke(
-            commands, ["--config", str(config), "status", "--cluster", *words]
+            command_group, ["--config", str(config), "status", "--cluster", *words]
         )
 
     return run
@@ -111,7 +111,7 @@ def write(
     user: LabelUser = LabelUser.NAME,
 ) -> None:
     found = node.snapshot([listed(number) for number in range(devices)])
-    prometheus.scrape(name, render(collect(found, user)).decode())
+    prometheus.scrape(name, render_exposition(collect_families(found, user)).decode())
 
 
 def test_nodes_models_and_users_are_counted(
@@ -254,7 +254,7 @@ def test_an_instance_is_of_its_cards_model(call: Any, prometheus: Prometheus) ->
     whole = card(0, mig=True, busy=None, observed=None, utilization=None)
     node.tick(whole, instance(0, 1), instance(0, 2))
     found = node.snapshot([listed(0, "gi1.ci0"), listed(0, "gi2.ci0")])
-    prometheus.scrape(ONE, render(collect(found)).decode())
+    prometheus.scrape(ONE, render_exposition(collect_families(found)).decode())
     text = call().stdout
     models = table(text, "MODEL")
     assert models == {
@@ -343,4 +343,4 @@ def test_a_watched_cluster_is_drawn_like_a_node(tmp_path: Path, prometheus: Prom
     "names", [["gpu9", "gpu10", "gpu10a", "gpu10b2", "gpu10b11"], ["7", "a", "b1"], ["", "a"]]
 )
 def test_names_are_in_the_order_of_people(names: list[str]) -> None:
-    assert sorted(reversed(names), key=natural) == names
+    assert sorted(reversed(names), key=natural_sort_key) == names

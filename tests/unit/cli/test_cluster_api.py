@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.cli.cluster import prometheus_api
-from gpulock.cli.cluster.prometheus_api import ask
-from gpulock.cli.session import Refused
+from gpulock.cli.cluster.prometheus_api import query_prometheus
+from gpulock.cli.session import CommandRefusedError
 from gpulock.node.config_schema import KEYS
 from tests.support.cli_site import Site
 from tests.support.prometheus_server import Act, Prometheus, send
@@ -32,8 +32,8 @@ def prometheus() -> Iterator[Prometheus]:
 
 
 def refused(url: str, seconds: float = 10.0, limit: int = 1 << 20) -> str:
-    with pytest.raises(Refused) as caught:
-        ask(url, [QUERY], seconds, limit)
+    with pytest.raises(CommandRefusedError) as caught:
+        query_prometheus(url, [QUERY], seconds, limit)
     return caught.value.message
 
 
@@ -42,7 +42,7 @@ def answers(code: int, body: bytes, kind: str = "application/json", **headers: s
 
 
 def test_an_answer_is_its_series(prometheus: Prometheus) -> None:
-    ((one,),) = ask(prometheus.url + "/", [QUERY])
+    ((one,),) = query_prometheus(prometheus.url + "/", [QUERY])
     assert (one.name, one.labels, one.value) == ("up", {"instance": "a:1"}, 1.0)
     assert prometheus.asked[0][0].startswith("/api/v1/query?query=up&timeout=")
 
@@ -177,7 +177,7 @@ def test_a_password_goes_to_the_server_and_nowhere_else(prometheus: Prometheus) 
         other.samples[QUERY] = []
         prometheus.act = lambda handler: send(handler, 307, b"", Location=other.url + handler.path)
         url = prometheus.url.replace("http://", "http://who:s%40cret@")
-        assert ask(url, [QUERY]) == [[]]
+        assert query_prometheus(url, [QUERY]) == [[]]
         token = base64.b64encode(b"who:s@cret").decode()
         assert prometheus.asked[0][1]["Authorization"] == f"Basic {token}"
         assert "Authorization" not in other.asked[0][1]
@@ -190,7 +190,7 @@ def test_proxies_of_the_environment_are_not_asked(
     prometheus: Prometheus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert len(ask(prometheus.url, [QUERY])[0]) == 1
+    assert len(query_prometheus(prometheus.url, [QUERY])[0]) == 1
 
 
 def test_the_command_says_it_in_one_line(tmp_path: Path, prometheus: Prometheus) -> None:

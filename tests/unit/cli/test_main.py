@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpulock import __version__
-from gpulock.cli import COMMANDS, commands
-from gpulock.cli.admin.demo import program
-from gpulock.errors import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
+from gpulock.cli import COMMANDS, command_group
+from gpulock.cli.admin.demo import gpulock_program_name
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.config_schema import KEYS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -34,7 +34,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def call(*args: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(commands, args)
+    result = CliRunner().invoke(command_group, args)
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -45,8 +45,8 @@ def test_every_command_that_is_listed_is_there_and_has_help(name: str) -> None:
 
 
 def test_help_lists_every_command_without_importing_one() -> None:
-    program = "import sys; from gpulock.cli import commands\n"
-    program += "commands.main(['--help'], standalone_mode=False); print(*sys.modules)"
+    program = "import sys; from gpulock.cli import command_group\n"
+    program += "command_group.main(['--help'], standalone_mode=False); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
     )
@@ -65,14 +65,16 @@ def test_an_unknown_command_or_option_is_a_usage_error() -> None:
     assert call("status", "--nonsense")[0] == 2
 
 
-@pytest.mark.parametrize(("kind", "code"), [(BUSY, 1), (SENSELESS, 1), (UNKNOWN, 1), (BROKEN, 3)])
+@pytest.mark.parametrize(
+    ("kind", "code"), [(BUSY, 1), (INVALID_REQUEST, 1), (UNKNOWN, 1), (BROKEN, 3)]
+)
 def test_a_refusal_is_one_line_and_an_exit_code(
     kind: str, code: int, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **others: object) -> None:
         raise Refusal(kind, "it is\nso", "do that")
 
-    monkeypatch.setattr("gpulock.cli.status.status.look", refuse)
+    monkeypatch.setattr("gpulock.cli.status.status.view_node", refuse)
     result = site.call("status")
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr == f"gpulock: status: {kind}: it is?so; do that\n"
@@ -84,7 +86,7 @@ def test_an_unexpected_os_error_is_one_line_and_a_broken_node(
     def fail(*args: object, **others: object) -> None:
         raise OSError(5, "Input/output error", "/run/gpulock")
 
-    monkeypatch.setattr("gpulock.cli.status.status.look", fail)
+    monkeypatch.setattr("gpulock.cli.status.status.view_node", fail)
     result = site.call("status")
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
     assert "Input/output error: '/run/gpulock'" in result.stderr
@@ -302,7 +304,7 @@ def test_the_demo_names_a_program_that_can_be_typed(
         (tmp_path / "gpulock").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sys.argv", [called, "demo"])
-    assert program() == name
+    assert gpulock_program_name() == name
 
 
 def test_the_demo_ends_with_everything_free_and_nothing_left(tmp_path: Path) -> None:
@@ -368,5 +370,5 @@ def test_the_demo_runs_as_an_ordinary_user(tmp_path: Path) -> None:
 
 
 def test_the_group_is_what_click_knows() -> None:
-    assert isinstance(commands, click.Group)
-    assert commands.list_commands(click.Context(commands)) == NAMES
+    assert isinstance(command_group, click.Group)
+    assert command_group.list_commands(click.Context(command_group)) == NAMES

@@ -5,7 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.cli.select import SelectError, Subject, match, one_device, several, subject
+from gpulock.cli.select import (
+    SelectError,
+    Subject,
+    match_device_list,
+    match_devices,
+    match_one_device,
+    parse_subject,
+)
 from gpulock.node.devices import Device
 from gpulock.store.owner import Owner
 
@@ -44,7 +51,7 @@ def job(job_id: str, task: str = "1", scheduler: str = "sge") -> Owner:
     ],
 )
 def test_a_device_is_named_by_index_bus_id_or_uuid(text: str, index: int) -> None:
-    found = subject(text, NODE).device
+    found = parse_subject(text, NODE).device
     assert found is not None
     assert found.index == index
 
@@ -54,24 +61,24 @@ def test_a_device_is_named_by_index_bus_id_or_uuid(text: str, index: int) -> Non
     [("2:gi1.ci0", "gi1.ci0"), ("86:00.0.gi10.ci0", "gi10.ci0"), ("MIG-2222", "gi10.ci0")],
 )
 def test_an_instance_is_named_by_index_bus_id_or_uuid(text: str, name: str) -> None:
-    assert one_device(text, NODE).id == f"0000:86:00.0.{name}"
+    assert match_one_device(text, NODE).id == f"0000:86:00.0.{name}"
 
 
 @pytest.mark.parametrize("text", ["2", "86:00.0", "GPU-a8bb20c"])
 def test_what_may_be_several_devices_is_refused_with_their_names(text: str) -> None:
     with pytest.raises(SelectError, match="several devices"):
-        one_device(text, NODE)
+        match_one_device(text, NODE)
 
 
 @pytest.mark.parametrize("text", ["GPU-a8b", "a8bb2", "7", "07:00.0", "", "gpu", "0000:3b:00.1"])
 def test_what_is_too_short_or_not_there_is_no_device(text: str) -> None:
-    assert match(text, NODE) == []
+    assert match_devices(text, NODE) == []
     with pytest.raises(SelectError, match="no device"):
-        one_device(text, NODE)
+        match_one_device(text, NODE)
 
 
 def test_job_12_is_neither_123_nor_112() -> None:
-    what = subject("12", NODE)
+    what = parse_subject("12", NODE)
     assert [what.owns(job(number)) for number in ("12", "123", "112", "1", "2")] == [
         True,
         False,
@@ -82,33 +89,33 @@ def test_job_12_is_neither_123_nor_112() -> None:
 
 
 def test_task_1_is_not_task_11() -> None:
-    what = subject("12.1", NODE)
+    what = parse_subject("12.1", NODE)
     assert [what.owns(job("12", task)) for task in ("1", "11", "10")] == [True, False, False]
 
 
 def test_a_job_without_task_means_all_its_tasks() -> None:
-    what = subject("12", NODE)
+    what = parse_subject("12", NODE)
     assert what.owns(job("12", "7"))
 
 
 def test_a_job_is_no_process_of_that_number_and_the_reverse() -> None:
-    assert not subject("4711", NODE).owns(job("4711", scheduler="process"))
-    assert not subject("pid 4711", NODE).owns(job("4711"))
-    assert subject("pid 4711", NODE).owns(job("4711", scheduler="process"))
+    assert not parse_subject("4711", NODE).owns(job("4711", scheduler="process"))
+    assert not parse_subject("pid 4711", NODE).owns(job("4711"))
+    assert parse_subject("pid 4711", NODE).owns(job("4711", scheduler="process"))
 
 
 def test_nothing_owns_an_administrators_lock() -> None:
-    assert not subject("12", NODE).owns(job("12", scheduler="admin"))
+    assert not parse_subject("12", NODE).owns(job("12", scheduler="admin"))
     assert not Subject(job="").owns(job(""))
 
 
 def test_a_number_is_a_device_where_there_is_one_and_a_job_otherwise() -> None:
-    assert subject("1", NODE).device is NODE[1]
-    assert subject("9", NODE) == Subject(job="9")
-    assert subject("job 1", NODE) == Subject(job="1")
+    assert parse_subject("1", NODE).device is NODE[1]
+    assert parse_subject("9", NODE) == Subject(job="9")
+    assert parse_subject("job 1", NODE) == Subject(job="1")
 
 
 def test_a_list_names_each_device_once() -> None:
-    assert several("1, 06:00.0", NODE) == [NODE[1], NODE[0]]
+    assert match_device_list("1, 06:00.0", NODE) == [NODE[1], NODE[0]]
     with pytest.raises(SelectError, match="twice"):
-        several("1,3b:00.0", NODE)
+        match_device_list("1,3b:00.0", NODE)

@@ -126,7 +126,9 @@ def test_slurmctld_is_not_asked_again_while_a_verdict_is_fresh(site: Site) -> No
 
 def test_a_quarantined_device_shows_why_and_by_whom(site: Site) -> None:
     node = site.node()
-    quarantine.put(node.settings.state_dir, "quarantine", site.id(7), "root", "Xid 79")
+    quarantine.write_device_note(
+        node.settings.state_dir, "quarantine", site.id(7), "root", "Xid 79"
+    )
     text = site.call("status").stdout
     assert line_of(text, 7)[3] == "quarantined"
     assert "Xid 79 (root); gpulock restore 7" in text
@@ -242,8 +244,8 @@ def test_colour_is_for_terminals_and_can_be_refused(site: Site) -> None:
 
 def test_status_imports_nothing_it_does_not_need(site: Site) -> None:
     program = (
-        "import sys\nfrom gpulock.cli import commands\n"
-        f"commands.main(['--config', {site.config!r}, 'status'], standalone_mode=False)\n"
+        "import sys\nfrom gpulock.cli import command_group\n"
+        f"command_group.main(['--config', {site.config!r}, 'status'], standalone_mode=False)\n"
         "print(*sorted(sys.modules))"
     )
     done = subprocess.run(

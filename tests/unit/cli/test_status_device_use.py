@@ -303,7 +303,7 @@ def test_why_the_driver_is_not_heard_is_told_as_the_exporter_knows_it(
     fault: str, told: str
 ) -> None:
     found = Sample({"boot_id": "b", "boottime": 100.0, "looked": 40.0, "fault": fault})
-    use = device_use.judge(found, 100.0, "b", 10.0, "/run/gpulock-exporter")
+    use = device_use.validate_sample_view(found, 100.0, "b", 10.0, "/run/gpulock-exporter")
     assert told in use.why
     assert use.why.endswith("are not shown")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.cli.status.watch import BEGIN, END, ENTER, LEAVE, frame
+from gpulock.cli.status.watch import BEGIN, END, ENTER, LEAVE, format_screen_frame
 from tests.support.cli_site import ROOT, Site
 
 SELDOM = "3600"  # seconds: a second frame is then for another reason
@@ -93,16 +93,16 @@ def screen(site: Site) -> Iterator[Terminal]:
 
 
 def test_a_frame_covers_the_last_one_line_by_line() -> None:
-    text = frame(["ab", "\x1b[32mcd\x1b[0m"], 10, 5)
+    text = format_screen_frame(["ab", "\x1b[32mcd\x1b[0m"], 10, 5)
     assert text == f"{BEGIN}ab\x1b[K\r\n\x1b[32mcd\x1b[0m\x1b[K\r\n\x1b[J{END}"
 
 
 def test_a_line_that_fills_the_window_keeps_its_last_character() -> None:
-    assert frame(["abcd", "x"], 4, 2) == f"{BEGIN}abcd\r\nx\x1b[K{END}"
+    assert format_screen_frame(["abcd", "x"], 4, 2) == f"{BEGIN}abcd\r\nx\x1b[K{END}"
 
 
 def test_what_does_not_fit_into_the_window_is_counted() -> None:
-    text = frame([f"line{number}" for number in range(9)], 80, 4)
+    text = format_screen_frame([f"line{number}" for number in range(9)], 80, 4)
     assert text.count("\n") == 3
     assert "line2" in text and "line3" not in text and "6 more lines" in text
 

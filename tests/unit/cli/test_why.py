@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.memory_check import FIRST
+from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.cli.select import Subject
-from gpulock.cli.status.node_view import Sight, look
-from gpulock.cli.why.why import runs_here
+from gpulock.cli.status.node_view import ProcessView, view_node
+from gpulock.cli.why.why import job_running_facts
 from gpulock.store.boot import reserve_owner
 from tests.support.cli_site import Site, dead_process
 from tests.support.samples import Sampled
@@ -258,7 +258,7 @@ def test_a_shepherd_is_roots_and_a_users_process_of_that_name_tells_nothing(
     (spool / "config").write_text("job_id=12\nja_task_id=0\n")
     box.proc.shepherd(500, spool, uid=uid)
 
-    [(_, text)] = runs_here(Sight(look(box.node(), False)), Subject(job="12"))
+    [(_, text)] = job_running_facts(ProcessView(view_node(box.node(), False)), Subject(job="12"))
 
     assert told in text
 
@@ -269,23 +269,23 @@ def test_a_shepherds_file_that_is_out_of_order_is_no_crash(tmp_path: Path) -> No
     spool.mkdir(parents=True)
     (spool / "config").write_text("job_id=12\nja_task_id=undefined\n")
     box.proc.shepherd(500, spool, uid=os.geteuid())
-    sight = Sight(look(box.node(), False))
+    sight = ProcessView(view_node(box.node(), False))
 
-    assert "no shepherd" in runs_here(sight, Subject(job="12", task="1"))[0][1]
+    assert "no shepherd" in job_running_facts(sight, Subject(job="12", task="1"))[0][1]
 
 
 def test_a_process_that_was_forked_between_two_looks_is_a_stranger_and_no_crash(
     tmp_path: Path,
 ) -> None:
     box = Box(tmp_path)
-    sight = Sight(look(box.node(), False))
+    sight = ProcessView(view_node(box.node(), False))
     sight.scan.statuses()
     box.proc.add(900, "child", fds={3: box.dev / "nvidia0"})
-    assert sight.strangers(bus(0)) == [900]
-    sight = Sight(look(box.node(), False))
-    assert sight.holders.of(bus(0)) == [900]
+    assert sight.find_foreign_pids(bus(0)) == [900]
+    sight = ProcessView(view_node(box.node(), False))
+    assert sight.holders.pids_with_open(bus(0)) == [900]
     box.proc.remove(900)
-    assert sight.strangers(bus(0)) == [900]  # it had it open when it was looked at
+    assert sight.find_foreign_pids(bus(0)) == [900]  # it had it open when it was looked at
 
 
 def test_a_lock_that_waits_for_a_word_on_its_memory_says_so_in_why_and_status(site: Site) -> None:
@@ -299,7 +299,7 @@ def test_a_lock_that_waits_for_a_word_on_its_memory_says_so_in_why_and_status(si
     assert "its memory is looked at first" in site.call("reap").stdout
 
     said = " ".join(site.call("why", "2").stdout.split())  # however its lines are broken
-    assert f"reason process {pid} is gone, its session is empty; {FIRST} " in said
+    assert f"reason process {pid} is gone, its session is empty; {MEMORY_CHECK_PENDING} " in said
     assert "freed by the exporter's next look at its memory, and a reap after it" in said
     shown = " ".join(site.call("status").stdout.split())
-    assert f"its session is empty; {FIRST}; gpulock why 2" in shown
+    assert f"its session is empty; {MEMORY_CHECK_PENDING}; gpulock why 2" in shown

@@ -6,8 +6,14 @@ from __future__ import annotations
 import pytest
 
 from gpulock.store.owner import Owner
-from gpulock.text.table import Cell, Column, clip, facts, render
-from gpulock.text.words import counted, duration, held_seconds, parse_duration, short_model
+from gpulock.text.table import Cell, Column, clip_text, render_facts, render_table
+from gpulock.text.words import (
+    format_count,
+    format_duration,
+    held_seconds,
+    parse_duration,
+    short_model,
+)
 
 COLUMNS = (Column("GPU", right=True), Column("MODEL", least=6), Column("JOB", least=4))
 
@@ -27,7 +33,7 @@ COLUMNS = (Column("GPU", right=True), Column("MODEL", least=6), Column("JOB", le
     ],
 )
 def test_a_duration_is_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,7 @@ def test_a_claim_of_another_boot_is_timed_by_the_wall_clock() -> None:
 
 
 def test_one_is_singular() -> None:
-    assert [counted(1, "GPU"), counted(2, "GPU"), counted(2, "process")] == [
+    assert [format_count(1, "GPU"), format_count(2, "GPU"), format_count(2, "process")] == [
         "1 GPU",
         "2 GPUs",
         "2 processes",
@@ -76,7 +82,7 @@ def plain(*rows: tuple[str, str, str], width: int = 80) -> list[str]:
     from click import unstyle
 
     cells = [[Cell(part, "red") for part in row] for row in rows]
-    return [unstyle(line) for line in render(COLUMNS, cells, width)]
+    return [unstyle(line) for line in render_table(COLUMNS, cells, width)]
 
 
 def test_columns_are_aligned_whatever_the_colour() -> None:
@@ -98,13 +104,13 @@ def test_a_table_does_not_shrink_below_what_its_columns_need() -> None:
 
 
 def test_a_clipped_text_says_so() -> None:
-    assert [clip("abcdef", 6), clip("abcdef", 4)] == ["abcdef", "abc…"]
+    assert [clip_text("abcdef", 6), clip_text("abcdef", 4)] == ["abcdef", "abc…"]
 
 
 def test_facts_are_wrapped_below_their_beginning() -> None:
     from click import unstyle
 
-    lines = [unstyle(line) for line in facts([("a", "x"), ("long", "word " * 10)], 30)]
+    lines = [unstyle(line) for line in render_facts([("a", "x"), ("long", "word " * 10)], 30)]
     assert lines[0] == "  a     x"
     assert len(lines) > 2
     assert all(line.startswith("        word") for line in lines[2:])

@@ -12,15 +12,15 @@ import pytest
 
 from gpulock.daemon import rounds
 from gpulock.daemon.core import controller
-from gpulock.daemon.core.background_call import Asking
-from gpulock.daemon.core.controller import AGAIN, LONGEST, Silence, SparingControl
-from gpulock.daemon.core.instance_lock import Single
-from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.controller import AGAIN, LONGEST, BackoffControl, ControllerBackoff
+from gpulock.daemon.core.instance_lock import InstanceLock
+from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
-from gpulock.slurm.scontrol import SilentError
+from gpulock.slurm.scontrol import SlurmctldSilentError
 from tests.support.slurm_site import INVALID, ROOT, SILENT
 from tests.support.slurm_site import Site as SlurmSite
 from tests.support.trees import Box
@@ -42,7 +42,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     for module in (controller, rounds):
-        monkeypatch.setattr(module, "boottime", made)
+        monkeypatch.setattr(module, "clock_boottime", made)
     monkeypatch.setattr(controller, "PATIENCE", 20.0)  # a busy machine may need more than a second
     return made
 
@@ -56,7 +56,7 @@ class Site:
         self.box = Box(root / "node", SLURM_BINARIES=str(root), SLURM_TIMEOUT="20")
         self.calls = root / "calls"
         self.squeue = root / "squeue"
-        self.silence = Silence()
+        self.silence = ControllerBackoff()
 
     def answer(self, text: str, after: str = ":") -> None:
         lines = ["#!/bin/sh", f"echo >> {self.calls}", after, f"echo '{text}'", "exit 1", ""]
@@ -65,11 +65,11 @@ class Site:
 
     def ask(self) -> dict[str, str] | None:
         """Ask as a round does: with a control of its own."""
-        return SparingControl(self.box.node().settings, self.silence).job("12")
+        return BackoffControl(self.box.node().settings, self.silence).job("12")
 
     def listen(self) -> None:
         """Do what a round does before it takes the gate."""
-        self.silence.listen(self.box.node().settings, self.clock())
+        self.silence.probe_if_due(self.box.node().settings, self.clock())
 
     def asked(self) -> int:
         return self.calls.read_text().count("\n") if self.calls.exists() else 0
@@ -106,7 +106,7 @@ def test_before_the_gate_it_is_asked_again_now_and_then_and_nothing_ends_without
             site.listen()
             clock.now += AGAIN / 2
         assert site.asked() == 1 + minute
-    assert site.silence.lasts(clock.now)
+    assert site.silence.is_active(clock.now)
 
 
 def test_an_answer_ends_the_silence_and_work_goes_on_in_the_same_round(
@@ -138,12 +138,12 @@ def test_an_answer_that_takes_its_time_is_taken_by_a_later_round(
     clock.now += AGAIN
     for _ in range(3):
         site.listen()
-        assert site.silence.lasts(clock.now)
+        assert site.silence.is_active(clock.now)
         clock.now += AGAIN
     go.write_text("go\n")
     monkeypatch.setattr(controller, "PATIENCE", 20.0)
     site.listen()
-    assert not site.silence.lasts(clock.now)
+    assert not site.silence.is_active(clock.now)
     assert site.asked() == 2
 
 
@@ -157,11 +157,11 @@ def test_a_question_that_never_comes_back_leaves_the_way_through_the_gate(
     def hangs(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr(Asking, "wait", hangs)
+    monkeypatch.setattr(BackgroundCall, "wait", hangs)
     site.answer("slurm_load_jobs error: Invalid job id specified")
     for _ in range(int(LONGEST / AGAIN)):
         site.listen()
-        assert site.silence.lasts(clock.now)
+        assert site.silence.is_active(clock.now)
         clock.now += AGAIN
     site.listen()
     assert site.ask() is None
@@ -183,25 +183,25 @@ def test_gpulockd_frees_in_the_round_in_which_slurmctld_is_back(
     slurm.prolog(12, "0")
     slurm.fails(SILENT)
     ends = os.pipe2(os.O_NONBLOCK)
-    made = Rounds(DaemonNode(Settings(dict(slurm.settings))), Journal(ends[1]), ())
+    made = Rounds(DaemonNode(Settings(dict(slurm.settings))), DaemonJournal(ends[1]), ())
     with closing(made.single, ends):
         for _ in range(3):
-            made.once(clock.now)
+            made.run_round(clock.now)
         assert [call[0] for call in slurm.calls()] == ["squeue"]
         slurm.fails(INVALID)
         clock.now += AGAIN
-        report = made.once(clock.now)
+        report = made.run_round(clock.now)
         assert report is not None
         assert [outcome.act for outcome in report.outcomes] == ["freed"]
 
 
 @contextmanager
-def closing(single: Single, ends: tuple[int, int]) -> Generator[None]:
+def closing(single: InstanceLock, ends: tuple[int, int]) -> Generator[None]:
     """Let another gpulockd run after the test."""
     try:
         yield
     finally:
-        single.let_go()
+        single.release()
         for fd in ends:
             os.close(fd)
 
@@ -214,12 +214,12 @@ def test_an_odd_answer_about_one_job_keeps_nobody_from_asking_about_another(
     )
     site.squeue.chmod(0o755)
     for _ in range(3):
-        asking = SparingControl(site.box.node().settings, site.silence)
+        asking = BackoffControl(site.box.node().settings, site.silence)
         for _ in range(2):
             with pytest.raises(Refusal):
                 asking.job("12")
             assert asking.job("13") is None
-        assert not site.silence.lasts(clock.now)
+        assert not site.silence.is_active(clock.now)
 
 
 def test_an_odd_answer_ends_a_silence(site: Site, clock: Clock) -> None:
@@ -229,7 +229,7 @@ def test_an_odd_answer_ends_a_silence(site: Site, clock: Clock) -> None:
     site.squeue.write_text("#!/bin/sh\nexit 0\n")
     clock.now += AGAIN
     site.listen()
-    assert not site.silence.lasts(clock.now)
+    assert not site.silence.is_active(clock.now)
 
 
 class Hanging:
@@ -246,15 +246,15 @@ class Hanging:
         return self._looks > 1
 
     def answer(self) -> None:
-        raise SilentError("squeue did not answer in time")
+        raise SlurmctldSilentError("squeue did not answer in time")
 
 
 def test_one_that_hangs_is_asked_every_minute_all_the_same(
     site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "Asking", Hanging)
+    monkeypatch.setattr(controller, "BackgroundCall", Hanging)
     monkeypatch.setattr(Hanging, "put", 0)
-    site.silence.begins(clock.now, "12")
+    site.silence.start(clock.now, "12")
     for _ in range(20):
         clock.now += AGAIN / 2
         site.listen()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.instance_lock import NAME, Single
+from gpulock.daemon.core.instance_lock import NAME, InstanceLock
 from gpulock.errors import BROKEN, BUSY, Refusal
 
 
@@ -22,41 +22,41 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def first(folder: Path) -> Iterator[Single]:
-    made = Single()
+def first(folder: Path) -> Iterator[InstanceLock]:
+    made = InstanceLock()
     made.take(str(folder))
     yield made
-    made.let_go()
+    made.release()
 
 
 def refused(folder: Path) -> Refusal:
-    other = Single()
+    other = InstanceLock()
     with pytest.raises(Refusal) as caught:
         other.take(str(folder))
-    other.let_go()
+    other.release()
     return caught.value
 
 
-def test_the_second_learns_who_runs(first: Single, folder: Path) -> None:
+def test_the_second_learns_who_runs(first: InstanceLock, folder: Path) -> None:
     refusal = refused(folder)
     assert refusal.kind == BUSY
     assert str(os.getpid()) in refusal.why
 
 
-def test_taking_again_changes_nothing(first: Single, folder: Path) -> None:
+def test_taking_again_changes_nothing(first: InstanceLock, folder: Path) -> None:
     first.take(str(folder))
     assert refused(folder).kind == BUSY
 
 
-def test_when_the_first_has_ended_the_second_may_run(first: Single, folder: Path) -> None:
-    first.let_go()
-    second = Single()
+def test_when_the_first_has_ended_the_second_may_run(first: InstanceLock, folder: Path) -> None:
+    first.release()
+    second = InstanceLock()
     second.take(str(folder))
-    second.let_go()
+    second.release()
 
 
 def test_in_a_lock_directory_made_anew_the_right_is_taken_again(
-    first: Single, folder: Path
+    first: InstanceLock, folder: Path
 ) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
@@ -65,15 +65,15 @@ def test_in_a_lock_directory_made_anew_the_right_is_taken_again(
 
 
 def test_who_was_faster_in_a_lock_directory_made_anew_is_the_one(
-    first: Single, folder: Path
+    first: InstanceLock, folder: Path
 ) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
-    faster = Single()
+    faster = InstanceLock()
     faster.take(str(folder))
     with pytest.raises(Refusal) as caught:
         first.take(str(folder))
-    faster.let_go()
+    faster.release()
     assert caught.value.kind == BUSY
 
 
@@ -89,5 +89,5 @@ def test_a_planted_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
     assert refused(folder).kind == BROKEN
 
 
-def test_the_file_is_private(first: Single, folder: Path) -> None:
+def test_the_file_is_private(first: InstanceLock, folder: Path) -> None:
     assert (folder / NAME).stat().st_mode & 0o777 == 0o600

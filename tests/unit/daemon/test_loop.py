@@ -14,32 +14,37 @@ from types import FrameType
 
 import pytest
 
-from gpulock.alloc.liveness import ALIVE, Scan, Verdict
-from gpulock.alloc.reaper import HELD, Outcome
-from gpulock.daemon.app import config_of
-from gpulock.daemon.core.journal import Journal
-from gpulock.daemon.core.notify import Notify
-from gpulock.daemon.core.signals import EndedError, Signals
-from gpulock.daemon.main_loop import Daemon
+from gpulock.alloc.liveness import ALIVE, ProcessScan, Verdict
+from gpulock.alloc.reaper import HELD, ReapOutcome
+from gpulock.daemon.app import parse_config_path
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.core.notify import SystemdNotifier
+from gpulock.daemon.core.signals import DaemonSignals, ShutdownTimeoutError
+from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile import schedule
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.context import Node
-from gpulock.node.settings import DEFAULT_PATH, load
-from gpulock.simulate.node import write_node
+from gpulock.node.settings import DEFAULT_PATH, read_settings
+from gpulock.simulate.node import write_simulated_node
 from gpulock.store.locks import Lock
-from gpulock.workstation.serve_policy import Serving, by_locks, by_processes, by_settings
+from gpulock.workstation.serve_policy import (
+    ServePolicy,
+    scheduler_from_locks,
+    scheduler_from_processes,
+    scheduler_from_settings,
+)
 from tests.support.trees import Box, bus, record
 
 
 class Script:
     """A chore that does one thing after each round, and ends the daemon after the last."""
 
-    def __init__(self, signals: Signals, *acts: Callable[[], object]) -> None:
-        self.reports: list[Report] = []
+    def __init__(self, signals: DaemonSignals, *acts: Callable[[], object]) -> None:
+        self.reports: list[ReconcileReport] = []
         self._signals = signals
         self._acts = list(acts)
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         self.reports.append(report)
         if self._acts:
             self._acts.pop(0)()
@@ -52,9 +57,9 @@ class Field:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.simulated = write_node(root / "node", "dgx1")
+        self.simulated = write_simulated_node(root / "node", "dgx1")
         self.config = str(self.simulated.config)
-        self.signals = Signals()
+        self.signals = DaemonSignals()
         signal.set_wakeup_fd(self.signals.wake)
         signal.signal(signal.SIGUSR1, self._end)
         self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -66,24 +71,26 @@ class Field:
     def _end(self, number: int, frame: FrameType | None) -> None:
         self.signals.ending = True
 
-    def run(self, *acts: Callable[[], object]) -> list[Report]:
+    def run(self, *acts: Callable[[], object]) -> list[ReconcileReport]:
         """Run a gpulockd that does one of `acts` after each round; return its reports."""
         self.signals.ending = False
         script = Script(self.signals, *acts)
-        journal = Journal(self.ends[1], levels=True)
-        notify = Notify(str(self.root / "notify"))
-        Daemon(load(self.config), journal, notify, self.signals, [script]).run()
+        journal = DaemonJournal(self.ends[1], levels=True)
+        notify = SystemdNotifier(str(self.root / "notify"))
+        GpulockDaemon(read_settings(self.config), journal, notify, self.signals, [script]).run()
         return script.reports
 
     def hold(self, number: int = 0) -> None:
         """Let a process hold a device."""
-        from gpulock.workstation.process_claims import template
+        from gpulock.workstation.process_claims import make_process_owner
 
-        node = Node(load(self.config))
+        node = Node(read_settings(self.config))
         device = node.devices()[number]
         started = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
         self.processes.append(started)
-        one = template(node, started.pid, "alice").copy(token=f"a{number}", devices=(device.id,))
+        one = make_process_owner(node, started.pid, "alice").copy(
+            token=f"a{number}", devices=(device.id,)
+        )
         node.store.make(device.id, one)
 
     def end(self) -> None:
@@ -120,7 +127,7 @@ def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
         process.communicate()
 
 
-def acts(report: Report) -> list[str]:
+def acts(report: ReconcileReport) -> list[str]:
     return [outcome.act for outcome in report.outcomes]
 
 
@@ -132,22 +139,22 @@ def test_it_says_that_it_is_ready_and_that_it_ends(field: Field) -> None:
 class Busy(Script):
     """A chore with work between the rounds: two turns after a round, then none."""
 
-    def __init__(self, signals: Signals, hangs: bool) -> None:
+    def __init__(self, signals: DaemonSignals, hangs: bool) -> None:
         super().__init__(signals)
-        self.turns = self.closed = 0
+        self.runs = self.closed = 0
         self._hangs = hangs
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         if self._hangs:
-            raise EndedError
+            raise ShutdownTimeoutError
         self.reports.append(report)
 
     def due(self) -> float:
         return 0.0
 
-    def turn(self, now: float) -> None:
-        self.turns += 1
-        self._signals.ending = self.turns == 2
+    def run_due(self, now: float) -> None:
+        self.runs += 1
+        self._signals.ending = self.runs == 2
 
     def close(self) -> None:
         self.closed += 1
@@ -158,14 +165,16 @@ def test_a_chore_goes_on_between_the_rounds_and_lets_go_at_the_end(
     field: Field, hangs: bool
 ) -> None:
     chore = Busy(field.signals, hangs)
-    notify = Notify(str(field.root / "notify"))
-    daemon = Daemon(load(field.config), Journal(field.ends[1]), notify, field.signals, [chore])
+    notify = SystemdNotifier(str(field.root / "notify"))
+    daemon = GpulockDaemon(
+        read_settings(field.config), DaemonJournal(field.ends[1]), notify, field.signals, [chore]
+    )
     if hangs:
-        with pytest.raises(EndedError):
+        with pytest.raises(ShutdownTimeoutError):
             daemon.run()
     else:
         daemon.run()
-        assert (len(chore.reports), chore.turns) == (1, 2)
+        assert (len(chore.reports), chore.runs) == (1, 2)
     assert chore.closed == 1
 
 
@@ -209,49 +218,49 @@ def test_bad_settings_change_nothing_and_are_told(field: Field) -> None:
     [([], DEFAULT_PATH), (["--config", "/a"], "/a"), (["--config=/b"], "/b")],
 )
 def test_the_settings_file_is_the_only_argument(argv: list[str], path: str) -> None:
-    assert config_of(argv) == path
+    assert parse_config_path(argv) == path
 
 
 @pytest.mark.parametrize("argv", [["--config"], ["--once"], ["reap"]])
 def test_another_argument_is_not_understood(argv: list[str]) -> None:
     with pytest.raises(ValueError):
-        config_of(argv)
+        parse_config_path(argv)
 
 
 def test_users_are_not_served_unless_that_is_set(tmp_path: Path) -> None:
-    assert Serving().why_not(Box(tmp_path).node(), None, 0.0) == "SERVE is not set"
+    assert ServePolicy().why_not(Box(tmp_path).node(), None, 0.0) == "SERVE is not set"
 
 
 def test_users_are_served_where_no_scheduler_is(tmp_path: Path) -> None:
-    assert Serving().why_not(Box(tmp_path, SERVE="yes").node(), None, 0.0) == ""
+    assert ServePolicy().why_not(Box(tmp_path, SERVE="yes").node(), None, 0.0) == ""
 
 
 def test_where_grid_engine_is_set_up_users_are_not_served(tmp_path: Path) -> None:
-    assert "Grid Engine" in by_settings(Box(tmp_path, SGE_ROOT="/opt/sge").node())
+    assert "Grid Engine" in scheduler_from_settings(Box(tmp_path, SGE_ROOT="/opt/sge").node())
 
 
 def test_where_slurm_is_set_up_users_are_not_served(tmp_path: Path) -> None:
     box = Box(tmp_path)
     (box.state / "slurm-map").touch()
-    assert "Slurm" in by_settings(box.node())
+    assert "Slurm" in scheduler_from_settings(box.node())
 
 
 def test_where_jobs_hold_devices_users_are_not_served() -> None:
-    held = Outcome(Lock(bus(0), record(), ""), HELD, Verdict(ALIVE, ""), "")
-    assert "sge" in by_locks(Report([], [held]))
+    held = ReapOutcome(Lock(bus(0), record(), ""), HELD, Verdict(ALIVE, ""), "")
+    assert "sge" in scheduler_from_locks(ReconcileReport([], [held]))
 
 
 @pytest.mark.parametrize("name", ["sge_execd", "slurmd"])
 def test_where_a_schedulers_daemon_runs_users_are_not_served(tmp_path: Path, name: str) -> None:
     box = Box(tmp_path, SERVE="yes")
-    serving = Serving()
+    serving = ServePolicy()
     assert serving.why_not(box.node(), None, 0.0) == ""
     box.proc.add(60, name, uids=(0,) * 4)
-    serving.ask_again()
+    serving.recheck_processes()
     assert name in serving.why_not(box.node(), None, 1.0)
 
 
 def test_a_users_process_of_that_name_is_no_scheduler(tmp_path: Path) -> None:
     box = Box(tmp_path)
     box.proc.add(60, "slurmd", uids=(1000,) * 4)
-    assert by_processes(Scan(box.node().proc)) == ""
+    assert scheduler_from_processes(ProcessScan(box.node().proc)) == ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.notify import Notify, from_environ, in_journal
+from gpulock.daemon.core.notify import SystemdNotifier, is_journal_stream, notifier_from_environ
 
 
 @pytest.fixture
@@ -31,12 +31,12 @@ def heard(manager: socket.socket) -> list[str]:
 
 
 def test_ready_comes_with_how_things_stand(manager: socket.socket) -> None:
-    Notify(manager.getsockname()).ready("2 of 8 devices held")
+    SystemdNotifier(manager.getsockname()).ready("2 of 8 devices held")
     assert heard(manager) == ["READY=1\nSTATUS=2 of 8 devices held"]
 
 
 def test_a_reload_says_since_when(manager: socket.socket) -> None:
-    Notify(manager.getsockname()).reloading()
+    SystemdNotifier(manager.getsockname()).reloading()
     (message,) = heard(manager)
     first, _, second = message.partition("\n")
     assert first == "RELOADING=1"
@@ -44,14 +44,14 @@ def test_a_reload_says_since_when(manager: socket.socket) -> None:
 
 
 def test_life_is_told_three_times_within_the_limit(manager: socket.socket) -> None:
-    notify = Notify(manager.getsockname(), watchdog=30.0)
+    notify = SystemdNotifier(manager.getsockname(), watchdog=30.0)
     for now in range(100, 130):
         notify.alive(float(now))
     assert heard(manager) == ["WATCHDOG=1"] * 3
 
 
 def test_without_a_watchdog_nothing_is_told_of_life(manager: socket.socket) -> None:
-    Notify(manager.getsockname()).alive(1.0)
+    SystemdNotifier(manager.getsockname()).alive(1.0)
     assert heard(manager) == []
 
 
@@ -60,25 +60,25 @@ def test_an_abstract_address_is_understood() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0{name}")
         listening.setblocking(False)
-        Notify(f"@{name}").stopping()
+        SystemdNotifier(f"@{name}").stopping()
         assert heard(listening) == ["STOPPING=1\nSTATUS=stopping"]
 
 
 def test_a_manager_that_does_not_listen_stops_nobody(tmp_path: Path) -> None:
-    Notify(str(tmp_path / "nobody")).ready("well")
+    SystemdNotifier(str(tmp_path / "nobody")).ready("well")
 
 
 def test_the_watchdog_of_another_process_is_not_ours() -> None:
     asked = {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "77"}
-    assert from_environ(asked, 77).watchdog == 30.0
-    assert from_environ(asked, 78).watchdog == 0.0
-    assert from_environ({"WATCHDOG_USEC": "soon"}, 77).watchdog == 0.0
+    assert notifier_from_environ(asked, 77).watchdog == 30.0
+    assert notifier_from_environ(asked, 78).watchdog == 0.0
+    assert notifier_from_environ({"WATCHDOG_USEC": "soon"}, 77).watchdog == 0.0
 
 
 def test_the_journal_is_told_by_the_file_that_stderr_is(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         info = os.fstat(file.fileno())
         named = {"JOURNAL_STREAM": f"{info.st_dev}:{info.st_ino}"}
-        assert in_journal(named, file.fileno())
-        assert not in_journal({"JOURNAL_STREAM": f"{info.st_dev}:1"}, file.fileno())
-        assert not in_journal({}, file.fileno())
+        assert is_journal_stream(named, file.fileno())
+        assert not is_journal_stream({"JOURNAL_STREAM": f"{info.st_dev}:1"}, file.fileno())
+        assert not is_journal_stream({}, file.fileno())

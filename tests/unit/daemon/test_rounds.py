@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon import rounds
-from gpulock.daemon.core.instance_lock import Single
-from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.core.instance_lock import InstanceLock
+from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.reconcile.reconcile import Report
-from gpulock.daemon.rounds import Chore, Rounds, RunsAlreadyError, restless, sightless
-from gpulock.deadline import boottime
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.rounds import AlreadyRunningError, Chore, Rounds, missing_ptrace, needs_recheck
+from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import atomic, verdicts
@@ -29,10 +29,10 @@ class Counting:
     """A chore that counts, and does what it is told."""
 
     def __init__(self, act: Callable[[], None] | None = None) -> None:
-        self.seen: list[Report] = []
+        self.seen: list[ReconcileReport] = []
         self._act = act
 
-    def run(self, node: Node, report: Report, now: float) -> None:
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         self.seen.append(report)
         if self._act:
             self._act()
@@ -45,15 +45,15 @@ class Round:
         self.box = Box(root)
         self.box.proc.execd(root)
         self.ends = os.pipe2(os.O_NONBLOCK)
-        self.journal = Journal(self.ends[1], levels=True)
+        self.journal = DaemonJournal(self.ends[1], levels=True)
         self.rounds = self.make()
 
     def make(self, *chores: Chore) -> Rounds:
         node = DaemonNode(Settings(dict(self.box.settings)), NAME)
         return Rounds(node, self.journal, chores)
 
-    def go(self, times: int = 1) -> Report | None:
-        reports = [self.rounds.once(boottime()) for _ in range(times)]
+    def go(self, times: int = 1) -> ReconcileReport | None:
+        reports = [self.rounds.run_round(clock_boottime()) for _ in range(times)]
         return reports[-1]
 
     def said(self) -> list[str]:
@@ -71,7 +71,7 @@ class Round:
 def one(tmp_path: Path) -> Iterator[Round]:
     made = Round(tmp_path)
     yield made
-    made.rounds.single.let_go()
+    made.rounds.single.release()
     for fd in made.ends:
         os.close(fd)
 
@@ -90,7 +90,7 @@ def test_a_round_publishes_the_verdicts(one: Round) -> None:
     one.box.proc.shepherd(500, one.box.root)
     one.hold(0, 500)
     one.go()
-    known = verdicts.read(str(one.box.lock), boottime(), BOOT)
+    known = verdicts.read_fresh_verdicts(str(one.box.lock), clock_boottime(), BOOT)
     assert known is not None
     assert known["t500"].state == "alive"
 
@@ -174,11 +174,11 @@ def test_a_full_disk_stops_no_round(one: Round, monkeypatch: pytest.MonkeyPatch)
 
 def test_another_gpulockd_ends_this_one(one: Round) -> None:
     one.box.lock.mkdir()
-    other = Single()
+    other = InstanceLock()
     other.take(str(one.box.lock))
-    with pytest.raises(RunsAlreadyError):
+    with pytest.raises(AlreadyRunningError):
         one.go()
-    other.let_go()
+    other.release()
 
 
 def test_a_chore_that_fails_is_said_once_and_stops_no_other(one: Round) -> None:
@@ -189,7 +189,7 @@ def test_a_chore_that_fails_is_said_once_and_stops_no_other(one: Round) -> None:
     one.rounds = one.make(Counting(fail), good)
     one.go(3)
     (line,) = one.said()
-    assert "Counting failed: ValueError: no such thing (test_daemon_rounds.py:" in line
+    assert "Counting failed: ValueError: no such thing (test_rounds.py:" in line
     assert len(good.seen) == 3
 
 
@@ -208,10 +208,10 @@ def test_an_unforeseen_fault_in_a_round_is_said_with_its_place(
     def fail(*_: object) -> None:
         raise KeyError("surprise")
 
-    monkeypatch.setattr(rounds, "reconcile", fail)
+    monkeypatch.setattr(rounds, "reconcile_locks", fail)
     assert one.go(2) is None
     (line,) = one.said()
-    assert "KeyError: 'surprise' (test_daemon_rounds.py:" in line
+    assert "KeyError: 'surprise' (test_rounds.py:" in line
 
 
 def test_what_ends_and_is_not_free_yet_is_looked_at_again_soon(one: Round) -> None:
@@ -219,22 +219,22 @@ def test_what_ends_and_is_not_free_yet_is_looked_at_again_soon(one: Round) -> No
     one.hold(0, 501)
     one.box.proc.add(700, groups=[65400])
     report = one.go()
-    assert restless(report, one.rounds.node)
+    assert needs_recheck(report, one.rounds.node)
     one.box.proc.remove(700)
-    assert not restless(one.go(), one.rounds.node)
+    assert not needs_recheck(one.go(), one.rounds.node)
 
 
 def test_a_job_that_runs_is_no_cause_for_haste(one: Round) -> None:
     one.go()
     one.box.proc.shepherd(500, one.box.root)
     one.hold(0, 500)
-    assert not restless(one.go(), one.rounds.node)
+    assert not needs_recheck(one.go(), one.rounds.node)
 
 
 def test_a_lock_of_an_unknown_owner_is_no_cause_for_haste(one: Round) -> None:
     one.go()
     one.hold(0, 501, node="node2")
-    assert not restless(one.go(), one.rounds.node)
+    assert not needs_recheck(one.go(), one.rounds.node)
 
 
 def test_without_the_capability_to_see_files_it_is_said(one: Round) -> None:
@@ -242,4 +242,4 @@ def test_without_the_capability_to_see_files_it_is_said(one: Round) -> None:
     status = one.box.proc.root / str(folder) / "status"
     for mask, blind in (("000001ffffffffff", False), ("000001fffff7ffff", True)):
         status.write_text(f"Name:\tgpulockd\nCapEff:\t{mask}\nSeccomp:\t0\n")
-        assert bool(sightless(one.rounds.node, 0)) is blind
+        assert bool(missing_ptrace(one.rounds.node, 0)) is blind

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim
-from gpulock.alloc.liveness import Judge, Scan
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.liveness import Judge, ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.hooks import cleanup
 from gpulock.isolation.marks import MARK
-from gpulock.isolation.tree import name_of
+from gpulock.isolation.tree import cgroup_name
 from gpulock.node.procfs import Proc
-from gpulock.sge.remains import Remains
+from gpulock.sge.remains import SgeLeftoverFinder
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.trees import EXECD, Box, bus, judge_of, judging, record, soon
@@ -37,7 +37,7 @@ class Real:
         self.box = Box(root, 4, PROC_ROOT="/proc", **keys)
         self.node = self.box.node()
         self.job = record(token="", devices=(), uid=os.geteuid(), add_grp_id=0)
-        claim(self.node, self.job, 1, judging(self.node), soon())
+        claim_devices(self.node, self.job, 1, judging(self.node), soon())
         self.left: dict[int, str] = {}
         self.started: list[subprocess.Popen[str]] = []
 
@@ -58,15 +58,15 @@ class Real:
 
     def clean(self, ours: str = "12") -> list[str]:
         """Clean as the epilog of a job does."""
-        return cleanup.clean(
+        return cleanup.clean_leftovers(
             self.node,
             lambda owner: owner.job_id == ours,
-            lambda: judge_of(self.node, scan=Scan(self.node.proc)),
+            lambda: judge_of(self.node, scan=ProcessScan(self.node.proc)),
             lambda lock, scan: self.remains(scan),
             Deadline(30),
         )
 
-    def remains(self, scan: Scan) -> dict[int, str]:
+    def remains(self, scan: ProcessScan) -> dict[int, str]:
         """Return what is left of the job."""
         return {pid: why for pid, why in self.left.items() if pid in scan.statuses()}
 
@@ -158,9 +158,13 @@ def test_where_the_kernel_has_no_pidfd_nothing_is_killed(
 def test_a_pid_that_is_anothers_by_now_gets_no_signal(real: Real) -> None:
     one = real.start("print(flush=True)")
     start = real.node.proc.start(one.pid)
-    cleanup.send(real.node, [cleanup.Left(one.pid, start + 1, "python", "")], signal.SIGKILL)
+    cleanup.signal_leftovers(
+        real.node, [cleanup.LeftoverProcess(one.pid, start + 1, "python", "")], signal.SIGKILL
+    )
     assert one.poll() is None
-    cleanup.send(real.node, [cleanup.Left(one.pid, start, "python", "")], signal.SIGKILL)
+    cleanup.signal_leftovers(
+        real.node, [cleanup.LeftoverProcess(one.pid, start, "python", "")], signal.SIGKILL
+    )
     assert one.wait(60) == -signal.SIGKILL
 
 
@@ -182,14 +186,16 @@ def box(tmp_path: Path) -> Box:
 
 def hold(box: Box, **changes: object) -> Owner:
     node = box.node()
-    return claim(node, record(token="", devices=(), **changes), 1, judging(node), soon()).owner
+    return claim_devices(
+        node, record(token="", devices=(), **changes), 1, judging(node), soon()
+    ).owner
 
 
 def left(box: Box, one: Owner, *pids: int) -> list[int]:
     """Return which of these processes would be ended for a job."""
     node = box.node()
-    judge = Judge(node.boot_id, node.name, Scan(node.proc), {})
-    found = cleanup.left_of(
+    judge = Judge(node.boot_id, node.name, ProcessScan(node.proc), {})
+    found = cleanup.find_leftovers(
         node, lambda o: o.token == one.token, judge, lambda lock, scan: dict.fromkeys(pids, "left")
     )
     return [one.pid for one in found]
@@ -242,11 +248,11 @@ def test_a_name_of_any_bytes_can_be_told(box: Box) -> None:
     one = hold(box)
     box.proc.add(700, os.fsdecode(b"\xff\xfe"))
     node = box.node()
-    judge = Judge(node.boot_id, node.name, Scan(node.proc), {})
-    found = cleanup.left_of(
+    judge = Judge(node.boot_id, node.name, ProcessScan(node.proc), {})
+    found = cleanup.find_leftovers(
         node, lambda o: o.token == one.token, judge, lambda lock, scan: {700: ""}
     )
-    assert cleanup.named(found).encode("utf-8") != b""
+    assert cleanup.format_leftovers(found).encode("utf-8") != b""
 
 
 def test_one_that_is_gone_is_not_left(box: Box) -> None:
@@ -258,7 +264,7 @@ def carriers(box: Box, **changes: object) -> dict[int, str]:
     node = box.node()
     lock = Lock(bus(0), record(pid=500, add_grp_id=GID, **changes), "")
     lock.anchors = [(600, 1000, GID + 1)]
-    return Remains(node)(lock, Scan(Proc(node.settings.proc_root)))
+    return SgeLeftoverFinder(node)(lock, ProcessScan(Proc(node.settings.proc_root)))
 
 
 def test_carriers_of_the_jobs_groups_are_its_own(box: Box) -> None:
@@ -328,10 +334,10 @@ def test_a_fork_in_a_folder_that_a_user_named_like_execds_is_no_shepherd(
 def test_a_look_that_was_cut_short_proves_no_groups_owner(box: Box) -> None:
     box.proc.add(700, groups=[GID])
     node = box.node()
-    scan = Scan(node.proc)
+    scan = ProcessScan(node.proc)
     assert list(scan.statuses()) != []
     scan.partial = True
-    assert Remains(node)(Lock(bus(0), record(pid=500, add_grp_id=GID), ""), scan) == {}
+    assert SgeLeftoverFinder(node)(Lock(bus(0), record(pid=500, add_grp_id=GID), ""), scan) == {}
 
 
 def test_a_shepherd_that_has_just_ended_owns_no_group(box: Box, tmp_path: Path) -> None:
@@ -349,7 +355,7 @@ def confine(box: Box, label: str, pid: int, start: int, *members: int) -> None:
     lines: list[str] = []
     for place in ("devices", "unified"):
         outer = box.root / "sys/fs/cgroup" / place / "system.slice/sgeexecd.service"
-        folder = outer / name_of(label, pid, start)
+        folder = outer / cgroup_name(label, pid, start)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "cgroup.procs").write_text("".join(f"{one}\n" for one in members))
         lines.append(f"{outer}\n")
@@ -388,7 +394,7 @@ def test_a_task_that_still_runs_is_not_left_behind_and_what_one_left_that_is_ove
 def test_a_cgroup_of_a_cgroup_counts_and_one_that_cannot_be_read_is_none(cell: Box) -> None:
     confine(cell, "12.1", 500, 1000, 0, 700)
     inner = cell.root / "sys/fs/cgroup/unified/system.slice/sgeexecd.service"
-    inner = inner / name_of("12.1", 500, 1000) / "inner"
+    inner = inner / cgroup_name("12.1", 500, 1000) / "inner"
     inner.mkdir()
     (inner / "cgroup.procs").write_text("701\n")
     assert sorted(carriers(cell)) == [700, 701]
@@ -404,6 +410,6 @@ def test_what_of_the_cgroup_is_above_the_epilog_or_roots_is_spared(cell: Box) ->
     cell.proc.add(702, "ours", uids=(0,) * 4)
     confine(cell, "12.1", 500, 1000, 500, 700, 701, 702)
     node = cell.node()
-    judge = Judge(node.boot_id, node.name, Scan(node.proc), {})
-    found = cleanup.left_of(node, lambda o: o.job_id == "12", judge, Remains(node))
+    judge = Judge(node.boot_id, node.name, ProcessScan(node.proc), {})
+    found = cleanup.find_leftovers(node, lambda o: o.job_id == "12", judge, SgeLeftoverFinder(node))
     assert [left.pid for left in found] == [700]

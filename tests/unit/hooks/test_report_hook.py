@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpulock.cli import commands
+from gpulock.cli import command_group
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, Refusal
 from gpulock.hooks import report_hook
@@ -23,8 +23,8 @@ from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.report import ending
 from gpulock.sge import epilog, prolog
-from gpulock.slurm.call import Call
-from gpulock.slurm.epilog import output_of
+from gpulock.slurm.call import SlurmHookCall
+from gpulock.slurm.epilog import slurm_output_path
 from tests.support.cli_site import until
 from tests.support.history_site import Ended, public_place
 from tests.support.jobs import Site, child_of, gpus
@@ -41,7 +41,7 @@ def site(tmp_path: Path) -> Ended:
 def at_end(site: Ended, *words: str) -> str:
     """Return what the hidden command prints."""
     done = CliRunner().invoke(
-        commands, ["--config", site.config(), "report", "--tokens", "feed", *words]
+        command_group, ["--config", site.config(), "report", "--tokens", "feed", *words]
     )
     assert done.exit_code == 0, done.output
     return done.output
@@ -84,7 +84,7 @@ def test_it_waits_for_the_exporters_last_word(site: Ended) -> None:
         if len(waits) == 3:
             site.finish(own, site.account(own, 0, busy=80.0))
 
-    (found,) = ending.gathered(site.node(), ["feed"], Deadline(60), pause)
+    (found,) = ending.gather_ended_claims(site.node(), ["feed"], Deadline(60), pause)
     assert (len(waits), found.cards[0].utilization) == (3, 1.0)
 
 
@@ -92,19 +92,19 @@ def test_it_does_not_wait_for_ever(site: Ended) -> None:
     own = site.hold(0)
     site.sample(site.account(own, 0, busy=8.0))
     site.end(0)
-    (found,) = ending.gathered(site.node(), ["feed"], Deadline(0), never)
+    (found,) = ending.gather_ended_claims(site.node(), ["feed"], Deadline(0), never)
     assert found.cards[0].utilization == pytest.approx(0.1)
 
 
 def test_it_does_not_wait_where_no_exporter_lives(site: Ended) -> None:
     site.claim(0)
-    (found,) = ending.gathered(site.node(), ["feed"], Deadline(60), never)
+    (found,) = ending.gather_ended_claims(site.node(), ["feed"], Deadline(60), never)
     assert found.cards[0].utilization is None
 
 
 def test_a_claim_that_is_kept_for_now_is_told_as_it_stands(site: Ended) -> None:
     site.hold(0)
-    (found,) = ending.gathered(site.node(), ["feed"], Deadline(60), never)
+    (found,) = ending.gather_ended_claims(site.node(), ["feed"], Deadline(60), never)
     assert found.ended is None
 
 
@@ -142,7 +142,7 @@ def test_it_is_added_to_nothing_else(tmp_path: Path, kind: str) -> None:
     elif kind == "other":
         path = Path("/dev/null")
     try:
-        ending.append(str(path), "text")
+        ending.append_report(str(path), "text")
     except OSError:
         pass
     else:
@@ -193,7 +193,7 @@ def spawn(
     gid: int = NOBODY,
     output: str = "",
 ) -> None:
-    report_hook.report(settings(tmp_path, body), claims, wait, gid, output)
+    report_hook.start_job_report(settings(tmp_path, body), claims, wait, gid, output)
 
 
 @pytest.mark.skipif(not ROOT, reason="only root becomes another user")
@@ -266,12 +266,12 @@ def test_a_report_that_does_not_end_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: list[int]
 ) -> None:
     monkeypatch.setattr(report_hook, "SECONDS", 0)  # no alarm
-    real = report_hook.end
+    real = report_hook.wait_for_report
 
     def end(pid: int, _: Deadline) -> None:
         real(pid, Deadline(0.0))
 
-    monkeypatch.setattr(report_hook, "end", end)
+    monkeypatch.setattr(report_hook, "wait_for_report", end)
     spawn(tmp_path, "exec sleep 1000", {"a": os.getuid()})
     assert code_of(forked[0]) == -9
 
@@ -287,7 +287,7 @@ def test_an_alarm_that_outlives_exec_ends_it_as_well(
 def test_a_program_that_is_not_there_harms_nobody(tmp_path: Path) -> None:
     set_up = settings(tmp_path, "")
     (tmp_path / "gpulock").unlink()
-    report_hook.report(set_up, {"a": os.getuid()}, wait=True)
+    report_hook.start_job_report(set_up, {"a": os.getuid()}, wait=True)
 
 
 def isolated(tmp_path: Path, patch: pytest.MonkeyPatch, refused: bool = False) -> str:
@@ -298,12 +298,12 @@ def isolated(tmp_path: Path, patch: pytest.MonkeyPatch, refused: bool = False) -
         assert (pid, granted) == (os.getpid(), [])
         if refused:
             raise Refusal(BROKEN, "no cgroup", "mount one")
-        out.write_text(tree.name_of(label, pid, start))
+        out.write_text(tree.cgroup_name(label, pid, start))
 
-    patch.setattr("gpulock.isolation.confine.confine", confine)
+    patch.setattr("gpulock.isolation.confine.confine_process", confine)
     body = f"cat {out}; echo; echo $$"
     keys = settings(tmp_path, f"({body}) > {tmp_path}/said", ISOLATION="cgroup")
-    report_hook.report(keys, {"a": os.getuid()}, wait=True)
+    report_hook.start_job_report(keys, {"a": os.getuid()}, wait=True)
     said = tmp_path / "said"
     return said.read_text() if said.exists() else ""
 
@@ -312,7 +312,7 @@ def test_under_isolation_the_report_is_closed_in_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, pid = isolated(tmp_path, monkeypatch).split()
-    found = tree.process_of(name)  # by which a reconcile knows it for one of ours
+    found = tree.parse_cgroup_name(name)  # by which a reconcile knows it for one of ours
     assert found is not None and str(found[0]) == pid
 
 
@@ -351,7 +351,7 @@ def test_an_epilog_has_the_report_printed_after_the_release_where_that_is_set(
     }
     job = site.run(gpus(2))
     assert prolog.main(["sge", str(site.pid)], site.environ(job), site.config()) == 0
-    token = site.node().store.all()
+    token = site.node().store.read_all_locks()
     first = next(iter(token.values())).owner
     assert first is not None
     assert epilog.main(["sge", str(site.pid)], site.environ(job), site.config()) == 0
@@ -391,4 +391,4 @@ def test_slurms_name_of_an_output_file_is_understood_or_left_alone(
         "SLURM_JOB_STDOUT": told,
         "SLURM_JOB_WORK_DIR": folder,
     }
-    assert output_of(Call(environ), environ) == output
+    assert slurm_output_path(SlurmHookCall(environ), environ) == output

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import Deadline, boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN
 from gpulock.hooks import subprocess
-from gpulock.hooks.subprocess import Program
+from gpulock.hooks.subprocess import SchedulerProgram
 from tests.support.slurm_site import refusal
 
 
@@ -28,11 +28,11 @@ def nothing_left() -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def program(root: Path, body: str, **env: str) -> Program:
+def program(root: Path, body: str, **env: str) -> SchedulerProgram:
     path = root / "ask"
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
-    return Program(str(path), {"PATH": "/usr/bin:/bin", **env}, "look at it")
+    return SchedulerProgram(str(path), {"PATH": "/usr/bin:/bin", **env}, "look at it")
 
 
 def answer(root: Path, body: str, *words: str, seconds: float = 5) -> tuple[int, bytes]:
@@ -41,11 +41,11 @@ def answer(root: Path, body: str, *words: str, seconds: float = 5) -> tuple[int,
 
 def too_late(root: Path, body: str, seconds: float = 0.2) -> float:
     """Return how long it took to give a program up."""
-    begun = boottime()
+    begun = clock_boottime()
     found = refusal(lambda: answer(root, body, seconds=seconds))
     assert (found.kind, found.do) == (UNKNOWN, "look at it")
     assert found.why.startswith("ask")
-    return boottime() - begun
+    return clock_boottime() - begun
 
 
 @pytest.mark.parametrize("code", [0, 1, 75, 255])

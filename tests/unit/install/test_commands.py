@@ -15,42 +15,45 @@ CURRENT = Path("/usr/local/libexec/gpulock/current")
 
 @pytest.mark.parametrize("hook", commands.HOOKS)
 def test_our_own_line_is_known_again_wherever_it_is_installed(hook: str) -> None:
-    line = commands.own(Path("/elsewhere/current"), hook)
+    line = commands.hook_command(Path("/elsewhere/current"), hook)
 
-    assert commands.is_ours(line, hook)
-    assert commands.site_of(line, hook) is None
+    assert commands.is_gpulock_command(line, hook)
+    assert commands.site_command_of(line, hook) is None
     assert line.startswith("root@/usr/bin/env -i PATH=/usr/bin:/bin JOB_ID=$job_id ")
 
 
 @pytest.mark.parametrize("hook", commands.HOOKS)
 @pytest.mark.parametrize("site", ["/site/hook", "sgeadmin@/site/hook $queue -x", "root@hook a=b"])
 def test_a_sites_command_comes_back_out_of_our_line(hook: str, site: str) -> None:
-    line = commands.line(CURRENT, hook, site)
+    line = commands.queue_hook_command(CURRENT, hook, site)
 
-    assert commands.is_ours(line, hook)
-    assert commands.site_of(line, hook) == site
+    assert commands.is_gpulock_command(line, hook)
+    assert commands.site_command_of(line, hook) == site
     assert line.endswith(f" {site}")
 
 
 def test_a_sites_own_line_is_not_ours() -> None:
-    assert not commands.is_ours("root@/site/prolog/sge", "prolog")
-    assert commands.site_of("root@/site/prolog/sge", "prolog") == "root@/site/prolog/sge"
-    assert commands.site_of(None, "prolog") is None
+    assert not commands.is_gpulock_command("root@/site/prolog/sge", "prolog")
+    assert commands.site_command_of("root@/site/prolog/sge", "prolog") == "root@/site/prolog/sge"
+    assert commands.site_command_of(None, "prolog") is None
 
 
 def test_a_prolog_of_ours_in_the_epilogs_place_is_not_our_epilog() -> None:
-    assert not commands.is_ours(commands.own(CURRENT, "prolog"), "epilog")
+    assert not commands.is_gpulock_command(commands.hook_command(CURRENT, "prolog"), "epilog")
 
 
 @pytest.mark.parametrize("site", ["/a,b", "/a [x]", '/a "x y"', "/a\\b", "/odd=path/hook"])
 def test_a_command_that_cannot_be_carried_over_is_refused(site: str) -> None:
     with pytest.raises(InstallError, match="cannot be kept"):
-        commands.chained(CURRENT, "prolog", site)
+        commands.chained_hook_command(CURRENT, "prolog", site)
 
 
 def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:
     script = tmp_path / "prolog.sh"
     script.write_text("echo CUDA_VISIBLE_DEVICES=0 >> $SGE_JOB_SPOOL_DIR/environment\n")
 
-    assert commands.rival(f"sgeadmin@{script} $job_id") == "it speaks of CUDA_VISIBLE_DEVICES"
-    assert commands.rival("/bin/true") == ""
+    assert (
+        commands.rival_hook_reason(f"sgeadmin@{script} $job_id")
+        == "it speaks of CUDA_VISIBLE_DEVICES"
+    )
+    assert commands.rival_hook_reason("/bin/true") == ""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.daemons import find_daemons, why_not_run
+from gpulock.install.daemons import find_scheduler_daemons, why_untrusted_program
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.site import Execd, find_binaries, find_execds
-from gpulock.install.slurm.site import Slurmd, find_site, find_slurmds
+from gpulock.install.sge.site import Execd, find_execds, find_sge_binaries
+from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds
 from gpulock.node.settings import Settings
 
 ME = os.geteuid()
@@ -114,7 +114,7 @@ def test_another_machines_daemon_and_a_fork_of_ours_are_left_out(machine: Machin
     (machine.proc / "9/ns/mnt").unlink()
     (machine.proc / "9/ns/mnt").symlink_to("mnt:[2]")
 
-    assert [daemon.pid for daemon in find_daemons("slurmd", machine.proc)] == [7]
+    assert [daemon.pid for daemon in find_scheduler_daemons("slurmd", machine.proc)] == [7]
 
 
 def test_a_name_that_is_no_text_hides_no_daemon(machine: Machine) -> None:
@@ -141,9 +141,9 @@ def test_an_execds_admin_user_may_own_what_is_beside_it(machine: Machine) -> Non
 def test_a_program_that_only_its_owner_can_replace_is_run(machine: Machine) -> None:
     path = machine.program("bin/qconf")
 
-    assert why_not_run(path, (0, ME)) == ""
+    assert why_untrusted_program(path, (0, ME)) == ""
     (machine.root / "link").symlink_to(path)
-    assert why_not_run(machine.root / "link", (0, ME)) == ""
+    assert why_untrusted_program(machine.root / "link", (0, ME)) == ""
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,14 @@ def test_a_program_that_others_can_replace_is_not_run(
     (machine.root / place).chmod(mode)
     (machine.root / "link").symlink_to(path)
 
-    assert f"{machine.root / place} is writable by others" in why_not_run(path, (0, ME))
-    assert "is writable by others" in why_not_run(machine.root / "link", (0, ME))
+    assert f"{machine.root / place} is writable by others" in why_untrusted_program(path, (0, ME))
+    assert "is writable by others" in why_untrusted_program(machine.root / "link", (0, ME))
 
 
 def test_a_program_of_a_strangers_is_not_run(machine: Machine) -> None:
     path = machine.program("bin/qconf")
 
-    assert f"{path} belongs to uid {ME}" in why_not_run(path, (STRANGER,))
+    assert f"{path} belongs to uid {ME}" in why_untrusted_program(path, (STRANGER,))
 
 
 def execd_beside(machine: Machine, folder: str) -> Execd:
@@ -177,7 +177,7 @@ def test_the_clients_beside_execd_are_run_where_only_root_could_have_put_them(
 ) -> None:
     execd = execd_beside(machine, "bin")
 
-    assert find_binaries(machine.root, execd) == str(machine.root / "bin")
+    assert find_sge_binaries(machine.root, execd) == str(machine.root / "bin")
 
 
 def test_no_client_is_run_from_a_folder_that_others_can_write(machine: Machine) -> None:
@@ -185,7 +185,7 @@ def test_no_client_is_run_from_a_folder_that_others_can_write(machine: Machine) 
     (machine.root / "bin").chmod(0o777)
 
     with pytest.raises(InstallError, match=r"writable by others.*set SGE_BINARIES"):
-        find_binaries(machine.root / "sge", execd)
+        find_sge_binaries(machine.root / "sge", execd)
 
 
 def test_no_client_is_run_that_others_can_write(machine: Machine) -> None:
@@ -193,7 +193,7 @@ def test_no_client_is_run_that_others_can_write(machine: Machine) -> None:
     (machine.root / "bin/qselect").chmod(0o775)
 
     with pytest.raises(InstallError, match="qselect is writable by others"):
-        find_binaries(machine.root / "sge", execd)
+        find_sge_binaries(machine.root / "sge", execd)
 
 
 def test_an_sge_root_that_execd_names_is_not_believed_further(machine: Machine) -> None:
@@ -202,7 +202,7 @@ def test_an_sge_root_that_execd_names_is_not_believed_further(machine: Machine) 
     execd = Execd(7, {}, machine.root / "elsewhere/sge_execd", machine.root)
 
     with pytest.raises(InstallError, match="root is writable by others"):
-        find_binaries(machine.root / "root", execd)
+        find_sge_binaries(machine.root / "root", execd)
 
 
 @pytest.mark.parametrize("name", ["bin/scontrol", "sbin/slurmd"])
@@ -211,8 +211,8 @@ def test_no_program_of_slurms_is_run_that_others_can_write(machine: Machine, nam
     (machine.root / name).chmod(0o777)
 
     with pytest.raises(InstallError, match=f"{name} is writable by others.*set SLURM_BINARIES"):
-        find_site(Settings({}), frozenset(), [Slurmd(7, slurmd)])
+        find_slurm_site(Settings({}), frozenset(), [Slurmd(7, slurmd)])
 
     by_hand = Settings({"SLURM_BINARIES": str(scontrol.parent)})  # an administrator's word
-    site = find_site(by_hand, frozenset({"SLURM_BINARIES"}), [Slurmd(7, slurmd)])
+    site = find_slurm_site(by_hand, frozenset({"SLURM_BINARIES"}), [Slurmd(7, slurmd)])
     assert (site.binaries, site.slurmd) == (scontrol.parent, slurmd)

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from gpulock.install import versions
-from gpulock.install.change import changed
+from gpulock.install.change import plan_place_change
 from gpulock.install.hooks import (
     HookPaths,
     InstallError,
-    digest,
-    hot_modules,
+    hook_modules,
+    hooks_digest,
+    read_hook_templates,
     real_interpreter,
-    render,
+    render_hook,
     render_hooks,
-    templates,
 )
-from gpulock.install.versions import Hooks, in_force, self_test
-from gpulock.sge.prolog import LAUNCHED
-from gpulock.simulate.node import write_node
+from gpulock.install.versions import InstalledHooks, self_test_sge_hooks, version_in_force
+from gpulock.sge.prolog import LAUNCHER_MARKER
+from gpulock.simulate.node import write_simulated_node
 
 pytestmark = pytest.mark.slow
 
@@ -36,12 +36,14 @@ def untested(_: HookPaths) -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    return write_node(tmp_path / "node", "workstation").config
+    return write_simulated_node(tmp_path / "node", "workstation").config
 
 
 @pytest.fixture
-def place(tmp_path: Path, config: Path) -> Hooks:
-    return Hooks(tmp_path / "libexec", config, sys.executable, tmp_path / "node/run/gpulock")
+def place(tmp_path: Path, config: Path) -> InstalledHooks:
+    return InstalledHooks(
+        tmp_path / "libexec", config, sys.executable, tmp_path / "node/run/gpulock"
+    )
 
 
 def test_a_rendered_folder_works_for_any_caller_and_belongs_to_one(
@@ -59,19 +61,19 @@ def test_a_rendered_folder_works_for_any_caller_and_belongs_to_one(
         assert mode == (0o755 if executable else 0o644), path
     assert list(paths.library.rglob("*.pyc"))
     assert {str(p.relative_to(paths.library)) for p in paths.library.rglob("*.py")} == set(
-        hot_modules()
+        hook_modules()
     )
 
 
 def test_the_library_holds_what_hooks_load_and_nothing_else() -> None:
-    names = set(hot_modules())
+    names = set(hook_modules())
 
     assert {"gpulock/alloc/claim.py", "gpulock/sge/prolog.py"} <= names
     assert not [name for name in names if "/cli/" in name or "/install/" in name]
 
 
 def test_rendering_writes_interpreter_and_paths_into_python_hooks_alone() -> None:
-    text = render(
+    text = render_hook(
         '#!/usr/bin/python3 -IS\nLIBRARY = __file__\nCONFIG = "x"\nmain(CONFIG)\n',
         "/opt/p",
         Path("/l"),
@@ -79,11 +81,13 @@ def test_rendering_writes_interpreter_and_paths_into_python_hooks_alone() -> Non
     )
 
     assert text == "#!/opt/p -IS\nLIBRARY = '/l'\nCONFIG = '/c.conf'\nmain(CONFIG)\n"
-    assert render("#!/bin/sh\nLIBRARY = 1\n", "/opt/p", Path("/l"), Path("/c")).endswith("= 1\n")
+    assert render_hook("#!/bin/sh\nLIBRARY = 1\n", "/opt/p", Path("/l"), Path("/c")).endswith(
+        "= 1\n"
+    )
 
 
 def test_every_python_template_takes_its_library() -> None:
-    for name, text in templates().items():
+    for name, text in read_hook_templates().items():
         if "python" in text.partition("\n")[0]:
             assert "\nLIBRARY = " in text, name
 
@@ -99,11 +103,11 @@ def test_rendering_again_removes_what_does_not_belong(tmp_path: Path, config: Pa
 
 
 def test_the_folders_name_follows_what_is_in_it(tmp_path: Path) -> None:
-    one = digest(tmp_path / "a", "/usr/bin/python3", "cpython-311")
+    one = hooks_digest(tmp_path / "a", "/usr/bin/python3", "cpython-311")
 
-    assert one == digest(tmp_path / "a", "/usr/bin/python3", "cpython-311")
-    assert one != digest(tmp_path / "b", "/usr/bin/python3", "cpython-311")
-    assert one != digest(tmp_path / "a", "/usr/bin/python3", "cpython-312")
+    assert one == hooks_digest(tmp_path / "a", "/usr/bin/python3", "cpython-311")
+    assert one != hooks_digest(tmp_path / "b", "/usr/bin/python3", "cpython-311")
+    assert one != hooks_digest(tmp_path / "a", "/usr/bin/python3", "cpython-312")
 
 
 def test_an_interpreter_that_is_a_script_is_refused(tmp_path: Path) -> None:
@@ -126,53 +130,57 @@ def test_an_interpreter_whose_path_does_not_fit_a_hash_bang_line_is_refused(
 
 def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config: Path) -> None:
     paths = render_hooks(tmp_path / "hooks", config)
-    self_test(paths)
+    self_test_sge_hooks(paths)
 
     paths.epilog.write_text("#!/bin/sh\nexit 1\n")
 
     with pytest.raises(InstallError, match=r"self-test: .*epilog/sge 1 ended with 1"):
-        self_test(paths)
+        self_test_sge_hooks(paths)
 
 
-def test_a_version_is_put_in_force_once(place: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "self_test", untested)
-    for change in changed(place, place.wanted()):
+def test_a_version_is_put_in_force_once(
+    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "self_test_sge_hooks", untested)
+    for change in plan_place_change(place, place.wanted()):
         change.apply()
 
-    assert in_force(place.prefix) == place.wanted()
-    assert list(changed(place, place.wanted())) == []
+    assert version_in_force(place.prefix) == place.wanted()
+    assert list(plan_place_change(place, place.wanted())) == []
 
 
 def test_a_version_that_fails_its_test_is_not_put_in_force(
-    place: Hooks, monkeypatch: pytest.MonkeyPatch
+    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: object) -> None:
         raise InstallError("self-test: no")
 
-    monkeypatch.setattr(versions, "self_test", fail)
+    monkeypatch.setattr(versions, "self_test_sge_hooks", fail)
 
     with pytest.raises(InstallError, match="self-test"):
         place.write(place.wanted())
 
-    assert in_force(place.prefix) is None
+    assert version_in_force(place.prefix) is None
 
 
-def test_a_damaged_file_is_seen_and_mended(place: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "self_test", untested)
+def test_a_damaged_file_is_seen_and_mended(
+    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "self_test_sge_hooks", untested)
     place.write(place.wanted())
     hook = place.prefix / "current/epilog/sge"
     hook.write_text("#!/bin/sh\n")
 
     assert place.read() == f"{place.wanted()} (damaged: epilog/sge)"
-    for change in changed(place, place.wanted()):
+    for change in plan_place_change(place, place.wanted()):
         change.apply()
     assert place.read() == place.wanted()
 
 
 def test_old_versions_go_when_nothing_is_locked_and_the_one_before_stays(
-    place: Hooks, monkeypatch: pytest.MonkeyPatch
+    place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "self_test", untested)
+    monkeypatch.setattr(versions, "self_test_sge_hooks", untested)
     for name in ("0.0.1-a", "0.0.2-b"):
         (place.prefix / name / "lib").mkdir(parents=True)
     (place.prefix / "current").symlink_to("0.0.2-b")
@@ -180,15 +188,15 @@ def test_old_versions_go_when_nothing_is_locked_and_the_one_before_stays(
     lock.mkdir(parents=True)
 
     place.write(place.wanted())
-    assert versions.versions(place.prefix) == ["0.0.1-a", "0.0.2-b", place.wanted()]
+    assert versions.list_hook_versions(place.prefix) == ["0.0.1-a", "0.0.2-b", place.wanted()]
     lock.rmdir()
-    versions.swap(place.prefix, "0.0.2-b")
+    versions.switch_hook_version(place.prefix, "0.0.2-b")
     place.write(place.wanted())
-    assert versions.versions(place.prefix) == ["0.0.2-b", place.wanted()]
+    assert versions.list_hook_versions(place.prefix) == ["0.0.2-b", place.wanted()]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root installs for root")
-def test_a_prefix_that_others_may_write_is_refused(place: Hooks) -> None:
+def test_a_prefix_that_others_may_write_is_refused(place: InstalledHooks) -> None:
     place.prefix.mkdir()
     place.prefix.chmod(0o777)
 
@@ -232,4 +240,4 @@ def test_the_launcher_of_shepherds_shows_that_it_was_here(tmp_path: Path) -> Non
         timeout=60,
     )
 
-    assert LAUNCHED in shown.stdout.splitlines()
+    assert LAUNCHER_MARKER in shown.stdout.splitlines()

@@ -45,39 +45,39 @@ def run(code: bytes, kind: int, major: int, minor: int, uid: int = 1000) -> int:
     ("major", "minor"), [(195, 0), (195, 3), (195, 254), (195, 255), (CAPS, 4), (CAPS, 5)]
 )
 def test_what_the_rules_leave_open_opens(major: int, minor: int) -> None:
-    assert run(bpf.assemble(RULES), CHARACTER, major, minor) == 1
+    assert run(bpf.assemble_device_program(RULES), CHARACTER, major, minor) == 1
 
 
 @pytest.mark.parametrize(
     ("major", "minor"), [(195, 1), (195, 2), (195, 4), (195, 253), (CAPS, 0), (CAPS, 3), (CAPS, 6)]
 )
 def test_every_other_number_of_a_closed_major_is_closed(major: int, minor: int) -> None:
-    assert run(bpf.assemble(RULES), CHARACTER, major, minor) == 0
+    assert run(bpf.assemble_device_program(RULES), CHARACTER, major, minor) == 0
 
 
 @pytest.mark.parametrize(
     ("kind", "major", "minor"), [(CHARACTER, 1, 3), (CHARACTER, 509, 0), (BLOCK, 195, 1)]
 )
 def test_the_rest_of_the_machine_is_left_as_it_is(kind: int, major: int, minor: int) -> None:
-    assert run(bpf.assemble(RULES), kind, major, minor) == 1
+    assert run(bpf.assemble_device_program(RULES), kind, major, minor) == 1
 
 
 def test_a_major_of_which_nothing_is_open_is_closed() -> None:
-    code = bpf.assemble({CAPS: frozenset(), 195: frozenset({255})})
+    code = bpf.assemble_device_program({CAPS: frozenset(), 195: frozenset({255})})
 
     assert [run(code, CHARACTER, *n) for n in ((CAPS, 0), (195, 0), (195, 255))] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("uid", "allowed"), [(0, 1), (1, 0), (1000, 0)])
 def test_a_program_that_spares_root_closes_to_everybody_else(uid: int, allowed: int) -> None:
-    code = bpf.assemble(RULES, spare_root=True)
+    code = bpf.assemble_device_program(RULES, spare_root=True)
 
     assert run(code, CHARACTER, 195, 1, uid) == allowed
     assert run(code, CHARACTER, 195, 3, uid) == 1
 
 
 def test_a_program_that_does_not_spare_root_closes_to_root() -> None:
-    assert run(bpf.assemble(RULES), CHARACTER, 195, 1, uid=0) == 0
+    assert run(bpf.assemble_device_program(RULES), CHARACTER, 195, 1, uid=0) == 0
 
 
 def test_a_machine_whose_bpf_has_no_known_number_is_refused(
@@ -86,4 +86,4 @@ def test_a_machine_whose_bpf_has_no_known_number_is_refused(
     monkeypatch.setattr(bpf, "SYSCALL", dict[str, int]())
 
     with pytest.raises(OSError, match="no known number"):
-        bpf.bpf(bpf.QUERY, b"")
+        bpf.bpf_syscall(bpf.QUERY, b"")

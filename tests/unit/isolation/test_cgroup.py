@@ -7,7 +7,7 @@ import pytest
 
 from gpulock.errors import BROKEN, Refusal
 from gpulock.isolation import confine, tree
-from gpulock.isolation.tree import V1, V2, Tree
+from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.procfs import Proc
 
 HYBRID = """13:devices:/system.slice/sgeexecd.service
@@ -42,22 +42,22 @@ def test_a_node_has_version_1_version_2_or_both(
 ) -> None:
     top = make(tmp_path, *files)
 
-    shown = [(one.version, one.top) for one in tree.trees(top)]
+    shown = [(one.version, one.top) for one in tree.find_hierarchies(top)]
 
     assert shown == [(v, f"{top}/fs/cgroup/{name}".rstrip("/")) for v, name in found]
 
 
 def test_a_node_with_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as told:
-        tree.trees(make(tmp_path, "cpu/cpu.shares"))
+        tree.find_hierarchies(make(tmp_path, "cpu/cpu.shares"))
 
     assert told.value.kind == BROKEN
 
 
 def test_a_process_is_where_its_two_lines_say() -> None:
     service = "/system.slice/sgeexecd.service"
-    assert tree.parse_places(HYBRID) == {V1: service, V2: f"{service}/sub"}
-    assert tree.parse_places("4:devices,memory:/a\n") == {V1: "/a"}
+    assert tree.parse_cgroup_paths(HYBRID) == {V1: service, V2: f"{service}/sub"}
+    assert tree.parse_cgroup_paths("4:devices,memory:/a\n") == {V1: "/a"}
 
 
 @pytest.mark.parametrize("path", ["/../../x", "/a (deleted)"])
@@ -66,16 +66,16 @@ def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, path: str) -
     (tmp_path / "7/cgroup").write_text(f"0::{path}\n")
 
     with pytest.raises(Refusal) as told:
-        tree.folder_of(Tree(V2, "/sys"), Proc(str(tmp_path)), 7)
+        tree.process_cgroup_folder(CgroupHierarchy(V2, "/sys"), Proc(str(tmp_path)), 7)
 
     assert told.value.kind == BROKEN
 
 
 def test_a_name_tells_the_process_that_stands_for_the_job() -> None:
-    name = tree.name_of("17.1", 4242, 99)
+    name = tree.cgroup_name("17.1", 4242, 99)
 
     assert name == "gpulock-17.1-4242-99"
-    assert tree.process_of(name) == (4242, 99)
+    assert tree.parse_cgroup_name(name) == (4242, 99)
 
 
 @pytest.mark.parametrize(
@@ -83,19 +83,19 @@ def test_a_name_tells_the_process_that_stands_for_the_job() -> None:
     ["gpulock-lab", "gpulock-1.1-x-9", "gpulock-1.1-5-", "other-1.1-5-9", "gpulock-5-9", "x"],
 )
 def test_any_other_name_is_not_ours(name: str) -> None:
-    assert tree.process_of(name) is None
+    assert tree.parse_cgroup_name(name) is None
 
 
 def test_version_1_is_told_every_number_but_the_open_ones() -> None:
     rules = {195: frozenset({1, 254, 255}), 508: frozenset[int]()}
 
-    lines = confine.denials(rules, {195: {0, 1, 40, 255}, 10: {229}})
+    lines = confine.devices_deny_lines(rules, {195: {0, 1, 40, 255}, 10: {229}})
 
     closed = [*range(16), 40]
     closed.remove(1)
     assert lines[: len(closed)] == [f"c 195:{minor} rwm" for minor in closed]
     assert lines[len(closed) :] == [f"c 508:{minor} rwm" for minor in range(16)]
-    assert "c 195:1 rwm" in confine.permissions(rules)
+    assert "c 195:1 rwm" in confine.devices_allow_lines(rules)
 
 
 def test_the_nodes_that_are_there_are_told_by_their_numbers(tmp_path: Path) -> None:
@@ -104,5 +104,5 @@ def test_the_nodes_that_are_there_are_told_by_their_numbers(tmp_path: Path) -> N
     (tmp_path / "nvidia0").symlink_to("/dev/zero")
     (tmp_path / "other").symlink_to("/dev/full")
 
-    assert confine.present(str(tmp_path))[1] == {3, 5}  # devices(4) of the kernel
-    assert confine.present(str(tmp_path / "missing")) == {}
+    assert confine.device_node_minors(str(tmp_path))[1] == {3, 5}  # devices(4) of the kernel
+    assert confine.device_node_minors(str(tmp_path / "missing")) == {}

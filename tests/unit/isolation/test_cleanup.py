@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.isolation import sessions
 from gpulock.isolation.marks import MARK
-from gpulock.isolation.tree import Tree, name_of
+from gpulock.isolation.tree import CgroupHierarchy, cgroup_name
 from tests.support.claims import ask
 from tests.support.trees import Box, judge_of, soon
 
-JOB, OTHER = name_of("12.1", 500, 1000), name_of("13.1", 501, 1000)
+JOB, OTHER = cgroup_name("12.1", 500, 1000), cgroup_name("13.1", 501, 1000)
 
 
 class Cell(Box):
@@ -36,11 +36,11 @@ class Cell(Box):
         """What says that there is something to look after."""
         return self.lock / MARK
 
-    def reconcile(self, isolation: str = "cgroup", *, dry_run: bool = False) -> Report:
+    def reconcile(self, isolation: str = "cgroup", *, dry_run: bool = False) -> ReconcileReport:
         """Reconcile once."""
         self.settings["ISOLATION"] = isolation
         node = self.node()
-        return reconcile(node, judge_of(node), soon(), dry_run)
+        return reconcile_locks(node, judge_of(node), soon(), dry_run)
 
     def jobs(self) -> set[str]:
         """Return the names of the jobs' cgroups."""
@@ -57,14 +57,14 @@ def closing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What becomes of logins."""
     told: list[str] = []
 
-    def close(trees: list[Tree], _: object) -> None:
+    def close(trees: list[CgroupHierarchy], _: object) -> None:
         told.append(f"close {len(trees)}")
 
-    def open_again(trees: list[Tree]) -> None:
+    def open_again(trees: list[CgroupHierarchy]) -> None:
         told.append(f"open {len(trees)}")
 
-    monkeypatch.setattr(sessions, "close", close)
-    monkeypatch.setattr(sessions, "open_again", open_again)
+    monkeypatch.setattr(sessions, "close_login_cgroups", close)
+    monkeypatch.setattr(sessions, "reopen_login_cgroups", open_again)
     return told
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.isolation import group, job
 from gpulock.node.devices import Device
 from gpulock.store import atomic, boot
@@ -78,7 +78,7 @@ def test_a_jobs_devices_are_its_groups_and_all_others_roots(box: Box, files: Own
     ask(box, 1, job_id="13", pid=501, start=1001, add_grp_id=OTHER_GID)
 
     node = box.node()
-    wanted = group.apply(node, node.devices())
+    wanted = group.apply_device_groups(node, node.devices())
 
     assert wanted == {0: GID, 1: GID, 2: OTHER_GID}
     assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID, "nvidia2": OTHER_GID}
@@ -88,9 +88,9 @@ def test_the_first_job_of_a_boot_may_have_no_gpu_and_finds_every_node_closed(
     box: Box, files: Ownership
 ) -> None:
     node = box.node()
-    boot.ensure(node.store)
+    boot.ensure_lock_dir(node.store)
 
-    assert job.follow(node, node.devices(), soon()) == {}
+    assert job.sync_device_groups(node, node.devices(), soon()) == {}
 
     assert files.open_to(box) == {}
     assert node.store.boot_id() == node.boot_id
@@ -100,11 +100,11 @@ def test_where_the_locks_of_this_boot_were_lost_no_node_is_closed_to_who_may_hol
     box: Box, files: Ownership
 ) -> None:
     node = box.node()
-    boot.ensure(node.store)
+    boot.ensure_lock_dir(node.store)
     (box.state / "boot_id").write_text(node.boot_id)
 
     with pytest.raises(Refusal) as caught:
-        job.follow(node, node.devices(), soon())
+        job.sync_device_groups(node, node.devices(), soon())
 
     assert caught.value.kind == UNKNOWN
     assert files.calls == []
@@ -113,10 +113,10 @@ def test_where_the_locks_of_this_boot_were_lost_no_node_is_closed_to_who_may_hol
 def test_what_is_right_already_is_not_touched(box: Box, files: Ownership) -> None:
     ask(box, 2)
     node = box.node()
-    group.apply(node, node.devices())
+    group.apply_device_groups(node, node.devices())
     files.calls.clear()
 
-    group.apply(node, node.devices())
+    group.apply_device_groups(node, node.devices())
 
     assert files.calls == []
 
@@ -125,7 +125,7 @@ def test_a_node_is_closed_before_it_changes_hands(box: Box, files: Ownership) ->
     ask(box, 1)
     node = box.node()
 
-    group.apply(node, node.devices())
+    group.apply_device_groups(node, node.devices())
 
     path = str(box.dev / "nvidia0")
     assert [call for call, place in files.calls if place == path] == [
@@ -155,10 +155,10 @@ def test_a_record_that_fails_to_be_read_once_does_not_close_its_jobs_device(
 ) -> None:
     ask(box, 2)
     node = box.node()
-    group.apply(node, node.devices())
+    group.apply_device_groups(node, node.devices())
     path = box.lock / "locks" / node.devices()[0].id / "owner"
     Unreadable(monkeypatch, path, 1)
-    assert group.apply(node, node.devices()) == {0: GID, 1: GID}
+    assert group.apply_device_groups(node, node.devices()) == {0: GID, 1: GID}
     assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID}
 
 
@@ -167,20 +167,20 @@ def test_nodes_stay_as_they_are_where_a_record_cannot_be_read(
 ) -> None:
     ask(box, 2)
     node = box.node()
-    group.apply(node, node.devices())
+    group.apply_device_groups(node, node.devices())
     path = box.lock / "locks" / node.devices()[0].id / "owner"
     Unreadable(monkeypatch, path, 2)
     with pytest.raises(OSError, match="Input/output error"):
-        group.apply(node, node.devices())
+        group.apply_device_groups(node, node.devices())
     assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID}
 
 
 def test_a_record_that_nobody_understands_opens_nothing(box: Box, files: Ownership) -> None:
     ask(box, 2)
     node = box.node()
-    group.apply(node, node.devices())
+    group.apply_device_groups(node, node.devices())
     (box.lock / "locks" / node.devices()[0].id / "owner").write_text("gpulock-owner 99\n")
-    assert group.apply(node, node.devices()) == {1: GID}
+    assert group.apply_device_groups(node, node.devices()) == {1: GID}
     assert files.open_to(box) == {"nvidia1": GID}
 
 
@@ -189,7 +189,7 @@ def test_a_held_device_is_its_jobs_also_where_the_driver_does_not_show_it_now(
 ) -> None:
     ask(box, 2)
     node = box.node()
-    group.apply(node, node.devices()[1:])
+    group.apply_device_groups(node, node.devices()[1:])
     assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID}
 
 
@@ -199,7 +199,7 @@ def test_a_dead_jobs_lock_opens_nothing_to_who_has_its_group_now(
 ) -> None:
     ask(box, 2)
     node = box.node()
-    group.apply(node, node.devices())
+    group.apply_device_groups(node, node.devices())
     if change == "gone":
         box.proc.remove(500)
     elif change == "another process":
@@ -208,7 +208,7 @@ def test_a_dead_jobs_lock_opens_nothing_to_who_has_its_group_now(
         box.proc.boot(OTHER_BOOT)
 
     node = box.node()
-    group.apply(node, node.devices())
+    group.apply_device_groups(node, node.devices())
 
     assert len(box.locks()) == 2
     assert files.open_to(box) == {}
@@ -222,10 +222,10 @@ def test_what_was_cut_short_at_any_call_is_put_right_by_the_next_look(
     node = box.node()
     files.fails_at = number
     with pytest.raises(OSError, match="cut short"):
-        group.apply(node, node.devices())
+        group.apply_device_groups(node, node.devices())
 
     files.fails_at = -1
-    group.apply(node, node.devices())
+    group.apply_device_groups(node, node.devices())
 
     assert files.open_to(box) == {"nvidia0": GID, "nvidia1": GID}
 
@@ -233,14 +233,14 @@ def test_what_was_cut_short_at_any_call_is_put_right_by_the_next_look(
 def test_a_group_that_only_its_own_job_will_have_is_taken(box: Box) -> None:
     box.proc.add(700, "sleep", groups=(OTHER_GID,))
 
-    group.alone(judge_of(box.node()), GID)
+    group.check_group_unused(judge_of(box.node()), GID)
 
 
 def test_a_group_that_an_older_jobs_process_carries_is_refused(box: Box) -> None:
     box.proc.add(700, "sleep", groups=(GID,))
 
     with pytest.raises(Refusal, match="process 700") as told:
-        group.alone(judge_of(box.node()), GID)
+        group.check_group_unused(judge_of(box.node()), GID)
 
     assert told.value.kind == UNKNOWN
 
@@ -249,9 +249,9 @@ def test_a_task_whose_group_is_not_its_jobs_is_refused() -> None:
     device = Device("0000:01:00.0", 0)
     device.minor = 0
 
-    group.check_given([device], GID, {0: GID})
+    group.check_task_group([device], GID, {0: GID})
     with pytest.raises(Refusal, match="slave task"):
-        group.check_given([device], OTHER_GID, {0: GID})
+        group.check_task_group([device], OTHER_GID, {0: GID})
 
 
 def test_a_job_without_a_group_and_an_instance_are_refused() -> None:
@@ -259,11 +259,11 @@ def test_a_job_without_a_group_and_an_instance_are_refused() -> None:
     instance.id += ".gi1.ci0"
 
     with pytest.raises(Refusal) as none:
-        group.check([], 0)
+        group.check_group_grant([], 0)
     with pytest.raises(Refusal) as shared:
-        group.check([instance], GID)
+        group.check_group_grant([instance], GID)
 
-    assert (none.value.kind, shared.value.kind) == (BROKEN, SENSELESS)
+    assert (none.value.kind, shared.value.kind) == (BROKEN, INVALID_REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -280,18 +280,18 @@ def test_the_driver_tells_whether_it_opens_its_nodes_again(
 ) -> None:
     (tmp_path / "params").write_text(text)
 
-    assert group.parameter(text) == value
+    assert group.parse_modify_device_files(text) == value
     if value == "0":
-        group.check_driver(str(tmp_path))
+        group.check_modify_device_files(str(tmp_path))
         return
     with pytest.raises(Refusal) as told:
-        group.check_driver(str(tmp_path))
+        group.check_modify_device_files(str(tmp_path))
     assert "NVreg_ModifyDeviceFiles=0" in told.value.do
 
 
 def test_a_driver_that_does_not_tell_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as told:
-        group.check_driver(str(tmp_path))
+        group.check_modify_device_files(str(tmp_path))
 
     assert told.value.kind == BROKEN
 
@@ -301,5 +301,5 @@ def test_an_administrators_lock_is_nobodys_group(box: Box, files: Ownership) -> 
 
     node = box.node()
 
-    assert group.apply(node, node.devices()) == {}
+    assert group.apply_device_groups(node, node.devices()) == {}
     assert record().add_grp_id == GID

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpulock.alloc import reaper
-from gpulock.alloc.liveness import DEAD, Judge, Scan, Verdict
+from gpulock.alloc.liveness import DEAD, Judge, ProcessScan, Verdict
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import job, marks, tree
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import epilog, hook, prolog, slave
 from gpulock.simulate.execd import SpooledJob
-from gpulock.simulate.packed_job import Resource
-from gpulock.workstation.process_claims import judge
+from gpulock.simulate.packed_job import ResourceRequest
+from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.support.trees import bus
 
 if TYPE_CHECKING:
-    from gpulock.alloc.liveness import Rule
+    from gpulock.alloc.liveness import LivenessRule
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
 CGROUP = {"ISOLATION": "cgroup"}
@@ -46,16 +46,16 @@ class Kernel:
         self.ends: list[tuple[str, list[str]]] = []
         self.says = ""
         self._site = site
-        patch.setattr(job, "begin", self.begin)
-        patch.setattr(job, "end", self.end)
+        patch.setattr(job, "begin_job_isolation", self.begin)
+        patch.setattr(job, "end_job_isolation", self.end)
 
-    def begin(self, node: Node, who: job.Who, granted: list[object], *_: object) -> None:
+    def begin(self, node: Node, who: job.IsolatedJob, granted: list[object], *_: object) -> None:
         del node
         self.asked.append((who.label, who.pid, [getattr(d, "minor", -1) for d in granted]))
         if self.refusal:
             raise self.refusal
 
-    def end(self, node: Node, who: job.Who) -> str:
+    def end(self, node: Node, who: job.IsolatedJob) -> str:
         del node
         self.ends.append((who.label, self._site.locks()))
         return self.says
@@ -221,7 +221,7 @@ def test_a_slave_task_that_cannot_be_confined_does_not_start(tasks: Site, kernel
 # --- a job of several hosts, on its first one -----------------------------------------------------
 
 
-def launched(site: Site, *resources: Resource, by: bytes) -> SpooledJob:
+def launched(site: Site, *resources: ResourceRequest, by: bytes) -> SpooledJob:
     """Spool a job of two hosts whose shepherd was started with this in its environment."""
     spooled = site.run(*resources, pe="mpi", hosts=HOSTS)
     (site.proc.root / str(SHEPHERD) / "environ").write_bytes(b"SGE_ROOT=/sge\0" + by + b"\0")
@@ -233,7 +233,7 @@ def launched(site: Site, *resources: Resource, by: bytes) -> SpooledJob:
     ("by", "code"), [(b"GPULOCK_LAUNCHER=1", RUN), (b"XGPULOCK_LAUNCHER=1", JOB_ERROR)]
 )
 def test_a_job_of_several_hosts_starts_where_shepherd_cmd_confines_its_tasks(
-    site: Site, kernel: Kernel, asked: tuple[Resource, ...], by: bytes, code: int
+    site: Site, kernel: Kernel, asked: tuple[ResourceRequest, ...], by: bytes, code: int
 ) -> None:
     spooled = launched(site, *asked, by=by)
 
@@ -267,33 +267,33 @@ def test_a_job_of_one_host_needs_no_launcher(site: Site, kernel: Kernel) -> None
 
 def test_where_a_reconcile_has_to_look_is_noted_once(site: Site) -> None:
     store = site.node().store
-    assert marks.noted(store) == []
+    assert marks.read_cgroup_folders(store) == []
 
-    marks.note(store, [])
+    marks.note_cgroup_folders(store, [])
     assert (site.lock / marks.MARK).exists()
     for _ in range(2):
-        marks.note(store, ["/a/b", "/c"])
-    assert marks.noted(store) == ["/a/b", "/c"]
+        marks.note_cgroup_folders(store, ["/a/b", "/c"])
+    assert marks.read_cgroup_folders(store) == ["/a/b", "/c"]
     assert (site.lock / marks.MARK).read_text().count("/a/b") == 1
 
 
 def test_a_line_that_somebody_was_killed_in_spoils_none_of_ours(site: Site) -> None:
     store = site.node().store
-    marks.note(store, [])
+    marks.note_cgroup_folders(store, [])
     (site.lock / marks.MARK).write_text("\n/a/")
 
-    marks.note(store, ["/a/b"])
+    marks.note_cgroup_folders(store, ["/a/b"])
 
-    assert marks.noted(store) == ["/a/", "/a/b"]
+    assert marks.read_cgroup_folders(store) == ["/a/", "/a/b"]
 
 
 def leave_behind(site: Site, pid: int) -> None:
     """Let a process be in the job's cgroup that has nothing else of the job's."""
     outer = site.root / "cgroup"
-    inner = outer / tree.name_of("12.1", SHEPHERD, 1000)
+    inner = outer / tree.cgroup_name("12.1", SHEPHERD, 1000)
     inner.mkdir(parents=True)
     (inner / "cgroup.procs").write_text(f"{pid}\n")
-    marks.note(site.node().store, [str(outer)])
+    marks.note_cgroup_folders(site.node().store, [str(outer)])
     site.proc.add(pid, "sheds")
 
 
@@ -307,18 +307,25 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
     assert stop(site, spooled, **CGROUP) == RUN
     assert len(kernel.ends) == len(site.locks()) == 1
     node = Node(Settings({**site.settings, **CGROUP}))
-    (lock,) = node.store.all().values()
-    for judges in (judge(node), hook.judge(node)):  # gpulockd's, and a claim's
-        assert judges.left(lock) == "process 700 is in the job's cgroup"
-    dead: dict[str, Rule] = {"sge": lambda lock, scan: Verdict(DEAD, f"{lock}, {scan}: gone")}
-    sure = Judge(node.boot_id, node.name, Scan(node.proc), dead, hook.members(node))
-    (outcome,) = reaper.settle(node, {lock.id: lock}, sure, reaper.make_holders(node, [], sure))
+    (lock,) = node.store.read_all_locks().values()
+    for judges in (
+        make_liveness_judge(node),
+        hook.make_sge_judge(node),
+    ):  # gpulockd's, and a claim's
+        assert judges.leftover_reason(lock) == "process 700 is in the job's cgroup"
+    dead: dict[str, LivenessRule] = {
+        "sge": lambda lock, scan: Verdict(DEAD, f"{lock}, {scan}: gone")
+    }
+    sure = Judge(node.boot_id, node.name, ProcessScan(node.proc), dead, hook.make_sge_members(node))
+    (outcome,) = reaper.reap_locks(
+        node, {lock.id: lock}, sure, reaper.make_open_files(node, [], sure)
+    )
     assert (outcome.act, outcome.verdict.state) == (reaper.HELD, DEAD)
     assert "process 700 is in the job's cgroup" in outcome.reason
     procs = next((site.root / "cgroup").glob("*/cgroup.procs"))
     procs.unlink()
     procs.mkdir()
-    assert "cannot be read" in judge(node).left(lock)
+    assert "cannot be read" in make_liveness_judge(node).leftover_reason(lock)
     procs.rmdir()  # of a cgroup that is gone
     assert stop(site, spooled, **CGROUP) == RUN
     assert site.locks() == []

@@ -50,15 +50,15 @@ def driver(tmp_path: Path) -> str:
 
 
 def test_a_grant_opens_its_own_cards_and_what_every_program_needs(driver: str) -> None:
-    assert policy.rules([gpu(0), gpu(5)], -1, driver) == {195: {0, 5, *CONTROL}}
+    assert policy.device_rules([gpu(0), gpu(5)], -1, driver) == {195: {0, 5, *CONTROL}}
 
 
 def test_no_grant_opens_no_card_and_no_instance(driver: str) -> None:
-    assert policy.rules([], CAPS, driver) == {195: CONTROL, CAPS: set()}
+    assert policy.device_rules([], CAPS, driver) == {195: CONTROL, CAPS: set()}
 
 
 def test_an_instance_opens_its_card_and_its_own_two_access_nodes(driver: str) -> None:
-    rules = policy.rules([instance(2, "gi7.ci1")], CAPS, driver)
+    rules = policy.device_rules([instance(2, "gi7.ci1")], CAPS, driver)
 
     assert rules == {195: {2, *CONTROL}, CAPS: {66, 68}}
 
@@ -66,32 +66,34 @@ def test_an_instance_opens_its_card_and_its_own_two_access_nodes(driver: str) ->
 @pytest.mark.parametrize("minor", [-1, 254, 255, 300])
 def test_a_minor_that_is_no_cards_refuses_the_job(driver: str, minor: int) -> None:
     with pytest.raises(Refusal) as told:
-        policy.rules([gpu(minor)], -1, driver)
+        policy.device_rules([gpu(minor)], -1, driver)
 
     assert told.value.kind == UNKNOWN
 
 
 def test_an_instance_whose_nodes_are_not_told_refuses_the_job(driver: str) -> None:
     with pytest.raises(Refusal) as told:
-        policy.rules([instance(2, "gi9.ci0")], CAPS, driver)
+        policy.device_rules([instance(2, "gi9.ci0")], CAPS, driver)
 
     assert told.value.kind == BROKEN
 
 
 def test_an_instance_without_a_driver_for_access_nodes_refuses_the_job(driver: str) -> None:
     with pytest.raises(Refusal, match="nvidia-caps"):
-        policy.rules([instance(0, "gi1.ci0")], -1, driver)
+        policy.device_rules([instance(0, "gi1.ci0")], -1, driver)
 
 
 def test_the_major_is_that_of_the_very_name_among_character_devices() -> None:
-    assert policy.major_of("nvidia-caps", DEVICES) == CAPS
-    assert policy.major_of("nvidia-caps-imex-channels", DEVICES) == CAPS + 1
-    assert policy.major_of("nvidia", DEVICES) == -1
-    assert policy.major_of("nvidia-caps", DEVICES.replace("508 nvidia-caps\n5", "5")) == -1
+    assert policy.parse_device_major("nvidia-caps", DEVICES) == CAPS
+    assert policy.parse_device_major("nvidia-caps-imex-channels", DEVICES) == CAPS + 1
+    assert policy.parse_device_major("nvidia", DEVICES) == -1
+    assert (
+        policy.parse_device_major("nvidia-caps", DEVICES.replace("508 nvidia-caps\n5", "5")) == -1
+    )
 
 
 def test_a_proc_without_devices_refuses_the_job(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as told:
-        policy.caps_major(str(tmp_path))
+        policy.read_caps_major(str(tmp_path))
 
     assert told.value.kind == UNKNOWN

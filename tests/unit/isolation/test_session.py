@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.errors import BROKEN, Refusal
 from gpulock.isolation import job
-from gpulock.isolation.tree import name_of
+from gpulock.isolation.tree import cgroup_name
 from gpulock.node.context import Node
 from gpulock.slurm import session
 from tests.support.slurm_site import NODE_BROKEN, RUN, STEPD, UID, Site, row
@@ -27,17 +27,17 @@ class Kernel:
         self.confined: list[tuple[str, list[int]]] = []
         self.freed: list[str] = []
         self.refusal: Refusal | None = None
-        patch.setattr(job, "begin", self.begin)
-        patch.setattr(job, "end", self.end)
+        patch.setattr(job, "begin_job_isolation", self.begin)
+        patch.setattr(job, "end_job_isolation", self.end)
 
-    def begin(self, node: Node, who: job.Who, granted: list[object], *_: object) -> None:
+    def begin(self, node: Node, who: job.IsolatedJob, granted: list[object], *_: object) -> None:
         del node
         if self.refusal:
             raise self.refusal
         assert (who.pid, who.start, who.gid) == (STEPD, 1000, 0)
         self.confined.append((who.label, [getattr(d, "minor", -1) for d in granted]))
 
-    def end(self, node: Node, who: job.Who) -> str:
+    def end(self, node: Node, who: job.IsolatedJob) -> str:
         del node
         self.freed.append(who.label)
         return ""
@@ -98,7 +98,7 @@ def test_a_fault_at_the_end_puts_no_finished_job_back(
     def fault(*_: object) -> str:
         raise MemoryError
 
-    monkeypatch.setattr(job, "end", fault)
+    monkeypatch.setattr(job, "end_job_isolation", fault)
     site.stepd(STEPD, "12.batch")
     site.answers(row(12))
     assert run(site, CLOSE) == 1
@@ -204,7 +204,7 @@ def test_a_task_of_a_step_without_a_session_does_not_start(
     monkeypatch.setattr(os, "getuid", lambda: UID)
     own = site.proc.root / str(os.getpid())
     own.mkdir()
-    for path, code in (("/slurmd", 213), (f"/slurmd/{name_of('12.0', STEPD, 1000)}", 0)):
+    for path, code in (("/slurmd", 213), (f"/slurmd/{cgroup_name('12.0', STEPD, 1000)}", 0)):
         (own / "cgroup").write_text(f"0::{path}\n")
         assert site.task() == code
     assert "UsePAM=1" in capfd.readouterr().out

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.isolation import bpf, sessions
-from gpulock.isolation.policy import NOTHING
-from gpulock.isolation.tree import V2, Tree
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
+from gpulock.isolation.tree import V2, CgroupHierarchy
 
 USERS, SSH, CRON = "user.slice", "system.slice/ssh.service", "system.slice/cron.service"
 
@@ -29,8 +29,8 @@ class Cgroups:
             (top / place).mkdir(parents=True)
 
     @property
-    def trees(self) -> list[Tree]:
-        return [Tree(V2, str(self.top))]
+    def trees(self) -> list[CgroupHierarchy]:
+        return [CgroupHierarchy(V2, str(self.top))]
 
     def closed(self) -> set[str]:
         """Return the places that are closed."""
@@ -64,27 +64,27 @@ class Cgroups:
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cgroups:
     made = Cgroups(tmp_path)
-    monkeypatch.setattr(bpf, "is_attached", made.look)
-    monkeypatch.setattr(bpf, "attach", made.attach)
-    monkeypatch.setattr(bpf, "detach", made.detach)
+    monkeypatch.setattr(bpf, "has_device_program", made.look)
+    monkeypatch.setattr(bpf, "attach_device_program", made.attach)
+    monkeypatch.setattr(bpf, "detach_device_programs", made.detach)
     return made
 
 
 def test_all_that_are_there_are_closed_and_opened_again(cgroups: Cgroups) -> None:
-    assert len(sessions.left_open(cgroups.trees)) == 3
+    assert len(sessions.unclosed_login_cgroups(cgroups.trees)) == 3
 
-    sessions.close(cgroups.trees, NOTHING)
+    sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
     assert cgroups.closed() == {USERS, SSH, CRON}
-    assert sessions.left_open(cgroups.trees) == []
+    assert sessions.unclosed_login_cgroups(cgroups.trees) == []
 
-    sessions.open_again(cgroups.trees)
+    sessions.reopen_login_cgroups(cgroups.trees)
     assert cgroups.closed() == set()
 
 
 def test_a_service_that_stops_at_this_moment_is_nothing_to_close(cgroups: Cgroups) -> None:
     cgroups.vanishing.add(SSH)
 
-    sessions.close(cgroups.trees, NOTHING)
+    sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
 
     assert cgroups.closed() == {USERS, CRON}
 
@@ -93,7 +93,7 @@ def test_a_service_that_stops_at_this_moment_is_nothing_to_close(cgroups: Cgroup
 def test_a_service_that_is_back_in_a_new_cgroup_is_closed(cgroups: Cgroups, number: int) -> None:
     cgroups.faults[SSH] = [number, number]
 
-    sessions.close(cgroups.trees, NOTHING)
+    sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
 
     assert cgroups.closed() == {USERS, SSH, CRON}
 
@@ -102,22 +102,22 @@ def test_a_cgroup_that_is_there_and_says_it_is_not_is_told(cgroups: Cgroups) -> 
     cgroups.faults[USERS] = [errno.ENOENT] * 100
 
     with pytest.raises(FileNotFoundError):
-        sessions.close(cgroups.trees, NOTHING)
+        sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
 
 
 def test_one_that_cannot_be_closed_keeps_no_other_open(cgroups: Cgroups) -> None:
     cgroups.faults[USERS] = [errno.EPERM]
 
     with pytest.raises(PermissionError):
-        sessions.close(cgroups.trees, NOTHING)
+        sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
 
     assert cgroups.closed() == {SSH, CRON}
 
 
 def test_one_that_goes_while_they_are_opened_again_is_no_fault(cgroups: Cgroups) -> None:
-    sessions.close(cgroups.trees, NOTHING)
+    sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
     cgroups.vanishing.add(SSH)
 
-    sessions.open_again(cgroups.trees)
+    sessions.reopen_login_cgroups(cgroups.trees)
 
     assert cgroups.closed() == {SSH}  # which is gone, with its program

@@ -24,7 +24,7 @@ def card(index: int, uuid: str = "", instance: str = "") -> Device:
 
 
 def variables(granted: list[Device], **keys: str) -> dict[str, str]:
-    pairs = environment.variables(granted, Settings(keys), ("SGE_GPU",))
+    pairs = environment.grant_variables(granted, Settings(keys), ("SGE_GPU",))
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
 
@@ -84,7 +84,7 @@ def test_each_variable_has_its_twins_for_containers() -> None:
 
 
 def test_every_name_that_may_be_set_is_dropped_first() -> None:
-    dropped = environment.drop_names(("SGE_GPU",))
+    dropped = environment.grant_variable_names(("SGE_GPU",))
     for granted in ([], [card(2, "GPU-b")]):
         assert set(variables(granted, CDI_DIR="/run/cdi")) == dropped
     assert set(variables([card(2)])) < dropped
@@ -139,14 +139,14 @@ def test_the_version_is_read_from_what_drivers_write(
     tmp_path: Path, banner: str, version: str
 ) -> None:
     (tmp_path / "version").write_text(f"{banner}\nGCC version: 1.2.3\n")
-    assert environment.driver_version(str(tmp_path)) == version
+    assert environment.loaded_driver_version(str(tmp_path)) == version
 
 
 @pytest.mark.parametrize("banner", ["", "no version", "../../etc", "1..2/../x"])
 def test_a_version_that_is_none_makes_no_path(tmp_path: Path, banner: str) -> None:
     (tmp_path / "version").write_text(f"{banner}\n1.2.3\n")
     with pytest.raises(Refusal):
-        environment.driver_version(str(tmp_path))
+        environment.loaded_driver_version(str(tmp_path))
 
 
 @pytest.mark.parametrize("folder", ["sets", "/a,b", "/a:b", "/a\\b", "/a\nb", "/\x1b[2J"])
@@ -179,7 +179,7 @@ OTHERS = "/sets/535.5.1/bin:/nvbin,/sets/535.5.1/lib:/nvlib"
     ],
 )
 def test_our_binds_come_last_and_once_and_no_other_nodes_drivers(old: str, kept: str) -> None:
-    assert environment.appended(old, OURS) == f"{kept}{OURS}"
+    assert environment.append_binds(old, OURS) == f"{kept}{OURS}"
 
 
 @pytest.mark.parametrize(
@@ -197,4 +197,4 @@ def test_a_bind_list_of_singularitys_name_is_apptainers_where_it_has_none(
 ) -> None:
     given = {"APPTAINER_BINDPATH": apptainer, "SINGULARITY_BINDPATH": singularity}
     environ = {name: value for name, value in given.items() if value is not None}
-    assert tuple(value for _, value in environment.own_binds(environ)) == expected
+    assert tuple(value for _, value in environment.user_bind_lists(environ)) == expected

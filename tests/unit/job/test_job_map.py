@@ -143,13 +143,13 @@ def test_a_uuid_that_is_no_file_name_or_not_known_has_no_file(site: Site) -> Non
 def test_a_claim_that_is_undone_leaves_no_job_in_any_file(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = job_map.granted
+    real = job_map.write_job_map
 
     def then_fail(*arguments: object) -> None:
         real(*arguments)  # type: ignore[arg-type]
         raise MemoryError
 
-    monkeypatch.setattr(job_map, "granted", then_fail)
+    monkeypatch.setattr(job_map, "write_job_map", then_fail)
     assert site.prolog(12, "0,1") != RUN
     assert site.locks() == []
     assert (set(dcgm(site).values()), gpustat(site)) == ({""}, {})
@@ -241,5 +241,5 @@ def test_a_job_of_grid_engines_is_told_as_well(
 )
 def test_a_job_is_named_as_people_do(site: Site, changes: dict[str, object], job: str) -> None:
     record: Owner = slurm_record(**changes)
-    job_map.granted(site.node().settings, record, site.node().devices()[:1])
+    job_map.write_job_map(site.node().settings, record, site.node().devices()[:1])
     assert dcgm(site) == {"0": f"{job}\n"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.node import mounts
-from gpulock.node.mounts import Mounts, cached_key, key_of
+from gpulock.node.mounts import Mounts, cached_file_key, device_file_key
 
 Opened = tuple[Path, int]
 
@@ -59,11 +59,11 @@ def never(*_: object) -> os.stat_result:
 
 def test_what_this_process_has_open_is_told_as_stat_tells_it(opened: Opened) -> None:
     found = Mounts("/proc").key(os.getpid(), "/proc/self/fd", str(opened[1]))
-    assert found == key_of(os.stat(opened[0]))
+    assert found == device_file_key(os.stat(opened[0]))
 
 
 def test_what_the_kernel_has_cached_is_the_same(opened: Opened) -> None:
-    assert cached_key(str(opened[0])) == key_of(os.stat(opened[0]))
+    assert cached_file_key(str(opened[0])) == device_file_key(os.stat(opened[0]))
 
 
 @pytest.mark.parametrize("kind", ["devtmpfs", "tmpfs", "ext4", "xfs"])
@@ -72,7 +72,7 @@ def test_a_file_system_of_the_kernels_own_is_asked(
     fake: Fake, opened: Opened, kind: str, where: str
 ) -> None:
     fake.lists(kind, where)
-    assert fake.key() == key_of(os.stat(opened[0]))
+    assert fake.key() == device_file_key(os.stat(opened[0]))
 
 
 @pytest.mark.parametrize("kind", ["fuse.sshfs", "fuse", "nfs4", "cifs", "9p", "lustre", "autofs"])
@@ -82,7 +82,7 @@ def test_one_of_a_user_or_of_a_network_is_not_asked_and_has_no_device(
 ) -> None:
     fake.lists(kind, where)
     monkeypatch.setattr(os, "stat", never)
-    monkeypatch.setattr(mounts, "cached_key", never)
+    monkeypatch.setattr(mounts, "cached_file_key", never)
     assert fake.key() is None
 
 
@@ -92,7 +92,7 @@ def test_one_that_stands_on_another_or_in_no_table_is_told_from_the_cache(
 ) -> None:
     if kind:
         fake.lists(kind)
-    wanted = key_of(os.stat(opened[0]))
+    wanted = device_file_key(os.stat(opened[0]))
     monkeypatch.setattr(os, "stat", never)
     assert fake.key() == wanted
 
@@ -110,15 +110,15 @@ def test_what_fuse_keeps_from_root_is_no_device(
     """A mount of a user's that stands in no table: to anybody else it may be anything."""
 
     def denied(path: str) -> tuple[int, int, int]:
-        raise mounts.UnansweredError(13, "Permission denied", path)
+        raise mounts.StatxError(13, "Permission denied", path)
 
-    monkeypatch.setattr(mounts, "cached_key", denied)
+    monkeypatch.setattr(mounts, "cached_file_key", denied)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     seen = Mounts(str(fake.root))
     if told:
         assert seen.key(900, str(fake.folder), fake.fd) is None
     else:
-        with pytest.raises(mounts.UnansweredError):
+        with pytest.raises(mounts.StatxError):
             seen.key(900, str(fake.folder), fake.fd)
 
 
@@ -131,9 +131,9 @@ def test_a_file_that_its_server_spoilt_is_no_device_and_blinds_nobody(
     def spoilt(path: str) -> tuple[int, int, int]:
         if code == errno.ENOENT:
             raise FileNotFoundError(code, "no answer", path)
-        raise mounts.UnansweredError(code, "no answer", path)
+        raise mounts.StatxError(code, "no answer", path)
 
-    monkeypatch.setattr(mounts, "cached_key", spoilt)
+    monkeypatch.setattr(mounts, "cached_file_key", spoilt)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     if known:
         assert fake.key() is None
@@ -150,7 +150,7 @@ def test_what_fails_before_a_file_is_asked_says_nothing_of_it(
     def unloaded(path: str) -> tuple[int, int, int]:
         raise OSError(errno.ENOMEM, "libffi.so.8", path)
 
-    monkeypatch.setattr(mounts, "cached_key", unloaded)
+    monkeypatch.setattr(mounts, "cached_file_key", unloaded)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(OSError, match="libffi"):
         fake.key()
@@ -161,13 +161,13 @@ def test_a_table_is_read_once_however_many_files_are_in_none(
 ) -> None:
     """Anybody may fill the table of a namespace of his own, until it cannot be read at all."""
     read: list[str] = []
-    real = mounts.table_of
+    real = mounts.read_mount_table
 
     def counted(path: str, seconds: float) -> str:
         read.append(path)
         return real(path, seconds)
 
-    monkeypatch.setattr(mounts, "table_of", counted)
+    monkeypatch.setattr(mounts, "read_mount_table", counted)
     seen = Mounts(str(fake.root))
     keys = {seen.key(900, str(fake.folder), fake.fd) for _ in range(3)}
     assert len(keys) == 1
@@ -178,8 +178,8 @@ def test_a_table_that_takes_too_long_tells_nothing(fake: Fake) -> None:
     """Its owner may have stacked thousands of mounts; what is in no table is told otherwise."""
     fake.lists("nfs4", "900")
     path = f"{fake.root}/900/mountinfo"
-    assert "nfs4" in mounts.table_of(path, 60.0)
-    assert mounts.table_of(path, -1.0) == ""
+    assert "nfs4" in mounts.read_mount_table(path, 60.0)
+    assert mounts.read_mount_table(path, -1.0) == ""
 
 
 def test_where_telling_a_files_locks_takes_long_it_is_opened_as_a_place_instead(
@@ -189,7 +189,7 @@ def test_where_telling_a_files_locks_takes_long_it_is_opened_as_a_place_instead(
     fake.lists("tmpfs")
     monkeypatch.setattr(mounts, "SLOW", -1.0)
     seen = Mounts(str(fake.root))
-    wanted = key_of(os.stat(opened[0]))
+    wanted = device_file_key(os.stat(opened[0]))
     assert seen.key(900, str(fake.folder), fake.fd) == wanted
     (fake.root / "900/fdinfo" / fake.fd).unlink()
     own = fake.root / "self/fdinfo"
@@ -198,5 +198,5 @@ def test_where_telling_a_files_locks_takes_long_it_is_opened_as_a_place_instead(
     os.close(free)
     for number in range(free, free + 64):  # one of which it will be
         (own / str(number)).write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\n")
-    monkeypatch.setattr(mounts, "cached_key", never)
+    monkeypatch.setattr(mounts, "cached_file_key", never)
     assert seen.key(900, str(fake.folder), fake.fd) == wanted

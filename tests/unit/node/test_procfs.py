@@ -123,9 +123,9 @@ def test_only_numbers_are_processes(tmp_path: Path) -> None:
 def test_the_namespace_is_empty_in_a_record_where_it_cannot_be_seen(tmp_path: Path) -> None:
     fake = FakeProc(tmp_path / "proc")
     proc = Proc(str(fake.root))
-    assert proc.here() == HOST_NS
+    assert proc.pid_namespace_or_empty() == HOST_NS
     (fake.root / "self/ns/pid").unlink()
-    assert proc.here() == ""
+    assert proc.pid_namespace_or_empty() == ""
     with pytest.raises(OSError):
         proc.pid_namespace()
 

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.node import sample
-from gpulock.node.sample import FINISHED_LINE, LIMIT, SAMPLE_LINE, parse, read, read_finished
+from gpulock.node.sample import (
+    FINISHED_LINE,
+    LIMIT,
+    SAMPLE_LINE,
+    parse_sample,
+    read_finished_claim,
+    read_sample,
+)
 from gpulock.store import kv
 from tests.layers import HOT_STANDARD
 from tests.support.trees import BOOT, FEW, OTHER_BOOT, bus
@@ -31,7 +38,7 @@ def written(folder: Path, text: str, name: str = "sample") -> str:
 
 
 def test_a_sample_is_read_whole(tmp_path: Path) -> None:
-    found = read(written(tmp_path, HEAD + DEVICE + TOKEN), NOW, BOOT)
+    found = read_sample(written(tmp_path, HEAD + DEVICE + TOKEN), NOW, BOOT)
     assert found is not None
     assert (found.sequence, found.boottime, found.driver) == (7, 999.5, "a b")
     device = found.devices[bus(0)]
@@ -42,7 +49,7 @@ def test_a_sample_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_what_is_not_told_is_not_known() -> None:
-    device = parse(HEAD + DEVICE, SAMPLE_LINE).devices[bus(0)]
+    device = parse_sample(HEAD + DEVICE, SAMPLE_LINE).devices[bus(0)]
     assert (device.energy, device.foreign, device.last_busy) == (None, None, None)
     assert device.foreign_pids == ()
 
@@ -60,7 +67,7 @@ def test_what_is_not_told_is_not_known() -> None:
 def test_only_a_fresh_sample_of_this_boot_is_taken(
     now: float, boot: str, fresh: bool, tmp_path: Path
 ) -> None:
-    assert (read(written(tmp_path, HEAD), now, boot) is not None) is fresh
+    assert (read_sample(written(tmp_path, HEAD), now, boot) is not None) is fresh
 
 
 @pytest.mark.parametrize(
@@ -75,7 +82,7 @@ def test_only_a_fresh_sample_of_this_boot_is_taken(
     ],
 )
 def test_what_is_no_sample_is_none(text: str, tmp_path: Path) -> None:
-    assert read(written(tmp_path, text), NOW, BOOT) is None
+    assert read_sample(written(tmp_path, text), NOW, BOOT) is None
 
 
 def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
@@ -83,7 +90,7 @@ def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
     text += (
         f"device {bus(1)} busy=nan observed=-1 index=1e3 power=inf energy=5 new=7 word uuid=GPU-2\n"
     )
-    found = parse(text, SAMPLE_LINE)
+    found = parse_sample(text, SAMPLE_LINE)
     device = found.devices[bus(1)]
     values = (device.busy, device.observed, device.index, device.power)
     assert values == (None, None, None, None)
@@ -93,35 +100,39 @@ def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
 
 
 def test_a_missing_file_a_link_and_a_fifo_are_no_sample(tmp_path: Path) -> None:
-    assert read(str(tmp_path), NOW, BOOT) is None
+    assert read_sample(str(tmp_path), NOW, BOOT) is None
     (tmp_path / "real").write_text(HEAD)
     (tmp_path / "sample").symlink_to("real")
-    assert read(str(tmp_path), NOW, BOOT) is None
+    assert read_sample(str(tmp_path), NOW, BOOT) is None
     (tmp_path / "sample").unlink()
     os.mkfifo(tmp_path / "sample")
-    assert read(str(tmp_path), NOW, BOOT) is None
+    assert read_sample(str(tmp_path), NOW, BOOT) is None
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
-    assert read(written(tmp_path, HEAD + "#" * LIMIT), NOW, BOOT) is None
+    assert read_sample(written(tmp_path, HEAD + "#" * LIMIT), NOW, BOOT) is None
 
 
 def test_what_is_left_of_a_claim_is_read_by_its_token(tmp_path: Path) -> None:
     text = f"{FINISHED_LINE}\nboot_id={BOOT}\nboottime=999.5\n{TOKEN}"
     folder = written(tmp_path, text, "finished/feed")
-    found = read_finished(folder, "feed")
+    found = read_finished_claim(folder, "feed")
     assert found is not None
     assert found.tokens["feed"][bus(0)].energy == 5.5
-    assert read_finished(folder, "beef") is None
+    assert read_finished_claim(folder, "beef") is None
 
 
 @pytest.mark.parametrize("token", ["", "../sample", "a/b", "x" * 65, "a.b", "ä"])
 def test_a_token_that_could_be_a_path_is_none(token: str, tmp_path: Path) -> None:
-    assert read_finished(written(tmp_path, HEAD, "finished/x"), token) is None
+    assert read_finished_claim(written(tmp_path, HEAD, "finished/x"), token) is None
 
 
 def test_each_field_has_its_attribute_and_the_table_each_attribute() -> None:
-    for line, of in (("", sample.Sample), ("device", sample.Seen), ("token", sample.Account)):
+    for line, of in (
+        ("", sample.Sample),
+        ("device", sample.DeviceSample),
+        ("token", sample.ClaimUsage),
+    ):
         assert set(of.__annotations__) == set(sample.BLANK[line])
 
 
@@ -133,20 +144,20 @@ def test_a_hook_can_afford_it() -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in node.names
     }
-    assert loaded <= {*HOT_STANDARD, "gpulock", "__future__"}
+    assert loaded <= {*HOT_STANDARD, "gpulock.store", "gpulock.store.kv", "__future__"}
 
 
 @FEW
 @given(st.text())
 def test_no_text_is_more_than_malformed(text: str) -> None:
     try:
-        parse(text, SAMPLE_LINE)
+        parse_sample(text, SAMPLE_LINE)
     except kv.MalformedError:
         pass
-    parse(f"{SAMPLE_LINE}\n{text}", SAMPLE_LINE)
+    parse_sample(f"{SAMPLE_LINE}\n{text}", SAMPLE_LINE)
 
 
 @FEW
 @given(st.lists(st.sampled_from(["device", "token", "x", "busy", "=", "used=", "1,,2", "-1", "é"])))
 def test_no_words_are_too_much(words: list[str]) -> None:
-    parse(f"{SAMPLE_LINE}\n{' '.join(words)}\n{'='.join(words)}", SAMPLE_LINE)
+    parse_sample(f"{SAMPLE_LINE}\n{' '.join(words)}\n{'='.join(words)}", SAMPLE_LINE)

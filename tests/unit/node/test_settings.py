@@ -10,8 +10,8 @@ import pytest
 
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node import settings
-from gpulock.node.config_schema import CHOICE, KEYS, convert
-from gpulock.node.settings import Settings, load, parse
+from gpulock.node.config_schema import CHOICE, KEYS, convert_setting
+from gpulock.node.settings import Settings, parse_settings, read_settings
 
 GOOD = "gpulock-simulation 1\n"
 
@@ -25,7 +25,7 @@ def write(tmp_path: Path, text: str, mode: int = 0o644) -> str:
 
 def refusal(path: str, uid: int | None = None) -> Refusal:
     with pytest.raises(Refusal) as caught:
-        load(path, uid)
+        read_settings(path, uid)
     assert caught.value.kind == BROKEN
     return caught.value
 
@@ -42,7 +42,7 @@ def test_every_default_is_a_value_of_its_key() -> None:
     for name, kind, default, _ in KEYS:
         value = getattr(found, name.lower())
         if kind != CHOICE:
-            assert value == convert(kind, default, default)
+            assert value == convert_setting(kind, default, default)
         else:
             assert value == default.split("|")[0]
 
@@ -52,7 +52,7 @@ def test_each_kind_is_read() -> None:
         "LOCK_DIR=/a/b\nCLUSTER=c d\nGPUS=8\nGATE_TIMEOUT=0.5\nHIDE_UNREQUESTED=no\n"
         "SERVICES=a  b\nVISIBLE_DEVICES=uuid\n"
     )
-    found = parse(text, "f")
+    found = parse_settings(text, "f")
     assert (found.lock_dir, found.cluster, found.gpus) == ("/a/b", "c d", 8)
     assert (found.gate_timeout, found.hide_unrequested) == (0.5, False)
     assert (found.services, found.visible_devices) == (("a", "b"), "uuid")
@@ -105,7 +105,7 @@ def test_a_line_that_is_wrong_is_named_with_file_and_line(tmp_path: Path, line: 
     ],
 )
 def test_one_pair_of_quotes_goes_and_nothing_is_evaluated(line: str, value: str) -> None:
-    assert parse(line, "f").cluster == value
+    assert parse_settings(line, "f").cluster == value
 
 
 def test_a_missing_file_is_an_error_unless_it_is_the_default_one(
@@ -113,7 +113,7 @@ def test_a_missing_file_is_an_error_unless_it_is_the_default_one(
 ) -> None:
     refusal(str(tmp_path / "gone"))
     monkeypatch.setattr(settings, "DEFAULT_PATH", str(tmp_path / "gone"))
-    assert load(str(tmp_path / "gone")).lock_dir == "/run/gpulock"
+    assert read_settings(str(tmp_path / "gone")).lock_dir == "/run/gpulock"
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666, 0o777])
@@ -126,9 +126,9 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         os.chown(path, 12345, 12345)
         refusal(path)
-        assert load(path, 12345).gpus == 4
+        assert read_settings(path, 12345).gpus == 4
     else:
-        assert load(path).gpus == 4
+        assert read_settings(path).gpus == 4
         refusal(path, os.geteuid() + 1)
 
 
@@ -143,7 +143,7 @@ def test_nothing_in_the_environment_configures(
     for name, _, _, _ in KEYS:
         monkeypatch.setenv(name, "/evil")
         monkeypatch.setenv(f"GPULOCK_{name}", "/evil")
-    assert load(write(tmp_path, "GPUS=4\n")).lock_dir == "/run/gpulock"
+    assert read_settings(write(tmp_path, "GPUS=4\n")).lock_dir == "/run/gpulock"
 
 
 def simulation(tmp_path: Path, text: str = GOOD) -> tuple[str, Path]:
@@ -154,7 +154,7 @@ def simulation(tmp_path: Path, text: str = GOOD) -> tuple[str, Path]:
 
 def test_a_simulations_marker_of_ones_own_is_obeyed(tmp_path: Path) -> None:
     path, marker = simulation(tmp_path)
-    assert load(path).simulation == str(marker)
+    assert read_settings(path).simulation == str(marker)
 
 
 @pytest.mark.parametrize("text", ["", "gpulock-simulation 2\n", "x\n" + GOOD, "x" * 100_000])
@@ -176,7 +176,7 @@ def test_a_marker_of_somebody_else_is_refused_by_root_as_well(
         return os.stat_result(info)
 
     monkeypatch.setattr(os, "stat", of_root)
-    assert load(path, uid).simulation
+    assert read_settings(path, uid).simulation
     refusal(path, uid + 1)
 
 

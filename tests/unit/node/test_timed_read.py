@@ -12,15 +12,15 @@ import pytest
 
 from gpulock.node import timed_read
 from gpulock.node.procfs import Proc
-from gpulock.node.timed_read import Reader
+from gpulock.node.timed_read import TimedReader
 
 SHORT = 0.05  # seconds
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Reader:
+def found(monkeypatch: pytest.MonkeyPatch) -> TimedReader:
     monkeypatch.setattr(timed_read, "SECONDS", SHORT)
-    return Reader()
+    return TimedReader()
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def hang(event: threading.Event) -> bytes:
     return b"at last"
 
 
-def test_what_is_read_and_what_goes_wrong_comes_back(found: Reader) -> None:
+def test_what_is_read_and_what_goes_wrong_comes_back(found: TimedReader) -> None:
     def gone() -> bytes:
         raise ProcessLookupError(3, "no such process")
 
@@ -46,13 +46,13 @@ def test_what_is_read_and_what_goes_wrong_comes_back(found: Reader) -> None:
     assert found.read(7, lambda: b"more") == b"more"
 
 
-def test_one_thread_reads_everything(found: Reader) -> None:
+def test_one_thread_reads_everything(found: TimedReader) -> None:
     names = {found.read(pid, lambda: str(threading.get_ident()).encode()) for pid in range(50)}
     assert len(names) == 1 and str(threading.get_ident()).encode() not in names
 
 
 def test_one_that_hangs_is_given_up_and_the_others_are_read(
-    found: Reader, stuck: threading.Event
+    found: TimedReader, stuck: threading.Event
 ) -> None:
     with pytest.raises(TimeoutError, match="process 7 hangs"):
         found.read(7, lambda: hang(stuck))
@@ -60,7 +60,7 @@ def test_one_that_hangs_is_given_up_and_the_others_are_read(
 
 
 def test_one_that_hangs_is_not_asked_again_until_it_has_answered(
-    found: Reader, stuck: threading.Event
+    found: TimedReader, stuck: threading.Event
 ) -> None:
     asked: list[int] = []
 
@@ -82,7 +82,7 @@ def test_one_that_hangs_is_not_asked_again_until_it_has_answered(
             threading.Event().wait(0.01)
 
 
-def test_a_fork_has_a_reader_of_its_own(found: Reader) -> None:
+def test_a_fork_has_a_reader_of_its_own(found: TimedReader) -> None:
     found.read(7, lambda: b"words")
     pid = os.fork()
     if not pid:

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gpulock.cli import commands
+from gpulock.cli import command_group
 from gpulock.cli.history.history import parse_time
-from gpulock.daemon.history.claim_samples import Advice
+from gpulock.daemon.history.claim_samples import ExporterSamples
 from gpulock.errors import Refusal
 from gpulock.report import folder, js1
-from gpulock.report.claims import Claim, claim_of
-from gpulock.report.scan import Faults, Query
-from gpulock.report.sources import believed
+from gpulock.report.claims import ReportedClaim, parse_reported_claim
+from gpulock.report.scan import ClaimQuery, HistoryFaults
+from gpulock.report.sources import select_trusted_claims
 from tests.support.cli_site import PROGRAM, ROOT
 from tests.support.history_site import GIB, Ended, public_place
 from tests.support.trees import bus
@@ -38,7 +38,7 @@ class Desk(Ended):
 
     def call(self, *words: str) -> Result:
         """Run a command."""
-        return CliRunner().invoke(commands, ["--config", self.config(), *words])
+        return CliRunner().invoke(command_group, ["--config", self.config(), *words])
 
     def text(self, *words: str) -> str:
         """Return what a command that succeeds says."""
@@ -157,8 +157,8 @@ def own(**fields: Any) -> dict[str, Any]:
 
 def test_a_job_on_several_nodes_is_told_as_one(desk: Desk, shared: Path) -> None:
     for number in range(3):
-        folder.write(str(shared), own(node=f"node{number}", token=f"t{number}"))
-    folder.write(str(shared), own(job_id="123", token="x"))
+        folder.write_report_file(str(shared), own(node=f"node{number}", token=f"t{number}"))
+    folder.write_report_file(str(shared), own(job_id="123", token="x"))
     found = json.loads(desk.text("report", "12", "--json"))["claims"]
     assert [one["node"] for one in found] == ["node0", "node1", "node2"]
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in shared.iterdir())
@@ -166,43 +166,47 @@ def test_a_job_on_several_nodes_is_told_as_one(desk: Desk, shared: Path) -> None
 
 def test_the_same_claim_is_not_told_twice(desk: Desk, shared: Path) -> None:
     desk.past(0, uid=os.getuid())
-    folder.write(str(shared), desk.records()[0])
+    folder.write_report_file(str(shared), desk.records()[0])
     assert len(json.loads(desk.text("report", "12", "--json"))["claims"]) == 1
 
 
 def test_what_others_file_under_a_jobs_number_is_not_his(desk: Desk, shared: Path) -> None:
     desk.past(0, ago=1000, uid=1000)
-    folder.write(str(shared), own(token="forged", claimed_at=time.time()))
+    folder.write_report_file(str(shared), own(token="forged", claimed_at=time.time()))
     claims = json.loads(desk.text("report", "12", "--json"))["claims"]
     assert [one["uid"] for one in claims] == [1000]
 
 
-def filed(*uids: int) -> list[Claim]:
+def filed(*uids: int) -> list[ReportedClaim]:
     """Return reports of a job that these users filed."""
-    return [claim_of(record(card(0), uid=uid, token=f"t{uid}")) for uid in uids]
+    return [parse_reported_claim(record(card(0), uid=uid, token=f"t{uid}")) for uid in uids]
 
 
 def test_of_a_job_that_several_users_claim_the_owner_is_believed_who_is_named() -> None:
-    assert [one.uid for one in believed(filed(1000, 1001), (), 1001, asking=64030)] == [1001]
-    assert believed(filed(1001), (), 1000, asking=64030) == []
-    assert [one.uid for one in believed(filed(1000, 1001), (), None, asking=1000)] == [1000]
+    assert [
+        one.uid for one in select_trusted_claims(filed(1000, 1001), (), 1001, asking=64030)
+    ] == [1001]
+    assert select_trusted_claims(filed(1001), (), 1000, asking=64030) == []
+    assert [one.uid for one in select_trusted_claims(filed(1000, 1001), (), None, asking=1000)] == [
+        1000
+    ]
 
 
 def test_of_a_job_that_several_others_claim_nobody_is_believed() -> None:
     with pytest.raises(Refusal, match="by uids 1000, 1001") as told:
-        believed(filed(1001, 1000), (), None, asking=64030)
+        select_trusted_claims(filed(1001, 1000), (), None, asking=64030)
     assert "--uid" in told.value.do
 
 
 def test_a_comment_is_not_made_of_another_users_report(desk: Desk, shared: Path) -> None:
-    folder.write(str(shared), own())
+    folder.write_report_file(str(shared), own())
     assert desk.text("report", "12", "--js1", "--uid", str(os.getuid())).startswith("JS1:H4s")
     assert desk.text("report", "12", "--js1", "--uid", "4242") == "JS1:None\n"
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "garbage", "nested", "uid"])
 def test_a_hostile_file_is_left_out_and_told(desk: Desk, shared: Path, kind: str) -> None:
-    name = folder.write(str(shared), own())
+    name = folder.write_report_file(str(shared), own())
     bad = shared / f"12.1.evil.{kind}.json"
     if kind == "link":
         bad.symlink_to(shared / name)
@@ -221,8 +225,8 @@ def test_a_hostile_file_is_left_out_and_told(desk: Desk, shared: Path, kind: str
         bad.write_text(json.dumps(record(card(0), uid=4242)))
         if os.getuid() == 0:  # whom everybody believes
             os.chown(bad, NOBODY, -1)
-    faults = Faults()
-    found = folder.read(str(shared), Query(job="12"), faults)
+    faults = HistoryFaults()
+    found = folder.read_shared_reports(str(shared), ClaimQuery(job="12"), faults)
     assert (len(found), faults.lines) == (1, 1)
 
 
@@ -234,7 +238,7 @@ def test_a_report_dir_that_is_gone_is_told(desk: Desk) -> None:
 
 
 def test_a_name_in_report_dir_cannot_leave_it(shared: Path) -> None:
-    name = folder.write(str(shared), own(job_id="../../etc/x", node="a/b"))
+    name = folder.write_report_file(str(shared), own(job_id="../../etc/x", node="a/b"))
     assert "/" not in name and [path.name for path in shared.iterdir()] == [name]
 
 
@@ -252,7 +256,9 @@ def test_the_comment_of_jobstats_can_be_read_by_its_readers(desk: Desk, shared: 
     for number in range(2):
         name = f"node{number}"
         cards = (card(0, use=0.25), card(1, minor=7, observed_seconds=0, busy_seconds=None))
-        folder.write(str(shared), record(*cards, uid=os.getuid(), node=name, token=name))
+        folder.write_report_file(
+            str(shared), record(*cards, uid=os.getuid(), node=name, token=name)
+        )
     found = decoded(desk.text("report", "12", "--js1").strip())
     assert (found["total_time"], found["gpus"]) == (3600, 4)
     node = found["nodes"]["node1"]
@@ -265,22 +271,29 @@ def test_the_comment_of_jobstats_can_be_read_by_its_readers(desk: Desk, shared: 
 
 
 def test_what_is_told_of_the_host_stands_in_the_comment() -> None:
-    host = js1.Host(cpus=4, cpu_seconds=7200.0, memory=8 * GIB, memory_used=GIB)
-    node = decoded(js1.comment([claim_of(record(card(0)))], host))["nodes"]["node1"]
+    host = js1.HostUsage(cpus=4, cpu_seconds=7200.0, memory=8 * GIB, memory_used=GIB)
+    node = decoded(js1.make_jobstats_comment([parse_reported_claim(record(card(0)))], host))[
+        "nodes"
+    ]["node1"]
     assert (node["cpus"], node["total_time"]) == (4, 7200.0)
     assert (node["total_memory"], node["used_memory"]) == (8 * GIB, GIB)
 
 
 def test_a_short_job_and_one_that_was_not_seen_have_jobstats_own_words(desk: Desk) -> None:
     unseen = card(0, observed_seconds=0, busy_seconds=None)
-    assert js1.comment([claim_of(record(unseen))]) == "JS1:None"
-    assert js1.comment([claim_of(record(card(0, 1.5, observed_seconds=0)))]) == "JS1:Short"
+    assert js1.make_jobstats_comment([parse_reported_claim(record(unseen))]) == "JS1:None"
+    assert (
+        js1.make_jobstats_comment([parse_reported_claim(record(card(0, 1.5, observed_seconds=0)))])
+        == "JS1:Short"
+    )
     assert desk.text("report", "99", "--js1").strip() == "JS1:None"
 
 
 def test_instances_of_a_card_keep_apart() -> None:
     both = [card(n, id=f"{bus(0)}.gi{n + 1}.ci0", minor=3) for n in range(2)]
-    node = decoded(js1.comment([claim_of(record(*both))]))["nodes"]["node1"]
+    node = decoded(js1.make_jobstats_comment([parse_reported_claim(record(*both))]))["nodes"][
+        "node1"
+    ]
     assert set(node["gpu_utilization"]) == {"3.1", "3.2"}
 
 
@@ -475,7 +488,7 @@ def test_the_exporters_word_is_not_waited_for_by_a_report(desk: Desk) -> None:
     held = desk.hold(0)
     desk.sample(desk.account(held, 0))
     desk.end(0)
-    assert Advice(str(desk.exporter)).may_come(held, time.time(), time.time())
+    assert ExporterSamples(str(desk.exporter)).may_come(held, time.time(), time.time())
     assert "50 %" in desk.text("report", "12")
 
 

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.report.advice import advice
+from gpulock.report.advice import advise_job_owner
 from gpulock.report.bars import (
     ASCII,
     UTF8,
-    bar,
-    charset,
-    energy,
-    gib,
-    memory,
-    over_time,
-    percent,
-    spark,
+    detect_charset,
+    draw_bar,
+    draw_sparkline,
+    format_energy,
+    format_gib,
+    format_memory_peak,
+    format_percent,
+    resample_use,
 )
-from gpulock.report.claims import Claim, Shape, claim_of
-from gpulock.report.text import last_run, lines
+from gpulock.report.claims import ReportedClaim, UseTimeline, parse_reported_claim
+from gpulock.report.text import format_job_report, select_last_run
 from tests.support.trees import FEW, bus
 
 GIB = 1 << 30
@@ -74,14 +74,14 @@ def record(*cards: dict[str, Any], **fields: Any) -> dict[str, Any]:
     }
 
 
-def claim(*cards: dict[str, Any], **fields: Any) -> Claim:
+def claim(*cards: dict[str, Any], **fields: Any) -> ReportedClaim:
     """Return a claim."""
-    return claim_of(record(*cards, **fields))
+    return parse_reported_claim(record(*cards, **fields))
 
 
-def text_of(*claims: Claim) -> list[str]:
+def text_of(*claims: ReportedClaim) -> list[str]:
     """Return a report without colour, in ASCII."""
-    return [click.unstyle(line) for line in lines(claims, ASCII)]
+    return [click.unstyle(line) for line in format_job_report(claims, ASCII)]
 
 
 def test_a_report_says_what_each_device_did() -> None:
@@ -151,9 +151,9 @@ def test_several_runs_are_told_one_after_another_and_the_advice_is_of_the_last()
         "Job 12 of alice on node1 (gpu): 1 GPU, H100 80GB HBM3",
         "Job 12 of alice on node1 (gpu), run 2: 1 GPU, H100 80GB HBM3",
     ]
-    assert last_run([first, again]) == [again]
+    assert select_last_run([first, again]) == [again]
     elsewhere = claim(card(0), token="c", node="node2", claimed_at=BEGUN + DAY + 5)
-    assert last_run([first, again, elsewhere]) == [again, elsewhere]
+    assert select_last_run([first, again, elsewhere]) == [again, elsewhere]
     assert "never" not in "\n".join(found)
 
 
@@ -177,7 +177,7 @@ def test_no_line_is_wider_than_80_columns(
     for how in ("epilog", "reap"):
         one = claim(*cards, shapes=shapes, proof=text, how=how)
         for chars in (ASCII, UTF8):
-            found = [click.unstyle(line) for line in lines([one], chars)]
+            found = [click.unstyle(line) for line in format_job_report([one], chars)]
             assert all(len(line) <= 80 for line in found)
             assert chars is UTF8 or "\n".join(found).isascii()
 
@@ -228,7 +228,7 @@ def test_no_line_is_wider_than_80_columns(
     ],
 )
 def test_advice_is_given_where_it_is_clear(cards: list[dict[str, Any]], said: str) -> None:
-    assert advice([claim(*cards)]) == said
+    assert advise_job_owner([claim(*cards)]) == said
 
 
 def test_advice_of_several_nodes_names_them() -> None:
@@ -236,14 +236,16 @@ def test_advice_of_several_nodes_names_them() -> None:
         claim(card(0), card(1, use=0)),
         claim(card(0, use=0), card(1), node="node2", token="b"),
     ]
-    assert advice(both) == "GPU 1 of node1 and GPU 0 of node2 were never used: ask for two."
+    assert (
+        advise_job_owner(both) == "GPU 1 of node1 and GPU 0 of node2 were never used: ask for two."
+    )
 
 
 # --- bars -------------------------------------------------------------------------------------
 
 
 def test_a_bar_shows_what_is_not_nothing_and_not_everything() -> None:
-    assert [bar(share, 10, ASCII) for share in (0.0, 0.001, 0.5, 0.999, 1.0, 7.0, None)] == [
+    assert [draw_bar(share, 10, ASCII) for share in (0.0, 0.001, 0.5, 0.999, 1.0, 7.0, None)] == [
         "..........",
         "#.........",
         "#####.....",
@@ -255,16 +257,16 @@ def test_a_bar_shows_what_is_not_nothing_and_not_everything() -> None:
 
 
 def test_a_line_over_time_is_blank_where_nothing_is_known() -> None:
-    assert spark([0.0, 0.01, 0.5, 1.0, None, 1.0], ASCII) == "_.+# #"
-    assert spark([0.0, 0.01, 0.5, 1.0], UTF8) == "▁▂▅█"
+    assert draw_sparkline([0.0, 0.01, 0.5, 1.0, None, 1.0], ASCII) == "_.+# #"
+    assert draw_sparkline([0.0, 0.01, 0.5, 1.0], UTF8) == "▁▂▅█"
 
 
 def test_use_over_time_goes_on_to_the_end_and_never_beyond_the_columns() -> None:
-    assert over_time(Shape(1.0, (1.0, None)), 4.0) == ([1.0, None, None, None], 1.0)
-    assert over_time(Shape(1.0, (1.0, 0.0, None, 0.5)), 120.0, 60)[0][:2] == [0.5, 0.5]
-    means, width = over_time(Shape(1.0, (1.0,) * 64), 30 * DAY)
+    assert resample_use(UseTimeline(1.0, (1.0, None)), 4.0) == ([1.0, None, None, None], 1.0)
+    assert resample_use(UseTimeline(1.0, (1.0, 0.0, None, 0.5)), 120.0, 60)[0][:2] == [0.5, 0.5]
+    means, width = resample_use(UseTimeline(1.0, (1.0,) * 64), 30 * DAY)
     assert len(means) <= 60 and width * len(means) == pytest.approx(30 * DAY, rel=0.02)
-    assert over_time(None, 5.0) == ([], 0.0)
+    assert resample_use(None, 5.0) == ([], 0.0)
 
 
 @pytest.mark.parametrize(
@@ -281,11 +283,11 @@ def test_use_over_time_goes_on_to_the_end_and_never_beyond_the_columns() -> None
 def test_bars_are_drawn_with_what_the_locale_can_show(
     environ: dict[str, str], encoding: str, chars: object
 ) -> None:
-    assert charset(environ, encoding) is chars
+    assert detect_charset(environ, encoding) is chars
 
 
 def test_numbers_are_said_with_the_digits_that_count() -> None:
-    assert [percent(s) for s in (None, 0, 0.001, 0.5, 0.999, 1)] == [
+    assert [format_percent(s) for s in (None, 0, 0.001, 0.5, 0.999, 1)] == [
         "-",
         "0 %",
         "<1 %",
@@ -293,9 +295,19 @@ def test_numbers_are_said_with_the_digits_that_count() -> None:
         "99 %",
         "100 %",
     ]
-    assert [energy(j) for j in (None, 12, 36_000, 7.2e6)] == ["-", "12 J", "10.0 Wh", "2.00 kWh"]
-    assert [gib(size) for size in (0, GIB // 4, 3 * GIB, 80 * GIB)] == ["0.00", "0.25", "3", "80"]
-    assert (memory(None, 5), memory(GIB, None)) == ("-", "1 GiB")
+    assert [format_energy(j) for j in (None, 12, 36_000, 7.2e6)] == [
+        "-",
+        "12 J",
+        "10.0 Wh",
+        "2.00 kWh",
+    ]
+    assert [format_gib(size) for size in (0, GIB // 4, 3 * GIB, 80 * GIB)] == [
+        "0.00",
+        "0.25",
+        "3",
+        "80",
+    ]
+    assert (format_memory_peak(None, 5), format_memory_peak(GIB, None)) == ("-", "1 GiB")
 
 
 # --- records ----------------------------------------------------------------------------------
@@ -311,7 +323,7 @@ NO_RECORDS: list[object] = [
 @pytest.mark.parametrize("found", NO_RECORDS)
 def test_what_is_no_record_is_refused(found: object) -> None:
     with pytest.raises(ValueError):
-        claim_of(found)
+        parse_reported_claim(found)
 
 
 def test_a_record_is_believed_as_far_as_it_can_be() -> None:
@@ -343,7 +355,7 @@ def test_no_json_breaks_a_report(found: object) -> None:
         base |= found
         base["version"] = 1
     try:
-        one = claim_of(base)
+        one = parse_reported_claim(base)
     except ValueError:
         return
     text_of(one)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 from gpulock_exporter.metrics import devices, locks
-from gpulock_exporter.metrics.labels import Pair
+from gpulock_exporter.metrics.labels import FamilyPair
 
 from tests.gpu import instances
 from tests.gpu.check_devices import Device, differences, normal_bus_id, parse_information
@@ -61,8 +61,8 @@ def judged(metric: str, ours: float | None, field: str, told: str) -> Finding:
 
 def families() -> set[str]:
     """Return every family of a card, without prefix and further labels."""
-    pairs: list[Pair] = [pair for pair, _ in (*devices.SINGLE, *devices.SEVERAL)]
-    pairs += [value for value in vars(locks).values() if isinstance(value, Pair)]
+    pairs: list[FamilyPair] = [pair for pair, _ in (*devices.SINGLE, *devices.SEVERAL)]
+    pairs += [value for value in vars(locks).values() if isinstance(value, FamilyPair)]
     return {pair.gpu.name.removeprefix("gpulock_gpu_") for pair in pairs}
 
 

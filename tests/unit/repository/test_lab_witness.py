@@ -24,7 +24,7 @@ def claim(tmp_path: Path) -> Claim:
     record = Owner(devices=DEVICES, **words)
     for device in DEVICES:
         (tmp_path / device).mkdir()
-        (tmp_path / device / "owner").write_text(owner.encode(record))
+        (tmp_path / device / "owner").write_text(owner.encode_owner(record))
     (found,) = claims_of(tmp_path, 7)
     return found
 

@@ -33,17 +33,17 @@ def test_a_forbidden_import_is_found_wherever_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted = tmp_path / "gpulock"
-    for folder in (planted, planted / "cli", planted / "sge"):
+    for folder in (planted, planted / "cli", planted / "sge", planted / "alloc"):
         folder.mkdir()
         (folder / "__init__.py").touch()
-    (planted / "claim.py").write_text(
+    (planted / "alloc" / "claim.py").write_text(
         "from __future__ import annotations\n"
         "import os, filelock\n"
         "TYPE_CHECKING = False\n"
         "if TYPE_CHECKING:\n    from typing import Any\n"
         "def late() -> None:\n    import json\n    from gpulock.cli import x\n"
     )
-    (planted / "sge" / "prolog.py").write_text("from gpulock import claim\n")
+    (planted / "sge" / "prolog.py").write_text("from gpulock.alloc import claim\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "gpulock", raising=False)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from tests.nvml.double import Double, Hang
 from tests.nvml.drivers import FIRST_BRANCH, missing_from
 
@@ -27,7 +27,7 @@ TEMPERATURE = "nvmlDeviceGetTemperature"
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a workstation with two cards."""
-    return write_node(tmp_path_factory.mktemp("node") / "n", "workstation").directory
+    return write_simulated_node(tmp_path_factory.mktemp("node") / "n", "workstation").directory
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def test_a_fault_nobody_foresaw_ends_with_0(
     def bug(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(release, "release_one", bug)
+    monkeypatch.setattr(release, "release_or_drain_lock", bug)
     end(site, job)
     assert len(site.locks()) == 2
 

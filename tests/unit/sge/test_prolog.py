@@ -43,7 +43,7 @@ def test_a_job_gets_what_it_asked_for(site: Site, capfd: pytest.CaptureFixture[s
 def test_the_record_in_the_spool_is_that_of_the_lock(site: Site) -> None:
     job = site.run(gpus(1), owner="alice", queue="gpu.q")
     start(site, job)
-    kept = owner.parse((job.folder / prolog.RECORD).read_text())
+    kept = owner.parse_owner((job.folder / prolog.RECORD).read_text())
     lock = site.node().store.read(bus(0)).owner
     assert lock is not None
     assert (kept.token, kept.key()) == (lock.token, lock.key())
@@ -85,10 +85,10 @@ def test_the_prolog_run_twice_gives_the_same(site: Site) -> None:
     job = site.run(gpus(2))
     assert start(site, job) == RUN
     before = variables(job.folder)
-    kept = owner.parse((job.folder / prolog.RECORD).read_text())
+    kept = owner.parse_owner((job.folder / prolog.RECORD).read_text())
     assert start(site, job) == RUN
     assert variables(job.folder) == before
-    again = owner.parse((job.folder / prolog.RECORD).read_text())
+    again = owner.parse_owner((job.folder / prolog.RECORD).read_text())
     assert (again.token, again.devices) == (kept.token, kept.devices)
 
 

@@ -107,10 +107,10 @@ def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
     def bug(*_: object) -> None:
         raise KeyError("x\ny")
 
-    monkeypatch.setattr(envfile, "change", bug)
+    monkeypatch.setattr(envfile, "rewrite_env_text", bug)
     assert start(site, job) == QUEUE_ERROR
     told = capfd.readouterr().err
-    assert ("KeyError" in told, "test_sge_prolog_faults.py:" in told, told.count("\n")) == (
+    assert ("KeyError" in told, "test_prolog_faults.py:" in told, told.count("\n")) == (
         True,
         True,
         1,
@@ -126,7 +126,7 @@ def test_a_fault_under_the_jobs_own_limits_is_blamed_on_the_job(
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(request, "asked", no_memory)
+    monkeypatch.setattr(request, "read_sge_job_gpus", no_memory)
     assert start(site, job) == QUEUE_ERROR
     assert start(site, job, "--limited") == JOB_ERROR
 
@@ -175,7 +175,7 @@ def test_only_root_or_a_simulations_user_runs_a_hook(
 
 def test_a_quarantined_device_is_not_given(site: Site) -> None:
     start(site, site.run(gpus(1)))
-    quarantine.put(str(site.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
+    quarantine.write_device_note(str(site.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
     job = site.run(gpus(1), job_id=13, pid=501)
     start(site, job)
     assert variables(job.folder)["CUDA_VISIBLE_DEVICES"] == "2"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import Deadline, boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.hooks import subprocess
-from gpulock.hooks.subprocess import Program
+from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
-from gpulock.sge.cull import Job
+from gpulock.sge.cull import SgeJob
 
 ANSWER = """<?xml version='1.0'?>
 <detailed_job_info>
@@ -69,19 +69,19 @@ def program(tmp_path: Path, text: str) -> Settings:
     )
 
 
-def ask(tmp_path: Path, text: str, seconds: str = "5") -> Job:
+def ask(tmp_path: Path, text: str, seconds: str = "5") -> SgeJob:
     settings = program(tmp_path, text)
     settings.sge_qstat_timeout = float(seconds)
-    return qstat.ask(settings, "12")
+    return qstat.query_qmaster_job(settings, "12")
 
 
 def refused(tmp_path: Path, text: str, seconds: str = "5") -> float:
     """Return how long a refusal took."""
-    begun = boottime()
+    begun = clock_boottime()
     with pytest.raises(Refusal) as caught:
         ask(tmp_path, text, seconds)
     assert caught.value.kind == UNKNOWN
-    return boottime() - begun
+    return clock_boottime() - begun
 
 
 def test_the_answer_is_read(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_an_answer_cut_off_anywhere_is_never_a_smaller_request(tmp_path: Path) -
     whole = ANSWER.rindex("</detailed_job_info>") + len("</detailed_job_info>")
     for end in range(whole):
         with pytest.raises(ValueError):
-            qstat.parse(ANSWER[:end], "12")
+            qstat.parse_qstat_job(ANSWER[:end], "12")
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_an_answer_cut_off_anywhere_is_never_a_smaller_request(tmp_path: Path) -
     ],
 )
 def test_an_answer_that_is_not_unmistakable_is_refused(old: str, new: str) -> None:
-    qstat.parse(ANSWER, "12")
+    qstat.parse_qstat_job(ANSWER, "12")
     with pytest.raises(ValueError):
-        qstat.parse(ANSWER.replace(old, new, 1), "12")
+        qstat.parse_qstat_job(ANSWER.replace(old, new, 1), "12")
 
 
 def test_a_job_without_requests_has_none() -> None:
     begin, end = ANSWER.index("<JB_hard"), ANSWER.index("</element>")
-    assert qstat.parse(ANSWER[:begin] + ANSWER[end:], "12").requests == []
+    assert qstat.parse_qstat_job(ANSWER[:begin] + ANSWER[end:], "12").requests == []
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o000])
@@ -182,7 +182,7 @@ def test_a_program_that_may_not_be_run_is_unknown(tmp_path: Path, mode: int) -> 
     settings = program(tmp_path, "exit 0")
     (tmp_path / "qstat").chmod(mode)
     with pytest.raises(Refusal) as caught:
-        qstat.ask(settings, "12")
+        qstat.query_qmaster_job(settings, "12")
     assert caught.value.kind == UNKNOWN
 
 
@@ -190,10 +190,10 @@ def test_a_program_whose_interpreter_is_missing_is_unknown(tmp_path: Path) -> No
     settings = program(tmp_path, "")
     (tmp_path / "qstat").write_text("#!/no/such/interpreter\n")
     with pytest.raises(Refusal):
-        qstat.ask(settings, "12")
+        qstat.query_qmaster_job(settings, "12")
 
 
 def test_time_that_is_up_already_is_still_a_refusal_not_a_hang(tmp_path: Path) -> None:
     program(tmp_path, "exec sleep 60")
     with pytest.raises(Refusal):
-        Program(str(tmp_path / "qstat"), {}, "").output([], Deadline(0))
+        SchedulerProgram(str(tmp_path / "qstat"), {}, "").output([], Deadline(0))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import request
 from gpulock.simulate.packed_job import NOT_CONSUMABLE, PER_JOB, PER_SLOT
@@ -24,7 +24,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def count(*requests: tuple[str, float, int], slots: int = 1) -> int:
-    return request.count(list(requests), COMPLEXES, slots)
+    return request.count_sge_job_gpus(list(requests), COMPLEXES, slots)
 
 
 def refused(*requests: tuple[str, float, int], slots: int = 1) -> str:
@@ -45,7 +45,7 @@ def test_whole_numbers_are_taken(value: float, asked: int) -> None:
 
 @pytest.mark.parametrize("value", [1.5, 0.1, -1.0, -0.5, math.nan, math.inf, -math.inf, 1e18])
 def test_what_is_no_number_of_gpus_is_senseless(value: float) -> None:
-    assert refused(("gpu", value, PER_SLOT)) == SENSELESS
+    assert refused(("gpu", value, PER_SLOT)) == INVALID_REQUEST
 
 
 def test_1k_is_a_thousand_and_refused_later_by_the_node_not_by_us() -> None:
@@ -58,9 +58,9 @@ def test_a_per_slot_complex_is_taken_once_a_slot_and_a_per_job_one_once() -> Non
 
 
 def test_two_complexes_for_gpus_are_senseless() -> None:
-    assert refused(("gpu", 1.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == SENSELESS
-    assert refused(("gpu", 1.0, PER_SLOT), ("gpu", 1.0, PER_SLOT)) == SENSELESS
-    assert refused(("gpu", 0.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == SENSELESS
+    assert refused(("gpu", 1.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == INVALID_REQUEST
+    assert refused(("gpu", 1.0, PER_SLOT), ("gpu", 1.0, PER_SLOT)) == INVALID_REQUEST
+    assert refused(("gpu", 0.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == INVALID_REQUEST
 
 
 @pytest.mark.parametrize("flag", [NOT_CONSUMABLE, 3, 255])
@@ -77,11 +77,13 @@ def test_a_complex_that_is_no_consumable_cannot_be_counted(flag: int) -> None:
     ],
 )
 def test_the_file_of_a_job_is_where_execd_puts_it(job: str, path: str) -> None:
-    assert request.job_file(job, "1") == path
+    assert request.execd_job_path(job, "1") == path
 
 
 def asked(site: Site, **keys: str) -> int:
-    return request.asked(site.above(), Settings({"SGE_COMPLEXES": "gpu gpuj", **keys}))[0]
+    return request.read_sge_job_gpus(site.above(), Settings({"SGE_COMPLEXES": "gpu gpuj", **keys}))[
+        0
+    ]
 
 
 def test_the_request_of_a_spooled_job_is_found(site: Site) -> None:
@@ -92,7 +94,7 @@ def test_the_request_of_a_spooled_job_is_found(site: Site) -> None:
 def test_the_slots_of_this_host_count_not_those_of_all(site: Site) -> None:
     site.run(gpus(1), pe="mpi", hosts=(("node", 2), ("other", 6)))
     assert asked(site) == 2
-    assert request.hosts(site.above()) == 2
+    assert request.count_sge_job_hosts(site.above()) == 2
 
 
 def test_a_task_of_an_array_has_its_own_file(site: Site) -> None:
@@ -137,10 +139,10 @@ def test_a_parallel_job_without_a_host_file_is_unknown(site: Site) -> None:
     job = site.run(gpus(1), pe="mpi")
     (job.folder / "pe_hostfile").unlink()
     with pytest.raises(Refusal):
-        request.hosts(site.above())
+        request.count_sge_job_hosts(site.above())
 
 
 def test_one_host_twice_in_the_host_file_is_one_host(site: Site) -> None:
     job = site.run(gpus(1), pe="mpi")
     (job.folder / "pe_hostfile").write_text("node 1 a.q@node U\nnode 2 b.q@node U\n\n")
-    assert request.hosts(site.above()) == 1
+    assert request.count_sge_job_hosts(site.above()) == 1

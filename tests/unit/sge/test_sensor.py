@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim
+from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import DEAD, Verdict
 from gpulock.sge import hook, sensor
 from gpulock.store import verdicts
@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def values(site: Box) -> dict[str, str]:
-    lines = [line.split(":") for line in sensor.report(site.config())]
+    lines = [line.split(":") for line in sensor.sensor_report_lines(site.config())]
     assert {line[0] for line in lines} <= {HOST}
     return {name: value for _, name, value in lines}
 
@@ -36,7 +36,7 @@ def hold(site: Box, count: int, **changes: object) -> str:
     node.name = HOST
     fields: dict[str, object] = {"node": HOST, "token": "", "devices": (), "add_grp_id": 0}
     one = record(**{**fields, "sid": 500, **changes})
-    return claim(node, one, count, lambda: hook.judge(node), soon()).owner.token
+    return claim_devices(node, one, count, lambda: hook.make_sge_judge(node), soon()).owner.token
 
 
 def test_each_line_is_answered_until_quit(site: Site) -> None:
@@ -100,7 +100,7 @@ def test_a_card_that_is_missing_or_out_is_not_offered(site: Site) -> None:
 def test_fresh_verdicts_are_taken_as_they_are(site: Site) -> None:
     site.proc.shepherd(500, site.root)
     token = hold(site, 1)
-    verdicts.write(str(site.lock), {token: Verdict(DEAD, "gone")}, BOOT)
+    verdicts.write_verdicts(str(site.lock), {token: Verdict(DEAD, "gone")}, BOOT)
     assert values(site)["gpu.stale"] == "1"
 
 
@@ -140,5 +140,5 @@ def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
     def bug(*_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(sensor, "look", bug)
+    monkeypatch.setattr(sensor, "read_sensor_rows", bug)
     assert sensor.main(site.config(), io.StringIO("\n"), io.StringIO()) == 0

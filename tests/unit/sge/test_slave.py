@@ -11,7 +11,7 @@ import pytest
 from gpulock.errors import BROKEN, Refusal
 from gpulock.sge import prolog, slave
 from gpulock.simulate.execd import SpooledJob
-from gpulock.simulate.packed_job import PER_JOB, Resource
+from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
 from gpulock.store import owner
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.support.trees import bus
@@ -28,7 +28,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return made
 
 
-def parallel(site: Site, asked: Resource) -> SpooledJob:
+def parallel(site: Site, asked: ResourceRequest) -> SpooledJob:
     return site.spool(asked, pe="mpi", hosts=HOSTS)
 
 
@@ -50,7 +50,7 @@ def test_each_task_keeps_a_record_of_its_own_for_an_adoption(site: Site) -> None
     folders = [site.task(job, FIRST), site.task(job, SECOND, "2.node")]
     for pid in (FIRST, SECOND):
         start(site, pid)
-    kept = [owner.parse((folder / prolog.RECORD).read_text()) for folder in folders]
+    kept = [owner.parse_owner((folder / prolog.RECORD).read_text()) for folder in folders]
     assert [one.pid for one in kept] == [FIRST, SECOND]
     assert kept[0].token == kept[1].token
 
@@ -118,7 +118,7 @@ def test_a_task_that_cannot_be_told_keeps_nothing(
     def full(*_: object) -> None:
         raise Refusal(BROKEN, "no space", "make some")
 
-    monkeypatch.setattr(slave, "keep_record", full)
+    monkeypatch.setattr(slave, "write_spool_record", full)
     assert start(site, FIRST) == 0
     assert site.locks() == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, SENSELESS, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
 from gpulock.sge import spool
 from gpulock.sge.spool import Spool
@@ -68,7 +68,7 @@ def test_a_directory_of_somebody_else_is_refused(site: Site) -> None:
     job = site.run()
     site.proc.add(SHEPHERD, "sge_shepherd", uids=(ME, ME + 1, ME + 1, ME + 1), cwd=job.folder)
     with pytest.raises(Refusal) as caught:
-        spool.above(Proc(str(site.proc.root)), SHEPHERD, ME + 1)
+        spool.open_shepherd_spool(Proc(str(site.proc.root)), SHEPHERD, ME + 1)
     assert caught.value.kind == BROKEN
     site.above()
 
@@ -114,7 +114,7 @@ def test_a_directory_that_may_not_be_seen_is_unknown(
 )
 def test_a_line_that_a_jobs_argument_made_is_a_forgery(site: Site, line: str) -> None:
     site.run(gpus(1), command=("/bin/echo", f"x\n{line}\ny"))
-    assert kind(site) == SENSELESS
+    assert kind(site) == INVALID_REQUEST
 
 
 def test_an_argument_with_an_equals_sign_is_an_argument(site: Site) -> None:
@@ -145,7 +145,7 @@ def test_a_key_that_is_missing_is_unknown(site: Site) -> None:
 def test_a_config_that_a_job_made_too_long_is_its_own_fault_and_no_nodes(site: Site) -> None:
     """Else three of them would put a queue into error, on one node after the other."""
     os.truncate(site.run().folder / "config", spool.CONFIG_LIMIT + 1)
-    assert kind(site) == SENSELESS
+    assert kind(site) == INVALID_REQUEST
 
 
 @pytest.mark.parametrize("how", ["gone", "fifo", "link"])
@@ -190,4 +190,4 @@ def test_execds_own_words_must_name_the_same_job_and_task(
         return
     with pytest.raises(Refusal) as caught:
         spool.check_identity(found, job_id, task_id)
-    assert caught.value.kind == SENSELESS
+    assert caught.value.kind == INVALID_REQUEST

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Judge, Scan, Verdict
+from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Judge, ProcessScan, Verdict
 from gpulock.node.procfs import Proc
-from gpulock.sge.verdict import Rule
+from gpulock.sge.verdict import SgeJobRule
 from gpulock.store.locks import Lock
 from tests.support.trees import BOOT, EXECD, NAME, FakeProc, record
 
@@ -39,8 +39,8 @@ class Host:
         self.fake.shepherd(pid, cwd)
 
     def verdict(self, simulated: bool = False) -> Verdict:
-        scan = Scan(Proc(str(self.fake.root)))
-        return Judge(BOOT, NAME, scan, {"sge": Rule(simulated)}).verdict(self.lock)
+        scan = ProcessScan(Proc(str(self.fake.root)))
+        return Judge(BOOT, NAME, scan, {"sge": SgeJobRule(simulated)}).verdict(self.lock)
 
 
 @pytest.fixture

@@ -25,12 +25,12 @@ K80_REAL = (
 
 def test_an_old_driver_before_its_first_client() -> None:
     machine = PRESETS["k80-node"]
-    assert driver.information(machine, machine.gpus[0]) == K80_REAL
+    assert driver.format_gpu_information(machine, machine.gpus[0]) == K80_REAL
 
 
 def test_a_driver_with_firmware_on_the_card_names_it() -> None:
     machine = PRESETS["dgx-h200"]
-    lines = driver.information(machine, machine.gpus[7]).splitlines()
+    lines = driver.format_gpu_information(machine, machine.gpus[7]).splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "Model",
         "IRQ",
@@ -54,11 +54,11 @@ def test_a_driver_with_firmware_on_the_card_names_it() -> None:
 
 def test_a_card_without_firmware_says_so() -> None:
     machine = PRESETS["dgx1"]
-    assert "GPU Firmware: \t N/A\n" in driver.information(machine, machine.gpus[0])
+    assert "GPU Firmware: \t N/A\n" in driver.format_gpu_information(machine, machine.gpus[0])
 
 
 def test_the_version_has_the_two_lines_of_the_module() -> None:
-    assert driver.version(PRESETS["dgx1"].driver) == (
+    assert driver.format_driver_version(PRESETS["dgx1"].driver) == (
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  "
         "Thu Oct 19 18:56:32 UTC 2023\n"
         "GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04) \n"
@@ -66,13 +66,13 @@ def test_the_version_has_the_two_lines_of_the_module() -> None:
 
 
 def test_the_open_module_puts_its_version_elsewhere() -> None:
-    first = driver.version(PRESETS["dgx-h200"].driver).split("\n")[0]
+    first = driver.format_driver_version(PRESETS["dgx-h200"].driver).split("\n")[0]
     assert "Open Kernel Module for x86_64  570.172.08  Release Build" in first
 
 
 def test_capability_minors_are_those_of_the_drivers_table() -> None:
     # NVIDIA MIG user guide, "Device Nodes and Capabilities".
-    lines = driver.mig_minors().splitlines()
+    lines = driver.format_mig_minors().splitlines()
     assert lines[:4] == ["config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi0/ci0/access 4"]
     assert "gpu0/gi1/access 12" in lines
     assert "gpu0/gi1/ci0/access 13" in lines
@@ -93,7 +93,7 @@ def test_only_instances_that_exist_have_capability_files_named_by_the_cards_mino
     )
     folders = {path.split("/")[4] for path in tree if path.startswith(f"{root}/gpu")}
     assert folders == {"gpu2", "gpu3"}
-    assert "gpu3/gi1/ci0/access 418" in driver.mig_minors()
+    assert "gpu3/gi1/ci0/access 418" in driver.format_mig_minors()
 
 
 def test_each_capability_has_its_device_file() -> None:
@@ -117,6 +117,8 @@ def test_a_driver_older_than_a_file_does_not_have_it() -> None:
 
 def test_power_of_a_card_that_nobody_opened_is_unread() -> None:
     machine = PRESETS["dgx1"]
-    assert driver.power(machine).startswith("Runtime D3 status:          Disabled by default\n")
+    assert driver.format_gpu_power(machine).startswith(
+        "Runtime D3 status:          Disabled by default\n"
+    )
     unread = dataclasses.replace(machine, initialised=False)
-    assert driver.power(unread).startswith("Runtime D3 status:          ?\n")
+    assert driver.format_gpu_power(unread).startswith("Runtime D3 status:          ?\n")

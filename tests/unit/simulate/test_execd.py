@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.simulate import cull, execd, packed_job
-from gpulock.simulate.packed_job import PER_JOB, Resource
+from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
 
 REAL = Path(__file__).parents[2] / "support/data/sge-8.1.9"
 SAMPLES = ("parallel", "array")
@@ -63,17 +63,17 @@ class Reader:
             case _:
                 raise AssertionError(f"type {kind}")
 
-    def list(self) -> cull.List:
+    def list(self) -> cull.CullList:
         count, name, changed, pairs = self.number(), self.text(), self.number(), self.pairs()
         found = [self.element([kind for _, kind in pairs]) for _ in range(count)]
         statuses = {status for status, _ in found} or {2}
         assert len(statuses) == 1
-        return cull.List(name, pairs, tuple(f for _, f in found), changed, statuses.pop())
+        return cull.CullList(name, pairs, tuple(f for _, f in found), changed, statuses.pop())
 
-    def object(self) -> cull.Object:
+    def object(self) -> cull.CullObject:
         pairs = self.pairs()
         status, fields = self.element([kind for _, kind in pairs])
-        return cull.Object(pairs, fields, status)
+        return cull.CullObject(pairs, fields, status)
 
 
 def decode(data: bytes) -> dict[str, cull.Value]:
@@ -87,7 +87,7 @@ def decode(data: bytes) -> dict[str, cull.Value]:
 
 def requests(job: dict[str, cull.Value]) -> list[tuple[object, object, object, object]]:
     resources = job["hard_resource_list"]
-    assert isinstance(resources, cull.List)
+    assert isinstance(resources, cull.CullList)
     return [(fields[0], fields[3], fields[4], fields[6]) for fields in resources.elements]
 
 
@@ -95,9 +95,9 @@ def pairs_of(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
-def a_job(**changes: object) -> execd.Job:
+def a_job(**changes: object) -> execd.SimulatedJob:
     values: dict[str, object] = {"job_id": 4, "command": ("/bin/sleep", "4"), **changes}
-    return execd.Job(**values)  # type: ignore[arg-type]
+    return execd.SimulatedJob(**values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -113,39 +113,41 @@ def test_the_samples_say_what_was_asked_for() -> None:
 
 
 def test_a_packed_job_reads_back_as_it_was_given() -> None:
-    asked = (Resource("gpu", 2.0, "2"), Resource("gpuj", 3.0, "3", PER_JOB))
+    asked = (ResourceRequest("gpu", 2.0, "2"), ResourceRequest("gpuj", 3.0, "3", PER_JOB))
     job = a_job(job_id=12, task_id=3, owner="alice", name="n", pe="smp", resources=asked)
-    found = decode(execd.packed(job))
+    found = decode(execd.pack_simulated_job(job))
     assert (found["job_number"], found["job_name"], found["owner"]) == (12, "n", "alice")
     assert requests(found) == [("gpu", "2", 2.0, 1), ("gpuj", "3", 3.0, 2)]
     tasks = found["ja_tasks"]
-    assert isinstance(tasks, cull.List)
+    assert isinstance(tasks, cull.CullList)
     assert tasks.elements[0][0] == 3
 
 
 def test_a_job_without_requests_has_no_resource_list() -> None:
-    assert decode(execd.packed(a_job()))["hard_resource_list"] is None
+    assert decode(execd.pack_simulated_job(a_job()))["hard_resource_list"] is None
 
 
 @pytest.mark.parametrize("field", ["hard_resource_list", "env_list", "job_args", "ja_structure"])
 def test_our_lists_have_the_names_and_types_of_real_ones(field: str) -> None:
     real = decode((REAL / "parallel.job").read_bytes())[field]
-    resources = (Resource("gpu", 1.0, "1"),)
-    ours = decode(execd.packed(a_job(resources=resources, variables=(("A", "b"),))))[field]
-    assert isinstance(real, cull.List)
-    assert isinstance(ours, cull.List)
+    resources = (ResourceRequest("gpu", 1.0, "1"),)
+    ours = decode(execd.pack_simulated_job(a_job(resources=resources, variables=(("A", "b"),))))[
+        field
+    ]
+    assert isinstance(real, cull.CullList)
+    assert isinstance(ours, cull.CullList)
     assert (ours.name, ours.changed, ours.descriptor) == (real.name, real.changed, real.descriptor)
 
 
 def test_our_task_list_has_the_types_of_a_real_one() -> None:
     real = decode((REAL / "parallel.job").read_bytes())["ja_tasks"]
-    ours = decode(execd.packed(a_job()))["ja_tasks"]
-    assert isinstance(real, cull.List)
-    assert isinstance(ours, cull.List)
+    ours = decode(execd.pack_simulated_job(a_job()))["ja_tasks"]
+    assert isinstance(real, cull.CullList)
+    assert isinstance(ours, cull.CullList)
     assert ours.descriptor == real.descriptor
     granted = [task.elements[0][7] for task in (real, ours)]
-    assert isinstance(granted[0], cull.List)
-    assert isinstance(granted[1], cull.List)
+    assert isinstance(granted[0], cull.CullList)
+    assert isinstance(granted[1], cull.CullList)
     assert granted[0].descriptor == granted[1].descriptor
 
 
@@ -175,7 +177,7 @@ def test_a_field_that_jobs_do_not_have_is_refused() -> None:
     ],
 )
 def test_the_packed_job_lies_where_execd_puts_it(job_id: int, task_id: int, path: str) -> None:
-    assert execd.job_path(job_id, task_id) == path
+    assert execd.packed_job_path(job_id, task_id) == path
 
 
 def test_a_spooled_job_has_the_files_of_a_real_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.simulate.node import MARKER, SimulationError, marker_text, write_node
+from gpulock.simulate.node import MARKER, SimulationError, marker_text, write_simulated_node
 from gpulock.simulate.presets import PRESETS
 
 
@@ -20,7 +20,7 @@ def settings_of(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_becomes_a_node(tmp_path: Path, preset: str) -> None:
-    node = write_node(tmp_path / "n", preset)
+    node = write_simulated_node(tmp_path / "n", preset)
     shown = sorted(path.name for path in (node.driver_root / "gpus").iterdir())
     assert shown == [gpu.bus for gpu in node.machine.present]
     for gpu in node.machine.present:
@@ -29,7 +29,7 @@ def test_each_preset_becomes_a_node(tmp_path: Path, preset: str) -> None:
 
 
 def test_the_configuration_points_into_the_node(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "n", "dgx1")
+    node = write_simulated_node(tmp_path / "n", "dgx1")
     assert settings_of(node.config) == {
         "DRIVER_ROOT": f"{tmp_path}/n/proc/driver/nvidia",
         "SYS_ROOT": f"{tmp_path}/n/sys",
@@ -47,12 +47,12 @@ def test_a_relative_folder_gives_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    node = write_node(Path("n"), "workstation")
+    node = write_simulated_node(Path("n"), "workstation")
     assert settings_of(node.config)["LOCK_DIR"] == f"{tmp_path}/n/run/gpulock"
 
 
 def test_the_missing_card_is_expected_but_not_shown(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "n", "missing")
+    node = write_simulated_node(tmp_path / "n", "missing")
     assert settings_of(node.config)["GPUS"] == "8"
     assert len(list((node.driver_root / "gpus").iterdir())) == 7
     minors = sorted(int(p.name[6:]) for p in node.dev_root.glob("nvidia[0-9]*"))
@@ -60,20 +60,20 @@ def test_the_missing_card_is_expected_but_not_shown(tmp_path: Path) -> None:
 
 
 def test_the_first_gpus_of_a_preset_can_be_taken(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "n", "big", 11)
+    node = write_simulated_node(tmp_path / "n", "big", 11)
     assert settings_of(node.config)["GPUS"] == "11"
     assert len(list((node.driver_root / "gpus").iterdir())) == 11
 
 
 def test_the_marker_names_its_owner(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "n", "dgx1")
+    node = write_simulated_node(tmp_path / "n", "dgx1")
     assert node.marker.read_text() == f"gpulock-simulation 1\nuid={os.geteuid()}\n"
 
 
 def test_no_folder_is_writable_by_others_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        node = write_node(tmp_path / "n", "dgx1")
+        node = write_simulated_node(tmp_path / "n", "dgx1")
     finally:
         os.umask(before)
     for folder in (node.directory, node.lock_dir, node.state_dir, node.lock_dir.parent):
@@ -85,7 +85,7 @@ def test_no_folder_is_writable_by_others_whatever_the_umask(tmp_path: Path) -> N
 def test_the_device_files_are_regular_and_open_to_all(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        node = write_node(tmp_path / "n", "dgx1")
+        node = write_simulated_node(tmp_path / "n", "dgx1")
     finally:
         os.umask(before)
     for name in ("nvidia0", "nvidia7", "nvidiactl", "nvidia-uvm"):
@@ -95,12 +95,12 @@ def test_the_device_files_are_regular_and_open_to_all(tmp_path: Path) -> None:
 
 
 def test_a_node_written_anew_forgets_the_old_one(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "n", "dgx1")
+    node = write_simulated_node(tmp_path / "n", "dgx1")
     (node.lock_dir / "locks").mkdir()
     (node.directory / "sge").mkdir()
     (node.directory / "telemetry").write_text("idle=0000:06:00.0\n")
     node.exporter_dir.mkdir()
-    again = write_node(tmp_path / "n", "workstation")
+    again = write_simulated_node(tmp_path / "n", "workstation")
     assert len(list((again.driver_root / "gpus").iterdir())) == 2
     assert not (again.lock_dir / "locks").exists()
     assert not (again.directory / "sge").exists()
@@ -110,9 +110,9 @@ def test_a_node_written_anew_forgets_the_old_one(tmp_path: Path) -> None:
 
 
 def test_a_file_that_no_simulation_writes_is_kept(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "n", "dgx1")
+    node = write_simulated_node(tmp_path / "n", "dgx1")
     (node.directory / "notes").write_text("mine")
-    write_node(tmp_path / "n", "dgx1")
+    write_simulated_node(tmp_path / "n", "dgx1")
     assert (node.directory / "notes").read_text() == "mine"
 
 
@@ -120,7 +120,7 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: 
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "precious").write_text("x")
     with pytest.raises(SimulationError, match="not empty"):
-        write_node(tmp_path, "dgx1")
+        write_simulated_node(tmp_path, "dgx1")
     assert [path.name for path in tmp_path.iterdir()] == ["proc"]
     assert (tmp_path / "proc" / "precious").read_text() == "x"
 
@@ -129,7 +129,7 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: 
 def test_a_marker_of_something_else_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / MARKER).write_text(text)
     with pytest.raises(SimulationError, match="not empty"):
-        write_node(tmp_path, "dgx1")
+        write_simulated_node(tmp_path, "dgx1")
 
 
 def test_a_marker_that_is_a_link_is_none(tmp_path: Path) -> None:
@@ -137,28 +137,28 @@ def test_a_marker_that_is_a_link_is_none(tmp_path: Path) -> None:
     (tmp_path / "n").mkdir()
     (tmp_path / "n" / MARKER).symlink_to("../real")
     with pytest.raises(SimulationError, match="not empty"):
-        write_node(tmp_path / "n", "dgx1")
+        write_simulated_node(tmp_path / "n", "dgx1")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_simulation_of_another_user_is_refused(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "n", "dgx1")
+    node = write_simulated_node(tmp_path / "n", "dgx1")
     node.marker.write_text(marker_text(65534))
     os.chown(node.marker, 65534, 65534)
     with pytest.raises(SimulationError, match="of uid 65534"):
-        write_node(tmp_path / "n", "dgx1")
+        write_simulated_node(tmp_path / "n", "dgx1")
     os.chown(node.directory, 65534, 65534)
     with pytest.raises(SimulationError, match="not yours"):
-        write_node(tmp_path / "n", "dgx1")
+        write_simulated_node(tmp_path / "n", "dgx1")
 
 
 def test_writing_anew_does_not_follow_a_link_out_of_the_node(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")
-    node = write_node(tmp_path / "n", "dgx1")
+    node = write_simulated_node(tmp_path / "n", "dgx1")
     (node.directory / "sge").symlink_to(outside)
-    write_node(tmp_path / "n", "dgx1")
+    write_simulated_node(tmp_path / "n", "dgx1")
     assert (outside / "precious").read_text() == "x"
     assert not (node.directory / "sge").is_symlink()
 
@@ -166,12 +166,12 @@ def test_writing_anew_does_not_follow_a_link_out_of_the_node(tmp_path: Path) -> 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "n").write_text("")
     with pytest.raises(SimulationError, match="not a folder"):
-        write_node(tmp_path / "n", "dgx1")
+        write_simulated_node(tmp_path / "n", "dgx1")
 
 
 def test_a_folder_whose_name_breaks_the_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SimulationError, match="control character"):
-        write_node(tmp_path / "a\nGPUS=99", "dgx1")
+        write_simulated_node(tmp_path / "a\nGPUS=99", "dgx1")
     assert not list(tmp_path.iterdir())
 
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_had_is_refused_in_one_line_before_anything_is_written(
     tmp_path: Path, preset: str, gpus: int | None, says: str
 ) -> None:
     with pytest.raises(SimulationError, match=says) as caught:
-        write_node(tmp_path / "n", preset, gpus)
+        write_simulated_node(tmp_path / "n", preset, gpus)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "n").exists()
 
@@ -191,13 +191,13 @@ def test_what_cannot_be_had_is_refused_in_one_line_before_anything_is_written(
 def test_device_nodes_are_for_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(SimulationError, match="root"):
-        write_node(tmp_path / "n", "dgx1", device_nodes=True)
+        write_simulated_node(tmp_path / "n", "dgx1", device_nodes=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make devices")
 def test_root_can_have_real_device_nodes(tmp_path: Path) -> None:
     try:
-        node = write_node(tmp_path / "n", "dgx-h200", device_nodes=True)
+        node = write_simulated_node(tmp_path / "n", "dgx-h200", device_nodes=True)
     except SimulationError as fault:
         pytest.skip(f"no mknod here: {fault}")
     status = (node.dev_root / "nvidia3").stat()

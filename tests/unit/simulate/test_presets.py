@@ -8,21 +8,23 @@ from itertools import combinations
 
 import pytest
 
-from gpulock.simulate.inventory import inventory
+from gpulock.simulate.inventory import format_machine_inventory
 from gpulock.simulate.machine import Machine
 from gpulock.simulate.presets import PRESETS
-from gpulock.simulate.sysfs import place, sys_tree
-from gpulock.simulate.tree import Link, merge
+from gpulock.simulate.sysfs import gpu_sysfs_path, sys_tree
+from gpulock.simulate.tree import LinkEntry, merge_trees
 
 BOOT = "655093e2-805d-4ce3-ab9a-f45e03407edc"
 
 
 def facts(machine: Machine) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in inventory(machine, BOOT).splitlines()[1:])
+    return dict(
+        line.split("=", 1) for line in format_machine_inventory(machine, BOOT).splitlines()[1:]
+    )
 
 
 def shared_bridges(machine: Machine, first: int, second: int) -> list[str]:
-    paths = [place(machine.gpus[index]).split("/")[1:-1] for index in (first, second)]
+    paths = [gpu_sysfs_path(machine.gpus[index]).split("/")[1:-1] for index in (first, second)]
     return [bridge for bridge in paths[0] if bridge in paths[1]]
 
 
@@ -40,7 +42,7 @@ def test_every_link_in_sys_leads_to_something(preset: str) -> None:
     targets = [
         posixpath.normpath(posixpath.join(posixpath.dirname(path), entry.target))
         for path, entry in tree.items()
-        if isinstance(entry, Link)
+        if isinstance(entry, LinkEntry)
     ]
     assert targets
     assert set(targets) <= folders
@@ -48,7 +50,7 @@ def test_every_link_in_sys_leads_to_something(preset: str) -> None:
 
 def test_the_place_of_a_gpu_is_the_target_of_its_link() -> None:
     tree = sys_tree(PRESETS["dgx1"])
-    assert tree["sys/bus/pci/devices/0000:06:00.0"] == Link(
+    assert tree["sys/bus/pci/devices/0000:06:00.0"] == LinkEntry(
         "../../../devices/pci0000:00/0000:00:02.0/0000:03:00.0/0000:04:08.0/0000:06:00.0"
     )
     folder = "sys/devices/pci0000:80/0000:80:02.0/0000:82:00.0/0000:83:08.0/0000:85:00.0"
@@ -97,13 +99,13 @@ def test_the_cube_mesh_has_six_links_a_card() -> None:
 
 def test_a_fallen_card_is_in_neither_inventory_nor_sys() -> None:
     machine = PRESETS["missing"]
-    assert "0000:07:00.0" not in inventory(machine, BOOT)
+    assert "0000:07:00.0" not in format_machine_inventory(machine, BOOT)
     assert not [path for path in sys_tree(machine) if "0000:07:00.0" in path]
-    assert "link.0000:06:00.0.0000:0a:00.0=1\n" in inventory(machine, BOOT)
+    assert "link.0000:06:00.0.0000:0a:00.0=1\n" in format_machine_inventory(machine, BOOT)
 
 
 def test_the_inventory_begins_with_version_and_boot() -> None:
-    lines = inventory(PRESETS["dgx-h200"], BOOT).splitlines()
+    lines = format_machine_inventory(PRESETS["dgx-h200"], BOOT).splitlines()
     assert lines[:2] == ["gpulock-inventory 1", f"boot_id={BOOT}"]
     assert "gpu.0000:1b:00.0.nvswitch=1" in lines
     assert "gpu.0000:1b:00.0.memory_mib=143771" in lines
@@ -150,4 +152,4 @@ def test_taking_fewer_gpus_takes_their_links_only() -> None:
 
 def test_two_parts_of_a_tree_may_not_disagree() -> None:
     with pytest.raises(ValueError, match="twice"):
-        merge(({"a": b"1"}, {"a": b"2"}))
+        merge_trees(({"a": b"1"}, {"a": b"2"}))

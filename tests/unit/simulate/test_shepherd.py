@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from gpulock.simulate import execd
-from gpulock.simulate.shepherd import Result, Shepherd, judge
+from gpulock.simulate.shepherd import Shepherd, ShepherdResult, result_from_statuses
 
 LONG = ("/bin/sleep", "300")
 
 
 def spool(tmp_path: Path, *command: str) -> execd.SpooledJob:
-    job = execd.Job(job_id=7, command=command or ("/bin/true",), cwd=str(tmp_path))
+    job = execd.SimulatedJob(job_id=7, command=command or ("/bin/true",), cwd=str(tmp_path))
     return execd.spool_job(tmp_path, job)
 
 
@@ -24,7 +24,7 @@ def shell(script: str) -> list[str]:
     return ["/bin/sh", "-c", script]
 
 
-def run(spooled: execd.SpooledJob, prolog: str = "", epilog: str = "") -> Result:
+def run(spooled: execd.SpooledJob, prolog: str = "", epilog: str = "") -> ShepherdResult:
     shepherd = Shepherd(spooled, shell(prolog) if prolog else [], shell(epilog) if epilog else [])
     shepherd.start()
     return shepherd.wait(30)
@@ -87,7 +87,7 @@ def test_prolog_job_and_epilog_run_one_after_another(tmp_path: Path) -> None:
     spooled = spool(tmp_path, *shell("echo job >> order"))
     result = run(spooled, "echo prolog >> order", "echo epilog >> order")
     assert (tmp_path / "order").read_text().split() == ["prolog", "job", "epilog"]
-    assert result == Result(0, 0, 0, "finished", False, 0)
+    assert result == ShepherdResult(0, 0, 0, "finished", False, 0)
 
 
 def test_what_a_prolog_writes_into_environment_reaches_the_job(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_a_prolog_writes_into_environment_reaches_the_job(tmp_path: Path) -
 
 
 def test_an_escaped_newline_reaches_the_job_as_one(tmp_path: Path) -> None:
-    job = execd.Job(
+    job = execd.SimulatedJob(
         job_id=8,
         command=tuple(shell('printf "%s" "$A" > seen')),
         cwd=str(tmp_path),
@@ -127,7 +127,7 @@ def test_a_prolog_that_fails_keeps_the_job_from_running_but_not_the_epilog(
     tmp_path: Path, status: int, state: str, queue_error: bool, failed: int
 ) -> None:
     result = run(spool(tmp_path), f"exit {status}", "true")
-    assert result == Result(status, None, 0, state, queue_error, failed)
+    assert result == ShepherdResult(status, None, 0, state, queue_error, failed)
 
 
 def test_a_prolog_ended_by_a_signal_is_a_queue_error(tmp_path: Path) -> None:
@@ -138,16 +138,16 @@ def test_a_prolog_ended_by_a_signal_is_a_queue_error(tmp_path: Path) -> None:
 def test_a_missing_prolog_is_an_error_of_the_job_and_no_epilog_runs(tmp_path: Path) -> None:
     shepherd = Shepherd(spool(tmp_path), [str(tmp_path / "none")], shell("touch epilog"))
     shepherd.start()
-    assert shepherd.wait(30) == Result("missing", None, None, "error", False, 27)
+    assert shepherd.wait(30) == ShepherdResult("missing", None, None, "error", False, 27)
     assert not (tmp_path / "epilog").exists()
 
 
 def test_an_epilog_that_fails_puts_a_finished_job_back(tmp_path: Path) -> None:
-    assert run(spool(tmp_path), "true", "exit 3") == Result(0, 0, 3, "requeued", True, 15)
+    assert run(spool(tmp_path), "true", "exit 3") == ShepherdResult(0, 0, 3, "requeued", True, 15)
 
 
 def test_a_job_that_fails_is_finished_all_the_same() -> None:
-    assert judge(0, 1, 0) == Result(0, 1, 0, "finished", False, 0)
+    assert result_from_statuses(0, 1, 0) == ShepherdResult(0, 1, 0, "finished", False, 0)
 
 
 def test_the_job_lives_on_when_the_shepherd_is_killed(running: Shepherd) -> None:
@@ -163,13 +163,13 @@ def test_the_epilog_runs_after_a_job_that_was_killed(tmp_path: Path) -> None:
     shepherd = Shepherd(spool(tmp_path, *LONG), epilog=shell("touch epilog"))
     shepherd.start()
     shepherd.kill_job()
-    assert shepherd.wait(30) == Result(None, 137, 0, "finished", False, 0)
+    assert shepherd.wait(30) == ShepherdResult(None, 137, 0, "finished", False, 0)
     assert (tmp_path / "epilog").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a group away")
 def test_root_gives_the_job_its_additional_group(tmp_path: Path) -> None:
-    job = execd.Job(job_id=9, command=LONG, cwd=str(tmp_path), add_grp_id=65432)
+    job = execd.SimulatedJob(job_id=9, command=LONG, cwd=str(tmp_path), add_grp_id=65432)
     shepherd = Shepherd(execd.spool_job(tmp_path, job))
     shepherd.start()
     try:

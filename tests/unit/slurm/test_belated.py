@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import Deadline, boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.node.procfs import Proc
 from gpulock.slurm import epilog
 from gpulock.slurm.epilog import TICKS
@@ -42,13 +42,13 @@ def test_the_prolog_of_an_earlier_run_takes_nothing_and_says_nothing_to_its_task
 
 
 def test_the_epilog_of_an_earlier_run_frees_what_was_claimed_before_it_began(site: Site) -> None:
-    begun = boottime()
+    begun = clock_boottime()
     site.prolog(12, **SECOND)
     node = site.node()
-    late = epilog.serve(node, site.call(12, **SECOND), Deadline(5), begun)
+    late = epilog.release_slurm_job(node, site.call(12, **SECOND), Deadline(5), begun)
     assert (late.freed, site.locks()) == ([], [bus(0), bus(1)])
     assert site.note().devices != []
-    own = epilog.serve(node, site.call(12, **SECOND), Deadline(5), boottime())
+    own = epilog.release_slurm_job(node, site.call(12, **SECOND), Deadline(5), clock_boottime())
     assert (own.freed, site.locks()) == ([bus(0), bus(1)], [])
 
 
@@ -56,14 +56,14 @@ def test_an_epilog_below_slurmd_began_when_it_says(proc: FakeProc) -> None:
     proc.add(50, name="slurmd", ppid=1, start=10)
     proc.add(60, name="site-epilog", ppid=50, start=1000)
     proc.add(70, name="python3", ppid=60, start=2000)
-    assert epilog.launched(Proc(str(proc.root)), 70, 60, 99.5) == 99.5
+    assert epilog.epilog_launch_time(Proc(str(proc.root)), 70, 60, 99.5) == 99.5
 
 
 @pytest.mark.parametrize("above", [1, 60], ids=["its script is gone", "its script waits"])
 def test_an_epilog_that_slurmd_left_behind_began_with_its_group(proc: FakeProc, above: int) -> None:
     proc.add(60, name="site-epilog", ppid=1, start=1000)
     proc.add(70, name="python3", ppid=above, start=2000)
-    assert epilog.launched(Proc(str(proc.root)), 70, 60, 99.5) == 1000 / TICKS
+    assert epilog.epilog_launch_time(Proc(str(proc.root)), 70, 60, 99.5) == 1000 / TICKS
 
 
 def test_an_epilog_that_was_put_into_a_session_of_its_own_began_with_what_is_above_it(
@@ -71,9 +71,9 @@ def test_an_epilog_that_was_put_into_a_session_of_its_own_began_with_what_is_abo
 ) -> None:
     proc.add(60, name="site-epilog", ppid=1, start=1000)
     proc.add(70, name="python3", ppid=60, start=2000)
-    assert epilog.launched(Proc(str(proc.root)), 70, 70, 99.5) == 1000 / TICKS
+    assert epilog.epilog_launch_time(Proc(str(proc.root)), 70, 70, 99.5) == 1000 / TICKS
 
 
 def test_an_epilog_of_a_group_whose_leader_is_gone_began_before_every_claim(proc: FakeProc) -> None:
     proc.add(70, name="python3", ppid=1, start=2000)
-    assert epilog.launched(Proc(str(proc.root)), 70, 60, 99.5) == 0.0
+    assert epilog.epilog_launch_time(Proc(str(proc.root)), 70, 60, 99.5) == 0.0

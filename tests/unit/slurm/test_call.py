@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.errors import UNKNOWN
-from gpulock.slurm.call import Call, expanded
+from gpulock.slurm.call import SlurmHookCall, expand_gpu_list
 from gpulock.store import owner
 from tests.support.slurm_site import UID, Site, refusal
 from tests.support.trees import BOOT, FEW, HOST_NS
@@ -36,7 +36,7 @@ def test_a_call_is_what_slurmd_says(site: Site) -> None:
 def test_what_names_the_job_and_its_node_must_be_there(site: Site, key: str) -> None:
     environ = site.environ()
     del environ[key]
-    found = refusal(lambda: Call(environ))
+    found = refusal(lambda: SlurmHookCall(environ))
     assert (found.kind, key in found.why) == (UNKNOWN, True)
 
 
@@ -71,7 +71,7 @@ def test_what_may_be_missing_has_a_meaning(site: Site) -> None:
         del environ[key]
     for key in ("SLURM_JOB_NUM_NODES", "SLURM_CONF", "SLURM_JOB_STDIN"):
         del environ[key]
-    call = Call(environ)
+    call = SlurmHookCall(environ)
     assert (call.user, call.partition, call.restart, call.nodes) == (str(UID), "", 0, 1)
     assert (call.gpus, call.conf, call.batch, call.comment) == (None, "", False, "")
 
@@ -80,7 +80,7 @@ def test_only_a_job_with_a_script_has_a_standard_input(site: Site) -> None:
     assert site.call().batch
     environ = site.environ()
     del environ["SLURM_JOB_STDIN"]
-    assert not Call(environ).batch
+    assert not SlurmHookCall(environ).batch
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_only_a_job_with_a_script_has_a_standard_input(site: Site) -> None:
 def test_a_component_of_a_heterogeneous_job_names_its_leader(
     site: Site, changes: dict[str, str], leader: str
 ) -> None:
-    assert site.call(12, **changes).template(site.node()).het_leader == leader
+    assert site.call(12, **changes).make_owner(site.node()).het_leader == leader
 
 
 def test_the_record_holds_the_job_and_can_be_written(site: Site) -> None:
     node = site.node()
     call = site.call(12, SLURM_JOB_USER="al\nice\udcff", SLURM_JOB_PARTITION="ma\x1bin")
-    made = call.template(node).copy(token="t")
-    found = owner.parse(owner.encode(made))
+    made = call.make_owner(node).copy(token="t")
+    found = owner.parse_owner(owner.encode_owner(made))
     assert found.key() == ("slurm", "lab", "n1", "12", "1")
     assert (found.user, found.queue, found.uid) == ("al?ice?", "ma?in", UID)
     assert (found.node, found.boot_id, found.pid_ns) == (node.name, BOOT, HOST_NS)
@@ -183,4 +183,4 @@ def test_a_variable_that_is_there_and_empty_is_refused(site: Site) -> None:
 def test_ranges_mean_what_they_span(spans: list[tuple[int, int]]) -> None:
     text = ",".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)
     plain = [str(n) for first, more in spans for n in range(first, first + more + 1)]
-    assert expanded(text) == plain
+    assert expand_gpu_list(text) == plain

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.slurm.steps import Steps
+from gpulock.slurm.steps import SlurmSteps
 from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, scan_of, slurm_lock
 
 V2 = "system.slice/slurmstepd.scope/job_12"
@@ -23,11 +23,11 @@ def site(tmp_path: Path) -> Site:
 
 def left(site: Site) -> str:
     """Return what is left of job 12 once its steps are over."""
-    return Steps(site.node().settings).left(slurm_lock(), scan_of(site))
+    return SlurmSteps(site.node().settings).describe_leftover(slurm_lock(), scan_of(site))
 
 
 def left_or_step(site: Site) -> str:
-    return Steps(site.node().settings).left_or_step(slurm_lock(), scan_of(site))
+    return SlurmSteps(site.node().settings).describe_leftover_or_step(slurm_lock(), scan_of(site))
 
 
 @pytest.mark.parametrize("step", ["", "/step_extern", "/step_0", "/step_batch/task_0", "/a/b/c/d"])

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import release
-from gpulock.daemon.reconcile.reconcile import reconcile
-from gpulock.deadline import Deadline, boottime
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.slurm import epilog
 from gpulock.store.gate import Gate
-from gpulock.workstation.process_claims import judge
+from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import OTHER_UID, ROOT, RUN, UID, Clock, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus, soon
 
@@ -89,9 +89,9 @@ def test_what_two_runs_of_a_job_hold_goes_with_the_later_one(site: Site) -> None
 def test_an_epilog_that_a_killed_slurmd_left_behind_leaves_the_next_run_alone(site: Site) -> None:
     """Its restart count is the next run's already, so only the time tells them apart."""
     site.prolog(12, "0,1")
-    begun = boottime()
+    begun = clock_boottime()
     site.prolog(12, "1,2", SLURM_JOB_RESTART_COUNT="1")
-    epilog.serve(site.node(), site.call(SLURM_JOB_RESTART_COUNT="1"), soon(), begun)
+    epilog.release_slurm_job(site.node(), site.call(SLURM_JOB_RESTART_COUNT="1"), soon(), begun)
     assert site.granted() == site.locks() == [bus(1), bus(2)]
     assert site.runs() == [site.note().token]
 
@@ -183,8 +183,8 @@ def test_what_is_kept_is_said_with_the_reason(
     site.process(900, "python", fds={9: site.dev / "nvidia1"})
     call = site.call()
     node = site.node()
-    released = epilog.serve(node, call, soon(), boottime())
-    told = epilog.lines(call, released, 0.001)
+    released = epilog.release_slurm_job(node, call, soon(), clock_boottime())
+    told = epilog.format_slurm_release(call, released, 0.001)
     assert told[0] == f"job 12: released {bus(0)} in 1.0 ms"
     assert told[1].startswith(f"job 12: {bus(1)} is kept for now: ") and "900" in told[1]
     assert capfd.readouterr() == ("", "")
@@ -253,10 +253,12 @@ def test_what_is_kept_is_freed_by_the_next_reconcile(site: Site) -> None:
     site.process(900, "python", fds={9: site.dev / "nvidia1"})
     site.epilog()
     node = site.node()
-    reconcile(node, judge(node), soon())
+    reconcile_locks(node, make_liveness_judge(node), soon())
     assert site.locks() == [bus(1)]
     site.proc.remove(900)
-    assert [o.act for o in reconcile(node, judge(node), soon()).outcomes] == ["freed"]
+    assert [o.act for o in reconcile_locks(node, make_liveness_judge(node), soon()).outcomes] == [
+        "freed"
+    ]
     assert (site.locks(), site.runs()) == ([], [])
 
 
@@ -297,7 +299,7 @@ def test_a_fault_nobody_foresaw_ends_with_0(
     def bug(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(release, "release_one", bug)
+    monkeypatch.setattr(release, "release_or_drain_lock", bug)
     site.epilog()
     assert (len(site.locks()), site.notes()) == (2, [])
 

@@ -22,7 +22,7 @@ def site(tmp_path: Path) -> Site:
 
 def at(site: Site, *entries: str) -> list[str]:
     """Return the ids of the devices at Slurm's positions."""
-    found = gres_map.devices_at(str(site.state), list(entries), site.node().devices())
+    found = gres_map.resolve_gres_devices(str(site.state), list(entries), site.node().devices())
     return [device.id for device in found]
 
 
@@ -122,7 +122,7 @@ def test_a_key_of_the_map_that_is_no_position_cannot_be_asked_for(site: Site) ->
     conf = site.root / "gres.conf"
     conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n")
     site.map("0", gres_conf=str(conf))
-    assert list(gres_map.read(str(site.state))) == ["0"]
+    assert list(gres_map.read_gres_map(str(site.state))) == ["0"]
 
 
 def test_another_gres_conf_than_the_maps_own_is_a_broken_node(site: Site) -> None:

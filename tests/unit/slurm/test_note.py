@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.slurm import note
-from gpulock.slurm.note import Note
+from gpulock.slurm.note import TaskNote
 from gpulock.store import kv
 from tests.support.slurm_site import OTHER_UID, UID, Site
 from tests.support.trees import bus
@@ -23,21 +23,21 @@ def site(tmp_path: Path) -> Site:
     return made
 
 
-def granted(site: Site, *numbers: int) -> Note:
-    found = Note("n1", "12", UID, 1)
+def granted(site: Site, *numbers: int) -> TaskNote:
+    found = TaskNote("n1", "12", UID, 1)
     found.token, found.binds = "feedface", "/d/bin:/nvbin,/d/lib:/nvlib"
     found.devices = [site.node().devices()[n] for n in numbers]
     found.positions = [str(n) for n in numbers]
     return found
 
 
-def refused() -> Note:
-    found = Note("n1", "12", UID, 0)
+def refused() -> TaskNote:
+    found = TaskNote("n1", "12", UID, 0)
     found.refused, found.code = "gpulock: job 12: busy: a=b, c; try again", 213
     return found
 
 
-def facts(found: Note) -> list[object]:
+def facts(found: TaskNote) -> list[object]:
     devices = [(d.id, d.bus, d.index, d.uuid, d.parent) for d in found.devices]
     about = [found.slurmd, found.job, found.uid, found.restart, found.token, found.binds]
     return [*about, found.positions, found.refused, found.code, devices]
@@ -45,7 +45,7 @@ def facts(found: Note) -> list[object]:
 
 def test_a_grant_is_read_as_it_was_written(site: Site) -> None:
     written = granted(site, 2, 0)
-    note.write(site.node().store, written)
+    note.write_task_note(site.node().store, written)
     assert facts(site.note()) == facts(written)
 
 
@@ -53,25 +53,25 @@ def test_instances_and_unknown_uuids_are_read_as_they_were_written(site: Site) -
     site.mig()
     site.gpu(bus(1), 1, "GPU-????????-????")
     written = granted(site, 0, 2, 1)
-    note.write(site.node().store, written)
+    note.write_task_note(site.node().store, written)
     found = site.note()
     assert facts(found) == facts(written)
     assert [d.parent for d in found.devices] == [bus(0), "", bus(0)]
     assert [d.uuid for d in found.devices] == ["MIG-1", "", "MIG-2"]
 
 
-@pytest.mark.parametrize("made", [refused(), Note("n1", "12", UID, 0)])
+@pytest.mark.parametrize("made", [refused(), TaskNote("n1", "12", UID, 0)])
 def test_a_refusal_and_nothing_asked_for_are_read_as_they_were_written(
-    site: Site, made: Note
+    site: Site, made: TaskNote
 ) -> None:
-    note.write(site.node().store, made)
+    note.write_task_note(site.node().store, made)
     assert facts(site.note()) == facts(made)
 
 
 def test_everybody_may_read_it(site: Site) -> None:
     old = os.umask(0o022)
     try:
-        note.write(site.node().store, granted(site, 0))
+        note.write_task_note(site.node().store, granted(site, 0))
     finally:
         os.umask(old)
     folder = site.lock / "tasks"
@@ -82,8 +82,8 @@ def test_everybody_may_read_it(site: Site) -> None:
 
 
 def test_a_later_note_takes_the_place_of_an_earlier(site: Site) -> None:
-    note.write(site.node().store, granted(site, 0))
-    note.write(site.node().store, refused())
+    note.write_task_note(site.node().store, granted(site, 0))
+    note.write_task_note(site.node().store, refused())
     assert site.note().refused == refused().refused
     assert site.notes() == ["n1.12"]
 
@@ -91,10 +91,10 @@ def test_a_later_note_takes_the_place_of_an_earlier(site: Site) -> None:
 def test_several_slurmd_of_one_machine_have_notes_of_their_own(site: Site) -> None:
     other = granted(site, 1)
     other.slurmd = "n2"
-    note.write(site.node().store, granted(site, 0))
-    note.write(site.node().store, other)
+    note.write_task_note(site.node().store, granted(site, 0))
+    note.write_task_note(site.node().store, other)
     assert site.note(12, "n2").devices[0].id == bus(1)
-    note.remove(site.node().store, "n1", "12", UID, 1)
+    note.remove_task_note(site.node().store, "n1", "12", UID, 1)
     assert site.notes() == ["n2.12"]
 
 
@@ -104,13 +104,13 @@ def test_a_control_character_is_never_written(site: Site, field: str, text: str)
     made = granted(site, 0)
     setattr(made, field, text)
     with pytest.raises((kv.MalformedError, ValueError)):
-        note.write(site.node().store, made)
+        note.write_task_note(site.node().store, made)
     assert site.notes() == []
 
 
 def test_no_note_is_none(site: Site) -> None:
-    assert note.find(str(site.lock), "n1", "12") is None
-    assert note.find(str(site.root / "gone"), "n1", "12") is None
+    assert note.find_task_note(str(site.lock), "n1", "12") is None
+    assert note.find_task_note(str(site.root / "gone"), "n1", "12") is None
 
 
 def other_version(text: str) -> str:
@@ -166,19 +166,19 @@ SPOILS = [
 def test_a_note_that_is_not_whole_is_malformed_and_any_epilog_may_remove_it(
     site: Site, spoil: Callable[[str], str]
 ) -> None:
-    note.write(site.node().store, granted(site, 0, 1))
+    note.write_task_note(site.node().store, granted(site, 0, 1))
     path = site.lock / "tasks/n1.12"
     assert spoil(path.read_text()) != path.read_text()
     path.write_text(spoil(path.read_text()))
     with pytest.raises(kv.MalformedError):
-        note.find(str(site.lock), "n1", "12")
-    note.remove(site.node().store, "n1", "12", OTHER_UID, 0)
+        note.find_task_note(str(site.lock), "n1", "12")
+    note.remove_task_note(site.node().store, "n1", "12", OTHER_UID, 0)
     assert site.notes() == []
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "folder"])
 def test_what_is_no_file_is_not_read(site: Site, kind: str) -> None:
-    note.write(site.node().store, granted(site, 0))
+    note.write_task_note(site.node().store, granted(site, 0))
     path = site.lock / "tasks/n1.12"
     path.rename(site.root / "real")
     if kind == "fifo":
@@ -188,7 +188,7 @@ def test_what_is_no_file_is_not_read(site: Site, kind: str) -> None:
     else:
         path.mkdir()
     with pytest.raises(OSError):
-        note.find(str(site.lock), "n1", "12")
+        note.find_task_note(str(site.lock), "n1", "12")
 
 
 @pytest.mark.parametrize(
@@ -204,17 +204,17 @@ def test_what_is_no_file_is_not_read(site: Site, kind: str) -> None:
 def test_a_note_goes_with_its_own_user_and_this_run_or_a_later(
     site: Site, uid: int, restart: int, stays: bool
 ) -> None:
-    note.write(site.node().store, granted(site, 0))
-    note.remove(site.node().store, "n1", "12", uid, restart)
+    note.write_task_note(site.node().store, granted(site, 0))
+    note.remove_task_note(site.node().store, "n1", "12", uid, restart)
     assert site.notes() == (["n1.12"] if stays else [])
 
 
 @pytest.mark.parametrize(("slurmd", "job"), [("n1", "1"), ("n1", "123"), ("n2", "12"), ("n", "12")])
 def test_a_name_that_is_alike_is_another_jobs(site: Site, slurmd: str, job: str) -> None:
-    note.write(site.node().store, granted(site, 0))
-    note.remove(site.node().store, slurmd, job, UID, 1)
+    note.write_task_note(site.node().store, granted(site, 0))
+    note.remove_task_note(site.node().store, slurmd, job, UID, 1)
     assert site.notes() == ["n1.12"]
 
 
 def test_to_remove_what_is_not_there_is_no_error(site: Site) -> None:
-    note.remove(site.node().store, "n1", "12", UID, 0)
+    note.remove_task_note(site.node().store, "n1", "12", UID, 0)

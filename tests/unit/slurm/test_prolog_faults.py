@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import Deadline, boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.job import environment
 from gpulock.slurm import prolog, request
 from gpulock.store.gate import Gate
@@ -219,7 +219,9 @@ def test_a_gate_that_stays_shut_is_could_not_be_found_out(site: Site) -> None:
     assert (site.lock / "timeouts").stat().st_size > 0
 
 
-@pytest.mark.parametrize("where", [(request, "count"), (environment, "variables")])
+@pytest.mark.parametrize(
+    "where", [(request, "count_slurm_job_gpus"), (environment, "grant_variables")]
+)
 def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]
 ) -> None:
@@ -229,7 +231,7 @@ def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
     monkeypatch.setattr(*where, bug)
     assert site.prolog() == NODE_BROKEN
     (reason,) = site.drained()
-    assert ("KeyError" in reason, "test_slurm_prolog_faults.py:" in reason) == (True, True)
+    assert ("KeyError" in reason, "test_prolog_faults.py:" in reason) == (True, True)
     assert site.locks() == []
 
 
@@ -237,9 +239,9 @@ def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
 def test_a_slurmctld_that_hangs_does_not_keep_the_prolog(site: Site, body: str) -> None:
     site.set(**OURS, SLURM_COUNT="slurmctld", SLURM_TIMEOUT="0.2")
     site.program("squeue", body)
-    begun = boottime()
+    begun = clock_boottime()
     assert site.prolog(12, None) == RUN
-    assert boottime() - begun < 3
+    assert clock_boottime() - begun < 3
     assert "squeue" in site.refused(12, "unknown")
 
 
@@ -247,8 +249,8 @@ def test_a_drain_that_nobody_answers_still_starts_nothing(site: Site) -> None:
     site.set(SLURM_TIMEOUT="0.2")
     site.program("scontrol", "exec sleep 60")
     no_map(site)
-    begun = boottime()
-    assert (site.prolog(), boottime() - begun < 3) == (NODE_BROKEN, True)
+    begun = clock_boottime()
+    assert (site.prolog(), clock_boottime() - begun < 3) == (NODE_BROKEN, True)
 
 
 def test_an_srun_that_is_refused_is_cancelled_since_nothing_else_would_stop_it(

@@ -215,7 +215,7 @@ def test_others_are_judged_by_their_own_rules(
 
 def test_a_quarantined_device_is_not_given(site: Site, clock: Clock) -> None:
     site.prolog(7, "3")
-    quarantine.put(str(site.state), quarantine.QUARANTINE, bus(0), "root", "ECC")
+    quarantine.write_device_note(str(site.state), quarantine.QUARANTINE, bus(0), "root", "ECC")
     site.prolog(12, "0")
     assert "quarantined" in site.refused()
     site.set(**OURS)

@@ -13,7 +13,7 @@ import pytest
 from gpulock.job import environment, job_map
 from gpulock.slurm import note, prolog
 from gpulock.store import atomic, claim_records
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Failing, Site
 from tests.support.trees import bus
 
@@ -79,7 +79,10 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("where", [(claim_records, "keep"), (note, "write"), (job_map, "granted")])
+@pytest.mark.parametrize(
+    "where",
+    [(claim_records, "write_claim_record"), (note, "write_task_note"), (job_map, "write_job_map")],
+)
 def test_whatever_goes_wrong_after_the_claim_undoes_it(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str], fault: BaseException
 ) -> None:
@@ -158,9 +161,9 @@ def test_after_any_crash_epilog_and_next_prolog_leave_nothing_of_it(site: Site, 
         site.epilog(7)
         environ, config = site.environ(), site.config()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Store, "undo", nothing)
+            patch.setattr(LockStore, "undo", nothing)
             patch.setattr(atomic, "remove_quietly", nothing)
-            patch.setattr(prolog, "undo", nothing)
+            patch.setattr(prolog, "undo_slurm_claim", nothing)
             calls = Failing(patch, name, at, KeyboardInterrupt()).calls
             try:
                 prolog.main(environ, config)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import boottime
-from gpulock.errors import BROKEN, BUSY, SENSELESS, UNKNOWN, Refusal
+from gpulock.deadline import clock_boottime
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.slurm import refuse
-from gpulock.slurm.call import Call
+from gpulock.slurm.call import SlurmHookCall
 from tests.support.slurm_site import INVALID, REQUEUE_EXIT, SILENT, Site, row
 
-KINDS = (BUSY, SENSELESS, BROKEN, UNKNOWN)
+KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
 SENTENCE = "gpulock: job 12: busy: 2 GPUs asked for; wait"
 
 
@@ -27,17 +27,19 @@ def refusal(kind: str) -> Refusal:
     return Refusal(kind, "why", "what to do")
 
 
-def act(site: Site, call: Call, kind: str = BUSY, sentence: str = SENTENCE, **keys: str) -> str:
+def act(
+    site: Site, call: SlurmHookCall, kind: str = BUSY, sentence: str = SENTENCE, **keys: str
+) -> str:
     """Do what is done for a whole job; return what is told of it."""
     settings = Settings({**site.settings, **keys})
-    return refuse.whole_job(call, settings, refusal(kind), sentence)
+    return refuse.requeue_or_cancel_job(call, settings, refusal(kind), sentence)
 
 
-def interactive(site: Site, job: int = 12, **changes: str) -> Call:
+def interactive(site: Site, job: int = 12, **changes: str) -> SlurmHookCall:
     """Return the call of an srun or salloc."""
     environ = site.environ(job, **changes)
     del environ["SLURM_JOB_STDIN"]
-    return Call(environ)
+    return SlurmHookCall(environ)
 
 
 def asked(site: Site) -> list[list[str]]:
@@ -57,15 +59,15 @@ def asked(site: Site) -> list[list[str]]:
         (UNKNOWN, {"ON_BUSY": "error"}, REQUEUE_EXIT),
         (BROKEN, {}, REQUEUE_EXIT),
         (BROKEN, {"ON_BUSY": "error"}, REQUEUE_EXIT),
-        (SENSELESS, {}, 1),
-        (SENSELESS, {"REQUEUE_EXIT": "99"}, 1),
+        (INVALID_REQUEST, {}, 1),
+        (INVALID_REQUEST, {"REQUEUE_EXIT": "99"}, 1),
     ],
 )
 def test_a_task_fails_its_job_or_has_it_requeued(
     site: Site, kind: str, keys: dict[str, str], code: int
 ) -> None:
     settings = Settings({**site.settings, **keys})
-    assert refuse.exit_of_task(refusal(kind), settings) == code
+    assert refuse.task_prolog_exit_code(refusal(kind), settings) == code
 
 
 @pytest.mark.parametrize("text", ["0", "256", "512", "9999", "-1", "x", ""])
@@ -80,7 +82,7 @@ def test_a_node_is_drained_only_when_it_is_broken_itself_and_the_site_wants_it(
     site: Site, kind: str, policy: str
 ) -> None:
     settings = Settings({**site.settings, "ON_BROKEN": policy})
-    drained = refuse.stops_node(refusal(kind), settings)
+    drained = refuse.should_drain_node(refusal(kind), settings)
     assert drained is (kind == BROKEN and policy == "stop")
 
 
@@ -131,7 +133,7 @@ def test_what_has_no_script_cannot_be_requeued_and_is_cancelled(site: Site, batc
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
-        (SENSELESS, {}),
+        (INVALID_REQUEST, {}),
         (BUSY, {"ON_BUSY": "error"}),
         (BUSY, {"REFUSE": "cancel"}),
         (UNKNOWN, {"REFUSE": "cancel"}),
@@ -163,9 +165,9 @@ def test_a_job_that_cannot_be_cancelled_either_is_said_to_run_on(site: Site) -> 
 def test_where_slurmctld_is_silent_nothing_is_done_and_that_is_said(site: Site, body: str) -> None:
     site.set(SLURM_TIMEOUT="0.2")
     site.program("squeue", body)
-    begun = boottime()
+    begun = clock_boottime()
     assert act(site, site.call(SLURM_JOB_NUM_NODES="2")).startswith("it stays as it is: squeue")
-    assert (asked(site), boottime() - begun < 3) == ([], True)
+    assert (asked(site), clock_boottime() - begun < 3) == ([], True)
 
 
 def test_a_job_that_is_gone_already_is_left_alone(site: Site) -> None:
@@ -215,13 +217,13 @@ def test_a_sentence_is_one_argument_whatever_stands_in_it(
 
 def test_a_node_is_drained_by_slurms_own_name_of_it_with_our_reason(site: Site) -> None:
     call = site.call(SLURMD_NODENAME="gpu-7")
-    refuse.drain(call, site.node().settings, 'gpulock: GPU 2 "broken"\n')
+    refuse.drain_slurm_node(call, site.node().settings, 'gpulock: GPU 2 "broken"\n')
     reason = "Reason=gpulock: GPU 2 'broken'?"
     assert site.calls() == [["scontrol", "update", "NodeName=gpu-7", "State=DRAIN", reason]]
 
 
 def test_whoever_waits_at_a_terminal_is_told_of_a_broken_node_too(site: Site) -> None:
-    refuse.drain(interactive(site), site.node().settings, SENTENCE)
+    refuse.drain_slurm_node(interactive(site), site.node().settings, SENTENCE)
     notify, update = site.calls()
     assert notify == ["scontrol", "notify", "12", SENTENCE]
     assert update[3] == "State=DRAIN"
@@ -230,6 +232,6 @@ def test_whoever_waits_at_a_terminal_is_told_of_a_broken_node_too(site: Site) ->
 def test_a_drain_that_nobody_answers_ends_in_time(site: Site) -> None:
     site.set(SLURM_TIMEOUT="0.2")
     site.program("scontrol", "exec sleep 60")
-    begun = boottime()
-    refuse.drain(site.call(), site.node().settings, "x")
-    assert boottime() - begun < 3
+    begun = clock_boottime()
+    refuse.drain_slurm_node(site.call(), site.node().settings, "x")
+    assert clock_boottime() - begun < 3

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import boottime
+from gpulock.deadline import clock_boottime
 from gpulock.errors import UNKNOWN
 from gpulock.slurm import scontrol
-from gpulock.slurm.scontrol import Control
+from gpulock.slurm.scontrol import SlurmctldClient
 from tests.support.slurm_site import INVALID, SILENT, UID, Site, refusal, row
 
 FORMAT = (
@@ -25,8 +25,8 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def control(site: Site, conf: str = "") -> Control:
-    return Control(site.node().settings, conf)
+def control(site: Site, conf: str = "") -> SlurmctldClient:
+    return SlurmctldClient(site.node().settings, conf)
 
 
 def ask(site: Site, job: int = 12) -> dict[str, str] | None:
@@ -50,7 +50,11 @@ def test_every_field_is_read_from_its_column(site: Site) -> None:
     site.answers(row(12, State="COMPLETING", RestartCnt="3", BatchFlag="0", Gres=gres))
     found = ask(site)
     assert found is not None
-    assert (found["JobID"], scontrol.uid_of(found), found["State"]) == ("12", UID, "COMPLETING")
+    assert (found["JobID"], scontrol.slurm_job_uid(found), found["State"]) == (
+        "12",
+        UID,
+        "COMPLETING",
+    )
     assert (found["Restarts"], found["Batch"], found["Requeue"]) == ("3", "0", "1")
     assert (found["Array"], found["Task"], found["Gres"]) == ("12", "N/A", gres)
 
@@ -121,9 +125,9 @@ def test_a_row_cut_short_is_unknown(site: Site) -> None:
 def test_one_that_hangs_is_unknown_at_the_deadline(site: Site, body: str) -> None:
     site.set(SLURM_TIMEOUT="0.2")
     site.program("squeue", body)
-    begun = boottime()
+    begun = clock_boottime()
     assert "in time" in unknown(site)
-    assert boottime() - begun < 3
+    assert clock_boottime() - begun < 3
 
 
 def test_one_that_is_killed_is_unknown_whatever_it_said(site: Site) -> None:
@@ -217,7 +221,7 @@ def test_a_command_that_is_not_there_was_not_obeyed(site: Site) -> None:
     ],
 )
 def test_only_an_end_is_an_end(state: str, over: bool) -> None:
-    assert scontrol.is_over({"State": state}) is over
+    assert scontrol.is_slurm_job_finished({"State": state}) is over
 
 
 @pytest.mark.parametrize(
@@ -235,11 +239,11 @@ def test_only_an_end_is_an_end(state: str, over: bool) -> None:
 def test_one_task_of_an_array_has_a_name_of_its_own(
     job: str, array: str, task: str, name: str
 ) -> None:
-    assert scontrol.array_task({"JobID": job, "Array": array, "Task": task}) == name
+    assert scontrol.slurm_array_task_name({"JobID": job, "Array": array, "Task": task}) == name
 
 
 @pytest.mark.parametrize(
     ("text", "uid"), [("1000", 1000), ("0", 0), ("", -1), ("alice", -1), ("-1", -1), ("²", -1)]
 )
 def test_a_uid_that_is_no_number_is_nobodys(text: str, uid: int) -> None:
-    assert scontrol.uid_of({"Uid": text}) == uid
+    assert scontrol.slurm_job_uid({"Uid": text}) == uid

@@ -11,15 +11,15 @@ from gpulock.errors import UNKNOWN
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm import share
-from gpulock.slurm.note import Note
+from gpulock.slurm.note import TaskNote
 from gpulock.slurm.share import Task
 from tests.support.slurm_site import UID, refusal
 from tests.support.trees import FEW, bus
 
 
-def note(*positions: str, uuids: bool = True) -> Note:
+def note(*positions: str, uuids: bool = True) -> TaskNote:
     """Return the note of a job that holds a device a position: position 5 is index 105."""
-    found = Note("n1", "12", UID, 0)
+    found = TaskNote("n1", "12", UID, 0)
     found.positions = list(positions)
     for position in positions:
         device = Device(bus(int(position)), 100 + int(position))
@@ -29,10 +29,10 @@ def note(*positions: str, uuids: bool = True) -> Note:
 
 
 def see(
-    found: Note, environ: dict[str, str], step: str = "0", **keys: str
+    found: TaskNote, environ: dict[str, str], step: str = "0", **keys: str
 ) -> tuple[list[int], str | None]:
     """Return the indexes of what a task sees, and Slurm's mask where it stands."""
-    chosen, mask = share.of(Task(environ, step), found, Settings(dict(keys)))
+    chosen, mask = share.select_task_devices(Task(environ, step), found, Settings(dict(keys)))
     return [device.index for device in chosen], mask
 
 
@@ -237,7 +237,7 @@ def test_a_rank_that_makes_no_sense_sees_one_of_its_own_jobs(environ: dict[str, 
 def test_a_step_of_no_devices_has_nothing_to_split() -> None:
     environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
     assert ours(["1", "3"], environ, SLURM_SPLIT_TASKS="yes") == ([], None)
-    assert share.part([], 1, 2) == []
+    assert share.select_task_share([], 1, 2) == []
 
 
 @pytest.mark.parametrize("text", ["x", "1,,3", "1\n3", "GPU-\x1b"])

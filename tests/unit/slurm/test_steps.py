@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.liveness import Scan
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.node import timed_read
 from gpulock.slurm import steps
-from gpulock.slurm.steps import Steps
+from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock
@@ -23,20 +23,20 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def found(site: Site, scan: Scan | None = None) -> tuple[Steps, Scan]:
+def found(site: Site, scan: ProcessScan | None = None) -> tuple[SlurmSteps, ProcessScan]:
     node = site.node()
-    return Steps(node.settings), scan or Scan(node.proc)
+    return SlurmSteps(node.settings), scan or ProcessScan(node.proc)
 
 
 def left(site: Site, **changes: object) -> str:
     """Return what is left of job 12 once its steps are over."""
     sight, scan = found(site)
-    return sight.left(slurm_lock(**changes), scan)
+    return sight.describe_leftover(slurm_lock(**changes), scan)
 
 
 def left_or_step(site: Site, **changes: object) -> str:
     sight, scan = found(site)
-    return sight.left_or_step(slurm_lock(**changes), scan)
+    return sight.describe_leftover_or_step(slurm_lock(**changes), scan)
 
 
 def attached(site: Site, **changes: object) -> Lock:
@@ -51,7 +51,7 @@ def at_work(site: Site, **changes: object) -> int:
     sight, scan = found(site)
     owner = slurm_lock(**changes).owner
     assert owner is not None
-    return sight.hook_at_work(owner, scan)
+    return sight.find_running_hook(owner, scan)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def at_work(site: Site, **changes: object) -> int:
     ],
 )
 def test_a_title_names_job_and_step(cmdline: bytes, expected: tuple[str, str]) -> None:
-    assert steps.parse_title(cmdline) == expected
+    assert steps.parse_stepd_title(cmdline) == expected
 
 
 @pytest.mark.parametrize("step", ["extern", "batch", "0", "17", "interactive"])
@@ -280,7 +280,7 @@ def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
     sight, scan = found(site)
     owner = slurm_lock().owner
     assert owner is not None
-    assert (sight.hook_at_work(owner, scan), scan.blind) == (0, "")
+    assert (sight.find_running_hook(owner, scan), scan.blind) == (0, "")
     real = os.open
 
     def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -289,7 +289,7 @@ def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
         return real(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", guarded)
-    assert (sight.hook_at_work(owner, scan), "900" in scan.blind) == (0, True)
+    assert (sight.find_running_hook(owner, scan), "900" in scan.blind) == (0, True)
 
 
 def test_only_roots_slurmd_is_slurmd(site: Site) -> None:
@@ -326,16 +326,16 @@ def hung(site: Site, pid: int, uid: int, name: str = "python") -> None:
 def test_a_users_process_that_hangs_keeps_his_own_jobs_and_blinds_nobody(site: Site) -> None:
     hung(site, 900, UID)
     sight, scan = found(site)
-    assert "process 900 hangs" in sight.left(slurm_lock(), scan)
-    assert sight.left(slurm_lock(uid=OTHER_UID), scan) == ""
-    assert (sight.hook_at_work(record_of(), scan), scan.blind) == (0, "")
+    assert "process 900 hangs" in sight.describe_leftover(slurm_lock(), scan)
+    assert sight.describe_leftover(slurm_lock(uid=OTHER_UID), scan) == ""
+    assert (sight.find_running_hook(record_of(), scan), scan.blind) == (0, "")
 
 
 @pytest.mark.usefixtures("impatient")
 def test_one_of_roots_that_hangs_may_be_a_hook_at_work(site: Site) -> None:
     hung(site, 900, ROOT)
     sight, scan = found(site)
-    assert sight.hook_at_work(record_of(), scan) == 0
+    assert sight.find_running_hook(record_of(), scan) == 0
     assert "process 900 hangs" in scan.blind
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
-from gpulock.workstation.process_claims import judge
+from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import RUN, UID, Site
 from tests.support.trees import bus
 
@@ -24,7 +24,10 @@ def site(tmp_path: Path) -> Site:
 
 def acts(site: Site) -> list[str]:
     node = site.node()
-    return [outcome.act for outcome in reconcile(node, judge(node), Deadline(5)).outcomes]
+    return [
+        outcome.act
+        for outcome in reconcile_locks(node, make_liveness_judge(node), Deadline(5)).outcomes
+    ]
 
 
 @pytest.mark.parametrize("program", ["infinity", "getenv"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.slurm import note
-from gpulock.slurm.note import Note
+from gpulock.slurm.note import TaskNote
 from tests.support.slurm_site import RUN, STEPD, UID
 from tests.support.slurm_tasks import NAMES, TWINS, TaskSite, stopped
 from tests.support.trees import bus
@@ -155,9 +155,9 @@ def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> 
 
 def test_a_refusal_without_a_code_stops_the_task_all_the_same(site: TaskSite) -> None:
     site.lock.mkdir()
-    own = Note("n1", "12", UID, 0)
+    own = TaskNote("n1", "12", UID, 0)
     own.refused = "gpulock: because"
-    note.write(site.node().store, own)
+    note.write_task_note(site.node().store, own)
     assert stopped(site.run(), 1) == "gpulock: because"
 
 

@@ -166,7 +166,7 @@ def with_binds(site: TaskSite) -> None:
     site.prolog()
     own = site.note()
     own.binds = BINDS
-    note.write(site.node().store, own)
+    note.write_task_note(site.node().store, own)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_fault_nobody_foresaw_stops_the_task(
     def bug(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(note, "find", bug)
+    monkeypatch.setattr(note, "find_task_note", bug)
     assert type(fault).__name__ in stopped(site.run())
 
 

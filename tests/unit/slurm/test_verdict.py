@@ -12,7 +12,7 @@ import pytest
 from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Judge, Verdict
 from gpulock.node.context import Node
 from gpulock.slurm import epilog, prolog
-from gpulock.workstation.process_claims import judge
+from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import (
     INVALID,
     OTHER_UID,
@@ -37,7 +37,11 @@ def site(tmp_path: Path) -> Site:
 
 
 def verdict(
-    site: Site, seen: bool = False, make: Callable[[Node], Judge] = judge, /, **changes: object
+    site: Site,
+    seen: bool = False,
+    make: Callable[[Node], Judge] = make_liveness_judge,
+    /,
+    **changes: object,
 ) -> Verdict:
     """Return the verdict on job 12, whose extern step was seen or not."""
     lock = slurm_lock(**changes)
@@ -46,7 +50,7 @@ def verdict(
 
 
 def state(site: Site, seen: bool = False, **changes: object) -> str:
-    return verdict(site, seen, judge, **changes).state
+    return verdict(site, seen, make_liveness_judge, **changes).state
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -222,15 +226,15 @@ def test_boot_node_and_namespace_come_first(
 @pytest.mark.parametrize("body", [f"echo '{INVALID}' >&2; exit 1", "exit 0"])
 def test_a_prolog_judges_no_other_job_of_this_boot_and_asks_nobody(site: Site, body: str) -> None:
     site.program("squeue", body)
-    assert verdict(site, True, prolog.judge).state == UNKNOWN
-    assert verdict(site, True, prolog.judge, boot_id=OTHER_BOOT).state == DEAD
-    assert verdict(site, True, prolog.judge, settling=1).state == ALIVE
+    assert verdict(site, True, prolog.make_slurm_prolog_judge).state == UNKNOWN
+    assert verdict(site, True, prolog.make_slurm_prolog_judge, boot_id=OTHER_BOOT).state == DEAD
+    assert verdict(site, True, prolog.make_slurm_prolog_judge, settling=1).state == ALIVE
     assert site.calls() == []
 
 
 def test_an_epilog_judges_nobody_but_what_is_left_of_its_own(site: Site) -> None:
-    assert verdict(site, True, epilog.judge).state == UNKNOWN
-    made = epilog.judge(site.node())
-    assert made.left(slurm_lock()) == ""
+    assert verdict(site, True, epilog.make_slurm_epilog_judge).state == UNKNOWN
+    made = epilog.make_slurm_epilog_judge(site.node())
+    assert made.leftover_reason(slurm_lock()) == ""
     site.cgroup(freezer(), 900)
-    assert made.left(slurm_lock()) != ""
+    assert made.leftover_reason(slurm_lock()) != ""

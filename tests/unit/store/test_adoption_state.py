@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import Refusal
 from gpulock.store import adoption_state, boot, claim_records
 from gpulock.store.owner import Owner
-from gpulock.workstation.process_claims import claim_for, judge
+from gpulock.workstation.process_claims import claim_for_process, make_liveness_judge
 from tests.support.slurm_site import NODE_BROKEN, ROOT, RUN, SILENT, Site
 from tests.support.trees import OTHER_BOOT, bus, record, soon
 
@@ -76,9 +76,9 @@ def marks(site: Site) -> list[str]:
     return sorted(path.name for path in site.state.glob("runs.*"))
 
 
-def again(site: Site) -> Report:
+def again(site: Site) -> ReconcileReport:
     node = site.node()
-    return reconcile(node, judge(node), soon())
+    return reconcile_locks(node, make_liveness_judge(node), soon())
 
 
 def test_a_slurm_job_starts_and_the_log_says_what_is_lost(
@@ -95,7 +95,7 @@ def test_a_slurm_job_starts_and_the_log_says_what_is_lost(
 def test_so_does_a_process_whose_user_is_told(site: Site, disk: Disk) -> None:
     node = site.node()
     own = record(scheduler="process", pid=60, start=1000, job_id="60")
-    grant = claim_for(node, own, 1, (), soon())
+    grant = claim_for_process(node, own, 1, (), soon())
     assert "No space left" in grant.fault
     assert (site.locks(), marks(site)) == ([grant.devices[0].id], ["runs.partial"])
 
@@ -167,13 +167,13 @@ def test_a_claim_that_finds_no_room_while_records_are_written_is_not_forgotten(
 ) -> None:
     site.prolog(12, "0,1")
     disk.full = False
-    real = claim_records.keep
+    real = claim_records.write_claim_record
 
     def keep(state_dir: str, own: Owner) -> str:
-        adoption_state.mark(state_dir)
+        adoption_state.mark_record_missing(state_dir)
         return real(state_dir, own)
 
-    monkeypatch.setattr(claim_records, "keep", keep)
+    monkeypatch.setattr(claim_records, "write_claim_record", keep)
     again(site)
     assert marks(site) == ["runs.partial"]
 
@@ -188,7 +188,7 @@ def test_a_device_that_is_freed_without_room_is_not_half_of_a_record(
     disk = Disk(site, monkeypatch)
     held = site.node().store.read(bus(0)).owner
     assert held is not None
-    claim_records.drop(str(site.state), held, bus(0))
+    claim_records.drop_device_from_record(str(site.state), held, bus(0))
     assert (site.runs(), marks(site)) == (([], ["runs.partial"]) if noted else ([held.token], []))
     disk.full = False
     again(site)
@@ -203,7 +203,7 @@ def test_a_boot_begins_on_a_full_disk_and_all_its_claims_have_records(
     shutil.rmtree(site.lock)
     site.proc.boot(OTHER_BOOT)
     assert site.prolog(12, "0") == RUN
-    assert boot.state_boot_id(str(site.state)) == OTHER_BOOT
+    assert boot.read_state_boot_id(str(site.state)) == OTHER_BOOT
     assert site.granted() == [bus(0)]
     assert marks(site) == ["runs.partial"]
 

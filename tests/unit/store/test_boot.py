@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic, boot, quarantine
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, bus, record
 
 
@@ -22,10 +22,10 @@ class Place:
         self.lock, self.state = root / "run", root / "state"
         self.lock.mkdir()
         self.state.mkdir()
-        self.store = Store(str(self.lock))
+        self.store = LockStore(str(self.lock))
 
     def ready(self, boot_id: str = BOOT) -> None:
-        boot.make_ready(self.store, str(self.state), boot_id, NAME)
+        boot.prepare_boot(self.store, str(self.state), boot_id, NAME)
 
     def refusal(self, boot_id: str = BOOT) -> Refusal:
         with pytest.raises(Refusal) as caught:
@@ -33,7 +33,7 @@ class Place:
         return caught.value
 
     def ids(self) -> tuple[str, str]:
-        return self.store.boot_id(), boot.state_boot_id(str(self.state))
+        return self.store.boot_id(), boot.read_state_boot_id(str(self.state))
 
     def reserve(self, number: int, text: str = "by=root\nbecause=fan\nat=5\n") -> None:
         (self.state / quarantine.RESERVES).mkdir(exist_ok=True)
@@ -112,7 +112,7 @@ def test_a_crash_between_the_two_boot_ids_leads_to_an_adoption_not_to_a_grant(
 
     monkeypatch.setattr(atomic, "replace_file", die)
     if after == "reserves":
-        monkeypatch.setattr(boot, "reserve_again", die_now)
+        monkeypatch.setattr(boot, "restore_reserves", die_now)
     with pytest.raises(KeyboardInterrupt):
         place.ready()
     monkeypatch.undo()
@@ -204,7 +204,7 @@ def test_local_file_systems_are_good(
 ) -> None:
     on(monkeypatch, kind)
     place.ready()
-    assert boot.file_system(str(place.lock)) == kind
+    assert boot.file_system_type(str(place.lock)) == kind
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "lustre", "fuse.sshfs", "beegfs", "9p"])
@@ -218,8 +218,8 @@ def test_a_lock_directory_on_the_network_is_refused(
 
 
 def test_the_file_system_of_a_real_folder_is_known(tmp_path: Path) -> None:
-    assert boot.file_system(str(tmp_path)) in boot.LOCAL
-    assert boot.file_system("/proc") == "proc"
+    assert boot.file_system_type(str(tmp_path)) in boot.LOCAL_FILE_SYSTEMS
+    assert boot.file_system_type("/proc") == "proc"
 
 
 def test_a_mount_that_is_not_listed_is_refused(
@@ -237,10 +237,10 @@ def test_a_mount_that_is_not_listed_is_refused(
 
 def test_the_mark_of_lost_locks_goes_with_the_boot(place: Place) -> None:
     place.ready(OTHER_BOOT)
-    boot.mark_lost(place.store)
-    assert boot.was_lost(place.store)
+    boot.mark_locks_lost(place.store)
+    assert boot.locks_were_lost(place.store)
     place.ready()
-    assert not boot.was_lost(place.store)
+    assert not boot.locks_were_lost(place.store)
 
 
 def test_records_of_earlier_boots_are_forgotten_in_a_new_one(place: Place) -> None:
@@ -256,7 +256,7 @@ def test_records_of_earlier_boots_are_forgotten_in_a_new_one(place: Place) -> No
 
 def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
-        boot.ensure(Store(str(tmp_path / "gone/run")))
+        boot.ensure_lock_dir(LockStore(str(tmp_path / "gone/run")))
     assert caught.value.kind == BROKEN
-    boot.ensure(Store(str(tmp_path / "run")))
+    boot.ensure_lock_dir(LockStore(str(tmp_path / "run")))
     assert (tmp_path / "run").is_dir()

@@ -11,26 +11,26 @@ import pytest
 
 from gpulock.errors import BUSY
 from gpulock.store import kv
-from gpulock.store.counters import OTHER_PROOF, Totals, kind_of, note_timeout
-from gpulock.store.locks import Store
+from gpulock.store.counters import OTHER_PROOF, ClaimCounters, note_lock_timeout, proof_kind
+from gpulock.store.locks import LockStore
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path))
+def store(tmp_path: Path) -> LockStore:
+    return LockStore(str(tmp_path))
 
 
-def saved(store: Store) -> dict[str, str]:
-    return kv.decode(Path(store.path, "totals").read_text())
+def saved(store: LockStore) -> dict[str, str]:
+    return kv.decode_pairs(Path(store.path, "totals").read_text())
 
 
-def test_counters_add_up_over_processes(store: Store) -> None:
+def test_counters_add_up_over_processes(store: LockStore) -> None:
     for _ in range(3):
-        totals = Totals(store)
-        totals.refused(BUSY, 0.25)
-        totals.granted(0)
+        totals = ClaimCounters(store)
+        totals.count_result(BUSY, 0.25)
+        totals.count_grant(0)
         totals.save()
     assert saved(store) == {
         "claims_busy": "3",
@@ -40,54 +40,54 @@ def test_counters_add_up_over_processes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "a=1\na=2\n", "\0\0", "gpulock 2\n"])
-def test_garbage_is_begun_anew(store: Store, text: str) -> None:
+def test_garbage_is_begun_anew(store: LockStore, text: str) -> None:
     Path(store.path, "totals").write_text(text)
-    totals = Totals(store)
+    totals = ClaimCounters(store)
     totals.add("releases")
     totals.save()
     assert saved(store) == {"releases": "1"}
 
 
-def test_a_counter_that_is_no_number_begins_at_zero(store: Store) -> None:
+def test_a_counter_that_is_no_number_begins_at_zero(store: LockStore) -> None:
     Path(store.path, "totals").write_text("releases=many\nother=1\n")
-    totals = Totals(store)
+    totals = ClaimCounters(store)
     totals.add("releases", 2)
     totals.save()
     assert saved(store) == {"releases": "2", "other": "1"}
 
 
 @pytest.mark.parametrize("text", ["a=x\ry\n", "a=\x1b\n"])
-def test_a_value_that_cannot_be_written_stops_nobody(store: Store, text: str) -> None:
+def test_a_value_that_cannot_be_written_stops_nobody(store: LockStore, text: str) -> None:
     Path(store.path, "totals").write_text(text)
-    Totals(store).save()
+    ClaimCounters(store).save()
 
 
-def test_a_full_disk_stops_nobody(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_nobody(store: LockStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    totals = Totals(store)
+    totals = ClaimCounters(store)
     totals.add("releases")
     totals.save()
-    note_timeout(store)
+    note_lock_timeout(store)
     assert not Path(store.path, "totals").exists()
 
 
-def test_timeouts_are_counted_without_the_gate_and_folded_in_later(store: Store) -> None:
+def test_timeouts_are_counted_without_the_gate_and_folded_in_later(store: LockStore) -> None:
     for _ in range(3):
-        note_timeout(store)
-    totals = Totals(store)
+        note_lock_timeout(store)
+    totals = ClaimCounters(store)
     totals.save()
     assert saved(store) == {"gate_timeouts": "3"}
-    Totals(store).save()
+    ClaimCounters(store).save()
     assert saved(store) == {"gate_timeouts": "3"}
 
 
-def test_a_link_planted_for_timeouts_is_not_followed(store: Store, tmp_path: Path) -> None:
+def test_a_link_planted_for_timeouts_is_not_followed(store: LockStore, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("")
     (tmp_path / "timeouts").symlink_to("target")
-    note_timeout(store)
+    note_lock_timeout(store)
     assert (tmp_path / "target").read_text() == ""
 
 
@@ -103,20 +103,20 @@ def test_a_link_planted_for_timeouts_is_not_followed(store: Store, tmp_path: Pat
     ],
 )
 def test_a_streak_is_three_jobs_of_two_owners(
-    store: Store, asked: list[tuple[str, str]], broken: bool
+    store: LockStore, asked: list[tuple[str, str]], broken: bool
 ) -> None:
     found = False
     for user, job in asked:
-        totals = Totals(store)
-        found = totals.streak(job, user)
+        totals = ClaimCounters(store)
+        found = totals.note_unknown_streak(job, user)
         totals.save()
     assert found is broken
 
 
-def test_a_streak_does_not_grow_for_ever(store: Store) -> None:
-    totals = Totals(store)
+def test_a_streak_does_not_grow_for_ever(store: LockStore) -> None:
+    totals = ClaimCounters(store)
     for job in range(1000):
-        totals.streak(str(job), "alice")
+        totals.note_unknown_streak(str(job), "alice")
     assert len(totals.values["streak"]) < 200
 
 
@@ -136,9 +136,9 @@ def proofs_of_death() -> list[str]:
 
 
 def test_every_proof_of_death_is_counted_under_a_kind_of_its_own() -> None:
-    kinds = {proof: kind_of(proof) for proof in proofs_of_death()}
+    kinds = {proof: proof_kind(proof) for proof in proofs_of_death()}
     assert len(kinds) > 8
     assert OTHER_PROOF not in kinds.values()
-    assert kind_of("slurmctld says COMPLETED") == "slurmctld"
-    assert kind_of("its steps, seen before") == "steps"
-    assert kind_of("") == OTHER_PROOF
+    assert proof_kind("slurmctld says COMPLETED") == "slurmctld"
+    assert proof_kind("its steps, seen before") == "steps"
+    assert proof_kind("") == OTHER_PROOF

@@ -21,7 +21,7 @@ HOLDER = """
 import sys
 sys.path[:0] = [sys.argv[1]]
 from gpulock.deadline import Deadline
-from gpulock.gate import Gate
+from gpulock.store.gate import Gate
 with Gate(sys.argv[2], Deadline(5)):
     print("in", flush=True)
     sys.stdin.readline()

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from gpulock.store import kv
 from tests.support.trees import FEW
 
-VALUES = st.text().filter(kv.clean)
-KEYS = st.text(min_size=1).filter(lambda key: kv.clean(key) and "=" not in key)
+VALUES = st.text().filter(kv.is_single_line)
+KEYS = st.text(min_size=1).filter(lambda key: kv.is_single_line(key) and "=" not in key)
 
 
 @FEW
 @given(st.dictionaries(KEYS, VALUES))
 def test_what_is_encoded_is_decoded_again(pairs: dict[str, str]) -> None:
-    assert kv.decode(kv.encode(list(pairs.items()))) == pairs
+    assert kv.decode_pairs(kv.encode_pairs(list(pairs.items()))) == pairs
 
 
 @FEW
 @given(st.text())
 def test_any_text_is_either_pairs_or_malformed(text: str) -> None:
     try:
-        pairs = kv.decode(text)
+        pairs = kv.decode_pairs(text)
     except kv.MalformedError:
         return
     assert all(key and "=" not in key for key in pairs)
@@ -32,36 +32,36 @@ def test_any_text_is_either_pairs_or_malformed(text: str) -> None:
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "\x00", "\x1b[31m", "tab\t", "\x7f"])
 def test_a_control_character_is_not_written(bad: str) -> None:
-    assert not kv.clean(bad)
+    assert not kv.is_single_line(bad)
     with pytest.raises(kv.MalformedError):
-        kv.encode([("key", bad)])
+        kv.encode_pairs([("key", bad)])
     with pytest.raises(kv.MalformedError):
-        kv.encode([(bad, "value")])
+        kv.encode_pairs([(bad, "value")])
 
 
 @pytest.mark.parametrize("key", ["", "a=b"])
 def test_a_key_that_could_not_be_read_back_is_not_written(key: str) -> None:
     with pytest.raises(kv.MalformedError):
-        kv.encode([(key, "value")])
+        kv.encode_pairs([(key, "value")])
 
 
 @pytest.mark.parametrize("text", ["=value\n", "no equals sign\n", "a=1\na=2\n", "a=1\n \n"])
 def test_a_line_that_is_no_pair_is_malformed(text: str) -> None:
     with pytest.raises(kv.MalformedError):
-        kv.decode(text)
+        kv.decode_pairs(text)
 
 
 def test_a_value_may_hold_equals_signs_and_be_empty() -> None:
-    assert kv.decode("a=b=c\nd=\n\n") == {"a": "b=c", "d": ""}
+    assert kv.decode_pairs("a=b=c\nd=\n\n") == {"a": "b=c", "d": ""}
 
 
 @pytest.mark.parametrize("head", ["gpulock-owner 2", "gpulock-owner 1 ", "", "gpulock-owner 10"])
 def test_another_version_line_is_malformed(head: str) -> None:
     with pytest.raises(kv.MalformedError, match="begins with"):
-        kv.decode_versioned(f"{head}\na=b\n", "gpulock-owner 1")
+        kv.decode_versioned_pairs(f"{head}\na=b\n", "gpulock-owner 1")
 
 
 def test_a_very_long_line_does_not_make_a_very_long_message() -> None:
     with pytest.raises(kv.MalformedError) as caught:
-        kv.decode("x" * 100_000)
+        kv.decode_pairs("x" * 100_000)
     assert len(str(caught.value)) < 200

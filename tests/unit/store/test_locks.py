@@ -11,30 +11,30 @@ import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import locks
-from gpulock.store.locks import Lock, Store
+from gpulock.store.locks import Lock, LockStore
 from tests.support.trees import bus, record
 
 ONE = bus(0)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    made = Store(str(tmp_path / "run"))
+def store(tmp_path: Path) -> LockStore:
+    made = LockStore(str(tmp_path / "run"))
     os.makedirs(made.locks_dir)
     os.makedirs(made.released_dir)
     return made
 
 
-def test_a_lock_reads_back_as_it_was_made(store: Store) -> None:
+def test_a_lock_reads_back_as_it_was_made(store: LockStore) -> None:
     store.make(ONE, record())
-    found = store.all()
+    found = store.read_all_locks()
     assert list(found) == [ONE]
     owner = found[ONE].owner
     assert owner is not None and owner.key() == record().key()
     assert (found[ONE].fault, found[ONE].groups()) == ("", [65400])
 
 
-def test_a_lock_can_be_made_once(store: Store) -> None:
+def test_a_lock_can_be_made_once(store: LockStore) -> None:
     store.make(ONE, record())
     with pytest.raises(FileExistsError):
         store.make(ONE, record(token="b"))
@@ -42,7 +42,7 @@ def test_a_lock_can_be_made_once(store: Store) -> None:
     assert owner is not None and owner.token == record().token
 
 
-def test_an_empty_lock_of_an_older_prolog_is_a_lock_as_well(store: Store) -> None:
+def test_an_empty_lock_of_an_older_prolog_is_a_lock_as_well(store: LockStore) -> None:
     """A rename onto an empty folder would succeed and steal it; mkdir does not."""
     os.mkdir(f"{store.locks_dir}/{ONE}")
     with pytest.raises(FileExistsError):
@@ -51,7 +51,7 @@ def test_an_empty_lock_of_an_older_prolog_is_a_lock_as_well(store: Store) -> Non
 
 
 def test_a_peer_that_is_between_mkdir_and_owner_is_not_overtaken(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.mkdir
 
@@ -64,27 +64,29 @@ def test_a_peer_that_is_between_mkdir_and_owner_is_not_overtaken(
         store.make(ONE, record())
 
 
-def test_what_is_no_lock_is_held(store: Store) -> None:
+def test_what_is_no_lock_is_held(store: LockStore) -> None:
     Path(store.locks_dir, ONE).write_text("a file, not a folder")
     assert store.read(ONE).fault != ""
 
 
-def test_hidden_names_are_no_locks(store: Store) -> None:
+def test_hidden_names_are_no_locks(store: LockStore) -> None:
     os.mkdir(f"{store.locks_dir}/.{ONE}")
-    assert store.all() == {}
+    assert store.read_all_locks() == {}
 
 
-def test_a_released_lock_is_kept_with_when_and_how(store: Store) -> None:
+def test_a_released_lock_is_kept_with_when_and_how(store: LockStore) -> None:
     store.make(ONE, record())
     store.retire(store.read(ONE), "epilog")
-    assert store.all() == {}
+    assert store.read_all_locks() == {}
     kept = Path(store.released_dir, f"{record().token}.{ONE}")
     assert sorted(os.listdir(kept)) == ["owner", "released"]
     assert "how=epilog" in (kept / "released").read_text()
 
 
 @pytest.mark.parametrize("now", ["other", "none", "garbage"])
-def test_a_lock_that_is_another_since_it_was_judged_is_not_released(store: Store, now: str) -> None:
+def test_a_lock_that_is_another_since_it_was_judged_is_not_released(
+    store: LockStore, now: str
+) -> None:
     store.make(ONE, record())
     judged = store.read(ONE)
     owner = Path(store.locks_dir, ONE, "owner")
@@ -97,20 +99,20 @@ def test_a_lock_that_is_another_since_it_was_judged_is_not_released(store: Store
     with pytest.raises(Refusal) as caught:
         store.retire(judged, "epilog")
     assert caught.value.kind == UNKNOWN
-    assert list(store.all()) == [ONE]
+    assert list(store.read_all_locks()) == [ONE]
 
 
-def test_a_claim_cut_short_that_got_its_owner_meanwhile_is_not_released(store: Store) -> None:
+def test_a_claim_cut_short_that_got_its_owner_meanwhile_is_not_released(store: LockStore) -> None:
     os.mkdir(f"{store.locks_dir}/{ONE}")
     judged = store.read(ONE)
     store.rewrite(ONE, record())
     with pytest.raises(Refusal):
         store.retire(judged, "reap")
-    assert list(store.all()) == [ONE]
+    assert list(store.read_all_locks()) == [ONE]
 
 
 def test_a_release_that_cannot_write_its_note_has_released(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.make(ONE, record())
     lock = store.read(ONE)
@@ -120,11 +122,11 @@ def test_a_release_that_cannot_write_its_note_has_released(
 
     monkeypatch.setattr(os, "write", full)
     store.retire(lock, "epilog")
-    assert store.all() == {}
+    assert store.read_all_locks() == {}
 
 
 def test_a_release_that_is_killed_before_its_end_is_still_held_and_the_next_one_says_how(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.make(ONE, record())
 
@@ -142,7 +144,7 @@ def test_a_release_that_is_killed_before_its_end_is_still_held_and_the_next_one_
 
 
 def test_a_release_that_is_killed_behind_its_rename_has_said_how(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.make(ONE, record())
     rename = os.rename
@@ -155,15 +157,15 @@ def test_a_release_that_is_killed_behind_its_rename_has_said_how(
     lock = store.read(ONE)
     with pytest.raises(KeyboardInterrupt):
         store.retire(lock, "epilog")
-    assert store.all() == {}
+    assert store.read_all_locks() == {}
     note = Path(store.released_dir, f"{record().token}.{ONE}", "released")
     assert "how=epilog" in note.read_text()
 
 
-def test_a_how_that_cannot_be_written_keeps_no_device(store: Store) -> None:
+def test_a_how_that_cannot_be_written_keeps_no_device(store: LockStore) -> None:
     store.make(ONE, record())
     store.retire(store.read(ONE), "reap: process 1 (a\nb) has it")
-    assert store.all() == {}
+    assert store.read_all_locks() == {}
 
 
 def count_no_links(patch: pytest.MonkeyPatch) -> None:
@@ -179,7 +181,7 @@ def count_no_links(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_released_locks_do_not_pile_up_and_the_oldest_go_first(
-    store: Store, monkeypatch: pytest.MonkeyPatch, counted: bool
+    store: LockStore, monkeypatch: pytest.MonkeyPatch, counted: bool
 ) -> None:
     if not counted:
         count_no_links(monkeypatch)
@@ -193,15 +195,15 @@ def test_released_locks_do_not_pile_up_and_the_oldest_go_first(
 
 
 def test_an_undone_lock_is_gone_and_one_that_cannot_be_undone_is_nobodys_fault(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.make(ONE, record())
     store.undo(ONE)
-    assert store.all() == {}
+    assert store.read_all_locks() == {}
     store.undo(ONE)
 
 
-def test_anchors_and_orphans_are_read_when_asked_for(store: Store) -> None:
+def test_anchors_and_orphans_are_read_when_asked_for(store: LockStore) -> None:
     store.make(ONE, record())
     store.anchor(ONE, 600, 2000, 65401)
     store.anchor(ONE, 601, 2001, 0)
@@ -220,7 +222,7 @@ def test_a_lock_without_owner_has_no_shepherd_and_no_group() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777, 0o1777])
-def test_a_directory_others_may_write_is_refused(store: Store, mode: int) -> None:
+def test_a_directory_others_may_write_is_refused(store: LockStore, mode: int) -> None:
     store.check()
     os.chmod(store.path, mode)
     with pytest.raises(Refusal) as caught:
@@ -229,7 +231,7 @@ def test_a_directory_others_may_write_is_refused(store: Store, mode: int) -> Non
 
 
 def test_a_directory_of_somebody_else_is_refused(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uid = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
@@ -237,27 +239,27 @@ def test_a_directory_of_somebody_else_is_refused(
         store.check()
 
 
-def test_a_link_to_a_good_directory_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_link_to_a_good_directory_is_refused(store: LockStore, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(store.path)
     with pytest.raises(Refusal):
-        Store(str(tmp_path / "link")).check()
+        LockStore(str(tmp_path / "link")).check()
     with pytest.raises(Refusal):
-        Store(str(tmp_path / "gone")).check()
+        LockStore(str(tmp_path / "gone")).check()
 
 
 def test_a_directory_that_cannot_be_listed_is_unknown_not_empty(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(_: str) -> list[str]:
         raise PermissionError(13, "denied")
 
     monkeypatch.setattr(os, "listdir", denied)
     with pytest.raises(Refusal) as caught:
-        store.all()
+        store.read_all_locks()
     assert caught.value.kind == UNKNOWN
 
 
-def test_a_boot_id_that_cannot_be_read_is_unknown_not_missing(store: Store) -> None:
+def test_a_boot_id_that_cannot_be_read_is_unknown_not_missing(store: LockStore) -> None:
     assert store.boot_id() == ""
     os.mkfifo(f"{store.path}/boot_id")
     with pytest.raises(Refusal) as caught:

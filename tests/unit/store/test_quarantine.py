@@ -22,50 +22,50 @@ def state(tmp_path: Path) -> str:
 
 
 def test_a_note_says_when_by_whom_and_why(state: str) -> None:
-    quarantine.put(state, QUARANTINE, bus(1), "root", "ECC errors")
-    quarantine.put(state, QUARANTINE, bus(0), "root", "fan")
-    assert quarantine.listed(state, QUARANTINE) == [bus(0), bus(1)]
-    assert quarantine.listed(state, RESERVES) == []
-    found = quarantine.read(state, QUARANTINE, bus(1))
+    quarantine.write_device_note(state, QUARANTINE, bus(1), "root", "ECC errors")
+    quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
+    assert quarantine.list_noted_devices(state, QUARANTINE) == [bus(0), bus(1)]
+    assert quarantine.list_noted_devices(state, RESERVES) == []
+    found = quarantine.read_device_note(state, QUARANTINE, bus(1))
     assert (found["by"], found["because"], float(found["at"]) > 0) == ("root", "ECC errors", True)
 
 
 def test_a_note_is_taken_back_once(state: str) -> None:
-    quarantine.put(state, RESERVES, bus(0), "root", "maintenance")
-    quarantine.lift(state, RESERVES, bus(0))
-    assert quarantine.listed(state, RESERVES) == []
+    quarantine.write_device_note(state, RESERVES, bus(0), "root", "maintenance")
+    quarantine.remove_device_note(state, RESERVES, bus(0))
+    assert quarantine.list_noted_devices(state, RESERVES) == []
     with pytest.raises(FileNotFoundError):
-        quarantine.lift(state, RESERVES, bus(0))
+        quarantine.remove_device_note(state, RESERVES, bus(0))
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "by=a\nby=b\n", "\0\0\0"])
 def test_a_note_that_is_garbage_still_counts(state: str, text: str) -> None:
     Path(state, QUARANTINE, bus(0)).write_text(text)
-    assert quarantine.listed(state, QUARANTINE) == [bus(0)]
-    assert "by" not in quarantine.read(state, QUARANTINE, bus(0))
+    assert quarantine.list_noted_devices(state, QUARANTINE) == [bus(0)]
+    assert "by" not in quarantine.read_device_note(state, QUARANTINE, bus(0))
 
 
 def test_a_note_that_is_a_fifo_still_counts_and_nobody_waits(state: str) -> None:
     os.mkfifo(Path(state, QUARANTINE, bus(0)))
-    assert quarantine.listed(state, QUARANTINE) == [bus(0)]
-    assert "unreadable" in quarantine.read(state, QUARANTINE, bus(0))["because"]
+    assert quarantine.list_noted_devices(state, QUARANTINE) == [bus(0)]
+    assert "unreadable" in quarantine.read_device_note(state, QUARANTINE, bus(0))["because"]
 
 
 def test_what_an_interrupted_note_left_does_not_count(state: str) -> None:
     Path(state, QUARANTINE, f".{bus(0)}.abc").touch()
-    assert quarantine.listed(state, QUARANTINE) == []
+    assert quarantine.list_noted_devices(state, QUARANTINE) == []
 
 
 def test_a_folder_that_is_not_there_is_a_broken_node_not_an_empty_list(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
-        quarantine.listed(str(tmp_path), QUARANTINE)
+        quarantine.list_noted_devices(str(tmp_path), QUARANTINE)
     assert caught.value.kind == BROKEN
 
 
 def test_a_reason_of_two_lines_is_refused_and_nothing_is_noted(state: str) -> None:
     with pytest.raises(kv.MalformedError):
-        quarantine.put(state, QUARANTINE, bus(0), "root", "a\nat=0")
-    assert quarantine.listed(state, QUARANTINE) == []
+        quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "a\nat=0")
+    assert quarantine.list_noted_devices(state, QUARANTINE) == []
 
 
 def test_a_note_and_its_name_are_on_the_disk_when_it_is_put(
@@ -79,5 +79,5 @@ def test_a_note_and_its_name_are_on_the_disk_when_it_is_put(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    quarantine.put(state, QUARANTINE, bus(0), "root", "fan")
+    quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
     assert synced == [f"{state}/{QUARANTINE}/{bus(0)}", f"{state}/{QUARANTINE}"]

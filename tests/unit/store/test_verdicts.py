@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.liveness import ALIVE, DEAD, Verdict
-from gpulock.deadline import boottime
+from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
 
 BOOT = "this-boot"
@@ -16,8 +16,8 @@ FOUND = {"aa": Verdict(ALIVE, "its shepherd 5 runs"), "bb": Verdict(DEAD, "gone,
 
 
 def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
-    verdicts.write(str(tmp_path), FOUND, BOOT)
-    read = verdicts.read(str(tmp_path), boottime(), BOOT)
+    verdicts.write_verdicts(str(tmp_path), FOUND, BOOT)
+    read = verdicts.read_fresh_verdicts(str(tmp_path), clock_boottime(), BOOT)
     assert read is not None
     assert {t: (v.state, v.proof) for t, v in read.items()} == {
         token: (v.state, v.proof) for token, v in FOUND.items()
@@ -26,9 +26,9 @@ def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
 
 
 def test_none_is_not_the_same_as_no_locks(tmp_path: Path) -> None:
-    assert verdicts.read(str(tmp_path), boottime(), BOOT) is None
-    verdicts.write(str(tmp_path), {}, BOOT)
-    assert verdicts.read(str(tmp_path), boottime(), BOOT) == {}
+    assert verdicts.read_fresh_verdicts(str(tmp_path), clock_boottime(), BOOT) is None
+    verdicts.write_verdicts(str(tmp_path), {}, BOOT)
+    assert verdicts.read_fresh_verdicts(str(tmp_path), clock_boottime(), BOOT) == {}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_an_old_verdict_and_one_of_the_future_are_not_known(
     (tmp_path / "verdicts").write_text(
         f"{verdicts.VERSION_LINE}\nboot_id={BOOT}\nchecked_boottime={now - age:.3f}\naa=alive x\n"
     )
-    assert (verdicts.read(str(tmp_path), now, BOOT) is not None) is known
+    assert (verdicts.read_fresh_verdicts(str(tmp_path), now, BOOT) is not None) is known
 
 
 @pytest.mark.parametrize(
@@ -59,23 +59,23 @@ def test_an_old_verdict_and_one_of_the_future_are_not_known(
 )
 def test_a_file_that_is_none_makes_nothing_known(tmp_path: Path, text: str) -> None:
     (tmp_path / "verdicts").write_text(text)
-    assert verdicts.read(str(tmp_path), 1000.0, BOOT) is None
+    assert verdicts.read_fresh_verdicts(str(tmp_path), 1000.0, BOOT) is None
 
 
 def test_verdicts_of_another_boot_are_not_known(tmp_path: Path) -> None:
-    verdicts.write(str(tmp_path), FOUND, "an-earlier-boot")
-    assert verdicts.read(str(tmp_path), boottime(), BOOT) is None
-    assert verdicts.published(str(tmp_path), boottime(), BOOT) == (None, None)
+    verdicts.write_verdicts(str(tmp_path), FOUND, "an-earlier-boot")
+    assert verdicts.read_fresh_verdicts(str(tmp_path), clock_boottime(), BOOT) is None
+    assert verdicts.read_dated_verdicts(str(tmp_path), clock_boottime(), BOOT) == (None, None)
 
 
 def test_the_time_of_verdicts_is_told_beside_them_and_when_they_are_old(tmp_path: Path) -> None:
-    assert verdicts.published(str(tmp_path), 1.0, BOOT) == (None, None)
-    verdicts.write(str(tmp_path), FOUND, BOOT)
-    now = boottime() + 2 * verdicts.ROUNDING
-    found, at = verdicts.published(str(tmp_path), now, BOOT)
+    assert verdicts.read_dated_verdicts(str(tmp_path), 1.0, BOOT) == (None, None)
+    verdicts.write_verdicts(str(tmp_path), FOUND, BOOT)
+    now = clock_boottime() + 2 * verdicts.ROUNDING
+    found, at = verdicts.read_dated_verdicts(str(tmp_path), now, BOOT)
     assert found is not None and found.keys() == FOUND.keys()
     assert at is not None and now - 5 < at <= now
-    assert verdicts.published(str(tmp_path), now + 2 * verdicts.FRESH, BOOT) == (None, at)
+    assert verdicts.read_dated_verdicts(str(tmp_path), now + 2 * verdicts.FRESH, BOOT) == (None, at)
 
 
 @pytest.mark.parametrize("checked", ["", "soon"])
@@ -86,4 +86,4 @@ def test_verdicts_without_a_time_are_an_error_to_who_asks_for_it(
         f"{verdicts.VERSION_LINE}\nboot_id={BOOT}\nchecked_boottime={checked}\n"
     )
     with pytest.raises(ValueError, match="float"):
-        verdicts.published(str(tmp_path), 10.0, BOOT)
+        verdicts.read_dated_verdicts(str(tmp_path), 10.0, BOOT)

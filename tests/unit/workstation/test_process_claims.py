@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.deadline import Deadline
-from gpulock.simulate.node import write_node
+from gpulock.simulate.node import write_simulated_node
 from gpulock.store.gate import Gate
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +31,7 @@ class Started:
     """A simulated node, a service manager that listens, and gpulockds."""
 
     def __init__(self, root: Path) -> None:
-        self.simulated = write_node(root / "node", "dgx1")
+        self.simulated = write_simulated_node(root / "node", "dgx1")
         self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.manager.bind(str(root / "notify"))
         self.manager.settimeout(SECONDS)

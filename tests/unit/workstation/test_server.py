@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.journal import Journal
-from gpulock.daemon.core.loop import Loop
-from gpulock.deadline import boottime
-from gpulock.errors import BROKEN, BUSY, SENSELESS, UNKNOWN
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.core.loop import EventLoop
+from gpulock.deadline import clock_boottime
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN
 from gpulock.node.context import Node
 from gpulock.store.gate import Gate
 from gpulock.workstation import tickets
 from gpulock.workstation import wait_queue as line_module
-from gpulock.workstation.server import MOST_OF_USER, SILENCE, Server
+from gpulock.workstation.server import MOST_OF_USER, SILENCE, ClaimServer
 from gpulock.workstation.wire import (
     CLAIM,
     FOR_EVER,
@@ -28,10 +28,10 @@ from gpulock.workstation.wire import (
     RELEASE,
     RELEASED,
     WAITING,
-    Reply,
-    Request,
+    SocketReply,
+    SocketRequest,
     encode_request,
-    new_socket,
+    new_packet_socket,
     parse_reply,
 )
 from tests.support.trees import Box, bus, record, soon
@@ -49,37 +49,41 @@ class Desk:
         self.node: Node = self.box.node()
         for folder in (self.box.lock, self.box.lock / "locks", self.box.lock / "released"):
             folder.mkdir()
-        self.loop = Loop()
+        self.loop = EventLoop()
         self.ends = os.pipe2(os.O_NONBLOCK)
-        self.server = Server(self.loop, Journal(self.ends[1], levels=True), lambda: self.node)
+        self.server = ClaimServer(
+            self.loop, DaemonJournal(self.ends[1], levels=True), lambda: self.node
+        )
         self.server.open()
         self.came: list[socket.socket] = []
 
     def come(self) -> socket.socket:
         """Connect, and be let in."""
-        caller = new_socket()
+        caller = new_packet_socket()
         caller.connect(str(self.box.lock / "socket"))
         caller.setblocking(False)
         self.came.append(caller)
         self.go()
         return caller
 
-    def ask(self, request: Request, caller: socket.socket | None = None) -> socket.socket:
+    def ask(self, request: SocketRequest, caller: socket.socket | None = None) -> socket.socket:
         """Send a request, and let the daemon read it."""
         asking = caller or self.come()
         asking.send(encode_request(request))
-        self.go(boottime() + line_module.BREATH if request.act == RELEASE else None)
+        self.go(clock_boottime() + line_module.RETRY_DELAY if request.act == RELEASE else None)
         return asking
 
     def go(self, now: float | None = None, rounds: int = 3) -> None:
         """Let the daemon do what there is to do."""
         for _ in range(rounds):
-            self.loop.wait(boottime())
-            self.server.turn(boottime() if now is None else now)
+            self.loop.wait(clock_boottime())
+            self.server.run_due(clock_boottime() if now is None else now)
 
-    def claim(self, number: int, wait: float = 0.0, pid: int = ME, start: int = MINE) -> Reply:
+    def claim(
+        self, number: int, wait: float = 0.0, pid: int = ME, start: int = MINE
+    ) -> SocketReply:
         """Ask for devices; return the last answer."""
-        return last(self.ask(Request(CLAIM, pid, start, number, wait=wait)))
+        return last(self.ask(SocketRequest(CLAIM, pid, start, number, wait=wait)))
 
     def hold(self, number: int, pid: int = ME, **changes: object) -> None:
         """Let devices be held by a process."""
@@ -92,12 +96,12 @@ class Desk:
         return self.box.proc.add(pid, "sleep", start=about.get("start", 9), uids=(uid,) * 4)
 
     def line(self) -> list[str]:
-        return tickets.names(f"{self.box.lock}/{tickets.FOLDER}")
+        return tickets.list_tickets(f"{self.box.lock}/{tickets.FOLDER}")
 
 
-def answers(caller: socket.socket) -> list[Reply]:
+def answers(caller: socket.socket) -> list[SocketReply]:
     """Return what was answered since."""
-    found: list[Reply] = []
+    found: list[SocketReply] = []
     while True:
         try:
             data = caller.recv(LARGEST)
@@ -108,9 +112,9 @@ def answers(caller: socket.socket) -> list[Reply]:
         found.append(parse_reply(data))
 
 
-def last(caller: socket.socket) -> Reply:
+def last(caller: socket.socket) -> SocketReply:
     found = answers(caller)
-    return found[-1] if found else Reply("nothing")
+    return found[-1] if found else SocketReply("nothing")
 
 
 @pytest.fixture
@@ -144,7 +148,7 @@ def test_everybody_may_connect(desk: Desk) -> None:
 def test_a_process_of_another_user_holds_nothing_for_us(desk: Desk) -> None:
     desk.process(900, uid=UIDS[0] + 1)
     reply = desk.claim(1, pid=900, start=9)
-    assert (reply.state, reply.kind) == (REFUSED, SENSELESS)
+    assert (reply.state, reply.kind) == (REFUSED, INVALID_REQUEST)
     assert desk.box.locks() == []
 
 
@@ -166,7 +170,7 @@ def test_another_process_of_ours_may_hold(desk: Desk) -> None:
 def test_a_second_claim_of_another_size_is_refused(desk: Desk) -> None:
     desk.claim(1)
     reply = desk.claim(2)
-    assert (reply.state, reply.kind) == (REFUSED, SENSELESS)
+    assert (reply.state, reply.kind) == (REFUSED, INVALID_REQUEST)
     assert len(desk.box.locks()) == 1
 
 
@@ -183,12 +187,12 @@ def test_who_waits_is_served_when_devices_are_given_back(desk: Desk) -> None:
     desk.process(900)
     for number in range(4):
         desk.hold(number, 900, start=9)
-    caller = desk.ask(Request(CLAIM, ME, MINE, 1, wait=FOR_EVER))
+    caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
     assert last(caller).state == WAITING
     desk.node.store.retire(desk.node.store.read(bus(2)), "release")
-    desk.server.stir()
+    desk.server.retry_now()
     desk.go()
-    assert last(caller) == Reply(GRANTED, token=last_token(desk, 2), devices=(bus(2),))
+    assert last(caller) == SocketReply(GRANTED, token=last_token(desk, 2), devices=(bus(2),))
 
 
 def last_token(desk: Desk, number: int) -> str:
@@ -204,7 +208,7 @@ def behind_two(desk: Desk) -> socket.socket:
     for number, pid in enumerate((901, 902), 1):
         desk.process(pid)
         (folder / f"{number:08}.{pid}.9").touch()
-    return desk.ask(Request(CLAIM, ME, MINE, 1, wait=FOR_EVER))
+    return desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
 
 
 def test_nobody_overtakes_a_direct_caller_who_was_first(desk: Desk) -> None:
@@ -218,7 +222,7 @@ def test_when_those_before_have_gone_it_is_our_turn(desk: Desk) -> None:
     caller = behind_two(desk)
     for pid in (901, 902):
         desk.box.proc.remove(pid)
-    desk.server.stir()
+    desk.server.retry_now()
     desk.go()
     assert last(caller).state == GRANTED
 
@@ -241,25 +245,27 @@ def test_one_of_two_calls_of_a_process_that_ends_leaves_the_other_its_place(desk
     desk.process(900)
     for number in range(4):
         desk.hold(number, 900, start=9)
-    first, second = (desk.ask(Request(CLAIM, ME, MINE, 1, wait=FOR_EVER)) for _ in range(2))
-    drawn = tickets.names(f"{desk.box.lock}/tickets")
+    first, second = (desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER)) for _ in range(2))
+    drawn = tickets.list_tickets(f"{desk.box.lock}/tickets")
     assert len(drawn) == 1
     first.close()
     desk.go()
-    assert tickets.names(f"{desk.box.lock}/tickets") == drawn
+    assert tickets.list_tickets(f"{desk.box.lock}/tickets") == drawn
     second.close()
     desk.go()
-    assert tickets.names(f"{desk.box.lock}/tickets") == []
+    assert tickets.list_tickets(f"{desk.box.lock}/tickets") == []
 
 
 def test_who_lost_his_ticket_keeps_nobody_up(desk: Desk) -> None:
     """Somebody removed it: whoever came later is not before him, and he is before them."""
     other = desk.process(601)
     folder = desk.box.lock / "tickets"
-    mine = tickets.draw(desk.node, soon(), ME)
+    mine = tickets.take_ticket(desk.node, soon(), ME)
     (folder / mine).unlink()
-    (folder / f"{tickets.parse(mine)[0] + 1:08}.{other}.{desk.node.proc.start(other)}").touch()
-    assert tickets.ahead(desk.node, mine) == 0
+    (
+        folder / f"{tickets.parse_ticket(mine)[0] + 1:08}.{other}.{desk.node.proc.start(other)}"
+    ).touch()
+    assert tickets.count_callers_ahead(desk.node, mine) == 0
 
 
 def test_what_is_granted_to_one_who_has_gone_is_taken_back(
@@ -268,13 +274,13 @@ def test_what_is_granted_to_one_who_has_gone_is_taken_back(
     """He goes between the claim and the answer."""
     serving = desk.server.attempts.serve
 
-    def gone(*arguments: object) -> Reply:
-        reply: Reply = serving(*arguments)  # type: ignore[arg-type]
+    def gone(*arguments: object) -> SocketReply:
+        reply: SocketReply = serving(*arguments)  # type: ignore[arg-type]
         desk.came[0].close()
         return reply
 
     monkeypatch.setattr(desk.server.attempts, "serve", gone)
-    desk.ask(Request(CLAIM, ME, MINE, 2))
+    desk.ask(SocketRequest(CLAIM, ME, MINE, 2))
     assert desk.box.locks() == []
     assert desk.line() == []
 
@@ -286,7 +292,7 @@ def test_a_gpulockd_that_ends_leaves_the_tickets_for_the_next(desk: Desk) -> Non
     assert desk.line()[-1] == mine
     assert answers(caller)[-1].state == WAITING  # no word: he is to ask the next one
     desk.server.open()
-    again = desk.ask(Request(CLAIM, ME, MINE, 1, wait=FOR_EVER))
+    again = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
     assert desk.line()[-1] == mine
     assert last(again).before == 2
 
@@ -307,7 +313,7 @@ def test_one_user_cannot_take_all_places(desk: Desk) -> None:
 
 def test_who_says_nothing_is_sent_away(desk: Desk) -> None:
     caller = desk.come()
-    desk.go(now=boottime() + SILENCE)
+    desk.go(now=clock_boottime() + SILENCE)
     assert last(caller).state == REFUSED
     assert desk.server.due() == float("inf")
 
@@ -317,13 +323,13 @@ def test_garbage_is_refused(desk: Desk, data: bytes) -> None:
     caller = desk.come()
     caller.send(data)
     desk.go()
-    assert last(caller).kind == SENSELESS
+    assert last(caller).kind == INVALID_REQUEST
 
 
 def test_a_second_request_of_one_who_waits_is_refused(desk: Desk) -> None:
     caller = behind_two(desk)
-    desk.ask(Request(CLAIM, ME, MINE, 1), caller)
-    assert last(caller).kind == SENSELESS
+    desk.ask(SocketRequest(CLAIM, ME, MINE, 1), caller)
+    assert last(caller).kind == INVALID_REQUEST
 
 
 def test_after_a_wish_that_cannot_be_granted_the_line_takes_a_breath(desk: Desk) -> None:
@@ -332,23 +338,23 @@ def test_after_a_wish_that_cannot_be_granted_the_line_takes_a_breath(desk: Desk)
     for number in range(4):
         desk.hold(number, 900, start=9)
     first, second = desk.come(), desk.come()
-    first.send(encode_request(Request(CLAIM, ME, MINE, 1)))
-    second.send(encode_request(Request(CLAIM, ME, MINE, 1, wait=FOR_EVER)))
-    now = boottime() + 1
+    first.send(encode_request(SocketRequest(CLAIM, ME, MINE, 1)))
+    second.send(encode_request(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER)))
+    now = clock_boottime() + 1
     desk.go(now, rounds=1)
     assert last(first).kind == BUSY
-    assert desk.server.due() == now + line_module.BREATH
+    assert desk.server.due() == now + line_module.RETRY_DELAY
 
 
 def test_an_impossible_wish_is_refused_and_the_next_is_served(desk: Desk) -> None:
-    assert desk.claim(5).kind == SENSELESS
+    assert desk.claim(5).kind == INVALID_REQUEST
     assert desk.claim(4).state == GRANTED
 
 
 def test_who_waits_also_waits_for_the_gate(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "GATE_SECONDS", 0.01)
     with Gate(str(desk.box.lock), soon()):
-        caller = desk.ask(Request(CLAIM, ME, MINE, 1, wait=FOR_EVER))
+        caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
         assert answers(caller) == []
     desk.go(now=desk.server.due())
     assert last(caller).state == GRANTED
@@ -365,7 +371,7 @@ def test_who_does_not_wait_does_not_wait_for_the_gate(
 def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Reply:
+    def fail(*_: object) -> SocketReply:
         raise KeyError("surprise")
 
     monkeypatch.setattr(desk.server.attempts, "serve", fail)
@@ -378,14 +384,14 @@ def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
 
 def test_what_is_ours_is_given_back(desk: Desk) -> None:
     granted = desk.claim(2)
-    reply = last(desk.ask(Request(RELEASE, ME, MINE)))
+    reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
     assert (reply.state, sorted(reply.devices)) == (RELEASED, sorted(granted.devices))
     assert desk.box.locks() == []
 
 
 def test_one_device_is_given_back_by_its_name(desk: Desk) -> None:
     granted = desk.claim(2)
-    reply = last(desk.ask(Request(RELEASE, ME, 0, devices=granted.devices[:1])))
+    reply = last(desk.ask(SocketRequest(RELEASE, ME, 0, devices=granted.devices[:1])))
     assert reply.devices == granted.devices[:1]
     assert desk.box.locks() == list(granted.devices[1:])
 
@@ -394,34 +400,34 @@ def test_what_is_anothers_is_not_given_back(desk: Desk) -> None:
     desk.hold(0, 900, uid=UIDS[0] + 1)
     desk.hold(1, 900, uid=UIDS[0], scheduler="sge", job_id="12")
     for number in (0, 1):
-        reply = last(desk.ask(Request(RELEASE, ME, 0, devices=(bus(number),))))
-        assert (reply.state, reply.kind) == (REFUSED, SENSELESS)
+        reply = last(desk.ask(SocketRequest(RELEASE, ME, 0, devices=(bus(number),))))
+        assert (reply.state, reply.kind) == (REFUSED, INVALID_REQUEST)
     assert desk.box.locks() == [bus(0), bus(1)]
 
 
 def test_of_several_devices_none_is_given_back_when_one_is_anothers(desk: Desk) -> None:
     desk.hold(0, ME, uid=UIDS[0], start=MINE)
     desk.hold(1, 900, uid=UIDS[0] + 1)
-    desk.ask(Request(RELEASE, ME, 0, devices=(bus(0), bus(1))))
+    desk.ask(SocketRequest(RELEASE, ME, 0, devices=(bus(0), bus(1))))
     assert desk.box.locks() == [bus(0), bus(1)]
 
 
 def test_a_device_that_is_open_is_not_given_back(desk: Desk) -> None:
     desk.hold(0, ME, uid=UIDS[0], start=MINE)
     desk.box.proc.add(900, fds={3: desk.box.dev / "nvidia0"})
-    reply = last(desk.ask(Request(RELEASE, ME, MINE)))
+    reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])
 
 
 def test_the_claim_of_a_command_that_runs_is_not_given_back_from_outside(desk: Desk) -> None:
     desk.process(900)
     desk.hold(0, 900, uid=UIDS[0], start=9, comment="run")
-    reply = last(desk.ask(Request(RELEASE, 900, 9)))
+    reply = last(desk.ask(SocketRequest(RELEASE, 900, 9)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])
 
 
 def test_nothing_to_give_back_is_refused(desk: Desk) -> None:
-    assert last(desk.ask(Request(RELEASE, ME, MINE))).kind == SENSELESS
+    assert last(desk.ask(SocketRequest(RELEASE, ME, MINE))).kind == INVALID_REQUEST
 
 
 def test_in_a_lock_directory_made_anew_the_socket_is_made_again(desk: Desk) -> None:
@@ -438,21 +444,23 @@ def test_what_means_nothing_costs_no_look_at_anybodys_files(
     def never(*_: object) -> None:
         pytest.fail("a look at all files")
 
-    monkeypatch.setattr("gpulock.alloc.reaper.make_holders", never)
+    monkeypatch.setattr("gpulock.alloc.reaper.make_open_files", never)
     for devices in ((bus(0),), (bus(1),)):
-        assert last(desk.ask(Request(RELEASE, ME, 0, devices=devices))).kind == SENSELESS
+        assert (
+            last(desk.ask(SocketRequest(RELEASE, ME, 0, devices=devices))).kind == INVALID_REQUEST
+        )
 
 
 def test_of_many_who_give_back_one_is_served_a_turn(desk: Desk) -> None:
     """Each may look at all files: gpulockd has its watchdog to feed, and others to serve."""
     callers = [desk.come() for _ in range(3)]
     for caller in callers:
-        caller.send(encode_request(Request(RELEASE, ME, MINE)))
-    desk.loop.wait(boottime())
-    later = boottime()
+        caller.send(encode_request(SocketRequest(RELEASE, ME, MINE)))
+    desk.loop.wait(clock_boottime())
+    later = clock_boottime()
     for served in range(1, 4):
         assert desk.server.due() <= later
-        desk.server.turn(later)
+        desk.server.run_due(later)
         assert len([one for one in callers if answers(one)]) == 1, served
         later += 1.0
 
@@ -460,10 +468,10 @@ def test_of_many_who_give_back_one_is_served_a_turn(desk: Desk) -> None:
 def test_who_is_gone_before_his_turn_gives_nothing_back(desk: Desk) -> None:
     desk.hold(0, ME, uid=UIDS[0], start=MINE)
     caller = desk.come()
-    caller.send(encode_request(Request(RELEASE, ME, MINE)))
-    desk.loop.wait(boottime())
+    caller.send(encode_request(SocketRequest(RELEASE, ME, MINE)))
+    desk.loop.wait(clock_boottime())
     caller.close()
-    desk.loop.wait(boottime())
-    assert desk.server.due() > boottime()  # nor does he cost anybody a turn
-    desk.server.turn(boottime())
+    desk.loop.wait(clock_boottime())
+    assert desk.server.due() > clock_boottime()  # nor does he cost anybody a turn
+    desk.server.run_due(clock_boottime())
     assert desk.box.locks() == [bus(0)]

@@ -25,7 +25,7 @@ def box(tmp_path: Path) -> Box:
 
 
 def line(box: Box) -> list[str]:
-    return tickets.names(f"{box.lock}/{tickets.FOLDER}")
+    return tickets.list_tickets(f"{box.lock}/{tickets.FOLDER}")
 
 
 def stand(box: Box, number: int, pid: int, start: int = 1000) -> str:
@@ -37,9 +37,9 @@ def stand(box: Box, number: int, pid: int, start: int = 1000) -> str:
 
 
 def test_tickets_are_numbered_as_they_are_drawn(box: Box) -> None:
-    drawn = [tickets.draw(box.node(), soon()) for _ in range(12)]
+    drawn = [tickets.take_ticket(box.node(), soon()) for _ in range(12)]
     assert line(box) == drawn
-    assert [tickets.parse(name)[0] for name in drawn] == list(range(1, 13))
+    assert [tickets.parse_ticket(name)[0] for name in drawn] == list(range(1, 13))
 
 
 def test_the_order_is_of_numbers_not_of_text(box: Box) -> None:
@@ -53,14 +53,14 @@ def test_the_living_before_us_count_and_the_dead_are_dropped(box: Box) -> None:
     alive = stand(box, 1, 500)
     stand(box, 2, 501)  # that pid is another process now
     stand(box, 3, 502)
-    mine = tickets.draw(box.node(), soon())
-    assert tickets.ahead(box.node(), mine) == 1
+    mine = tickets.take_ticket(box.node(), soon())
+    assert tickets.count_callers_ahead(box.node(), mine) == 1
     assert line(box) == [alive, mine]
 
 
 def test_who_cannot_be_seen_still_stands_in_line(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     stand(box, 1, 500)
-    mine = tickets.draw(box.node(), soon())
+    mine = tickets.take_ticket(box.node(), soon())
     real = os.open
 
     def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -69,7 +69,7 @@ def test_who_cannot_be_seen_still_stands_in_line(box: Box, monkeypatch: pytest.M
         return real(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", guarded)
-    assert tickets.ahead(box.node(), mine) == 1
+    assert tickets.count_callers_ahead(box.node(), mine) == 1
 
 
 @pytest.mark.parametrize("name", ["x", "1.2", "1.2.3.4", "a.b.c", ".1.2.3", "1.2.x"])
@@ -93,7 +93,7 @@ def wait(box: Box, answers: list[Refusal | Grant], seconds: float = 10) -> Grant
             box.proc.remove(step)
 
     told.clear()
-    return tickets.in_turn(box.node(), attempt, Deadline(seconds), waiting)
+    return tickets.claim_in_turn(box.node(), attempt, Deadline(seconds), waiting)
 
 
 told: list[tuple[int, str]] = []
@@ -145,7 +145,7 @@ def test_without_time_to_wait_nobody_overtakes(box: Box) -> None:
 def test_a_stopped_caller_keeps_its_place_but_nobody_waits_for_it(box: Box) -> None:
     box.proc.add(500, state="T")
     stopped, ours = stand(box, 1, 500), stand(box, 2, os.getpid())
-    assert tickets.ahead(box.node(), ours) == 0
+    assert tickets.count_callers_ahead(box.node(), ours) == 0
     assert line(box) == [stopped, ours]
     box.proc.add(500, state="S")
-    assert tickets.ahead(box.node(), ours) == 1
+    assert tickets.count_callers_ahead(box.node(), ours) == 1

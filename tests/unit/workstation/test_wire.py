@@ -14,8 +14,8 @@ from gpulock.workstation.wire import (
     RELEASE,
     REQUEST_LINE,
     WAITING,
-    Reply,
-    Request,
+    SocketReply,
+    SocketRequest,
     encode_reply,
     encode_request,
     parse_reply,
@@ -27,14 +27,14 @@ from tests.support.trees import FEW, bus
 @pytest.mark.parametrize(
     "request_",
     [
-        Request(CLAIM, 4711, 99, 2),
-        Request(CLAIM, 4711, 99, 2, (bus(0), bus(1)), 3600.0, "run"),
-        Request(CLAIM, 1, 2, 128, tuple(bus(n) for n in range(128)), FOR_EVER),
-        Request(RELEASE, 4711, 99),
-        Request(RELEASE, 4711, 0, devices=("0000:3b:00.0.gi1.ci0",)),
+        SocketRequest(CLAIM, 4711, 99, 2),
+        SocketRequest(CLAIM, 4711, 99, 2, (bus(0), bus(1)), 3600.0, "run"),
+        SocketRequest(CLAIM, 1, 2, 128, tuple(bus(n) for n in range(128)), FOR_EVER),
+        SocketRequest(RELEASE, 4711, 99),
+        SocketRequest(RELEASE, 4711, 0, devices=("0000:3b:00.0.gi1.ci0",)),
     ],
 )
-def test_a_request_is_read_as_it_was_written(request_: Request) -> None:
+def test_a_request_is_read_as_it_was_written(request_: SocketRequest) -> None:
     data = encode_request(request_)
     assert len(data) <= LARGEST
     assert parse_request(data) == request_
@@ -43,7 +43,7 @@ def test_a_request_is_read_as_it_was_written(request_: Request) -> None:
 @given(st.text(), st.text(), st.integers(0, 10**6))
 @FEW
 def test_a_reply_is_one_message_whatever_it_says(why: str, do: str, before: int) -> None:
-    found = parse_reply(encode_reply(Reply(WAITING, before=before, why=why, do=do)))
+    found = parse_reply(encode_reply(SocketReply(WAITING, before=before, why=why, do=do)))
     assert (found.state, found.before) == (WAITING, before)
     assert "\n" not in found.why
 

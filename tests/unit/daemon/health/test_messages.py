@@ -8,18 +8,23 @@ from pathlib import Path
 import click
 import pytest
 
-from gpulock.alloc.claim import claim
-from gpulock.cli.why.why import explain
-from gpulock.daemon.health.recovery import KEPT, causes, comes_back, is_ours
-from gpulock.daemon.health.xids import ACTIONS, HARDWARE, action
+from gpulock.alloc.claim import claim_devices
+from gpulock.cli.why.why import explain_subject
+from gpulock.daemon.health.recovery import (
+    ADMIN_RESTORE_ONLY,
+    describe_recovery,
+    is_policy_note,
+    parse_note_causes,
+)
+from gpulock.daemon.health.xids import ACTIONS, HARDWARE, describe_recovery_action
 from gpulock.daemon.slots import state
-from gpulock.daemon.slots.state import DONE, THEIRS, Lowered
-from gpulock.deadline import boottime
+from gpulock.daemon.slots.state import DONE, THEIRS, LoweredCount
+from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
 from gpulock.install.doctor.health import health_checks
 from gpulock.node.settings import Settings
 from gpulock.store import quarantine
-from gpulock.text.advice import of_quarantine
+from gpulock.text.advice import quarantine_end_condition
 from tests.support.health_site import ROUND, Ward
 from tests.support.trees import bus, judging, record, soon
 
@@ -74,10 +79,10 @@ def test_a_word_that_is_not_understood_is_a_fault(tmp_path: Path) -> None:
 def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
     ward = Ward(tmp_path, QUARANTINE_ON="", SGE_COUNT_HOSTS="node1 node2")
     notes = {
-        ("node1", "gpu"): Lowered(8, 8, 7, DONE),
-        ("node2", "gpu"): Lowered(5, 5, 5, THEIRS),
+        ("node1", "gpu"): LoweredCount(8, 8, 7, DONE),
+        ("node2", "gpu"): LoweredCount(5, 5, 5, THEIRS),
     }
-    state.save(str(ward.state), notes)
+    state.save_lowered_counts(str(ward.state), notes)
     (ward.state / "slurm-drain").write_text(f"{bus(1)}\n")
     words = [what.partition("; ")[0] for _, what in told(ward)[1:]]
     assert words == [
@@ -94,12 +99,12 @@ def test_gpulockd_tells_once_what_a_hand_over_put_out_of_service(tmp_path: Path)
     ward = Ward(tmp_path, QUARANTINE_ON="")
     words = "memory: 300 MiB stay in use after job 12"
     ward.round()
-    quarantine.put(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", words)
+    quarantine.write_device_note(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", words)
     ward.start()
     ward.round()
     assert ward.said() == []  # before this gpulockd began
 
-    quarantine.put(str(ward.state), quarantine.QUARANTINE, bus(1), "gpulock", words)
+    quarantine.write_device_note(str(ward.state), quarantine.QUARANTINE, bus(1), "gpulock", words)
     ward.by_hand(2)
     ward.round(2)
 
@@ -111,10 +116,10 @@ def test_gpulockds_first_reconcile_tells_what_it_put_out_itself(tmp_path: Path) 
     ward = Ward(tmp_path, QUARANTINE_ON="", CLEAN="report")
     ward.proc.execd(tmp_path)
     node = ward.node()
-    claim(node, record(token="", devices=()), 1, judging(node), soon())
+    claim_devices(node, record(token="", devices=()), 1, judging(node), soon())
     (ward.lock / "locks" / bus(0) / "quiet").write_text("1.0\n")
     ward.tell(0, f"memory_used={1 << 30}")
-    ward.now = boottime() - ROUND  # for the look to be of now
+    ward.now = clock_boottime() - ROUND  # for the look to be of now
 
     ward.round()
 
@@ -129,14 +134,17 @@ def test_gpulockds_first_reconcile_tells_what_it_put_out_itself(tmp_path: Path) 
         ("xid: XID 79 (off the bus) (gpulock)", AFTER),
         ("memory: 3 MiB stay in use after job 12 (gpulock)", "RESTORE_AFTER clean checks"),
         ("memory: 3 MiB; ecc: a row (gpulock)", AFTER),
-        (f"memory: 3 MiB; memory: 3 comebacks in a day, {KEPT} (gpulock)", "an administrator"),
+        (
+            f"memory: 3 MiB; memory: 3 comebacks in a day, {ADMIN_RESTORE_ONLY} (gpulock)",
+            "an administrator",
+        ),
         ("memory: I say so (root)", "an administrator"),
         ("xid: no (alice as root)", "an administrator"),
         ("its fan died", "an administrator"),
     ],
 )
 def test_why_says_what_brings_a_device_back(reason: str, back: str) -> None:
-    assert of_quarantine(reason).startswith(back)
+    assert quarantine_end_condition(reason).startswith(back)
 
 
 def test_why_tells_the_cause_of_a_device_and_what_brings_it_back(tmp_path: Path) -> None:
@@ -144,22 +152,25 @@ def test_why_tells_the_cause_of_a_device_and_what_brings_it_back(tmp_path: Path)
     ward.tell(1, "x.79=1,100.0")
     ward.round()
     ward.by_hand(2)
-    policy = plain(explain(ward.node(), "1", 200)[0])
+    policy = plain(explain_subject(ward.node(), "1", 200)[0])
     assert "reason xid: XID 79 (GPU has fallen off the bus) (gpulock)" in policy
     assert f"back by {AFTER}" in policy and "next gpulock restore 1" in policy
-    hand = plain(explain(ward.node(), "2", 200)[0])
+    hand = plain(explain_subject(ward.node(), "2", 200)[0])
     assert "reason its fan died (root)" in hand and "back by an administrator" in hand
     ward.close()
 
 
 def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:
-    assert causes({"because": "memory: 3 MiB; heat: 99 degrees"}) == ()
-    assert not is_ours({"by": "gpulock", "because": "heat: 99 degrees"})
-    assert not is_ours({"by": "gpulock"})
-    assert comes_back("") == "an administrator"
+    assert parse_note_causes({"because": "memory: 3 MiB; heat: 99 degrees"}) == ()
+    assert not is_policy_note({"by": "gpulock", "because": "heat: 99 degrees"})
+    assert not is_policy_note({"by": "gpulock"})
+    assert describe_recovery("") == "an administrator"
 
 
 def test_errors_of_applications_are_in_no_table() -> None:
     assert not HARDWARE.keys() & {13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 154}
     assert {48, 62, 64, 74, 79, 95, 119, 120, 140} <= HARDWARE.keys()
-    assert action(2) == ACTIONS[2] and action(99) == "recovery action 99"
+    assert (
+        describe_recovery_action(2) == ACTIONS[2]
+        and describe_recovery_action(99) == "recovery action 99"
+    )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim
+from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.memory_check import MIB
 from gpulock.daemon.health import health_lock, state
-from gpulock.daemon.reconcile.reconcile import reconcile
-from gpulock.errors import GateShutError, Refusal
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.errors import LockTimeout, Refusal
 from gpulock.node import sample
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
@@ -34,7 +34,9 @@ def ward(tmp_path: Path) -> Iterator[Ward]:
 def grants(ward: Ward, count: int) -> list[str]:
     """Return the devices that a job gets."""
     node = ward.node()
-    found = claim(node, record(token="", devices=(), job_id="99"), count, judging(node), soon())
+    found = claim_devices(
+        node, record(token="", devices=(), job_id="99"), count, judging(node), soon()
+    )
     return [device.id for device in found.devices]
 
 
@@ -204,7 +206,9 @@ def test_what_the_hand_over_put_away_comes_back_without_any_policy(tmp_path: Pat
     quiet = Ward(tmp_path, QUARANTINE_ON="")
     quiet.round()
     because = "memory: 300 MiB stay in use after job 12"
-    quarantine.put(str(quiet.state), quarantine.QUARANTINE, bus(0), "gpulock", because)
+    quarantine.write_device_note(
+        str(quiet.state), quarantine.QUARANTINE, bus(0), "gpulock", because
+    )
     quiet.tell(0, f"memory_used={300 * MIB}")
     quiet.round(4)
     assert quiet.because(0) == because
@@ -355,7 +359,7 @@ def test_memory_left_in_use_after_the_driver_was_loaded_does_not_want_that_again
 
 def test_a_note_does_not_grow_for_ever(ward: Ward) -> None:
     because = "memory: 300 MiB stay in use after job 12"
-    quarantine.put(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", because)
+    quarantine.write_device_note(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", because)
     ward.tell(0, f"memory_used={300 * MIB}")
     ward.round()
     assert ward.because(0) == because
@@ -389,7 +393,7 @@ def test_an_administrator_who_takes_a_device_over_keeps_it(
 def test_a_card_that_is_not_there_does_not_come_back(tmp_path: Path) -> None:
     quiet = Ward(tmp_path, QUARANTINE_ON="")
     quiet.round()
-    quarantine.put(
+    quarantine.write_device_note(
         str(quiet.state), quarantine.QUARANTINE, "0000:99:00.0", "gpulock", "missing: gone"
     )
     quiet.round(9)
@@ -475,7 +479,7 @@ def test_a_sample_that_makes_no_sense_puts_nothing_out(ward: Ward, line: str) ->
     node = ward.node()
     ward.round(sampled=False)
     assert ward.out() == []
-    assert sample.read(node.settings.exporter_dir, ward.now, ward.boot, 100) is not None
+    assert sample.read_sample(node.settings.exporter_dir, ward.now, ward.boot, 100) is not None
 
 
 def test_a_name_in_a_sample_becomes_no_line_of_a_note(ward: Ward) -> None:
@@ -505,7 +509,7 @@ def test_a_state_dir_that_is_full_locks_the_device_instead_and_notes_it_later(
 ) -> None:
     ward.tell(1, "x.79=1,100.0")
     with monkeypatch.context() as broken:
-        broken.setattr(quarantine, "put", full)
+        broken.setattr(quarantine, "write_device_note", full)
         ward.round(3)
         assert (ward.out(), ward.locks()) == ([], [bus(1)])
         lines = ward.said()
@@ -530,12 +534,14 @@ def test_a_comeback_that_cannot_be_noted_does_not_happen(
     assert ward.out() == []
 
 
-@pytest.mark.parametrize("stop", ["put", "save", "lift", "note_comeback"])
+@pytest.mark.parametrize(
+    "stop", ["write_device_note", "save_health_state", "remove_device_note", "note_comeback"]
+)
 @pytest.mark.parametrize("after", [False, True])
 def test_a_daemon_that_is_killed_anywhere_leaves_nothing_that_the_next_round_does_not_put_right(
     ward: Ward, monkeypatch: pytest.MonkeyPatch, stop: str, after: bool
 ) -> None:
-    owner = quarantine if stop in ("put", "lift") else state
+    owner = quarantine if stop.endswith("_device_note") else state
     real = getattr(owner, stop)
 
     def killed(*args: object, **words: object) -> None:
@@ -552,7 +558,7 @@ def test_a_daemon_that_is_killed_anywhere_leaves_nothing_that_the_next_round_doe
             ward.round(3)
         except KeyboardInterrupt:
             ward.start()
-    if stop in ("put", "save"):
+    if stop in ("write_device_note", "save_health_state"):
         ward.round()
         assert ward.out() == [bus(1)]
         ward.reload()
@@ -572,8 +578,8 @@ def test_while_the_gate_is_shut_nothing_is_done_and_the_next_round_does_it(
     ward.sample()
     node = ward.node()
 
-    report = reconcile(node, judge_of(node), soon())
-    with Gate(node.store.path, soon()), pytest.raises(GateShutError):
+    report = reconcile_locks(node, judge_of(node), soon())
+    with Gate(node.store.path, soon()), pytest.raises(LockTimeout):
         ward.health.run(node, report, ward.now)
     assert ward.out() == []
     ward.round()
@@ -612,5 +618,5 @@ def test_books_that_cannot_be_read_put_a_card_out_again_and_never_back(ward: War
 
 def test_a_reserve_of_an_administrators_is_no_lock_of_the_policys(ward: Ward) -> None:
     ward.hold(1)
-    assert not health_lock.is_ours(ward.node().store.read(bus(1)))
-    assert health_lock.hold(ward.node(), bus(1), 1.0) == "whoever holds it keeps it"
+    assert not health_lock.is_health_lock(ward.node().store.read(bus(1)))
+    assert health_lock.lock_bad_device(ward.node(), bus(1), 1.0) == "whoever holds it keeps it"

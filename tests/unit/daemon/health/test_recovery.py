@@ -7,35 +7,50 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpulock_exporter.files.sample_file import device_pairs
+from gpulock_exporter.files.sample_file import sample_device_fields
 from gpulock_exporter.state.device_totals import DeviceTotals
-from gpulock_exporter.telemetry import Device as Card
+from gpulock_exporter.telemetry import DeviceTelemetry as Card
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.alloc.memory_check import CLEAN, DIRTY, UNTOLD
+from gpulock.alloc.memory_check import CLEAN, DIRTY, NO_SAMPLE
 from gpulock.daemon.health import state
-from gpulock.daemon.health.findings import CAUSES, Finding, news, of_sample, over, within
-from gpulock.daemon.health.recovery import Facts, Sight, began_anew, check, facts
-from gpulock.daemon.health.state import Book
+from gpulock.daemon.health.findings import (
+    CAUSES,
+    HealthFinding,
+    expire_finding_marks,
+    findings_from_sample,
+    limit_exporter_quarantine,
+    select_new_findings,
+)
+from gpulock.daemon.health.recovery import (
+    CardStartIds,
+    DeviceObservation,
+    check_device_recovered,
+    read_card_start_ids,
+    was_card_restarted,
+)
+from gpulock.daemon.health.state import HealthState
 from gpulock.node import sample
 from gpulock.node.devices import Device
 from gpulock.store import kv
 from tests.support.trees import BOOT, FEW, OTHER_BOOT, Box, bus
 
-NOW = Facts(BOOT, "7", "9")
+NOW = CardStartIds(BOOT, "7", "9")
 NOTE = {"by": "gpulock", "because": "xid: XID 79", "boot": BOOT, "driver": "5", "place": "9"}
-WELL = Sight(shown=True, seen=sample.Seen({}, {}), memory=CLEAN, bad=False, now=NOW)
+WELL = DeviceObservation(
+    shown=True, seen=sample.DeviceSample({}, {}), memory=CLEAN, bad=False, now=NOW
+)
 MEMORY = {"by": "gpulock", "because": "memory: 3 MiB"}
 
 
-def sight(**about: Any) -> Sight:
+def sight(**about: Any) -> DeviceObservation:
     """Return what there is to see of a device that is well."""
     return WELL._replace(**about)
 
 
-def seen(**values: object) -> sample.Seen:
-    return sample.Seen(values, {})
+def seen(**values: object) -> sample.DeviceSample:
+    return sample.DeviceSample(values, {})
 
 
 @pytest.mark.parametrize(
@@ -48,13 +63,13 @@ def seen(**values: object) -> sample.Seen:
         (NOTE, {"seen": seen(recovery_action=1)}, False),
         (NOTE, {"seen": seen(remap_failure=1)}, False),
         (NOTE, {"seen": seen(remap_pending=1, recovery_action=0)}, True),
-        (NOTE, {"now": Facts(BOOT, "5", "9")}, None),
+        (NOTE, {"now": CardStartIds(BOOT, "5", "9")}, None),
         (NOTE, {"memory": DIRTY}, True),
         (MEMORY, {}, True),
         (MEMORY, {"memory": DIRTY}, False),
-        (MEMORY, {"memory": UNTOLD}, None),
+        (MEMORY, {"memory": NO_SAMPLE}, None),
         ({**MEMORY, "because": "missing: gone"}, {"seen": None}, True),
-        ({**NOTE, "because": "memory: 3 MiB; xid: XID 79"}, {"memory": UNTOLD}, None),
+        ({**NOTE, "because": "memory: 3 MiB; xid: XID 79"}, {"memory": NO_SAMPLE}, None),
         ({**NOTE, "because": "memory: 3 MiB; xid: XID 79"}, {"memory": DIRTY}, False),
         ({**NOTE, "because": "xid: XID 79; xid: only an administrator brings it back"}, {}, None),
         ({**NOTE, "because": "XID 79"}, {}, None),
@@ -63,36 +78,36 @@ def seen(**values: object) -> sample.Seen:
 def test_a_check_says_clean_not_clean_or_nothing(
     note: dict[str, str], about: dict[str, object], clean: bool | None
 ) -> None:
-    assert check(note, sight(**about)) is clean
+    assert check_device_recovered(note, sight(**about)) is clean
 
 
 @pytest.mark.parametrize(
     ("now", "anew"),
     [
-        (Facts(BOOT, "5", "9"), False),
-        (Facts(OTHER_BOOT, "5", "9"), True),
-        (Facts(BOOT, "6", "9"), True),
-        (Facts(BOOT, "5", "10"), True),
-        (Facts(BOOT, "", "9"), False),
-        (Facts(BOOT, "5", ""), False),
+        (CardStartIds(BOOT, "5", "9"), False),
+        (CardStartIds(OTHER_BOOT, "5", "9"), True),
+        (CardStartIds(BOOT, "6", "9"), True),
+        (CardStartIds(BOOT, "5", "10"), True),
+        (CardStartIds(BOOT, "", "9"), False),
+        (CardStartIds(BOOT, "5", ""), False),
     ],
 )
-def test_a_card_began_anew_where_root_has_seen_it(now: Facts, anew: bool) -> None:
-    assert began_anew(NOTE, now) is anew
-    assert not began_anew(MEMORY, now)
+def test_a_card_began_anew_where_root_has_seen_it(now: CardStartIds, anew: bool) -> None:
+    assert was_card_restarted(NOTE, now) is anew
+    assert not was_card_restarted(MEMORY, now)
 
 
 def test_a_module_or_a_card_that_was_loaded_again_has_another_number(tmp_path: Path) -> None:
     place = tmp_path / "bus/pci/devices" / bus(0)
-    assert facts(BOOT, str(tmp_path), bus(0)) == Facts(BOOT, "", "")
+    assert read_card_start_ids(BOOT, str(tmp_path), bus(0)) == CardStartIds(BOOT, "", "")
     place.mkdir(parents=True)
-    before = facts(BOOT, str(tmp_path), bus(0))
+    before = read_card_start_ids(BOOT, str(tmp_path), bus(0))
     assert before.place == str(place.stat().st_ino)
-    assert facts(BOOT, str(tmp_path), bus(0)) == before
+    assert read_card_start_ids(BOOT, str(tmp_path), bus(0)) == before
 
 
-def found(key: str, mark: int, device: str = "a") -> Finding:
-    return Finding(device, "xid", key, mark, "")
+def found(key: str, mark: int, device: str = "a") -> HealthFinding:
+    return HealthFinding(device, "xid", key, mark, "")
 
 
 @pytest.mark.parametrize(
@@ -110,37 +125,39 @@ def found(key: str, mark: int, device: str = "a") -> Finding:
 def test_events_are_news_when_there_are_more_and_states_when_they_are_others(
     key: str, mark: int, known: int, fresh: bool
 ) -> None:
-    assert bool(news([found(key, mark)], {("a", key): known})) is fresh
+    assert bool(select_new_findings([found(key, mark)], {("a", key): known})) is fresh
 
 
 def test_what_is_over_will_be_news_again_but_only_where_all_was_told() -> None:
     done = {("a", "recovery"): 1, ("a", "memory"): 1, ("a", "missing"): 1, ("a", "xid 79"): 3}
-    assert over(done, [], [], []) == {key: n for key, n in done.items() if key[1] != "missing"}
-    assert over(done, [], ["a"], []) == {("a", "memory"): 1}
-    assert ("a", "memory") not in over(done, [], [], ["a"])
-    assert over(done, [found("xid 79", 2)], ["a"], ["a"]) == {("a", "xid 79"): 2}
+    assert expire_finding_marks(done, [], [], []) == {
+        key: n for key, n in done.items() if key[1] != "missing"
+    }
+    assert expire_finding_marks(done, [], ["a"], []) == {("a", "memory"): 1}
+    assert ("a", "memory") not in expire_finding_marks(done, [], [], ["a"])
+    assert expire_finding_marks(done, [found("xid 79", 2)], ["a"], ["a"]) == {("a", "xid 79"): 2}
 
 
 @pytest.mark.parametrize(("cards", "most"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (16, 8)])
 def test_half_of_the_cards_are_out_at_most_whatever_is_said(cards: int, most: int) -> None:
     said = [found("xid 79", 1, bus(number)) for number in range(cards)]
-    assert len(within(said, [], cards)) == most
+    assert len(limit_exporter_quarantine(said, [], cards)) == most
     out = [bus(number) for number in range(most)]
-    assert within(said, out, cards) == set(out)
+    assert limit_exporter_quarantine(said, out, cards) == set(out)
 
 
 def test_instances_of_one_card_are_one_card() -> None:
     said = [found("xid 79", 1, f"{bus(0)}.gi{n}.ci0") for n in range(7)]
-    assert within([*said, found("xid 79", 1, bus(1))], [], 2) == {bus(0)}
+    assert limit_exporter_quarantine([*said, found("xid 79", 1, bus(1))], [], 2) == {bus(0)}
 
 
 def test_a_book_is_of_one_boot(tmp_path: Path) -> None:
-    book = Book()
+    book = HealthState()
     book.known, book.done, book.clean = {bus(0)}, {(bus(0), "xid 79"): 2}, {bus(0): (1, 2.5)}
     text = book.text(BOOT)
-    again = state.parse(text, BOOT)
+    again = state.parse_health_state(text, BOOT)
     assert (again.known, again.done, again.clean) == (book.known, book.done, book.clean)
-    other = state.parse(text, OTHER_BOOT)
+    other = state.parse_health_state(text, OTHER_BOOT)
     assert (other.known, other.done, other.clean) == (set(), {}, {})
 
 
@@ -149,8 +166,8 @@ def test_comebacks_are_remembered_for_a_day(tmp_path: Path) -> None:
     for at in (1000.0, 50_000.0):
         state.note_comeback(node, bus(0), at)
     state.note_comeback(node, bus(1), 90_000.0)
-    assert state.comebacks(node, 90_000.0) == {bus(0): [50_000.0], bus(1): [90_000.0]}
-    assert state.comebacks(node, 1e6) == {bus(0): [], bus(1): []}
+    assert state.read_comebacks(node, 90_000.0) == {bus(0): [50_000.0], bus(1): [90_000.0]}
+    assert state.read_comebacks(node, 1e6) == {bus(0): [], bus(1): []}
 
 
 @FEW
@@ -173,17 +190,21 @@ def test_whatever_a_sample_says_it_speaks_of_devices_of_this_node_alone(
 ) -> None:
     text = "\n".join([sample.SAMPLE_LINE, *(" ".join([a, b, *c]) for a, b, c in lines)])
     devices = [Device(bus(number), number) for number in range(4)]
-    said = list(of_sample(sample.parse(text, sample.SAMPLE_LINE), devices, CAUSES))
+    said = list(
+        findings_from_sample(sample.parse_sample(text, sample.SAMPLE_LINE), devices, CAUSES)
+    )
     assert {one.device for one in said} <= {bus(0), bus(3)}
-    assert all(one.mark > 0 and kv.clean(one.words) and ";" not in one.words for one in said)
-    assert len(within(said, [], 4)) <= 2
+    assert all(
+        one.mark > 0 and kv.is_single_line(one.words) and ";" not in one.words for one in said
+    )
+    assert len(limit_exporter_quarantine(said, [], 4)) <= 2
 
 
 def test_the_exporter_tells_of_repairs_that_are_due() -> None:
     totals = DeviceTotals("GPU-1", bus(0), 0, 1.0)
-    told = dict(device_pairs(totals, Card(bus(0), "GPU-1", 0, remap_failure=True)))
+    told = dict(sample_device_fields(totals, Card(bus(0), "GPU-1", 0, remap_failure=True)))
     assert told["remap_failure"] == 1
-    told = dict(device_pairs(totals, Card(bus(0), "GPU-1", 0, recovery_action=2)))
+    told = dict(sample_device_fields(totals, Card(bus(0), "GPU-1", 0, recovery_action=2)))
     assert (told["recovery_action"], told["remap_failure"]) == (2, None)
-    told = dict(device_pairs(totals, Card(bus(0), "GPU-1", 0, remap_pending=False)))
+    told = dict(sample_device_fields(totals, Card(bus(0), "GPU-1", 0, remap_pending=False)))
     assert told["remap_pending"] == 0

@@ -13,12 +13,12 @@ import pytest
 
 from gpulock.daemon.history import collect
 from gpulock.daemon.history import files as history_file
-from gpulock.daemon.history.claim_samples import Advice
-from gpulock.daemon.history.collect import History
-from gpulock.daemon.history.record import said
+from gpulock.daemon.history.claim_samples import ExporterSamples
+from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.daemon.history.record import parse_release_reason
 from gpulock.deadline import Deadline
 from gpulock.report import scan
-from gpulock.report.scan import Faults, Query, claims
+from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
 from gpulock.store.gate import Gate
 from tests.support.history_site import GIB, Ended
 from tests.support.trees import OTHER_BOOT, bus
@@ -297,10 +297,10 @@ def test_another_author_at_work_is_waited_for_and_then_left_alone(
 
 def test_what_another_author_wrote_is_not_written_again(site: Ended) -> None:
     site.claim(0)
-    other = History(site.told.append)
+    other = HistoryWriter(site.told.append)
     site.write()
     site.claim(1, token="beef")
-    other.once(site.node())
+    other.write_finished_claims(site.node())
     site.claim(2, token="cafe")
     site.write()
     assert site.tokens() == ["feed", "beef", "cafe"]
@@ -338,12 +338,12 @@ def test_the_file_is_everybodys_to_read_and_its_authors_to_write(site: Ended) ->
     ],
 )
 def test_how_a_lock_was_released_is_one_word_and_a_proof(how: str, word: str, proof: str) -> None:
-    assert said(how) == (word, proof)
+    assert parse_release_reason(how) == (word, proof)
 
 
 def test_devices_that_were_pruned_leave_the_rest_of_their_claim(site: Ended) -> None:
     site.claim(0, 1)
-    collect.remove(f"{site.lock}/released/feed.{bus(1)}", set())
+    collect.remove_released_lock(f"{site.lock}/released/feed.{bus(1)}", set())
     assert site.write() == 1
     assert [one["id"] for one in site.records()[0]["devices"]] == [bus(0)]
 
@@ -365,7 +365,7 @@ def test_where_a_new_file_is_not_made_durable_nothing_was_added(
 
     site.claim(0)
     with monkeypatch.context() as patch:
-        patch.setattr(history_file, "sync", sync)
+        patch.setattr(history_file, "fsync_path", sync)
         assert (site.write(), site.records()) == (0, [])
     assert site.write() == 1
 
@@ -378,10 +378,10 @@ def test_a_file_that_is_being_compressed_or_was_by_halves_is_read_once(site: End
     site.claim(0, token="b")
     site.write()
     folder = str(site.path.parent)
-    faults = Faults()
-    assert [one.token for one in claims(folder, Query(), faults)] == ["a", "b"]
-    assert faults.told() == []
-    assert history_file.written(folder, {"a", "b"}, 0.0) == {"a", "b"}
+    faults = HistoryFaults()
+    assert [one.token for one in find_history_claims(folder, ClaimQuery(), faults)] == ["a", "b"]
+    assert faults.as_sentences() == []
+    assert history_file.find_written_tokens(folder, {"a", "b"}, 0.0) == {"a", "b"}
 
 
 def test_a_file_that_was_compressed_since_it_was_listed_is_read_all_the_same(
@@ -389,15 +389,15 @@ def test_a_file_that_was_compressed_since_it_was_listed_is_read_all_the_same(
 ) -> None:
     site.claim(0, token="a")
     site.write()
-    listed = history_file.files(str(site.path.parent))
+    listed = history_file.list_history_files(str(site.path.parent))
     Path(f"{site.path}.gz").write_bytes(gzip.compress(site.path.read_bytes()))
     site.path.unlink()
 
     def files(_: str) -> list[tuple[str, float]]:
         return listed
 
-    monkeypatch.setattr(scan, "files", files)
-    found = claims(str(site.path.parent), Query(), Faults())
+    monkeypatch.setattr(scan, "list_history_files", files)
+    found = find_history_claims(str(site.path.parent), ClaimQuery(), HistoryFaults())
     assert [one.token for one in found] == ["a"]
 
 
@@ -408,7 +408,7 @@ def test_a_reader_of_files_sees_the_oldest_first(site: Ended) -> None:
         (folder / name).touch()
         os.utime(folder / name, (number, number))
     (folder / "gate").touch()
-    assert [path for path, _ in history_file.files(str(folder))] == [
+    assert [path for path, _ in history_file.list_history_files(str(folder))] == [
         f"{folder}/{name}" for name in ("history.jsonl.2.gz", "history.jsonl.1", "history.jsonl")
     ]
 
@@ -445,5 +445,5 @@ def test_a_release_that_seems_to_be_of_the_next_millisecond_is_waited_for_as_wel
     own = site.hold(0)
     site.sample(site.account(own, 0))
     now = time.time()
-    assert Advice(str(site.exporter)).may_come(own, now + 0.0005, now)
-    assert not Advice(str(site.exporter)).may_come(own, now + 3600, now)
+    assert ExporterSamples(str(site.exporter)).may_come(own, now + 0.0005, now)
+    assert not ExporterSamples(str(site.exporter)).may_come(own, now + 3600, now)

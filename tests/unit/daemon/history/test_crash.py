@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gpulock.daemon.history import files
-from gpulock.daemon.history.collect import History
+from gpulock.daemon.history.collect import HistoryWriter
 from tests.support.history_site import Ended
 from tests.support.trees import bus
 
@@ -133,14 +133,14 @@ def test_killed_at_any_call_of_a_reap_its_line_says_how_all_the_same(
 def reap(site: Ended) -> None:
     """Free what is still held, as a reconcile does, and run the chore, in a new process."""
     store = site.node().store
-    for lock in store.all().values():
+    for lock in store.read_all_locks().values():
         store.retire(lock, f"reap: {PROOF}")
     fresh(site)
 
 
 def fresh(site: Ended) -> int:
     """Run the chore as a process that starts now."""
-    return History(site.told.append).once(site.node())
+    return HistoryWriter(site.told.append).write_finished_claims(site.node())
 
 
 def chore(site: Ended) -> None:

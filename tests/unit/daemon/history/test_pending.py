@@ -12,19 +12,23 @@ from typing import Any
 import pytest
 
 from gpulock.alloc.liveness import ALIVE, UNKNOWN, Verdict
-from gpulock.alloc.reaper import HELD, Outcome
+from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.history import pending
-from gpulock.daemon.history.collect import History
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
-from gpulock.deadline import boottime
+from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.deadline import clock_boottime
 from gpulock.report import text
 from gpulock.report.bars import ASCII
-from gpulock.report.claims import claim_of
-from gpulock.report.scan import Sum
-from gpulock.report.sources import records_at_hand
+from gpulock.report.claims import parse_reported_claim
+from gpulock.report.scan import GpuTimeSum
+from gpulock.report.sources import read_local_records
 from gpulock.store import boot, claim_records, owner
 from gpulock.store.locks import RELEASED_PRUNE
-from gpulock.workstation.process_claims import claim_for, judge, template
+from gpulock.workstation.process_claims import (
+    claim_for_process,
+    make_liveness_judge,
+    make_process_owner,
+)
 from tests.support.history_site import Ended
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.slurm_site import Site as SlurmSite
@@ -54,7 +58,7 @@ def test_grid_engines_prolog_keeps_a_record_of_its_claim(sge: Site) -> None:
     assert start(sge, sge.run(gpus(2))) == 0
     lock = sge.node().store.read(bus(0)).owner
     assert lock is not None
-    kept = owner.parse((sge.state / "owed" / lock.token).read_text())
+    kept = owner.parse_owner((sge.state / "owed" / lock.token).read_text())
     assert (kept.key(), kept.devices) == (lock.key(), (bus(0), bus(1)))
 
 
@@ -74,9 +78,9 @@ def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
     assert slurm.prolog(12, "0") == 0
     node = slurm.node()
     slurm.process(900, "python")
-    grant = claim_for(node, template(node, 900, "alice"), 1, (), soon())
+    grant = claim_for_process(node, make_process_owner(node, 900, "alice"), 1, (), soon())
     kept = [
-        owner.parse((slurm.state / "owed" / name).read_text())
+        owner.parse_owner((slurm.state / "owed" / name).read_text())
         for name in os.listdir(slurm.state / "owed")
     ]
     assert sorted((one.scheduler, one.devices) for one in kept) == [
@@ -88,17 +92,17 @@ def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ["a folder", "on another file system"])
 def test_a_record_that_cannot_be_linked_is_written(site: Ended, kept: str) -> None:
     own = record(devices=(bus(0), bus(1)))
-    claim_records.owe(
+    claim_records.record_pending_history(
         site.node().settings, own, str(site.root) if kept == "a folder" else "/proc/version"
     )
-    assert owner.parse((site.state / "owed" / own.token).read_text()).devices == own.devices
+    assert owner.parse_owner((site.state / "owed" / own.token).read_text()).devices == own.devices
 
 
 def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended, tmp_path: Path) -> None:
     secret, kept = tmp_path / "secret", tmp_path / "kept"
     secret.write_text("secret")
     kept.symlink_to(secret)
-    claim_records.owe(site.node().settings, record(token="feed"), str(kept))
+    claim_records.record_pending_history(site.node().settings, record(token="feed"), str(kept))
     assert secret.stat().st_nlink == 1
     site.write()
     assert (site.tokens(), len(site.told)) == ([], 1)
@@ -106,8 +110,8 @@ def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended, tmp_path
 
 def test_what_is_freed_of_a_claim_is_in_its_record_all_the_same(site: Ended) -> None:
     own = site.run_job(0, 1, scheduler="slurm")
-    claim_records.drop(str(site.state), own, bus(0))
-    assert owner.parse((site.state / "owed/feed").read_text()).devices == (bus(0), bus(1))
+    claim_records.drop_device_from_record(str(site.state), own, bus(0))
+    assert owner.parse_owner((site.state / "owed/feed").read_text()).devices == (bus(0), bus(1))
 
 
 def test_where_nobody_writes_a_history_records_do_not_pile_up(site: Ended) -> None:
@@ -135,7 +139,7 @@ def test_a_boot_drops_the_oldest_records_beyond_the_cap(
     for number, token in enumerate(("b", "a", "c")):
         site.run_job(number, token=token)
         os.utime(site.state / "owed" / token, (number, number))
-    monkeypatch.setattr(claim_records, "OWED_CAP", 2)
+    monkeypatch.setattr(claim_records, "PENDING_CAP", 2)
     site.reboot()
     assert site.owed() == ["a", "c"]
 
@@ -165,7 +169,7 @@ def test_a_lock_directory_kept_over_a_reboot_tells_it_itself(site: Ended) -> Non
     site.run_job(0)
     site.reboot(wiped=False)
     node = site.node()
-    report = reconcile(node, judge(node), soon())
+    report = reconcile_locks(node, make_liveness_judge(node), soon())
     site.history.run(node, report, 1e6)
     site.write()
     (found,) = site.records()
@@ -184,8 +188,8 @@ def test_a_lock_directory_kept_over_a_reboot_bills_no_time_in_which_the_node_was
     os.utime(site.state / "owed/feed", (seen, seen))
     site.reboot(wiped=False)
     node = site.node()
-    released = reconcile(node, judge(node), soon())
-    (claim,) = records_at_hand(node, lambda _: True)
+    released = reconcile_locks(node, make_liveness_judge(node), soon())
+    (claim,) = read_local_records(node, lambda _: True)
     site.history.run(node, released, 1e6)
     (found,) = site.records()
     for told in (claim, found):
@@ -199,7 +203,7 @@ def test_of_a_claim_before_a_reboot_without_its_record_no_time_is_known(site: En
     (site.state / "owed/feed").unlink()
     site.reboot(wiped=False)
     node = site.node()
-    site.history.run(node, reconcile(node, judge(node), soon()), 1e6)
+    site.history.run(node, reconcile_locks(node, make_liveness_judge(node), soon()), 1e6)
     (found,) = site.records()
     assert (found["how"], found["held_seconds"], found["gpu_seconds"]) == ("reap", None, None)
     assert found["devices"][0]["held_seconds"] is None
@@ -219,7 +223,7 @@ def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ende
     os.utime(site.state / "owed/feed", (1, 1))
     site.reboot(wiped=False)
     lock = site.node().store.read(bus(0))
-    report = Report([], [Outcome(lock, HELD, Verdict(UNKNOWN, ""), "")])
+    report = ReconcileReport([], [ReapOutcome(lock, HELD, Verdict(UNKNOWN, ""), "")])
     site.history.run(site.node(), report, 1000.0)
     assert (site.state / "owed" / own.token).stat().st_mtime == 1
 
@@ -227,7 +231,7 @@ def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ende
 def test_while_the_lock_directory_is_lost_nothing_is_over(site: Ended) -> None:
     site.run_job(0)
     shutil.rmtree(site.lock)
-    boot.ensure(site.node().store)
+    boot.ensure_lock_dir(site.node().store)
     assert (site.write(), site.owed()) == (0, ["feed"])
 
 
@@ -277,7 +281,9 @@ def test_gpulockd_notes_which_claims_stand(site: Ended) -> None:
         os.utime(site.state / "owed" / name, (1, 1))
     node = site.node()
     lock = node.store.read(bus(0))
-    report = Report([], [Outcome(lock, HELD, judge(node).verdict(lock), "")])
+    report = ReconcileReport(
+        [], [ReapOutcome(lock, HELD, make_liveness_judge(node).verdict(lock), "")]
+    )
     site.history.run(node, report, 1000.0)
     assert path.stat().st_mtime > own.claimed_at
     assert (site.state / "owed/gone").stat().st_mtime == 1
@@ -290,7 +296,7 @@ def test_gpulockd_notes_which_claims_stand(site: Ended) -> None:
 
 def test_a_note_for_a_claim_without_a_record_makes_none(site: Ended) -> None:
     claims = [record(token=token) for token in ("feed", "../boot_id")]
-    pending.see(str(site.state), claims, time.time(), boottime())
+    pending.touch_last_seen(str(site.state), claims, time.time(), clock_boottime())
     assert site.owed() == []
     assert (site.state / "boot_id").read_text().strip() == BOOT
 
@@ -316,10 +322,10 @@ def test_of_a_claim_that_nobody_saw_again_no_time_is_known(site: Ended) -> None:
     found = lose_power(site)
     assert (found["held_seconds"], found["gpu_seconds"]) == (None, None)
     assert found["released_at"] == pytest.approx(own.claimed_at, abs=60)
-    claim = claim_of(found)
-    assert "for how long is not known" in "\n".join(text.lines([claim], ASCII))
-    total = Sum()
-    total.read(b"null", b"null", b"0.0")
+    claim = parse_reported_claim(found)
+    assert "for how long is not known" in "\n".join(text.format_job_report([claim], ASCII))
+    total = GpuTimeSum()
+    total.add_fields(b"null", b"null", b"0.0")
     assert (total.claims, total.held) == (1, 0.0)
 
 
@@ -330,7 +336,7 @@ def test_a_claim_by_a_clock_that_was_set_later_is_put_right_when_it_is_seen(
     site.run_job(0, 1, ago=500.0, claimed_at=claimed_at)
     node = site.node()
     lock = node.store.read(bus(0))
-    report = Report([], [Outcome(lock, HELD, Verdict(ALIVE, ""), "")])
+    report = ReconcileReport([], [ReapOutcome(lock, HELD, Verdict(ALIVE, ""), "")])
     for now in (1000.0, 1030.0):
         site.history.run(node, report, now)
     found = lose_power(site)
@@ -381,7 +387,7 @@ def test_after_run_was_wiped_a_claim_that_ended_meanwhile_is_told_without_how(si
     site.run_job(0)
     shutil.rmtree(site.lock)
     node = site.node()
-    reconcile(node, judge(node), soon())
+    reconcile_locks(node, make_liveness_judge(node), soon())
     assert site.write() == 1
     assert [(found["how"], found["proof"]) for found in site.records()] == [("unknown", "")]
 
@@ -401,7 +407,7 @@ def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
 ) -> None:
     site.run_job(0)
     place = site.state / "owed/beef"
-    text = owner.encode(record(token="beef", devices=(bus(1),)))
+    text = owner.encode_owner(record(token="beef", devices=(bus(1),)))
     if kind == "link":
         target = site.root / "beef"
         target.write_text(text)
@@ -415,7 +421,7 @@ def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
             "garbage": "\x01" * 700,
             "other": text.replace("token=beef", "token=dead"),
             "huge": text + "comment=" + "x" * (1 << 17) + "\n",
-            "bare": owner.encode(record(token="beef", devices=())),
+            "bare": owner.encode_owner(record(token="beef", devices=())),
         }
         place.write_text(texts[kind])
     site.reboot()
@@ -450,12 +456,12 @@ def test_an_empty_record_goes_once_nobody_can_be_writing_it(site: Ended, left: s
 def test_a_node_without_records_has_no_folder_for_them(site: Ended) -> None:
     assert (site.write(), site.owed()) == (0, [])
     assert not (site.state / "owed").exists()
-    assert History(site.told.append).once(site.node()) == 0
+    assert HistoryWriter(site.told.append).write_finished_claims(site.node()) == 0
 
 
 def test_a_claim_does_not_end_before_it_began_by_a_clock_that_ticks_seldom() -> None:
     claimed = record(claimed_at=1000.0)
-    assert pending.end(claimed, 999.998, 2000.0) == 1000.0
-    assert pending.end(claimed, 1500.0, 2000.0) == 1500.0
-    assert pending.end(claimed, 3000.0, 2000.0) == 2000.0
-    assert pending.end(claimed, 999.0, 500.0) == 500.0, "the clock was set back since"
+    assert pending.clamp_claim_end(claimed, 999.998, 2000.0) == 1000.0
+    assert pending.clamp_claim_end(claimed, 1500.0, 2000.0) == 1500.0
+    assert pending.clamp_claim_end(claimed, 3000.0, 2000.0) == 2000.0
+    assert pending.clamp_claim_end(claimed, 999.0, 500.0) == 500.0, "the clock was set back since"

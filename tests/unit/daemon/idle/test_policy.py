@@ -16,12 +16,16 @@ import pytest
 
 from gpulock import errors
 from gpulock.alloc.liveness import ALIVE, UNKNOWN, Verdict
-from gpulock.alloc.reaper import FREED, HELD, Outcome
+from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
 from gpulock.daemon.idle import command, policy, terminate
-from gpulock.daemon.idle.command import environment, is_word, untrusted
-from gpulock.daemon.idle.policy import Idle
-from gpulock.daemon.reconcile.reconcile import Report
-from gpulock.deadline import boottime
+from gpulock.daemon.idle.command import (
+    build_idle_environment,
+    check_program_trust,
+    is_safe_shell_word,
+)
+from gpulock.daemon.idle.policy import IdlePolicy
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.slurm.scontrol import FIELDS, WIDTH
 from gpulock.store.owner import Owner
@@ -41,7 +45,7 @@ class Lab(Ended):
         defaults = {"IDLE_WARN": "600", "IDLE_COMMAND": str(self.program)}
         super().__init__(root, 4, **{**defaults, **keys})
         self.said: list[str] = []
-        self.idle = Idle(self.said.append)
+        self.idle = IdlePolicy(self.said.append)
         self.later = 0.0  # seconds that went by since the test began
 
     def script(self, body: str) -> None:
@@ -55,14 +59,16 @@ class Lab(Ended):
         about = {"observed": 900.0, "seen": now, "idle": seconds, "until": now, **fields}
         return self.account(own, number, **about)
 
-    def report(self, act: str = HELD, state: str = ALIVE) -> Report:
+    def report(self, act: str = HELD, state: str = ALIVE) -> ReconcileReport:
         """Return what a reconcile says of every lock."""
-        found = self.node().store.all().values()
-        return Report([], [Outcome(lock, act, Verdict(state, ""), "") for lock in found])
+        found = self.node().store.read_all_locks().values()
+        return ReconcileReport(
+            [], [ReapOutcome(lock, act, Verdict(state, ""), "") for lock in found]
+        )
 
     def now(self) -> float:
         """Return CLOCK_BOOTTIME as the test has it."""
-        return boottime() + self.later
+        return clock_boottime() + self.later
 
     def passes(self, seconds: float, *idlers: tuple[Owner, int]) -> None:
         """Let time go by, in which these claims idle on."""
@@ -84,7 +90,7 @@ class Lab(Ended):
         while self.idle.due() < float("inf"):
             self.finish_command()
             self.finish_end()
-            self.idle.turn(self.now())
+            self.idle.run_due(self.now())
 
     def finish_command(self) -> None:
         """Wait for the command."""
@@ -100,7 +106,7 @@ class Lab(Ended):
     def restart(self) -> None:
         """Let another gpulockd take over."""
         self.idle.close()
-        self.idle = Idle(self.said.append)
+        self.idle = IdlePolicy(self.said.append)
 
     def warned(self) -> list[str]:
         """Return the jobs that the command was run for, in order."""
@@ -218,7 +224,7 @@ def test_commands_run_one_after_another_and_none_holds_up_a_round(lab: Lab) -> N
         (lab.root / "fifo").write_text("go\n")
         lab.finish_command()
         assert lab.calls() == number + 1
-        lab.idle.turn(lab.now())
+        lab.idle.run_due(lab.now())
 
 
 def test_a_command_that_does_not_end_is_ended_with_all_it_started(lab: Lab) -> None:
@@ -227,7 +233,7 @@ def test_a_command_that_does_not_end_is_ended_with_all_it_started(lab: Lab) -> N
     lab.script("sleep 1000 & sleep 1000")
     lab.look()
     assert lab.idle.command is not None
-    lab.idle.turn(boottime() + command.SECONDS + 1)
+    lab.idle.run_due(clock_boottime() + command.SECONDS + 1)
     assert "was ended after 30 s" in lab.said[-1]
     assert lab.idle.command is None
 
@@ -260,16 +266,18 @@ def test_a_command_that_others_could_have_written_is_not_run(
     lab.round()
     assert lab.calls() == 0
     assert "is not run" in lab.said[-1]
-    assert untrusted(path)
+    assert check_program_trust(path)
 
 
 def test_what_a_user_could_have_chosen_is_a_plain_word_or_nothing(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR, user="-x; rm", queue="$(id)", job_id="12 13")
-    facts = environment(lab.node(), own, (bus(0),), 5.0, "warn", boottime())
+    facts = build_idle_environment(lab.node(), own, (bus(0),), 5.0, "warn", clock_boottime())
     assert (facts["GPULOCK_USER"], facts["GPULOCK_QUEUE"], facts["GPULOCK_JOB_ID"]) == ("", "", "")
     assert facts["GPULOCK_UID"] == "1000"
     assert set(facts) - {"PATH"} == {key for key in facts if key.startswith("GPULOCK_")}
-    assert not any(is_word(word) for word in ("", "-a", "a b", "a\n", "`a`", "a;b", "x" * 300))
+    assert not any(
+        is_safe_shell_word(word) for word in ("", "-a", "a b", "a\n", "`a`", "a;b", "x" * 300)
+    )
 
 
 def test_nothing_is_done_that_could_not_be_noted_before(lab: Lab) -> None:
@@ -289,7 +297,7 @@ def test_nobody_is_killed_unless_that_is_set(lab: Lab, monkeypatch: pytest.Monke
     def kill(_: object, __: Owner) -> str:
         pytest.fail("nobody asked for that")
 
-    monkeypatch.setattr(policy, "kill", kill)
+    monkeypatch.setattr(policy, "terminate_idle_job", kill)
     lab.round()
     lab.round()
 
@@ -300,7 +308,7 @@ class Ends:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tokens: list[str] = []
         self.fails = ""
-        monkeypatch.setattr(policy, "kill", self._kill)
+        monkeypatch.setattr(policy, "terminate_idle_job", self._kill)
 
     def _kill(self, _: object, record: Owner) -> str:
         if self.fails:
@@ -360,14 +368,14 @@ def test_no_job_is_ended_while_its_own_warning_waits_or_runs(
         lab.look()
     gate.write_text("go\n")
     lab.finish_command()
-    lab.idle.turn(lab.now())  # the first is told now, and the second one's command has begun
+    lab.idle.run_due(lab.now())  # the first is told now, and the second one's command has begun
     gate.write_text("go\n")
     lab.finish_command()
     lab.script(f'env >> "{lab.told_file}"')
     lab.passes(601, *idlers)
     lab.look()
     lab.finish_end()
-    lab.idle.turn(lab.now())
+    lab.idle.run_due(lab.now())
     assert ends.tokens == ["t0"]
     lab.turns()
     assert sorted(set(lab.warned())) == ["100", "101", "102", "103"]
@@ -462,7 +470,7 @@ def test_a_scheduler_that_takes_its_time_holds_up_no_round(
         go.acquire()
         return "deleted"
 
-    monkeypatch.setattr(policy, "kill", kill)
+    monkeypatch.setattr(policy, "terminate_idle_job", kill)
     own = lab.hold(0, ago=HOUR)
     for _ in range(3):
         lab.passes(30, (own, 0))
@@ -480,12 +488,12 @@ def test_a_process_is_told_to_end_and_one_that_took_its_number_is_not(lab: Lab) 
     own = lab.hold(0, scheduler="process", pid=child.pid, start=start + 1, job_id=str(child.pid))
     try:
         with pytest.raises(Refusal):
-            terminate.kill(lab.node(), own)
+            terminate.terminate_idle_job(lab.node(), own)
         assert child.poll() is None
-        assert "SIGTERM" in terminate.kill(lab.node(), own.copy(start=start))
+        assert "SIGTERM" in terminate.terminate_idle_job(lab.node(), own.copy(start=start))
         assert child.wait(10) == -signal.SIGTERM
         with pytest.raises(Refusal):
-            terminate.kill(lab.node(), own.copy(start=start))
+            terminate.terminate_idle_job(lab.node(), own.copy(start=start))
     finally:
         child.kill()
         child.wait()
@@ -503,10 +511,10 @@ def test_a_grid_engine_job_is_deleted_of_an_array_the_one_task(
     qdel.chmod(0o755)
     lab.settings["SGE_BINARIES"] = str(tmp_path)
     own = lab.hold(0, spool_dir=str(folder), task_id="3" if task == "3" else "1")
-    assert f"qdel {words}" in terminate.kill(lab.node(), own)
+    assert f"qdel {words}" in terminate.terminate_idle_job(lab.node(), own)
     assert (tmp_path / "words").read_text() == f"{words}\n"
     with pytest.raises(Refusal):
-        terminate.kill(lab.node(), own.copy(job_id="13"))
+        terminate.terminate_idle_job(lab.node(), own.copy(job_id="13"))
 
 
 def squeue(folder: Path, **about: str) -> None:
@@ -538,9 +546,9 @@ def test_a_slurm_job_is_cancelled_by_the_name_of_the_one_task(
     lab.settings["SLURM_BINARIES"] = str(tmp_path)
     own = lab.hold(0, scheduler="slurm", restart=0)
     if name:
-        assert f"scancel {name}" in terminate.kill(lab.node(), own)
+        assert f"scancel {name}" in terminate.terminate_idle_job(lab.node(), own)
         assert (tmp_path / "words").read_text() == f"{name}\n"
         return
     with pytest.raises(Refusal):
-        terminate.kill(lab.node(), own)
+        terminate.terminate_idle_job(lab.node(), own)
     assert not (tmp_path / "words").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.sge.prolog import RECORD
 from gpulock.store import atomic, claim_records, owner
@@ -31,14 +31,14 @@ def job(box: Box, pid: int, *numbers: int, **changes: object) -> Owner:
     one = record(pid=pid, devices=tuple(bus(n) for n in numbers), **{"token": f"t{pid}", **changes})
     folder = box.root / f"active_jobs/{pid}.1"
     folder.mkdir(parents=True)
-    (folder / RECORD).write_text(owner.encode(one))
+    (folder / RECORD).write_text(owner.encode_owner(one))
     box.proc.shepherd(pid, folder, uid=os.geteuid())
     return one
 
 
-def again(box: Box) -> Report:
+def again(box: Box) -> ReconcileReport:
     node = box.node()
-    return reconcile(node, judge_of(node), soon())
+    return reconcile_locks(node, judge_of(node), soon())
 
 
 def holder(box: Box, number: int) -> str:
@@ -186,14 +186,16 @@ def test_runs_without_a_scheduler_are_adopted_and_settled_as_always(box: Box) ->
     for pid, number in ((500, 0), (501, 1)):
         fields: dict[str, object] = {"scheduler": "process", "add_grp_id": 0, "job_id": str(pid)}
         one = record(pid=pid, devices=(bus(number),), token=f"t{pid}", **fields)
-        claim_records.keep(str(box.state), one)
+        claim_records.write_claim_record(str(box.state), one)
     assert len(again(box).adopted) == 2
     assert box.locks() == [bus(0)]
     assert os.listdir(box.state / claim_records.FOLDER) == ["t500"]
 
 
 def test_a_run_of_an_earlier_boot_is_not_adopted(box: Box) -> None:
-    claim_records.keep(str(box.state), record(scheduler="process", boot_id=OTHER_BOOT))
+    claim_records.write_claim_record(
+        str(box.state), record(scheduler="process", boot_id=OTHER_BOOT)
+    )
     assert again(box).adopted == []
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.store import atomic, claim_records
-from gpulock.workstation.process_claims import judge
+from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, Site, row, slurm_record
 from tests.support.trees import OTHER_BOOT, bus, soon
 
@@ -33,9 +33,9 @@ def lose(site: Site) -> None:
     shutil.rmtree(site.lock)
 
 
-def again(site: Site) -> Report:
+def again(site: Site) -> ReconcileReport:
     node = site.node()
-    return reconcile(node, judge(node), soon())
+    return reconcile_locks(node, make_liveness_judge(node), soon())
 
 
 def facts(site: Site, job: int = 12, slurmd: str = "n1") -> list[object]:
@@ -139,7 +139,7 @@ def test_of_two_records_that_name_one_device_the_later_claim_has_it(site: Site, 
     old = slurm_record(job_id="14", token=f"{first}1", claimed_boottime=10.0)
     new = slurm_record(job_id="12", token="m1", claimed_boottime=20.0)
     for record in (old, new):
-        claim_records.keep(str(site.state), record)
+        claim_records.write_claim_record(str(site.state), record)
     lose(site)
     site.fails(INVALID)
     again(site)
@@ -150,7 +150,9 @@ def test_the_note_of_a_job_that_has_two_records_is_of_its_later_claim(site: Site
     site.prolog(99, "3")
     site.epilog(99)
     for token, when in (("z1", 10.0), ("a1", 20.0)):
-        claim_records.keep(str(site.state), slurm_record(token=token, claimed_boottime=when))
+        claim_records.write_claim_record(
+            str(site.state), slurm_record(token=token, claimed_boottime=when)
+        )
     lose(site)
     again(site)
     assert (site.note().token, site.holder(0).token) == ("a1", "a1")
@@ -205,7 +207,7 @@ def test_without_its_driver_set_a_job_is_put_back_but_its_next_steps_do_not_star
 def test_what_gpulock_run_holds_is_put_back_without_a_note(site: Site) -> None:
     site.prolog(99, "3")
     site.epilog(99)
-    claim_records.keep(
+    claim_records.write_claim_record(
         str(site.state), slurm_record(scheduler="process", slurmd="", pid=60, start=1000)
     )
     lose(site)
@@ -231,7 +233,7 @@ def test_a_record_of_an_earlier_boot_is_not_put_back(
 ) -> None:
     site.prolog(99, "3")
     site.epilog(99)
-    claim_records.keep(str(site.state), slurm_record(**changes))
+    claim_records.write_claim_record(str(site.state), slurm_record(**changes))
     lose(site)
     assert again(site).adopted == []
     assert (site.locks(), site.notes()) == ([], [])
@@ -291,5 +293,5 @@ def test_a_dry_run_adopts_nothing(site: Site) -> None:
     site.prolog(12, "0")
     lose(site)
     node = site.node()
-    assert reconcile(node, judge(node), soon(), dry_run=True).adopted == []
+    assert reconcile_locks(node, make_liveness_judge(node), soon(), dry_run=True).adopted == []
     assert not site.lock.exists()

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile import cdi
-from gpulock.daemon.reconcile.cdi import CdiSpec
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.reconcile.cdi import CdiSpecWriter
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import BROKEN, Refusal
 from gpulock.job import environment
 from gpulock.node.devices import Device
-from gpulock.node.settings import Settings, load
+from gpulock.node.settings import Settings, read_settings
 from tests.support.cli_site import Site, until
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")  # validated by CDI's own parser
@@ -45,19 +45,19 @@ def nodes(spec: Any) -> dict[str, list[str]]:
 
 def dev_of(site: Site) -> Path:
     """Return the site's /dev."""
-    return Path(load(site.config).dev_root)
+    return Path(read_settings(site.config).dev_root)
 
 
 def driver_of(site: Site) -> Path:
     """Return what the driver of the site shows."""
-    return Path(load(site.config).driver_root)
+    return Path(read_settings(site.config).driver_root)
 
 
 def configured(site: Site, **keys: str) -> Settings:
     """Add keys to the site's settings file."""
     text = "".join(f"{key}={value}\n" for key, value in keys.items())
     Path(site.config).write_text(Path(site.config).read_text() + text)
-    return load(site.config)
+    return read_settings(site.config)
 
 
 def test_a_card_is_called_by_uuid_lock_id_and_index(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_every_name_is_one_and_what_a_job_is_told_is_among_them(
     found = site.node().devices()
     spec = told(site)
 
-    given = dict(environment.variables(found, settings))[environment.CDI_FLAGS].split(" ")
+    given = dict(environment.grant_variables(found, settings))[environment.CDI_FLAGS].split(" ")
     known = {f"--device={spec['kind']}={name}" for name in nodes(spec)}
     assert len(given) == len(found)
     assert set(given) <= known
@@ -123,7 +123,7 @@ def test_an_instance_whose_uuid_is_no_name_is_called_by_its_lock_id_alone() -> N
     device = Device("0000:07:00.0", 0)
     device.id, device.uuid = "0000:07:00.0.gi1.ci0", "MIG-GPU-5c89852c-d268-c3f3-1b07/1/0"
 
-    assert cdi.names(device) == ["0000:07:00.0.gi1.ci0"]
+    assert cdi.cdi_device_names(device) == ["0000:07:00.0.gi1.ci0"]
 
 
 def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_control_nodes_come_with_every_device_where_they_are(tmp_path: Path)
 
 
 def test_a_node_that_is_there_has_its_numbers_and_no_other_place() -> None:
-    assert cdi.node_at(Settings({}), "null") == {
+    assert cdi.build_cdi_device_node(Settings({}), "null") == {
         "path": "/dev/null",
         "type": "c",
         "permissions": "rw",
@@ -165,7 +165,7 @@ def test_a_node_that_is_there_has_its_numbers_and_no_other_place() -> None:
 
 
 def test_a_node_that_is_elsewhere_is_told_to_be_there(tmp_path: Path) -> None:
-    node = cdi.node_at(Settings({"DEV_ROOT": str(tmp_path)}), "nvidia0")
+    node = cdi.build_cdi_device_node(Settings({"DEV_ROOT": str(tmp_path)}), "nvidia0")
     assert node == {
         "path": "/dev/nvidia0",
         "hostPath": f"{tmp_path}/nvidia0",
@@ -176,7 +176,7 @@ def test_a_node_that_is_elsewhere_is_told_to_be_there(tmp_path: Path) -> None:
 
 def test_this_nodes_driver_is_mounted_read_only_where_containers_look(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    version = environment.driver_version(str(driver_of(site)))
+    version = environment.loaded_driver_version(str(driver_of(site)))
     for part in ("bin", "lib"):
         (tmp_path / "sets" / version / part).mkdir(parents=True)
     assert told(site)["containerEdits"]["mounts"] == []
@@ -235,7 +235,7 @@ def test_a_folder_in_which_others_write_gets_no_spec(tmp_path: Path) -> None:
     folder.chmod(0o777)
 
     with pytest.raises(Refusal, match="mode 0777") as caught:
-        cdi.keep(Settings({"CDI_DIR": str(folder)}), "{}\n")
+        cdi.update_cdi_spec(Settings({"CDI_DIR": str(folder)}), "{}\n")
     assert caught.value.kind == BROKEN
     assert os.listdir(folder) == []
 
@@ -254,10 +254,10 @@ class Chore:
     def __init__(self, site: Site, patience: float = 5.0) -> None:
         self.node = site.node()
         self.out, write = os.pipe()
-        self.chore = CdiSpec(Journal(write, levels=True), patience)
+        self.chore = CdiSpecWriter(DaemonJournal(write, levels=True), patience)
 
     def run(self) -> None:
-        self.chore.run(self.node, Report([], []), 0.0)
+        self.chore.run(self.node, ReconcileReport([], []), 0.0)
 
     def said(self) -> list[str]:
         os.set_blocking(self.out, False)
@@ -293,7 +293,7 @@ def test_gpulockd_writes_none_where_none_is_wanted(tmp_path: Path) -> None:
 def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
     site = Site(tmp_path)
     configured(site, CDI_DIR=str(tmp_path / "cdi"), DRIVER_DIR=str(tmp_path / "sets"))
-    version = environment.driver_version(str(driver_of(site)))
+    version = environment.loaded_driver_version(str(driver_of(site)))
     chore = Chore(site)
 
     chore.run()

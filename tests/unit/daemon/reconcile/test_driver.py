@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.background_call import Asking
+from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.reconcile.reconcile import Card, Report, reconcile
+from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport, reconcile_locks
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
@@ -42,8 +42,8 @@ def box(tmp_path: Path) -> Box:
     made = Box(tmp_path)
     made.proc.execd(tmp_path)
     node = made.node()
-    boot.ensure(node.store)
-    boot.begin(node.store, str(made.state), BOOT, NAME)
+    boot.ensure_lock_dir(node.store)
+    boot.begin_boot(node.store, str(made.state), BOOT, NAME)
     return made
 
 
@@ -64,7 +64,7 @@ def silent(node: Hanging) -> Refusal:
 def test_a_driver_that_answers_shows_its_devices(node: Hanging) -> None:
     node.answer()
     assert [device.id for device in node.devices()] == [bus(number) for number in range(4)]
-    assert node.cards[bus(1)] == Card(1, "GPU-00000001-aaaa")
+    assert node.cards[bus(1)] == DriverCard(1, "GPU-00000001-aaaa")
 
 
 def test_what_only_nvml_tells_is_added_but_is_no_word_of_the_driver(
@@ -85,7 +85,7 @@ def test_a_fault_of_the_driver_rises(node: Hanging) -> None:
 
 def test_a_driver_that_does_not_answer_is_unknown_and_asked_once(box: Box) -> None:
     node = Hanging(box, 0.001)
-    asked: set[Asking[list[Device]] | None] = set()
+    asked: set[BackgroundCall[list[Device]] | None] = set()
     for _ in range(3):
         assert silent(node).kind == UNKNOWN
         asked.add(node.asking)
@@ -106,8 +106,8 @@ def test_when_it_comes_back_it_is_asked_afresh(box: Box) -> None:
     assert node.asked == 2
 
 
-def run(node: Hanging) -> Report:
-    return reconcile(node, judge_of(node), soon())
+def run(node: Hanging) -> ReconcileReport:
+    return reconcile_locks(node, judge_of(node), soon())
 
 
 def hold(box: Box, number: int, pid: int, minor: str) -> None:
@@ -144,7 +144,7 @@ def test_a_card_that_fell_off_the_bus_and_is_open_is_not_freed(box: Box) -> None
     hold(box, 3, 501, "3")
     (box.driver / "gpus" / bus(3) / "information").unlink()
     box.proc.add(900, fds={3: box.dev / "nvidia3"})
-    report = reconcile(box.node(), judge_of(box.node()), soon())
+    report = reconcile_locks(box.node(), judge_of(box.node()), soon())
     assert [outcome.act for outcome in report.outcomes] == ["orphans"]
 
 
@@ -152,7 +152,7 @@ def test_a_card_that_shows_garbage_and_is_open_is_not_freed(box: Box) -> None:
     hold(box, 3, 501, "3")
     (box.driver / "gpus" / bus(3) / "information").write_text("\xff")
     box.proc.add(900, fds={3: box.dev / "nvidia3"})
-    report = reconcile(box.node(), judge_of(box.node()), soon())
+    report = reconcile_locks(box.node(), judge_of(box.node()), soon())
     assert [outcome.act for outcome in report.outcomes] == ["orphans"]
 
 
@@ -160,7 +160,7 @@ def test_a_question_that_fails_raises_for_who_asked() -> None:
     def fail() -> int:
         raise KeyError("nobody")
 
-    asking = Asking(fail)
+    asking = BackgroundCall(fail)
     assert asking.wait(10.0)
     with pytest.raises(KeyError):
         asking.answer()

@@ -8,22 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.journal import Journal
+from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.reconcile.inventory_file import Publisher, checked, instances_of
-from gpulock.daemon.reconcile.reconcile import Card, Report
-from gpulock.node.inventory import read as read_inventory
+from gpulock.daemon.reconcile.inventory_file import (
+    InventoryPublisher,
+    check_inventory,
+    list_driver_instances,
+)
+from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
+from gpulock.node.inventory import read_nvml_inventory as read_inventory
 from gpulock.node.settings import Settings
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, Box, bus
 
-CARDS = {bus(number): Card(number, f"GPU-{number:08d}-aaaa") for number in range(2)}
+CARDS = {bus(number): DriverCard(number, f"GPU-{number:08d}-aaaa") for number in range(2)}
 NONE: dict[str, frozenset[str]] = {}
 SPLIT = {bus(0): frozenset({"gi1.ci0"})}
 
 
 def wrong(key: str, value: str) -> bool:
     """Return whether an entry is left out, and told."""
-    found = checked({key: value}, CARDS, NONE)
+    found = check_inventory({key: value}, CARDS, NONE)
     assert (key in found.pairs) is not bool(found.wrong)
     return bool(found.wrong)
 
@@ -36,7 +40,7 @@ def test_what_fits_is_published() -> None:
         f"gpu.{bus(0)}.nvswitch": "1",
         f"link.{bus(0)}.{bus(1)}": "4",
     }
-    found = checked({"boot_id": BOOT, **told}, CARDS, NONE)
+    found = check_inventory({"boot_id": BOOT, **told}, CARDS, NONE)
     assert (found.pairs, found.wrong) == (told, {})
 
 
@@ -70,14 +74,14 @@ def test_a_card_that_is_said_to_be_another_is_left_out_whole() -> None:
         f"link.{bus(0)}.{bus(1)}": "4",
         f"gpu.{bus(1)}.memory_mib": "16384",
     }
-    found = checked(told, CARDS, NONE)
+    found = check_inventory(told, CARDS, NONE)
     assert found.pairs == {f"gpu.{bus(1)}.memory_mib": "16384"}
     assert list(found.wrong) == [f"card {bus(0)}"]
 
 
 def test_a_uuid_is_taken_where_the_driver_does_not_tell_one() -> None:
     told = {f"gpu.{bus(0)}.uuid": "GPU-1234"}
-    assert checked(told, {bus(0): Card(0, "")}, NONE).pairs == told
+    assert check_inventory(told, {bus(0): DriverCard(0, "")}, NONE).pairs == told
 
 
 def test_an_instance_that_the_driver_has_is_published() -> None:
@@ -86,12 +90,12 @@ def test_an_instance_that_the_driver_has_is_published() -> None:
         f"mig.{bus(0)}.gi1.ci0.uuid": "MIG-1234",
         f"mig.{bus(0)}.gi1.ci0.profile": "1g.5gb",
     }
-    assert checked(told, CARDS, SPLIT).pairs == told
+    assert check_inventory(told, CARDS, SPLIT).pairs == told
 
 
 def test_a_card_with_instances_is_never_granted_whole() -> None:
     """The exporter lies, or is late: the driver has access files of an instance."""
-    found = checked({f"gpu.{bus(0)}.mig": "0"}, CARDS, SPLIT)
+    found = check_inventory({f"gpu.{bus(0)}.mig": "0"}, CARDS, SPLIT)
     assert found.pairs == {f"gpu.{bus(0)}.mig": "1"}
     assert list(found.wrong) == [f"mig {bus(0)}"]
 
@@ -99,7 +103,7 @@ def test_a_card_with_instances_is_never_granted_whole() -> None:
 def test_instances_are_told_by_their_access_files(tmp_path: Path) -> None:
     for name in ("gi1/ci0", "gi1/ci1", "gi9/ci0", "config/ci0", "gi1/access"):
         (tmp_path / "capabilities/gpu1/mig" / name).mkdir(parents=True)
-    found = instances_of(str(tmp_path), CARDS)
+    found = list_driver_instances(str(tmp_path), CARDS)
     assert found == {bus(0): frozenset(), bus(1): {"gi1.ci0", "gi1.ci1", "gi9.ci0"}}
 
 
@@ -112,7 +116,7 @@ class Site:
         self.box = Box(root / "node", EXPORTER_DIR=str(self.exporter))
         self.box.lock.mkdir()
         self.ends = os.pipe2(os.O_NONBLOCK)
-        self.chore = Publisher(Journal(self.ends[1], levels=True))
+        self.chore = InventoryPublisher(DaemonJournal(self.ends[1], levels=True))
         self.node = DaemonNode(Settings(dict(self.box.settings)), NAME)
 
     def tell(self, *lines: str, boot_id: str = BOOT) -> None:
@@ -120,7 +124,7 @@ class Site:
         (self.exporter / "inventory").write_text(text)
 
     def run(self) -> dict[str, str]:
-        report = Report([], [])
+        report = ReconcileReport([], [])
         report.devices = self.node.devices()
         report.cards = self.node.cards
         self.chore.run(self.node, report, 0.0)
@@ -210,5 +214,5 @@ def test_a_thousand_wrong_entries_are_a_few_lines(site: Site) -> None:
 def test_behind_a_silent_driver_nothing_is_taken_back(site: Site) -> None:
     site.tell(f"gpu.{bus(0)}.memory_mib=32768")
     before = site.run()
-    site.chore.run(site.node, Report([], []), 0.0)
+    site.chore.run(site.node, ReconcileReport([], []), 0.0)
     assert read_inventory(str(site.box.lock), BOOT) == before

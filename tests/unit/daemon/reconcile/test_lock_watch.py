@@ -9,47 +9,47 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.lock_watch import HEAD, Watch, parse
-from gpulock.store.counters import Totals
-from gpulock.store.locks import Store
+from gpulock.daemon.reconcile.lock_watch import HEAD, LockDirWatch, parse_inotify_events
+from gpulock.store.counters import ClaimCounters
+from gpulock.store.locks import LockStore
 from tests.support.trees import bus, record
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    made = Store(str(tmp_path / "run"))
+def store(tmp_path: Path) -> LockStore:
+    made = LockStore(str(tmp_path / "run"))
     for folder in (made.path, made.locks_dir, made.released_dir):
         Path(folder).mkdir()
     return made
 
 
 @pytest.fixture
-def watch(store: Store) -> Iterator[Watch]:
-    made = Watch()
+def watch(store: LockStore) -> Iterator[LockDirWatch]:
+    made = LockDirWatch()
     made.follow(store)
     yield made
     made.close()
 
 
-def test_a_quiet_directory_is_no_change(watch: Watch) -> None:
+def test_a_quiet_directory_is_no_change(watch: LockDirWatch) -> None:
     assert not watch.changed()
     assert watch.fault == ""
 
 
-def test_a_lock_that_is_made_is_seen_once(watch: Watch, store: Store) -> None:
+def test_a_lock_that_is_made_is_seen_once(watch: LockDirWatch, store: LockStore) -> None:
     store.make(bus(0), record())
     assert watch.changed()
     assert not watch.changed()
 
 
-def test_a_lock_that_is_freed_is_seen(watch: Watch, store: Store) -> None:
+def test_a_lock_that_is_freed_is_seen(watch: LockDirWatch, store: LockStore) -> None:
     store.make(bus(0), record())
     watch.changed()
     store.retire(store.read(bus(0)), "epilog")
     assert watch.changed()
 
 
-def test_our_own_doing_is_no_change(watch: Watch, store: Store) -> None:
+def test_our_own_doing_is_no_change(watch: LockDirWatch, store: LockStore) -> None:
     store.make(bus(0), record())
     watch.changed()
     store.retire(store.read(bus(0)), "reap")
@@ -57,7 +57,9 @@ def test_our_own_doing_is_no_change(watch: Watch, store: Store) -> None:
     assert not watch.changed(gone={bus(0)}, made={bus(1)})
 
 
-def test_a_claim_right_after_we_freed_a_device_is_seen(watch: Watch, store: Store) -> None:
+def test_a_claim_right_after_we_freed_a_device_is_seen(
+    watch: LockDirWatch, store: LockStore
+) -> None:
     store.make(bus(0), record())
     watch.changed()
     store.retire(store.read(bus(0)), "reap")
@@ -65,22 +67,24 @@ def test_a_claim_right_after_we_freed_a_device_is_seen(watch: Watch, store: Stor
     assert watch.changed(gone={bus(0)})
 
 
-def test_counters_and_verdicts_wake_nobody(watch: Watch, store: Store) -> None:
-    Totals(store).save()
+def test_counters_and_verdicts_wake_nobody(watch: LockDirWatch, store: LockStore) -> None:
+    ClaimCounters(store).save()
     assert watch.events() == []
 
 
-def test_the_loss_of_the_directory_is_seen(watch: Watch, store: Store) -> None:
+def test_the_loss_of_the_directory_is_seen(watch: LockDirWatch, store: LockStore) -> None:
     shutil.rmtree(store.path)
     assert watch.changed()
 
 
-def test_a_directory_that_was_moved_away_is_seen(watch: Watch, store: Store) -> None:
+def test_a_directory_that_was_moved_away_is_seen(watch: LockDirWatch, store: LockStore) -> None:
     Path(store.path).rename(f"{store.path}.old")
     assert watch.changed()
 
 
-def test_in_a_directory_made_anew_locks_are_seen_again(watch: Watch, store: Store) -> None:
+def test_in_a_directory_made_anew_locks_are_seen_again(
+    watch: LockDirWatch, store: LockStore
+) -> None:
     shutil.rmtree(store.path)
     for folder in (store.path, store.locks_dir):
         Path(folder).mkdir()
@@ -90,8 +94,10 @@ def test_in_a_directory_made_anew_locks_are_seen_again(watch: Watch, store: Stor
     assert watch.changed()
 
 
-def test_a_directory_moved_aside_is_watched_no_longer(watch: Watch, store: Store) -> None:
-    old = Store(f"{store.path}.old")
+def test_a_directory_moved_aside_is_watched_no_longer(
+    watch: LockDirWatch, store: LockStore
+) -> None:
+    old = LockStore(f"{store.path}.old")
     Path(store.path).rename(old.path)
     for folder in (store.path, store.locks_dir):
         Path(folder).mkdir()
@@ -102,20 +108,20 @@ def test_a_directory_moved_aside_is_watched_no_longer(watch: Watch, store: Store
 
 
 def test_a_missing_directory_is_no_fault(tmp_path: Path) -> None:
-    watch = Watch()
-    watch.follow(Store(str(tmp_path / "none")))
+    watch = LockDirWatch()
+    watch.follow(LockStore(str(tmp_path / "none")))
     assert watch.fault == ""
     watch.close()
 
 
 def test_a_file_in_place_of_a_directory_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    watch = Watch()
-    watch.follow(Store(str(tmp_path / "run")))
+    watch = LockDirWatch()
+    watch.follow(LockStore(str(tmp_path / "run")))
     assert "Not a directory" in watch.fault
     watch.close()
 
 
 def test_events_of_a_read_are_told_apart() -> None:
     data = HEAD.pack(1, 0x100, 0, 16) + b"0000:3b:00.0".ljust(16, b"\0") + HEAD.pack(2, 0x400, 0, 0)
-    assert parse(data) == [(1, 0x100, "0000:3b:00.0"), (2, 0x400, "")]
+    assert parse_inotify_events(data) == [(1, 0x100, "0000:3b:00.0"), (2, 0x400, "")]

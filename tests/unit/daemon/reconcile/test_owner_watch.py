@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from gpulock.alloc.liveness import ALIVE, Verdict
-from gpulock.alloc.reaper import FREED, HELD, Outcome
-from gpulock.daemon.core.loop import Loop
-from gpulock.daemon.reconcile.owner_watch import Owners
-from gpulock.daemon.reconcile.reconcile import Report
-from gpulock.deadline import boottime
+from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
+from gpulock.daemon.core.loop import EventLoop
+from gpulock.daemon.reconcile.owner_watch import OwnerWatcher
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.deadline import clock_boottime
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from tests.support.trees import bus, record
@@ -25,9 +25,9 @@ class Field:
     """Processes that end when a test says so, and what is heard of them."""
 
     def __init__(self) -> None:
-        self.loop = Loop()
+        self.loop = EventLoop()
         self.heard = 0
-        self.owners = Owners(self.loop, self._hear)
+        self.owners = OwnerWatcher(self.loop, self._hear)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def _hear(self) -> None:
@@ -43,11 +43,11 @@ class Field:
         self.processes[number].wait()
 
     def follow(self, *pids: int, act: str = HELD, start: int = 0) -> None:
-        outcomes: list[Outcome] = []
+        outcomes: list[ReapOutcome] = []
         for number, pid in enumerate(pids):
             one = record(pid=pid, start=start or PROC.start(pid), token=f"t{pid}")
-            outcomes.append(Outcome(Lock(bus(number), one, ""), act, Verdict(ALIVE, ""), ""))
-        self.owners.follow(Report([], outcomes), PROC)
+            outcomes.append(ReapOutcome(Lock(bus(number), one, ""), act, Verdict(ALIVE, ""), ""))
+        self.owners.follow(ReconcileReport([], outcomes), PROC)
 
 
 @pytest.fixture
@@ -63,21 +63,21 @@ def field() -> Iterator[Field]:
 def test_the_end_of_an_owner_wakes_the_loop(field: Field) -> None:
     field.follow(field.start())
     field.end(0)
-    field.loop.wait(boottime() + 60)
+    field.loop.wait(clock_boottime() + 60)
     assert field.heard == 1
 
 
 def test_an_end_is_heard_once(field: Field) -> None:
     field.follow(field.start())
     field.end(0)
-    field.loop.wait(boottime())
-    field.loop.wait(boottime())
+    field.loop.wait(clock_boottime())
+    field.loop.wait(clock_boottime())
     assert field.heard == 1
 
 
 def test_an_owner_that_lives_is_not_heard_of(field: Field) -> None:
     field.follow(field.start(), field.start())
-    field.loop.wait(boottime())
+    field.loop.wait(clock_boottime())
     assert (field.heard, len(field.owners.watched())) == (0, 2)
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim
+from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.reaper import FREED
-from gpulock.daemon.reconcile.reconcile import reconcile
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
-from gpulock.node.settings import load
-from gpulock.simulate.node import write_node
+from gpulock.node.settings import read_settings
+from gpulock.simulate.node import write_simulated_node
 from gpulock.store import kv, owner
-from gpulock.store.counters import Totals
+from gpulock.store.counters import ClaimCounters
 from gpulock.store.owner import Owner
-from gpulock.workstation.process_claims import judge, template
+from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.scene import folder, linked_proc
 
 FORK = get_context("fork")
@@ -38,20 +38,25 @@ Act = Callable[[Node], list[str]]
 
 def reap(node: Node) -> list[str]:
     """Reconcile; return what was freed."""
-    report = reconcile(node, judge(node), Deadline(20))
+    report = reconcile_locks(node, make_liveness_judge(node), Deadline(20))
     return [outcome.lock.id for outcome in report.outcomes if outcome.act == FREED]
 
 
 def take(node: Node) -> list[str]:
     """Claim all that there is, as a prolog does; return what was granted."""
     count = len(node.devices())
-    record = template(node, os.getpid(), "prolog")
-    return [d.id for d in claim(node, record, count, lambda: judge(node), Deadline(20)).devices]
+    record = make_process_owner(node, os.getpid(), "prolog")
+    return [
+        d.id
+        for d in claim_devices(
+            node, record, count, lambda: make_liveness_judge(node), Deadline(20)
+        ).devices
+    ]
 
 
 def work(config: str, act: Act, orders: Connection) -> None:
     """Act whenever it is ordered; send back what came of it."""
-    node = Node(load(config))
+    node = Node(read_settings(config))
     while orders.recv():
         orders.send(act(node))
 
@@ -61,11 +66,11 @@ class Rivals:
 
     def __init__(self, root: Path) -> None:
         self.proc = linked_proc(root / "proc", (os.getpid(),))
-        self.simulated = write_node(root / "node", "dgx1", 2)
+        self.simulated = write_simulated_node(root / "node", "dgx1", 2)
         with self.simulated.config.open("a") as file:
             file.write(f"PROC_ROOT={self.proc}\n")
         self.config = str(self.simulated.config)
-        self.node = Node(load(self.config))
+        self.node = Node(read_settings(self.config))
         reap(self.node)
         self.ends: list[Connection] = []
         self.processes: list[BaseProcess] = []
@@ -80,7 +85,7 @@ class Rivals:
     def stale(self, number: int) -> Owner:
         """Let a dead owner hold everything."""
         ids = tuple(device.id for device in self.node.devices())
-        one = template(self.node, os.getpid(), "alice").copy(
+        one = make_process_owner(self.node, os.getpid(), "alice").copy(
             pid=GONE, job_id=str(GONE), sid=0, token=f"dead{number}", devices=ids
         )
         for device in ids:
@@ -124,17 +129,19 @@ def test_of_gpulockd_and_a_prolog_one_frees_a_stale_lock(rivals: Rivals, rounds:
         assert sorted(granted) == sorted(stale.devices)
         assert sorted(freed) in ([], sorted(stale.devices))
         reaped += bool(freed)
-        held = {lock.owner.token for lock in node.store.all().values() if lock.owner}
+        held = {lock.owner.token for lock in node.store.read_all_locks().values() if lock.owner}
         assert len(held) == 1 and stale.token not in held
         released = os.listdir(node.store.released_dir)
         assert sorted(released) == sorted(f"{stale.token}.{name}" for name in stale.devices)
         for name in released:
             text = Path(node.store.released_dir, name, "owner").read_text()
-            assert owner.parse(text).token == stale.token
-            how = kv.decode(Path(node.store.released_dir, name, "released").read_text())["how"]
+            assert owner.parse_owner(text).token == stale.token
+            how = kv.decode_pairs(Path(node.store.released_dir, name, "released").read_text())[
+                "how"
+            ]
             assert how.startswith("reap: ")
         rivals.clear()
-    counted = Totals(node.store).values
+    counted = ClaimCounters(node.store).values
     assert float(counted["claims_granted"]) == rounds
     assert sum(float(v) for k, v in counted.items() if k.startswith("reaped")) == LOCKS * rounds
     print(f"gpulockd was faster {reaped} times of {rounds}")

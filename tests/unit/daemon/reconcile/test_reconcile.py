@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
-from gpulock.deadline import Deadline, boottime
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import boot, claim_records, kv, verdicts
 from gpulock.store.gate import Gate
@@ -21,8 +21,8 @@ def box(tmp_path: Path) -> Box:
     made = Box(tmp_path)
     made.proc.execd(tmp_path)
     node = made.node()
-    boot.ensure(node.store)
-    boot.begin(node.store, str(made.state), BOOT, NAME)
+    boot.ensure_lock_dir(node.store)
+    boot.begin_boot(node.store, str(made.state), BOOT, NAME)
     return made
 
 
@@ -31,9 +31,9 @@ def hold(box: Box, number: int, pid: int, **changes: object) -> None:
     box.node().store.make(bus(number), one)
 
 
-def run(box: Box, dry_run: bool = False) -> Report:
+def run(box: Box, dry_run: bool = False) -> ReconcileReport:
     node = box.node()
-    return reconcile(node, judge_of(node), soon(), dry_run)
+    return reconcile_locks(node, judge_of(node), soon(), dry_run)
 
 
 def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> None:
@@ -44,10 +44,10 @@ def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> Non
     report = run(box)
     assert [o.act for o in report.outcomes] == ["held", "freed", "held"]
     assert box.locks() == [bus(0), bus(2)]
-    known = verdicts.read(str(box.lock), boottime(), box.node().boot_id)
+    known = verdicts.read_fresh_verdicts(str(box.lock), clock_boottime(), box.node().boot_id)
     assert known is not None
     assert {token: v.state for token, v in known.items()} == {"t500": "alive", "t502": "unknown"}
-    assert kv.decode((box.lock / "totals").read_text())["reaped_shepherd"] == "1"
+    assert kv.decode_pairs((box.lock / "totals").read_text())["reaped_shepherd"] == "1"
 
 
 def test_a_dry_run_changes_nothing_but_the_gate(box: Box) -> None:
@@ -79,7 +79,7 @@ def test_a_run_that_is_over_is_forgotten(box: Box) -> None:
     hold(box, 0, 501, scheduler="process", add_grp_id=0, job_id="501")
     owner = box.node().store.read(bus(0)).owner
     assert owner is not None
-    claim_records.keep(str(box.state), owner)
+    claim_records.write_claim_record(str(box.state), owner)
     run(box)
     assert os.listdir(box.state / claim_records.FOLDER) == []
 
@@ -87,7 +87,7 @@ def test_a_run_that_is_over_is_forgotten(box: Box) -> None:
 def test_a_shut_gate_is_a_refusal(box: Box) -> None:
     node = box.node()
     with Gate(str(box.lock), Deadline(1)), pytest.raises(Refusal) as caught:
-        reconcile(node, judge_of(node), Deadline(0.02))
+        reconcile_locks(node, judge_of(node), Deadline(0.02))
     assert caught.value.kind == UNKNOWN
 
 
@@ -105,7 +105,7 @@ def test_a_job_that_began_while_the_gate_was_shut_is_judged_by_a_look_of_its_own
         return found
 
     monkeypatch.setattr(Gate, "__enter__", late)
-    assert [o.act for o in reconcile(node, judge_of(node), soon()).outcomes] == ["held"]
+    assert [o.act for o in reconcile_locks(node, judge_of(node), soon()).outcomes] == ["held"]
 
 
 def test_a_record_with_a_strange_token_stops_no_reconcile(box: Box) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.reconcile import Report, reconcile
-from gpulock.deadline import boottime
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.deadline import clock_boottime
 from gpulock.store import claim_records, kv, verdicts
-from gpulock.workstation.process_claims import judge
+from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
 from tests.support.trees import OTHER_BOOT, bus, soon
 
@@ -24,9 +24,9 @@ def site(tmp_path: Path) -> Site:
     return made
 
 
-def again(site: Site, dry_run: bool = False) -> Report:
+def again(site: Site, dry_run: bool = False) -> ReconcileReport:
     node = site.node()
-    report = reconcile(node, judge(node), soon(), dry_run)
+    report = reconcile_locks(node, make_liveness_judge(node), soon(), dry_run)
     assert report.fault == ""
     return report
 
@@ -41,7 +41,7 @@ def seen(site: Site, number: int = 0) -> bool:
 
 def known(site: Site) -> dict[str, str]:
     """Return the published verdicts by token."""
-    found = verdicts.read(str(site.lock), boottime(), site.node().boot_id)
+    found = verdicts.read_fresh_verdicts(str(site.lock), clock_boottime(), site.node().boot_id)
     assert found is not None
     return {token: one.state for token, one in found.items()}
 
@@ -100,14 +100,14 @@ def test_note_and_record_of_a_dead_job_go_with_its_lock(site: Site) -> None:
     assert acts(site) == ["freed", "held"]
     assert (site.locks(), site.notes(), site.runs()) == ([bus(1)], ["n1.13"], [token])
     assert known(site) == {token: "alive"}
-    assert kv.decode((site.lock / "totals").read_text())["reaped_slurmctld"] == "1"
+    assert kv.decode_pairs((site.lock / "totals").read_text())["reaped_slurmctld"] == "1"
 
 
 @pytest.mark.parametrize("changes", [{"uid": OTHER_UID}, {"restart": 0}])
 def test_the_note_of_whoever_has_the_id_now_stays(site: Site, changes: dict[str, object]) -> None:
     site.prolog(12, "1", SLURM_JOB_RESTART_COUNT="1")
     made = site.hold(0, **{"job_id": "12", **changes})
-    claim_records.keep(str(site.state), made)
+    claim_records.write_claim_record(str(site.state), made)
     state = {"State": "RUNNING", "RestartCnt": "1"} if "uid" in changes else {"State": "FAILED"}
     site.answers(row(12, **state))
     outcome = acts(site)
@@ -184,7 +184,7 @@ def test_a_claim_that_was_cut_short_is_freed(site: Site) -> None:
     site.stepd(700, "12.extern")
     (site.lock / "locks" / bus(0)).mkdir()
     assert acts(site) == ["freed", "held"]
-    assert kv.decode((site.lock / "totals").read_text())["reaped_cut_short"] == "1"
+    assert kv.decode_pairs((site.lock / "totals").read_text())["reaped_cut_short"] == "1"
 
 
 def test_a_new_boot_is_no_loss(site: Site) -> None:

@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.journal import Journal
-from gpulock.daemon.reconcile.reconcile import Report
-from gpulock.daemon.reconcile.refusal_context import AT_ONCE, LENGTH, OLD, Refusals, take, value_of
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.refusal_context import (
+    LENGTH,
+    MAX_NOTES_PER_ROUND,
+    OLD,
+    RefusalNotifier,
+    format_context_value,
+    take_refusal_notes,
+)
 from gpulock.store import atomic, refusal_notes
 from tests.support.trees import Box
 
@@ -30,7 +37,7 @@ class Site:
         self.box.lock.mkdir()
         self.qalter(0)
         self.ends = os.pipe2(os.O_NONBLOCK)
-        self.chore = Refusals(Journal(self.ends[1], levels=True))
+        self.chore = RefusalNotifier(DaemonJournal(self.ends[1], levels=True))
 
     def qalter(self, code: int) -> None:
         lines = [
@@ -43,13 +50,13 @@ class Site:
         (self.root / "qalter").chmod(0o755)
 
     def keep(self, job: str, text: str = WHY) -> None:
-        refusal_notes.keep(str(self.box.lock), job, text)
+        refusal_notes.write_refusal_note(str(self.box.lock), job, text)
 
     def notes(self) -> list[str]:
         return sorted(os.listdir(self.box.lock / "refused"))
 
     def go(self) -> None:
-        self.chore.run(self.box.node(), Report([], []), 0.0)
+        self.chore.run(self.box.node(), ReconcileReport([], []), 0.0)
 
     def done(self) -> list[str]:
         """Wait until it was told; return what qalter was called with."""
@@ -113,11 +120,11 @@ def test_what_cannot_be_told_is_dropped_and_logged(site: Site) -> None:
 
 
 def test_many_refusals_are_told_bit_by_bit(site: Site) -> None:
-    for job in range(AT_ONCE + 5):
+    for job in range(MAX_NOTES_PER_ROUND + 5):
         site.keep(str(100 + job))
     site.go()
     assert len(site.notes()) == 5
-    assert len(site.done()) == AT_ONCE
+    assert len(site.done()) == MAX_NOTES_PER_ROUND
 
 
 def test_a_folder_full_of_notes_takes_no_more(site: Site) -> None:
@@ -145,7 +152,7 @@ def test_what_is_no_note_is_taken_away(site: Site) -> None:
     os.mkfifo(folder / "13")
     (folder / "14").symlink_to("/etc/passwd")
     (folder / "15").write_text("x" * 100_000)
-    assert list(take(str(folder), time.time() + OLD)) == ["12"]
+    assert list(take_refusal_notes(str(folder), time.time() + OLD)) == ["12"]
     assert site.notes() == []
 
 
@@ -154,16 +161,16 @@ def test_a_folder_in_the_place_of_a_note_keeps_no_other_from_being_told(site: Si
         site.keep(job)
     folder = site.box.lock / "refused"
     (folder / "13").mkdir()
-    assert list(take(str(folder), time.time())) == ["12", "14"]
+    assert list(take_refusal_notes(str(folder), time.time())) == ["12", "14"]
     site.keep("15")
-    assert list(take(str(folder), time.time())) == ["15"]
+    assert list(take_refusal_notes(str(folder), time.time())) == ["15"]
 
 
 def test_a_note_that_is_being_written_is_not_taken_away(site: Site) -> None:
     site.keep("12")
     folder = site.box.lock / "refused"
     (folder / ".13.0123456789ab").write_text("a part")
-    assert list(take(str(folder), time.time())) == ["12"]
+    assert list(take_refusal_notes(str(folder), time.time())) == ["12"]
     assert site.notes() == [".13.0123456789ab"]
 
 
@@ -180,21 +187,21 @@ def test_a_later_note_of_a_job_outlives_the_taking_of_the_first(
 
     monkeypatch.setattr(atomic, "read_text", read_while_the_hook_writes)
     folder = str(site.box.lock / "refused")
-    assert take(folder, time.time()) == {"12": "first"}
+    assert take_refusal_notes(folder, time.time()) == {"12": "first"}
     monkeypatch.undo()
-    assert take(folder, time.time()) == {"12": "second"}
+    assert take_refusal_notes(folder, time.time()) == {"12": "second"}
 
 
 def test_on_a_node_without_grid_engine_notes_are_taken_away(tmp_path: Path) -> None:
     box = Box(tmp_path)
     box.lock.mkdir()
-    refusal_notes.keep(str(box.lock), "12", WHY)
-    chore = Refusals(Journal(-1, quiet=True))
-    chore.run(box.node(), Report([], []), 0.0)
+    refusal_notes.write_refusal_note(str(box.lock), "12", WHY)
+    chore = RefusalNotifier(DaemonJournal(-1, quiet=True))
+    chore.run(box.node(), ReconcileReport([], []), 0.0)
     assert chore.asking is None
     assert os.listdir(box.lock / "refused") == []
 
 
 def test_a_value_is_one_variable_on_one_line() -> None:
-    assert value_of('a, b="c"\nd') == "a; b='c'?d"
-    assert len(value_of("x" * 10_000)) == LENGTH
+    assert format_context_value('a, b="c"\nd') == "a; b='c'?d"
+    assert len(format_context_value("x" * 10_000)) == LENGTH

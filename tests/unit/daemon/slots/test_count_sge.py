@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.daemon.core.journal import Journal
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.slots import sge, state
-from gpulock.daemon.slots.sge import SgeCount, held, sensed
-from gpulock.daemon.slots.state import DONE, THEIRS, WANTED, Lowered, step
+from gpulock.daemon.slots.sge import SgeSlotSync, booked_complex_amount, parse_quarantined_counts
+from gpulock.daemon.slots.state import DONE, THEIRS, WANTED, LoweredCount, next_sync_step
 from gpulock.node.settings import Settings
 from tests.support.trees import FEW, Box
 
@@ -59,7 +59,7 @@ class Site:
         keys = {"SGE_ROOT": "/opt/sge", "SGE_BINARIES": str(root), "SGE_COUNT_HOSTS": "node1 node2"}
         self.box = Box(root / "box", 4, **keys)
         self.ends = os.pipe2(os.O_NONBLOCK)
-        self.chore = SgeCount(Journal(self.ends[1], levels=True))
+        self.chore = SgeSlotSync(DaemonJournal(self.ends[1], levels=True))
         self.now = 0.0
         self.count("node1", 4)
         self.count("node2", 8)
@@ -89,13 +89,13 @@ class Site:
         """Let one round be asked for and answered."""
         for _ in range(2):
             self.now += sge.EVERY
-            self.chore.run(self.box.node(), Report([], []), self.now)
+            self.chore.run(self.box.node(), ReconcileReport([], []), self.now)
             asking = self.chore.asking
             assert asking is None or asking.wait(20.0)
-        self.chore.run(self.box.node(), Report([], []), self.now)
+        self.chore.run(self.box.node(), ReconcileReport([], []), self.now)
 
-    def notes(self) -> dict[state.Key, Lowered]:
-        return state.load(str(self.box.state))
+    def notes(self) -> dict[state.Key, LoweredCount]:
+        return state.load_lowered_counts(str(self.box.state))
 
     def said(self) -> list[str]:
         try:
@@ -124,7 +124,7 @@ def test_the_count_falls_with_each_device_that_is_out_and_comes_back(site: Site)
     site.bad(node1=2, node2=1)
     site.round()
     assert (site.count("node1"), site.count("node2")) == (2, 7)
-    assert site.notes()["node1", "gpu"] == Lowered(4, 2, 2, DONE)
+    assert site.notes()["node1", "gpu"] == LoweredCount(4, 2, 2, DONE)
     site.bad(node1=0, node2=0)
     site.round()
     assert (site.count("node1"), site.count("node2"), site.notes()) == (4, 8, {})
@@ -224,13 +224,13 @@ class Mortal:
     def __init__(self, box: Box, patch: pytest.MonkeyPatch) -> None:
         self.settings = box.node().settings
         self.count, self.bad, self.left = 4, 1, 1000
-        self.save = state.save
+        self.save = state.save_lowered_counts
 
         def master(_: Settings) -> Mortal:
             return self
 
-        patch.setattr(sge, "Master", master)
-        patch.setattr(state, "save", self.note)
+        patch.setattr(sge, "QmasterClient", master)
+        patch.setattr(state, "save_lowered_counts", self.note)
 
     def ask(self, *words: str) -> str:
         self.lives()
@@ -240,7 +240,7 @@ class Mortal:
             return HOST.format(host="node1", bad=self.bad)
         return f"complex_values slots=16,gpu={self.count}\n" if words[0] == "qconf" else ""
 
-    def note(self, state_dir: str, found: dict[state.Key, Lowered]) -> None:
+    def note(self, state_dir: str, found: dict[state.Key, LoweredCount]) -> None:
         self.lives()
         self.save(state_dir, found)
 
@@ -252,7 +252,7 @@ class Mortal:
     def round(self, left: int = 1000) -> None:
         self.left = left
         try:
-            sge.whole_round(self.settings)
+            sge.sync_sge_counts(self.settings)
         except KilledError:
             assert left < 1000
 
@@ -275,7 +275,7 @@ def test_whoever_is_killed_between_any_two_steps_leaves_what_the_next_round_puts
     mortal.round()
     mortal.round()
     assert mortal.count == 4
-    assert state.load(str(box.state)) == {}
+    assert state.load_lowered_counts(str(box.state)) == {}
 
 
 @FEW
@@ -293,7 +293,7 @@ def test_nobody_but_an_administrator_ever_changes_what_is_there_when_all_is_well
     """Each event: devices out, booked, whether a step is lost before or after qconf, or noted."""
     note, current = None, 8
     for bad, booked, lost_note, lost_set, lost_end in events:
-        act = step(note, current, min(bad, 8), booked)
+        act = next_sync_step(note, current, min(bad, 8), booked)
         assert act.value is None or min(booked, 8) <= act.value <= 8
         if lost_note:
             continue
@@ -302,21 +302,21 @@ def test_nobody_but_an_administrator_ever_changes_what_is_there_when_all_is_well
             continue
         current = act.value
         if not lost_end:
-            note = step(note, current, min(bad, 8), booked).note
+            note = next_sync_step(note, current, min(bad, 8), booked).note
     for _ in range(2):
-        act = step(note, current, 0, 0)
+        act = next_sync_step(note, current, 0, 0)
         note, current = act.note, current if act.value is None else act.value
     assert current == 8
-    assert step(note, current, 0, 0).note is None
+    assert next_sync_step(note, current, 0, 0).note is None
 
 
 def test_an_administrators_value_is_left_alone_until_all_is_well() -> None:
-    note = Lowered(8, 7, 7, DONE)
-    theirs = step(note, 5, 1, 0)
-    assert theirs.note == Lowered(5, 5, 5, THEIRS) and theirs.value is None
-    assert step(theirs.note, 5, 2, 0).value is None
-    assert step(theirs.note, 5, 0, 0) == state.Step(None)
-    assert step(Lowered(8, 8, 7, DONE), 8, 1, 0).value is None  # put back by hand
+    note = LoweredCount(8, 7, 7, DONE)
+    theirs = next_sync_step(note, 5, 1, 0)
+    assert theirs.note == LoweredCount(5, 5, 5, THEIRS) and theirs.value is None
+    assert next_sync_step(theirs.note, 5, 2, 0).value is None
+    assert next_sync_step(theirs.note, 5, 0, 0) == state.SyncStep(None)
+    assert next_sync_step(LoweredCount(8, 8, 7, DONE), 8, 1, 0).value is None  # put back by hand
 
 
 def test_what_a_host_holds_is_read_from_qstat() -> None:
@@ -324,10 +324,15 @@ def test_what_a_host_holds_is_read_from_qstat() -> None:
         JOB.format(number=1, host=host, slots=slots, amount=amount)
         for host, slots, amount in (("node1", 2, 1), ("node2", 1, 4), ("node1", 1, 3))
     )
-    assert (held(text, "node1", "gpu"), held(text, "node2", "gpu")) == (5, 4)
-    assert (held(text, "node1", "gpuj"), held(text, "node", "gpu"), held("", "a", "gpu")) == (
-        0,
-    ) * 3
+    assert (
+        booked_complex_amount(text, "node1", "gpu"),
+        booked_complex_amount(text, "node2", "gpu"),
+    ) == (5, 4)
+    assert (
+        booked_complex_amount(text, "node1", "gpuj"),
+        booked_complex_amount(text, "node", "gpu"),
+        booked_complex_amount("", "a", "gpu"),
+    ) == (0,) * 3
 
 
 @pytest.mark.parametrize("amount", ["1K", "1.5", "inf", "nan", "-3", "", "9" * 400, "\u0663"])
@@ -341,17 +346,20 @@ def test_what_a_user_may_write_for_a_number_keeps_the_count_up(site: Site, amoun
 
 def test_what_a_sensor_reports_is_read_from_qhost() -> None:
     text = HOST.format(host="node1", bad=3) + "<host name='node2'><hostvalue/></host>"
-    assert sensed(text) == {"node1": 3}
-    assert sensed("") == {}
-    assert sensed(text.replace("3.000000", "many")) == {}
+    assert parse_quarantined_counts(text) == {"node1": 3}
+    assert parse_quarantined_counts("") == {}
+    assert parse_quarantined_counts(text.replace("3.000000", "many")) == {}
 
 
 @pytest.mark.parametrize("text", ["a b=1 2 3\n", "a b=1 2 3 maybe\n", "a b=x 2 3 done\n", "ab\n"])
 def test_notes_of_another_form_are_an_error(text: str) -> None:
     with pytest.raises(ValueError):
-        state.parse(text)
+        state.parse_lowered_counts(text)
 
 
 def test_notes_are_read_as_they_were_written() -> None:
-    found = {("node1", "gpu"): Lowered(8, 8, 7, WANTED), ("n2", "gpuj"): Lowered(4, 4, 4, DONE)}
-    assert state.parse(state.text_of(found)) == found
+    found = {
+        ("node1", "gpu"): LoweredCount(8, 8, 7, WANTED),
+        ("n2", "gpuj"): LoweredCount(4, 4, 4, DONE),
+    }
+    assert state.parse_lowered_counts(state.format_lowered_counts(found)) == found

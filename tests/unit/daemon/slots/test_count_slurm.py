@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.journal import Journal
-from gpulock.daemon.reconcile.reconcile import Report
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.slots import slurm
-from gpulock.daemon.slots.slurm import PREFIX, Act, SlurmCount, act, reason_of, state_of
-from gpulock.slurm.scontrol import Control
+from gpulock.daemon.slots.slurm import (
+    PREFIX,
+    DrainAction,
+    SlurmDrainSync,
+    decide_drain_action,
+    format_drain_reason,
+    parse_slurm_node_state,
+)
+from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.store import quarantine
 from tests.support.trees import NAME, Box, bus
 
@@ -58,7 +65,7 @@ class Site:
 
     def start(self) -> None:
         """Let gpulockd begin anew."""
-        self.chore = SlurmCount(Journal(self.ends[1], levels=True))
+        self.chore = SlurmDrainSync(DaemonJournal(self.ends[1], levels=True))
 
     def put(self, name: str, text: str) -> None:
         (self.root / name).write_text(f"{text}\n")
@@ -75,17 +82,17 @@ class Site:
 
     def out(self, number: int) -> None:
         args = (str(self.box.state), quarantine.QUARANTINE, bus(number))
-        quarantine.put(*args, "gpulock", "xid: XID 79")
+        quarantine.write_device_note(*args, "gpulock", "xid: XID 79")
 
     def back(self, number: int) -> None:
-        quarantine.lift(str(self.box.state), quarantine.QUARANTINE, bus(number))
+        quarantine.remove_device_note(str(self.box.state), quarantine.QUARANTINE, bus(number))
 
     def round(self) -> None:
         """Let one round be asked for and answered."""
         for _ in range(2):
             self.now += slurm.EVERY
             node = self.box.node()
-            report = Report([], [])
+            report = ReconcileReport([], [])
             report.devices = node.devices()
             self.chore.run(node, report, self.now)
             asking = self.chore.asking
@@ -188,8 +195,8 @@ def test_a_slurmctld_that_is_down_is_told_once_and_asked_again(site: Site) -> No
 
 
 def test_slurm_may_know_the_machine_by_its_short_name(site: Site) -> None:
-    control = Control(site.box.node().settings)
-    assert slurm.name_of(control, f"{NAME}.cluster.example") == "n1"
+    control = SlurmctldClient(site.box.node().settings)
+    assert slurm.find_slurm_node_name(control, f"{NAME}.cluster.example") == "n1"
 
 
 @pytest.mark.parametrize("names", ["", "n1 n2"])
@@ -222,7 +229,7 @@ def test_while_the_driver_is_away_nothing_is_taken_back(site: Site) -> None:
     before = site.chore.asking
     for _ in range(3):
         site.now += slurm.EVERY
-        site.chore.run(site.box.node(), Report([], []), site.now)
+        site.chore.run(site.box.node(), ReconcileReport([], []), site.now)
     assert site.chore.asking is before
     assert site.shown()[0] == "IDLE+DRAIN"
 
@@ -230,27 +237,27 @@ def test_while_the_driver_is_away_nothing_is_taken_back(site: Site) -> None:
 @pytest.mark.parametrize(
     ("state", "reason", "bad", "noted", "due"),
     [
-        ("IDLE", "", {}, "", Act((), "")),
-        ("DOWN*+DRAIN", OURS, {}, bus(1), Act(("State=UNDRAIN",), "")),
-        ("DOWN", OURS, {}, bus(1), Act((), "")),
-        ("MIXED+DRAIN", OURS, BAD, "", Act((), bus(1))),
-        ("IDLE", "", BAD, "", Act(("State=DRAIN", f"Reason={OURS}"), bus(1))),
-        ("DRAIN", "x", BAD, bus(1), Act((), bus(1))),
+        ("IDLE", "", {}, "", DrainAction((), "")),
+        ("DOWN*+DRAIN", OURS, {}, bus(1), DrainAction(("State=UNDRAIN",), "")),
+        ("DOWN", OURS, {}, bus(1), DrainAction((), "")),
+        ("MIXED+DRAIN", OURS, BAD, "", DrainAction((), bus(1))),
+        ("IDLE", "", BAD, "", DrainAction(("State=DRAIN", f"Reason={OURS}"), bus(1))),
+        ("DRAIN", "x", BAD, bus(1), DrainAction((), bus(1))),
     ],
 )
 def test_each_state_of_a_node_has_its_act(
-    state: str, reason: str, bad: dict[str, str], noted: str, due: Act
+    state: str, reason: str, bad: dict[str, str], noted: str, due: DrainAction
 ) -> None:
-    assert act(state, reason, bad, noted) == due
+    assert decide_drain_action(state, reason, bad, noted) == due
 
 
 def test_a_reason_is_one_short_line_without_quotes() -> None:
-    reason = reason_of({bus(1): 'a "b"\n' + "c" * 500, bus(2): "d"})
+    reason = format_drain_reason({bus(1): 'a "b"\n' + "c" * 500, bus(2): "d"})
     assert reason.startswith(f"{PREFIX}{bus(1)}: a 'b'?ccc") and reason.endswith(", and 1 more")
     assert len(reason) == slurm.LENGTH
 
 
 def test_state_and_reason_are_read_from_what_scontrol_shows() -> None:
     line = "NodeName=n1 State=MIXED+DRAIN ThreadsPerCore=1 Reason=a b [c] d [root@2026] Comment=x\n"
-    assert state_of(line) == ("MIXED+DRAIN", "a b [c] d")
-    assert state_of("NodeName=n1 State=IDLE X=1\n") == ("IDLE", "")
+    assert parse_slurm_node_state(line) == ("MIXED+DRAIN", "a b [c] d")
+    assert parse_slurm_node_state("NodeName=n1 State=IDLE X=1\n") == ("IDLE", "")

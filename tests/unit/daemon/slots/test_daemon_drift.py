@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.journal import Journal
-from gpulock.daemon.reconcile.reconcile import Report
-from gpulock.daemon.slots.drift import EVERY, Drift, complex_values, of_slurm
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.slots.drift import EVERY, CountDrift, find_slurm_drift, parse_complex_values
 from gpulock.slurm.gres_map import LINE
 from tests.support.trees import Box
 
@@ -31,7 +31,7 @@ class Site:
         self.gate = root / "gate"
         self.box = Box(root / "node", SGE_ROOT="/opt/sge", SGE_BINARIES=str(root))
         self.ends = os.pipe2(os.O_NONBLOCK)
-        self.chore = Drift(Journal(self.ends[1], levels=True))
+        self.chore = CountDrift(DaemonJournal(self.ends[1], levels=True))
 
     def qmaster(self, count: int) -> None:
         program = self.root / "qconf"
@@ -40,7 +40,7 @@ class Site:
 
     def go(self, now: float) -> None:
         node = self.box.node()
-        report = Report([], [])
+        report = ReconcileReport([], [])
         report.devices = node.devices()
         self.chore.run(node, report, now)
 
@@ -112,9 +112,9 @@ def test_consumables_are_read_from_several_lines() -> None:
     text = (
         "hostname node1\ncomplex_values        slots=16,gpu=4, \\\n                      gpuj=2\n"
     )
-    assert complex_values(text) == {"slots": "16", "gpu": "4", "gpuj": "2"}
-    assert complex_values("complex_values NONE\n") == {}
-    assert complex_values("") == {}
+    assert parse_complex_values(text) == {"slots": "16", "gpu": "4", "gpuj": "2"}
+    assert parse_complex_values("complex_values NONE\n") == {}
+    assert parse_complex_values("") == {}
 
 
 def slurm(root: Path, *minors: int) -> dict[str, str]:
@@ -123,7 +123,7 @@ def slurm(root: Path, *minors: int) -> dict[str, str]:
     lines = [f"{place}={minor}" for place, minor in enumerate(minors)]
     (box.state / "slurm-map").write_text("\n".join([LINE, *lines]) + "\n")
     node = box.node()
-    return of_slurm(node.settings, node.devices())
+    return find_slurm_drift(node.settings, node.devices())
 
 
 def test_a_map_that_fits_is_not_told(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_a_map_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     box = Box(tmp_path)
     (box.state / "slurm-map").write_text("something else\n")
     node = box.node()
-    assert list(of_slurm(node.settings, node.devices())) == ["slurm map"]
+    assert list(find_slurm_drift(node.settings, node.devices())) == ["slurm map"]
 
 
 def test_without_slurm_nothing_is_told(tmp_path: Path) -> None:
     node = Box(tmp_path).node()
-    assert of_slurm(node.settings, node.devices()) == {}
+    assert find_slurm_drift(node.settings, node.devices()) == {}

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from gpulock_exporter.journal import LONGEST, QUIET, Journal
+from gpulock_exporter.journal import LONGEST, QUIET, FaultJournal
 
 
 def test_a_fault_and_its_end_are_told_once_each() -> None:
-    journal = Journal()
+    journal = FaultJournal()
     assert journal.lines({}, 0) == []
     assert journal.lines({"locks": "no such file"}, 1) == ["locks: no such file"]
     assert journal.lines({"locks": "no such file"}, 100) == []
@@ -16,7 +16,7 @@ def test_a_fault_and_its_end_are_told_once_each() -> None:
 
 
 def test_what_comes_and_goes_is_told_now_and_then_and_in_the_end_as_it_is() -> None:
-    journal, said = Journal(), list[str]()
+    journal, said = FaultJournal(), list[str]()
     for second in range(100):
         said += journal.lines({"driver": "hangs"} if second % 2 else {}, float(second))
     assert 2 <= len(said) <= 100 / QUIET + 1
@@ -25,7 +25,7 @@ def test_what_comes_and_goes_is_told_now_and_then_and_in_the_end_as_it_is() -> N
 
 
 def test_another_reason_is_told_and_what_stands_in_it_is_one_line() -> None:
-    journal = Journal()
+    journal = FaultJournal()
     journal.lines({"xid": "Unknown Error"}, 0)
     (line,) = journal.lines({"xid": "a\nb\x1b[31m" + "c" * 1000}, QUIET)
     assert line.startswith("xid: a?b?[31mccc") and len(line) == len("xid: ") + LONGEST

@@ -15,15 +15,22 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.app.exporter import Exporter
-from gpulock_exporter.app.pidfile import NAME, NobodyError, let_go, signal_one_of, tell, worker_of
-from gpulock_exporter.app.pidfile import Running as Mark
-from gpulock_exporter.app.program import configured, parser, worker
+from gpulock_exporter.app.pidfile import (
+    NAME,
+    NotRunningError,
+    find_exporter_worker,
+    signal_exporter,
+    signal_user_process,
+    wait_for_worker_exit,
+)
+from gpulock_exporter.app.pidfile import PidFile as Mark
+from gpulock_exporter.app.program import apply_exporter_options, exporter_parser, worker_command
 from gpulock_exporter.clock import SystemClock
 
 from gpulock.errors import Refusal
 from gpulock.node.context import Node as GpulockNode
-from gpulock.node.settings import Settings, load, parse
-from gpulock.simulate.node import Node, write_node
+from gpulock.node.settings import Settings, parse_settings, read_settings
+from gpulock.simulate.node import SimulatedNode, write_simulated_node
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +40,7 @@ SHORT: dict[str, object] = {"SAMPLE_PERIOD": "0.2", "MAX_SAMPLE_AGE": "2"}
 CLIENT = "from gpulock_exporter.app.program import main; import sys; sys.exit(main())"
 
 
-def call(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+def call(node: SimulatedNode, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the program to its end."""
     return subprocess.run(
         [sys.executable, "-c", CLIENT, "--config", str(node.config), *words],
@@ -45,7 +52,7 @@ def call(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def configure(node: Node, **keys: object) -> None:
+def configure(node: SimulatedNode, **keys: object) -> None:
     """Set keys of the node's settings file in place of what they were."""
     lines = node.config.read_text().splitlines()
     kept = [line for line in lines if line.partition("=")[0] not in keys]
@@ -53,7 +60,7 @@ def configure(node: Node, **keys: object) -> None:
 
 
 def settings_of(*lines: str) -> Settings:
-    return parse("\n".join(lines), "the.conf")
+    return parse_settings("\n".join(lines), "the.conf")
 
 
 class Running:
@@ -62,7 +69,7 @@ class Running:
     def __init__(
         self, root: Path, *, environment: Mapping[str, str] | None = None, **keys: object
     ) -> None:
-        self.node = write_node(root / "node", "dgx1")
+        self.node = write_simulated_node(root / "node", "dgx1")
         self.folder = self.node.exporter_dir
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -124,7 +131,9 @@ def test_a_node_is_told_to_prometheus_to_people_and_to_gpulock(running: Running)
 def test_a_pause_lets_go_of_the_driver_and_values_grow_old(running: Running) -> None:
     running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
     done = call(running.node, "pause")
-    assert (done.returncode, worker_of(running.process.pid)) == (0, 0), "it is gone by then"
+    assert (done.returncode, find_exporter_worker(running.process.pid)) == (0, 0), (
+        "it is gone by then"
+    )
     assert "has let go of the driver" in done.stderr
     page = running.wait("/", lambda t: "role=alert" in t)
     assert "paused" in page
@@ -161,8 +170,8 @@ def test_nobody_to_tell_is_said_and_nobody_else_is_told(tmp_path: Path, left: st
     folder = str(tmp_path)
     if left is not None:
         (tmp_path / NAME).write_text(str(os.getpid()) if left == "own" else left)
-    with pytest.raises(NobodyError):
-        tell(folder, signal.SIGUSR1)
+    with pytest.raises(NotRunningError):
+        signal_exporter(folder, signal.SIGUSR1)
 
 
 @pytest.mark.parametrize("left", ["1", "-1", "0", "99999999", "x" * 40])
@@ -171,21 +180,21 @@ def test_a_file_that_somebody_keeps_locked_points_at_no_other_process(
 ) -> None:
     with Mark(str(tmp_path)):
         (tmp_path / NAME).write_text(left)
-        with pytest.raises(NobodyError):
-            tell(str(tmp_path), signal.SIGUSR1)
+        with pytest.raises(NotRunningError):
+            signal_exporter(str(tmp_path), signal.SIGUSR1)
 
 
 def test_a_process_of_another_user_than_the_files_is_not_told(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
-        with pytest.raises(NobodyError):
-            signal_one_of(process.pid, os.getuid() + 1, signal.SIGTERM)
+        with pytest.raises(NotRunningError):
+            signal_user_process(process.pid, os.getuid() + 1, signal.SIGTERM)
         assert process.poll() is None
-        signal_one_of(process.pid, os.getuid(), signal.SIGTERM)
+        signal_user_process(process.pid, os.getuid(), signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
 
 
 def test_resume_without_an_exporter_is_refused(tmp_path: Path) -> None:
-    done = call(write_node(tmp_path / "node", "dgx1"), "resume")
+    done = call(write_simulated_node(tmp_path / "node", "dgx1"), "resume")
     assert (done.returncode, "none runs" in done.stderr) == (1, True)
 
 
@@ -193,7 +202,7 @@ def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> N
     lines = ("EXPORTER_LISTEN=:1 :2", "WEB_CONFIG=/w", "EXPORTER_DIR=/d", "LABEL_USER=uid")
     words = ["--listen", ":3", "--web-config", "/v", "--folder", "/e", "--label-user", "none"]
     found = [
-        configured(settings_of(*said), parser().parse_args(given))
+        apply_exporter_options(settings_of(*said), exporter_parser().parse_args(given))
         for said, given in (((), []), (lines, []), (lines, words))
     ]
     assert [
@@ -206,8 +215,10 @@ def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> N
 
 
 def test_the_worker_looks_as_often_as_the_settings_say() -> None:
-    assert worker(settings_of())[-3:] == ["1.0", "10.0", "nvml"]
-    own = worker(settings_of("SAMPLE_PERIOD=0.5", "PROCESS_PERIOD=30", "SIMULATION=/n/marker"))
+    assert worker_command(settings_of())[-3:] == ["1.0", "10.0", "nvml"]
+    own = worker_command(
+        settings_of("SAMPLE_PERIOD=0.5", "PROCESS_PERIOD=30", "SIMULATION=/n/marker")
+    )
     assert own[-3:] == ["0.5", "30.0", "simulated:/n"]
 
 
@@ -220,40 +231,45 @@ def test_values_that_would_be_old_before_the_next_ones_come_are_refused(
 ) -> None:
     given = (f"SAMPLE_PERIOD={period}", f"MAX_SAMPLE_AGE={age}")
     with pytest.raises(Refusal, match=f"MAX_SAMPLE_AGE is {age:g}") as refused:
-        configured(settings_of(*given), parser().parse_args([]))
+        apply_exporter_options(settings_of(*given), exporter_parser().parse_args([]))
     assert refused.value.do == f"make it {least:g} s or more"
     enough = (given[0], f"MAX_SAMPLE_AGE={least}")
-    assert configured(settings_of(*enough), parser().parse_args([])).max_sample_age == least
+    assert (
+        apply_exporter_options(
+            settings_of(*enough), exporter_parser().parse_args([])
+        ).max_sample_age
+        == least
+    )
 
 
 def test_limits_of_a_snapshot_are_those_of_the_settings(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "node", "dgx1")
+    node = write_simulated_node(tmp_path / "node", "dgx1")
     configure(node, MAX_SAMPLE_AGE=7, IDLE_AFTER=99)
-    limits = Exporter(GpulockNode(load(str(node.config))), SystemClock()).limits
+    limits = Exporter(GpulockNode(read_settings(str(node.config))), SystemClock()).limits
     assert (limits.oldest, limits.idle_after, limits.gpus) == (7, 99, 8)
 
 
 def test_a_worker_that_does_not_let_go_is_named() -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
-        assert let_go(os.getpid(), 0.0) == process.pid
+        assert wait_for_worker_exit(os.getpid(), 0.0) == process.pid
         process.kill()
-        assert let_go(os.getpid(), 10.0) == 0, "a zombie has let go"
+        assert wait_for_worker_exit(os.getpid(), 10.0) == 0, "a zombie has let go"
 
 
 EARLY = """
 import signal, sys
-from gpulock_exporter import app
-from gpulock_exporter.app_running import tell
+from gpulock_exporter.app import program
+from gpulock_exporter.app.pidfile import signal_exporter
 def serve(settings, exporter):
-    tell(settings.exporter_dir, signal.SIGUSR1)
-    return 0 if signal.sigtimedwait(app.PAUSES, 60) else 9
-app.serve_alone = serve
-sys.exit(app.main(["--config", sys.argv[1]]))
+    signal_exporter(settings.exporter_dir, signal.SIGUSR1)
+    return 0 if signal.sigtimedwait(program.PAUSES, 60) else 9
+program.serve_exporter_folder = serve
+sys.exit(program.main(["--config", sys.argv[1]]))
 """
 
 
 def test_who_is_told_to_pause_before_it_listens_pauses_all_the_same(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "node", "dgx1")
+    node = write_simulated_node(tmp_path / "node", "dgx1")
     command = [sys.executable, "-c", EARLY, str(node.config)]
     assert subprocess.run(command, env=ENVIRONMENT, timeout=120, check=False).returncode == 0
 
@@ -274,18 +290,18 @@ def test_a_service_manager_hears_when_it_answers_and_that_it_lives(tmp_path: Pat
 
 DEAF = """
 import sys
-from gpulock_exporter import app
+from gpulock_exporter.app import program
 def die(self):
     raise MemoryError("cannot accept")
-app.Server._run = die
-sys.exit(app.main(["--config", sys.argv[1]]))
+program.HttpServer._run = die
+sys.exit(program.main(["--config", sys.argv[1]]))
 """
 
 
 def test_an_exporter_that_accepts_nobody_any_more_ends_so_that_it_is_started_again(
     tmp_path: Path,
 ) -> None:
-    node = write_node(tmp_path / "node", "dgx1")
+    node = write_simulated_node(tmp_path / "node", "dgx1")
     configure(node, EXPORTER_LISTEN="127.0.0.1:0")
     done = subprocess.run(
         [sys.executable, "-c", DEAF, str(node.config)],

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.app.watchdog import Manager, Pulse, manager, state_of
+from gpulock_exporter.app.watchdog import (
+    Heartbeat,
+    ServiceManager,
+    read_stat_state,
+    service_manager_from_env,
+)
 
 
 @pytest.fixture
@@ -31,16 +36,16 @@ def heard(listener: socket.socket) -> list[str]:
         return found
 
 
-def pulse(proc: Path, state: str) -> Pulse:
+def pulse(proc: Path, state: str) -> Heartbeat:
     """Return the pulse of this thread, as it would be in a state of the kernel's."""
     stat = proc / "self/task" / str(threading.get_native_id()) / "stat"
     stat.parent.mkdir(parents=True)
     stat.write_text(f"77 (a) b) {state} 1 77 77\n")
-    return Pulse(str(proc))
+    return Heartbeat(str(proc))
 
 
 def test_the_end_of_the_start_is_told(listener: socket.socket) -> None:
-    Manager(listener.getsockname(), 0).ready("answers on :9465")
+    ServiceManager(listener.getsockname(), 0).ready("answers on :9465")
     assert heard(listener) == ["READY=1\nSTATUS=answers on :9465"]
 
 
@@ -57,30 +62,30 @@ def test_it_is_told_of_life_while_all_is_well_and_of_nothing_while_it_is_not(
             threading.Event().wait()  # the thread ends with the tests
         return bool(found)
 
-    Manager(listener.getsockname(), 0.003).watch(is_well)
+    ServiceManager(listener.getsockname(), 0.003).watch(is_well)
     assert over.wait(10)
     assert heard(listener) == ["WATCHDOG=1"] * 2
 
 
 def test_without_a_limit_nobody_is_watched(listener: socket.socket) -> None:
     before = threading.active_count()
-    Manager(listener.getsockname(), 0).watch(lambda: True)
+    ServiceManager(listener.getsockname(), 0).watch(lambda: True)
     assert threading.active_count() == before
 
 
 def test_a_manager_that_is_not_there_stops_nobody(tmp_path: Path) -> None:
-    Manager(str(tmp_path / "nobody"), 0).ready("answers")
-    Manager("", 0).ready("answers")
+    ServiceManager(str(tmp_path / "nobody"), 0).ready("answers")
+    ServiceManager("", 0).ready("answers")
 
 
 def test_what_it_wants_to_hear_is_in_the_environment_and_meant_for_no_child() -> None:
     given = {"NOTIFY_SOCKET": "@abc", "WATCHDOG_USEC": "90000000", "WATCHDOG_PID": "7", "A": "b"}
-    assert manager(dict(given), 7).limit == 90.0
-    assert manager(dict(given), 8).limit == 0.0
-    assert manager({"WATCHDOG_USEC": "1500000"}, 8).limit == 1.5
-    assert manager({"WATCHDOG_USEC": "soon"}, 8).limit == 0.0
-    assert manager({}, 8).limit == 0.0
-    manager(given, 7)
+    assert service_manager_from_env(dict(given), 7).limit == 90.0
+    assert service_manager_from_env(dict(given), 8).limit == 0.0
+    assert service_manager_from_env({"WATCHDOG_USEC": "1500000"}, 8).limit == 1.5
+    assert service_manager_from_env({"WATCHDOG_USEC": "soon"}, 8).limit == 0.0
+    assert service_manager_from_env({}, 8).limit == 0.0
+    service_manager_from_env(given, 7)
     assert given == {"A": "b"}
 
 
@@ -88,7 +93,7 @@ def test_an_abstract_address_is_one(tmp_path: Path) -> None:
     name = f"gpulock-{tmp_path.name}-{threading.get_native_id()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
         found.bind(f"\0{name}")
-        Manager(f"@{name}", 0).ready("answers")
+        ServiceManager(f"@{name}", 0).ready("answers")
         assert heard(found) == ["READY=1\nSTATUS=answers"]
 
 
@@ -106,6 +111,6 @@ def test_one_that_did_not_hangs_unless_the_kernel_holds_it(
 
 
 def test_the_state_of_a_thread_is_the_kernels(tmp_path: Path) -> None:
-    assert state_of("/proc/thread-self/stat") == "R"
-    assert state_of(str(tmp_path / "nothing")) == ""
-    assert Pulse().goes_on(-1) is False, "a thread of ours that runs and does not go round"
+    assert read_stat_state("/proc/thread-self/stat") == "R"
+    assert read_stat_state(str(tmp_path / "nothing")) == ""
+    assert Heartbeat().goes_on(-1) is False, "a thread of ours that runs and does not go round"

@@ -12,19 +12,23 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.files.inventory import inventory_text
-from gpulock_exporter.files.publish import FINISHED_CAP, Folder, prune
-from gpulock_exporter.files.sample_file import Memory, finished_text, memory_of
-from gpulock_exporter.metrics.collectors import collect
+from gpulock_exporter.files.publish import FINISHED_CAP, ExporterFolder, prune_finished_files
+from gpulock_exporter.files.sample_file import (
+    ExporterMemory,
+    finished_text,
+    restore_exporter_memory,
+)
+from gpulock_exporter.metrics.collectors import collect_families
 from gpulock_exporter.metrics.families import COUNTER
-from gpulock_exporter.state.claim_accounting import Account
-from gpulock_exporter.telemetry import Device, Process, Xid
+from gpulock_exporter.state.claim_accounting import LedgerAccount
+from gpulock_exporter.telemetry import DeviceTelemetry, Process, Xid
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from gpulock.node import inventory, sample
 from gpulock.node.devices import Device as DriverDevice
-from gpulock.node.sample import SAMPLE_LINE, parse
-from gpulock.simulate.inventory import inventory as simulated
+from gpulock.node.sample import SAMPLE_LINE, parse_sample
+from gpulock.simulate.inventory import format_machine_inventory as simulated
 from gpulock.simulate.machine import Machine
 from gpulock.simulate.presets import PRESETS
 from gpulock.store import atomic
@@ -52,9 +56,9 @@ covered=1000,1000
 """
 
 
-def unknown(number: int) -> Device:
+def unknown(number: int) -> DeviceTelemetry:
     """Return a card that tells nothing but who it is."""
-    return Device(bus(number), uuid(number), number)
+    return DeviceTelemetry(bus(number), uuid(number), number)
 
 
 def scene(tmp_path: Path) -> Node:
@@ -69,9 +73,11 @@ def scene(tmp_path: Path) -> Node:
     return node
 
 
-def again(node: Node, now: float | None = None, boot: str = BOOT) -> Memory:
+def again(node: Node, now: float | None = None, boot: str = BOOT) -> ExporterMemory:
     """Return what an exporter that starts now remembers."""
-    return memory_of(parse(node.text(), SAMPLE_LINE), boot, node.now if now is None else now)
+    return restore_exporter_memory(
+        parse_sample(node.text(), SAMPLE_LINE), boot, node.now if now is None else now
+    )
 
 
 def test_the_sample_is_as_the_table_says(tmp_path: Path) -> None:
@@ -81,7 +87,7 @@ def test_the_sample_is_as_the_table_says(tmp_path: Path) -> None:
 def test_processes_are_told_as_of_when_they_were_listed(tmp_path: Path) -> None:
     node = scene(tmp_path)
     node.tick(card(0), unknown(1))
-    seen = parse(node.text(), SAMPLE_LINE).devices[bus(0)]
+    seen = parse_sample(node.text(), SAMPLE_LINE).devices[bus(0)]
     assert (seen.looked, seen.listed, seen.processes) == (1004.0, 1003.0, 1)
 
 
@@ -145,7 +151,7 @@ def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
     def told() -> dict[str, float]:
         return {
             metric.family.name.removeprefix("gpulock_gpu_"): value
-            for metric in collect(node.snapshot())
+            for metric in collect_families(node.snapshot())
             if metric.family.kind == COUNTER
             for value in metric.values.values()
         }
@@ -158,10 +164,10 @@ def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
         node.tick(seen, xids=[Xid(uuid(0), 79)])
 
     def start() -> None:
-        memory = memory_of(folder.last(), BOOT, node.now, folder.is_overtaken())
+        memory = restore_exporter_memory(folder.last(), BOOT, node.now, folder.is_overtaken())
         node.book = Node(memory).book
 
-    node, folder = Node(), Folder(str(tmp_path / "run"))
+    node, folder = Node(), ExporterFolder(str(tmp_path / "run"))
     folder.open()
     for second in range(3):
         look(second)
@@ -197,7 +203,11 @@ def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
 
 def test_nothing_of_another_boot_or_of_the_future_is_remembered(tmp_path: Path) -> None:
     node = scene(tmp_path)
-    for memory in (again(node, boot=OTHER_BOOT), again(node, now=10.0), memory_of(None, BOOT, 1.0)):
+    for memory in (
+        again(node, boot=OTHER_BOOT),
+        again(node, now=10.0),
+        restore_exporter_memory(None, BOOT, 1.0),
+    ):
         assert (memory.totals.devices, memory.ledger.accounts, memory.sequence) == ({}, {}, 0)
 
 
@@ -213,7 +223,9 @@ def test_nothing_of_another_boot_or_of_the_future_is_remembered(tmp_path: Path) 
     ],
 )
 def test_a_sample_that_was_tampered_with_is_survived(line: str) -> None:
-    memory = memory_of(parse(f"{SAMPLE_LINE}\nboot_id={BOOT}\n{line}\n", SAMPLE_LINE), BOOT, 1000)
+    memory = restore_exporter_memory(
+        parse_sample(f"{SAMPLE_LINE}\nboot_id={BOOT}\n{line}\n", SAMPLE_LINE), BOOT, 1000
+    )
     node = Node(memory)
     node.facts = facts(lock(0, A))
     for _ in range(3):
@@ -224,10 +236,10 @@ def test_a_sample_that_was_tampered_with_is_survived(line: str) -> None:
 
 def test_files_are_written_whole_and_read_by_the_reader(tmp_path: Path) -> None:
     node = scene(tmp_path)
-    folder = Folder(str(tmp_path / "run"))
+    folder = ExporterFolder(str(tmp_path / "run"))
     folder.open()
     folder.write_sample(node.text())
-    found = sample.read(folder.path, node.now, BOOT)
+    found = sample.read_sample(folder.path, node.now, BOOT)
     assert found is not None
     assert found.tokens[A][bus(0)].energy == 600.0
     assert (found.devices[bus(0)].foreign_pids, found.devices[bus(1)].busy) == ((77,), None)
@@ -239,11 +251,11 @@ def test_files_are_written_whole_and_read_by_the_reader(tmp_path: Path) -> None:
 
 def test_what_is_left_of_a_claim_is_there_with_its_last_second(tmp_path: Path) -> None:
     node = scene(tmp_path)
-    folder = Folder(str(tmp_path / "run"))
+    folder = ExporterFolder(str(tmp_path / "run"))
     folder.open()
     node.facts = facts()
     folder.write_finished(node.tick(card(0, energy=900.0)), BOOT, node.moment)
-    found = sample.read_finished(folder.path, A)
+    found = sample.read_finished_claim(folder.path, A)
     assert found is not None
     account = found.tokens[A][bus(0)]
     assert (account.busy, account.energy, account.until) == (1.5, 800.0, 1004.0)
@@ -252,18 +264,18 @@ def test_what_is_left_of_a_claim_is_there_with_its_last_second(tmp_path: Path) -
 
 
 def test_a_token_that_could_be_a_path_is_written_nowhere(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "run"))
+    folder = ExporterFolder(str(tmp_path / "run"))
     folder.open()
     folder.write_finished({"../evil": {}, "": {}}, BOOT, Node().moment)
     assert os.listdir(tmp_path / "run" / "finished") == []
     assert not (tmp_path / "run" / "evil").exists()
     for token, name in (("../evil", "a"), ("feed", "a b"), ("feed", "a\nb")):
-        text = finished_text(token, {name: Account(1.0, 2.0)}, BOOT, Node().moment)
+        text = finished_text(token, {name: LedgerAccount(1.0, 2.0)}, BOOT, Node().moment)
         assert "token" not in text
 
 
 def test_a_claim_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "run"))
+    folder = ExporterFolder(str(tmp_path / "run"))
     folder.open()
     os.rmdir(tmp_path / "run" / "finished")
     with pytest.raises(FileNotFoundError):
@@ -274,7 +286,7 @@ def test_a_claim_that_could_not_be_written_is_written_later(tmp_path: Path) -> N
 
 
 def test_what_an_interrupted_write_left_is_taken_away(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path / "run"))
+    folder = ExporterFolder(str(tmp_path / "run"))
     folder.open()
     for name in (".sample.0a1b", "finished/.feed.0a1b", "sample"):
         (tmp_path / "run" / name).touch()
@@ -287,9 +299,9 @@ def test_the_oldest_claims_are_forgotten_when_nobody_fetches_them(tmp_path: Path
     for number in range(10):
         (tmp_path / f"{number}").touch()
         os.utime(tmp_path / f"{number}", (number, number))
-    prune(str(tmp_path), cap=11, drop=5)
+    prune_finished_files(str(tmp_path), cap=11, drop=5)
     assert len(os.listdir(tmp_path)) == 10
-    prune(str(tmp_path), cap=10, drop=5)
+    prune_finished_files(str(tmp_path), cap=10, drop=5)
     assert sorted(os.listdir(tmp_path)) == list("56789")
     assert FINISHED_CAP == 1000
 
@@ -297,9 +309,9 @@ def test_the_oldest_claims_are_forgotten_when_nobody_fetches_them(tmp_path: Path
 # --- inventory --------------------------------------------------------------------------------
 
 
-def from_machine(machine: Machine) -> dict[str, Device]:
+def from_machine(machine: Machine) -> dict[str, DeviceTelemetry]:
     """Return the devices of a simulated machine as NVML would tell of them."""
-    found: dict[str, Device] = {}
+    found: dict[str, DeviceTelemetry] = {}
     for index, gpu in enumerate(machine.present):
         links = {
             machine.gpus[b if machine.gpus[a] is gpu else a].bus: count
@@ -308,7 +320,7 @@ def from_machine(machine: Machine) -> dict[str, Device]:
             and not machine.gpus[a].fallen
             and not machine.gpus[b].fallen
         }
-        found[gpu.bus] = Device(
+        found[gpu.bus] = DeviceTelemetry(
             gpu.bus,
             machine.uuid(gpu),
             index,
@@ -317,7 +329,7 @@ def from_machine(machine: Machine) -> dict[str, Device]:
             links={**links, "switch": 6} if machine.nvswitch else links,
         )
         for part in gpu.mig:
-            found[f"{gpu.bus}.{part.name}"] = Device(
+            found[f"{gpu.bus}.{part.name}"] = DeviceTelemetry(
                 gpu.bus,
                 machine.instance_uuid(gpu, part),
                 index,
@@ -340,7 +352,7 @@ def test_the_inventory_is_the_simulated_nodes_own(name: str) -> None:
 
 
 def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path))
+    folder = ExporterFolder(str(tmp_path))
     folder.open()
     cards = {
         bus(0): card(0, mig=False, links={bus(1): 4, "switch": 2, "junk": 9}),
@@ -350,10 +362,10 @@ def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
         f"{bus(2)}.gi2.ci0": instance(2, 2, uuid=""),
     }
     folder.write_inventory(cards, BOOT)
-    pairs = inventory.read(str(tmp_path), BOOT)
-    assert inventory.links(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
+    pairs = inventory.read_nvml_inventory(str(tmp_path), BOOT)
+    assert inventory.nvlink_counts(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
     plain = [DriverDevice(bus(number), number) for number in range(3)]
-    found = inventory.applied(plain, pairs)
+    found = inventory.apply_nvml_inventory(plain, pairs)
     assert [one.id for one in found] == [bus(0), bus(1), f"{bus(2)}.gi1.ci0"]
     assert [one.switched for one in found] == [True, False, False]
     assert (found[0].uuid, found[0].memory_mib) == (uuid(0), 81920)
@@ -361,7 +373,7 @@ def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
 
 
 def test_the_inventory_is_written_when_it_changes_or_is_gone(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path))
+    folder = ExporterFolder(str(tmp_path))
     path = tmp_path / "inventory"
     folder.write_inventory({bus(0): card(0, links={bus(1): 4}), bus(1): card(1)}, BOOT)
     first = path.stat().st_ino
@@ -402,7 +414,7 @@ TICKS = st.lists(
 )
 
 
-def device(about: dict[str, Any]) -> Device:
+def device(about: dict[str, Any]) -> DeviceTelemetry:
     fields = dict(about)
     number = fields.pop("number")
     part = fields.get("gi") is not None
@@ -427,7 +439,7 @@ def test_no_frames_and_no_restarts_make_a_counter_fall(
         frame.driver = chance.choice(["", "1", "2"])
         node.now += seconds
         node.book.tick([frame], node.facts, node.moment)
-        for metric in collect(node.snapshot()):
+        for metric in collect_families(node.snapshot()):
             for labels, value in metric.values.items():
                 assert math.isfinite(value)
                 if metric.family.kind == COUNTER:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpulock_exporter.metrics.collectors import collect
-from gpulock_exporter.metrics.exposition import render
+from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.metrics.families import (
     COUNTER,
     LONGEST_LABEL,
@@ -24,7 +24,7 @@ from gpulock_exporter.metrics.families import (
     labels,
 )
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.state.snapshot import Health, Snapshot
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import Process, Xid
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +52,7 @@ A, B, C = "a" * 16, "b" * 16, "c" * 16
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Snapshot:
+def scene(tmp_path: Path) -> NodeSnapshot:
     """Return a node with everything on it: GPUs, MIG, jobs, a stranger, an XID."""
     proc = FakeProc(tmp_path / "proc")
     proc.add(77)
@@ -84,31 +84,33 @@ def scene(tmp_path: Path) -> Snapshot:
     node.facts.durations = {"locks": 0.001, "foreign": 0.0}
     node.facts.failures = {"verdicts": "SECRET"}
     found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0")]
-    own = Health("0.1.0", abandoned=1, reloaded=True)
+    own = ExporterHealth("0.1.0", abandoned=1, reloaded=True)
     return node.snapshot(found, own)
 
 
-def written(scene: Snapshot, openmetrics: bool = False) -> str:
-    return render(collect(scene), openmetrics).decode()
+def written(scene: NodeSnapshot, openmetrics: bool = False) -> str:
+    return render_exposition(collect_families(scene), openmetrics).decode()
 
 
 @pytest.mark.parametrize(("name", "openmetrics"), [("node.prom", False), ("node.om", True)])
-def test_a_node_reads_as_in_the_golden_text(name: str, openmetrics: bool, scene: Snapshot) -> None:
+def test_a_node_reads_as_in_the_golden_text(
+    name: str, openmetrics: bool, scene: NodeSnapshot
+) -> None:
     text = written(scene, openmetrics)
     if os.environ.get("GPULOCK_GOLDEN"):
         (DATA / name).write_text(text)
     assert text == (DATA / name).read_text()
 
 
-def test_the_families_are_the_contracts(scene: Snapshot) -> None:
-    metrics = collect(scene)
+def test_the_families_are_the_contracts(scene: NodeSnapshot) -> None:
+    metrics = collect_families(scene)
     assert {metric.family.name for metric in metrics} == CONTRACT
     empty = {metric.family.name for metric in metrics if not metric.values}
     assert empty == set()
 
 
-def test_names_units_and_kinds_agree(scene: Snapshot) -> None:
-    for metric in collect(scene):
+def test_names_units_and_kinds_agree(scene: NodeSnapshot) -> None:
+    for metric in collect_families(scene):
         family = metric.family
         assert (family.kind == COUNTER) == family.name.endswith("_total")
         assert family.help.endswith(".")
@@ -118,12 +120,12 @@ def test_names_units_and_kinds_agree(scene: Snapshot) -> None:
         assert family.unit in ("", *UNITS)
 
 
-def test_no_label_is_called_as_prometheus_calls_its_own(scene: Snapshot) -> None:
+def test_no_label_is_called_as_prometheus_calls_its_own(scene: NodeSnapshot) -> None:
     used = set(re.findall(r'[{,]([a-z_]+)="', written(scene)))
     assert not used & {"job", "instance", "hostname", "node", "command", "le", "quantile"}
 
 
-def test_no_label_holds_what_nobody_should_see(scene: Snapshot) -> None:
+def test_no_label_holds_what_nobody_should_see(scene: NodeSnapshot) -> None:
     assert "SECRET" not in written(scene)
 
 
@@ -143,11 +145,11 @@ def flat(found: Iterable[Parsed]) -> dict[tuple[str, tuple[tuple[str, str], ...]
     }
 
 
-def test_both_formats_are_read_back_the_same(scene: Snapshot) -> None:
+def test_both_formats_are_read_back_the_same(scene: NodeSnapshot) -> None:
     plain = list(text_of(written(scene)))
     open_ = list(openmetrics_of(written(scene, openmetrics=True)))
     assert flat(plain) == flat(open_)
-    metrics = collect(scene)
+    metrics = collect_families(scene)
     assert len(flat(plain)) == sum(len(metric.values) for metric in metrics)
     by_name = {family.name: family for family in open_}
     for metric in metrics:
@@ -156,7 +158,7 @@ def test_both_formats_are_read_back_the_same(scene: Snapshot) -> None:
         assert parsed.documentation == metric.family.help
 
 
-def test_what_a_user_calls_himself_is_read_back(scene: Snapshot) -> None:
+def test_what_a_user_calls_himself_is_read_back(scene: NodeSnapshot) -> None:
     for found in (text_of(written(scene)), openmetrics_of(written(scene, True))):
         users = [dict(key[1])["user"] for key in flat(found) if key[0] == "gpulock_gpu_lock_info"]
         assert users == ["alice", 'o"h\nno\\ {}=,\ufffd\ufffd\ufffd€']
@@ -166,15 +168,15 @@ def test_what_a_user_calls_himself_is_read_back(scene: Snapshot) -> None:
     ("how", "user"), [(LabelUser.NAME, "alice"), (LabelUser.UID, "1000"), (LabelUser.NONE, None)]
 )
 def test_users_are_named_as_the_site_wants(
-    how: LabelUser, user: str | None, scene: Snapshot
+    how: LabelUser, user: str | None, scene: NodeSnapshot
 ) -> None:
-    text = render(collect(scene, how)).decode()
+    text = render_exposition(collect_families(scene, how)).decode()
     found = [dict(key[1]) for key in flat(text_of(text)) if key[0].endswith("_lock_info")]
     assert found[0].get("user") == user
     assert ("alice" in text) is (how is LabelUser.NAME)
 
 
-def test_the_job_is_on_one_series_a_device(scene: Snapshot) -> None:
+def test_the_job_is_on_one_series_a_device(scene: NodeSnapshot) -> None:
     with_job = [key for key in flat(text_of(written(scene))) if "job_id" in dict(key[1])]
     assert [key[0] for key in with_job] == [*["gpulock_gpu_lock_info"] * 2, "gpulock_mig_lock_info"]
 
@@ -190,19 +192,19 @@ def test_the_job_is_on_one_series_a_device(scene: Snapshot) -> None:
     ],
 )
 def test_only_what_was_asked_for_by_name_is_written(
-    names: set[str], expected: set[str], scene: Snapshot
+    names: set[str], expected: set[str], scene: NodeSnapshot
 ) -> None:
-    metrics = collect(scene)
+    metrics = collect_families(scene)
     for openmetrics in (False, True):
-        text = render(metrics, openmetrics, names).decode()
+        text = render_exposition(metrics, openmetrics, names).decode()
         parse = openmetrics_of if openmetrics else text_of
         assert {key[0] for key in flat(parse(text))} == expected
 
 
 def test_nothing_is_a_text_as_well() -> None:
-    assert render([]) == b""
-    assert render([], openmetrics=True) == b"# EOF\n"
-    assert render([Metric(gauge("x", "Nothing."))]) == b""
+    assert render_exposition([]) == b""
+    assert render_exposition([], openmetrics=True) == b"# EOF\n"
+    assert render_exposition([Metric(gauge("x", "Nothing."))]) == b""
 
 
 @pytest.mark.parametrize(
@@ -234,13 +236,13 @@ def test_any_text_and_any_number_are_read_back(text: str, value: float) -> None:
         c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text
     )
     for openmetrics, parse in ((False, text_of), (True, openmetrics_of)):
-        body = render([written_], openmetrics).decode("utf-8")
+        body = render_exposition([written_], openmetrics).decode("utf-8")
         ((name, found), number), *more = flat(parse(body)).items()
         assert (name, more, number) == ("gpulock_x", [], value)
         assert dict(found).get("user", "") == clean
 
 
-def test_times_are_epoch_seconds(scene: Snapshot) -> None:
+def test_times_are_epoch_seconds(scene: NodeSnapshot) -> None:
     found = flat(text_of(written(scene)))
     times = {key[0]: value for key, value in found.items() if "timestamp" in key[0]}
     assert len(times) == 7

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.metrics.collectors import collect
-from gpulock_exporter.state.snapshot import Health, Snapshot
+from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 
 from gpulock.cli import COMMANDS
 
@@ -43,8 +43,8 @@ def asked() -> tuple[dict[str, Any], ...]:
 
 def families() -> set[str]:
     """Return the name of every metric of the exporter."""
-    nothing = Snapshot(Moment(0.0, 0.0), (), None, "", {}, None, Health())
-    return {metric.family.name for metric in collect(nothing)}
+    nothing = NodeSnapshot(Moment(0.0, 0.0), (), None, "", {}, None, ExporterHealth())
+    return {metric.family.name for metric in collect_families(nothing)}
 
 
 def named(kind: str) -> dict[str, dict[str, Any]]:

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 
 import pynvml
 import pytest
-from gpulock_exporter.nvml.answers import RETRY, Answers, Look, LostError
-from gpulock_exporter.nvml.gpm import GRAPHICS, METRICS, RATIOS, TRAFFIC, Window, measure
+from gpulock_exporter.nvml.answers import RETRY, GpuLostError, NvmlDevice, PollContext
+from gpulock_exporter.nvml.gpm import (
+    GRAPHICS,
+    METRICS,
+    RATIOS,
+    TRAFFIC,
+    GpmWindow,
+    measure_gpm_window,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +38,7 @@ MIB = 1 << 20
     ],
 )
 def test_a_metric_is_a_ratio_or_nothing(percent: float, ratio: float | None) -> None:
-    found = measure({GRAPHICS: percent, 2: percent}, 1.0)
+    found = measure_gpm_window({GRAPHICS: percent, 2: percent}, 1.0)
     assert found.active == ratio
     assert found.ratios.get("sm_active") == ratio
 
@@ -40,7 +47,7 @@ def test_a_metric_is_a_ratio_or_nothing(percent: float, ratio: float | None) -> 
 def test_whatever_the_driver_says_only_what_can_be_is_told(
     values: dict[int, float], seconds: float
 ) -> None:
-    found = measure(values, seconds)
+    found = measure_gpm_window(values, seconds)
     assert found.ratios.keys() <= set(RATIOS.values())
     assert all(0 <= ratio <= 1 for ratio in found.ratios.values())
     assert found.traffic.keys() <= set(TRAFFIC.values())
@@ -48,7 +55,7 @@ def test_whatever_the_driver_says_only_what_can_be_is_told(
 
 
 def test_traffic_is_a_rate_times_the_window() -> None:
-    found = measure({20: 10, 21: 0.5, 60: 3, 61: 4}, 2.0)
+    found = measure_gpm_window({20: 10, 21: 0.5, 60: 3, 61: 4}, 2.0)
     assert found.traffic == {
         "pcie_transmit": 20 * MIB,
         "pcie_receive": MIB,
@@ -91,24 +98,24 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
     monkeypatch.setattr(pynvml, "nvmlGpmSampleAlloc", made.alloc)
     monkeypatch.setattr(pynvml, "nvmlGpmSampleFree", made.free)
-    monkeypatch.setattr("gpulock_exporter.nvml.gpm.metrics_between", made.between)
+    monkeypatch.setattr("gpulock_exporter.nvml.gpm.gpm_metrics_between", made.between)
     return made
 
 
-def card() -> Answers:
-    return Answers(pynvml.c_nvmlDevice_t(), "0000:3b:00.0")
+def card() -> NvmlDevice:
+    return NvmlDevice(pynvml.c_nvmlDevice_t(), "0000:3b:00.0")
 
 
 def test_one_sample_ends_a_window_and_begins_the_next(driver: Driver) -> None:
-    window, of = Window(driver.take), card()
-    assert window.step(Look(10.0), of) is None
-    assert window.step(Look(10.9), of) is None, "that is less than a second"
-    first = window.step(Look(11.0), of)
+    window, of = GpmWindow(driver.take), card()
+    assert window.step(PollContext(10.0), of) is None
+    assert window.step(PollContext(10.9), of) is None, "that is less than a second"
+    first = window.step(PollContext(11.0), of)
     assert first is not None
     assert (first.seconds, first.active) == (1.0, 0.5)
-    assert window.step(Look(11.5), of) is None
+    assert window.step(PollContext(11.5), of) is None
     assert window.latest is first, "until there is another"
-    second = window.step(Look(12.5), of)
+    second = window.step(PollContext(12.5), of)
     assert second is not None
     assert second.seconds == 1.5
     assert driver.asked == [tuple(driver.taken[0:2]), tuple(driver.taken[1:3])]
@@ -117,32 +124,32 @@ def test_one_sample_ends_a_window_and_begins_the_next(driver: Driver) -> None:
 
 
 def test_a_window_over_a_long_silence_says_nothing_of_now(driver: Driver) -> None:
-    window, of = Window(driver.take), card()
-    window.step(Look(10.0), of)
-    assert window.step(Look(100.0), of) is None
-    assert window.step(Look(101.0), of) is not None
+    window, of = GpmWindow(driver.take), card()
+    window.step(PollContext(10.0), of)
+    assert window.step(PollContext(100.0), of) is None
+    assert window.step(PollContext(101.0), of) is not None
 
 
 def test_after_a_failure_a_window_begins_anew(driver: Driver) -> None:
-    window, of = Window(driver.take), card()
-    window.step(Look(10.0), of)
+    window, of = GpmWindow(driver.take), card()
+    window.step(PollContext(10.0), of)
     driver.error = 999
-    look = Look(11.0)
+    look = PollContext(11.0)
     assert window.step(look, of) is None
     assert look.failures == {"gpm": "0000:3b:00.0: Unknown Error"}
     driver.error = 0
-    assert window.step(Look(12.0), of) is None, "nobody saw the time in between"
-    assert window.step(Look(13.0), of) is not None
+    assert window.step(PollContext(12.0), of) is None, "nobody saw the time in between"
+    assert window.step(PollContext(13.0), of) is not None
 
 
 def test_what_is_not_supported_is_not_taken_again_and_a_lost_card_is_said(driver: Driver) -> None:
-    window, of = Window(driver.take), card()
+    window, of = GpmWindow(driver.take), card()
     driver.error = pynvml.NVML_ERROR_NOT_SUPPORTED
-    look = Look(10.0)
+    look = PollContext(10.0)
     assert window.step(look, of) is None
     driver.error = 0
-    assert window.step(Look(11.0), of) is None
+    assert window.step(PollContext(11.0), of) is None
     assert (look.failures, driver.taken) == ({}, [])
     driver.error = pynvml.NVML_ERROR_GPU_IS_LOST
-    with pytest.raises(LostError):
-        window.step(Look(11.0 + RETRY), of)
+    with pytest.raises(GpuLostError):
+        window.step(PollContext(11.0 + RETRY), of)

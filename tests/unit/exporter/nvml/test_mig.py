@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.telemetry import Device, Frame
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame
 
 from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Process
 from tests.support.exporter_nvml import Eye, device
@@ -14,7 +14,7 @@ from tests.support.exporter_nvml import Eye, device
 CARD = "0000:07:00.0"
 
 
-def instances(frame: Frame) -> list[Device]:
+def instances(frame: Frame) -> list[DeviceTelemetry]:
     return [one for one in frame.devices if one.parent]
 
 

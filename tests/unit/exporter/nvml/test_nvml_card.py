@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.telemetry import COLLECTORS, Device
+from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry
 
 from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Process
 from tests.support.exporter_nvml import Eye, device
@@ -188,7 +188,7 @@ FAILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
-def absent(card: Device) -> set[str]:
+def absent(card: DeviceTelemetry) -> set[str]:
     return {name for name, value in vars(card).items() if value is None}
 
 

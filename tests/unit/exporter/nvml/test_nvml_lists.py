@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 from gpulock_exporter.nvml.gpm import METRIC
-from gpulock_exporter.nvml.lists import FIELD, SAMPLES, VALUES, FieldList, SampleList, call
+from gpulock_exporter.nvml.lists import FIELD, SAMPLES, VALUES, FieldList, SampleList, call_nvml
 
 from tests.nvml.double import ERROR_NOT_SUPPORTED, Double
 
@@ -106,5 +106,5 @@ def test_no_sample_and_no_such_function_are_errors_of_nvml(nvml: Double) -> None
         samples.read(handle, UTILIZATION, 1000)
     assert fault.value.value == pynvml.NVML_ERROR_NOT_FOUND
     with pytest.raises(pynvml.NVMLError) as fault:
-        call("nvmlDeviceGetNothing")
+        call_nvml("nvmlDeviceGetNothing")
     assert fault.value.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND

@@ -12,10 +12,10 @@ from gpulock_exporter.nvml.utilisation_samples import (
     NOTHING,
     SHORTEST,
     SLACK,
-    Busy,
+    BusyTime,
     Sample,
-    Samples,
-    integrate,
+    UtilizationSamples,
+    integrate_samples,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,19 +47,21 @@ def buffer(first: int, count: int, percent: float = 50) -> list[Sample]:
     ],
 )
 def test_a_list_of_samples_is_worth(samples: list[Sample], busy: float, observed: float) -> None:
-    found, _ = integrate(samples, seen=0, allowed=2.0)
+    found, _ = integrate_samples(samples, seen=0, allowed=2.0)
     assert found == pytest.approx((busy, observed))
 
 
 def test_the_cursor_follows_the_youngest_that_can_be() -> None:
     samples: list[Sample] = [(600_000, 50), (10**18, 50), (800_000, 700), (300_000, 50)]
-    _, youngest = integrate(samples, seen=100_000, allowed=2.0)
+    _, youngest = integrate_samples(samples, seen=100_000, allowed=2.0)
     assert youngest == 800_000
 
 
-def fed(source: Samples, looks: list[list[Sample]], start: float = 100.0) -> list[Busy]:
+def fed(
+    source: UtilizationSamples, looks: list[list[Sample]], start: float = 100.0
+) -> list[BusyTime]:
     """Look once a second, each time at what a driver has that is younger than was asked for."""
-    found: list[Busy] = []
+    found: list[BusyTime] = []
     for second, samples in enumerate(looks, 1):
         since = source.since(start + second)
         found.append(source.add([one for one in samples if one[0] > since], start + second))
@@ -67,7 +69,7 @@ def fed(source: Samples, looks: list[list[Sample]], start: float = 100.0) -> lis
 
 
 def test_what_is_in_the_buffer_at_first_was_before_our_time() -> None:
-    source = Samples(100.0)
+    source = UtilizationSamples(100.0)
     first, second = fed(source, [buffer(0, 99), buffer(0, 105)])
     assert first == NOTHING
     assert second == pytest.approx((0.5, 1.0), rel=1e-3)
@@ -75,13 +77,13 @@ def test_what_is_in_the_buffer_at_first_was_before_our_time() -> None:
 
 def test_a_steady_driver_is_observed_all_the_time() -> None:
     looks = [buffer(max(0, 6 * n - 99), min(6 * n, 99), 30) for n in range(2, 62)]
-    found = fed(Samples(100.0), looks)
+    found = fed(UtilizationSamples(100.0), looks)
     assert sum(one.observed for one in found) == pytest.approx(59, rel=1e-3)
     assert sum(one.busy for one in found) == pytest.approx(0.3 * 59, rel=1e-3)
 
 
 def test_samples_that_come_again_and_again_are_seen_once() -> None:
-    source = Samples(100.0)
+    source = UtilizationSamples(100.0)
     fed(source, [buffer(0, 6)])
     for second in range(102, 105):
         source.since(second)
@@ -90,7 +92,7 @@ def test_samples_that_come_again_and_again_are_seen_once() -> None:
 
 
 def test_a_clock_that_was_set_back_is_found_again() -> None:
-    source = Samples(100.0)
+    source = UtilizationSamples(100.0)
     fed(source, [buffer(0, 6), buffer(0, 12)])
     later = 100 + 2 + HEAL + 1
     assert source.since(later - 2) != 0
@@ -104,12 +106,12 @@ def test_a_driver_whose_clock_runs_too_fast_makes_no_time() -> None:
     looks: list[list[Sample]] = []
     for n in range(60):  # 1.8 seconds each second
         looks.append([(START + 200_000 * m, 100) for m in range(9 * n + 1, 9 * n + 10)])
-    found = fed(Samples(100.0), looks)
+    found = fed(UtilizationSamples(100.0), looks)
     assert 20 < sum(one.observed for one in found) <= 60 + SLACK
 
 
 def test_a_card_that_writes_no_samples_while_idle_is_seen_a_sixth_of_a_second_a_look() -> None:
-    source = Samples(100.0)
+    source = UtilizationSamples(100.0)
     source.since(101)
     source.add(buffer(0, 6), 101)
     assert source.snapshot(0, 101.5) == (0, 0), "its buffer has the word"
@@ -121,13 +123,13 @@ def test_a_card_that_writes_no_samples_while_idle_is_seen_a_sixth_of_a_second_a_
 
 
 def test_no_answer_for_now_stands_in_for_a_buffer_of_garbage() -> None:
-    source = Samples(100.0)
+    source = UtilizationSamples(100.0)
     fed(source, [[(START, 900)], [(START, 900)], [(START, 900)], [(START, 900)]])
     assert source.snapshot(0, 110) == (0, 0)
 
 
 def test_a_snapshot_a_thousand_times_a_second_does_not_make_time() -> None:
-    source = Samples(0.0)
+    source = UtilizationSamples(0.0)
     total = sum(source.snapshot(10, 3 + n / 1000).observed for n in range(1000))
     assert total <= 1 + 3 + SLACK
 
@@ -148,7 +150,7 @@ def test_whatever_a_driver_says_no_more_is_observed_than_there_was(
     looks: list[tuple[list[tuple[int, int]], float]],
 ) -> None:
     now = start = 1000.0
-    source, total = Samples(start), 0.0
+    source, total = UtilizationSamples(start), 0.0
     moment = START
     for steps, pause in looks:
         now += pause
@@ -172,7 +174,7 @@ def test_a_sound_list_is_observed_whole(steps: list[int], percent: int) -> None:
     for step in steps:
         moment += step
         samples.append((moment, percent))
-    found, youngest = integrate(samples, START, allowed=LONGEST * MOST + 1)
+    found, youngest = integrate_samples(samples, START, allowed=LONGEST * MOST + 1)
     assert youngest == moment
     assert found.observed == pytest.approx((moment - START) / 1e6)
     assert found.busy == pytest.approx(found.observed * percent / 100)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pynvml
 import pytest
 from gpulock_exporter.nvml import field_values
-from gpulock_exporter.nvml.answers import Answers, Look
-from gpulock_exporter.nvml.card import numa_node
-from gpulock_exporter.nvml.collect import ratio
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
+from gpulock_exporter.nvml.card import read_numa_node
+from gpulock_exporter.nvml.collect import percent_to_ratio
 from gpulock_exporter.nvml.field_values import (
     ECC,
     NVLINK,
@@ -20,14 +20,14 @@ from gpulock_exporter.nvml.field_values import (
     PENDING,
     REASON_SECONDS,
     REMAPPED,
-    Field,
+    NvmlField,
     field_error,
     read_fields,
 )
-from gpulock_exporter.nvml.links import lock_id
-from gpulock_exporter.nvml.processes import merged
+from gpulock_exporter.nvml.links import lock_id_of_bus
+from gpulock_exporter.nvml.processes import merge_process_lists
 from gpulock_exporter.nvml.slow_values import board_values
-from gpulock_exporter.telemetry import CLOCK_REASONS, Device, Process
+from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry, Process
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +45,7 @@ REAL, NARROW, WIDE = 0, 1, 3  # nvmlValueType_t: double, unsigned int, unsigned 
     ],
 )
 def test_a_bus_id_is_written_as_the_kernel_does(nvml: str, ours: str) -> None:
-    assert lock_id(nvml) == ours
+    assert lock_id_of_bus(nvml) == ours
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_bus_id_is_written_as_the_kernel_does(nvml: str, ours: str) -> None:
         (PCIE[0], 0, NARROW, 3),  # wraps faster than we look
     ],
 )
-def test_the_error_of_a_field_is(field: Field, error: int, kind: int, found: int) -> None:
+def test_the_error_of_a_field_is(field: NvmlField, error: int, kind: int, found: int) -> None:
     assert field_error(field, error, kind) == found
 
 
@@ -75,14 +75,14 @@ def test_a_field_that_cannot_be_is_absent_and_a_failure(
     def field_list(_: object) -> Driver:
         return Driver()
 
-    monkeypatch.setattr(field_values, "field_list", field_list)
-    look = Look(1.0)
-    assert read_fields(Answers(pynvml.c_nvmlDevice_t(), "card"), look, ECC[:3]) == {ECC[1]: 5.0}
+    monkeypatch.setattr(field_values, "nvml_field_list", field_list)
+    look = PollContext(1.0)
+    assert read_fields(NvmlDevice(pynvml.c_nvmlDevice_t(), "card"), look, ECC[:3]) == {ECC[1]: 5.0}
     assert look.failures == {"ecc": f"card: field 7 cannot be {number}"}
 
 
 def test_field_values_become_attributes_in_base_units() -> None:
-    values: dict[Field, float] = {
+    values: dict[NvmlField, float] = {
         REASON_SECONDS[0]: 1_500_000_000,
         PENDING: 1,
         REMAPPED[1]: 2,
@@ -98,7 +98,7 @@ def test_field_values_become_attributes_in_base_units() -> None:
         "nvlink_transmit": 3072,
         "nvlink_receive": 0,
     }
-    assert found.keys() <= vars(Device("", "", 0)).keys()
+    assert found.keys() <= vars(DeviceTelemetry("", "", 0)).keys()
 
 
 def test_seconds_and_state_of_one_reason_go_by_one_name() -> None:
@@ -108,7 +108,7 @@ def test_seconds_and_state_of_one_reason_go_by_one_name() -> None:
 def test_the_newer_field_of_a_reason_counts() -> None:
     both = [field for field in REASON_SECONDS if field.name == "sw_thermal_slowdown"]
     assert [field.id for field in both] == [75, 269]
-    values: dict[Field, float] = {both[1]: 2e9, both[0]: 1e9}
+    values: dict[NvmlField, float] = {both[1]: 2e9, both[0]: 1e9}
     assert board_values(values)["clock_reason_seconds"] == {"sw_thermal_slowdown": 2.0}
 
 
@@ -116,7 +116,7 @@ def test_the_newer_field_of_a_reason_counts() -> None:
     ("percent", "found"), [(0, 0), (55, 0.55), (100, 1), (101, None), (2**32 - 1, None), (-1, None)]
 )
 def test_a_percentage_is_a_ratio_or_nothing(percent: int, found: float | None) -> None:
-    assert ratio(percent) == found
+    assert percent_to_ratio(percent) == found
 
 
 @given(
@@ -125,7 +125,7 @@ def test_a_percentage_is_a_ratio_or_nothing(percent: int, found: float | None) -
     )
 )
 def test_each_process_is_told_once_with_the_most_memory(lists: list[list[Process]]) -> None:
-    found = merged(lists)
+    found = merge_process_lists(lists)
     assert [one.pid for one in found] == sorted({one.pid for some in lists for one in some})
     for one in found:
         all_of_it = [each.memory for some in lists for each in some if each.pid == one.pid]
@@ -137,5 +137,5 @@ def test_the_nearest_memory_is_the_kernels(tmp_path: Path, text: str, node: int 
     folder = tmp_path / "bus/pci/devices/0000:3b:00.0"
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text(text)
-    assert numa_node(str(tmp_path), "0000:3b:00.0") == node
-    assert numa_node(str(tmp_path), "0000:3c:00.0") is None
+    assert read_numa_node(str(tmp_path), "0000:3b:00.0") == node
+    assert read_numa_node(str(tmp_path), "0000:3c:00.0") is None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from gpulock_exporter.state.buckets import Buckets, restored
+from gpulock_exporter.state.buckets import Buckets, restore_buckets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,18 +73,18 @@ def test_what_was_written_is_read_back() -> None:
     buckets = filled(77, 0.123)
     words = buckets.texts()
     lists = [tuple(int(word) for word in text.split(",")) for text in words]
-    again = restored(100.0, buckets.width, *lists)
+    again = restore_buckets(100.0, buckets.width, *lists)
     assert again.used == pytest.approx(buckets.used, abs=0.001)
     assert (again.width, again.covered) == (buckets.width, buckets.covered)
 
 
 @pytest.mark.parametrize("width", [None, 0.0, -1.0, 1e300])
 def test_a_width_that_makes_no_sense_begins_anew(width: float | None) -> None:
-    assert restored(5.0, width, (1,), (1,)) == Buckets(5.0)
+    assert restore_buckets(5.0, width, (1,), (1,)) == Buckets(5.0)
 
 
 def test_more_use_than_was_observed_is_cut() -> None:
-    assert restored(0.0, 1.0, (5000, 1), (1000,) * 100).used == [1.0, 0.001]
+    assert restore_buckets(0.0, 1.0, (5000, 1), (1000,) * 100).used == [1.0, 0.001]
 
 
 @FEW

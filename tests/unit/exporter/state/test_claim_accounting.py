@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpulock_exporter.state.claim_accounting import Account, Accounts, Claim, Ledger
-from gpulock_exporter.state.device_totals import Look
-from gpulock_exporter.telemetry import Device
+from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount, LedgerClaim
+from gpulock_exporter.state.device_totals import DeviceActivity
+from gpulock_exporter.telemetry import DeviceTelemetry
 
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, instance, lock
@@ -21,13 +21,13 @@ def held(node: Node, *locks: Lock) -> None:
     node.facts = facts(*locks)
 
 
-def account(node: Node, token: str = A, number: int = 0) -> Account:
+def account(node: Node, token: str = A, number: int = 0) -> LedgerAccount:
     found = node.book.memory.ledger.of(bus(number), token)
     assert found is not None
     return found
 
 
-def working(busy: float = 0.5, **changes: Any) -> Device:
+def working(busy: float = 0.5, **changes: Any) -> DeviceTelemetry:
     return card(busy=busy, observed=1.0, **changes)
 
 
@@ -221,9 +221,9 @@ def test_idleness_is_what_was_observed_since_it_last_worked() -> None:
 
 def test_time_beside_foreign_processes_is_told() -> None:
     ledger = Ledger()
-    claims: dict[str, Claim | None] = {"d": Claim(A, 0.0)}
+    claims: dict[str, LedgerClaim | None] = {"d": LedgerClaim(A, 0.0)}
     for second, strangers in ((1.0, ()), (2.0, ("d",)), (3.0, ("d",)), (4.0, ())):
-        look = Look(second - 1, second, 0.5, 1.0)
+        look = DeviceActivity(second - 1, second, 0.5, 1.0)
         ledger.advance(claims, {"d": look}, second, frozenset(strangers))
     found = ledger.of("d", A)
     assert found is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.state.device_totals import KEPT_CREDIT, DeviceTotals
-from gpulock_exporter.telemetry import Device, Frame, Xid
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from tests.support.exporter_nodes import Node, card, full_card, instance, uuid
 from tests.support.trees import FEW, bus
 
 
-def played(*looks: Device, seconds: float = 1.0) -> DeviceTotals:
+def played(*looks: DeviceTelemetry, seconds: float = 1.0) -> DeviceTotals:
     """Return the counters of a card after looks a second apart."""
     node = Node()
     for look in looks:
@@ -30,7 +30,7 @@ def of(node: Node, number: int = 0) -> DeviceTotals:
     return found
 
 
-def use(busy: float | None, observed: float | None, **changes: Any) -> Device:
+def use(busy: float | None, observed: float | None, **changes: Any) -> DeviceTelemetry:
     return card(busy=busy, observed=observed, **changes)
 
 

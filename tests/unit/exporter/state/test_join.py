@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.clock import Moment, steady_offset
-from gpulock_exporter.metrics.collectors import collect
-from gpulock_exporter.state.collector_state import Book
+from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.node_devices import NOT_LISTED, DeviceList, inventory_version
-from gpulock_exporter.state.process_attribution import Kin
-from gpulock_exporter.state.snapshot import Health, Limits, Seen, Snapshot
+from gpulock_exporter.state.process_attribution import ProcessTree
+from gpulock_exporter.state.snapshot import (
+    DeviceSnapshot,
+    ExporterHealth,
+    NodeSnapshot,
+    SnapshotLimits,
+)
 from gpulock_exporter.telemetry import Process, Xid
 
 from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
@@ -40,17 +45,17 @@ from tests.support.trees import BOOT, FakeProc, bus
 A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
 
 
-def state_of(snapshot: Snapshot, name: str = bus(0)) -> str | None:
+def state_of(snapshot: NodeSnapshot, name: str = bus(0)) -> str | None:
     return seen(snapshot, name).state
 
 
-def seen(snapshot: Snapshot, name: str = bus(0)) -> Seen:
+def seen(snapshot: NodeSnapshot, name: str = bus(0)) -> DeviceSnapshot:
     return next(one for one in snapshot.devices if one.id == name)
 
 
-def values(snapshot: Snapshot, family: str) -> dict[str, float]:
+def values(snapshot: NodeSnapshot, family: str) -> dict[str, float]:
     """Return a family's values by labels."""
-    for metric in collect(snapshot):
+    for metric in collect_families(snapshot):
         if metric.family.name == f"gpulock_{family}":
             return metric.values
     raise AssertionError(family)
@@ -169,7 +174,7 @@ def test_old_values_are_dropped_and_locks_stay() -> None:
         node.silence()
     old = node.snapshot([listed(0)])
     assert (fresh.health.nvml_up, old.health.nvml_up) == (True, False)
-    kept = {m.family.name for m in collect(old) if m.values and "_gpu_" in m.family.name}
+    kept = {m.family.name for m in collect_families(old) if m.values and "_gpu_" in m.family.name}
     assert kept == {
         "gpulock_gpu_lock_info",
         "gpulock_gpu_locked",
@@ -267,7 +272,7 @@ def test_where_the_locks_cannot_be_read_nothing_is_said_of_them() -> None:
     node.facts.locks = None
     snapshot = node.snapshot([listed(0)])
     assert (snapshot.states, state_of(snapshot)) == (None, None)
-    names = {metric.family.name for metric in collect(snapshot) if metric.values}
+    names = {metric.family.name for metric in collect_families(snapshot) if metric.values}
     assert "gpulock_gpu_utilization_ratio" in names
     assert not {"gpulock_gpu_locked", "gpulock_gpu_missing", "gpulock_gpus"} & names
 
@@ -354,12 +359,12 @@ def test_process_lists_are_looked_up_when_they_are_new_and_when_the_holder_is(
     proc.add(77, groups=(65400,))
     asked: list[int] = []
 
-    def kin() -> Kin:
+    def kin() -> ProcessTree:
         asked.append(1)
-        return Kin(Proc(str(proc.root)))
+        return ProcessTree(Proc(str(proc.root)))
 
     node = Node()
-    node.book = Book(BOOT, Limits(), (), kin)
+    node.book = CollectorState(BOOT, SnapshotLimits(), (), kin)
     node.facts = facts(lock(0, A))
     node.tick(card(0, processes=[Process(77)]))
     node.tick(card(0))
@@ -398,7 +403,7 @@ def test_collectors_tell_of_the_worker_while_it_is_heard() -> None:
     frame = node.frame(card(0), durations=told, failures={"ecc": "no permission", "x": "y"})
     node.facts.durations, node.facts.failures = {"locks": 0.25}, {"verdicts": "gone"}
     node.book.tick([frame], node.facts, node.moment)
-    own = Health("1", collectors={"publish": (0.125, "disk full")})
+    own = ExporterHealth("1", collectors={"publish": (0.125, "disk full")})
     found = node.snapshot([listed(0)], own).health.collectors
     del found["foreign"]  # type: ignore[attr-defined]  # pyright: ignore[reportIndexIssue]
     assert found == {
@@ -455,7 +460,7 @@ def test_another_inventory_is_seen_before_the_list_is_due() -> None:
     found.start()
     reads.get(timeout=10)
     version[0] = 2
-    found.glance()
+    found.refresh_if_changed()
     reads.get(timeout=10)
     found.stop()
 

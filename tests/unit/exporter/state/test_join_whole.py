@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.clock import Moment, SystemClock
-from gpulock_exporter.files.publish import Folder
-from gpulock_exporter.files.sample_file import memory_of
-from gpulock_exporter.metrics.collectors import collect
-from gpulock_exporter.metrics.exposition import render
-from gpulock_exporter.state.collector_state import Book
-from gpulock_exporter.state.local_state import gather
+from gpulock_exporter.files.publish import ExporterFolder
+from gpulock_exporter.files.sample_file import restore_exporter_memory
+from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.metrics.exposition import render_exposition
+from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state.local_state import read_local_state
 from gpulock_exporter.state.node_devices import DeviceList
-from gpulock_exporter.state.process_attribution import Kin
-from gpulock_exporter.state.snapshot import Health, Limits, Snapshot
+from gpulock_exporter.state.process_attribution import ProcessTree
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame, Process
 
 from gpulock.alloc.liveness import ALIVE, DEAD, Verdict
-from gpulock.cli.status.node_view import look
+from gpulock.cli.status.node_view import view_node
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
@@ -37,33 +37,33 @@ class Exporter:
         self.node: Node = box.node()
         self.start = SystemClock().now()
         self.seconds = 0.0
-        self.folder = Folder(str(box.root / "exporter"))
+        self.folder = ExporterFolder(str(box.root / "exporter"))
         self.folder.open()
         self.devices = DeviceList(self.node.devices)
         self.devices.read()
-        self.book = Book(
+        self.book = CollectorState(
             self.node.boot_id,
-            Limits(gpus=self.node.settings.gpus),
+            SnapshotLimits(gpus=self.node.settings.gpus),
             self.node.settings.services,
-            lambda: Kin(self.node.proc),
-            memory_of(self.folder.last(), self.node.boot_id, self.now.boottime),
+            lambda: ProcessTree(self.node.proc),
+            restore_exporter_memory(self.folder.last(), self.node.boot_id, self.now.boottime),
         )
 
     @property
     def now(self) -> Moment:
         return Moment(self.start.boottime + self.seconds, self.start.wall + self.seconds)
 
-    def tick(self, *frames: Frame) -> Snapshot:
+    def tick(self, *frames: Frame) -> NodeSnapshot:
         """Do what is due each second."""
         now = self.now
-        facts = gather(self.node, now.boottime)
+        facts = read_local_state(self.node, now.boottime)
         over = self.book.tick(frames, facts, now)
         self.folder.write_sample(self.book.text(now))
         self.folder.write_finished(over, self.node.boot_id, now)
         self.folder.write_inventory(self.book.devices, self.node.boot_id)
-        return self.book.snapshot(self.devices.devices, facts, now, Health("0.1.0"))
+        return self.book.snapshot(self.devices.devices, facts, now, ExporterHealth("0.1.0"))
 
-    def second(self, count: int = 4, busy: float = 0.5) -> Snapshot:
+    def second(self, count: int = 4, busy: float = 0.5) -> NodeSnapshot:
         """Let a second pass, with a frame."""
         self.seconds += 1
         cards = [card(n, busy=busy, uuid=f"GPU-{n:08d}-aaaa", processes=[]) for n in range(count)]
@@ -76,17 +76,19 @@ def box(tmp_path: Path) -> Box:
     found = Box(tmp_path, gpus=4, GPUS="5")
     found.lock.mkdir()
     node = found.node()
-    boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+    boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
     node.store.make(bus(0), record(token=A))
     node.store.make(bus(1), record(token=B))
-    quarantine.put(str(found.state), quarantine.QUARANTINE, bus(2), "root", "ECC")
-    verdicts.write(str(found.lock), {A: Verdict(ALIVE, ""), B: Verdict(DEAD, "gone")}, BOOT)
+    quarantine.write_device_note(str(found.state), quarantine.QUARANTINE, bus(2), "root", "ECC")
+    verdicts.write_verdicts(
+        str(found.lock), {A: Verdict(ALIVE, ""), B: Verdict(DEAD, "gone")}, BOOT
+    )
     return found
 
 
 def test_the_states_are_those_that_status_shows(box: Box) -> None:
     snapshot = Exporter(box).second()
-    shown = {row.id: row.state for row in look(box.node(), judging=False).rows()}
+    shown = {row.id: row.state for row in view_node(box.node(), judging=False).rows()}
     told = {one.id: one.state for one in snapshot.devices}
     assert told == {name: state for name, state in shown.items() if name != "missing-0"}
     assert list(told.values()) == ["held", "stale", "quarantined", "free"]
@@ -96,16 +98,18 @@ def test_the_states_are_those_that_status_shows(box: Box) -> None:
 
 def test_a_job_comes_works_and_goes(box: Box) -> None:
     exporter = Exporter(box)
-    text = render(collect(exporter.second())).decode()
+    text = render_exposition(collect_families(exporter.second())).decode()
     assert 'gpulock_gpu_lock_info{gpu="0",uuid="GPU-00000000-aaaa",scheduler="sge"' in text
     for _ in range(3):
         exporter.second()
-    seen = sample.read(exporter.folder.path, exporter.now.boottime, BOOT)
+    seen = sample.read_sample(exporter.folder.path, exporter.now.boottime, BOOT)
     assert seen is not None
     assert seen.tokens[A][bus(0)].busy == 1.5
-    box.node().retire(box.node().store.all()[bus(0)], "released")
-    assert "job_id" in render(collect(exporter.second())).decode()  # the other one's
-    left = sample.read_finished(exporter.folder.path, A)
+    box.node().retire(box.node().store.read_all_locks()[bus(0)], "released")
+    assert (
+        "job_id" in render_exposition(collect_families(exporter.second())).decode()
+    )  # the other one's
+    left = sample.read_finished_claim(exporter.folder.path, A)
     assert left is not None
     assert (left.tokens[A][bus(0)].busy, left.tokens[A][bus(0)].observed) == (2.0, 4.0)
     assert os.listdir(f"{exporter.folder.path}/finished") == [A]
@@ -118,7 +122,7 @@ def test_an_exporter_that_is_killed_and_started_goes_on(box: Box) -> None:
     before = first.second()
     second = Exporter(box)
     second.start, second.seconds = first.start, first.seconds
-    second.book.memory = memory_of(second.folder.last(), BOOT, first.now.boottime)
+    second.book.memory = restore_exporter_memory(second.folder.last(), BOOT, first.now.boottime)
     after = second.second()
     counts = [one.devices[0].counts.busy for one in (before, after)]
     assert counts == [2.0, 2.5]

@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.state.local_state import claims, gather
+from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
 from gpulock.alloc.liveness import DEAD, Verdict
-from gpulock.deadline import boottime
+from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
-from gpulock.store.locks import Lock, Store
+from gpulock.store.locks import Lock, LockStore
 from tests.support.exporter_nodes import lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
 
@@ -27,7 +27,7 @@ def box(tmp_path: Path) -> Box:
     found = Box(tmp_path)
     found.lock.mkdir()
     node = found.node()
-    boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+    boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
     node.store.make(bus(0), record())
     return found
 
@@ -35,11 +35,11 @@ def box(tmp_path: Path) -> Box:
 def test_everything_is_read_and_timed(box: Box) -> None:
     node = box.node()
     node.store.mark_orphans(bus(0), "process 7")
-    quarantine.put(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
-    verdicts.write(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
+    quarantine.write_device_note(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
+    verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
     (box.lock / "totals").write_text("claims_granted=5\n")
-    now = boottime()
-    facts = gather(node, now)
+    now = clock_boottime()
+    facts = read_local_state(node, now)
     assert facts.failures == {}
     assert sorted(facts.durations) == ["counters", "locks", "quarantine", "verdicts"]
     assert facts.locks is not None
@@ -52,31 +52,31 @@ def test_everything_is_read_and_timed(box: Box) -> None:
 
 
 def test_a_node_on_which_nothing_was_ever_claimed_has_no_locks(tmp_path: Path) -> None:
-    facts = gather(Box(tmp_path).node(), boottime())
+    facts = read_local_state(Box(tmp_path).node(), clock_boottime())
     assert (facts.locks, facts.quarantined, facts.verdicts, facts.counters) == ({}, {}, None, {})
     assert facts.failures == {}
 
 
 def test_verdicts_that_are_old_are_not_known_and_their_time_is(box: Box) -> None:
-    verdicts.write(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
-    node, now = box.node(), boottime()
-    assert gather(node, now).verdicts is not None
-    facts = gather(node, now + 3 * verdicts.PERIOD + 5)
+    verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
+    node, now = box.node(), clock_boottime()
+    assert read_local_state(node, now).verdicts is not None
+    facts = read_local_state(node, now + 3 * verdicts.PERIOD + 5)
     assert facts.verdicts is None
     assert facts.reconciled == pytest.approx(now, abs=5)
 
 
 @pytest.mark.parametrize("written", [OTHER_BOOT, ""])
 def test_verdicts_of_another_boot_are_none(box: Box, written: str) -> None:
-    verdicts.write(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, written)
-    facts = gather(box.node(), boottime())
+    verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, written)
+    facts = read_local_state(box.node(), clock_boottime())
     assert (facts.verdicts, facts.reconciled) == (None, None)
 
 
 def test_verdicts_beside_locks_of_another_boot_are_none(box: Box) -> None:
-    verdicts.write(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
+    verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
     (box.lock / "boot_id").write_text(OTHER_BOOT)
-    assert gather(box.node(), boottime()).verdicts is None
+    assert read_local_state(box.node(), clock_boottime()).verdicts is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_file_that_is_broken_costs_only_what_it_tells(
         path.symlink_to("/etc/hostname")
     else:
         path.write_bytes(b"\xff\n" * (1 << 20) if how == "long" else b"nonsense\n")
-    facts = gather(box.node(), boottime())
+    facts = read_local_state(box.node(), clock_boottime())
     if not (name == "boot_id" and how == "garbage"):  # then it is just another boot
         assert list(facts.failures) == [source]
     assert facts.locks is not None
@@ -107,7 +107,7 @@ def test_locks_that_cannot_be_listed_are_not_known(box: Box) -> None:
     for path in (box.lock / "locks", box.state / "quarantine"):
         path.rename(path.with_suffix(".away"))
         path.write_text("")
-    facts = gather(box.node(), boottime())
+    facts = read_local_state(box.node(), clock_boottime())
     assert (facts.locks, facts.quarantined) == (None, None)
     assert sorted(facts.failures) == ["locks", "quarantine"]
 
@@ -118,16 +118,16 @@ def test_a_lock_that_is_half_written_is_looked_at_again(
     node = box.node()
     (box.lock / "locks" / bus(1)).mkdir()
     looks: list[int] = []
-    everything = Store.all
+    everything = LockStore.read_all_locks
 
-    def claims_on(store: Store) -> dict[str, Lock]:
+    def claims_on(store: LockStore) -> dict[str, Lock]:
         looks.append(1)
         if len(looks) == 2:
             store.rewrite(bus(1), record(token="b" * 16))
         return everything(store)
 
-    monkeypatch.setattr(Store, "all", claims_on)
-    facts = gather(node, boottime())
+    monkeypatch.setattr(LockStore, "read_all_locks", claims_on)
+    facts = read_local_state(node, clock_boottime())
     assert facts.locks is not None
     assert facts.locks[bus(1)].owner is not None
     assert len(looks) == 2
@@ -137,7 +137,7 @@ def test_a_lock_that_stays_without_owner_is_told_as_it_is(box: Box) -> None:
     (box.lock / "locks" / bus(1)).mkdir()
     (box.lock / "locks" / bus(2)).mkdir()
     (box.lock / "locks" / bus(2) / "owner").write_text("gpulock-owner 99\n")
-    facts = gather(box.node(), boottime())
+    facts = read_local_state(box.node(), clock_boottime())
     assert facts.locks is not None
     assert facts.locks[bus(1)].owner is facts.locks[bus(2)].owner is None
     assert "gpulock-owner 99" in facts.locks[bus(2)].fault
@@ -146,7 +146,7 @@ def test_a_lock_that_stays_without_owner_is_told_as_it_is(box: Box) -> None:
 def test_what_may_not_be_read_is_not_known(box: Box) -> None:
     shutil.rmtree(box.lock / "locks")
     (box.lock / "locks").write_text("no folder: not even root can list it")
-    assert gather(box.node(), boottime()).locks is None
+    assert read_local_state(box.node(), clock_boottime()).locks is None
 
 
 def test_who_holds_what_since_when() -> None:
@@ -156,18 +156,18 @@ def test_who_holds_what_since_when() -> None:
         bus(2): lock(2, "c", boot_id=OTHER_BOOT, claimed_boottime=50.0),
         bus(3): Lock(bus(3), None, ""),
     }
-    found = claims(held, BOOT, 100.0)
+    found = ledger_claims(held, BOOT, 100.0)
     assert found is not None
     since = {name: (claim.token, claim.since) if claim else None for name, claim in found.items()}
     assert since == {bus(0): ("a", 50.0), bus(1): ("b", 100.0), bus(2): ("c", 100.0), bus(3): None}
-    assert claims(None, BOOT, 100.0) is None
+    assert ledger_claims(None, BOOT, 100.0) is None
 
 
 @pytest.mark.parametrize("checked", ["nan", "-5", "", "x"])
 def test_a_time_that_is_none_is_not_told(box: Box, checked: str) -> None:
     text = f"gpulock-verdicts 1\nboot_id={BOOT}\nchecked_boottime={checked}\n"
     (box.lock / "verdicts").write_text(text)
-    facts = gather(box.node(), boottime())
+    facts = read_local_state(box.node(), clock_boottime())
     assert (facts.verdicts, facts.reconciled) == (None, None)
     assert ("verdicts" in facts.failures) is (checked in ("", "x"))
 
@@ -179,12 +179,12 @@ def test_the_node_itself_is_only_read(box: Box) -> None:
 
     before = contents()
     node: Node = box.node()
-    gather(node, boottime())
+    read_local_state(node, clock_boottime())
     assert contents() == before
 
 
 def test_locks_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
     shutil.rmtree(box.lock)
-    facts = gather(box.node(), boottime())
+    facts = read_local_state(box.node(), clock_boottime())
     assert facts.locks is None
     assert facts.failures["locks"] == "the locks of this boot were lost"

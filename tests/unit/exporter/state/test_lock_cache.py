@@ -9,18 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.state.local_state import gather, read_locks
-from gpulock_exporter.state.lock_cache import SETTLED, Remembered
+from gpulock_exporter.state.local_state import read_local_state, read_locks_with_details
+from gpulock_exporter.state.lock_cache import SETTLED, LockCache
 
-from gpulock.deadline import boottime
+from gpulock.deadline import clock_boottime
 from gpulock.store import boot
-from gpulock.store.locks import Lock, Store
+from gpulock.store.locks import Lock, LockStore
 from tests.support.trees import Box, bus, record
 
 PAST = 1_500_000_000  # epoch seconds: what was made then is settled
 LATER = "c" * 16
 
-CHANGES: dict[str, Callable[[Store], object]] = {
+CHANGES: dict[str, Callable[[LockStore], object]] = {
     "made": lambda store: store.make(bus(2), record(token=LATER)),
     "half made": lambda store: os.mkdir(f"{store.locks_dir}/{bus(3)}"),
     "rewritten": lambda store: store.rewrite(bus(0), record(token=LATER)),
@@ -30,11 +30,11 @@ CHANGES: dict[str, Callable[[Store], object]] = {
     "seen": lambda store: store.mark_seen(bus(0)),
     "first anchor": lambda store: store.anchor(bus(0), 8, 9, 20002),
     "one more anchor": lambda store: store.anchor(bus(1), 8, 9, 20002),
-    "released": lambda store: store.retire(store.all()[bus(0)], "released"),
+    "released": lambda store: store.retire(store.read_all_locks()[bus(0)], "released"),
 }
 
 
-def owner_of(store: Store) -> Path:
+def owner_of(store: LockStore) -> Path:
     """Return the record of the first device's lock."""
     return Path(f"{store.locks_dir}/{bus(0)}/owner")
 
@@ -46,18 +46,18 @@ class Reader:
         self.box = Box(root)
         self.box.lock.mkdir()
         node = self.box.node()
-        boot.begin(node.store, node.settings.state_dir, node.boot_id, node.name)
+        boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
         self.store = node.store
         self.store.make(bus(0), record())
         self.store.make(bus(1), record(token="b" * 16))
         self.store.anchor(bus(1), 700, 7, 20001)
         self.reads = 0
-        self._remembered = Remembered(self.count, now)
+        self._remembered = LockCache(self.count, now)
 
-    def count(self, store: Store) -> dict[str, Lock]:
+    def count(self, store: LockStore) -> dict[str, Lock]:
         """Read all locks, and count it."""
         self.reads += 1
-        return read_locks(store)
+        return read_locks_with_details(store)
 
     def age(self) -> None:
         """Let all there is have been made long ago."""
@@ -89,7 +89,7 @@ def told(held: dict[str, Lock]) -> list[tuple[object, ...]]:
 
 def test_locks_that_stand_are_read_once(reader: Reader) -> None:
     for _ in range(3):
-        assert told(reader.read()) == told(read_locks(reader.store))
+        assert told(reader.read()) == told(read_locks_with_details(reader.store))
     assert reader.reads == 1
 
 
@@ -98,7 +98,7 @@ def test_a_change_is_seen_at_once(change: str, reader: Reader) -> None:
     before = told(reader.read())
     CHANGES[change](reader.store)
     after = told(reader.read())
-    assert after == told(read_locks(reader.store))
+    assert after == told(read_locks_with_details(reader.store))
     assert after != before
 
 
@@ -121,8 +121,8 @@ def test_a_lock_whose_owner_is_not_known_is_read_again(text: str | None, reader:
 
 
 def test_locks_that_cannot_be_read_any_more_are_not_known(reader: Reader) -> None:
-    node, remembered = reader.box.node(), Remembered(read_locks)
-    assert gather(node, boottime(), remembered).locks
+    node, remembered = reader.box.node(), LockCache(read_locks_with_details)
+    assert read_local_state(node, clock_boottime(), remembered).locks
     os.rename(reader.store.locks_dir, f"{reader.store.path}/away")
     Path(reader.store.locks_dir).write_text("")
-    assert gather(node, boottime(), remembered).locks is None
+    assert read_local_state(node, clock_boottime(), remembered).locks is None

@@ -7,7 +7,15 @@ import math
 
 import pytest
 from gpulock_exporter.files.sample_file import counter_text
-from gpulock_exporter.state.monotonic import KIB_WORD, KINDS, WORD, Counter, Kind, Reading, step
+from gpulock_exporter.state.monotonic import (
+    KIB_WORD,
+    KINDS,
+    WORD,
+    CounterKind,
+    CounterReading,
+    MonotonicCounter,
+    counter_growth,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +25,12 @@ ENERGY, NVLINK, REASON = KINDS["energy"], KINDS["nvlink_transmit"], KINDS["reaso
 BOOTED = 100.0  # boottime of the first reading
 
 
-def grown(*readings: float, kind: Kind = ENERGY, seconds: float = 1.0) -> float:
+def grown(*readings: float, kind: CounterKind = ENERGY, seconds: float = 1.0) -> float:
     """Return by how much a counter grows over readings a second apart, the first left out."""
-    counter = Counter()
+    counter = MonotonicCounter()
     for number, value in enumerate(readings):
         counter.advance(value, BOOTED + number * seconds, kind)
-    first = Counter()
+    first = MonotonicCounter()
     first.advance(readings[0], BOOTED, kind)
     return counter.total - first.total
 
@@ -64,9 +72,9 @@ def test_a_counter_that_falls_from_nowhere_near_its_end_begins_anew() -> None:
 
 def test_a_driver_that_is_known_to_have_begun_anew_has_not_wrapped() -> None:
     near = WORD - (1 << 28)
-    counter = Counter(0, Reading(near, BOOTED, BOOTED), rate=float(1 << 28))
+    counter = MonotonicCounter(0, CounterReading(near, BOOTED, BOOTED), rate=float(1 << 28))
     assert counter.advance(1 << 20, BOOTED + 1, NVLINK, restarted=True) == 1 << 20
-    again = Counter(0, Reading(near, BOOTED, BOOTED), rate=float(1 << 28))
+    again = MonotonicCounter(0, CounterReading(near, BOOTED, BOOTED), rate=float(1 << 28))
     assert again.advance(1 << 20, BOOTED + 1, NVLINK) == (1 << 28) + (1 << 20)
 
 
@@ -85,7 +93,7 @@ def test_a_counter_that_hurries_no_more_than_it_does_has_not_wrapped() -> None:
 
 @pytest.mark.parametrize("jump", [20, 3000])
 def test_a_counter_that_stood_for_an_hour_does_not_believe_an_hour_at_once(jump: float) -> None:
-    counter = Counter()
+    counter = MonotonicCounter()
     for second in range(3600):
         counter.advance(5.0, 1e6 + second, REASON)
     before = counter.total
@@ -95,34 +103,34 @@ def test_a_counter_that_stood_for_an_hour_does_not_believe_an_hour_at_once(jump:
 
 
 def test_what_was_counted_in_this_boot_counts_from_the_first_reading() -> None:
-    counter = Counter()
+    counter = MonotonicCounter()
     assert counter.advance(7000.0, BOOTED, ENERGY) == 0  # nobody is billed for it
     assert counter.total == 7000.0
 
 
 def test_a_first_reading_that_no_boot_can_have_reached_does_not_count() -> None:
-    counter = Counter()
+    counter = MonotonicCounter()
     counter.advance(ENERGY.fastest * BOOTED * 2, BOOTED, ENERGY)
     assert counter.total == 0
 
 
 def test_the_first_reading_of_a_counter_that_wraps_tells_nothing() -> None:
-    counter = Counter()
+    counter = MonotonicCounter()
     counter.advance(1 << 30, BOOTED, NVLINK)
     assert counter.total == 0
 
 
 def test_whole_numbers_stay_whole() -> None:
-    counter = Counter()
+    counter = MonotonicCounter()
     for number, value in enumerate((2**60, 2**60 + 1, 2**60 + 3)):
         counter.advance(value, BOOTED + number, NVLINK)
     assert (counter.total, type(counter.total)) == (3, int)
 
 
 def test_time_that_runs_back_allows_no_more_than_the_slack() -> None:
-    before = Reading(1000, 50, 50)
-    assert step(before, 1000 + ENERGY.fastest, 10, ENERGY, 0.0) == ENERGY.fastest
-    assert step(before, 1001 + ENERGY.fastest, 10, ENERGY, 0.0) is None
+    before = CounterReading(1000, 50, 50)
+    assert counter_growth(before, 1000 + ENERGY.fastest, 10, ENERGY, 0.0) == ENERGY.fastest
+    assert counter_growth(before, 1001 + ENERGY.fastest, 10, ENERGY, 0.0) is None
 
 
 GARBAGE = st.one_of(
@@ -137,7 +145,7 @@ GARBAGE = st.one_of(
 def test_no_readings_make_a_counter_fall_or_run_faster_than_it_can(
     name: str, readings: list[tuple[float, float]]
 ) -> None:
-    kind, counter, at = KINDS[name], Counter(), BOOTED
+    kind, counter, at = KINDS[name], MonotonicCounter(), BOOTED
     total, begun = 0.0, None
     for value, seconds in readings:
         at += seconds
@@ -161,7 +169,7 @@ def test_no_readings_make_a_counter_fall_or_run_faster_than_it_can(
 def test_garbage_between_sound_readings_costs_nothing(
     steps: list[int], garbage: dict[int, float]
 ) -> None:
-    counter, true, begun = Counter(), 10_000, 0.0
+    counter, true, begun = MonotonicCounter(), 10_000, 0.0
     for number, much in enumerate(steps):
         true += much
         counter.advance(garbage.get(number, true), BOOTED + number, ENERGY)
@@ -173,7 +181,7 @@ def test_garbage_between_sound_readings_costs_nothing(
 @FEW
 @given(st.lists(st.sampled_from((100.0, 100.0, 150.0, 90.0, 9e15, math.nan)), min_size=1))
 def test_a_counter_is_written_as_it_stands_whenever_that_is(values: list[float]) -> None:
-    counter = Counter()
+    counter = MonotonicCounter()
     for number, value in enumerate(values):
         counter.advance(value, BOOTED + number, ENERGY)
         last, text = counter.last, counter_text(counter)

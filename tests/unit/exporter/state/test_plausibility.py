@@ -7,7 +7,12 @@ import math
 from typing import Any
 
 import pytest
-from gpulock_exporter.state.plausibility import bus_id, device_id, physical, usable
+from gpulock_exporter.state.plausibility import (
+    device_lock_id,
+    drop_impossible_values,
+    normalize_bus_id,
+    usable_devices,
+)
 from gpulock_exporter.telemetry import COLLECTORS, Frame, Process
 
 from tests.support.exporter_nodes import card, full_card, instance
@@ -30,7 +35,7 @@ from tests.support.trees import bus
 )
 def test_a_value_that_no_hardware_has_is_not_known(field: str, values: tuple[Any, ...]) -> None:
     for value in values:
-        clean = physical(card(**{field: value}))
+        clean = drop_impossible_values(card(**{field: value}))
         assert clean is not None
         assert getattr(clean, field) is None
 
@@ -38,7 +43,7 @@ def test_a_value_that_no_hardware_has_is_not_known(field: str, values: tuple[Any
 def test_what_a_sound_card_says_is_all_believed() -> None:
     whole = full_card(processes=[Process(5, 100)], links={bus(1): 4, "switch": 6})
     failures: dict[str, str] = {}
-    assert physical(whole, failures) == whole
+    assert drop_impossible_values(whole, failures) == whole
     assert failures == {}
 
 
@@ -68,7 +73,7 @@ def test_what_cannot_be_is_a_failure_of_whoever_told_it(
     told: dict[str, Any], collector: str
 ) -> None:
     frame = Frame(1, 1.0, 1.0, devices=[full_card(1), full_card(0, **told)])
-    usable(frame)
+    usable_devices(frame)
     assert list(frame.failures) == [collector]
     assert collector in COLLECTORS
     (field,) = told
@@ -77,7 +82,7 @@ def test_what_cannot_be_is_a_failure_of_whoever_told_it(
 
 def test_a_failure_that_the_driver_told_is_not_forgotten_for_one_of_ours() -> None:
     frame = Frame(1, 1.0, 1.0, devices=[card(power=-1.0)], failures={"power": "Unknown Error"})
-    usable(frame)
+    usable_devices(frame)
     assert frame.failures == {"power": "Unknown Error"}
 
 
@@ -94,7 +99,7 @@ def test_a_failure_that_the_driver_told_is_not_forgotten_for_one_of_ours() -> No
     ],
 )
 def test_a_bus_id_is_written_as_the_kernel_does(text: str, expected: str) -> None:
-    assert bus_id(text) == expected
+    assert normalize_bus_id(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,23 +113,23 @@ def test_a_bus_id_is_written_as_the_kernel_does(text: str, expected: str) -> Non
     ],
 )
 def test_a_device_that_cannot_be_named_is_none(nameless: Any) -> None:
-    assert physical(nameless) is None
+    assert drop_impossible_values(nameless) is None
 
 
 def test_an_instance_is_called_by_its_card_and_its_place() -> None:
-    assert device_id(instance(0, 3, ci=1)) == f"{bus(0)}.gi3.ci1"
+    assert device_lock_id(instance(0, 3, ci=1)) == f"{bus(0)}.gi3.ci1"
 
 
 @pytest.mark.parametrize("text", ["GPU-????????-????", "a b", "x" * 200, 'GPU-"', "GPU-\n", "-"])
 def test_a_uuid_that_is_none_is_not_told(text: str) -> None:
-    clean = physical(card(uuid=text))
+    clean = drop_impossible_values(card(uuid=text))
     assert clean is not None
     assert clean.uuid == ""
 
 
 def test_names_that_would_spoil_a_file_or_a_label_are_left_out() -> None:
     names = ["sw_power_cap", "a b", "A", "x=y", "", "n\n", "x" * 65]
-    clean = physical(
+    clean = drop_impossible_values(
         card(
             clock_reasons=names,
             ecc=dict.fromkeys(names, 1),
@@ -138,20 +143,20 @@ def test_names_that_would_spoil_a_file_or_a_label_are_left_out() -> None:
 
 
 def test_there_are_no_more_names_than_cards_have() -> None:
-    clean = physical(card(ecc={f"n{number}": 1 for number in range(1000)}))
+    clean = drop_impossible_values(card(ecc={f"n{number}": 1 for number in range(1000)}))
     assert clean is not None
     assert len(clean.ecc or {}) == 64
 
 
 def test_processes_that_cannot_be_are_left_out_and_each_is_there_once() -> None:
     listed = [Process(5, 1), Process(0), Process(-1), Process(2**31), Process(5, 2), Process(6, -1)]
-    clean = physical(card(processes=listed))
+    clean = drop_impossible_values(card(processes=listed))
     assert clean is not None
     assert clean.processes == [Process(5, 2), Process(6, None)]
 
 
 def test_text_is_held_to_a_line_and_a_length() -> None:
-    clean = physical(card(name="a\nb" + "x" * 500))
+    clean = drop_impossible_values(card(name="a\nb" + "x" * 500))
     assert clean is not None
     assert clean.name.startswith("a?b")
     assert len(clean.name) == 128
@@ -159,9 +164,9 @@ def test_text_is_held_to_a_line_and_a_length() -> None:
 
 def test_of_two_devices_of_one_place_the_first_counts() -> None:
     frame = Frame(1, 1.0, 1.0, devices=[card(0, power=1.0), card(0, power=2.0), card(bus="x")])
-    assert [one.power for one in usable(frame).values()] == [1.0]
+    assert [one.power for one in usable_devices(frame).values()] == [1.0]
 
 
 def test_a_frame_has_so_many_devices_at_most() -> None:
     many = [card(bus=f"{number:04x}:01:00.0") for number in range(3000)]
-    assert len(usable(Frame(1, 1.0, 1.0, devices=many))) == 1024
+    assert len(usable_devices(Frame(1, 1.0, 1.0, devices=many))) == 1024

@@ -7,9 +7,17 @@ import json
 from typing import Any
 
 import pytest
-from gpulock_exporter.telemetry import Device, Frame, FrameError, Process, Xid, decode, encode
+from gpulock_exporter.telemetry import (
+    DeviceTelemetry,
+    Frame,
+    FrameError,
+    Process,
+    Xid,
+    decode_frame,
+    encode_frame,
+)
 
-WHOLE = Device(
+WHOLE = DeviceTelemetry(
     "0000:3b:00.0",
     "GPU-1",
     0,
@@ -30,7 +38,14 @@ WHOLE = Device(
     links={"switch": 18},
 )
 FRAME = Frame(
-    7, 100.5, 1e9, "580.1", [WHOLE, Device("0000:5e:00.0", "GPU-2", 1)], [Xid("GPU-1", 79)], {}, {}
+    7,
+    100.5,
+    1e9,
+    "580.1",
+    [WHOLE, DeviceTelemetry("0000:5e:00.0", "GPU-2", 1)],
+    [Xid("GPU-1", 79)],
+    {},
+    {},
 )
 
 
@@ -41,24 +56,24 @@ def with_device(**fields: Any) -> bytes:
 
 
 def test_a_frame_comes_out_as_it_went_in() -> None:
-    line = encode(FRAME)
+    line = encode_frame(FRAME)
     assert line.endswith(b"}\n") and line.count(b"\n") == 1
-    assert decode(line) == FRAME
+    assert decode_frame(line) == FRAME
 
 
 def test_what_is_absent_takes_no_room() -> None:
-    assert b"null" not in encode(FRAME)
-    assert b"energy" not in encode(Frame(1, 1.0, 2.0, devices=[FRAME.devices[1]]))
+    assert b"null" not in encode_frame(FRAME)
+    assert b"energy" not in encode_frame(Frame(1, 1.0, 2.0, devices=[FRAME.devices[1]]))
 
 
 def test_a_whole_number_will_do_for_a_real_one() -> None:
-    (device,) = decode(with_device(energy=5, gpm={"sm_active": 1}, utilization=None)).devices
+    (device,) = decode_frame(with_device(energy=5, gpm={"sm_active": 1}, utilization=None)).devices
     assert repr((device.energy, device.gpm)) == "(5.0, {'sm_active': 1.0})"
     assert device.utilization is None
 
 
 def test_what_is_not_known_yet_is_ignored() -> None:
-    assert decode(with_device(colour="green", read=1)) == decode(with_device())
+    assert decode_frame(with_device(colour="green", read=1)) == decode_frame(with_device())
 
 
 @pytest.mark.parametrize(
@@ -86,16 +101,16 @@ def test_what_is_not_known_yet_is_ignored() -> None:
 )
 def test_a_value_of_another_type_is_no_frame(fields: dict[str, Any]) -> None:
     with pytest.raises(FrameError):
-        decode(with_device(**fields))
+        decode_frame(with_device(**fields))
 
 
 @pytest.mark.parametrize("line", [b"", b"[]", b"{}", b"null", b'{"sequence":1', b"[" * 100_000])
 def test_a_line_that_is_no_frame_is_none(line: bytes) -> None:
     with pytest.raises(FrameError):
-        decode(line)
+        decode_frame(line)
 
 
 def test_a_frame_of_another_version_is_none() -> None:
     other = Frame(1, 1.0, 2.0, version=2)
     with pytest.raises(FrameError, match="version 2"):
-        decode(encode(other))
+        decode_frame(encode_frame(other))

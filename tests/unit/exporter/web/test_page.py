@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.state.process_attribution import Present
-from gpulock_exporter.web.page import GIB, Page, Tile, render, spark
+from gpulock_exporter.state.process_attribution import DeviceProcesses
+from gpulock_exporter.web.page import GIB, Page, Tile, render_page, render_tile_sparkline
 from gpulock_exporter.web.utilisation_history import (
     LENGTH,
     SHOWN,
-    History,
-    duration,
-    note_of,
-    page_of,
+    UtilizationHistory,
+    build_page,
+    device_note,
+    format_page_duration,
 )
 
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock
@@ -42,7 +42,7 @@ class Texts(HTMLParser):
 
 
 def test_each_device_has_a_tile_with_its_state_in_words() -> None:
-    text = render(Page("gpu017", "1", [HELD, Tile("1", "A100", "held_idle")]))
+    text = render_page(Page("gpu017", "1", [HELD, Tile("1", "A100", "held_idle")]))
     assert text.count("<article") == 2
     assert "<title>gpu017: 1 held, 1 held-idle</title>" in text
     assert "97%" in text and ">job 4711.3 · alice<" in text and ">4h 12m<" in text
@@ -50,13 +50,13 @@ def test_each_device_has_a_tile_with_its_state_in_words() -> None:
 
 def test_how_many_are_free_is_said_first() -> None:
     tiles = [HELD, *(Tile(str(number), "A100", "free") for number in (1, 2))]
-    assert "<h1>n</h1><p><b>2</b> of 3 free</p><ul><li" in render(Page("n", "1", tiles))
-    assert "No GPU is known here." in render(Page("n", "1", []))
+    assert "<h1>n</h1><p><b>2</b> of 3 free</p><ul><li" in render_page(Page("n", "1", tiles))
+    assert "No GPU is known here." in render_page(Page("n", "1", []))
 
 
 def test_the_instances_of_a_card_stand_together_below_its_name() -> None:
     parts = [Tile(f"gi{n}.ci0", "1g.10gb", "free", card="GPU 0 A100") for n in (1, 2)]
-    text = render(Page("n", "1", [*parts, HELD]))
+    text = render_page(Page("n", "1", [*parts, HELD]))
     assert "<h2>GPU 0 A100 <span>2 MIG instances, 2 free</span></h2>" in text
     assert text.count("<h2") == 1
 
@@ -66,13 +66,13 @@ def test_no_text_of_a_user_is_markup(field: str) -> None:
     nasty = "<script>alert('x')</script>\" onload='x' onload=\"x&"
     changes: dict[str, Any] = {field: nasty}
     tile = replace(HELD, **changes)
-    page = Texts(render(Page(nasty, "1", [tile], old=99.0, fault=nasty)))
+    page = Texts(render_page(Page(nasty, "1", [tile], old=99.0, fault=nasty)))
     assert "script" not in page.tags
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
 def test_nothing_is_fetched_from_outside_and_nothing_is_run() -> None:
-    page = Texts(render(Page("gpu017", "1", [HELD])))
+    page = Texts(render_page(Page("gpu017", "1", [HELD])))
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     links = [value for name, value in page.attributes if name in ("href", "src", "action")]
     assert links == ["/metrics", "/-/healthy"]
@@ -83,13 +83,13 @@ def test_nothing_is_fetched_from_outside_and_nothing_is_run() -> None:
     [(None, "No samples yet."), (75.0, "75 s old"), (600.0, "10 min old"), (2.0, ""), (0.0, "")],
 )
 def test_old_samples_are_said_plainly(old: float | None, said: str) -> None:
-    text = render(Page("gpu017", "1", [HELD], old=old, limit=5.0))
+    text = render_page(Page("gpu017", "1", [HELD], old=old, limit=5.0))
     assert ("role=alert" in text) is bool(said)
     assert said in text
 
 
 def test_what_is_not_known_is_said_to_be_so_and_not_a_zero() -> None:
-    text = render(Page("n", "1", [Tile("0", "A100", "quarantined")]))
+    text = render_page(Page("n", "1", [Tile("0", "A100", "quarantined")]))
     tile = text[text.index("<article") :]
     assert "use not observed" in tile
     assert "0%" not in tile and "0.0 of" not in tile and "<svg" not in tile
@@ -99,7 +99,7 @@ def test_instances_are_shown_in_order_of_their_numbers() -> None:
     node = Node()
     parts = [instance(1, gi) for gi in (10, 2, 1)]
     node.tick(card(1, mig=True, name="A100"), card(0), *parts)
-    page = page_of(node.snapshot(), History(), "n", 10.0, "", LabelUser.NAME)
+    page = build_page(node.snapshot(), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME)
     assert [tile.name for tile in page.tiles] == ["0", "gi1.ci0", "gi2.ci0", "gi10.ci0"]
     assert {tile.model for tile in page.tiles[1:]} == {"1g.10gb"}
 
@@ -115,17 +115,21 @@ def test_a_note_says_since_when_and_how_many(
     node.tick(card(0))
     (device,) = node.snapshot().devices
     changes: dict[str, Any] = {"state": "held_idle" if idle else "foreign", "idle": idle}
-    present = Present(len(seen), seen)
-    assert note_of(replace(device, present=present, **changes)) == note
+    present = DeviceProcesses(len(seen), seen)
+    assert device_note(replace(device, present=present, **changes)) == note
 
 
 def test_memory_never_draws_beyond_its_bar() -> None:
-    text = render(Page("n", "1", [Tile("0", "", "held", memory_used=99 * GIB, memory_total=GIB)]))
+    text = render_page(
+        Page("n", "1", [Tile("0", "", "held", memory_used=99 * GIB, memory_total=GIB)])
+    )
     assert "width:100.0%" in text
 
 
 def test_a_line_is_broken_where_nothing_was_observed() -> None:
-    paths = re.findall(r'd="([^"]*)"', spark([0.0, 1.0, None, 0.5, None, 2.0, -1.0], "5 minutes"))
+    paths = re.findall(
+        r'd="([^"]*)"', render_tile_sparkline([0.0, 1.0, None, 0.5, None, 2.0, -1.0], "5 minutes")
+    )
     assert [path.count("M") for path in paths] == [3, 3]
     assert "h0" in paths[1], "a single look is a dot"
     for point in re.findall(r"[\d.]+ ([-\d.]+)", "".join(paths)):
@@ -133,7 +137,7 @@ def test_a_line_is_broken_where_nothing_was_observed() -> None:
 
 
 def test_a_line_is_as_long_as_what_was_seen_and_ends_now() -> None:
-    history = History()
+    history = UtilizationHistory()
     for _ in range(LENGTH // 10):
         history.add({"gone": 1.0})
     for second in range(LENGTH // 2):
@@ -155,7 +159,7 @@ def test_a_line_is_as_long_as_what_was_seen_and_ends_now() -> None:
     [(-3, "0s"), (37, "37s"), (60, "1m"), (15120, "4h 12m"), (183600, "2d 3h")],
 )
 def test_a_time_is_said_as_people_do(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_page_duration(seconds) == text
 
 
 def test_locks_that_cannot_be_read_are_said_and_no_device_is_left_out() -> None:
@@ -163,12 +167,12 @@ def test_locks_that_cannot_be_read_are_said_and_no_device_is_left_out() -> None:
     node.facts.locks = None
     node.facts.failures["locks"] = "no such <folder>"
     node.tick(card(0), card(1, mig=True), instance(1, 1))
-    page = page_of(node.snapshot(), History(), "n", 10.0, "", LabelUser.NAME)
+    page = build_page(node.snapshot(), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME)
     assert [(tile.name, tile.state) for tile in page.tiles] == [
         ("0", "unknown"),
         ("gi1.ci0", "unknown"),
     ]
-    text = render(page)
+    text = render_page(page)
     assert "Who holds what is not known: no such &lt;folder&gt;" in text
     assert "0</b> of 2 free" in text
 
@@ -182,5 +186,7 @@ def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
     }
     node.facts = facts(lock(0, **changes))
     node.tick(card(0))
-    page = page_of(node.snapshot([listed(0)]), History(), "n", 10.0, "", LabelUser.NAME, BOOT)
+    page = build_page(
+        node.snapshot([listed(0)]), UtilizationHistory(), "n", 10.0, "", LabelUser.NAME, BOOT
+    )
     assert [tile.held for tile in page.tiles] == ["2h 0m"]

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.web.negotiation import Format
-from gpulock_exporter.web.rendered import Rendered, negotiated
-from gpulock_exporter.web.response import Request, Response, refusal, routes
-from gpulock_exporter.web.server import Server
-from gpulock_exporter.web.server_settings import Limits, WebSettings
+from gpulock_exporter.web.rendered import RenderedMetrics, negotiated_response
+from gpulock_exporter.web.response import HttpRequest, HttpResponse, error_response, route_by_path
+from gpulock_exporter.web.server import HttpServer
+from gpulock_exporter.web.server_settings import ServerLimits, WebSettings
 
 from tests.exporter.child import until
 from tests.exporter.inprocess import Running, running
@@ -26,7 +26,7 @@ from tests.exporter.wire import SOUND, answer, dial, exchange, is_gone, left_ope
 
 pytestmark = pytest.mark.slow
 
-SHORT = Limits(handle_seconds=0.5)
+SHORT = ServerLimits(handle_seconds=0.5)
 EARLY = 4.0  # seconds: what is by then is not for a deadline that a test has left as it is
 
 
@@ -35,21 +35,23 @@ def sample(form: Format) -> bytes:
     return b"gpulock_nvml_up 1\n" * 200 + end
 
 
-def fail(_request: Request) -> Response:
+def fail(_request: HttpRequest) -> HttpResponse:
     raise ZeroDivisionError
 
 
-def break_header(_request: Request) -> Response:
-    return Response(200, headers=(("X-Broken", "a\r\nb"),))
+def break_header(_request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, headers=(("X-Broken", "a\r\nb"),))
 
 
-SAMPLE = Rendered(sample)
-TABLE = routes(
+SAMPLE = RenderedMetrics(sample)
+TABLE = route_by_path(
     {
-        "/metrics": lambda request: negotiated(request, SAMPLE),
-        "/who": lambda request: Response(200, request.peer.encode()),
-        "/names": lambda request: Response(200, repr(request.values("name[]")).encode()),
-        "/left": lambda request: Response(200, str(request.deadline - time.monotonic()).encode()),
+        "/metrics": lambda request: negotiated_response(request, SAMPLE),
+        "/who": lambda request: HttpResponse(200, request.peer.encode()),
+        "/names": lambda request: HttpResponse(200, repr(request.values("name[]")).encode()),
+        "/left": lambda request: HttpResponse(
+            200, str(request.deadline - time.monotonic()).encode()
+        ),
         "/fail": fail,
         "/break": break_header,
     }
@@ -165,7 +167,7 @@ def test_configured_headers_are_on_every_response() -> None:
 
 
 def test_who_is_refused_does_not_reach_the_handler() -> None:
-    settings = WebSettings(refusal=lambda _: refusal(403, "not you"))
+    settings = WebSettings(refusal=lambda _: error_response(403, "not you"))
     with running(TABLE, settings) as server:
         response, body = get(server.port, "/fail")
     assert (response.status, body) == (403, b"403 Forbidden: not you\n")
@@ -192,7 +194,7 @@ def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "web"))
     listener.listen()
-    server = Server(TABLE, [listener], pytest.fail)
+    server = HttpServer(TABLE, [listener], pytest.fail)
     server.start()
     assert server.is_serving
     assert server.answers(10)
@@ -207,7 +209,7 @@ def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
 
 def test_a_server_whose_thread_does_not_go_round_is_told_from_one_that_serves() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(TABLE, [listener], pytest.fail)
+    server = HttpServer(TABLE, [listener], pytest.fail)
     for _ in range(2000):
         assert not server.answers(0), "what nobody hears fills no buffer that is waited for"
     server.start()
@@ -216,7 +218,7 @@ def test_a_server_whose_thread_does_not_go_round_is_told_from_one_that_serves() 
 
 
 def test_a_half_sent_header_ends_at_its_deadline_and_others_go_on() -> None:
-    with running(TABLE, limits=Limits(header_seconds=0.3)) as server:
+    with running(TABLE, limits=ServerLimits(header_seconds=0.3)) as server:
         with dial(server.port) as half, dial(server.port) as idle:
             half.sendall(SOUND[:-2])
             assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
@@ -228,9 +230,9 @@ def test_a_half_sent_header_ends_at_its_deadline_and_others_go_on() -> None:
 
 def test_a_reader_that_reads_nothing_is_reset_at_its_deadline() -> None:
     body = bytes(4_000_000)
-    limits = Limits(write_seconds=0.3)
+    limits = ServerLimits(write_seconds=0.3)
     with (
-        running(lambda _: Response(200, body), limits=limits) as server,
+        running(lambda _: HttpResponse(200, body), limits=limits) as server,
         dial(server.port) as slow,
     ):
         slow.sendall(SOUND)
@@ -242,7 +244,7 @@ def test_a_reader_that_reads_nothing_is_reset_at_its_deadline() -> None:
 
 
 def test_an_idle_connection_ends_at_its_deadline() -> None:
-    with running(TABLE, limits=Limits(idle_seconds=0.3)) as server:
+    with running(TABLE, limits=ServerLimits(idle_seconds=0.3)) as server:
         with dial(server.port) as idle:
             assert answer(idle, SOUND).startswith(b"HTTP/1.1 200 ")
             assert until(lambda: is_gone(idle))
@@ -252,9 +254,9 @@ def test_an_idle_connection_ends_at_its_deadline() -> None:
 def test_a_handler_that_overruns_its_deadline_holds_its_client_no_longer() -> None:
     let_go = threading.Event()
 
-    def hang(_request: Request) -> Response:
+    def hang(_request: HttpRequest) -> HttpResponse:
         let_go.wait(60)
-        return Response(200)
+        return HttpResponse(200)
 
     with running(hang, limits=SHORT) as server, dial(server.port) as one:
         started = time.monotonic()
@@ -264,7 +266,7 @@ def test_a_handler_that_overruns_its_deadline_holds_its_client_no_longer() -> No
 
 
 def test_the_newcomer_gets_in_when_all_places_are_taken() -> None:
-    with running(TABLE, limits=Limits(connections=10)) as server:
+    with running(TABLE, limits=ServerLimits(connections=10)) as server:
         idle: list[socket.socket] = []
         silent: list[socket.socket] = []
         for _ in range(5):
@@ -284,12 +286,12 @@ def test_the_newcomer_gets_in_when_all_places_are_taken() -> None:
 def test_no_place_comes_free_while_every_handler_is_at_work() -> None:
     let_go, at_work = threading.Event(), threading.Semaphore(0)
 
-    def wait(_request: Request) -> Response:
+    def wait(_request: HttpRequest) -> HttpResponse:
         at_work.release()
         let_go.wait(60)
-        return Response(200)
+        return HttpResponse(200)
 
-    with running(wait, limits=Limits(connections=3)) as server:
+    with running(wait, limits=ServerLimits(connections=3)) as server:
         busy = [dial(server.port) for _ in range(3)]
         for one in busy:
             one.sendall(SOUND)
@@ -305,11 +307,11 @@ def test_no_place_comes_free_while_every_handler_is_at_work() -> None:
 def test_stop_lets_an_answer_be_finished_and_ends_the_idle() -> None:
     begun = threading.Event()
 
-    def slow(request: Request) -> Response:
+    def slow(request: HttpRequest) -> HttpResponse:
         if request.path == "/slow":
             begun.set()
             time.sleep(0.5)
-        return Response(200, b"whole")
+        return HttpResponse(200, b"whole")
 
     with running(slow) as server:
         idle, busy = dial(server.port), dial(server.port)

@@ -15,7 +15,7 @@ from gpulock_exporter.web.negotiation import (
     negotiate_encoding,
     negotiate_format,
 )
-from gpulock_exporter.web.rendered import Rendered
+from gpulock_exporter.web.rendered import RenderedMetrics
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -71,7 +71,7 @@ def test_gzip_is_used_where_it_is_taken(accepted: str, encoding: str) -> None:
 def test_a_scrape_is_compressed_the_fast_way() -> None:
     fastest = 4  # RFC 1952: XFL, what the compressor was told; 2 is "as small as it gets"
     plain = b'gpulock_gpu_power_watts{gpu="0"} 412.5\n' * 1000
-    found = Rendered(lambda _: plain).body(Format.TEXT, GZIP)
+    found = RenderedMetrics(lambda _: plain).body(Format.TEXT, GZIP)
     assert (found[8], len(found) < len(plain) / 10) == (fastest, True)
 
 
@@ -83,7 +83,7 @@ def test_each_body_is_made_once_however_many_ask_at_once() -> None:
         written.append(form)
         return form.value.encode() * 100
 
-    rendered = Rendered(render)
+    rendered = RenderedMetrics(render)
     bodies: list[bytes] = []
     threads = [
         threading.Thread(target=lambda: bodies.append(rendered.body(Format.TEXT, GZIP)))

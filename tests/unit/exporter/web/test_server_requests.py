@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator
 
 import pytest
-from gpulock_exporter.web.response import Request, Response
+from gpulock_exporter.web.response import HttpRequest, HttpResponse
 
 from tests.exporter.inprocess import Running, greet, running
 from tests.exporter.wire import SOUND, dial, exchange
@@ -53,18 +53,18 @@ UNSOUND = {
 
 
 @pytest.fixture(scope="module")
-def seen() -> list[Request]:
+def seen() -> list[HttpRequest]:
     return []
 
 
 @pytest.fixture(autouse=True)
-def forget(seen: list[Request]) -> None:
+def forget(seen: list[HttpRequest]) -> None:
     seen.clear()
 
 
 @pytest.fixture(scope="module")
-def server(seen: list[Request]) -> Generator[Running]:
-    def handler(request: Request) -> Response:
+def server(seen: list[HttpRequest]) -> Generator[Running]:
+    def handler(request: HttpRequest) -> HttpResponse:
         seen.append(request)
         return greet(request)
 
@@ -74,7 +74,7 @@ def server(seen: list[Request]) -> Generator[Running]:
 
 @pytest.mark.parametrize("data", UNSOUND.values(), ids=UNSOUND)
 def test_an_unsound_request_is_refused_and_the_connection_closed(
-    data: bytes, server: Running, seen: list[Request]
+    data: bytes, server: Running, seen: list[HttpRequest]
 ) -> None:
     with dial(server.port) as one:
         answer, closed = exchange(one, data + SECOND)
@@ -143,7 +143,7 @@ def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
 
 
 def test_what_is_pipelined_behind_an_unsound_request_is_not_answered(
-    server: Running, seen: list[Request]
+    server: Running, seen: list[HttpRequest]
 ) -> None:
     with dial(server.port) as one:
         answer, closed = exchange(one, SOUND + UNSOUND["a body"] + SECOND)

@@ -11,9 +11,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.web.response import Request
-from gpulock_exporter.webconfig.config import WebConfig, load
-from gpulock_exporter.webconfig.files import Files, WebConfigError
+from gpulock_exporter.web.response import HttpRequest
+from gpulock_exporter.webconfig.config import WebConfig, load_web_config
+from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
 
 from tests.exporter.certificates import make_authority, make_certificate
 
@@ -46,7 +46,7 @@ def encrypted(key: Path) -> str:
 def understood(folder: Path, text: str) -> WebConfig:
     path = folder / "web-config.yml"
     path.write_text(text)
-    return load(str(path), Files())
+    return load_web_config(str(path), WebConfigFiles())
 
 
 WRONG: list[tuple[str, int, str]] = [
@@ -221,19 +221,19 @@ def test_every_suite_of_go_is_one_of_openssl(folder: Path) -> None:
 def test_an_empty_file_asks_for_nothing(folder: Path) -> None:
     settings = understood(folder, "").settings
     assert settings.tls is None
-    assert settings.refusal(Request("GET", "/")) is None
+    assert settings.refusal(HttpRequest("GET", "/")) is None
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(WebConfigError, match=r"gone\.yml:1: cannot be read: No such file"):
-        load(str(tmp_path / "gone.yml"), Files())
+        load_web_config(str(tmp_path / "gone.yml"), WebConfigFiles())
 
 
 def test_a_file_that_is_not_utf8_is_refused_with_the_line(folder: Path) -> None:
     path = folder / "latin.yml"
     path.write_bytes(b"# one\nx: \xe4\n")
     with pytest.raises(WebConfigError, match=r"latin\.yml:2: this is not UTF-8"):
-        load(str(path), Files())
+        load_web_config(str(path), WebConfigFiles())
 
 
 def test_certificates_may_be_in_the_file_itself(folder: Path) -> None:
@@ -275,7 +275,7 @@ def test_headers_are_passed_on_and_blank_ones_left_out(folder: Path) -> None:
 
 def test_over_the_rate_is_429(folder: Path) -> None:
     refusal = understood(folder, "rate_limit:\n  interval: 1h\n  burst: 3\n").settings.refusal
-    answers = [refusal(Request("GET", "/")) for _ in range(4)]
+    answers = [refusal(HttpRequest("GET", "/")) for _ in range(4)]
     assert answers[:3] == [None, None, None]
     assert answers[3] is not None
     assert answers[3].status == 429

@@ -10,11 +10,16 @@ from collections.abc import Callable
 
 import bcrypt
 import pytest
-from gpulock_exporter.web.client_names import client_of
-from gpulock_exporter.web.response import Request
-from gpulock_exporter.webconfig.access import Guard, TokenBucket
+from gpulock_exporter.web.client_names import client_network
+from gpulock_exporter.web.response import HttpRequest
+from gpulock_exporter.webconfig.access import RequestGuard, TokenBucket
 from gpulock_exporter.webconfig.check_queue import CheckQueue
-from gpulock_exporter.webconfig.passwords import Passwords, Verdict, cost_of, credentials_of
+from gpulock_exporter.webconfig.passwords import (
+    Passwords,
+    PasswordVerdict,
+    bcrypt_cost,
+    parse_basic_credentials,
+)
 
 from tests.exporter.child import until
 
@@ -43,23 +48,23 @@ def basic(user: str, password: bytes) -> str:
 @pytest.mark.parametrize("prefix", ["2a", "2b", "2y"])
 def test_every_kind_of_hash_is_checked(prefix: str) -> None:
     passwords = Passwords({"alice": hashed(b"right", prefix)}, bcrypt.checkpw)
-    assert passwords.verdict("alice", b"right", "a", NEVER) is Verdict.RIGHT
-    assert passwords.verdict("alice", b"wrong", "a", NEVER) is Verdict.WRONG
-    assert passwords.verdict("bob", b"right", "a", NEVER) is Verdict.WRONG
+    assert passwords.verdict("alice", b"right", "a", NEVER) is PasswordVerdict.RIGHT
+    assert passwords.verdict("alice", b"wrong", "a", NEVER) is PasswordVerdict.WRONG
+    assert passwords.verdict("bob", b"right", "a", NEVER) is PasswordVerdict.WRONG
 
 
 def test_a_hash_that_was_made_elsewhere_is_known() -> None:
     known = b"$2y$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"  # Prometheus's decoy
     passwords = Passwords({"alice": known}, bcrypt.checkpw)
-    assert passwords.verdict("alice", b"fakepassword", "a", NEVER) is Verdict.RIGHT
+    assert passwords.verdict("alice", b"fakepassword", "a", NEVER) is PasswordVerdict.RIGHT
 
 
 def test_a_verdict_is_remembered() -> None:
     check = Counting()
     passwords = Passwords({"alice": hashed(b"right")}, check)
     for _ in range(5):
-        assert passwords.verdict("alice", b"right", "a", NEVER) is Verdict.RIGHT
-        assert passwords.verdict("alice", b"wrong", "a", NEVER) is Verdict.WRONG
+        assert passwords.verdict("alice", b"right", "a", NEVER) is PasswordVerdict.RIGHT
+        assert passwords.verdict("alice", b"wrong", "a", NEVER) is PasswordVerdict.WRONG
     assert len(check.asked) == 2
 
 
@@ -69,7 +74,7 @@ def test_wrong_passwords_push_no_right_one_out_and_are_bounded() -> None:
     passwords.verdict("alice", b"right", "a", NEVER)
     for n in range(300):
         passwords.verdict("alice", f"wrong{n}".encode(), "a", NEVER)
-    assert passwords.verdict("alice", b"right", "a", NEVER) is Verdict.RIGHT
+    assert passwords.verdict("alice", b"right", "a", NEVER) is PasswordVerdict.RIGHT
     assert len(check.asked) == 301
     passwords.verdict("alice", b"wrong0", "a", NEVER)
     assert len(check.asked) == 302  # forgotten: no more than 256 are kept
@@ -79,24 +84,24 @@ def test_an_unknown_user_costs_a_check_of_the_dearest_hash() -> None:
     check = Counting()
     cheap, dear = hashed(b"a", cost=4), hashed(b"b", cost=5)
     passwords = Passwords({"alice": cheap, "bob": dear}, check)
-    assert passwords.verdict("carol", b"b", "a", NEVER) is Verdict.WRONG
+    assert passwords.verdict("carol", b"b", "a", NEVER) is PasswordVerdict.WRONG
     assert check.asked == [dear]
-    assert (cost_of(cheap), cost_of(dear)) == (4, 5)
+    assert (bcrypt_cost(cheap), bcrypt_cost(dear)) == (4, 5)
 
 
 @pytest.mark.parametrize("password", [b"a" * 73, b"right\0more", b""])
 def test_what_bcrypt_would_cut_short_is_wrong_and_takes_as_long(password: bytes) -> None:
     check = Counting()
     passwords = Passwords({"alice": hashed(b"a" * 72), "bob": hashed(b"right")}, check)
-    assert passwords.verdict("alice", password, "a", NEVER) is Verdict.WRONG
-    assert passwords.verdict("bob", password, "a", NEVER) is Verdict.WRONG
+    assert passwords.verdict("alice", password, "a", NEVER) is PasswordVerdict.WRONG
+    assert passwords.verdict("bob", password, "a", NEVER) is PasswordVerdict.WRONG
     assert len(check.asked) == 2
 
 
 def test_the_same_digest_does_not_stand_for_another_user() -> None:
     passwords = Passwords({"ab": hashed(b"c"), "a": hashed(b"x")}, bcrypt.checkpw)
-    assert passwords.verdict("ab", b"c", "a", NEVER) is Verdict.RIGHT
-    assert passwords.verdict("a", b"bc", "a", NEVER) is Verdict.WRONG
+    assert passwords.verdict("ab", b"c", "a", NEVER) is PasswordVerdict.RIGHT
+    assert passwords.verdict("a", b"bc", "a", NEVER) is PasswordVerdict.WRONG
 
 
 @pytest.mark.parametrize(
@@ -119,15 +124,15 @@ def test_the_same_digest_does_not_stand_for_another_user() -> None:
 def test_credentials_are_read_or_not_there(
     header: str, credentials: tuple[str, bytes] | None
 ) -> None:
-    assert credentials_of(header) == credentials
+    assert parse_basic_credentials(header) == credentials
 
 
 def test_the_guard_asks_for_a_password_and_says_nothing_of_users() -> None:
-    guard = Guard(passwords=Passwords({"alice": hashed(b"right")}, bcrypt.checkpw))
+    guard = RequestGuard(passwords=Passwords({"alice": hashed(b"right")}, bcrypt.checkpw))
 
     def answer(header: str | None) -> tuple[int, bytes]:
         headers = {} if header is None else {"authorization": header}
-        refused = guard.refusal(Request("GET", "/", headers=headers))
+        refused = guard.refusal(HttpRequest("GET", "/", headers=headers))
         if refused is None:
             return 200, b""
         assert ("WWW-Authenticate", 'Basic realm="gpulock"') in refused.headers
@@ -240,4 +245,4 @@ def test_a_bucket_lets_a_burst_pass_and_then_one_an_interval() -> None:
     ],
 )
 def test_one_client_may_have_many_addresses(peer: str, client: str) -> None:
-    assert client_of(peer) == client
+    assert client_network(peer) == client

@@ -11,9 +11,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.web.client_names import names_of
-from gpulock_exporter.webconfig.config import load
-from gpulock_exporter.webconfig.files import Files
+from gpulock_exporter.web.client_names import certificate_alt_names
+from gpulock_exporter.webconfig.config import load_web_config
+from gpulock_exporter.webconfig.files import WebConfigFiles
 
 from tests.exporter.certificates import (
     make_authority,
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serving(folder: Path, more: str = "") -> Generator[Running]:
     path = folder / "web-config.yml"
     path.write_text(TLS + more)
-    with running(settings=load(str(path), Files()).settings) as server:
+    with running(settings=load_web_config(str(path), WebConfigFiles()).settings) as server:
         yield server
 
 
@@ -111,8 +111,8 @@ def test_names_are_compared_in_one_spelling() -> None:
             ("DirName", "b"),
         ),
     }
-    assert names_of(certificate) == {"a", "2001:db8::1", "10.0.0.1"}
-    assert names_of({}) == frozenset()
+    assert certificate_alt_names(certificate) == {"a", "2001:db8::1", "10.0.0.1"}
+    assert certificate_alt_names({}) == frozenset()
 
 
 def handshake(folder: Path, server: Running, **limits: object) -> ssl.SSLSocket:
@@ -213,7 +213,7 @@ def test_http2_is_not_agreed_on(folder: Path, server: Running) -> None:
 def test_sessions_are_not_kept_in_memory(says_goodbye: bool, more: str, folder: Path) -> None:
     path = folder / "sessions.yml"
     path.write_text(TLS + more)
-    settings = load(str(path), Files()).settings
+    settings = load_web_config(str(path), WebConfigFiles()).settings
     assert settings.tls is not None
     context = trusting(folder / "ca.pem")
     context.options |= ssl.OP_NO_TICKET

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.telemetry import Device, Frame, encode
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 from gpulock_exporter.worker.supervisor import Supervisor
 
-GOOD = encode(Frame(1, 2.0, 3.0, devices=[Device("0000:3b:00.0", "GPU-1", 0)])).decode()
+GOOD = encode_frame(
+    Frame(1, 2.0, 3.0, devices=[DeviceTelemetry("0000:3b:00.0", "GPU-1", 0)])
+).decode()
 PAUSE = 60.0
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.web.response import Request
+from gpulock_exporter.web.response import HttpRequest
 from gpulock_exporter.worker.supervisor import Supervisor
 
 from gpulock.node.context import Node
-from gpulock.node.settings import load
-from gpulock.simulate.node import write_node
+from gpulock.node.settings import read_settings
+from gpulock.simulate.node import write_simulated_node
 
 AGE = 10.0
 
@@ -36,7 +36,7 @@ class Ticking:
     """An exporter of two cards without a worker."""
 
     def __init__(self, root: Path) -> None:
-        node = write_node(root / "node", "dgx1", 2)
+        node = write_simulated_node(root / "node", "dgx1", 2)
         with node.config.open("a") as file:
             file.write(f"MAX_SAMPLE_AGE={AGE}\n")
         self.clock = Clock()
@@ -49,7 +49,7 @@ class Ticking:
 
     def again(self, say: Callable[[str], object] = str) -> Exporter:
         """Return an exporter of this node as it starts."""
-        return Exporter(Node(load(self._config)), self.clock, say)
+        return Exporter(Node(read_settings(self._config)), self.clock, say)
 
     def tick(self) -> None:
         """Do what is due each second."""
@@ -57,7 +57,7 @@ class Ticking:
 
     def status(self, path: str) -> int:
         """Return the status of an answer."""
-        return self.exporter.handler()(Request("GET", path)).status
+        return self.exporter.handler()(HttpRequest("GET", path)).status
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path
     ticking.clock.seconds += AGE - 0.5
     assert ticking.status(path) == 200
     ticking.clock.seconds += 1
-    answer = ticking.exporter.handler()(Request("GET", path))
+    answer = ticking.exporter.handler()(HttpRequest("GET", path))
     assert answer.status == 503
     assert re.search(rb"the exporter itself hangs", answer.body)
     ticking.tick()

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.simulated.load import load, mean_load, memory_share
-from gpulock_exporter.simulated.source import Simulated
-from gpulock_exporter.telemetry import Device, Frame, decode, encode
-from gpulock_exporter.worker.restart_policy import Limits
+from gpulock_exporter.simulated.load import device_load, mean_device_load, memory_share
+from gpulock_exporter.simulated.source import SimulatedSource
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, decode_frame, encode_frame
+from gpulock_exporter.worker.restart_policy import WorkerTimeouts
 from gpulock_exporter.worker.supervisor import Supervisor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.simulate.node import Node, write_node
+from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.simulate.presets import PRESETS
-from gpulock.store.locks import Store
+from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -30,17 +30,17 @@ START = 50_000.0
 class Scene:
     """A node, a source that looks at it, and a clock."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self.node = node
         self.now = START
-        self.source = Simulated(str(node.directory), lambda: self.now)
+        self.source = SimulatedSource(str(node.directory), lambda: self.now)
         self.source.open()
         self.source.look(False)
 
     def look(self, after: float = 1.0, *, processes: bool = False) -> Frame:
         self.now += after
         frame = self.source.look(processes)
-        assert decode(encode(frame)) == frame
+        assert decode_frame(encode_frame(frame)) == frame
         return frame
 
     def hold(self, *lock_ids: str, scheduler: str = "process") -> None:
@@ -56,10 +56,10 @@ class Scene:
                 boot_id="b",
                 claimed_boottime=self.now,
             )
-            Store(str(self.node.lock_dir)).make(lock_id, record)
+            LockStore(str(self.node.lock_dir)).make(lock_id, record)
 
     def free(self, lock_id: str) -> None:
-        Store(str(self.node.lock_dir)).undo(lock_id)
+        LockStore(str(self.node.lock_dir)).undo(lock_id)
 
     def script(self, text: str) -> None:
         (self.node.directory / "telemetry").write_text(text)
@@ -67,7 +67,7 @@ class Scene:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Callable[[str], Scene]:
-    return lambda preset: Scene(write_node(tmp_path / "node", preset))
+    return lambda preset: Scene(write_simulated_node(tmp_path / "node", preset))
 
 
 def test_it_does_not_forget_what_gpulockd_has_not_been_told_yet(
@@ -80,7 +80,7 @@ def test_it_does_not_forget_what_gpulockd_has_not_been_told_yet(
     assert {device.uuid: device.memory_total for device in scene.look().devices} == before
 
 
-def card(frame: Frame, bus: str) -> Device:
+def card(frame: Frame, bus: str) -> DeviceTelemetry:
     return next(one for one in frame.devices if one.bus == bus and not one.parent)
 
 
@@ -190,40 +190,40 @@ def test_a_driver_that_is_unloaded_ends_the_look(stage: Callable[[str], Scene]) 
 
 def test_a_folder_that_is_no_simulated_node_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no settings file"):
-        Simulated(str(tmp_path)).open()
+        SimulatedSource(str(tmp_path)).open()
     (tmp_path / "gpulock.conf").write_text("")
     with pytest.raises(RuntimeError, match="is no simulated node"):
-        Simulated(str(tmp_path)).open()
+        SimulatedSource(str(tmp_path)).open()
 
 
 @given(st.integers(0, 15), st.floats(-100, 1e6), st.floats(0, 100))
 def test_a_load_is_a_share_and_has_no_jumps(device: int, seconds: float, span: float) -> None:
-    assert 0 <= load(device, seconds) <= 1
+    assert 0 <= device_load(device, seconds) <= 1
     assert 0 <= memory_share(device, seconds) <= 1
-    assert 0 <= mean_load(device, seconds, seconds + span) <= 1
-    assert abs(load(device, seconds + 0.1) - load(device, seconds)) < 0.05
+    assert 0 <= mean_device_load(device, seconds, seconds + span) <= 1
+    assert abs(device_load(device, seconds + 0.1) - device_load(device, seconds)) < 0.05
 
 
 def test_neighbours_work_in_patterns_that_can_be_told_apart() -> None:
-    means = [mean_load(device, 30, 210) for device in range(4)]
+    means = [mean_device_load(device, 30, 210) for device in range(4)]
     spreads = [
         max(values) - min(values)
         for device in range(4)
-        if (values := [load(device, 30 + n) for n in range(180)])
+        if (values := [device_load(device, 30 + n) for n in range(180)])
     ]
     assert len({round(mean, 1) for mean in means}) == 4
     assert spreads[0] < 0.1 < spreads[3] < 0.3 < spreads[1] < spreads[2]
 
 
 def test_the_worker_looks_at_a_simulated_node(tmp_path: Path) -> None:
-    node = write_node(tmp_path / "node", "workstation")
+    node = write_simulated_node(tmp_path / "node", "workstation")
     supervisor = Supervisor(
         [
             *(sys.executable, "-m", "gpulock_exporter.worker.process"),
             *("0.05", "60", f"simulated:{node.directory}"),
         ],
         lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
-        Limits(first=15, frame=5),
+        WorkerTimeouts(first=15, frame=5),
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/exporter"},
     )
     try:

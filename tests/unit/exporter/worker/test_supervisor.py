@@ -12,23 +12,25 @@ from pathlib import Path
 
 import psutil
 import pytest
-from gpulock_exporter.telemetry import Device, Frame, encode
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 from gpulock_exporter.worker.restart_policy import (
     MOMENT,
     POLL,
     REAP,
-    Act,
-    Limits,
-    Situation,
-    decide,
-    rest,
+    WorkerAction,
+    WorkerStatus,
+    WorkerTimeouts,
+    decide_worker_action,
+    seconds_until_action,
 )
 from gpulock_exporter.worker.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
-LIMITS = Limits(first=30, frame=5)
-GOOD = encode(Frame(1, 2.0, 3.0, devices=[Device("0000:3b:00.0", "GPU-1", 0)])).decode()
+LIMITS = WorkerTimeouts(first=30, frame=5)
+GOOD = encode_frame(
+    Frame(1, 2.0, 3.0, devices=[DeviceTelemetry("0000:3b:00.0", "GPU-1", 0)])
+).decode()
 
 
 class Clock:
@@ -94,38 +96,40 @@ def settle(supervisor: Supervisor, word: str) -> None:
 @pytest.mark.parametrize(
     ("seen", "act"),
     [
-        (Situation(), Act.START),
-        (Situation(not_before=101), Act.WAIT),
-        (Situation(paused_until=101), Act.WAIT),
-        (Situation(running=True, since=90), Act.WAIT),
-        (Situation(running=True, since=69), Act.KILL),
-        (Situation(running=True, heard=True, since=96), Act.WAIT),
-        (Situation(running=True, heard=True, since=94), Act.KILL),
-        (Situation(running=True, heard=True, since=100, paused_until=200), Act.KILL),
-        (Situation(running=True, since=10, killed=99), Act.WAIT),
-        (Situation(running=True, since=10, killed=100 - REAP - 0.1), Act.ABANDON),
-        (Situation(running=True, since=10, killed=50, abandoned=True), Act.WAIT),
+        (WorkerStatus(), WorkerAction.START),
+        (WorkerStatus(not_before=101), WorkerAction.WAIT),
+        (WorkerStatus(paused_until=101), WorkerAction.WAIT),
+        (WorkerStatus(running=True, since=90), WorkerAction.WAIT),
+        (WorkerStatus(running=True, since=69), WorkerAction.KILL),
+        (WorkerStatus(running=True, heard=True, since=96), WorkerAction.WAIT),
+        (WorkerStatus(running=True, heard=True, since=94), WorkerAction.KILL),
+        (WorkerStatus(running=True, heard=True, since=100, paused_until=200), WorkerAction.KILL),
+        (WorkerStatus(running=True, since=10, killed=99), WorkerAction.WAIT),
+        (WorkerStatus(running=True, since=10, killed=100 - REAP - 0.1), WorkerAction.ABANDON),
+        (WorkerStatus(running=True, since=10, killed=50, abandoned=True), WorkerAction.WAIT),
     ],
 )
-def test_what_is_due_follows_from_the_situation_alone(seen: Situation, act: Act) -> None:
-    assert decide(100.0, seen, LIMITS) is act
+def test_what_is_due_follows_from_the_situation_alone(
+    seen: WorkerStatus, act: WorkerAction
+) -> None:
+    assert decide_worker_action(100.0, seen, LIMITS) is act
 
 
 @pytest.mark.parametrize(
     ("seen", "seconds"),
     [
-        (Situation(not_before=107), 7),
-        (Situation(not_before=103, paused_until=160), 60),
-        (Situation(), MOMENT),
-        (Situation(running=True, since=99), LIMITS.first - 1),
-        (Situation(running=True, heard=True, since=98.5), LIMITS.frame - 1.5),
-        (Situation(running=True, heard=True, since=90), MOMENT),
-        (Situation(running=True, since=10, killed=99), POLL),
-        (Situation(running=True, since=10, killed=50, abandoned=True), POLL),
+        (WorkerStatus(not_before=107), 7),
+        (WorkerStatus(not_before=103, paused_until=160), 60),
+        (WorkerStatus(), MOMENT),
+        (WorkerStatus(running=True, since=99), LIMITS.first - 1),
+        (WorkerStatus(running=True, heard=True, since=98.5), LIMITS.frame - 1.5),
+        (WorkerStatus(running=True, heard=True, since=90), MOMENT),
+        (WorkerStatus(running=True, since=10, killed=99), POLL),
+        (WorkerStatus(running=True, since=10, killed=50, abandoned=True), POLL),
     ],
 )
-def test_it_sleeps_until_something_is_due(seen: Situation, seconds: float) -> None:
-    assert rest(100.0, seen, LIMITS) == seconds
+def test_it_sleeps_until_something_is_due(seen: WorkerStatus, seconds: float) -> None:
+    assert seconds_until_action(100.0, seen, LIMITS) == seconds
 
 
 def test_every_frame_is_handed_on_in_order(nest: Nest) -> None:

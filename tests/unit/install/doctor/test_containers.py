@@ -11,9 +11,9 @@ import pytest
 
 from gpulock.install.doctor import containers
 from gpulock.install.doctor.containers import container_checks
-from gpulock.install.doctor.doctor import FAULT, OK, WARNING, Check, Where, doctor
-from gpulock.node.settings import Settings, load
-from gpulock.simulate.node import write_node
+from gpulock.install.doctor.doctor import FAULT, OK, WARNING, Check, DoctorOptions, run_doctor
+from gpulock.node.settings import Settings, read_settings
+from gpulock.simulate.node import write_simulated_node
 
 VERSION = "570.172.08"
 BANNER = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {VERSION}  Release Build\n"
@@ -25,8 +25,8 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.files = write_node(root / "node", "workstation")
-        keys = load(str(self.files.config)).__dict__
+        self.files = write_simulated_node(root / "node", "workstation")
+        keys = read_settings(str(self.files.config)).__dict__
         names = ("driver_root", "sys_root", "dev_root", "lock_dir", "state_dir")
         self.keys = {name.upper(): str(keys[name]) for name in names}
         (Path(self.keys["DRIVER_ROOT"]) / "version").write_text(BANNER)
@@ -66,8 +66,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
         # pytest's own folders above are closed to other users
         return [c for c in original(folder) if str(tmp_path) + "/" in c.what]
 
-    original = containers.closed
-    monkeypatch.setattr(containers, "closed", only_here)
+    original = containers.check_folders_readable
+    monkeypatch.setattr(containers, "check_folders_readable", only_here)
     return Node(tmp_path)
 
 
@@ -220,7 +220,9 @@ def spec_in(node: Node, folder: Path) -> None:
 
     node.keys["CDI_DIR"] = str(folder)
     settings = Settings(dict(node.keys))
-    cdi.keep(settings, cdi.text_of(cdi.spec(settings, Seen(settings).devices())))
+    cdi.update_cdi_spec(
+        settings, cdi.format_cdi_spec(cdi.build_cdi_spec(settings, Seen(settings).devices()))
+    )
 
 
 @pytest.fixture
@@ -292,10 +294,10 @@ def test_pyxis_is_looked_for_beside_the_slurm_conf_in_force(node: Node) -> None:
 
 
 def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path: Path) -> None:
-    files = write_node(tmp_path / "node", "dgx1")
+    files = write_simulated_node(tmp_path / "node", "dgx1")
     config = Path(files.config)
     config.write_text(config.read_text() + f"DRIVER_DIR={tmp_path}/sets\n")
 
-    found = {check.name: check.state for check in doctor(Where(config))}
+    found = {check.name: check.state for check in run_doctor(DoctorOptions(config))}
     assert (found["driver set"], found["CDI"]) == (FAULT, OK)
     assert not {"apptainer.conf", "enroot", "pyxis"} & set(found)

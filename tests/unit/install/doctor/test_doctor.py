@@ -9,12 +9,21 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpulock.install.doctor import node
-from gpulock.install.doctor.check import examine
-from gpulock.install.doctor.doctor import FAULT, OK, WARNING, Check, Where, doctor, exit_code, show
+from gpulock.install.doctor.check import run_checks
+from gpulock.install.doctor.doctor import (
+    FAULT,
+    OK,
+    WARNING,
+    Check,
+    DoctorOptions,
+    doctor_exit_code,
+    print_checks,
+    run_doctor,
+)
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.install import plan_sge
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import load
+from gpulock.node.settings import read_settings
 from tests.support.install_site import Site, make_site, untested
 
 pytestmark = pytest.mark.slow
@@ -35,7 +44,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         text = site.config.read_text().splitlines(keepends=True)
         site.config.write_text("".join(line for line in text if "SIMUL" not in line))
         (site.root / "node/state").mkdir(exist_ok=True)
-        patch.setattr("gpulock.install.doctor.sge.self_test", untested)
+        patch.setattr("gpulock.install.doctor.sge.self_test_sge_hooks", untested)
         shutil.copytree(site.root, f"{site.root}.as-installed", symlinks=True)
         yield site
 
@@ -50,9 +59,9 @@ def site(installed: Site) -> Iterator[Site]:
 
 def found(site: Site) -> dict[str, Check]:
     """Return the worst check of each name."""
-    where = Where(site.config, None, site.root / "profile.d/gpulock.sh")
+    where = DoctorOptions(site.config, None, site.root / "profile.d/gpulock.sh")
     rank = {OK: 0, WARNING: 1, FAULT: 2}
-    return {check.name: check for check in sorted(doctor(where), key=lambda c: rank[c.state])}
+    return {check.name: check for check in sorted(run_doctor(where), key=lambda c: rank[c.state])}
 
 
 def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
@@ -236,7 +245,7 @@ def test_a_look_that_fails_is_a_warning_with_its_reason() -> None:
     def fail() -> list[Check]:
         raise InstallError("qconf: no such object; look")
 
-    (check,) = examine("thing", fail)
+    (check,) = run_checks("thing", fail)
 
     assert check == Check("thing", WARNING, "could not be found out: qconf: no such object; look")
 
@@ -244,23 +253,23 @@ def test_a_look_that_fails_is_a_warning_with_its_reason() -> None:
 def test_two_gpus_with_one_minor_number_are_a_fault(site: Site) -> None:
     from gpulock.node.devices import read_devices
 
-    settings = load(str(site.config))
+    settings = read_settings(str(site.config))
     devices = read_devices(settings.driver_root, settings.sys_root)
     devices[1].minor = devices[0].minor
 
-    (check,) = node.nodes(settings, devices)
+    (check,) = node.check_device_nodes(settings, devices)
 
     assert "one minor number" in check.what
 
 
 def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
     checks = [Check("a", OK, "fine"), Check("b", WARNING, "odd", "look")]
-    assert exit_code(checks) == 0
+    assert doctor_exit_code(checks) == 0
     checks.append(Check("c", FAULT, "bad", "mend it"))
-    assert exit_code(checks) == 3
+    assert doctor_exit_code(checks) == 3
 
     lines: list[str] = []
-    show(checks, lines.append)
+    print_checks(checks, lines.append)
 
     assert lines == ["✓ a: fine", "! b: odd", "    look", "✗ c: bad", "    mend it"]
 

@@ -11,8 +11,8 @@ import pytest
 
 from gpulock.install.doctor import isolation as doctor_isolation
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
-from gpulock.install.slurm.slurm_conf import parse_shown
-from gpulock.install.slurm.texts import wants
+from gpulock.install.slurm.slurm_conf import parse_scontrol_config
+from gpulock.install.slurm.texts import slurm_setting_advice
 from gpulock.isolation import bpf
 from gpulock.node.settings import Settings
 from tests.support.trees import Box
@@ -64,12 +64,12 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
     def load(_: bytes) -> int:
         return os.open("/dev/null", os.O_RDONLY)
 
-    monkeypatch.setattr(bpf, "load", load)
+    monkeypatch.setattr(bpf, "load_device_program", load)
 
     def is_attached(folder: str) -> bool:
         return Path(folder, "gpulock_dev").exists()
 
-    monkeypatch.setattr(bpf, "is_attached", is_attached)
+    monkeypatch.setattr(bpf, "has_device_program", is_attached)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     made = Cell(tmp_path)
     made.login("user.slice")
@@ -138,7 +138,7 @@ def test_a_kernel_that_takes_no_program_is_a_fault(
     def refuse(_: bytes) -> int:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(bpf, "load", refuse)
+    monkeypatch.setattr(bpf, "load_device_program", refuse)
 
     worst = cell.worst("cgroup")
     assert worst.state == FAULT and "Operation not permitted" in worst.what
@@ -199,8 +199,8 @@ def test_the_installer_asks_for_sessions_where_steps_are_confined_by_them(
     isolation: str, shown: str, asked: bool
 ) -> None:
     line = f"UsePAM                  = {shown}\n" if shown else ""
-    conf = parse_shown(f"{line}SLURM_VERSION           = 22.05.8\n")
+    conf = parse_scontrol_config(f"{line}SLURM_VERSION           = 22.05.8\n")
 
-    keys = [want.key for want in wants(conf, Settings({"ISOLATION": isolation}))]
+    keys = [want.key for want in slurm_setting_advice(conf, Settings({"ISOLATION": isolation}))]
 
     assert ("UsePAM" in keys) is asked

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import boottime
+from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
 from gpulock.install.doctor.leftovers import handover_checks
 from gpulock.node import sample
@@ -27,7 +27,7 @@ def states(box: Box, clean: str) -> list[str]:
 
 
 def tell(box: Box, text: str) -> None:
-    head = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\nboottime={boottime()}\n"
+    head = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\nboottime={clock_boottime()}\n"
     (box.root / "exporter" / "sample").write_text(f"{head}device {bus(0)} {text}\n")
 
 

@@ -14,8 +14,8 @@ import pytest
 from gpulock.install.doctor import doctor, slurm
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.hooks import InstallError
-from gpulock.node.settings import load
-from gpulock.slurm.steps import Steps
+from gpulock.node.settings import read_settings
+from gpulock.slurm.steps import SlurmSteps
 from tests.support.slurm_node import SlurmNode, make_slurm_node
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def installed() -> Iterator[SlurmNode]:
         # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
         text = node.config.read_text().splitlines(keepends=True)
         node.config.write_text("".join(line for line in text if "SIMUL" not in line))
-        patch.setattr(Steps, "is_slurmd_seen", _seen)
+        patch.setattr(SlurmSteps, "is_slurmd_seen", _seen)
         patch.setattr("gpulock.install.doctor.doctor.find_execds", _nothing)
         shutil.copytree(node.root, f"{node.root}.as-installed", symlinks=True)
         yield node
@@ -63,7 +63,7 @@ def _nothing() -> list[Any]:
 def found(node: SlurmNode) -> dict[str, Check]:
     """Return the worst check of each name."""
     rank = {OK: 0, WARNING: 1, FAULT: 2}
-    checks = doctor.doctor(doctor.Where(node.config))
+    checks = doctor.run_doctor(doctor.DoctorOptions(node.config))
     return {check.name: check for check in sorted(checks, key=lambda c: rank[c.state])}
 
 
@@ -282,7 +282,7 @@ def test_hooks_that_a_user_cannot_run_are_a_fault(
     def refuse(_: object) -> None:
         raise InstallError("interpreter /root/python3: users may not enter /root")
 
-    monkeypatch.setattr(slurm, "check_interpreter", refuse)
+    monkeypatch.setattr(slurm, "check_hook_interpreter", refuse)
 
     check = found(node)["Slurm hooks"]
 
@@ -299,7 +299,7 @@ def test_a_node_whose_slurmd_is_gone_is_at_fault(
 
 
 def checks_of_slurm(node: SlurmNode) -> list[Check]:
-    settings = load(str(node.config))
+    settings = read_settings(str(node.config))
     return slurm.slurm_checks(settings, node.config, node.root / "libexec")
 
 

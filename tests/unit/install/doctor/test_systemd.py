@@ -10,7 +10,7 @@ import pytest
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.doctor.systemd import RULES, systemd_checks
 from gpulock.install.systemd import manager
-from gpulock.node.settings import load
+from gpulock.node.settings import read_settings
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 
 DAEMON, EXPORTER = "gpulockd.service", "gpulock-exporter.service"
@@ -45,7 +45,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
 
 
 def look(node: SystemdNode) -> list[Check]:
-    return systemd_checks(load(str(node.config)), node.config, node.etc, node.ctl)
+    return systemd_checks(read_settings(str(node.config)), node.config, node.etc, node.ctl)
 
 
 def states(checks: list[Check]) -> dict[str, str]:

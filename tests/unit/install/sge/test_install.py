@@ -9,8 +9,8 @@ import pytest
 
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.install import plan_sge
-from gpulock.install.sge.texts import complex_fault, config_text, profile_text
-from gpulock.install.sge.uninstall import uninstall_sge
+from gpulock.install.sge.texts import complex_fault, login_script_text, sge_settings_text
+from gpulock.install.sge.uninstall import undo_sge_install
 from tests.support.install_site import Site, make_site
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def test_uninstall_puts_everything_back(site: Site) -> None:
     config = site.config.read_text()
     plan_sge(site.options()).apply(ignore)
 
-    assert uninstall_sge(site.config, ignore) == []
+    assert undo_sge_install(site.config, ignore) == []
 
     after = {name: values(site.show(name)) for name in OBJECTS}
     assert {k: v for k, v in after["sc"].items() if k[0] != "#"} == {
@@ -88,14 +88,14 @@ def test_uninstall_puts_everything_back(site: Site) -> None:
     assert site.config.read_text() == config
     assert not (site.root / "libexec").exists()
     assert not (site.root / "profile.d/gpulock.sh").exists()
-    assert uninstall_sge(site.config, ignore) == []
+    assert undo_sge_install(site.config, ignore) == []
 
 
 def test_what_an_administrator_changed_since_is_left_alone(site: Site) -> None:
     plan_sge(site.options()).apply(ignore)
     site.edit("sq", "QUEUE=$queue", "QUEUE=$queue MINE=1")
 
-    left = uninstall_sge(site.config, ignore)
+    left = undo_sge_install(site.config, ignore)
 
     assert any("prolog of queue gpu.q@node1 was changed since" in line for line in left)
     assert any("leads to the hooks" in line for line in left)
@@ -108,9 +108,9 @@ def test_uninstall_refuses_while_a_device_is_locked(site: Site) -> None:
     lock.mkdir(parents=True)
 
     with pytest.raises(InstallError, match="1 devices are locked"):
-        uninstall_sge(site.config, ignore)
+        undo_sge_install(site.config, ignore)
     with pytest.raises(InstallError, match="--force --because"):
-        uninstall_sge(site.config, ignore, force=True)
+        undo_sge_install(site.config, ignore, force=True)
 
     assert "libexec/current" in site.show("sq")
 
@@ -179,15 +179,15 @@ def test_a_complex_that_the_settings_do_not_name_is_refused(site: Site) -> None:
 def test_a_key_that_stands_in_the_settings_is_kept() -> None:
     text = "# mine\nGPUS = 4"
 
-    new = config_text(text, {"GPUS": "8", "SGE_CELL": "default"})
+    new = sge_settings_text(text, {"GPUS": "8", "SGE_CELL": "default"})
 
     assert new.startswith("# mine\nGPUS = 4\n#")
     assert new.endswith("\nSGE_CELL=default\n")
-    assert config_text(new, {"GPUS": "8", "SGE_CELL": "x"}) == new
+    assert sge_settings_text(new, {"GPUS": "8", "SGE_CELL": "x"}) == new
 
 
 def test_a_spool_folder_or_group_range_that_the_shell_would_read_otherwise_is_refused() -> None:
     with pytest.raises(InstallError, match="odd name"):
-        profile_text("/spool/a'b", "1-2")
+        login_script_text("/spool/a'b", "1-2")
     with pytest.raises(InstallError, match="gid_range"):
-        profile_text("/spool/a", "none")
+        login_script_text("/spool/a", "none")

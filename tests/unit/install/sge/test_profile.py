@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.sge.texts import profile_text
-from gpulock.job.environment import BIND_LISTS, drop_names
-from gpulock.sge.prolog import ALSO
+from gpulock.install.sge.texts import login_script_text
+from gpulock.job.environment import BIND_LISTS, grant_variable_names
+from gpulock.sge.prolog import EXTRA_MASK_NAMES
 
 SHELLS = [shell for shell in ("sh", "dash", "bash", "ksh") if shutil.which(shell)]
 ROOT = os.geteuid() == 0
@@ -33,7 +33,7 @@ def login(
 ) -> dict[str, str]:
     """Return the variables that a login shell exports once it has read the script."""
     script = spool / "gpulock.sh"
-    script.write_text(profile_text(str(spool), gid_range))
+    script.write_text(login_script_text(str(spool), gid_range))
     done = subprocess.run(
         [shell, "-euc", f". {script}; exec /usr/bin/env -0"],
         env=env,
@@ -78,7 +78,7 @@ def test_nothing_in_a_value_is_evaluated(spool: Path) -> None:
 
 
 def test_every_variable_a_job_may_get_is_exported(spool: Path) -> None:
-    names = sorted({*drop_names(ALSO), *BIND_LISTS})
+    names = sorted({*grant_variable_names(EXTRA_MASK_NAMES), *BIND_LISTS})
     job(spool, "2.1", OURS, "".join(f"{name}=x\n" for name in names))
 
     assert sorted(login(spool)) == names

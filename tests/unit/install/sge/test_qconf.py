@@ -10,11 +10,11 @@ import pytest
 from gpulock.install.sge.qconf import (
     Qconf,
     QconfError,
-    is_none,
+    is_sge_none,
     parse_complexes,
-    parse_list,
-    parse_object,
-    parse_overrides,
+    parse_host_overrides,
+    parse_qconf_object,
+    parse_sge_list,
 )
 
 RECORDED = Path(__file__).parents[3] / "support/data/qconf-8.1.9"
@@ -27,14 +27,14 @@ epilog                NONE
 
 
 def test_a_line_broken_up_with_a_backslash_is_whole_again() -> None:
-    pairs = parse_object(BROKEN_UP)
+    pairs = parse_qconf_object(BROKEN_UP)
 
     assert pairs["prolog"] == "NONE,[glnode1=root@/usr/bin/env -i JOB_ID=$job_id /bin/true]"
     assert pairs["epilog"] == "NONE"
 
 
 def test_the_elements_of_a_list_broken_up_are_all_there() -> None:
-    values = parse_list(parse_object((RECORDED / "se").read_text())["load_values"])
+    values = parse_sge_list(parse_qconf_object((RECORDED / "se").read_text())["load_values"])
 
     assert values["arch"] == "lx-amd64"
     assert values["np_load_long"]
@@ -44,14 +44,14 @@ def test_the_elements_of_a_list_broken_up_are_all_there() -> None:
 def test_the_value_of_each_host_is_told_from_the_queues() -> None:
     value = "/site/p a,[node1=root@/x y],[@gpus=NONE]"
 
-    assert parse_overrides(value) == ("/site/p a", {"node1": "root@/x y", "@gpus": "NONE"})
-    assert parse_overrides("NONE") == ("NONE", {})
+    assert parse_host_overrides(value) == ("/site/p a", {"node1": "root@/x y", "@gpus": "NONE"})
+    assert parse_host_overrides("NONE") == ("NONE", {})
 
 
 @pytest.mark.parametrize("value", ["NONE,[a=b", "NONE,[ab]", "NONE,[a=b[c]]"])
 def test_an_override_that_is_not_understood_is_an_error(value: str) -> None:
     with pytest.raises(QconfError, match="by hand"):
-        parse_overrides(value)
+        parse_host_overrides(value)
 
 
 def test_the_table_of_complexes_is_read() -> None:
@@ -63,8 +63,8 @@ def test_the_table_of_complexes_is_read() -> None:
 
 
 def test_none_is_nothing_in_any_case() -> None:
-    assert is_none("NONE") and is_none("none") and is_none("") and is_none(None)
-    assert not is_none("/none")
+    assert is_sge_none("NONE") and is_sge_none("none") and is_sge_none("") and is_sge_none(None)
+    assert not is_sge_none("/none")
 
 
 def test_a_client_that_hangs_or_fails_is_one_line(tmp_path: Path) -> None:

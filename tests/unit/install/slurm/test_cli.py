@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gpulock.cli import commands
-from gpulock.install.change import Record
-from gpulock.install.slurm.site import started_at
+from gpulock.cli import command_group
+from gpulock.install.change import InstallRecord
+from gpulock.install.slurm.site import process_start_time
 from tests.support.slurm_node import SlurmNode, make_slurm_node
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
 
 
 def call(node: SlurmNode, *args: str) -> Result:
-    return CliRunner().invoke(commands, ["--config", str(node.config), *args])
+    return CliRunner().invoke(command_group, ["--config", str(node.config), *args])
 
 
 def install(node: SlurmNode, *args: str) -> Result:
@@ -85,10 +85,10 @@ def test_uninstalling_shows_what_must_go_from_slurm_conf_first(node: SlurmNode) 
 
 def test_uninstalling_grid_engine_leaves_slurms_hooks(node: SlurmNode) -> None:
     install(node)
-    slurm = Record(node.root / "node/state/install/slurm.json")
+    slurm = InstallRecord(node.root / "node/state/install/slurm.json")
     entries = slurm.load()
     hooks = next(address for address in entries if address[0] == "hooks")
-    sge = Record(node.root / "node/state/install/sge.json")
+    sge = InstallRecord(node.root / "node/state/install/sge.json")
     sge.save({hooks: entries.pop(hooks)})
     slurm.save(entries)
 
@@ -109,6 +109,6 @@ def test_a_gres_conf_younger_than_slurmd_is_pointed_out(node: SlurmNode) -> None
 def test_the_start_of_a_process_is_told_by_the_clock() -> None:
     import os
 
-    began = started_at(os.getpid())
+    began = process_start_time(os.getpid())
 
     assert time.time() - 3600 < began <= time.time() + 1

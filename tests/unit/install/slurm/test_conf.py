@@ -8,17 +8,30 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.slurm.configured_hooks import EPILOG, PROLOG, TASK, link_name, look, misplaced
+from gpulock.install.slurm.configured_hooks import (
+    EPILOG,
+    PROLOG,
+    TASK,
+    find_slurm_hook,
+    hook_link_name,
+    misplaced_program,
+)
 from gpulock.install.slurm.site import Slurmd as Daemon
-from gpulock.install.slurm.site import belonging, find_site, started_with
-from gpulock.install.slurm.slurm_conf import Conf, includes, merged, parse_shown, read_conf
+from gpulock.install.slurm.site import find_slurm_site, parse_slurmd_arguments, slurmds_of_site
+from gpulock.install.slurm.slurm_conf import (
+    SlurmConf,
+    add_list_words,
+    find_slurm_includes,
+    parse_scontrol_config,
+    read_slurm_conf,
+)
 from gpulock.node.settings import Settings
 
 RECORDED = Path(__file__).parents[3] / "support/data/slurm-22.05/config"
 
 
 def test_what_slurmctld_prints_is_read_and_what_is_not_set_is_not_there() -> None:
-    conf = parse_shown(RECORDED.read_text())
+    conf = parse_scontrol_config(RECORDED.read_text())
 
     assert conf.get("SLURM_VERSION") == "22.05.8"
     assert conf.get("proctracktype") == "proctrack/cgroup"
@@ -29,14 +42,14 @@ def test_what_slurmctld_prints_is_read_and_what_is_not_set_is_not_there() -> Non
 
 
 def test_several_prologs_of_newer_releases_are_all_read() -> None:
-    conf = parse_shown("Prolog[0] = /a\nProlog[1] = /b/*\nSLURM_VERSION = 24.05.1\n")
+    conf = parse_scontrol_config("Prolog[0] = /a\nProlog[1] = /b/*\nSLURM_VERSION = 24.05.1\n")
 
     assert conf.patterns("Prolog") == ["/a", "/b/*"]
 
 
 def test_the_output_of_another_program_is_refused() -> None:
     with pytest.raises(InstallError, match="SLURM_VERSION"):
-        parse_shown("Usage: scontrol\n")
+        parse_scontrol_config("Usage: scontrol\n")
 
 
 def test_a_file_is_read_with_its_includes_continuations_and_comments(tmp_path: Path) -> None:
@@ -48,20 +61,20 @@ def test_a_file_is_read_with_its_includes_continuations_and_comments(tmp_path: P
         "Epilog=(null)\n"
     )
 
-    found = read_conf(conf)
+    found = read_slurm_conf(conf)
 
     assert found.get("Prolog") == "/a b/prolog"
     assert found.words("PrologFlags") == ["Alloc"]
     assert found.get("TaskEpilog") == "/b"
     assert found.get("Epilog") == ""
-    assert includes(conf) == ["hooks.conf"]
+    assert find_slurm_includes(conf) == ["hooks.conf"]
 
 
 def test_an_include_without_end_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("Include a\n")
 
     with pytest.raises(InstallError, match="without end"):
-        read_conf(tmp_path / "a")
+        read_slurm_conf(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -69,12 +82,12 @@ def test_an_include_without_end_is_an_error(tmp_path: Path) -> None:
     [("213", True), ("75,200-220", True), ("200-212", False), ("", False), ("x-y,213x", False)],
 )
 def test_an_exit_code_is_found_in_lists_and_ranges(value: str, holds: bool) -> None:
-    assert Conf({"requeueexit": value}, "").holds_exit("RequeueExit", 213) is holds
+    assert SlurmConf({"requeueexit": value}, "").holds_exit("RequeueExit", 213) is holds
 
 
 def test_a_list_keeps_what_it_holds_and_gets_what_it_lacks() -> None:
-    assert merged(["75", "80-82"], "213") == "75,80-82,213"
-    assert merged(["alloc"], "Alloc", "Contain") == "alloc,Contain"
+    assert add_list_words(["75", "80-82"], "213") == "75,80-82,213"
+    assert add_list_words(["alloc"], "Alloc", "Contain") == "alloc,Contain"
 
 
 # --- where Slurm is ------------------------------------------------------------------------------
@@ -93,7 +106,7 @@ def test_a_list_keeps_what_it_holds_and_gets_what_it_lacks() -> None:
 def test_what_slurmd_was_started_with_is_found(
     words: list[str], named: str, found: tuple[str, str]
 ) -> None:
-    assert started_with(words, named) == found
+    assert parse_slurmd_arguments(words, named) == found
 
 
 def programs(folder: Path) -> Path:
@@ -107,7 +120,7 @@ def programs(folder: Path) -> Path:
 def test_the_clients_are_found_beside_the_slurmd_that_runs(tmp_path: Path) -> None:
     slurmd = programs(tmp_path)
 
-    site = find_site(Settings({}), frozenset(), [Daemon(1, slurmd, "/x/slurm.conf", "n1")])
+    site = find_slurm_site(Settings({}), frozenset(), [Daemon(1, slurmd, "/x/slurm.conf", "n1")])
 
     assert site.binaries == tmp_path / "bin"
     assert site.gres_conf == Path("/x/gres.conf")
@@ -120,16 +133,18 @@ def test_slurmds_of_another_cluster_on_this_machine_are_left_out(tmp_path: Path)
     settings = Settings({"SLURM_CONF": "/y/slurm.conf"})
 
     with pytest.raises(InstallError, match="set SLURM_CONF"):
-        find_site(Settings({}), frozenset(), daemons)
+        find_slurm_site(Settings({}), frozenset(), daemons)
 
-    assert find_site(settings, frozenset(), belonging(daemons, settings)).nodes == ("m1",)
+    assert find_slurm_site(settings, frozenset(), slurmds_of_site(daemons, settings)).nodes == (
+        "m1",
+    )
 
 
 def test_a_node_that_does_not_run_here_is_refused(tmp_path: Path) -> None:
     daemon = Daemon(1, programs(tmp_path), "", "n1")
 
     with pytest.raises(InstallError, match="is node n1, not n2"):
-        find_site(Settings({}), frozenset(), [daemon], "n2")
+        find_slurm_site(Settings({}), frozenset(), [daemon], "n2")
 
 
 # --- which hooks are in force --------------------------------------------------------------------
@@ -144,8 +159,8 @@ def paths(tmp_path: Path) -> HookPaths:
     return hooks
 
 
-def conf(**values: object) -> Conf:
-    return Conf({key.lower(): str(value) for key, value in values.items()}, "slurmctld")
+def conf(**values: object) -> SlurmConf:
+    return SlurmConf({key.lower(): str(value) for key, value in values.items()}, "slurmctld")
 
 
 def test_a_pattern_names_programs_in_the_order_in_which_slurm_runs_them(
@@ -157,11 +172,11 @@ def test_a_pattern_names_programs_in_the_order_in_which_slurm_runs_them(
         (folder / name).write_text("#!/bin/sh\n")
     (folder / "90-gpulock").symlink_to(paths.slurm_prolog)
 
-    hook = look(conf(Prolog=f"{folder}/*"), PROLOG, paths)
+    hook = find_slurm_hook(conf(Prolog=f"{folder}/*"), PROLOG, paths)
 
     assert [path.name for path in hook.programs] == ["90-gpulock", "50-b", "10-a"]
     assert [path.name for path in hook.ours] == ["90-gpulock"]
-    assert misplaced(hook) is None
+    assert misplaced_program(hook) is None
 
 
 def test_a_program_of_the_sites_before_our_prolog_or_after_our_epilog_is_misplaced(
@@ -174,7 +189,7 @@ def test_a_program_of_the_sites_before_our_prolog_or_after_our_epilog_is_misplac
     (folder / "90-gpulock").symlink_to(paths.slurm_epilog)
 
     for key in (PROLOG, EPILOG):
-        found = misplaced(look(conf(**{key: f"{folder}/*"}), key, paths))
+        found = misplaced_program(find_slurm_hook(conf(**{key: f"{folder}/*"}), key, paths))
         assert found is not None
 
 
@@ -183,14 +198,14 @@ def test_a_script_that_calls_ours_leads_to_it_and_a_comment_does_not(
 ) -> None:
     script = tmp_path / "task-prolog"
     script.write_text(f'#!/bin/sh\n/site/task || exit\nexec "{paths.slurm_task}"\n')
-    assert look(conf(TaskProlog=script), TASK, paths).ours == (script,)
+    assert find_slurm_hook(conf(TaskProlog=script), TASK, paths).ours == (script,)
 
     script.write_text(f"#!/bin/sh\n# exec {paths.slurm_task}\nexit 0\n")
-    assert look(conf(TaskProlog=script), TASK, paths).ours == ()
+    assert find_slurm_hook(conf(TaskProlog=script), TASK, paths).ours == ()
 
 
 def test_a_program_that_is_not_there_is_not_ours(paths: HookPaths) -> None:
-    assert look(conf(Epilog="/nowhere/epilog"), EPILOG, paths).ours == ()
+    assert find_slurm_hook(conf(Epilog="/nowhere/epilog"), EPILOG, paths).ours == ()
 
 
 @pytest.mark.parametrize(
@@ -205,5 +220,5 @@ def test_a_program_that_is_not_there_is_not_ours(paths: HookPaths) -> None:
 def test_a_link_gets_a_name_that_the_pattern_matches(
     pattern: str, prolog: str, epilog: str
 ) -> None:
-    assert link_name(pattern, PROLOG) == prolog
-    assert link_name(pattern, EPILOG) == epilog
+    assert hook_link_name(pattern, PROLOG) == prolog
+    assert hook_link_name(pattern, EPILOG) == epilog

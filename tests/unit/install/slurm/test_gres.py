@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.gres import Entry, Places, expand, map_text, parse_list, positions
+from gpulock.install.slurm.gres import (
+    GresDeviceFiles,
+    GresEntry,
+    expand_file_ranges,
+    gres_positions,
+    parse_gres_list,
+    slurm_map_text,
+)
 from gpulock.node import devices
-from gpulock.node.settings import Settings, load
-from gpulock.simulate.node import write_node
-from gpulock.slurm.gres_map import devices_at
+from gpulock.node.settings import Settings, read_settings
+from gpulock.simulate.node import write_simulated_node
+from gpulock.slurm.gres_map import resolve_gres_devices
 
 # Printed by slurmd 22.05.8.
 ONE_LINE = (
@@ -38,13 +45,13 @@ MIG = (
 
 
 def files(text: str) -> list[tuple[str, ...]]:
-    return positions(parse_list(text))
+    return gres_positions(parse_gres_list(text))
 
 
 def test_positions_are_in_slurmds_order_not_in_that_of_minors() -> None:
     assert files(ONE_LINE) == [(f"/dev/nvidia{n}",) for n in (3, 0, 1, 2)]
     assert files(TYPES) == [(f"/dev/nvidia{n}",) for n in (0, 1, 5, 3)]
-    assert [entry.type for entry in parse_list(TYPES)] == ["v100", "v100", "a100"]
+    assert [entry.type for entry in parse_gres_list(TYPES)] == ["v100", "v100", "a100"]
 
 
 def test_shards_and_counts_of_another_name_have_no_positions() -> None:
@@ -61,7 +68,9 @@ def test_the_files_of_a_mig_instance_are_one_position_and_two_cards_are_two() ->
 
 def test_a_line_that_cannot_be_counted_is_an_error_with_the_line() -> None:
     with pytest.raises(InstallError, match=r"Count=3 .*report this line"):
-        parse_list("slurmd: Gres Name=gpu Type=(null) Count=3 ID=7 File=/dev/nvidia[0-1] (null)")
+        parse_gres_list(
+            "slurmd: Gres Name=gpu Type=(null) Count=3 ID=7 File=/dev/nvidia[0-1] (null)"
+        )
 
 
 @pytest.mark.parametrize(
@@ -75,32 +84,32 @@ def test_a_line_that_cannot_be_counted_is_an_error_with_the_line() -> None:
     ],
 )
 def test_expressions_are_expanded_in_their_order(text: str, names: list[str]) -> None:
-    assert expand(text) == names
+    assert expand_file_ranges(text) == names
 
 
 @pytest.mark.parametrize("text", ["/d/a[x]", "/d/a[0-]", "/d/a[0-99999]", "/d/a[]"])
 def test_an_expression_that_is_no_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(InstallError, match=r"gres\.conf"):
-        expand(text)
+        expand_file_ranges(text)
 
 
 # --- from files to devices -----------------------------------------------------------------------
 
 
 def node(folder: Path, preset: str) -> Settings:
-    return load(str(write_node(folder / "node", preset).config))
+    return read_settings(str(write_simulated_node(folder / "node", preset).config))
 
 
 def test_the_prolog_finds_the_cards_that_the_map_names(tmp_path: Path) -> None:
     settings = node(tmp_path, "dgx-h200")
     wanted = [(f"{settings.dev_root}/nvidia{minor}",) for minor in (4, 0, 7)]
 
-    text = map_text(None, Places(settings).of_all(wanted))
+    text = slurm_map_text(None, GresDeviceFiles(settings).devices_of_positions(wanted))
     Path(settings.state_dir, "slurm-map").write_text(text)
 
     assert text == "gpulock-slurm-map 1\ngres_conf=\n0=4\n1=0\n2=7\n"
     shown = devices.read_devices(settings.driver_root, settings.sys_root)
-    assert [d.minor for d in devices_at(settings.state_dir, ["0", "2"], shown)] == [4, 7]
+    assert [d.minor for d in resolve_gres_devices(settings.state_dir, ["0", "2"], shown)] == [4, 7]
 
 
 def test_a_mig_instance_is_named_by_its_card_and_its_capabilities(tmp_path: Path) -> None:
@@ -110,7 +119,7 @@ def test_a_mig_instance_is_named_by_its_card_and_its_capabilities(tmp_path: Path
     caps = [f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[name]}" for name in _OF_MIG]
     card = f"{settings.dev_root}/nvidia2"
 
-    assert Places(settings).of_all([(card, *caps)]) == ["2.gi10.ci0"]
+    assert GresDeviceFiles(settings).devices_of_positions([(card, *caps)]) == ["2.gi10.ci0"]
 
     other = f"{settings.dev_root}/nvidia-caps/nvidia-cap{of['gpu2/gi9/access']}"
     for wrong, says in [
@@ -120,7 +129,7 @@ def test_a_mig_instance_is_named_by_its_card_and_its_capabilities(tmp_path: Path
         ((card, f"{settings.dev_root}/nvidia3"), "holds 2 cards"),
     ]:
         with pytest.raises(InstallError, match=says):
-            Places(settings).of(wrong)
+            GresDeviceFiles(settings).device_of_position(wrong)
 
 
 _OF_MIG = ("gpu2/gi10/access", "gpu2/gi10/ci0/access")
@@ -136,7 +145,7 @@ def test_a_mig_instance_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         Path(caps[-1]).touch()
 
     with pytest.raises(InstallError, match=r"instance gi5\.ci0 of card 2 does not exist"):
-        Places(settings).of((f"{settings.dev_root}/nvidia2", *caps))
+        GresDeviceFiles(settings).device_of_position((f"{settings.dev_root}/nvidia2", *caps))
 
 
 def test_a_card_that_the_driver_does_not_show_is_an_error_that_says_so(tmp_path: Path) -> None:
@@ -144,7 +153,7 @@ def test_a_card_that_the_driver_does_not_show_is_an_error_that_says_so(tmp_path:
     Path(settings.dev_root, "nvidia7").touch()
 
     with pytest.raises(InstallError, match=r"position 1 .*nvidia7.* no GPU with this minor \(only"):
-        Places(settings).of_all(
+        GresDeviceFiles(settings).devices_of_positions(
             [(f"{settings.dev_root}/nvidia0",), (f"{settings.dev_root}/nvidia7",)]
         )
 
@@ -155,7 +164,7 @@ def test_one_card_at_two_positions_is_refused(tmp_path: Path) -> None:
     both = [(f"{settings.dev_root}/nvidia0",), (f"{settings.dev_root}/other",)]
 
     with pytest.raises(InstallError, match="positions 0 and 1"):
-        Places(settings).of_all(both)
+        GresDeviceFiles(settings).devices_of_positions(both)
 
 
 def test_on_a_real_node_only_an_nvidia_device_is_one(tmp_path: Path) -> None:
@@ -164,9 +173,9 @@ def test_on_a_real_node_only_an_nvidia_device_is_one(tmp_path: Path) -> None:
 
     for name in ("/dev/null", str(tmp_path / "nvidia0")):
         with pytest.raises(InstallError, match="is no NVIDIA device"):
-            Places(settings).of((name,))
+            GresDeviceFiles(settings).device_of_position((name,))
 
 
 def test_no_gpus_need_no_driver() -> None:
-    assert Places(Settings({"DRIVER_ROOT": "/nowhere"})).of_all([]) == []
-    assert positions([Entry("", "", ())]) == []
+    assert GresDeviceFiles(Settings({"DRIVER_ROOT": "/nowhere"})).devices_of_positions([]) == []
+    assert gres_positions([GresEntry("", "", ())]) == []

@@ -14,14 +14,14 @@ import pytest
 
 from gpulock.install import versions
 from gpulock.install.hooks import InstallError, real_interpreter, render_hooks
-from gpulock.install.slurm.hook_trial import SlurmHooks, check_interpreter, try_hooks
-from gpulock.install.trial import why_private
-from gpulock.install.versions import in_force
-from gpulock.simulate.node import write_node
+from gpulock.install.slurm.hook_trial import SlurmHooks, check_hook_interpreter, try_slurm_hooks
+from gpulock.install.trial import why_users_cannot_run
+from gpulock.install.versions import version_in_force
+from gpulock.simulate.node import write_simulated_node
 from tests.support.slurm_node import ignore
 
 pytestmark = pytest.mark.skipif(
-    bool(why_private(Path(real_interpreter(sys.executable)))),
+    bool(why_users_cannot_run(Path(real_interpreter(sys.executable)))),
     reason="the interpreter of the tests is not for everybody",
 )
 
@@ -37,7 +37,7 @@ def public() -> Iterator[Path]:
 
 def settings(folder: Path) -> Path:
     """Return settings of a node that is not simulated: hooks of users work on no other."""
-    config = write_node(folder / "node", "workstation").config
+    config = write_simulated_node(folder / "node", "workstation").config
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if not line.startswith("SIMULATION")))
     return config
@@ -46,7 +46,7 @@ def settings(folder: Path) -> Path:
 def test_hooks_that_everybody_may_run_pass(public: Path) -> None:
     config = settings(public)
 
-    try_hooks(render_hooks(public / "hooks", config))
+    try_slurm_hooks(render_hooks(public / "hooks", config))
 
 
 def test_hooks_below_a_private_folder_are_refused(public: Path) -> None:
@@ -54,7 +54,7 @@ def test_hooks_below_a_private_folder_are_refused(public: Path) -> None:
     paths.folder.chmod(0o700)
 
     with pytest.raises(InstallError, match=rf"users may not enter {paths.folder}"):
-        try_hooks(paths)
+        try_slurm_hooks(paths)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be nobody")
@@ -63,19 +63,21 @@ def test_settings_that_a_user_cannot_read_are_found(public: Path) -> None:
     config.chmod(0o600)
 
     with pytest.raises(InstallError, match=r"slurm-task as nobody .*Permission denied"):
-        try_hooks(render_hooks(public / "hooks", config))
+        try_slurm_hooks(render_hooks(public / "hooks", config))
 
 
 def test_a_damaged_hook_is_not_put_in_force(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = write_node(public / "node", "workstation").config
-    monkeypatch.setattr(versions, "self_test", ignore)
-    monkeypatch.setattr("gpulock.install.hooks.templates", lambda: {"prolog/slurm": "#!/bin/sh\n"})
+    config = write_simulated_node(public / "node", "workstation").config
+    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
+    monkeypatch.setattr(
+        "gpulock.install.hooks.read_hook_templates", lambda: {"prolog/slurm": "#!/bin/sh\n"}
+    )
     place = SlurmHooks(public / "libexec", config, sys.executable, public / "run")
 
     with pytest.raises(InstallError):
         place.write(place.wanted())
 
-    assert in_force(public / "libexec") is None
+    assert version_in_force(public / "libexec") is None
 
 
 def test_an_interpreter_below_a_private_folder_is_refused(public: Path) -> None:
@@ -85,11 +87,11 @@ def test_an_interpreter_below_a_private_folder_is_refused(public: Path) -> None:
     shutil.copy(real_interpreter(sys.executable), python)
 
     with pytest.raises(InstallError, match=r"users may not enter .*/root: every task .* with 127"):
-        check_interpreter(str(python))
+        check_hook_interpreter(str(python))
 
 
 def test_an_interpreter_that_is_everybodys_is_taken() -> None:
-    check_interpreter(real_interpreter(sys.executable))
+    check_hook_interpreter(real_interpreter(sys.executable))
 
 
 def test_a_program_that_only_root_may_run_is_private(public: Path) -> None:
@@ -97,5 +99,5 @@ def test_a_program_that_only_root_may_run_is_private(public: Path) -> None:
     program.touch(0o750)
     program.chmod(0o750)
 
-    assert "mode 0750: users may not run it" in why_private(program)
-    assert "No such file" in why_private(public / "none")
+    assert "mode 0750: users may not run it" in why_users_cannot_run(program)
+    assert "No such file" in why_users_cannot_run(public / "none")

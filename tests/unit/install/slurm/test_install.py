@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.snippets import settings_text
-from gpulock.node.settings import parse
+from gpulock.install.slurm.snippets import slurm_settings_text
+from gpulock.node.settings import parse_settings
 from tests.support.slurm_node import SlurmNode, ignore, make_slurm_node, told, tree
 
 pytestmark = pytest.mark.slow
@@ -59,19 +59,19 @@ def test_slurms_own_files_are_never_written(node: SlurmNode) -> None:
 
 
 def test_a_node_without_settings_gets_a_file_that_explains_itself() -> None:
-    text = settings_text(None, {"GPUS": "8"}, frozenset())
+    text = slurm_settings_text(None, {"GPUS": "8"}, frozenset())
 
     assert "#SLURM_CHOOSER=slurm" in text
     assert text.endswith("\nGPUS=8\n")
-    assert parse(text, "x").gpus == 8
+    assert parse_settings(text, "x").gpus == 8
 
 
 def test_settings_that_are_there_are_kept_and_get_what_they_lack() -> None:
-    text = settings_text("GPUS=4", {"GPUS": "8", "SLURM_CONF": "/c"}, frozenset({"GPUS"}))
+    text = slurm_settings_text("GPUS=4", {"GPUS": "8", "SLURM_CONF": "/c"}, frozenset({"GPUS"}))
 
     assert text.startswith("GPUS=4\n# written by")
     assert text.endswith("\nSLURM_CONF=/c\n")
-    assert settings_text("GPUS=4", {"GPUS": "8"}, frozenset({"GPUS"})) == "GPUS=4"
+    assert slurm_settings_text("GPUS=4", {"GPUS": "8"}, frozenset({"GPUS"})) == "GPUS=4"
 
 
 def test_a_changed_gres_conf_gives_a_new_map(node: SlurmNode) -> None:

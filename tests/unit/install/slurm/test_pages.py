@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.slurm.request import in_gres
+from gpulock.slurm.request import parse_gres_count
 from tests.support.slurm_node import SlurmNode, make_slurm_node, told
 
 
@@ -127,4 +127,4 @@ def test_for_a_count_in_the_comment_the_submit_script_is_shown(node: SlurmNode) 
     assert "JobSubmitPlugins=lua" in text
     assert 'job.comment = job.tres_per_node or ""' in text
     assert "--gres=gpux:N" in text
-    assert in_gres("gres:gpux:2", ("gpux",)) == 2  # what tres_per_node holds in 22.05
+    assert parse_gres_count("gres:gpux:2", ("gpux",)) == 2  # what tres_per_node holds in 22.05

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.change import Record
+from gpulock.install.change import InstallRecord
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.uninstall import hand_over, keep_for_slurm, uninstall_slurm
+from gpulock.install.slurm.uninstall import (
+    keep_for_slurm,
+    transfer_shared_hooks,
+    undo_slurm_install,
+)
 from gpulock.store import owner
 from gpulock.store.owner import Owner
 from tests.support.slurm_node import SlurmNode, ignore, make_slurm_node, tree
@@ -26,19 +30,19 @@ def lock(node: SlurmNode, scheduler: str, name: str = "0000:06:00.0") -> None:
     folder = node.root / "node/run/gpulock/locks" / name
     folder.mkdir(parents=True)
     record = Owner(scheduler=scheduler, node="node1", job_id="7", token="t", boot_id="b")
-    (folder / "owner").write_text(owner.encode(record))
+    (folder / "owner").write_text(owner.encode_owner(record))
 
 
 def test_uninstall_puts_everything_back(node: SlurmNode) -> None:
     before = {k: v for k, v in tree(node.root).items() if not k.startswith("node/run")}
     node.install()
 
-    assert uninstall_slurm(node.config, ignore) == []
+    assert undo_slurm_install(node.config, ignore) == []
 
     after = {k: v for k, v in tree(node.root).items() if not k.startswith("node/run")}
     assert after == before
     assert not (node.root / "libexec").exists()
-    assert uninstall_slurm(node.config, ignore) == []
+    assert undo_slurm_install(node.config, ignore) == []
 
 
 def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> None:
@@ -46,9 +50,9 @@ def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> 
     lock(node, "slurm")
 
     with pytest.raises(InstallError, match=r"Slurm jobs hold 1 devices \(0000:06:00\.0\)"):
-        uninstall_slurm(node.config, ignore)
+        undo_slurm_install(node.config, ignore)
     with pytest.raises(InstallError, match="--force --because"):
-        uninstall_slurm(node.config, ignore, force=True)
+        undo_slurm_install(node.config, ignore, force=True)
 
     assert node.map.exists()
 
@@ -59,10 +63,10 @@ def test_a_lock_of_grid_engine_does_not_stop_it_and_one_of_nobody_does(node: Slu
     (node.root / "node/run/gpulock/locks/0000:07:00.0").mkdir()
 
     with pytest.raises(InstallError, match=r"1 devices \(0000:07:00\.0\)"):
-        uninstall_slurm(node.config, ignore)
+        undo_slurm_install(node.config, ignore)
 
     (node.root / "node/run/gpulock/locks/0000:07:00.0").rmdir()
-    assert uninstall_slurm(node.config, ignore) == []
+    assert undo_slurm_install(node.config, ignore) == []
 
 
 def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(
@@ -77,7 +81,7 @@ def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(
 
     said: list[str] = []
     with pytest.raises(InstallError, match="then scontrol reconfigure, and run it again"):
-        uninstall_slurm(node.config, said.append)
+        undo_slurm_install(node.config, said.append)
 
     assert said == [
         f"from slurm.conf: Prolog={node.paths.slurm_prolog}",
@@ -93,9 +97,9 @@ def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode
     node.conf.unlink()
 
     with pytest.raises(InstallError, match="cannot be found out"):
-        uninstall_slurm(node.config, ignore)
+        undo_slurm_install(node.config, ignore)
 
-    assert uninstall_slurm(node.config, ignore, force=True, because="moved") == []
+    assert undo_slurm_install(node.config, ignore, force=True, because="moved") == []
 
 
 # --- beside Grid Engine --------------------------------------------------------------------------
@@ -105,8 +109,10 @@ CONFIG = ("file", "/etc/gpulock.conf", "644")
 QUEUE = ("queue", "gpu.q", "prolog")
 
 
-def record(path: Path, entries: dict[tuple[str, ...], tuple[str | None, str | None]]) -> Record:
-    made = Record(path)
+def record(
+    path: Path, entries: dict[tuple[str, ...], tuple[str | None, str | None]]
+) -> InstallRecord:
+    made = InstallRecord(path)
     made.save(entries)
     return made
 
@@ -117,7 +123,7 @@ def test_the_hooks_go_into_the_keeping_of_the_scheduler_that_stays(tmp_path: Pat
     )
     sge = record(tmp_path / "sge.json", {CONFIG: ("A", "AB"), QUEUE: (None, "p")})
 
-    assert hand_over(slurm, sge)
+    assert transfer_shared_hooks(slurm, sge)
 
     assert slurm.load() == {("x",): (None, "y")}
     assert list(sge.load().items()) == [
@@ -131,7 +137,7 @@ def test_hooks_that_were_renewed_meanwhile_are_taken_back_whole(tmp_path: Path) 
     slurm = record(tmp_path / "slurm.json", {HOOKS: ("v1", "v2")})
     sge = record(tmp_path / "sge.json", {HOOKS: (None, "v1"), QUEUE: (None, "p")})
 
-    hand_over(sge, slurm)
+    transfer_shared_hooks(sge, slurm)
 
     assert slurm.load() == {HOOKS: (None, "v2")}
     assert sge.load() == {QUEUE: (None, "p")}
@@ -140,7 +146,7 @@ def test_hooks_that_were_renewed_meanwhile_are_taken_back_whole(tmp_path: Path) 
 def test_alone_nothing_is_handed_over(tmp_path: Path) -> None:
     slurm = record(tmp_path / "slurm.json", {HOOKS: (None, "v1")})
 
-    assert not hand_over(slurm, Record(tmp_path / "sge.json"))
+    assert not transfer_shared_hooks(slurm, InstallRecord(tmp_path / "sge.json"))
 
     assert slurm.load() == {HOOKS: (None, "v1")}
 
@@ -150,7 +156,7 @@ def test_slurm_leaves_the_hooks_that_grid_engine_uses(node: SlurmNode) -> None:
     sge = record(node.root / "node/state/install/sge.json", {QUEUE: (None, "p")})
     said: list[str] = []
 
-    assert uninstall_slurm(node.config, said.append) == []
+    assert undo_slurm_install(node.config, said.append) == []
 
     assert "the hooks and the settings stay: Grid Engine uses them" in said
     assert node.paths.prolog.is_file()

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gpulock.cli import commands
+from gpulock.cli import command_group
 from gpulock.install.hooks import InstallError
 from gpulock.install.systemd import manager
-from gpulock.install.systemd.install import plan_systemd, services
-from gpulock.install.systemd.manager import ON, Service, package_files, state_of, younger
-from gpulock.install.systemd.uninstall import uninstall_systemd
+from gpulock.install.systemd.install import plan_systemd, systemd_services
+from gpulock.install.systemd.manager import (
+    ON,
+    SystemdService,
+    first_file_newer,
+    package_files,
+    unit_state,
+)
+from gpulock.install.systemd.uninstall import undo_systemd_install
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service", "restart gpulockd.service"]
@@ -53,7 +59,7 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
         "logrotate.d/gpulock",
     }
     assert restarts(node) == STARTED
-    assert [service.read() for service in services(node.ctl)] == [ON, ON]
+    assert [service.read() for service in systemd_services(node.ctl)] == [ON, ON]
     assert (node.root / "run/gpulock").is_dir()
 
 
@@ -117,13 +123,13 @@ def test_a_service_that_is_older_than_its_package_is_started_afresh(node: System
     node.install()
     node.ctl.properties["gpulockd.service"] = {"MainPID": str(os.getpid())}
     path = node.etc / "systemd/system/gpulockd.service"
-    service = Service("gpulockd", ("gpulockd.service",), node.ctl)
+    service = SystemdService("gpulockd", ("gpulockd.service",), node.ctl)
     os.utime(path, (0, 0))
-    assert service.aged([path]) == ""
+    assert service.restart_reason([path]) == ""
 
     os.utime(path, (2**31, 2**31))
 
-    assert service.aged([path]) == f"gpulockd was started before {path} was changed"
+    assert service.restart_reason([path]) == f"gpulockd was started before {path} was changed"
 
 
 def test_a_file_that_changed_within_the_clocks_doubt_is_not_younger(tmp_path: Path) -> None:
@@ -131,16 +137,21 @@ def test_a_file_that_changed_within_the_clocks_doubt_is_not_younger(tmp_path: Pa
     path.touch()
     os.utime(path, (1000, 1000))
 
-    assert younger([tmp_path / "gone.py", path], 999.0) is None
-    assert younger([tmp_path / "gone.py", path], 997.0) == path
+    assert first_file_newer([tmp_path / "gone.py", path], 999.0) is None
+    assert first_file_newer([tmp_path / "gone.py", path], 997.0) == path
 
 
 def test_the_modules_of_both_programs_are_looked_at() -> None:
     names = {
-        f"{path.parent.name}/{path.name}" for path in package_files("gpulock", "gpulock_exporter")
+        f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+        for path in package_files("gpulock", "gpulock_exporter")
     }
 
-    assert {"gpulock/store/locks.py", "daemon/app.py", "gpulock_exporter/app/program.py"} <= names
+    assert {
+        "gpulock/store/locks.py",
+        "gpulock/daemon/app.py",
+        "gpulock_exporter/app/program.py",
+    } <= names
     assert package_files("no_such_package") == []
 
 
@@ -217,13 +228,13 @@ def test_uninstall_stops_both_and_puts_back_what_was_there(node: SystemdNode) ->
     before = files(node)
     node.install()
 
-    assert uninstall_systemd(node.config, ignore, node.ctl) == []
+    assert undo_systemd_install(node.config, ignore, node.ctl) == []
 
     assert files(node) == before
     assert (node.ctl.active, node.ctl.enabled) == (set(), set())
     assert node.ctl.told[-1] == "daemon-reload"
     assert not (node.root / "state/install").exists()
-    assert uninstall_systemd(node.config, ignore, node.ctl) == []
+    assert undo_systemd_install(node.config, ignore, node.ctl) == []
 
 
 def test_uninstall_leaves_a_unit_that_somebody_changed_and_locks(node: SystemdNode) -> None:
@@ -232,7 +243,7 @@ def test_uninstall_leaves_a_unit_that_somebody_changed_and_locks(node: SystemdNo
     path = node.etc / "systemd/system/gpulockd.service"
     path.write_text("changed\n")
 
-    left = uninstall_systemd(node.config, ignore, node.ctl)
+    left = undo_systemd_install(node.config, ignore, node.ctl)
 
     assert len(left) == 1
     assert f"{path} was changed since; left as it is" in left[0]
@@ -245,7 +256,7 @@ def test_uninstall_says_that_the_user_stays(node: SystemdNode) -> None:
     node.install()
     said: list[str] = []
 
-    uninstall_systemd(node.config, said.append, node.ctl)
+    undo_systemd_install(node.config, said.append, node.ctl)
 
     assert "stopped and disabled: gpulockd" in said
     assert said[-1] == "user gpulock-exporter stays, and so do locks and history"
@@ -255,7 +266,7 @@ def test_uninstall_says_that_the_user_stays(node: SystemdNode) -> None:
 
 
 def call(node: SystemdNode, *words: str) -> Result:
-    return CliRunner().invoke(commands, ["--config", str(node.config), *words])
+    return CliRunner().invoke(command_group, ["--config", str(node.config), *words])
 
 
 def test_the_command_refuses_in_one_line_where_systemd_does_not_run(
@@ -286,4 +297,4 @@ def test_uninstall_where_nothing_is_installed_is_silent(node: SystemdNode) -> No
     ],
 )
 def test_the_state_of_a_unit_is_two_words(seen: dict[str, str], state: str | None) -> None:
-    assert state_of(seen) == state
+    assert unit_state(seen) == state

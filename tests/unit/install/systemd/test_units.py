@@ -19,13 +19,13 @@ from gpulock.install.systemd.units import (
     SYSUSERS,
     TMPFILES,
     UNITS,
-    Installation,
-    fill,
+    UnitInputs,
+    card_minors,
+    fill_placeholders,
     listen_stream,
-    minors_of,
-    rendered,
-    templates,
-    writable,
+    read_unit_templates,
+    render_units,
+    writable_folders,
 )
 from gpulock.node.settings import Settings
 
@@ -37,8 +37,8 @@ def settings(**keys: str) -> Settings:
 
 
 def units(**keys: str) -> dict[str, str]:
-    what = Installation(sys.executable, Path("/etc/gpulock/gpulock.conf"), settings(**keys), (0, 1))
-    return rendered(what)
+    what = UnitInputs(sys.executable, Path("/etc/gpulock/gpulock.conf"), settings(**keys), (0, 1))
+    return render_units(what)
 
 
 def values(text: str, name: str) -> list[str]:
@@ -120,7 +120,7 @@ def test_every_placeholder_is_filled_and_systemds_own_at_signs_stay() -> None:
 
 def test_a_placeholder_without_a_value_is_an_error() -> None:
     with pytest.raises(KeyError):
-        fill("ExecStart=@PYTHON@ @NOBODY@", {"PYTHON": "/usr/bin/python3"})
+        fill_placeholders("ExecStart=@PYTHON@ @NOBODY@", {"PYTHON": "/usr/bin/python3"})
 
 
 def test_the_daemon_is_started_by_this_interpreter_with_these_settings() -> None:
@@ -153,13 +153,13 @@ def test_the_exporters_user_may_not_log_in() -> None:
 
 
 def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -> None:
-    assert writable(settings()) == ["/run", "/var/lib/gpulock"]
-    assert writable(settings(LOCK_DIR="/gpulock")) == [
+    assert writable_folders(settings()) == ["/run", "/var/lib/gpulock"]
+    assert writable_folders(settings(LOCK_DIR="/gpulock")) == [
         "/gpulock",
         "/var/lib/gpulock",
         "-/run/gpulock-exporter",
     ]
-    assert writable(settings(REPORT_DIR="/nfs/reports", JOB_MAP_DIR="/run/maps")) == [
+    assert writable_folders(settings(REPORT_DIR="/nfs/reports", JOB_MAP_DIR="/run/maps")) == [
         "/run",
         "/var/lib/gpulock",
         "-/nfs/reports",
@@ -167,7 +167,7 @@ def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -
 
 
 def test_a_folder_that_only_begins_like_another_is_not_taken_for_part_of_it() -> None:
-    assert "-/running/maps" in writable(settings(JOB_MAP_DIR="/running/maps"))
+    assert "-/running/maps" in writable_folders(settings(JOB_MAP_DIR="/running/maps"))
 
 
 def test_the_exporter_may_open_the_cards_by_number_and_by_path() -> None:
@@ -197,8 +197,8 @@ def test_what_the_exporter_writes_outlives_it() -> None:
 def test_private_tmp_hides_nothing_that_the_exporter_reads() -> None:
     def private(python: str, **keys: str) -> list[str]:
         config = Path("/etc/gpulock/gpulock.conf")
-        what = Installation(python, config, settings(**keys), (0, 1))
-        return values(rendered(what)[EXPORTER], "PrivateTmp")
+        what = UnitInputs(python, config, settings(**keys), (0, 1))
+        return values(render_units(what)[EXPORTER], "PrivateTmp")
 
     assert private("/usr/bin/python3") == ["yes"]
     assert private("/tmp/venv/bin/python3") == ["no"]
@@ -226,9 +226,9 @@ def test_the_daemon_keeps_the_capabilities_that_its_settings_need_and_no_more() 
 
 
 def test_isolation_that_was_on_in_this_boot_can_still_be_cleared_away() -> None:
-    before = Installation(sys.executable, Path("/etc/gpulock.conf"), settings(), was_isolated=True)
+    before = UnitInputs(sys.executable, Path("/etc/gpulock.conf"), settings(), was_isolated=True)
 
-    text = rendered(before)[DAEMON]
+    text = render_units(before)[DAEMON]
 
     assert values(text, "ProtectControlGroups") == ["no"]
     assert values(units()[DAEMON], "ProtectControlGroups") == ["yes"]
@@ -273,17 +273,17 @@ def test_a_path_that_systemd_would_read_differently_is_refused(path: str) -> Non
     what.state_dir = path
 
     with pytest.raises(InstallError, match="cannot stand in a unit"):
-        rendered(Installation(sys.executable, Path("/etc/gpulock.conf"), what))
+        render_units(UnitInputs(sys.executable, Path("/etc/gpulock.conf"), what))
 
 
 def test_the_cards_are_those_seen_else_as_many_as_the_settings_say() -> None:
-    assert minors_of([3, 0, -1], 8) == (0, 3)
-    assert minors_of([], 2) == (0, 1)
-    assert minors_of([], 0) == (0,)
+    assert card_minors([3, 0, -1], 8) == (0, 3)
+    assert card_minors([], 2) == (0, 1)
+    assert card_minors([], 0) == (0,)
 
 
 def test_every_line_of_the_templates_fits_a_terminal() -> None:
-    for name, text in templates().items():
+    for name, text in read_unit_templates().items():
         assert [line for line in text.splitlines() if len(line) > 100] == [], name
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.grant import Grant
-from gpulock.alloc.memory_check import FIRST
-from gpulock.cli.session import Refused
+from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
+from gpulock.cli.claims import socket_client
+from gpulock.cli.session import CommandRefusedError
 from gpulock.errors import BROKEN, BUSY, Refusal
-from gpulock.workstation import client
 from gpulock.workstation.wire import (
     FOR_EVER,
     GRANTED,
@@ -22,18 +22,18 @@ from gpulock.workstation.wire import (
     REFUSED,
     RELEASED,
     WAITING,
-    Reply,
-    Request,
+    SocketReply,
+    SocketRequest,
     encode_reply,
-    new_socket,
+    new_packet_socket,
     parse_request,
 )
 from tests.support.trees import Box, bus, record
 
 Answer = list[bytes]
-YES = encode_reply(Reply(GRANTED, token="feed", devices=(bus(1), bus(2))))
-WAIT = encode_reply(Reply(WAITING, before=3, why="others are before this one in line: 3"))
-NO = encode_reply(Reply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
+YES = encode_reply(SocketReply(GRANTED, token="feed", devices=(bus(1), bus(2))))
+WAIT = encode_reply(SocketReply(WAITING, before=3, why="others are before this one in line: 3"))
+NO = encode_reply(SocketReply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
 
 
 class Daemon:
@@ -42,9 +42,9 @@ class Daemon:
     def __init__(self, box: Box) -> None:
         self.box = box
         box.lock.mkdir()
-        self.asked: list[Request] = []
+        self.asked: list[SocketRequest] = []
         self.heard: list[tuple[int, str]] = []
-        self._socket: socket.socket = new_socket()
+        self._socket: socket.socket = new_packet_socket()
         self._socket.bind(str(box.lock / "socket"))
         self._socket.listen(8)
         self._socket.settimeout(20)
@@ -67,11 +67,11 @@ class Daemon:
         """Ask for two devices."""
         node = self.box.node()
         one = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
-        return client.obtain(node, one, 2, (), wait, self._hear)
+        return socket_client.request_daemon_claim(node, one, 2, (), wait, self._hear)
 
     def release(self, *devices: str) -> tuple[str, ...]:
         """Give devices back."""
-        return client.release(self.box.node(), 4711, devices)
+        return socket_client.request_daemon_release(self.box.node(), 4711, devices)
 
     def _hear(self, before: int, why: str) -> None:
         self.heard.append((before, why))
@@ -84,7 +84,7 @@ class Daemon:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    monkeypatch.setattr(client, "PAUSE", 0.001)
+    monkeypatch.setattr(socket_client, "PAUSE", 0.001)
     made = Daemon(Box(tmp_path))
     yield made
     made.close()
@@ -137,7 +137,7 @@ def test_who_does_not_wait_is_told_that_it_ended(daemon: Daemon) -> None:
 def test_one_that_does_not_come_back_is_given_up(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "BACK_SECONDS", 0.0)
+    monkeypatch.setattr(socket_client, "BACK_SECONDS", 0.0)
     daemon.answers([WAIT])
     assert refused(lambda: daemon.obtain(wait=FOR_EVER)).kind == BROKEN
 
@@ -145,9 +145,9 @@ def test_one_that_does_not_come_back_is_given_up(
 @pytest.mark.parametrize(
     "packet",
     [
-        encode_reply(Reply("maybe")),
-        encode_reply(Reply(GRANTED, token="feed", devices=("0000:ff:00.0",))),
-        encode_reply(Reply(RELEASED)),
+        encode_reply(SocketReply("maybe")),
+        encode_reply(SocketReply(GRANTED, token="feed", devices=("0000:ff:00.0",))),
+        encode_reply(SocketReply(RELEASED)),
     ],
 )
 def test_an_answer_that_cannot_be_is_a_broken_node(daemon: Daemon, packet: bytes) -> None:
@@ -161,15 +161,17 @@ def test_garbage_is_as_good_as_no_answer(daemon: Daemon) -> None:
 
 
 def test_what_was_given_back_is_returned(daemon: Daemon) -> None:
-    daemon.answers([encode_reply(Reply(RELEASED, devices=(bus(1),)))])
+    daemon.answers([encode_reply(SocketReply(RELEASED, devices=(bus(1),)))])
     assert daemon.release(bus(1)) == (bus(1),)
 
 
-SOON = encode_reply(Reply(REFUSED, kind=BUSY, why=f"{bus(1)}: {FIRST}", do="release it again"))
+SOON = encode_reply(
+    SocketReply(REFUSED, kind=BUSY, why=f"{bus(1)}: {MEMORY_CHECK_PENDING}", do="release it again")
+)
 
 
 def test_what_is_looked_at_first_is_given_back_a_moment_later(daemon: Daemon) -> None:
-    daemon.answers([SOON], [encode_reply(Reply(RELEASED, devices=(bus(1),)))])
+    daemon.answers([SOON], [encode_reply(SocketReply(RELEASED, devices=(bus(1),)))])
     assert daemon.release(bus(1)) == (bus(1),)
     assert len(daemon.asked) == 2
 
@@ -177,25 +179,25 @@ def test_what_is_looked_at_first_is_given_back_a_moment_later(daemon: Daemon) ->
 def test_a_look_that_does_not_come_is_not_waited_for(daemon: Daemon) -> None:
     daemon.box.settings["SAMPLE_PERIOD"] = "0.000001"
     daemon.answers([SOON])
-    assert FIRST in refused(lambda: daemon.release(bus(1))).why
+    assert MEMORY_CHECK_PENDING in refused(lambda: daemon.release(bus(1))).why
 
 
 def test_where_gpulockd_does_not_run_that_is_said(tmp_path: Path) -> None:
     daemon = Daemon(Box(tmp_path))
     daemon.close()
-    with pytest.raises(Refused, match="gpulockd does not run"):
+    with pytest.raises(CommandRefusedError, match="gpulockd does not run"):
         daemon.obtain()
 
 
 def test_where_nobody_serves_that_is_said(tmp_path: Path) -> None:
     box = Box(tmp_path)
     box.lock.mkdir()
-    with pytest.raises(Refused, match="gpulockd does not serve users here"):
-        client.connect(box.node())
+    with pytest.raises(CommandRefusedError, match="gpulockd does not serve users here"):
+        socket_client.connect_to_daemon(box.node())
 
 
 def test_nobody_asks_for_what_he_may_do_himself(tmp_path: Path) -> None:
     box = Box(tmp_path)
-    assert not client.is_needed(box.node())
+    assert not socket_client.is_daemon_needed(box.node())
     box.lock.mkdir()
-    assert not client.is_needed(box.node())
+    assert not socket_client.is_daemon_needed(box.node())

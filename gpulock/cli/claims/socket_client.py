@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from gpulock.alloc.grant import Grant
-from gpulock.alloc.memory_check import FIRST, PERIODS
-from gpulock.cli.session import Refused, owns, user_name
+from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING, PERIODS
+from gpulock.cli.session import CommandRefusedError, owns_lock_dir, uid_to_user_name
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, KINDS, Refusal
 from gpulock.node.context import Node
@@ -31,10 +31,10 @@ from gpulock.workstation.wire import (
     RELEASED,
     SOCKET,
     WAITING,
-    Reply,
-    Request,
+    SocketReply,
+    SocketRequest,
     encode_request,
-    new_socket,
+    new_packet_socket,
     parse_reply,
 )
 
@@ -43,19 +43,19 @@ PAUSE = 0.5
 ANSWER_SECONDS = 60.0  # for a release
 
 
-class EndedError(Exception):
+class DaemonEndedError(Exception):
     """The daemon ended while we waited: our place in line is kept, another one takes over."""
 
 
-def is_needed(node: Node) -> bool:
+def is_daemon_needed(node: Node) -> bool:
     """Return whether the caller must ask the daemon: LOCK_DIR is there, and another's."""
-    return os.path.lexists(node.store.path) and not owns(node)
+    return os.path.lexists(node.store.path) and not owns_lock_dir(node)
 
 
-def connect(node: Node) -> socket.socket:
+def connect_to_daemon(node: Node) -> socket.socket:
     """Return a connection to this node's gpulockd; raise Refused where nobody serves."""
     path = node.store.path
-    connection = new_socket()
+    connection = new_packet_socket()
     try:
         folder = os.open(path, atomic.OPEN_DIRECTORY)
         try:
@@ -67,38 +67,38 @@ def connect(node: Node) -> socket.socket:
         uid = os.lstat(path).st_uid
         missing = isinstance(fault, FileNotFoundError)
         what = "gpulockd does not serve users here" if missing else "gpulockd does not run"
-        raise Refused(
-            f"only {user_name(uid)} may change the locks in {path}, and {what}",
-            f"run it as {user_name(uid)}, or ask for SERVE=yes on this node",
+        raise CommandRefusedError(
+            f"only {uid_to_user_name(uid)} may change the locks in {path}, and {what}",
+            f"run it as {uid_to_user_name(uid)}, or ask for SERVE=yes on this node",
         ) from fault
     return connection
 
 
-def converse(
-    node: Node, request: Request, waiting: Callable[[int, str], None], deadline: Deadline
-) -> Reply:
+def send_daemon_request(
+    node: Node, request: SocketRequest, waiting: Callable[[int, str], None], deadline: Deadline
+) -> SocketReply:
     """Send a request and return the last reply; raise Refused, Refusal or EndedError."""
-    with connect(node) as connection:
+    with connect_to_daemon(node) as connection:
         try:
             connection.send(encode_request(request))
             while True:
                 connection.settimeout(deadline.left() if deadline.left() < FOR_EVER else None)
                 data = connection.recv(LARGEST)
                 if not data:
-                    raise EndedError
+                    raise DaemonEndedError
                 reply = parse_reply(data)
                 if reply.state != WAITING:
                     break
                 waiting(reply.before, reply.why)
         except (OSError, ValueError) as fault:
-            raise EndedError from fault
+            raise DaemonEndedError from fault
     if reply.state == REFUSED:
         kind = reply.kind if reply.kind in KINDS else BROKEN
         raise Refusal(kind, reply.why, reply.do)
     return reply
 
 
-def obtain(
+def request_daemon_claim(
     node: Node,
     record: Owner,
     count: int,
@@ -110,16 +110,16 @@ def obtain(
     end = Deadline(wait)
     lost: Deadline | None = None
     while True:
-        request = Request(
+        request = SocketRequest(
             CLAIM, record.pid, record.start, count, wanted, end.left(), record.comment
         )
         ended: Exception
         try:
-            reply = converse(node, request, waiting, Deadline(FOR_EVER))
+            reply = send_daemon_request(node, request, waiting, Deadline(FOR_EVER))
             break
-        except EndedError:
+        except DaemonEndedError:
             ended = Refusal(BROKEN, "gpulockd ended", "try again")
-        except Refused as nobody:
+        except CommandRefusedError as nobody:
             if lost is None:
                 raise
             ended = nobody
@@ -129,15 +129,15 @@ def obtain(
         time.sleep(PAUSE)
     if reply.state != GRANTED:
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it of this version?")
-    return Grant(devices_of(node, reply), granted(record, reply), True, 0.0)
+    return Grant(find_granted_devices(node, reply), make_granted_owner(record, reply), True, 0.0)
 
 
-def granted(record: Owner, reply: Reply) -> Owner:
+def make_granted_owner(record: Owner, reply: SocketReply) -> Owner:
     """Return the record of what was granted."""
     return record.copy(token=reply.token, devices=reply.devices)
 
 
-def devices_of(node: Node, reply: Reply) -> list[Device]:
+def find_granted_devices(node: Node, reply: SocketReply) -> list[Device]:
     """Return the devices that were granted, by index; raise Refusal where one is not there."""
     found = [device for device in node.devices() if device.id in reply.devices]
     if len(found) != len(reply.devices):
@@ -145,7 +145,7 @@ def devices_of(node: Node, reply: Reply) -> list[Device]:
     return found
 
 
-def release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
+def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Have the daemon free what a process holds, or these devices; raise Refused or Refusal.
 
     It does not wait for the exporter's next look at their memory; we do, and ask again.
@@ -153,20 +153,22 @@ def release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, .
     deadline = Deadline((PERIODS + 1) * node.settings.sample_period)
     while True:
         try:
-            return release_now(node, pid, devices)
+            return request_release_once(node, pid, devices)
         except Refusal as refusal:
-            if FIRST not in refusal.why or deadline.left() <= 0:
+            if MEMORY_CHECK_PENDING not in refusal.why or deadline.left() <= 0:
                 raise
         time.sleep(PAUSE)
 
 
-def release_now(node: Node, pid: int, devices: tuple[str, ...]) -> tuple[str, ...]:
+def request_release_once(node: Node, pid: int, devices: tuple[str, ...]) -> tuple[str, ...]:
     """Ask once; raise Refused or Refusal."""
     start = 0 if devices else node.proc.start(pid)
-    request = Request(RELEASE, pid, start, devices=devices)
+    request = SocketRequest(RELEASE, pid, start, devices=devices)
     try:
-        reply = converse(node, request, lambda _before, _why: None, Deadline(ANSWER_SECONDS))
-    except EndedError as fault:
+        reply = send_daemon_request(
+            node, request, lambda _before, _why: None, Deadline(ANSWER_SECONDS)
+        )
+    except DaemonEndedError as fault:
         raise Refusal(BROKEN, "gpulockd does not answer", "try again") from fault
     if reply.state != RELEASED:
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it of this version?")

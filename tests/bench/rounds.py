@@ -23,6 +23,17 @@ TIMED = r"""    from time import perf_counter_ns
     code = \2
     os.write(2, f"{perf_counter_ns() - begun}".encode())
     \1(code)"""
+PROFILED = r"""    import json
+    calls = set()
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and "/lib/gpulock/" in code.co_filename and code.co_name[0] != "<":
+            calls.add((code.co_filename, code.co_qualname))
+    sys.setprofile(note)
+    code = \2
+    sys.setprofile(None)
+    os.write(2, json.dumps(sorted(calls)).encode())
+    \1(code)"""
 
 Samples = dict[str, list[float]]
 Act = Callable[[], None]
@@ -84,6 +95,11 @@ def importing(hook: Path) -> str:
 def timing(hook: Path) -> str:
     """Return a variant of a hook that says on stderr how many nanoseconds its main() took."""
     return _variant(hook, "timed", CALL.subn(TIMED, hook.read_text()))
+
+
+def profiling(hook: Path) -> str:
+    """Return a variant of a hook that says on stderr, as JSON, which of our functions it called."""
+    return _variant(hook, "profiled", CALL.subn(PROFILED, hook.read_text()))
 
 
 def configured(scene: Scene, hook: Path, name: str, settings: str) -> str:

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Count the modules and functions that three things pass through: `python tests/bench/walks.py`.
+
+- A Grid Engine prolog that claims 2 of 8 GPUs.
+- A dead owner, from the event that its process ended to the line in the history.
+- A utilisation, from NVML to the answer of a scrape.
+
+Counted with sys.setprofile: functions of gpulock that were called, each once, without lambdas,
+comprehensions and what runs at import (the bundle's finder too). The node of the prolog has had a
+job before. Of the utilisation only modules are counted: those in which the value was seen. Fewer
+is better: a reader follows these ways. `--list` names each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
+
+from gpulock.alloc.claim import claim_devices  # noqa: E402 (the checkout is put on the path first)
+from gpulock.deadline import Deadline  # noqa: E402
+from gpulock.workstation.process_claims import (  # noqa: E402
+    make_liveness_judge,
+    make_process_owner,
+)
+from tests.bench.rounds import profiling  # noqa: E402
+from tests.bench.scene import Scene, folder  # noqa: E402
+from tests.bench.starter import Shepherd  # noqa: E402
+
+PATIENCE = 30.0  # seconds
+PERCENT = 73  # a utilisation that no other number is
+DEPTH = 6  # levels at which a value is looked for in a record
+OURS = ("/gpulock/", "/gpulock_exporter/")
+
+Calls = set[tuple[str, str]]
+
+
+def main() -> int:
+    """Count and print; `daemon` and `scrape` are the programs that are counted."""
+    if sys.argv[1:2] == ["daemon"]:
+        return be_daemon(sys.argv[2], Path(sys.argv[3]))
+    if sys.argv[1:2] == ["scrape"]:
+        print(json.dumps(sorted(scrape_modules(Path(sys.argv[2])))))
+        return 0
+    listed = "--list" in sys.argv
+    with folder("walks") as root:
+        show("Grid Engine prolog, 2 of 8", prolog_calls(root / "prolog"), listed)
+        show("dead owner to history line", dead_owner_calls(root / "owner"), listed)
+        modules = run_scrape(root / "scrape")
+        print(f"{'utilisation, NVML to scrape':<28} {len(modules):>4} modules")
+        if listed:
+            print("\n".join(f"    {name}" for name in modules))
+    return 0
+
+
+def show(name: str, calls: Calls, listed: bool) -> None:
+    """Print one walk; with `listed` every function."""
+    modules = {module for module, _ in calls}
+    print(f"{name:<28} {len(modules):>4} modules {len(calls):>5} functions")
+    if listed:
+        print("\n".join(f"    {module}: {function}" for module, function in sorted(calls)))
+
+
+def prolog_calls(root: Path) -> Calls:
+    """Return what the prolog of a job that gets 2 of 8 GPUs calls."""
+    scene = Scene(root)
+    told = scene.root / "told"
+    with Shepherd(scene.spool(1, 2)) as shepherd:
+        for path in (scene.hooks.prolog, scene.hooks.epilog):  # the first claim of a boot does more
+            shepherd.run([str(path), str(shepherd.pid)], shepherd.environment())
+        hook = profiling(scene.hooks.prolog)
+        run = shepherd.run([hook, str(shepherd.pid)], shepherd.environment(), stderr=str(told))
+    if run.status != 0:
+        raise RuntimeError(f"the prolog exits {run.status}: {told.read_text()}")
+    calls = {(module_of(path), name) for path, name in json.loads(told.read_text())}
+    return {call for call in calls if call[0] != "gpulock.bundle"}
+
+
+def module_of(path: str) -> str:
+    """Return the dotted module of a file of ours."""
+    place = max(path.rfind(part) for part in OURS)
+    return path[place + 1 :].removesuffix(".py").replace("/", ".")
+
+
+class Profile:
+    """Functions of ours that are called in this thread while it is on."""
+
+    def __init__(self) -> None:
+        self.calls: Calls = set()
+
+    def note(self, frame: FrameType, event: str, _: object) -> None:
+        """Note one call (the protocol of sys.setprofile)."""
+        code = frame.f_code
+        ours = any(part in code.co_filename for part in OURS)
+        if event == "call" and ours and not code.co_name.startswith("<"):
+            self.calls.add((module_of(code.co_filename), code.co_qualname))
+
+
+def dead_owner_calls(root: Path) -> Calls:
+    """Return what gpulockd calls from the end of an owner's process to the history line."""
+    scene, told = Scene(root), root / "told"
+    node = scene.node()
+    owner = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        template = make_process_owner(node, owner.pid, "walk")
+        claim_devices(node, template, 2, lambda: make_liveness_judge(node), Deadline(PATIENCE))
+        program = [sys.executable, __file__, "daemon", str(scene.config), str(told)]
+        with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as daemon:
+            history = Path(node.settings.state_dir) / "history/history.jsonl"
+            wait_until(Path(node.store.path, "verdicts").exists, "a first round")
+            wait_until(lambda: is_asleep(daemon.pid), "gpulockd to sleep")
+            daemon.send_signal(signal.SIGUSR2)
+            wait_until(told.exists, "the profile")
+            owner.kill()
+            owner.wait()
+            wait_until(lambda: history.exists() and history.stat().st_size > 0, "the history line")
+            wait_until(lambda: is_asleep(daemon.pid), "gpulockd to sleep")
+            daemon.terminate()
+    finally:
+        owner.kill()
+        owner.wait()
+    return {(module, name) for module, name in json.loads(told.read_text())}
+
+
+def be_daemon(config: str, told: Path) -> int:
+    """Run gpulockd; from SIGUSR2 on note its calls, and write them to `told` at its end."""
+    from gpulock.daemon.app import main as run_gpulockd
+
+    profile = Profile()
+
+    def begin(*_: object) -> None:
+        sys.setprofile(profile.note)
+        told.write_text("[]")
+
+    signal.signal(signal.SIGUSR2, begin)
+    sys.argv = ["gpulockd", "--config", config]
+    last: Calls = set()
+    try:
+        return run_gpulockd()
+    finally:
+        sys.setprofile(None)
+        last |= profile.calls
+        told.write_text(json.dumps(sorted(last)))
+
+
+def is_asleep(pid: int) -> bool:
+    """Return whether a process waits, in two looks a moment apart."""
+    states: list[str] = []
+    for _ in range(2):
+        text = Path(f"/proc/{pid}/stat").read_text()
+        states.append(text.rpartition(")")[2].split()[0])
+        time.sleep(0.2)
+    return states == ["S", "S"]
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    """Wait for something; raise RuntimeError when it does not come."""
+    late = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > late:
+            raise RuntimeError(f"{what} did not come")
+        time.sleep(0.02)
+
+
+def run_scrape(root: Path) -> list[str]:
+    """Return the modules a utilisation passes through, as another process on the double saw."""
+    from tests.nvml.double import Double
+
+    with Double(root, preset="dgx1") as nvml:
+        nvml.load(0, PERCENT)
+        nvml.set("gpu0.utilization.gpu", str(PERCENT))
+        done = subprocess.run(
+            [sys.executable, __file__, "scrape", str(nvml.node)],
+            env={**os.environ, **nvml.env},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+    return cast("list[str]", json.loads(done.stdout))
+
+
+def scrape_modules(node_folder: Path) -> set[str]:
+    """Look, tick and answer a scrape in this process; return the modules that saw the value."""
+    from gpulock_exporter import telemetry
+    from gpulock_exporter.app.exporter import Exporter
+    from gpulock_exporter.clock import SystemClock
+    from gpulock_exporter.nvml.source import NvmlSource
+    from gpulock_exporter.web.response import HttpRequest
+
+    from gpulock.node.context import Node
+    from gpulock.node.settings import read_settings
+
+    node = Node(read_settings(str(node_folder / "gpulock.conf")))
+    source = NvmlSource(sys_root=f"{node_folder}/sys")
+    source.open()
+    source.look(True)
+    exporter = Exporter(node, SystemClock())
+    with tempfile.TemporaryDirectory() as place:
+        node.settings.exporter_dir = place
+        exporter.open()
+        exporter.list_devices()
+        supervisor: Any = SimpleNamespace(fault="", abandoned=0)
+        seen: set[str] = set()
+
+        def note(frame: FrameType, event: str, value: object) -> None:
+            path = frame.f_code.co_filename
+            if event != "return" or not any(part in path for part in OURS):
+                return
+            if module_of(path) not in seen and (holds(value) or holds(frame.f_locals)):
+                seen.add(module_of(path))
+
+        sys.setprofile(note)
+        line = telemetry.encode_frame(source.look(True))
+        exporter.tick([telemetry.decode_frame(line)], supervisor)
+        answer = exporter.metrics(HttpRequest("GET", "/metrics", ""))
+        sys.setprofile(None)
+    if f" {PERCENT / 100}".encode() not in bytes(answer.body):
+        raise RuntimeError("the utilisation is not in the scrape")
+    return seen
+
+
+def holds(value: object, depth: int = DEPTH) -> bool:
+    """Return whether a value is the utilisation, or has it within."""
+    if isinstance(value, bool) or value is None:
+        return False
+    if isinstance(value, int | float):
+        return value in (PERCENT, PERCENT / 100)
+    if isinstance(value, str):
+        return str(PERCENT / 100) in value
+    if isinstance(value, bytes):
+        return str(PERCENT / 100).encode() in value
+    if depth == 0:
+        return False
+    within: list[object] = []
+    if isinstance(value, dict):
+        within = list(cast("dict[object, object]", value).values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        within = list(cast("list[object]", value))
+    elif any(part.strip("/") in type(value).__module__ for part in OURS):
+        names = [*getattr(type(value), "__slots__", ()), *getattr(value, "__dict__", {})]
+        within = [getattr(value, name, None) for name in names]
+    else:
+        return False
+    return any(holds(one, depth - 1) for one in within)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A point in time that a hook does not outlive: Grid Engine sets none (reference sge 6).
+"""A point in time that a hook does not outlive: Grid Engine sets none (facts/grid-engine.md).
 
 Hot. CLOCK_BOOTTIME: neither a clock that is set nor a node that slept moves it.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a claim was not granted: four kinds, one sentence.
 
-Hot. The scheduler packages translate a kind into their exit code (design, section 8); the
+Hot. The scheduler packages translate a kind into their exit code (docs/{grid-engine,slurm}.md); the
 sentence always says what failed, for which job, why, and what to do.
 """
 

@@ -8,7 +8,7 @@ indexes. Exact up to EXACT free devices (70 sets at most); beyond that greedy fr
 
 from gpulock.node.devices import Device
 
-EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (reference sge 11)
+EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (docs/facts/locking.md, cost of choosing)
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
 SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim devices for one job, all or none.
 
-Hot. The order of the steps is the design's section 4: after a crash at any instruction there is
+Hot. The order of the steps is docs/architecture.md's: after a crash at any instruction there is
 no lock, a lock without owner, or whole locks of a job that never starts. No instruction leaves a
 device granted twice, because mkdir is the grant.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables a job gets (design, section 7): a pure function of what was granted.
+"""The variables a job gets (docs/facts/containers.md): a pure function of what was granted.
 
 Hot. Every name here is written for every job, so that nothing which the user set stands. The
-container twins carry a mask through `--cleanenv` and `--containall` (reference isolation C).
+container twins carry a mask through `--cleanenv` and `--containall` (facts/containers.md, twins).
 """
 
 import os

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The devices of this node, from what the NVIDIA driver shows in /proc and the kernel in /sys.
 
-Hot; needs no NVML, which can hang for seconds (reference locking 10). The order of the PCI bus
+Hot; needs no NVML, which can hang for seconds (docs/facts/nvml.md, hangs). The order of the PCI bus
 ids is the NVML index and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA's. The index counts the
 driver's directories, so a card whose file is garbage keeps its place and no neighbour moves; one
 that the driver excludes (NVreg_ExcludedGpus) has none.

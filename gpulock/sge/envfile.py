@@ -2,7 +2,7 @@
 """The job's `environment` file in its spool directory: what the shepherd gives the job.
 
 Hot. A line is replaced, never appended: with INHERIT_ENV=false both lines reach execve, and C
-libraries take the first, which is the user's (reference sge 2). The file is written beside and
+libraries take the first, which is the user's (facts/grid-engine.md). The file is written beside and
 renamed in, with its owner and mode.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The epilog of Grid Engine: give back what this very run of the job holds.
 
-Hot. It always exits 0: anything else would run a finished job again (reference sge 4). What it
+Hot. It always exits 0: anything else would run a finished job again (facts/grid-engine.md). What it
 cannot free is left to the next claim and the reaper.
 """
 
@@ -47,7 +47,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 
 
 def print_sge_report(settings: Settings, released: ReleaseResult) -> None:
-    """Have the report printed: our standard output is the job's output file (reference sge 1)."""
+    """Have the report printed: our stdout is the job's output file (docs/facts/grid-engine.md)."""
     from gpulock.hooks import report_hook
 
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpulock.alloc.liveness import Judge, LeftoverCheck, LivenessRule
 
-DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # reference sge 4
+DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # docs/facts/grid-engine.md, exit codes
 DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
 
 
@@ -102,7 +102,7 @@ def make_sge_members(node: Node) -> "dict[str, LeftoverCheck]":
 
 
 def sge_hook_exit_code(refusal: Refusal, settings: Settings | None) -> int:
-    """Return what Grid Engine is told (design, section 8)."""
+    """Return what Grid Engine is told (docs/grid-engine.md, what a job sees)."""
     if refusal.kind == INVALID_REQUEST:
         return JOB_ERROR
     if refusal.kind == BUSY and settings is not None and settings.on_busy == "error":

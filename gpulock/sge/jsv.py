@@ -18,7 +18,7 @@ FORGED = "a newline in an argument, name or path, or more than 90 kB: submit wit
 LONGEST = 90_000  # bytes: of a longer line the shepherd makes several (fgets of 100,000 in 8.1.9)
 QUIET_MILLISECONDS = 5  # after BEGIN
 MIB = 1 << 20
-# What a hook needs where root may not lift the job's limits (reference sge 11), in bytes: the
+# What a hook needs where root may not lift the job's limits (facts/grid-engine.md), in bytes: the
 # shepherd's own floors (10 MiB of memory, 15 KiB of file) are not enough for it.
 MINIMA = {"vmem": 64 * MIB, "data": 64 * MIB, "stack": MIB, "fsize": MIB}
 UNITS = {"k": 1000, "K": 1 << 10, "m": 10**6, "M": MIB, "g": 10**9, "G": 1 << 30}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prolog of Grid Engine: claim what the job was granted, and tell the job.
 
-Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (design, section 8).
+Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (docs/grid-engine.md).
 """
 
 from gpulock.alloc.claim import claim_devices, count_unknown_refusal

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How slurmd called a hook: whose job it is, on which of the machine's nodes, with which GPUs.
 
-Hot. slurmd makes the whole environment of Prolog and Epilog (reference slurm 1): the names in it
+Hot. slurmd makes the whole environment of Prolog and Epilog (docs/facts/slurm.md): the names in it
 are not the user's, though some values are, so every one is checked here.
 """
 

@@ -2,7 +2,7 @@
 """The Epilog of Slurm: give back what this job holds on this node, by its id and its user's.
 
 Hot. It always exits 0: anything else drains the node. SLURM_JOB_GPUS is not asked, it may be
-missing (reference slurm 5). What cannot be freed is left to the next claim and the reaper.
+missing (docs/facts/slurm.md). What cannot be freed is left to the next claim and the reaper.
 """
 
 import os
@@ -54,7 +54,7 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 def start_slurm_report(
     settings: Settings, call: SlurmHookCall, released: ReleaseResult, environ: "Mapping[str, str]"
 ) -> None:
-    """Have the report made beside us: a slow Epilog stops the whole node (reference slurm 9)."""
+    """Have the report made beside us: a slow Epilog stops the whole node (docs/facts/slurm.md)."""
     from gpulock.hooks import report_hook
 
     gid = environ.get("SLURM_JOB_GID", "")
@@ -164,7 +164,7 @@ def epilog_launch_time(proc: Proc, pid: int, leader: int, begun: float) -> float
 class SlurmJobMatcher:
     """Answer whether a record is this job's: its id, its user, this run or an earlier one.
 
-    The restart count of a requeued run's Epilog is the next run's already (reference slurm 5), so
+    The restart count of a requeued run's Epilog is the next run's already (docs/facts/slurm.md), so
     an Epilog that a killed slurmd left behind is told by the time: what was claimed after it
     began is a later run's. `tokens` are the claims that were found to be ours.
     """

@@ -2,7 +2,7 @@
 """Which device a position in gres.conf is: STATE_DIR/slurm-map, made by `gpulock install slurm`.
 
 Hot. Slurm names GPUs by their position in slurmd's list, which is neither the minor nor the NVML
-index (reference slurm 10). The map holds minors, which a boot does not change; it lies in
+index (facts/slurm.md, positions). The map holds minors, which a boot does not change; it lies in
 STATE_DIR because /run is empty after a boot. It belongs to one gres.conf, of which a copy lies
 beside it: another text is a broken node, never a guess.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm is told when a job may not have its devices (design, section 8).
+"""What Slurm is told when a job may not have its devices (docs/slurm.md, what a job sees).
 
 Hot, loaded for a refusal. A batch job of one node needs no word to slurmctld: its TaskProlog says
 why and exits with REQUEUE_EXIT. A job without a script, or of several nodes, is requeued or
@@ -56,7 +56,7 @@ def requeue_or_cancel_job(
     """Requeue or cancel a job that its TaskProlog alone cannot give back; return what was done.
 
     By the name of the array task: for the task whose id is the array's, a bare id would mean
-    every other task as well (reference slurm 4). Components of a heterogeneous job: their leader.
+    every other task as well (docs/facts/slurm.md). Components of a heterogeneous job: their leader.
     """
     if call.batch and call.nodes == 1:
         return ""

@@ -2,7 +2,7 @@
 """Ask slurmctld, or tell it something, with a deadline.
 
 Hot, but loaded only then: on the usual path no hook speaks to slurmctld, which may take 18 s not
-to answer (reference slurm 7). That it does not answer is unknown, never an answer. squeue is
+to answer (facts/slurm.md, answers). That it does not answer is unknown, never an answer. squeue is
 asked for fixed fields: what `scontrol show job` prints holds the job's name and comment, which
 its owner can make look like anything.
 """

@@ -2,7 +2,7 @@
 """What of a Slurm job is on this node: its step daemons, its cgroup, a hook at work for it.
 
 Hot. A step daemon is root's process `slurmstepd` with `slurmstepd: [JOB.STEP]` in its command
-line; the child that becomes a task bears the same title but is the user's (reference slurm 7).
+line; the child that becomes a task bears the same title but is the user's (docs/facts/slurm.md).
 Nothing in it names the node, so where several slurmd share a machine a step of any of them keeps
 the job alive.
 """

@@ -2,7 +2,7 @@
 """The TaskProlog of Slurm: give each task the mask of what this node granted to its job.
 
 Hot. It runs as the user, so it informs and is no boundary; but a task whose TaskProlog fails never
-starts (reference slurm 7), and every doubt fails. The job and step come from the title of the
+starts (docs/facts/slurm.md), and every doubt fails. The job and step come from the title of the
 process that becomes the task (`slurmstepd: [12.0]`): SLURM_JOB_ID is the leader's in a component
 of a heterogeneous job, and in a batch step SLURM_STEP_ID is what the user exported.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a Slurm job is alive on this node (design, section 5).
+"""Whether a Slurm job is alive on this node (docs/facts/slurm.md, whether a job is alive).
 
 Hot, loaded when something must be settled. A hook judges no other job of this boot: between a
 Prolog and its first step, and between the last step and its Epilog, nothing of a living job is to

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What slurmd and slurmstepd put into the environment of a hook: reference slurm, section 1."""
+"""What slurmd and slurmstepd put into the environment of a hook: docs/facts/slurm.md."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Site(Box):
         return [c[4].removeprefix("Reason=") for c in orders]
 
     def environ(self, job: int = 12, /, gpus: str | None = "0,1", **changes: str) -> dict[str, str]:
-        """Return what slurmd gives to Prolog and Epilog (reference slurm 1)."""
+        """Return what slurmd gives to Prolog and Epilog (docs/facts/slurm.md)."""
         found = {
             "SLURMD_NODENAME": "n1",
             "SLURM_CLUSTER_NAME": "lab",
@@ -253,7 +253,7 @@ class Site(Box):
 
 
 def freezer(job: int = 12, uid: int = UID, slurmd: str = "") -> str:
-    """Return where proctrack/cgroup keeps a job (reference slurm 7)."""
+    """Return where proctrack/cgroup keeps a job (docs/facts/slurm.md, cgroups of a job)."""
     return f"freezer/slurm{slurmd and '_' + slurmd}/uid_{uid}/job_{job}"
 
 

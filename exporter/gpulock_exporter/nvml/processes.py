@@ -2,7 +2,7 @@
 """The processes on a device: those that compute, those that draw, and those behind MPS.
 
 Only the worker imports this. A list costs the driver milliseconds with its lock held, so they are
-read only when asked for (reference monitoring 6). A list that is not whole is none: somebody's
+read only when asked for (docs/facts/nvml.md, cost). A list that is not whole is none: somebody's
 process would be missing from it.
 """
 

@@ -2,7 +2,7 @@
 """What changes seldom, or is a counter that nobody needs by the second: read every few seconds.
 
 Only the worker imports this. Some of it costs the driver a millisecond, with the lock held that
-the applications wait for (reference monitoring 6); the cards take turns. In between a frame has
+the applications wait for (docs/facts/nvml.md, cost); the cards take turns. In between a frame has
 the last values, and their failures.
 """
 

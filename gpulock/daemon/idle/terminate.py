@@ -32,7 +32,7 @@ def terminate_idle_job(node: Node, record: Owner) -> str:
 
 
 def cancel_slurm_job(node: Node, record: Owner) -> str:
-    """Cancel a Slurm job by the name that means this one task (reference slurm 4)."""
+    """Cancel a Slurm job by the name that means this one task (facts/slurm.md, array tasks)."""
     control = SlurmctldClient(node.settings)
     found = control.job(record.job_id)
     if (

@@ -187,7 +187,7 @@ class SgeClusterChecks:
         yield ok_check("retry", f"a job sent back starts here again after about {2 * seconds} s")
 
     def terminals(self) -> Iterator[Check]:
-        """Warn of Grid Engine's fault with hooks of jobs on a terminal (reference sge 2)."""
+        """Warn of Grid Engine's fault with hooks of jobs on a terminal (facts/grid-engine.md)."""
         name, user = "interactive jobs", sge_admin_user(self.site)
         if user in ("none", "root"):
             yield ok_check(name, f"admin_user is {user}")

@@ -129,7 +129,7 @@ class SgeUndo:
     def sensor_reports(self) -> str:
         """Wait until execd has stopped our sensor; return why that did not happen, or nothing.
 
-        execd takes a new configuration within two load_report_times (reference sge, trap e).
+        execd takes a new configuration within two load_report_times (docs/facts/grid-engine.md).
         """
         if not self.had_sensor:
             return ""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.lab
 NODE = NODES[0]
 CAP_SYS_RESOURCE = 24
 SIGNALLED = 128
-MEMORY = ("h_vmem=8M", "h_vmem=0", "h_vmem=1")  # no room for an interpreter: see the reference
+MEMORY = ("h_vmem=8M", "h_vmem=0", "h_vmem=1")  # no room for an interpreter: facts/grid-engine.md
 ALL = "h_vmem=8M,h_data=1M,h_stack=16k,h_fsize=0,h_cpu=1"
 OTHERS = ("h_data=1M", "h_stack=16k", "h_fsize=0", "h_cpu=1")
 HARMLESS = (*OTHERS[1:], "h_vmem=64M,h_data=64M,h_stack=1M,h_fsize=1M,h_cpu=1")

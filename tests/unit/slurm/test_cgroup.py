@@ -66,7 +66,7 @@ def test_another_jobs_cgroup_is_not_this_jobs(site: Site, path: str) -> None:
 
 
 def test_an_empty_cgroup_holds_nobody(site: Site) -> None:
-    """Folders stay behind a killed step daemon (reference slurm 7)."""
+    """Folders stay behind a killed step daemon (docs/facts/slurm.md, cgroups)."""
     site.cgroup(freezer())
     site.cgroup(f"{freezer()}/step_0")
     site.cgroup(V2)

@@ -40,7 +40,7 @@ def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) ->
 
 @pytest.mark.parametrize("gpus", [None, "", "3", "x", "2-3", "0\n1"])
 def test_which_devices_slurm_names_does_not_matter(site: Site, gpus: str | None) -> None:
-    """slurmctld was down when the job ended: the variable is missing (reference slurm 5)."""
+    """slurmctld was down when the job ended: the variable is missing (docs/facts/slurm.md)."""
     site.prolog(12, "0,1")
     site.prolog(13, "2,3")
     site.epilog(12, gpus=gpus)
@@ -73,7 +73,7 @@ def test_what_is_of_another_job_user_node_or_cluster_stays(
 def test_an_epilog_frees_its_own_run_and_earlier_ones(
     site: Site, own: int, epilogs: int, stays: int
 ) -> None:
-    """The Epilog of run 0 of a requeued job says restart 1 already (facts 3)."""
+    """The Epilog of run 0 of a requeued job says restart 1 already (docs/facts/slurm.md)."""
     site.prolog(SLURM_JOB_RESTART_COUNT=str(own))
     site.epilog(SLURM_JOB_RESTART_COUNT=str(epilogs))
     assert (len(site.locks()), len(site.notes()) * 2, len(site.runs()) * 2) == (stays,) * 3

@@ -141,7 +141,7 @@ def test_a_step_with_another_jobs_gpus_is_refused() -> None:
 
 @pytest.mark.parametrize("step", ["batch", "interactive", "extern", "", "0+1", "x"])
 def test_what_a_batch_script_exports_is_not_believed(step: str) -> None:
-    """slurmstepd sets SLURM_STEP_GPUS in a step alone (reference slurm, facts 9)."""
+    """slurmstepd sets SLURM_STEP_GPUS in a step alone (facts/slurm.md, environment of a task)."""
     for forged in ("31337", "3", "x\n", "0-"):
         environ = {"SLURM_STEP_GPUS": forged, "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
         keys = {"SLURM_SPLIT_TASKS": "yes"}

@@ -58,7 +58,7 @@ def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
 
 
 def test_each_line_begins_at_the_margin_and_holds_one_variable(site: TaskSite) -> None:
-    """slurmstepd takes `export NAME=value` at column 0 and nothing else (reference slurm 3)."""
+    """slurmstepd takes `export NAME=value` at column 0 and nothing else (docs/facts/slurm.md)."""
     site.prolog()
     told = site.run(CUDA_VISIBLE_DEVICES="0,1")
     for line in told.lines:
@@ -162,7 +162,7 @@ def test_a_refusal_without_a_code_stops_the_task_all_the_same(site: TaskSite) ->
 
 
 def test_a_component_of_a_heterogeneous_job_is_told_by_the_title(site: TaskSite) -> None:
-    """Its SLURM_JOB_ID is the leader's, and so is SLURM_JOB_GPUS (facts 4)."""
+    """Its SLURM_JOB_ID is the leader's, and so is SLURM_JOB_GPUS (docs/facts/slurm.md)."""
     site.prolog(13, "2", SLURM_HET_JOB_ID="12")
     site.stepd(STEPD, "13.0", UID)
     told = site.run(SLURM_JOB_ID="12", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES="2")

@@ -58,7 +58,7 @@ def test_a_forged_step_in_a_batch_script_changes_nothing(site: TaskSite) -> None
 
 
 def test_the_note_of_another_user_is_not_this_jobs(site: TaskSite) -> None:
-    """The id was given again, and the Prolog of this job never ran (reference slurm 5)."""
+    """The id was given again, and the Prolog of this job never ran (docs/facts/slurm.md)."""
     site.prolog(12, "0,1", SLURM_JOB_UID=str(OTHER_UID))
     assert site.run().mask == ""
     stopped(site.run(SLURM_GPUS_ON_NODE="2"))

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpulock.deadline import clock_boottime
+
 STEP = 1.0  # seconds by which the wall clock was set, rather than that it drifts
 
 
@@ -31,7 +33,7 @@ class SystemClock:
 
     def now(self) -> Moment:
         """Return this moment."""
-        return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+        return Moment(clock_boottime(), time.time())
 
 
 def steady_offset(before: float | None, now: Moment) -> float:

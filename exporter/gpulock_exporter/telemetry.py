@@ -2,8 +2,8 @@
 """What one look at the driver gives: the frame that the worker sends and the exporter believes.
 
 A value that the card does not have is absent (None), never 0. Times are CLOCK_BOOTTIME seconds.
-The worker imports nothing but this module, pynvml and the standard library; a frame crosses the
-pipe as one line of JSON, and what comes out of the pipe is checked like any other input.
+The worker imports this module, gpulock.deadline, pynvml and the standard library, no more. A frame
+crosses the pipe as one line of JSON; what comes out of the pipe is checked like any other input.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import pynvml
 
+from gpulock.deadline import clock_boottime
 from gpulock_exporter.nvml import collect
 from gpulock_exporter.nvml.answers import (
     LOST,
@@ -36,15 +37,10 @@ ADVICE = {
 }
 
 
-def nvml_boottime() -> float:
-    """Return the seconds since boot, suspended time included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class NvmlSource:
     """All cards of this node; see telemetry.Source."""
 
-    def __init__(self, clock: Callable[[], float] = nvml_boottime, sys_root: str = "/sys") -> None:
+    def __init__(self, clock: Callable[[], float] = clock_boottime, sys_root: str = "/sys") -> None:
         self._clock = clock
         self._sys_root = sys_root
         self._sequence = 0

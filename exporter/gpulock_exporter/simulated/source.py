@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node import devices, settings
 from gpulock.node.inventory import LINE
@@ -27,15 +28,10 @@ from gpulock_exporter.simulated.scene import Scene, SimulationScript, read_simul
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 
 
-def simulated_boottime() -> float:
-    """Return the seconds since boot, suspended time included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class SimulatedSource:
     """The simulated node in `folder`; see telemetry.Source."""
 
-    def __init__(self, folder: str, clock: Callable[[], float] = simulated_boottime) -> None:
+    def __init__(self, folder: str, clock: Callable[[], float] = clock_boottime) -> None:
         self._folder = folder
         self._clock = clock
         self._settings = settings.Settings({})

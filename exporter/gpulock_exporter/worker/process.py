@@ -14,9 +14,9 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable
 
+from gpulock.deadline import clock_boottime
 from gpulock_exporter.telemetry import FrameSource, encode_frame
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -72,18 +72,17 @@ def run_worker(
     send: Callable[[bytes], None],
 ) -> None:
     """Look every `period` seconds, at process lists every `process_period`."""
-    due = worker_boottime()
+    due = clock_boottime()
     processes_due = due
     while True:
-        now = worker_boottime()
+        now = clock_boottime()
         with_processes = now >= processes_due
         if with_processes:
             processes_due = now + process_period
         send(encode_frame(source.look(with_processes)))
-        due = max(
-            due + period, worker_boottime()
-        )  # a look that took long does not make the next hurry
-        if sleep_until_stdin_closed(parent, due - worker_boottime()):
+        # a look that took long does not make the next hurry
+        due = max(due + period, clock_boottime())
+        if sleep_until_stdin_closed(parent, due - clock_boottime()):
             return
 
 
@@ -98,11 +97,6 @@ def write_frame_line(line: bytes) -> None:
     view = memoryview(line)
     while view:
         view = view[os.write(1, view) :]
-
-
-def worker_boottime() -> float:
-    """Return the seconds since boot, suspended time included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 if __name__ == "__main__":

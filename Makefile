@@ -19,8 +19,6 @@ SGE := $(filter-out $(ITSELF),$(wildcard tests/labs/sge/test_*.py))
 OTHERS := $(filter-out $(ITSELF) $(SLURM) $(SGE),$(LABS))
 # Processes of one lab are none of another's business: each scheduler has a /proc of its own.
 ALONE := unshare --pid --fork --mount-proc --kill-child bash -c
-# A folder at a time: to mypy a script is a module of its bare name, so prolog/sge and epilog/sge would clash.
-hooks = $(shell grep -l '^\#!.*python' $(1)/*)
 
 ##@ Use
 demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
@@ -36,8 +34,6 @@ lint: $(DEV)
 	@$(STEP) "ruff check" $(BIN)/ruff check
 mypy: $(DEV)
 	@$(STEP) "mypy" $(BIN)/mypy
-	@$(STEP) "mypy prolog/" $(BIN)/mypy $(call hooks,prolog)
-	@$(STEP) "mypy epilog/" $(BIN)/mypy $(call hooks,epilog)
 pyright: $(DEV)
 	@$(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
 unit: $(DEV)  ## the quick unit tests alone (the layers are one of them)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Render the hooks with all they need into one folder of this node's own disk.
 
-Hooks are data of the package (pip would drop `-IS` from a script): interpreter, library path and
+Hooks are no scripts of the package (pip would drop `-IS` from one): interpreter, library path and
 settings file are written into them here. A folder holds hooks and library of one version, so a
 hook that runs while the next version is installed never mixes the two.
 """
@@ -19,17 +19,39 @@ from typing import Final
 
 import gpulock
 from gpulock.bundle import NAME
-from gpulock.install.bundle import pack_hook_bundle
+from gpulock.install.hook_script import HOOKS, render_python_hook
 from gpulock.node.settings import parse_settings
 from gpulock.store import atomic
 
-FOLDERS: Final = ("prolog", "epilog")
+LIMITS: Final = "limits"
+_SOURCE: Final = '. "${0%/*}/limits"'  # a line of launch and of chain
 # packages; gpulock/*.py is hot as well
 HOT: Final = ("store", "node", "job", "alloc", "hooks", "isolation", "slurm", "sge")
 _SHEBANG_LIMIT: Final = 127  # bytes of `#!` line: BINPRM_BUF_SIZE before Linux 5.1
 _PROBE: Final = (
     "import sys; print(sys.version_info >= (3, 11), sys.implementation.cache_tag, sys.version)"
 )
+# Run by the interpreter that will load it: byte code is of one version. Without docstrings, which
+# nobody reads there: 0.2 ms.
+_PACK: Final = """
+import marshal, os, sys
+from importlib.util import MAGIC_NUMBER
+library, name = sys.argv[1:]
+modules = {}
+for top, _, files in os.walk(library + "/gpulock"):
+    for file in files:
+        path = top + "/" + file
+        if not file.endswith(".py"):
+            continue
+        dotted = path[len(library) + 1 : -3].replace("/", ".")
+        package = dotted.endswith(".__init__")
+        code = compile(open(path, "rb").read(), path, "exec", dont_inherit=True, optimize=2)
+        modules[dotted.removesuffix(".__init__")] = (package, marshal.dumps(code))
+with open(library + "/." + name, "wb") as file:
+    marshal.dump((MAGIC_NUMBER, modules), file)
+os.chmod(file.name, 0o644)
+os.rename(file.name, library + "/" + name)
+"""
 _COMPILE: Final = ("-IS", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
 
 
@@ -74,11 +96,6 @@ class HookPaths:
         return self.folder / "prolog/sge-jsv"
 
     @property
-    def profile(self) -> Path:
-        """The login script for qlogin."""
-        return self.folder / "prolog/profile.sh"
-
-    @property
     def slurm_prolog(self) -> Path:
         """Slurm's Prolog."""
         return self.folder / "prolog/slurm"
@@ -106,15 +123,25 @@ def find_share_folder() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
-def read_hook_templates() -> dict[str, str]:
-    """Return the text of every hook by its path below the folder."""
-    root = find_share_folder()
-    return {
-        f"{folder}/{path.name}": path.read_text()
-        for folder in FOLDERS
-        for path in sorted((root / folder).iterdir())
-        if path.is_file() and path.suffix != ".md"
+def render_hook_scripts(interpreter: str, library: Path, config: Path) -> dict[str, str]:
+    """Return every hook with interpreter, library and settings file in it, by its path."""
+    shepherd = read_site_shepherd(config)
+    share = find_share_folder() / "prolog"
+    limits = (share / LIMITS).read_text().partition("\n\n")[2].rstrip()
+    shell: dict[str, str] = {}
+    for path in sorted(share.iterdir()):
+        text = path.read_text()
+        if path.suffix == ".md" or path.name == LIMITS or "python" in text[:40]:
+            continue
+        lines = [limits if line == _SOURCE else line for line in text.split("\n")]
+        if shepherd:
+            given = f"SHEPHERD={shlex.quote(shepherd)}"
+            lines = [given if line.startswith("SHEPHERD=") else line for line in lines]
+        shell[f"prolog/{path.name}"] = "\n".join(lines)
+    python = {
+        name: render_python_hook(name, interpreter, str(library), str(config)) for name in HOOKS
     }
+    return shell | python
 
 
 def hook_modules() -> dict[str, bytes]:
@@ -126,33 +153,6 @@ def hook_modules() -> dict[str, bytes]:
         for folder in folders
         for path in sorted(folder.glob("*.py"))
     }
-
-
-def render_hook(text: str, interpreter: str, library: Path, config: Path) -> str:
-    """Return a hook with interpreter, library and settings file written in; shell stays as is."""
-    first, newline, rest = text.partition("\n")
-    if "python" not in first:
-        return insert_site_shepherd(text, config)
-    lines = [f"#!{interpreter} -IS"]
-    for line in (newline + rest).removeprefix("\n").split("\n"):
-        if line.startswith("LIBRARY = "):
-            lines.append(f"LIBRARY = {str(library)!r}")
-        elif line.startswith("CONFIG = "):
-            lines.append(f"CONFIG = {str(config)!r}")
-        else:
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def insert_site_shepherd(text: str, config: Path) -> str:
-    """Return a shell hook with the site's own shepherd (SGE_SHEPHERD) in it, where one is set."""
-    path = read_site_shepherd(config)
-    if not path:
-        return text
-    lines = text.split("\n")
-    return "\n".join(
-        [f"SHEPHERD={shlex.quote(path)}" if x.startswith("SHEPHERD=") else x for x in lines]
-    )
 
 
 def read_site_shepherd(config: Path) -> str:
@@ -203,30 +203,20 @@ def probe_interpreter(interpreter: str) -> str:
 
 def hooks_digest(config: Path, interpreter: str, identity: str) -> str:
     """Return a short name for all that goes into a folder, so that equal folders are one."""
-    seen = hashlib.sha256()
-    for part in (
-        gpulock.__version__,
-        str(config),
-        interpreter,
-        identity,
-        read_site_shepherd(config),
-    ):
-        seen.update(part.encode() + b"\0")
-    for name, text in read_hook_templates().items():
-        seen.update(name.encode() + b"\0" + text.encode() + b"\0")
-    for name, data in hook_modules().items():
+    seen = hashlib.sha256(f"{gpulock.__version__}\0{identity}\0".encode())
+    scripts = render_hook_scripts(interpreter, Path("lib"), config)
+    files = {name: text.encode() for name, text in scripts.items()} | hook_modules()
+    for name, data in files.items():
         seen.update(name.encode() + b"\0" + data + b"\0")
     return seen.hexdigest()[:12]
 
 
 def hook_folder_files(target: Path, config: Path, interpreter: str) -> dict[str, bytes]:
     """Return every file of the folder by its path, but for the byte code."""
-    library = target / "lib"
-    rendered = {
-        name: render_hook(text, interpreter, library, config).encode()
-        for name, text in read_hook_templates().items()
+    rendered = render_hook_scripts(interpreter, target / "lib", config)
+    return {name: text.encode() for name, text in rendered.items()} | {
+        f"lib/{name}": data for name, data in hook_modules().items()
     }
-    return {**rendered, **{f"lib/{name}": data for name, data in hook_modules().items()}}
 
 
 def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) -> HookPaths:
@@ -280,3 +270,14 @@ def _compile_library(interpreter: str, library: Path) -> None:
     )
     if done.returncode != 0:
         raise InstallError(f"{interpreter} cannot compile the hooks: {done.stdout[-300:].strip()}")
+
+
+def pack_hook_bundle(library: Path, interpreter: str) -> None:
+    """Write what `gpulock.bundle` loads; raise subprocess.SubprocessError or OSError."""
+    subprocess.run(
+        [interpreter, "-IS", "-c", _PACK, str(library), NAME],
+        env={},
+        check=True,
+        timeout=60,
+        capture_output=True,
+    )

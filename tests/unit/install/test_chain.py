@@ -61,7 +61,8 @@ def chain(tmp_path: Path) -> Chain:
     # Not below pytest's folder, which other users may not enter.
     folder = tmp_path / "chain"
     (folder / "prolog").mkdir(parents=True)
-    shutil.copy(ROOT / "prolog/chain", folder / "prolog/chain")
+    for name in ("chain", "limits"):
+        shutil.copy(ROOT / "prolog" / name, folder / "prolog" / name)
     return Chain(folder, tmp_path / "log")
 
 

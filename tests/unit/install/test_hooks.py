@@ -13,14 +13,14 @@ import pytest
 
 from gpulock.install import versions
 from gpulock.install.change import plan_place_change
+from gpulock.install.hook_script import HOOKS
 from gpulock.install.hooks import (
     HookPaths,
     InstallError,
     hook_modules,
     hooks_digest,
-    read_hook_templates,
     real_interpreter,
-    render_hook,
+    render_hook_scripts,
     render_hooks,
 )
 from gpulock.install.versions import InstalledHooks, self_test_sge_hooks, version_in_force
@@ -72,24 +72,24 @@ def test_the_library_holds_what_hooks_load_and_nothing_else() -> None:
     assert not [name for name in names if "/cli/" in name or "/install/" in name]
 
 
-def test_rendering_writes_interpreter_and_paths_into_python_hooks_alone() -> None:
-    text = render_hook(
-        '#!/usr/bin/python3 -IS\nLIBRARY = __file__\nCONFIG = "x"\nmain(CONFIG)\n',
-        "/opt/p",
-        Path("/l"),
-        Path("/c.conf"),
-    )
+def test_rendering_writes_interpreter_and_paths_into_every_python_hook() -> None:
+    scripts = render_hook_scripts("/opt/p", Path("/l"), Path("/c.conf"))
 
-    assert text == "#!/opt/p -IS\nLIBRARY = '/l'\nCONFIG = '/c.conf'\nmain(CONFIG)\n"
-    assert render_hook("#!/bin/sh\nLIBRARY = 1\n", "/opt/p", Path("/l"), Path("/c")).endswith(
-        "= 1\n"
-    )
+    python = {name: text for name, text in scripts.items() if name in HOOKS}
+    assert {*python} == {*HOOKS}
+    for text in python.values():
+        assert text.startswith("#!/opt/p -IS\n")
+        assert "\nLIBRARY = '/l'\nCONFIG = '/c.conf'\n" in text
+        compile(text, "hook", "exec")
 
 
-def test_every_python_template_takes_its_library() -> None:
-    for name, text in read_hook_templates().items():
-        if "python" in text.partition("\n")[0]:
-            assert "\nLIBRARY = " in text, name
+def test_launchers_are_rendered_with_what_they_share() -> None:
+    scripts = render_hook_scripts("/opt/p", Path("/l"), Path("/c.conf"))
+
+    assert "prolog/limits" not in scripts and "prolog/hook" not in scripts
+    for name in ("prolog/launch", "prolog/chain"):
+        assert scripts[name].count("ulimit -v unlimited") == 1
+        assert '. "${0%/*}/limits"' not in scripts[name]
 
 
 def test_rendering_again_removes_what_does_not_belong(tmp_path: Path, config: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_prefix_that_others_may_write_is_refused(place: InstalledHooks) -> Non
         place.write(place.wanted())
 
 
-@pytest.mark.parametrize("hook", ["launch", "chain", "profile.sh", "sge-jsv-limits"])
+@pytest.mark.parametrize("hook", ["launch", "chain", "limits", "profile.sh", "sge-jsv-limits"])
 def test_shell_hooks_parse(hook: str) -> None:
     root = Path(__file__).parents[3]
 

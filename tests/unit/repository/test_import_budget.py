@@ -2,6 +2,9 @@
 """What a hook loads before it works is paid for by every job: only what the budget names."""
 
 import ast
+import importlib
+import inspect
+import os
 import shutil
 import subprocess
 import sys
@@ -11,29 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.install.hook_script import HOOKS, render_python_hook
 from tests.layers import HOT_ONE_OF, HOT_STANDARD, is_ours, layer_of
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("prolog", "epilog")
+SCRIPT = "prolog/hook"
 
 
-def python_hooks(root: Path) -> list[str]:
-    """List the hooks written in Python, as paths below `root`."""
-    return sorted(
-        str(path.relative_to(root))
-        for folder in FOLDERS
-        for path in (root / folder).glob("*")
-        if path.is_file() and b"python" in path.read_bytes().partition(b"\n")[0]
-    )
-
-
-def imports_of(hook: Path) -> str:
-    """Return the import statements of a script, without the rest of it."""
+def imports_of(hook: str) -> str:
+    """Return the import statements of a hook, without the rest of it."""
+    script = render_python_hook(hook, sys.executable, str(ROOT), "/etc/gpulock/gpulock.conf")
     return "\n".join(
         ast.unparse(node)
-        for node in ast.walk(ast.parse(hook.read_text()))
-        if isinstance(node, ast.Import)
-        or (isinstance(node, ast.ImportFrom) and node.module != "__future__")
+        for node in ast.walk(ast.parse(script))
+        if isinstance(node, ast.Import | ast.ImportFrom)
     )
 
 
@@ -67,9 +61,9 @@ def over_budget(loaded: set[str]) -> list[str]:
     return sorted(loaded - allowed - hot)
 
 
-@pytest.mark.parametrize("hook", python_hooks(ROOT))
+@pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_loads_nothing_outside_the_budget(hook: str) -> None:
-    loaded = loaded_by(imports_of(ROOT / hook))
+    loaded = loaded_by(imports_of(hook))
 
     assert "gpulock" in loaded
     assert over_budget(loaded) == []
@@ -86,16 +80,13 @@ def test_a_hook_loads_nothing_outside_the_budget(hook: str) -> None:
     ],
 )
 def test_one_import_too_many_is_caught(planted: str, found: str, tmp_path: Path) -> None:
-    for folder in (*FOLDERS, "gpulock"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copytree(ROOT / "gpulock", tmp_path / "gpulock")
     shutil.rmtree(tmp_path / "gpulock" / "cli", ignore_errors=True)
     (tmp_path / "gpulock" / "cli.py").touch()
     with (tmp_path / "gpulock" / "__init__.py").open("a") as module:
         module.write(f"\n{planted}\n")
 
-    imports = imports_of(tmp_path / python_hooks(tmp_path)[0])
-
-    assert found in over_budget(loaded_by(imports, tmp_path))
+    assert found in over_budget(loaded_by(imports_of("prolog/sge"), tmp_path))
 
 
 @pytest.mark.parametrize("module", HOT_ONE_OF)
@@ -103,11 +94,22 @@ def test_one_of_functools_and_contextlib_is_within_the_budget(module: str) -> No
     assert over_budget(loaded_by(f"import os, {module}")) == []
 
 
-def test_every_hook_is_linted_and_type_checked() -> None:
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_calls_its_main_as_that_is_defined(hook: str) -> None:
+    _, module, words = HOOKS[hook]
+    main = importlib.import_module(f"gpulock.{module}").main
+
+    values = {"sys.argv": ["hook"], "os.environ": os.environ, "CONFIG": ""}
+    bound = inspect.signature(main).bind(*(values[word] for word in words.split(", ")))
+
+    names = {"argv": "sys.argv", "environ": "os.environ", "config": "CONFIG"}
+    assert [names[name] for name in bound.arguments] == words.split(", ")
+
+
+def test_every_hook_of_the_checkout_is_the_one_script() -> None:
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
 
-    hooks = set(python_hooks(ROOT))
-
-    assert {Path(hook).parent.name for hook in hooks} == set(FOLDERS)
-    assert hooks <= set(tools["pyright"]["include"])
-    assert hooks <= set(tools["ruff"]["extend-include"])
+    assert all((ROOT / hook).resolve() == ROOT / SCRIPT for hook in HOOKS)
+    assert SCRIPT in tools["pyright"]["include"]
+    assert SCRIPT in tools["mypy"]["files"]
+    assert SCRIPT in tools["ruff"]["extend-include"]

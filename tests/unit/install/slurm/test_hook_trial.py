@@ -70,7 +70,7 @@ def test_a_damaged_hook_is_not_put_in_force(public: Path, monkeypatch: pytest.Mo
     config = write_simulated_node(public / "node", "workstation").config
     monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
     monkeypatch.setattr(
-        "gpulock.install.hooks.read_hook_templates", lambda: {"prolog/slurm": "#!/bin/sh\n"}
+        "gpulock.install.hooks.render_hook_scripts", lambda *_: {"prolog/slurm": "#!/bin/sh\n"}
     )
     place = SlurmHooks(public / "libexec", config, sys.executable, public / "run")
 

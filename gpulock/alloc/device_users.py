@@ -10,17 +10,10 @@ import errno
 import os
 import time
 
-from gpulock.alloc.liveness import (
-    ROUNDS,
-    Judge,
-    ProcessScan,
-    is_system_process,
-    program_names,
-    session_members,
-)
+from gpulock.alloc.liveness import ROUNDS, Judge, ProcessScan, session_members
+from gpulock.alloc.process_owner import INIT, belongs_to_other_claim, is_service_process
 from gpulock.node.devices import MAJOR, Device
 from gpulock.node.mounts import Mounts, device_file_key
-from gpulock.node.procfs import ProcessStatus
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -29,7 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-INIT = 1  # was there before any job, and may hide its files even from root
 LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
@@ -38,7 +30,6 @@ COMMON = (
     *("/dev/null", "/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/shm/", "/dev/mqueue/"),
     *("/dev/zero", "/dev/random", "/dev/urandom", "/dev/fuse"),
 )
-DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
 
 
 def device_node_keys(
@@ -91,7 +82,6 @@ class OpenFiles:
         "_mounts",
         "_open",
         "_services",
-        "_statuses",
         "blind",
         "scan",
     )
@@ -102,7 +92,7 @@ class OpenFiles:
         devices: "Iterable[Device]",
         dev_root: str,
         services: tuple[str, ...],
-        driver_root: str = "",
+        driver_root: str,
     ) -> None:
         self.scan = scan
         self._dev_root = dev_root
@@ -113,7 +103,6 @@ class OpenFiles:
                 self._keys.setdefault(key, []).append(device.id)
         self._mounts = Mounts(scan.proc.root)
         self._open: dict[str, list[int]] | None = None
-        self._statuses: dict[int, ProcessStatus] = {}
         self._kthreadd = False
         self._late = 0.0
         self.blind = ""
@@ -154,6 +143,7 @@ class OpenFiles:
                 except (FileNotFoundError, ProcessLookupError):
                     vanished = True
                 except (OSError, ValueError):
+                    # init was there before any job, and may hide its files even from root
                     if pid != INIT and os.geteuid() in (0, self._uid(pid)):
                         denied.append(pid)
             if denied:
@@ -175,19 +165,13 @@ class OpenFiles:
     def _uid(self, pid: int) -> int:
         """Return the uid of a process, -1 for one that is gone."""
         try:
-            return self.status(pid).uids[0]
+            return self.scan.status(pid).uids[0]
         except (OSError, ValueError):
             return -1
 
-    def status(self, pid: int) -> ProcessStatus:
-        """Return the status of a process that was looked at; raise OSError for one that is gone."""
-        if pid not in self._statuses:
-            self._statuses[pid] = self.scan.status(pid)
-        return self._statuses[pid]
-
     def _held_by(self, pid: int) -> set[str]:
         """Return the devices a process that is no service has open; raise OSError."""
-        status = self.status(pid)
+        status = self.scan.status(pid)
         held: set[str] = set()
         if (status.kernel and self._kthreadd) or self.scan.proc.finished(pid, status.state):
             return held
@@ -199,7 +183,8 @@ class OpenFiles:
                     self._add_open(pid, f"{folder}/task/{thread}/fd", held)
                 except (FileNotFoundError, ProcessLookupError):
                     continue
-        return set() if held and self._is_service(pid, status) else held
+        service = bool(held) and is_service_process(pid, self.scan, self._services)
+        return set() if service else held
 
     def _add_open(self, pid: int, folder: str, held: set[str]) -> None:
         """Add the devices open in one table of files."""
@@ -217,14 +202,6 @@ class OpenFiles:
                 raise TimeoutError(folder)
             if key is not None:
                 held.update(self._keys.get(key, ()))
-
-    def _is_service(self, pid: int, status: ProcessStatus) -> bool:
-        """Return whether a process is a named service: a system user's, from no job."""
-        scan = self.scan
-        if not is_system_process(status) or not self._services & program_names(scan.proc, pid):
-            return False
-        daemons = frozenset([p for p, s in scan.statuses().items() if s.name in DAEMONS])
-        return not scan.descends(pid, daemons)
 
 
 def read_fd_link(path: str) -> str:
@@ -290,20 +267,7 @@ def remaining_device_user(
     device cgroup, CUDA opens every node it can see.
     """
     for pid in holders.pids_with_open(device):
-        if not any([belongs_to_other_claim(pid, lock, record, holders) for lock in held.values()]):
+        scan, locks = holders.scan, held.values()
+        if not any([belongs_to_other_claim(pid, lock, record, scan) for lock in locks]):
             return f"process {pid} has {device} open"
     return holders.blind
-
-
-def belongs_to_other_claim(pid: int, lock: Lock, record: Owner, holders: OpenFiles) -> bool:
-    """Return whether a process is of another claim than `record`: by group, descent, session."""
-    other = lock.owner
-    if other is None or other.token == record.token:
-        return False
-    status, scan = holders.status(pid), holders.scan
-    if any([gid in status.groups and gid != record.add_grp_id for gid in lock.groups()]):
-        return True
-    if other.sid > 0 and other.sid != record.sid and status.session == other.sid:
-        return True
-    living = [p for p, start in lock.shepherds() if p and scan.proc.running(p, start)]
-    return bool(living) and scan.descends(pid, frozenset(living))

@@ -5,9 +5,9 @@ Hot, but loaded only when something must be settled. Dead only when proven: what
 is unknown, and unknown is held. A judge therefore proves its own sight first. Age proves nothing.
 """
 
-import os
 import time
 
+from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.2
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
-SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
 
 
 class Verdict:
@@ -48,7 +47,7 @@ class Verdict:
         self.proof = proof
 
 
-class ProcessScan:
+class ProcessScan(ProcessTree):
     """One look at all processes, taken when first needed and shared by all judgements.
 
     /proc is listed twice at least, and again until nothing of a listing vanished before it was
@@ -57,10 +56,10 @@ class ProcessScan:
     to be trusted, and is empty where it is.
     """
 
-    __slots__ = ("_statuses", "blind", "partial", "proc")
+    __slots__ = ("_statuses", "blind", "partial")
 
     def __init__(self, proc: Proc) -> None:
-        self.proc = proc
+        super().__init__(proc)
         self.blind = ""
         self.partial = False
         self._statuses: dict[int, ProcessStatus] | None = None
@@ -100,23 +99,11 @@ class ProcessScan:
 
     def status(self, pid: int) -> ProcessStatus:
         """Return one process's status, read afresh where it appeared since."""
-        return self.statuses().get(pid) or self.proc.status(pid)
+        return self.statuses().get(pid) or super().status(pid)
 
     def carriers(self, gid: int) -> list[int]:
         """Return the processes that carry a supplementary group."""
         return [pid for pid, status in self.statuses().items() if gid in status.groups]
-
-    def descends(self, pid: int, ancestors: frozenset[int]) -> bool:
-        """Return whether one of `ancestors` is `pid` or above it."""
-        statuses = self.statuses()
-        for _ in range(len(statuses) + 1):
-            if pid in ancestors:
-                return True
-            status = statuses.get(pid)
-            if status is None:
-                return False
-            pid = status.ppid
-        return False
 
     def named(self, name: str) -> list[int]:
         """Return the processes of one name (at most 15 characters, comm)."""
@@ -165,9 +152,9 @@ def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
 def session_members(scan: ProcessScan, sid: int) -> list[int]:
     """Return the processes of one session that run."""
     members: list[int] = []
-    for pid, status in scan.statuses().items():
+    for pid in scan.statuses():
         try:
-            if (status.session if status.session >= 0 else scan.proc.stat(pid).session) == sid:
+            if scan.session(pid) == sid:
                 members.append(pid)
         except ProcessLookupError:
             continue
@@ -225,41 +212,3 @@ class Judge:
         if rule is None:
             return Verdict(UNKNOWN, f"no rule for scheduler {lock.owner.scheduler}")
         return rule(lock, self.scan)
-
-
-def is_system_process(status: ProcessStatus) -> bool:
-    """Return whether root or a system user runs a process."""
-    return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
-
-
-def program_names(proc: Proc, pid: int) -> frozenset[str]:
-    """Return the names a process's program goes by, none where they cannot be seen.
-
-    The executable's, also when it was replaced by an upgrade; of a Python what it runs.
-    """
-    try:
-        name = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
-        if name.startswith("python"):
-            name = python_program(proc.read_memory(pid, "cmdline").split(b"\0")[1:])
-    except OSError:
-        return frozenset()
-    return frozenset((name,)) if name else frozenset()
-
-
-def python_program(words: list[bytes]) -> str:
-    """Return what a Python with these arguments runs: a script, or the program of a package.
-
-    `-m gpulock_exporter.worker.process` is a part of gpulock-exporter.
-    """
-    rest = iter(words)
-    for word in rest:
-        if word == b"-m":
-            package = next(rest, b"").partition(b".")[0]
-            return package.decode("utf-8", "replace").replace("_", "-")
-        if word == b"-c":
-            return ""
-        if word in (b"-X", b"-W"):
-            next(rest, b"")
-        elif word and not word.startswith(b"-"):
-            return os.path.basename(word.decode("utf-8", "replace"))
-    return ""

@@ -11,10 +11,9 @@ import select
 import time
 from _signal import SIGKILL, SIGTERM, pidfd_send_signal  # the C module: see gpulock.child
 
-from gpulock.alloc.device_users import DAEMONS, INIT, belongs_to_other_claim
 from gpulock.alloc.liveness import Judge, ProcessScan
-from gpulock.alloc.reaper import make_open_files
-from gpulock.alloc.release import locked_devices, select_job_locks
+from gpulock.alloc.process_owner import DAEMONS, INIT, belongs_to_other_claim
+from gpulock.alloc.release import select_job_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.node.context import Node
@@ -25,8 +24,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
-
-    from gpulock.alloc.device_users import OpenFiles
 
     class LeftoverFinder(Protocol):
         """A scheduler's proof of membership: pid -> a clause that says why it is the job's."""
@@ -99,12 +96,11 @@ def find_leftovers(
     if not mine:
         return []
     judge.attach_step_daemons(held)
-    holders = make_open_files(node, locked_devices(node, mine), judge)
     spared = own_ancestor_pids(judge.scan)
     found: dict[int, LeftoverProcess] = {}
     for lock in mine.values():
         for pid, why in remains(lock, judge.scan).items():
-            left = check_leftover(pid, why, lock, held, holders)
+            left = check_leftover(pid, why, lock, held, judge.scan)
             if left and pid not in spared:
                 found.setdefault(pid, left)
     return list(found.values())
@@ -124,7 +120,7 @@ def own_ancestor_pids(scan: ProcessScan) -> set[int]:
 
 
 def check_leftover(
-    pid: int, why: str, lock: Lock, held: dict[str, Lock], holders: "OpenFiles"
+    pid: int, why: str, lock: Lock, held: dict[str, Lock], scan: ProcessScan
 ) -> LeftoverProcess | None:
     """Return a process as left behind, None where it is gone, another's, or a service's.
 
@@ -133,15 +129,15 @@ def check_leftover(
     record = lock.owner
     assert record is not None
     try:
-        status = holders.status(pid)
-        start = holders.scan.proc.start(pid)
+        status = scan.status(pid)
+        start = scan.proc.start(pid)
     except (OSError, ValueError):
         return None
     if status.kernel or (status.name in DAEMONS and status.uids[0] == 0):
         return None
     if 0 in status.uids[:3] and not user_may_signal(record.uid, status.uids):
         return None
-    if any([belongs_to_other_claim(pid, other, record, holders) for other in held.values()]):
+    if any([belongs_to_other_claim(pid, other, record, scan) for other in held.values()]):
         return None
     return LeftoverProcess(pid, start, one_line(status.name), why)
 

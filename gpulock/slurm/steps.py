@@ -10,6 +10,7 @@ the job alive.
 import os
 
 from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
@@ -218,6 +219,39 @@ def parse_stepd_title(cmdline: bytes) -> tuple[str, str]:
         return "", ""
     job, dot, step = text[len(TITLE) : -1].partition(".")
     return (job, step) if dot and job.isascii() and job.isdigit() else ("", "")
+
+
+def is_slurm_job_process(pid: int, record: Owner, tree: ProcessTree) -> bool:
+    """Return whether a process is in the job's cgroup or below one of its step daemons.
+
+    Needs no more than an ordinary user may see.
+    """
+    mine = read_cgroup_paths(tree.proc, pid)
+    for folder in slurm_cgroup_paths("", record):
+        if any([path == folder or path.startswith(f"{folder}/") for path in mine]):
+            return True
+    for above, status in tree.ancestry(pid).items():
+        if status.name == STEPD and status.uids[0] == 0:
+            try:
+                job, _ = parse_stepd_title(tree.proc.read_memory(above, "cmdline"))
+            except OSError:
+                continue
+            if job == record.job_id:
+                return True
+    return False
+
+
+def read_cgroup_paths(proc: Proc, pid: int) -> set[str]:
+    """Return a process's cgroups: the path, in version 1 below each controller's name."""
+    try:
+        text = proc.read(pid, "cgroup").decode("utf-8", "replace")
+    except OSError:
+        return set()
+    found: set[str] = set()
+    for line in text.splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        found.update([f"/{name}{path}" if name else path for name in controllers.split(",")])
+    return found
 
 
 def find_start_times(proc: Proc, pids: list[int]) -> list[tuple[int, int]]:

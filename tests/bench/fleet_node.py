@@ -22,7 +22,6 @@ from gpulock_exporter.simulated.card import SimulatedState
 from gpulock_exporter.simulated.scene import Scene, SimulationScript
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import LocalState
-from gpulock_exporter.state.process_attribution import ProcessTree
 from gpulock_exporter.state.snapshot import ExporterHealth, SnapshotLimits
 from gpulock_exporter.telemetry import Frame, Xid
 from gpulock_exporter.web.negotiation import Format
@@ -30,6 +29,7 @@ from gpulock_exporter.web.rendered import RenderedMetrics
 
 import gpulock
 from gpulock.alloc.liveness import ALIVE, Verdict
+from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node import devices, inventory
 from gpulock.node.procfs import Proc
 from gpulock.simulate.node import write_simulated_node

@@ -137,7 +137,7 @@ def guard_scan(node: Node, rounds: int = 21) -> list[float]:
 
     def look() -> None:
         scan = ProcessScan(Proc())
-        OpenFiles(scan, devices, "/dev", ()).pids_with_open("")
+        OpenFiles(scan, devices, "/dev", (), "/proc/driver/nvidia").pids_with_open("")
         if scan.blind:
             raise RuntimeError(f"the guard is blind: {scan.blind}")
 

@@ -11,11 +11,11 @@ from gpulock_exporter.files.sample_file import ExporterMemory
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import LocalState
-from gpulock_exporter.state.process_attribution import ProcessTree
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 
 from gpulock.alloc.liveness import Verdict
+from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node import devices
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock

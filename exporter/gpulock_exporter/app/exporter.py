@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import gpulock
+from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.context import Node
 from gpulock_exporter.clock import Clock, Moment
 from gpulock_exporter.files.publish import ExporterFolder
@@ -23,7 +24,6 @@ from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import read_local_state, read_locks_with_details
 from gpulock_exporter.state.lock_cache import LockCache
 from gpulock_exporter.state.node_devices import DeviceList, inventory_version
-from gpulock_exporter.state.process_attribution import ProcessTree
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.web.negotiation import Format

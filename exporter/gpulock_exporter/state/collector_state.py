@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock_exporter import telemetry
@@ -22,7 +23,6 @@ from gpulock_exporter.state.local_state import LocalState, ledger_claims
 from gpulock_exporter.state.plausibility import usable_devices
 from gpulock_exporter.state.process_attribution import (
     DeviceProcesses,
-    ProcessTree,
     classify_device_processes,
 )
 from gpulock_exporter.state.snapshot import (

@@ -14,6 +14,7 @@ from gpulock.alloc import states
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import ProcessScan, Verdict
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
+from gpulock.alloc.process_owner import FOREIGN, classify_process
 from gpulock.cli.status.device_use import SampleView
 from gpulock.cli.status.device_use import read_sample_view as read_use
 from gpulock.deadline import clock_boottime
@@ -24,6 +25,7 @@ from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpulock.alloc.process_owner import ClaimMembership
     from gpulock.alloc.reaper import ReapOutcome
 
 ORPHANS = (
@@ -86,7 +88,9 @@ class ProcessView:
         self.view = view
         self.scan = ProcessScan(view.node.proc)
         settings = view.node.settings
-        self.holders = OpenFiles(self.scan, view.devices, settings.dev_root, settings.services)
+        self.holders = OpenFiles(
+            self.scan, view.devices, settings.dev_root, settings.services, settings.driver_root
+        )
 
     def find_foreign_pids(self, device: str) -> list[int]:
         """Return who has a device open and is of no claim.
@@ -94,31 +98,19 @@ class ProcessView:
         Without a device cgroup CUDA opens every node it can see, so that a job's process has
         free devices open as well.
         """
-        locks = self.view.held.values()
-        groups = {gid for lock in locks for gid in lock.groups()}
-        owners = frozenset(pid for lock in locks for pid, _ in lock.shepherds() if pid)
-        sids = {lock.owner.sid for lock in locks if lock.owner and lock.owner.sid}
+        locks = [lock for lock in self.view.held.values() if lock.owner]
+        members: dict[str, ClaimMembership] = {}
+        if any(lock.owner and lock.owner.scheduler == "slurm" for lock in locks):
+            from gpulock.slurm.steps import is_slurm_job_process
+
+            members["slurm"] = is_slurm_job_process
+        services = self.view.node.settings.services
         return [
             pid
             for pid in self.holders.pids_with_open(device)
             if pid != os.getpid()
-            and not self._groups(pid) & groups
-            and not self.scan.descends(pid, owners)
-            and not (sids and self._session(pid) in sids)
+            and classify_process(pid, locks, self.scan, services, members) == FOREIGN
         ]
-
-    def _groups(self, pid: int) -> frozenset[int]:
-        """Return the groups of a process, none of one that is gone by now."""
-        try:
-            return self.holders.status(pid).groups
-        except (OSError, ValueError):
-            return frozenset()
-
-    def _session(self, pid: int) -> int:
-        try:
-            return self.view.node.proc.stat(pid).session
-        except (OSError, ValueError):
-            return 0
 
     def outcomes(self) -> list[ReapOutcome]:
         """Judge every lock, changing nothing; of Slurm's jobs only those without a fresh verdict.

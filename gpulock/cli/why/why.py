@@ -7,6 +7,7 @@ import os
 
 import click
 
+from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.states import QUARANTINED, DeviceState
 from gpulock.cli.select import JOB, SelectError, Subject, parse_lock_id, parse_subject
 from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
@@ -79,19 +80,14 @@ def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]
 
 
 def is_lock_of_subject(sight: ProcessView, meant: Subject, lock: Lock) -> bool:
-    """Return whether a lock is of that job; a process also belongs by group and session."""
+    """Return whether a lock is of that job; a process also by group, session or descent."""
     record = lock.owner
     if record is None:
         return False
     if meant.owns(record) or not meant.pid:
         return meant.owns(record)
-    status = sight.scan.statuses().get(meant.pid)
-    if status is None:
-        return False
-    if meant.pid in [pid for pid, _ in lock.shepherds()] or status.groups & set(lock.groups()):
-        return True
     try:
-        return record.sid > 0 and sight.scan.proc.stat(meant.pid).session == record.sid
+        return is_claim_process(meant.pid, lock, sight.scan)
     except (OSError, ValueError):
         return False
 

@@ -38,7 +38,7 @@ class Stage:
 
     def holders(self, proc: Proc | None = None) -> OpenFiles:
         scan = ProcessScan(proc or Proc(str(self.fake.root)))
-        return OpenFiles(scan, [self.device], str(self.dev), SERVICES)
+        return OpenFiles(scan, [self.device], str(self.dev), SERVICES, "")
 
     def who(self) -> list[int]:
         return self.holders().pids_with_open(self.device.id)
@@ -251,7 +251,7 @@ def test_nobody_is_looked_at_where_there_is_no_device(
         pytest.fail("a look for nothing")
 
     monkeypatch.setattr(ProcessScan, "statuses", never)
-    holders = OpenFiles(ProcessScan(Proc(str(stage.fake.root))), [], str(stage.dev), SERVICES)
+    holders = OpenFiles(ProcessScan(Proc(str(stage.fake.root))), [], str(stage.dev), SERVICES, "")
     assert holders.pids_with_open("0000:3b:00.0") == []
 
 

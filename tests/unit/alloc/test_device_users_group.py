@@ -72,39 +72,6 @@ def test_anchors_that_cannot_be_read_count_as_something_left(fake: FakeProc) -> 
     assert left_in_group(fake, Lock("x", record(), "its anchors: garbage")) != ""
 
 
-def belongs(fake: FakeProc, process: int, **other: object) -> bool:
-    """Return whether a process is of another claim than the record of job 12."""
-    holders = device_users.OpenFiles(ProcessScan(Proc(str(fake.root))), [], "", ())
-    lock = Lock("y", record(**{"job_id": "13", "token": "b", "add_grp_id": 0, **other}), "")
-    return device_users.belongs_to_other_claim(process, lock, record(), holders)
-
-
-def test_a_process_is_of_another_claim_by_group_session_or_descent(fake: FakeProc) -> None:
-    fake.add(600)
-    fake.add(700, ppid=600)
-    fake.add(701, ppid=700, session=700)
-    fake.add(702, groups=[65401])
-    assert belongs(fake, 702, add_grp_id=65401)
-    assert belongs(fake, 701, sid=700, pid=999)
-    assert belongs(fake, 701, pid=600)
-    assert not belongs(fake, 702, pid=600, sid=700)
-
-
-def test_a_process_is_not_of_a_claim_whose_holder_is_gone_or_another(fake: FakeProc) -> None:
-    fake.add(600, start=2000)
-    fake.add(700, ppid=600)
-    assert not belongs(fake, 700, pid=600, start=1000)
-    assert not belongs(fake, 700, pid=601)
-
-
-def test_a_process_of_the_claim_itself_is_not_of_another(fake: FakeProc) -> None:
-    fake.add(700, groups=[65400])
-    assert not belongs(fake, 700, token=record().token, add_grp_id=65400)
-    assert not belongs(fake, 700, add_grp_id=65400)
-    fake.add(701, groups=[65401])  # a task of the same grant
-    assert not belongs(fake, 701, token=record().token, add_grp_id=65401)
-
-
 def mig(root: Path, table: str) -> list[tuple[int, int, int]]:
     """Return what an instance's nodes look like, with the driver's table of their minors."""
     (root / "driver-caps").mkdir()

@@ -270,14 +270,6 @@ def test_descent_is_followed_to_the_end_and_a_circle_has_one(fake: FakeProc) -> 
     assert not scan.descends(30, frozenset([1]))
 
 
-def test_a_system_user_is_one_by_all_its_uids(fake: FakeProc) -> None:
-    fake.add(10, uids=(999, 0, 0, 0))
-    fake.add(11, uids=(1000, 0, 0, 0))
-    scan = ProcessScan(Proc(str(fake.root)))
-    assert liveness.is_system_process(scan.statuses()[10])
-    assert not liveness.is_system_process(scan.statuses()[11])
-
-
 def test_a_record_of_another_time_namespace_is_not_judged(fake: FakeProc) -> None:
     """Start times shift in a time namespace: the same process looks like another one."""
     (fake.root / "self/ns/time").symlink_to("time:[4026531834]")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import states
+from gpulock.alloc.device_users import mig_access_nodes
 from gpulock.alloc.liveness import Verdict
 from gpulock.store import quarantine
 from gpulock.store.owner import TYPES
@@ -27,10 +28,12 @@ def site(tmp_path: Path) -> Site:
 
 
 @contextmanager
-def opened(site: Site, index: int) -> Generator[subprocess.Popen[bytes]]:
-    """Have a device open in a process of no claim."""
+def opened(site: Site, *names: int | str) -> Generator[subprocess.Popen[bytes]]:
+    """Have device files open in a process of no claim: a card by its minor, others by name."""
+    files = [f"nvidia{name}" if isinstance(name, int) else name for name in names]
+    opens = "; ".join(f"exec {3 + n}<{site.files.dev_root}/{name}" for n, name in enumerate(files))
     with subprocess.Popen(
-        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia{index}; echo; read -r line"],
+        ["/bin/sh", "-c", f"{opens}; echo; read -r line"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
@@ -162,6 +165,20 @@ def test_a_device_open_in_a_process_of_no_claim_is_foreign(site: Site) -> None:
         pid, start = process.pid, site.node().proc.start(process.pid)
         site.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start)
         assert site.states()[5] == "free"
+
+
+def test_of_a_card_in_mig_mode_only_the_instance_that_is_used_is_foreign(tmp_path: Path) -> None:
+    site = Site(tmp_path, "a100-mig")
+    node = site.node()
+    used = next(device for device in node.devices() if device.id.endswith(".gi3.ci0"))
+    caps = mig_access_nodes(used, node.settings.driver_root)
+    assert len(caps) == 2
+    with opened(site, used.minor, "nvidiactl", *caps) as process:
+        found = {gpu["id"]: gpu["state"] for gpu in site.json()["gpus"]}
+        assert [name for name, state in found.items() if state == "foreign"] == [used.id]
+        assert f"end process {process.pid} " in site.call("why", used.id).stdout
+        beside = used.id.replace(".gi3.", ".gi2.")
+        assert site.call("why", beside).stdout.splitlines()[0].endswith("free")
 
 
 def test_an_instance_is_a_device_with_its_profile(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.metrics.collectors import collect_families
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.node_devices import NOT_LISTED, DeviceList, inventory_version
-from gpulock_exporter.state.process_attribution import ProcessTree
 from gpulock_exporter.state.snapshot import (
     DeviceSnapshot,
     ExporterHealth,
@@ -23,6 +22,7 @@ from gpulock_exporter.state.snapshot import (
 from gpulock_exporter.telemetry import Process, Xid
 
 from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.alloc.process_owner import ProcessTree
 from gpulock.alloc.states import STATES
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.devices import Device

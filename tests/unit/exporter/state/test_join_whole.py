@@ -15,11 +15,11 @@ from gpulock_exporter.metrics.exposition import render_exposition
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import read_local_state
 from gpulock_exporter.state.node_devices import DeviceList
-from gpulock_exporter.state.process_attribution import ProcessTree
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame, Process
 
 from gpulock.alloc.liveness import ALIVE, DEAD, Verdict
+from gpulock.alloc.process_owner import ProcessTree
 from gpulock.cli.status.node_view import view_node
 from gpulock.node import sample
 from gpulock.node.context import Node

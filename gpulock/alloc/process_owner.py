@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a process is: the owner's of a lock, an allowed service's, or foreign.
+
+Hot. The one judgement for the last guard, the clean-up, `gpulock status` and the exporter. A
+process that is not shown is not foreign: without proof it counts as not seen.
+"""
+
+import os
+
+from gpulock.node.procfs import Proc, ProcessStatus
+from gpulock.store.locks import Lock
+from gpulock.store.owner import Owner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Protocol
+
+    class ClaimMembership(Protocol):
+        """A scheduler's own way to tell that a process is of one of its jobs."""
+
+        def __call__(self, pid: int, record: Owner, tree: "ProcessTree") -> bool: ...
+
+
+OWNERS, SERVICE, FOREIGN = "owner's", "service", "foreign"
+UNSEEN, GONE = "unseen", "gone"  # hidden from us, ended since it was listed
+INIT = 1
+HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
+COMM = 15  # characters of a process's name, proc_pid_comm(5)
+SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
+DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmstepd"))
+
+
+class ProcessTree:
+    """The processes that are asked for, with what is above them; each is read once."""
+
+    __slots__ = ("_known", "_sees_all", "proc")
+
+    def __init__(self, proc: Proc) -> None:
+        self.proc = proc
+        self._known: dict[int, ProcessStatus] = {}
+        self._sees_all: bool | None = None
+
+    def status(self, pid: int) -> ProcessStatus:
+        """Return a process's status; raise OSError or ValueError as Proc.status does."""
+        found = self._known.get(pid)
+        if found is None:
+            found = self._known[pid] = self.proc.status(pid)
+        return found
+
+    def session(self, pid: int) -> int:
+        """Return a process's session; raise OSError or ValueError as Proc.stat does."""
+        told = self.status(pid).session
+        return told if told >= 0 else self.proc.stat(pid).session
+
+    def ancestry(self, pid: int) -> dict[int, ProcessStatus]:
+        """Return a process and what is above it, as far as that can be seen."""
+        found: dict[int, ProcessStatus] = {}
+        while pid > 0 and pid not in found:
+            try:
+                found[pid] = self.status(pid)
+            except (OSError, ValueError):
+                break
+            pid = found[pid].ppid
+        return found
+
+    def descends(self, pid: int, ancestors: "Collection[int]") -> bool:
+        """Return whether one of `ancestors` is `pid` or above it."""
+        return bool(ancestors) and any([one in ancestors for one in self.ancestry(pid)])
+
+    def sees_all(self) -> bool:
+        """Return whether a process that is not shown is gone: no hidepid, and the host's pids."""
+        if self._sees_all is None:
+            try:
+                self._sees_all = HOST_PIDS in self.proc.pid_namespace() and bool(self.status(INIT))
+            except (OSError, ValueError):
+                self._sees_all = False
+        return self._sees_all
+
+
+def classify_process(
+    pid: int,
+    locks: "Collection[Lock]",
+    tree: ProcessTree,
+    services: "Collection[str]",
+    members: "Mapping[str, ClaimMembership] | None" = None,
+) -> str:
+    """Return whose a process is: OWNERS, SERVICE, FOREIGN, UNSEEN or GONE.
+
+    `locks` are those whose owners may use the device, with their details; `members` has what a
+    scheduler knows besides, by its name. Beside a claim that cannot be read nobody is foreign.
+    """
+    try:
+        tree.status(pid)
+        if not all([lock.owner for lock in locks]):
+            return UNSEEN
+        if any([is_claim_process(pid, lock, tree, members) for lock in locks]):
+            return OWNERS
+        return SERVICE if is_service_process(pid, tree, services) else FOREIGN
+    except ProcessLookupError:
+        return GONE if tree.sees_all() else UNSEEN
+    except (OSError, ValueError):
+        return UNSEEN
+
+
+def is_claim_process(
+    pid: int,
+    lock: Lock,
+    tree: ProcessTree,
+    members: "Mapping[str, ClaimMembership] | None" = None,
+    beside: Owner | None = None,
+) -> bool:
+    """Return whether a process is of a claim: by group, session, descent or its scheduler's word.
+
+    A group or session that `beside` has as well proves nothing. Raises OSError or ValueError where
+    the process cannot be seen.
+    """
+    record = lock.owner
+    if record is None:
+        return False
+    groups = tree.status(pid).groups
+    shared = (beside.add_grp_id, beside.sid) if beside else (0, 0)
+    if any([gid in groups and gid != shared[0] for gid in lock.groups()]):
+        return True
+    if record.sid > 0 and record.sid != shared[1] and session_if_seen(pid, tree) == record.sid:
+        return True
+    above = tree.ancestry(pid)
+    for keeper, start in lock.shepherds():
+        if keeper in above and is_same_process_running(keeper, start, tree.proc):
+            return True
+    more = members.get(record.scheduler) if members else None
+    return more is not None and more(pid, record, tree)
+
+
+def session_if_seen(pid: int, tree: ProcessTree) -> int:
+    """Return the session of a process, -1 of one that is gone by now or hides it."""
+    try:
+        return tree.session(pid)
+    except (OSError, ValueError):
+        return -1
+
+
+def belongs_to_other_claim(pid: int, lock: Lock, record: Owner, tree: ProcessTree) -> bool:
+    """Return whether a process is of another claim than `record`; raise as is_claim_process."""
+    other = lock.owner
+    return (
+        other is not None
+        and other.token != record.token
+        and is_claim_process(pid, lock, tree, beside=record)
+    )
+
+
+def is_same_process_running(pid: int, start: int, proc: Proc) -> bool:
+    """Return whether that very process is seen to run, rather than another one of its pid."""
+    try:
+        return proc.running(pid, start)
+    except (OSError, ValueError):
+        return False
+
+
+def is_command_running_elsewhere(record: Owner, pid: int, tree: ProcessTree) -> bool:
+    """Return whether a claim is of `gpulock run` whose command runs, not above `pid`.
+
+    Such a command counts on its devices.
+    """
+    if record.comment != "run" or not tree.proc.running(record.pid, record.start):
+        return False
+    return not tree.descends(pid, (record.pid,))
+
+
+def is_system_process(status: ProcessStatus) -> bool:
+    """Return whether root or a system user runs a process."""
+    return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
+
+
+def is_service_process(pid: int, tree: ProcessTree, services: "Collection[str]") -> bool:
+    """Return whether a process is an allowed service: a system user's, and from no job.
+
+    An ordinary user may not see which program another user's process runs. Then the process's name
+    decides, which only a system user could have forged. Raises OSError where it cannot be seen.
+    """
+    status = tree.status(pid)
+    if not is_system_process(status):
+        return False
+    try:
+        named = program_name(tree.proc, pid) in services
+    except OSError:
+        named = any([status.name == name[:COMM] for name in services])
+    return named and not any(
+        [one.name in DAEMONS for above, one in tree.ancestry(pid).items() if above != pid]
+    )
+
+
+def program_name(proc: Proc, pid: int) -> str:
+    """Return the name of a process's program, empty for a Python that runs none; raise OSError.
+
+    The executable's, also when it was replaced by an upgrade; of a Python what it runs.
+    """
+    name = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
+    if not name.startswith("python"):
+        return name
+    return python_program(proc.read_memory(pid, "cmdline").split(b"\0")[1:])
+
+
+def python_program(words: list[bytes]) -> str:
+    """Return what a Python with these arguments runs: a script, or the program of a package.
+
+    `-m gpulock_exporter.worker.process` is a part of gpulock-exporter.
+    """
+    rest = iter(words)
+    for word in rest:
+        if word == b"-m":
+            package = next(rest, b"").partition(b".")[0]
+            return package.decode("utf-8", "replace").replace("_", "-")
+        if word == b"-c":
+            return ""
+        if word in (b"-X", b"-W"):
+            next(rest, b"")
+        elif word and not word.startswith(b"-"):
+            return os.path.basename(word.decode("utf-8", "replace"))
+    return ""

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a process is: by group, session, descent, cgroup and program, as an ordinary user sees."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulock.alloc import process_owner
+from gpulock.alloc.process_owner import (
+    FOREIGN,
+    GONE,
+    OWNERS,
+    SERVICE,
+    UNSEEN,
+    ProcessTree,
+    belongs_to_other_claim,
+    classify_process,
+)
+from gpulock.node.procfs import Proc
+from gpulock.slurm.steps import is_slurm_job_process
+from gpulock.store.locks import Lock
+from tests.support.exporter_nodes import lock
+from tests.support.trees import HOST_NS, FakeProc, bus, record
+
+ROOT = (0, 0, 0, 0)
+SHEPHERD, STEPD, JOB = 500, 600, 700
+SERVICES = ("nvidia-persistenced", "Xorg", "gpulock-exporter")
+SLURM: dict[str, Any] = {
+    "scheduler": "slurm",
+    "pid": 0,
+    "start": 0,
+    "add_grp_id": 0,
+    "slurmd": "node1",
+}
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path / "proc")
+
+
+def judged(proc: FakeProc, pid: int, *locks: Lock) -> str:
+    tree, slurm = ProcessTree(Proc(str(proc.root))), {"slurm": is_slurm_job_process}
+    return classify_process(pid, locks, tree, SERVICES, slurm)
+
+
+def in_cgroup(proc: FakeProc, pid: int, text: str) -> None:
+    (proc.root / str(pid) / "cgroup").write_text(text)
+
+
+def test_a_process_on_a_free_device_is_foreign(proc: FakeProc) -> None:
+    proc.add(JOB)
+    assert judged(proc, JOB) == FOREIGN
+
+
+def test_the_jobs_group_tells_its_processes(proc: FakeProc) -> None:
+    proc.add(JOB, groups=(100, 65400))
+    proc.add(JOB + 1, groups=(100, 65401))
+    assert judged(proc, JOB, lock(add_grp_id=65400)) == OWNERS
+    assert judged(proc, JOB + 1, lock(add_grp_id=65400)) == FOREIGN
+
+
+def test_the_group_of_a_slave_task_counts_as_well(proc: FakeProc) -> None:
+    proc.add(JOB, groups=(65401,))
+    held = lock(add_grp_id=65400)
+    held.anchors = [(501, 1000, 65401)]
+    assert judged(proc, JOB, held) == OWNERS
+
+
+def test_what_descends_from_the_shepherd_is_the_owners(proc: FakeProc) -> None:
+    proc.add(SHEPHERD, "sge_shepherd", start=1000, uids=ROOT)
+    proc.add(JOB, ppid=SHEPHERD)
+    proc.add(JOB + 1, ppid=JOB)
+    assert judged(proc, JOB + 1, lock(pid=SHEPHERD, start=1000, add_grp_id=0)) == OWNERS
+
+
+def test_another_process_of_the_shepherds_pid_is_no_shepherd(proc: FakeProc) -> None:
+    proc.add(SHEPHERD, start=2000)
+    proc.add(JOB, ppid=SHEPHERD)
+    assert judged(proc, JOB, lock(pid=SHEPHERD, start=1000, add_grp_id=0)) == FOREIGN
+
+
+def test_the_session_of_a_claim_of_a_process_is_its(proc: FakeProc) -> None:
+    proc.add(JOB, session=300)
+    claim: dict[str, Any] = {"scheduler": "process", "pid": 300, "sid": 300, "add_grp_id": 0}
+    other: dict[str, Any] = {**claim, "sid": 301}
+    assert judged(proc, JOB, lock(**claim)) == OWNERS
+    assert judged(proc, JOB, lock(**other)) == FOREIGN
+
+
+def test_no_group_and_no_session_tell_nothing(proc: FakeProc) -> None:
+    proc.add(JOB, session=0, groups=(0,))
+    assert judged(proc, JOB, lock(add_grp_id=0, sid=0)) == FOREIGN
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n", OWNERS),
+        ("0::/system.slice/node1_slurmstepd.scope/job_12/step_0\n", OWNERS),
+        ("5:freezer:/slurm/uid_1000/job_12/step_batch\n0::/\n", OWNERS),
+        ("5:memory:/slurm_node1/uid_1000/job_12\n", OWNERS),
+        ("4:cpu,memory:/slurm/uid_1000/job_12/step_0\n", OWNERS),
+        ("0::/system.slice/slurmstepd.scope/job_123/step_0\n", FOREIGN),
+        ("0::/user.slice/user-1000.slice/slurmstepd.scope/job_12\n", FOREIGN),
+        ("5:freezer:/slurm/uid_1001/job_12/step_batch\n", FOREIGN),
+        ("garbage\n\n::\n", FOREIGN),
+    ],
+)
+def test_the_cgroup_of_a_slurm_job_tells_its_processes(
+    text: str, expected: str, proc: FakeProc
+) -> None:
+    proc.add(JOB)
+    in_cgroup(proc, JOB, text)
+    assert judged(proc, JOB, lock(**SLURM)) == expected
+
+
+def test_the_step_daemon_above_tells_where_slurm_keeps_no_cgroup(proc: FakeProc) -> None:
+    proc.add(STEPD, "slurmstepd", uids=ROOT)
+    (proc.root / str(STEPD) / "cmdline").write_bytes(b"slurmstepd: [12.batch]\0")
+    proc.add(JOB, ppid=STEPD)
+    assert judged(proc, JOB, lock(**SLURM)) == OWNERS
+    other: dict[str, Any] = {**SLURM, "job_id": "13"}
+    assert judged(proc, JOB, lock(**other)) == FOREIGN
+    proc.add(STEPD, "slurmstepd", uids=(1000,) * 4)
+    (proc.root / str(STEPD) / "cmdline").write_bytes(b"slurmstepd: [12.batch]\0")
+    assert judged(proc, JOB, lock(**SLURM)) == FOREIGN
+
+
+def test_any_claim_on_the_card_may_own_it(proc: FakeProc) -> None:
+    proc.add(JOB, groups=(65401,))
+    locks = [lock(0, "a", "gi1.ci0"), lock(0, "b", "gi2.ci0", add_grp_id=65401)]
+    assert judged(proc, JOB, *locks) == OWNERS
+
+
+@pytest.mark.parametrize(
+    ("name", "about", "expected"),
+    [
+        ("Xorg", {"uids": ROOT}, SERVICE),
+        ("nvidia-persiste", {"uids": (143,) * 4}, SERVICE),
+        ("gpulock-exporte", {"uids": (998,) * 4}, SERVICE),
+        ("Xorg", {"uids": (1000,) * 4}, FOREIGN),
+        ("Xorg", {"uids": (1000, 0, 0, 0)}, FOREIGN),
+        ("python3", {"uids": ROOT}, FOREIGN),
+        ("Xorg", {"uids": ROOT, "exe": "/usr/bin/perl"}, FOREIGN),
+        ("other", {"uids": ROOT, "exe": "/usr/bin/nvidia-persistenced"}, SERVICE),
+    ],
+)
+def test_a_service_is_told_by_its_program_or_its_name_and_its_user(
+    name: str, about: Any, expected: str, proc: FakeProc
+) -> None:
+    proc.add(JOB, name, **about)
+    assert judged(proc, JOB) == expected
+
+
+def test_what_a_scheduler_started_is_no_service(proc: FakeProc) -> None:
+    proc.add(SHEPHERD, "sge_shepherd", uids=ROOT)
+    proc.add(JOB, "Xorg", uids=ROOT, ppid=SHEPHERD)
+    assert judged(proc, JOB) == FOREIGN
+
+
+def test_a_process_that_ended_is_gone_and_one_that_hides_is_not_seen(proc: FakeProc) -> None:
+    assert judged(proc, JOB) == GONE
+    shutil.rmtree(proc.root / "1")  # hidepid: not even init is to be seen
+    assert judged(proc, JOB) == UNSEEN
+
+
+def test_in_a_container_a_pid_that_is_not_there_is_not_gone(proc: FakeProc) -> None:
+    proc.namespace(HOST_NS.replace("1836", "9999"))
+    assert judged(proc, JOB) == UNSEEN
+
+
+def test_what_may_not_be_read_is_not_foreign(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.add(JOB)
+
+    def denied(_proc: Proc, pid: int) -> object:
+        raise PermissionError(errno.EACCES, "hidepid=1", str(pid))
+
+    monkeypatch.setattr(Proc, "status", denied)
+    assert judged(proc, JOB) == UNSEEN
+
+
+def test_a_status_that_is_garbage_is_not_foreign(proc: FakeProc) -> None:
+    proc.add(JOB)
+    (proc.root / str(JOB) / "status").write_text("nonsense")
+    assert judged(proc, JOB) == UNSEEN
+
+
+def test_beside_a_lock_that_cannot_be_read_nothing_is_foreign(proc: FakeProc) -> None:
+    proc.add(JOB)
+    assert judged(proc, JOB, Lock(bus(0), None, "half-written")) == UNSEEN
+
+
+def test_parents_that_go_round_in_a_circle_end(proc: FakeProc) -> None:
+    proc.add(JOB, ppid=JOB + 1)
+    proc.add(JOB + 1, ppid=JOB)
+    assert judged(proc, JOB, lock()) == FOREIGN
+
+
+def belongs(proc: FakeProc, process: int, **other: object) -> bool:
+    """Return whether a process is of another claim than the record of job 12."""
+    tree = ProcessTree(Proc(str(proc.root)))
+    lock = Lock("y", record(**{"job_id": "13", "token": "b", "add_grp_id": 0, **other}), "")
+    return belongs_to_other_claim(process, lock, record(), tree)
+
+
+def test_a_process_is_of_another_claim_by_group_session_or_descent(proc: FakeProc) -> None:
+    proc.add(600)
+    proc.add(700, ppid=600)
+    proc.add(701, ppid=700, session=700)
+    proc.add(702, groups=[65401])
+    assert belongs(proc, 702, add_grp_id=65401)
+    assert belongs(proc, 701, sid=700, pid=999)
+    assert belongs(proc, 701, pid=600)
+    assert not belongs(proc, 702, pid=600, sid=700)
+
+
+def test_a_process_is_not_of_a_claim_whose_holder_is_gone_or_another(proc: FakeProc) -> None:
+    proc.add(600, start=2000)
+    proc.add(700, ppid=600)
+    assert not belongs(proc, 700, pid=600, start=1000)
+    assert not belongs(proc, 700, pid=601)
+
+
+def test_a_process_of_the_claim_itself_is_not_of_another(proc: FakeProc) -> None:
+    proc.add(700, groups=[65400])
+    assert not belongs(proc, 700, token=record().token, add_grp_id=65400)
+    assert not belongs(proc, 700, add_grp_id=65400)
+    proc.add(701, groups=[65401])  # a task of the same grant
+    assert not belongs(proc, 701, token=record().token, add_grp_id=65401)
+
+
+def test_a_system_user_is_one_by_all_its_uids(proc: FakeProc) -> None:
+    proc.add(10, uids=(999, 0, 0, 0))
+    proc.add(11, uids=(1000, 0, 0, 0))
+    tree = ProcessTree(Proc(str(proc.root)))
+    assert process_owner.is_system_process(tree.status(10))
+    assert not process_owner.is_system_process(tree.status(11))

@@ -85,7 +85,7 @@ def foreign_device_ids(node: Node, found: list[Device], count: int, pid: int) ->
     from gpulock.alloc.liveness import ProcessScan
 
     settings = node.settings
-    services, driver_root = settings.services, settings.driver_root
+    services, driver_root = settings.allowed_processes, settings.driver_root
     try:
         holders = OpenFiles(ProcessScan(node.proc), free, settings.dev_root, services, driver_root)
         return frozenset([d.id for d in free if set(holders.pids_with_open(d.id)) - {pid}])
@@ -183,7 +183,7 @@ def lock_holder(held: dict[str, Lock], device: str, out: list[str]) -> str:
             if lock.owner is None:
                 return "unknown owner"
             job = lock.owner.job()
-            if lock.owner.settling:
+            if lock.owner.draining:
                 return f"job {job}, which is over, but not its processes"
             return job if lock.owner.scheduler in ("process", "admin") else f"job {job}"
     return (

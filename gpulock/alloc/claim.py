@@ -84,7 +84,7 @@ def serve_claim_request(
     """Lock what is wanted; raise Refusal."""
     judge = memoize_judge(judge)
     found = node.devices()
-    check_claim_possible(found, want, node.settings.gpus)
+    check_claim_possible(found, want, node.settings.expected_gpus)
     boot.ensure_lock_dir(node.store)
     try:
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:

@@ -81,7 +81,7 @@ def same_run_grant(
     if record.scheduler == "slurm":
         return None
     granted = whole_grant(mine, found)
-    same = (record.uid, record.run(), record.boot_id, record.settling) == (
+    same = (record.uid, record.run(), record.boot_id, record.draining) == (
         template.uid,
         template.run(),
         template.boot_id,
@@ -110,7 +110,7 @@ def join_grant(
     record = mine[0].owner
     assert record is not None
     granted = whole_grant(mine, found)
-    if not granted or record.uid != template.uid or record.settling:
+    if not granted or record.uid != template.uid or record.draining:
         return None
     for lock in mine:
         node.store.read_details(lock)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clean hand-over: is a device's memory given back before the next job gets it?
 
-Hot, loaded where CLEAN is not off. The exporter's `sample` tells, and only a look that is newer
-than the moment at which the guard found the device quiet: that moment is noted in the lock, as
-`quiet`. What stays in use though nobody is there goes to quarantine, and the rest of the node goes
-on: half of its cards at most, of an exporter gone mad the rest keeps its locks. Where no exporter
-tells, the guard's look at open files has decided, and the record says so.
+Hot, loaded where LEFTOVER_PROCESSES is not off. The exporter's sample counts only if it is newer
+than the moment when no process had the device open; the lock notes that moment as `quiet`. A device
+whose memory stays in use without a process is quarantined, at most half of a node's GPUs: a faulty
+exporter cannot take a node down. Without an exporter, the check of open files has decided, and the
+record says so.
 """
 
 import time
@@ -87,7 +87,7 @@ class Handover:
         """Return what the sample says of a device that is quiet since then."""
         settings = self._node.settings
         seen = self._found.devices.get(device) if self._found else None
-        limit = settings.clean_memory * MIB
+        limit = settings.leftover_memory * MIB
         oldest, listing = settings.max_sample_age, settings.process_period
         return judge_memory_sample(seen, quiet, self._now, oldest, limit, listing)
 
@@ -135,7 +135,7 @@ class Handover:
         assert lock.owner is not None
         assert self._found is not None
         used = (self._found.devices[lock.id].memory_used or 0) // MIB
-        because = f"{CAUSE}: {used} MiB stay in use after job {lock.owner.job()}"
+        reason = f"{CAUSE}: {used} MiB stay in use after job {lock.owner.job()}"
         try:
             state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
             out = quarantine.list_noted_devices(state_dir, folder)
@@ -144,11 +144,11 @@ class Handover:
             if not may_quarantine_card(
                 lock_bus_id(lock.id), self._cards_out_by_exporter(out), self._count_cards()
             ):
-                return f"{because}; {QUARANTINE_LIMIT_REACHED}"
-            quarantine.write_device_note(state_dir, folder, lock.id, BY, because)
-            self.away[lock.id] = because
+                return f"{reason}; {QUARANTINE_LIMIT_REACHED}"
+            quarantine.write_device_note(state_dir, folder, lock.id, BY, reason)
+            self.away[lock.id] = reason
         except (OSError, kv.MalformedError, Refusal) as fault:
-            return f"{because}, and it cannot be quarantined: {fault}"
+            return f"{reason}, and it cannot be quarantined: {fault}"
         return ""
 
     def _cards_out_by_exporter(self, out: list[str]) -> set[str]:
@@ -165,7 +165,8 @@ class Handover:
         from gpulock.alloc.release import devices_if_driver
 
         return max(
-            self._node.settings.gpus, len({device.bus for device in devices_if_driver(self._node)})
+            self._node.settings.expected_gpus,
+            len({device.bus for device in devices_if_driver(self._node)}),
         )
 
 
@@ -176,7 +177,7 @@ def lock_bus_id(name: str) -> str:
 
 def note_set_by_exporter(note: dict[str, str]) -> bool:
     """Return whether a device is out for what an exporter said."""
-    reasons = note.get("because", "").split("; ")
+    reasons = note.get("reason", "").split("; ")
     return note.get("by") == BY and any(
         [word.partition(":")[0] in EXPORTER_MEMORY_CAUSES for word in reasons]
     )

@@ -40,7 +40,7 @@ def make_open_files(node: Node, devices: list[Device], judge: Judge) -> OpenFile
     """Return who has which of the devices open, not looked at yet."""
     settings = node.settings
     return OpenFiles(
-        judge.scan, devices, settings.dev_root, settings.services, settings.driver_root
+        judge.scan, devices, settings.dev_root, settings.allowed_processes, settings.driver_root
     )
 
 
@@ -58,8 +58,8 @@ def reap_locks(
 
 
 def make_handover(node: Node) -> "Handover | None":
-    """Return what the exporter tells of the devices' memory, None where CLEAN is off."""
-    if node.settings.clean == "off":
+    """Return the exporter's view of the devices' memory, None where LEFTOVER_PROCESSES is off."""
+    if node.settings.leftover_processes == "off":
         return None
     from gpulock.alloc.memory_check import Handover
 
@@ -86,7 +86,7 @@ def reap_lock(
     if outcome.act == FREED and handover:
         kept = handover.reason_to_keep_lock(lock)
         if kept:
-            return ReapOutcome(lock, HELD, outcome.verdict, f"settling: {kept}")
+            return ReapOutcome(lock, HELD, outcome.verdict, f"draining: {kept}")
         how = handover.release_reason(lock, how)
         outcome.away = handover.away.get(lock.id, "")
     try:
@@ -105,10 +105,10 @@ def decide_reap(lock: Lock, judge: Judge, holders: OpenFiles, held: dict[str, Lo
     """Return what is to become of a lock: the verdict, then the last guard."""
     verdict = judge.verdict(lock)
     record = lock.owner
-    if record is not None and record.settling and verdict.state == ALIVE:
+    if record is not None and record.draining and verdict.state == ALIVE:
         left = device_users.remaining_job_process(lock, judge)
         if left:
-            return ReapOutcome(lock, HELD, verdict, f"settling: {left}")
+            return ReapOutcome(lock, HELD, verdict, f"draining: {left}")
         verdict = Verdict(DEAD, "released by its job, whose processes are gone")
     if verdict.state != DEAD:
         return ReapOutcome(lock, HELD, verdict, verdict.proof)
@@ -118,7 +118,7 @@ def decide_reap(lock: Lock, judge: Judge, holders: OpenFiles, held: dict[str, Lo
         else ""
     )
     if left:
-        return ReapOutcome(lock, HELD, verdict, f"settling: {left}")
+        return ReapOutcome(lock, HELD, verdict, f"draining: {left}")
     left = (
         device_users.remaining_device_user(lock.id, record, holders, held)
         if record is not None

@@ -2,7 +2,7 @@
 """Release a job's devices by owner, never by what an environment says; idempotent.
 
 Hot. A device is let go only when the last guard finds nothing of the job: otherwise the lock is
-marked `settling`, and the next claim or reconcile frees it once the processes are gone.
+marked `draining`, and the next claim or reconcile frees it once the processes are gone.
 """
 
 from gpulock.alloc import device_users, reaper
@@ -61,7 +61,7 @@ def release_locks(
         judge.attach_step_daemons(held)
     quiet = clock_boottime()  # what the guard saw was not later
     handover = None
-    if node.settings.clean != "off":
+    if node.settings.leftover_processes != "off":
         from gpulock.alloc.memory_check import wait_for_memory_sample
 
         handover = wait_for_memory_sample(node, mine, quiet, deadline)
@@ -89,14 +89,14 @@ def select_job_locks(held: dict[str, Lock], ours: "Callable[[Owner], bool]") -> 
 def release_or_drain_lock(
     node: Node, lock: Lock, left: str, how: str, released: ReleaseResult
 ) -> None:
-    """Free one lock, or mark it as settling because of what is `left` of its job."""
+    """Free one lock, or mark it as draining because of what is `left` of its job."""
     record = lock.owner
     assert record is not None
     released.claims[record.token] = record.uid
     try:
         if left:
-            if not record.settling and node.store.has_token(lock.id, record.token):
-                node.store.rewrite(lock.id, record.copy(settling=1))
+            if not record.draining and node.store.has_token(lock.id, record.token):
+                node.store.rewrite(lock.id, record.copy(draining=1))
             released.kept.append((lock.id, left))
         else:
             node.retire(lock, how)

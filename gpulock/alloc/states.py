@@ -102,9 +102,9 @@ def classify_device(
     """Return (state, reason) as far as locks, quarantine and verdicts tell."""
     if device.fault:
         return MISSING, device.fault
-    for name, because in out.items():
+    for name, reason in out.items():
         if lock_ids_overlap(name, device.id):
-            return QUARANTINED, because
+            return QUARANTINED, reason
     if lock is None:
         return FREE, ""
     if lock.orphans:
@@ -116,7 +116,7 @@ def classify_device(
         return STALE, verdict.proof
     if verdict is not None and verdict.state == UNKNOWN:
         return NOT_KNOWN, verdict.proof
-    return HELD, "its job is gone, processes are not" if lock.owner.settling else ""
+    return HELD, "its job is gone, processes are not" if lock.owner.draining else ""
 
 
 def count_device_states(found: list[DeviceState]) -> dict[str, int]:

@@ -129,8 +129,8 @@ class GpulockDaemon:
                 self._server.open()
             except OSError as fault:
                 failed = f"users are not served: {fault}"
-        wanted = self.rounds.node.settings.serve
-        refused = f"users are not served although SERVE=yes: {why_not}"
+        wanted = self.rounds.node.settings.user_claims
+        refused = f"users are not served although USER_CLAIMS=yes: {why_not}"
         self._journal.log_changes("serve", {"refused": refused} if wanted and why_not else {})
         self._journal.log_changes("socket", {"failed": failed} if failed else {}, ERROR)
 

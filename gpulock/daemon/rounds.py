@@ -112,7 +112,7 @@ class Rounds:
     def _tell(self, report: ReconcileReport) -> None:
         for line in report_messages.reconcile_event_messages(report):
             self._journal.say(NOTICE, line)
-        expected = self.node.settings.gpus
+        expected = self.node.settings.expected_gpus
         self._journal.log_changes(
             "node",
             report_messages.lasting_problem_messages(
@@ -192,7 +192,7 @@ def needs_recheck(report: ReconcileReport | None, node: Node) -> bool:
         record = outcome.lock.owner
         if outcome.act == "freed" or record is None or outcome.verdict.state == "unknown":
             continue
-        if record.settling or outcome.act == "orphans":
+        if record.draining or outcome.act == "orphans":
             return True
         try:
             if record.pid and not node.proc.running(record.pid, record.start):

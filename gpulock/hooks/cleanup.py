@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CLEAN: what an epilog does about the processes that its own job left behind.
+"""LEFTOVER_PROCESSES: what an epilog does about the processes that its own job left behind.
 
-Hot, loaded by epilogs where CLEAN is not off. `report` tells them, `kill` ends them: TERM first,
-then KILL, within CLEAN_TIMEOUT. Which process is the job's is the scheduler's part (`Remains`);
-what cannot be proven to be the job's is let live, and keeps the lock as the last guard says.
+Hot, loaded by epilogs where LEFTOVER_PROCESSES is not off. `report` logs them, `kill` ends them:
+TERM first, then KILL, within LEFTOVER_TIMEOUT. The scheduler's part (`Remains`) decides which
+process is the job's. A process without that proof gets no signal, and keeps the lock.
 """
 
 import os
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         def __call__(self, lock: Lock, scan: ProcessScan) -> dict[int, str]: ...
 
 
-GRACE = 2.0  # seconds from TERM to KILL, of a third of CLEAN_TIMEOUT at most
+GRACE = 2.0  # seconds from TERM to KILL, of a third of LEFTOVER_TIMEOUT at most
 PAUSE = 0.02  # seconds between two looks at what does not end
 SHOWN = 4  # processes named in a line
 
@@ -69,10 +69,10 @@ def clean_leftovers(
     found = look()
     if not found:
         return []
-    if node.settings.clean != "kill":
+    if node.settings.leftover_processes != "kill":
         return [f"left behind: {format_leftovers(found)}"]
     lines = [f"left behind, ended: {format_leftovers(found)}"]
-    limit = deadline.sooner(node.settings.clean_timeout)
+    limit = deadline.sooner(node.settings.leftover_timeout)
     lines += signal_leftovers(node, found, SIGTERM)
     wait_for_leftovers(found, node, limit.sooner(min(GRACE, limit.left() / 3)))
     while found := look():

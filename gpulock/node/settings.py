@@ -26,14 +26,14 @@ class Settings:
     sys_root: str
     dev_root: str
     simulation: str
-    gpus: int
+    expected_gpus: int
     visible_devices: str
     hide_unrequested: bool
     driver_dir: str
     gate_timeout: float
     on_busy: str
     on_broken: str
-    services: tuple[str, ...]
+    allowed_processes: tuple[str, ...]
     cluster: str
     sge_root: str
     sge_cell: str
@@ -44,7 +44,7 @@ class Settings:
     sge_qstat_timeout: float
     sge_shepherd: str
     sge_slave_tasks: bool
-    slurm_chooser: str
+    slurm_device_selection: str
     slurm_count: str
     slurm_gres: tuple[str, ...]
     slurm_binaries: str
@@ -53,7 +53,7 @@ class Settings:
     slurm_wait: float
     slurm_split_tasks: bool
     requeue_exit: int
-    refuse: str
+    slurm_on_refusal: str
     job_map_dir: str
     job_map_release: str
     gpustat_dir: str
@@ -67,7 +67,7 @@ class Settings:
     label_user: str
     pause_max: float
     prometheus_url: str
-    serve: bool
+    user_claims: bool
     report_at_end: bool
     report_command: str
     report_dir: str
@@ -75,13 +75,13 @@ class Settings:
     idle_command: str
     idle_kill: float
     isolation: str
-    clean: str
-    clean_memory: int
-    clean_timeout: float
+    leftover_processes: str
+    leftover_memory: int
+    leftover_timeout: float
     quarantine_on: tuple[str, ...]
     restore_after: int
     sge_count_hosts: tuple[str, ...]
-    slurm_on_bad: str
+    slurm_on_unhealthy: str
     cdi_dir: str
     path: str
 

@@ -59,7 +59,7 @@ def print_sge_report(settings: Settings, released: ReleaseResult) -> None:
 def release_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> ReleaseResult:
     """Release the locks of this run; raise Refusal."""
     found = hook.find_spool(node, call)
-    if node.settings.clean != "off":
+    if node.settings.leftover_processes != "off":
         clean_sge_leftovers(node, call, found, deadline)
     if node.settings.isolation == "off":
         return release_locks(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes are what a Grid Engine job left behind: those of its group, and of its cgroup.
 
-Hot, loaded by an epilog where CLEAN is not off. execd hands a group out again, so it proves
-membership only while no other living shepherd owns it. With ISOLATION=cgroup the job has a cgroup
-of gpulock's as well, which nobody can leave: a rootless container sheds the group.
+Hot, loaded by an epilog where LEFTOVER_PROCESSES is not off. execd hands a group out again, so it
+proves membership only while no other living shepherd owns it. With ISOLATION=cgroup the job has a
+cgroup of gpulock's as well, which no process can leave: a rootless container sheds the group.
 """
 
 from gpulock.alloc.liveness import ProcessScan

@@ -81,7 +81,7 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
     if os.path.isdir(f"{state_dir}/{quarantine.QUARANTINE}"):
         out = dict.fromkeys(quarantine.list_noted_devices(state_dir, quarantine.QUARANTINE), "")
     found = known if known is not None else judge_sensor_locks(node, held)
-    return states.device_states(devices, held, out, found, node.settings.gpus)
+    return states.device_states(devices, held, out, found, node.settings.expected_gpus)
 
 
 def judge_sensor_locks(node: Node, held: dict[str, Lock]) -> dict[str, Verdict]:
@@ -111,4 +111,4 @@ def compute_sensor_values(found: list[DeviceState], complexes: tuple[str, ...]) 
 def is_booked_by_qmaster(row: DeviceState) -> bool:
     """Return whether qmaster counts the device as used: a job of its own that runs."""
     record = row.lock.owner if row.lock else None
-    return record is not None and record.scheduler == "sge" and not record.settling
+    return record is not None and record.scheduler == "sge" and not record.draining

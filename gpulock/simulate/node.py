@@ -126,7 +126,7 @@ def format_node_config(node: SimulatedNode) -> str:
         f"EXPORTER_DIR={node.exporter_dir}\n"
         f"EXPORTER_LISTEN={LISTEN}\n"
         f"SIMULATION={node.marker}\n"
-        f"GPUS={len(machine.gpus)}\n"
+        f"EXPECTED_GPUS={len(machine.gpus)}\n"
     )
 
 

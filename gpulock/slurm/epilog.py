@@ -85,7 +85,7 @@ def release_slurm_job(
     if not node.settings.simulation:
         begun = epilog_launch_time(node.proc, os.getpid(), os.getpgrp(), begun)
     ours = SlurmJobMatcher(node, call, begun)
-    if node.settings.clean != "off":
+    if node.settings.leftover_processes != "off":
         clean_slurm_leftovers(node, call, ours, deadline)
     left = ""
     if node.settings.isolation != "off":

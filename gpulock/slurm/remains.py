@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes are what a Slurm job left behind: those in its cgroup.
 
-Hot, loaded by an Epilog where CLEAN is not off. Where Slurm keeps no cgroup (proctrack/linuxproc,
-pgid) they are told by the environment that slurmstepd gave them, and then must be the user's own.
+Hot, loaded by an Epilog where LEFTOVER_PROCESSES is not off. Where Slurm keeps no cgroup
+(proctrack/linuxproc, pgid) they are recognised by the environment that slurmstepd gave them, and
+must be the user's own.
 """
 
 from gpulock.alloc.liveness import ProcessScan

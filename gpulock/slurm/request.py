@@ -16,7 +16,7 @@ MOST = 999  # devices: more than any node has
 
 def slurm_selects_devices(settings: Settings) -> bool:
     """Return whether Slurm says which devices."""
-    return settings.slurm_chooser == "slurm"
+    return settings.slurm_device_selection == "slurm"
 
 
 def uses_slurm_job_gpus(settings: Settings) -> bool:

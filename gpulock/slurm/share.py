@@ -60,7 +60,7 @@ def select_task_devices(
             f" {len(found.devices)}",
             "ask for one type of GPU a job (see docs/slurm.md)",
         )
-    if settings.slurm_chooser == "slurm":
+    if settings.slurm_device_selection == "slurm":
         return select_by_slurm_mask(task, found, settings)
     chosen = found.devices
     if task.is_step and found.positions:

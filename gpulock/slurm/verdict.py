@@ -24,7 +24,7 @@ def hook_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
     """Judge for a hook: only what its own Epilog gave up may be settled, behind the last guard."""
     del scan
     assert lock.owner is not None
-    if lock.owner.settling:
+    if lock.owner.draining:
         return Verdict(ALIVE, "released by its epilog, processes were left")
     return Verdict(UNKNOWN, "a Slurm job of this boot: only gpulockd or gpulock reap judges it")
 
@@ -42,7 +42,7 @@ class SlurmJobRule:
         """Return the verdict on a Slurm lock of this boot."""
         record = lock.owner
         assert record is not None
-        if record.settling:
+        if record.draining:
             return hook_verdict(lock, scan)
         seen = self._on_node(record, lock, scan)
         if seen is not None:

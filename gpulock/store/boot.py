@@ -163,7 +163,7 @@ def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) ->
         claimed_boottime=time.clock_gettime(time.CLOCK_BOOTTIME),
         token=os.urandom(8).hex(),
         devices=(device,),
-        comment=one_line(note.get("because", "")),
+        comment=one_line(note.get("reason", "")),
     )
 
 

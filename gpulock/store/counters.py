@@ -53,7 +53,7 @@ class ClaimCounters:
     def count_result(self, kind: str, waited: float) -> None:
         """Count a claim by its result."""
         self.add(f"claims_{kind}")
-        self.add("gate_wait_seconds", waited)
+        self.add("lock_wait_seconds", waited)
 
     def note_unknown_streak(self, job: str, user: str) -> bool:
         """Note an unknown; return whether the streak now means a broken node."""
@@ -71,7 +71,7 @@ class ClaimCounters:
             size = os.stat(self._timeouts).st_size
         except OSError:
             return
-        self.add("gate_timeouts", size)
+        self.add("lock_timeouts", size)
         atomic.remove_quietly(self._timeouts)
 
     def save(self) -> None:

@@ -31,7 +31,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("sid", NUMBER, "process", "session of the holding process"),
     ("boot_id", TEXT, "all", "boot in which the claim was made"),
     ("pid_ns", TEXT, "all", "pid namespace in which pid means something"),
-    ("settling", NUMBER, "release", "1: released by its job, processes not yet gone"),
+    ("draining", NUMBER, "release", "1: released by its job, processes not yet gone"),
     ("claimed_at", REAL, "all", "epoch seconds, for people"),
     ("claimed_boottime", REAL, "all", "CLOCK_BOOTTIME seconds, for durations"),
     ("token", TEXT, "all", "random, one a claim"),
@@ -67,7 +67,7 @@ class Owner:
     sid: int
     boot_id: str
     pid_ns: str
-    settling: int
+    draining: int
     claimed_at: float
     claimed_boottime: float
     token: str

@@ -30,7 +30,7 @@ def read_device_note(state_dir: str, folder: str, device: str) -> dict[str, str]
     try:
         return kv.decode_pairs(atomic.read_text(f"{state_dir}/{folder}/{device}"))
     except (OSError, kv.MalformedError) as fault:
-        return {"because": f"unreadable note: {fault}"}
+        return {"reason": f"unreadable note: {fault}"}
 
 
 def write_device_note(
@@ -38,14 +38,14 @@ def write_device_note(
     folder: str,
     device: str,
     by: str,
-    because: str,
+    reason: str,
     more: "tuple[tuple[str, str], ...]" = (),
 ) -> None:
     """Note a device, durably, with `more` of what the policy must know later.
 
     Raises OSError or kv.MalformedError.
     """
-    pairs = [("by", by), ("because", because), ("at", f"{time.time():.0f}"), *more]
+    pairs = [("by", by), ("reason", reason), ("at", f"{time.time():.0f}"), *more]
     replace_file_durably(f"{state_dir}/{folder}/{device}", kv.encode_pairs(pairs).encode())
 
 

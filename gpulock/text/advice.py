@@ -58,7 +58,7 @@ def advise_open_device(row: DeviceState, name: str, pids: Sequence[int]) -> tupl
     """Return the advice for a device that somebody has open who ought not to."""
     if row.lock is not None:
         return "a reap, once nobody has it open", f"{end_process_hint(pids)}, then gpulock reap"
-    out = f'gpulock quarantine {name} --because "TEXT"'
+    out = f'gpulock quarantine {name} --reason "TEXT"'
     return "the end of whoever has it open", f"{end_process_hint(pids)}, or {out}"
 
 
@@ -105,7 +105,7 @@ def advise_held_device(record: Owner, name: str, proof: str) -> tuple[str, str]:
         found = PROCESS_IN_PROOF.search(proof)
         pid = found[1] if found else record.pid
         return "the end of that process", f"look at it: ps -fp {pid}"
-    if record.settling or "without a shepherd" in proof:
+    if record.draining or "without a shepherd" in proof:
         return "the next claim or reap after its last process has ended", "gpulock reap"
     if record.scheduler == "slurm":
         return "its epilog, when the job ends", f"scontrol show job {record.job_id}"

@@ -12,7 +12,7 @@ from gpulock.store.owner import Owner
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}
-FORCE = 'gpulock release {} --force --because "TEXT"'
+FORCE = 'gpulock release {} --force --reason "TEXT"'
 MAKERS = re.compile(r"^(NVIDIA |Tesla |GeForce |Quadro (?=RTX))+| (Generation|Graphics)$")
 
 

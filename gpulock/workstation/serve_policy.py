@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether gpulockd serves users: SERVE=yes, and no scheduler that owns this node."""
+"""Whether gpulockd serves users: USER_CLAIMS=yes, and no scheduler that owns this node."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ServePolicy:
 
     def why_not(self, node: Node, report: ReconcileReport | None, now: float) -> str:
         """Return why users are not served, nothing where they are."""
-        if not node.settings.serve:
-            return "SERVE is not set"
+        if not node.settings.user_claims:
+            return "USER_CLAIMS is not set"
         told = scheduler_from_settings(node) or (
             scheduler_from_locks(report) if report is not None else ""
         )

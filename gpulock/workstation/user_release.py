@@ -64,9 +64,10 @@ def select_locks(held: dict[str, Lock], peer: Peer, request: SocketRequest) -> l
 
 
 def refuse_unclean_memory(node: Node, locks: list[Lock]) -> None:
-    """Raise Refusal where CLEAN keeps a device for now; a daemon does not wait for the next look.
+    """Raise Refusal where LEFTOVER_PROCESSES keeps a device for now.
 
-    What is known not to be clean goes to quarantine, and is given back.
+    A daemon does not wait for the next look. A device whose memory is in use is quarantined and
+    given back.
     """
     handover = reaper.make_handover(node)
     if handover is None:

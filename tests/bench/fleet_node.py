@@ -157,7 +157,7 @@ class FleetNode:
             counters={
                 "claims_granted": str(self._claims),
                 "claims_busy": "0",
-                "gate_wait_seconds": f"{0.0002 * self._claims:.6f}",
+                "lock_wait_seconds": f"{0.0002 * self._claims:.6f}",
                 "reaped_process": "0",
             },
             durations=dict.fromkeys(("locks", "quarantine", "verdicts", "counters"), 0.0003),

@@ -48,7 +48,7 @@ class SlurmBench:
         self._imports = {row: importing(hook) for row, _, hook, _ in self._rows}
         self._timed = {row: timing(hook) for row, _, hook, _ in self._rows}
         self._alone = alone(scene, self._epilog, slurmd.pid)
-        counted = f"{scene.config.read_text()}SLURM_CHOOSER=gpulock\n"
+        counted = f"{scene.config.read_text()}SLURM_DEVICE_SELECTION=gpulock\n"
         self._counted = configured(scene, self._prolog, "counted", counted)
 
     def acts(self) -> list[Act]:

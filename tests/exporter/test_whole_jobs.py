@@ -86,7 +86,7 @@ def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: P
 
 
 def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle(tmp_path: Path) -> None:
-    settings = {"IDLE_AFTER": "1", "GPUS": "0"}
+    settings = {"IDLE_AFTER": "1", "EXPECTED_GPUS": "0"}
     with (
         Double(tmp_path / "nvml", preset="a100-mig", gpus=2) as nvml,
         Whole(tmp_path, nvml, settings=settings) as exporter,

@@ -94,13 +94,13 @@ class Ward(Box):
         """Return what is out of service."""
         return quarantine.list_noted_devices(str(self.state), QUARANTINE)
 
-    def because(self, number: int) -> str:
+    def reason(self, number: int) -> str:
         """Return why a GPU is out of service."""
-        return quarantine.read_device_note(str(self.state), QUARANTINE, bus(number))["because"]
+        return quarantine.read_device_note(str(self.state), QUARANTINE, bus(number))["reason"]
 
-    def by_hand(self, number: int, because: str = "its fan died") -> None:
+    def by_hand(self, number: int, reason: str = "its fan died") -> None:
         """Let an administrator take a GPU out."""
-        quarantine.write_device_note(str(self.state), QUARANTINE, bus(number), "root", because)
+        quarantine.write_device_note(str(self.state), QUARANTINE, bus(number), "root", reason)
 
     def restored(self, number: int) -> None:
         """Let an administrator bring a GPU back."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With CLEAN, what frees a device whose memory was not given back is stopped.
+"""With LEFTOVER_PROCESSES, what frees a device whose memory was not given back is stopped.
 
 Of the job's two devices one is dirty, as the exporter's sample tells. Whatever was stopped, nobody
 gets it afterwards: it is locked, or out of service. Only where the sample could not be read the
@@ -29,7 +29,7 @@ class CleanStage(SgeStage):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.configure(CLEAN="kill", MAX_SAMPLE_AGE="600")
+        self.configure(LEFTOVER_PROCESSES="kill", MAX_SAMPLE_AGE="600")
         self.dirty = ""  # the device whose memory stays in use
 
     def reset(self) -> None:

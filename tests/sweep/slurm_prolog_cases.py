@@ -39,7 +39,7 @@ class Prolog(SlurmPlay):
         self.ended()
 
 
-class Settling(Prolog):
+class Draining(Prolog):
     """Devices are short, and an Epilog gave some up before the processes of its job were gone."""
 
     def prepare(self) -> None:
@@ -77,7 +77,7 @@ CASES = (
     Case("slurm prolog, Slurm chooses", partial(Prolog, chooser="slurm"), thin=3),
     Case("slurm prolog, no GPU", partial(Prolog, positions="")),
     Case("slurm prolog, first of a boot", partial(Prolog, first=True), thin=3),
-    Case("slurm prolog, settles", Settling, thin=6),
+    Case("slurm prolog, settles", Draining, thin=6),
     Case("slurm prolog, run again", Again, thin=6),
     Case("slurm prolog, refused", HELD_NOW, thin=6),
     Case("slurm prolog, refused srun", partial(HELD_NOW, batch=False), thin=6),

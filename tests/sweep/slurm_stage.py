@@ -55,7 +55,7 @@ class SlurmStage(Stage):
         for name in ("scontrol", "scancel"):
             self._program(root / "bin" / name, OBEY)
         with self.scene.config.open("a") as file:
-            file.write(f"SLURM_BINARIES={root / 'bin'}\nSLURM_CHOOSER={chooser}\n")
+            file.write(f"SLURM_BINARIES={root / 'bin'}\nSLURM_DEVICE_SELECTION={chooser}\n")
             file.write(
                 "SLURM_WAIT=0.000001\n"
             )  # one that is refused asks once, however slow this machine is

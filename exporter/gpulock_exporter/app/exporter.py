@@ -71,10 +71,10 @@ class Exporter:
         self.reloader: Reloader | None = None
         listed = LISTS_MISSED * settings.process_period + settings.max_sample_age
         self.limits = SnapshotLimits(
-            settings.max_sample_age, settings.idle_after, settings.gpus, listed
+            settings.max_sample_age, settings.idle_after, settings.expected_gpus, listed
         )
         self._book = CollectorState(
-            node.boot_id, self.limits, settings.services, lambda: ProcessTree(node.proc)
+            node.boot_id, self.limits, settings.allowed_processes, lambda: ProcessTree(node.proc)
         )
 
     def open(self) -> None:

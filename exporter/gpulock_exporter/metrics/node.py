@@ -14,11 +14,11 @@ RECONCILED = gauge(
 )
 REAPED = counter("locks_reaped", "Locks that were freed because their owner was proven dead.")
 CLAIMS = counter("claims", "Claims by how they ended, in this boot.")
-WAITED = counter("gate_wait_seconds", "Time that claims waited for the gate, in this boot.")
+WAITED = counter("lock_wait_seconds", "Time that claims waited for the gate, in this boot.")
 
 REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.counters
-TIMEOUTS_KEY, WAITED_KEY = "gate_timeouts", "gate_wait_seconds"
-LOCK_TIMEOUT = "gate_shut"  # the result of a claim that never got in
+TIMEOUTS_KEY, WAITED_KEY = "lock_timeouts", "lock_wait_seconds"
+LOCK_TIMEOUT = "lock_timeout"  # the result of a claim that never got in
 
 
 def collect_node_families(snapshot: NodeSnapshot) -> list[Metric]:

@@ -114,7 +114,7 @@ def read_quarantine_reasons(state_dir: str) -> dict[str, str]:
     for name in quarantine.list_noted_devices(state_dir, folder):
         note = quarantine.read_device_note(state_dir, folder, name)
         by = f" ({note['by']})" if "by" in note else ""
-        found[name] = note.get("because", "no reason noted") + by
+        found[name] = note.get("reason", "no reason noted") + by
     return found
 
 

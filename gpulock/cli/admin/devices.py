@@ -42,10 +42,10 @@ def require_reason(ctx: click.Context, param: click.Parameter, value: str) -> st
 
 
 def reason_option(function: F) -> F:
-    """Add --because, which is needed."""
+    """Add --reason, which is needed."""
     text = "Why; shown to everybody who asks."
     return click.option(
-        "--because", metavar="TEXT", required=True, help=text, callback=require_reason
+        "--reason", metavar="TEXT", required=True, help=text, callback=require_reason
     )(function)
 
 
@@ -53,10 +53,10 @@ def reason_option(function: F) -> F:
 @click.argument("device")
 @reason_option
 @click.pass_obj
-def reserve_command(session: Session, device: str, because: str) -> None:
+def reserve_command(session: Session, device: str, reason: str) -> None:
     """Lock DEVICE until `unreserve`, over reboots; refused while somebody holds it."""
     node, found, name = prepare_admin_device(session, device)
-    label, reason = format_device_label(name, found), one_line(because)
+    label, reason = format_device_label(name, found), one_line(reason)
     with make_admin_gate(node):
         lock = reap_device_lock(node, found, name)
         if lock is not None:
@@ -64,7 +64,7 @@ def reserve_command(session: Session, device: str, because: str) -> None:
                 format_lock_holder(lock.owner) if lock.owner else "a lock without a readable owner"
             )
             raise CommandRefusedError(f"{label} is held by {who}", f"gpulock why {device}")
-        note = {"by": describe_caller(), "because": reason, "at": f"{time.time():.0f}"}
+        note = {"by": describe_caller(), "reason": reason, "at": f"{time.time():.0f}"}
         record = boot.reserve_owner(name, note, node.boot_id, node.name)
         node.store.make(name, record)
         try:
@@ -102,10 +102,10 @@ def unreserve_command(session: Session, device: str) -> None:
 @click.argument("device")
 @reason_option
 @click.pass_obj
-def quarantine_command(session: Session, device: str, because: str) -> None:
+def quarantine_command(session: Session, device: str, reason: str) -> None:
     """Take DEVICE out of service until `restore`, over reboots."""
     node, found, name = prepare_admin_device(session, device, card=True)
-    reason = one_line(because)
+    reason = one_line(reason)
     with make_admin_gate(node):
         notes.write_device_note(
             node.settings.state_dir, notes.QUARANTINE, name, describe_caller(), reason

@@ -125,33 +125,33 @@ def uninstall_group() -> None:
 
 @uninstall_group.command("sge")
 @click.option("--force", is_flag=True, help="Although devices are locked.")
-@click.option("--because", default="", metavar="TEXT", help="Why; needed with --force.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; needed with --force.")
 @click.pass_obj
-def uninstall_sge_command(session: Session, force: bool, because: str) -> None:
+def uninstall_sge_command(session: Session, force: bool, reason: str) -> None:
     """Put back what was there before `install sge`."""
     from gpulock.install.sge.uninstall import undo_sge_install
     from gpulock.install.slurm.uninstall import keep_for_slurm
 
-    def take_away(config: Path, *, force: bool, because: str) -> list[str]:
+    def take_away(config: Path, *, force: bool, reason: str) -> list[str]:
         if keep_for_slurm(config):
             click.echo("the hooks and the settings stay: Slurm uses them")
-        return undo_sge_install(config, click.echo, force=force, because=because)
+        return undo_sge_install(config, click.echo, force=force, reason=reason)
 
-    run_uninstaller(session, take_away, force, because)
+    run_uninstaller(session, take_away, force, reason)
 
 
 @uninstall_group.command("slurm")
 @click.option("--force", is_flag=True, help="Although Slurm jobs hold devices.")
-@click.option("--because", default="", metavar="TEXT", help="Why; needed with --force.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; needed with --force.")
 @click.pass_obj
-def uninstall_slurm_command(session: Session, force: bool, because: str) -> None:
+def uninstall_slurm_command(session: Session, force: bool, reason: str) -> None:
     """Put back what was there before `install slurm`."""
     from gpulock.install.slurm import uninstall
 
-    def take_away(config: Path, *, force: bool, because: str) -> list[str]:
-        return uninstall.undo_slurm_install(config, click.echo, force=force, because=because)
+    def take_away(config: Path, *, force: bool, reason: str) -> list[str]:
+        return uninstall.undo_slurm_install(config, click.echo, force=force, reason=reason)
 
-    run_uninstaller(session, take_away, force, because)
+    run_uninstaller(session, take_away, force, reason)
 
 
 @uninstall_group.command("systemd")
@@ -160,7 +160,7 @@ def uninstall_systemd_command(session: Session) -> None:
     """Stop both services, and put back what was there before `install systemd`."""
     from gpulock.install.systemd import uninstall
 
-    def take_away(config: Path, *, force: bool, because: str) -> list[str]:
+    def take_away(config: Path, *, force: bool, reason: str) -> list[str]:
         return uninstall.undo_systemd_install(config, click.echo)
 
     run_uninstaller(session, take_away, False, "")
@@ -169,17 +169,17 @@ def uninstall_systemd_command(session: Session) -> None:
 class Uninstaller(Protocol):
     """Uninstall for one scheduler; return what was left, and why."""
 
-    def __call__(self, config: Path, *, force: bool, because: str) -> list[str]:
+    def __call__(self, config: Path, *, force: bool, reason: str) -> list[str]:
         """Raise InstallError where it must not be now."""
         ...
 
 
-def run_uninstaller(session: Session, take_away: Uninstaller, force: bool, because: str) -> None:
+def run_uninstaller(session: Session, take_away: Uninstaller, force: bool, reason: str) -> None:
     """Uninstall, and say what was left as it is."""
-    if force and not because:
-        raise click.UsageError('--force needs --because "TEXT".')
+    if force and not reason:
+        raise click.UsageError('--force needs --reason "TEXT".')
     try:
-        left = take_away(Path(session.config), force=force, because=because)
+        left = take_away(Path(session.config), force=force, reason=reason)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
     for line in left:

@@ -63,7 +63,7 @@ def check_reason_length(
 @click.option("--job", metavar="JOB", help="What this job holds: 12, or 12.3 for a task.")
 @click.option("--force", is_flag=True, help="Also what is not yours, or still in use.")
 @click.option(
-    "--because",
+    "--reason",
     metavar="TEXT",
     help="Why; needed with --force, kept in the log.",
     callback=check_reason_length,
@@ -75,13 +75,13 @@ def release_command(
     pid: int | None,
     job: str | None,
     force: bool,
-    because: str | None,
+    reason: str | None,
 ) -> None:
     """Give GPUs back; without arguments what the calling shell holds."""
     if len([given for given in (devices, pid, job) if given]) > 1:
         raise click.UsageError("say devices, or --pid, or --job: one of them.")
-    if force and not because:
-        raise click.UsageError('--force needs --because "TEXT".')
+    if force and not reason:
+        raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
     found = devices_if_driver(node)
     if socket_client.is_daemon_needed(node) and not (force or job):
@@ -92,7 +92,7 @@ def release_command(
         return
     node = session.writable_node()
     ours = make_lock_filter(found, devices, pid or find_calling_shell(node.proc), job)
-    let = release_selected_locks(node, found, ours, force, one_line(because or ""))
+    let = release_selected_locks(node, found, ours, force, one_line(reason or ""))
     for one in let:
         click.echo(f"freed {format_device_label(one.lock.id, found)}{format_past_holder(one.lock)}")
         if one.left:
@@ -140,7 +140,7 @@ def is_missing_card_id(name: str, found: Sequence[Device]) -> bool:
 
 
 def release_selected_locks(
-    node: Node, found: list[Device], ours: Callable[[Lock], bool], force: bool, because: str
+    node: Node, found: list[Device], ours: Callable[[Lock], bool], force: bool, reason: str
 ) -> list[ReleaseCandidate]:
     """Free the locks that are `ours`, all or none; raise Refused."""
     if not node.store.exists():
@@ -170,7 +170,7 @@ def release_selected_locks(
                 )
         for one in let:
             how = (
-                f"release --force by {describe_caller()}: {because}"
+                f"release --force by {describe_caller()}: {reason}"
                 if force
                 else f"released by {describe_caller()}"
             )
@@ -181,8 +181,8 @@ def release_selected_locks(
 def wait_for_memory(
     node: Node, ours: Callable[[Lock], bool], quiet: float
 ) -> memory_check.Handover | None:
-    """Return what the exporter tells once it has looked again, None where CLEAN is off."""
-    if node.settings.clean == "off":
+    """Return the exporter's next view of the memory, None where LEFTOVER_PROCESSES is off."""
+    if node.settings.leftover_processes == "off":
         return None
     names = [lock.id for lock in node.store.read_all_locks().values() if ours(lock)]
     return memory_check.wait_for_memory_sample(
@@ -203,7 +203,7 @@ def describe_lock_openers(
 def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:
     """Raise Refused for a lock that its caller may not free, or not now."""
     record = one.lock.owner
-    force = 'use --force --because "TEXT" if you must'
+    force = 'use --force --reason "TEXT" if you must'
     if record is None or one.lock.fault:
         raise CommandRefusedError(f"{one.lock.id}: {one.lock.fault or 'a claim cut short'}", force)
     if record.scheduler == "admin":

@@ -69,7 +69,7 @@ def connect_to_daemon(node: Node) -> socket.socket:
         what = "gpulockd does not serve users here" if missing else "gpulockd does not run"
         raise CommandRefusedError(
             f"only {uid_to_user_name(uid)} may change the locks in {path}, and {what}",
-            f"run it as {uid_to_user_name(uid)}, or ask for SERVE=yes on this node",
+            f"run it as {uid_to_user_name(uid)}, or ask for USER_CLAIMS=yes on this node",
         ) from fault
     return connection
 

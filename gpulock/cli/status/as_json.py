@@ -34,7 +34,7 @@ def build_status_document(
         "gpus": [status_device_entry(view, row) for row in shown],
         "totals": {
             **states.count_device_states(rows),
-            "expected": node.settings.gpus or len(cards),
+            "expected": node.settings.expected_gpus or len(cards),
         },
     }
 

@@ -58,7 +58,7 @@ class NodeView:
         foreign = self.foreign | self.use.foreign_ids()
         idle = self.use.idle_ids(self.held, settings.idle_after)
         found = states.device_states(
-            self.devices, self.held, out, self.verdicts, settings.gpus, foreign, idle
+            self.devices, self.held, out, self.verdicts, settings.expected_gpus, foreign, idle
         )
         for row in found:
             if (
@@ -72,7 +72,7 @@ class NodeView:
     def _awaits_memory_sample(self, lock: Lock) -> bool:
         """Return whether a lock waits for the exporter's word on its device's memory."""
         path = f"{self.node.store.locks_dir}/{lock.id}/quiet"
-        return self.node.settings.clean != "off" and os.path.exists(path)
+        return self.node.settings.leftover_processes != "off" and os.path.exists(path)
 
     def lock_of(self, device: str) -> Lock | None:
         """Return the lock on a device, its card or one of its instances."""
@@ -89,7 +89,11 @@ class ProcessView:
         self.scan = ProcessScan(view.node.proc)
         settings = view.node.settings
         self.holders = OpenFiles(
-            self.scan, view.devices, settings.dev_root, settings.services, settings.driver_root
+            self.scan,
+            view.devices,
+            settings.dev_root,
+            settings.allowed_processes,
+            settings.driver_root,
         )
 
     def find_foreign_pids(self, device: str) -> list[int]:
@@ -104,7 +108,7 @@ class ProcessView:
             from gpulock.slurm.steps import is_slurm_job_process
 
             members["slurm"] = is_slurm_job_process
-        services = self.view.node.settings.services
+        services = self.view.node.settings.allowed_processes
         return [
             pid
             for pid in self.holders.pids_with_open(device)
@@ -202,7 +206,7 @@ def read_view_quarantines(node: Node) -> dict[str, dict[str, str]]:
 
 def format_note_reason(note: dict[str, str]) -> str:
     """Return the reason in a note, and who wrote it."""
-    reason = note.get("because", "no reason noted")
+    reason = note.get("reason", "no reason noted")
     return f"{reason} ({note['by']})" if "by" in note else reason
 
 

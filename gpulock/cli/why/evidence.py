@@ -35,7 +35,7 @@ def describe_lock(view: NodeView, sight: ProcessView, lock: Lock, ids: Sequence[
     if len(record.devices) > 1:
         found.append(("grant", f"{format_device_list(record.devices, view.devices)} in one claim"))
     if record.comment:
-        found.append(("because", record.comment))
+        found.append(("reason", record.comment))
     if record.scheduler == "admin":
         return found
     found.append(("verdict", describe_verdict(view, record)))
@@ -60,8 +60,8 @@ def describe_verdict(view: NodeView, record: Owner) -> str:
     found = view.verdicts.get(record.token)
     if found is None:
         return "not judged yet: claimed after the last reconcile"
-    settling = ", released by its job already" if record.settling else ""
-    return f"{found.state}: {found.proof}{settling}"
+    draining = ", released by its job already" if record.draining else ""
+    return f"{found.state}: {found.proof}{draining}"
 
 
 def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> FactList:

@@ -45,7 +45,7 @@ def lock_bad_device(node: Node, name: str, seconds: float) -> str:
                     if not is_health_lock(held[0])
                     else "it stays locked"
                 )
-            note = {"by": POLICY, "because": BECAUSE}
+            note = {"by": POLICY, "reason": BECAUSE}
             node.store.make(name, boot.reserve_owner(name, note, node.boot_id, node.name))
     except (OSError, Refusal) as fault:
         return f"nor can it be locked: {fault}"

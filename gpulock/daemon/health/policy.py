@@ -81,12 +81,12 @@ class HealthPolicy:
         What was noted before this daemon began is told already, but for what its own first
         reconcile has done.
         """
-        pairs = {(name, note["because"]) for name, note in ours.items()}
+        pairs = {(name, note["reason"]) for name, note in ours.items()}
         if self._noted is None:
             away = {outcome.lock.id for outcome in report.outcomes if outcome.away}
             self._noted = {pair for pair in pairs if pair[0] not in away}
-        for name, because in sorted(pairs - self._noted):
-            self._journal.say(WARNING, f"{name} is out of service: {because}")
+        for name, reason in sorted(pairs - self._noted):
+            self._journal.say(WARNING, f"{name} is out of service: {reason}")
         self._noted = pairs
 
     def _update_free_devices(self, report: ReconcileReport) -> None:
@@ -157,7 +157,7 @@ class HealthPolicy:
                 known = notes.read_device_note(state_dir, folder, name)
                 if not recovery.is_policy_note(known):
                     return
-            because = one_line(
+            reason = one_line(
                 "; ".join(merge_note_reasons(known, reasons, is_device_flapping(node, name)))
             )
             facts = recovery.read_card_start_ids(
@@ -166,12 +166,12 @@ class HealthPolicy:
             more = facts.pairs()
             if known and not any(one.cause in (XID, ECC) for one in reasons):
                 more = tuple((key, known.get(key, "")) for key, _ in more)
-            if because == known.get("because") and dict(more).items() <= known.items():
+            if reason == known.get("reason") and dict(more).items() <= known.items():
                 return
-            notes.write_device_note(state_dir, folder, name, notes.POLICY, because, more)
-        self._journal.say(WARNING, f"{name} is out of service: {because}")
+            notes.write_device_note(state_dir, folder, name, notes.POLICY, reason, more)
+        self._journal.say(WARNING, f"{name} is out of service: {reason}")
         if self._noted is not None:
-            self._noted.add((name, because))
+            self._noted.add((name, reason))
 
     # --- back ---------------------------------------------------------------------------------
 
@@ -212,14 +212,14 @@ class HealthPolicy:
                 return
             state.note_comeback(node, name, time.time())
             notes.remove_device_note(state_dir, folder, name)
-        self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['because']}")
+        self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")
 
 
 def merge_note_reasons(
     known: Mapping[str, str], reasons: list[HealthFinding], flaps: bool
 ) -> list[str]:
     """Return the reasons of a note, those `known` first, none twice."""
-    words = known["because"].split("; ") if known else []
+    words = known["reason"].split("; ") if known else []
     before = recovery.parse_note_causes(known)
     for one in reasons:
         again = one.key in LASTING_KEYS and one.cause in before  # it is out for that already

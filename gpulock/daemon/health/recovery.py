@@ -69,7 +69,7 @@ def is_policy_note(note: Mapping[str, str]) -> bool:
 
 def parse_note_causes(note: Mapping[str, str]) -> tuple[str, ...]:
     """Return why the policy took a device out, nothing where a cause is not known."""
-    reasons = note.get("because", "").split("; ")
+    reasons = note.get("reason", "").split("; ")
     words = [reason.partition(":")[0] for reason in reasons if ":" in reason]
     known = tuple(dict.fromkeys([word for word in words if word in CAUSES]))
     return known if len(words) == len([word for word in words if word in CAUSES]) else ()
@@ -91,7 +91,7 @@ class DeviceObservation(NamedTuple):
 
 def check_device_recovered(note: Mapping[str, str], sight: DeviceObservation) -> bool | None:
     """Return whether a device is clean, None where that cannot be told, or not by us."""
-    if ADMIN_RESTORE_ONLY in note.get("because", ""):
+    if ADMIN_RESTORE_ONLY in note.get("reason", ""):
         return None
     if not sight.shown or sight.bad:
         return False
@@ -112,10 +112,10 @@ def is_cause_cleared(cause: str, note: Mapping[str, str], sight: DeviceObservati
     return True if sight.seen is not None and was_card_restarted(note, sight.now) else None
 
 
-def describe_recovery(because: str) -> str:
+def describe_recovery(reason: str) -> str:
     """Return what brings a device back that the policy took out for this reason."""
-    found: Collection[str] = parse_note_causes({"because": because})
-    if ADMIN_RESTORE_ONLY in because or not found:
+    found: Collection[str] = parse_note_causes({"reason": reason})
+    if ADMIN_RESTORE_ONLY in reason or not found:
         return "an administrator"
     clean = "RESTORE_AFTER clean checks of gpulockd's in a row"
     if XID in found or ECC in found:

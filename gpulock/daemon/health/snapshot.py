@@ -32,7 +32,7 @@ class HealthSnapshot:
 
     def cards(self) -> int:
         """Return how many cards this node has."""
-        return max(self.node.settings.gpus, len({d.bus for d in self._report.devices}))
+        return max(self.node.settings.expected_gpus, len({d.bus for d in self._report.devices}))
 
     def reported_devices(self) -> set[str]:
         """Return the devices of this node of which the exporter tells now."""
@@ -69,7 +69,7 @@ class HealthSnapshot:
     def memory(self, name: str, quiet: float = 0.0) -> str:
         """Return the hand-over's word for a device's memory, by a look later than `quiet`."""
         settings = self.node.settings
-        limit, listing = settings.clean_memory * MIB, settings.process_period
+        limit, listing = settings.leftover_memory * MIB, settings.process_period
         return memory_check.judge_memory_sample(
             self._fresh(name), quiet, self.now, self._oldest, limit, listing
         )

@@ -44,7 +44,7 @@ def find_idle_claims(node: Node, report: ReconcileReport, now: float) -> list[Id
     standing: dict[str, tuple[Owner, list[str], bool]] = {}
     for outcome in report.outcomes:
         record = outcome.lock.owner
-        if record is None or outcome.act != HELD or record.settling or record.scheduler == "admin":
+        if record is None or outcome.act != HELD or record.draining or record.scheduler == "admin":
             continue
         known = standing.setdefault(record.token, (record, [], outcome.verdict.state == ALIVE))
         known[1].append(outcome.lock.id)

@@ -171,7 +171,7 @@ def build_adopted_slurm_note(node: Node, record: Owner, known: dict[str, Device]
     cards = [known[name] for name in record.devices if name in known]
     if len(cards) != max(len(record.devices), len(found.positions)):
         raise Refusal(BROKEN, f"job {record.job_id} lost a device", "see gpulock status")
-    if found.positions and node.settings.slurm_chooser == "slurm":
+    if found.positions and node.settings.slurm_device_selection == "slurm":
         cards = resolve_gres_devices(node.settings.state_dir, found.positions, cards)
     found.devices = cards
     return found

@@ -72,7 +72,7 @@ def missing_gpu_messages(report: ReconcileReport, expected: int) -> dict[str, st
     }
     there = len({device.bus for device in report.devices})
     if 0 < there < expected or (expected and not there and not report.driver):
-        found[f"missing {there}"] = f"{expected} GPUs expected (GPUS=), {there} are there"
+        found[f"missing {there}"] = f"{expected} GPUs expected (EXPECTED_GPUS=), {there} are there"
     known = {device.bus for device in report.devices}
     for outcome in report.outcomes if known else ():
         bus = outcome.lock.id.partition(".gi")[0]
@@ -84,8 +84,8 @@ def missing_gpu_messages(report: ReconcileReport, expected: int) -> dict[str, st
 def unfreed_lock_message(outcome: ReapOutcome, blind: str) -> str:
     """Return what is to be told of one lock that stays, or nothing."""
     of = f"{outcome.lock.id}{describe_lock_owner(outcome.lock.owner)}"
-    if outcome.act == HELD and outcome.reason.startswith(f"settling: {CAUSE}:"):
-        return f"{of} is not freed: {outcome.reason.removeprefix('settling: ')}"
+    if outcome.act == HELD and outcome.reason.startswith(f"draining: {CAUSE}:"):
+        return f"{of} is not freed: {outcome.reason.removeprefix('draining: ')}"
     if outcome.act == ORPHANS:
         return f"{of} is not freed: its owner is dead, but {outcome.reason}"
     if outcome.act != FREED and outcome.verdict.state == UNKNOWN and outcome.reason != blind:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm is told while devices of this node are out of service (SLURM_ON_BAD).
+"""What Slurm is told while devices of this node are out of service (SLURM_ON_UNHEALTHY).
 
 Slurm 22.05 has nothing between one device and the whole node: a GRES with File= keeps its count,
 one without can be lowered but fails its node's next registration, a reservation holds no GRES
@@ -93,7 +93,7 @@ class SlurmDrainSync:
             self.asking = None
             self._tell(asking)
         noted = read_drained_devices(settings)
-        drains = settings.slurm_on_bad == DRAIN
+        drains = settings.slurm_on_unhealthy == DRAIN
         if not drains and is_slurm_node(node, report):
             self._journal.log_changes("slurm tell", slurm_count_warnings(bad))
         if now < self._next or not (noted or (drains and (bad or self._first))):
@@ -119,7 +119,7 @@ class SlurmDrainSync:
 def slurm_count_warnings(bad: Mapping[str, str]) -> dict[str, str]:
     """Return what is told where nothing else is done."""
     return {
-        name: f"Slurm goes on counting {name}, which is out ({why}); see SLURM_ON_BAD"
+        name: f"Slurm goes on counting {name}, which is out ({why}); see SLURM_ON_UNHEALTHY"
         for name, why in bad.items()
     }
 
@@ -130,11 +130,11 @@ def read_out_of_service(node: Node, report: ReconcileReport) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in quarantine.list_noted_devices(state_dir, folder):
         note = quarantine.read_device_note(state_dir, folder, name)
-        found[name] = note.get("because", "no reason noted")
+        found[name] = note.get("reason", "no reason noted")
     buses = {device.bus for device in report.devices} | {card_bus_id(name) for name in found}
-    if len(buses) < node.settings.gpus:
-        gone = node.settings.gpus - len(buses)
-        found["missing"] = f"{gone} of {node.settings.gpus} GPUs are not there"
+    if len(buses) < node.settings.expected_gpus:
+        gone = node.settings.expected_gpus - len(buses)
+        found["missing"] = f"{gone} of {node.settings.expected_gpus} GPUs are not there"
     return found
 
 

@@ -55,11 +55,11 @@ def check_quarantine_policy(settings: Settings) -> Iterator[Check]:
 def check_quarantined_devices(settings: Settings) -> Iterator[Check]:
     """Tell what is out of service, why, and what brings it back."""
     for name, note in health.read_quarantine_notes(Node(settings)).items():
-        because, by = note.get("because", "no reason noted"), note.get("by", "")
-        back = quarantine_end_condition(f"{because} ({by})") if by == POLICY else "an administrator"
+        reason, by = note.get("reason", "no reason noted"), note.get("by", "")
+        back = quarantine_end_condition(f"{reason} ({by})") if by == POLICY else "an administrator"
         who = f" ({by})" if by else ""
         do = f"{back} brings it back; gpulock restore {name}"
-        yield warning_check(NAME, f"{name} is out of service: {because}{who}", do)
+        yield warning_check(NAME, f"{name} is out of service: {reason}{who}", do)
 
 
 def check_scheduler_counts(settings: Settings) -> Iterator[Check]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor says of CLEAN: whether this node can end what a job left, and see its memory."""
+"""Doctor's checks of LEFTOVER_PROCESSES: can this node end leftovers, and see their memory?"""
 
 from __future__ import annotations
 
@@ -17,23 +17,28 @@ SEE = "see docs/hand-over.md"
 
 
 def handover_checks(settings: Settings) -> list[Check]:
-    """Return the checks of CLEAN."""
+    """Return the checks of LEFTOVER_PROCESSES."""
     return run_checks(NAME, lambda: check_clean_setting(settings))
 
 
 def check_clean_setting(settings: Settings) -> Iterator[Check]:
     """Look at what is set, and at what it needs."""
-    if settings.clean == "off":
-        yield ok_check(NAME, "CLEAN=off: a lock waits for what its job left behind")
+    mode = settings.leftover_processes
+    if mode == "off":
+        yield ok_check(NAME, "LEFTOVER_PROCESSES=off: a lock waits for what its job left behind")
         return
-    if settings.clean == "kill" and (why := why_pidfd_unusable()):
-        yield fault_check(NAME, f"CLEAN=kill ends nothing here: {why}", "set CLEAN=report")
+    if mode == "kill" and (why := why_pidfd_unusable()):
+        yield fault_check(
+            NAME,
+            f"LEFTOVER_PROCESSES=kill ends nothing here: {why}",
+            "set LEFTOVER_PROCESSES=report",
+        )
     if is_memory_reported(settings):
-        yield ok_check(NAME, f"CLEAN={settings.clean}, and the exporter tells each device's memory")
+        yield ok_check(NAME, f"LEFTOVER_PROCESSES={mode}, and the exporter reports device memory")
     else:
         yield warning_check(
             NAME,
-            f"CLEAN={settings.clean}, but no exporter tells here whether memory is given back",
+            f"LEFTOVER_PROCESSES={mode}, but no exporter reports device memory here",
             f"start gpulock-exporter; {SEE}",
         )
 

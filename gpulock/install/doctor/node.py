@@ -140,20 +140,26 @@ def check_driver_devices(settings: Settings) -> Iterator[Check]:
     except Refusal as refusal:
         yield fault_check(name, refusal.why, refusal.do)
         return
-    if not settings.gpus:
-        do = f"set GPUS={len(found)} in the settings"
+    if not settings.expected_gpus:
+        do = f"set EXPECTED_GPUS={len(found)} in the settings"
         yield warning_check(
-            "GPUS", f"not set: a card that falls out ({len(found)} are there) is not missed", do
+            "EXPECTED_GPUS",
+            f"not set: a card that falls out ({len(found)} are there) is not missed",
+            do,
         )
-    elif settings.gpus > len(found):
-        do = "look at dmesg and the cards; lower GPUS if one was taken out"
-        yield fault_check("GPUS", f"{len(found)} of {settings.gpus} GPUs are there", do)
-    elif settings.gpus < len(found):
+    elif settings.expected_gpus > len(found):
+        do = "look at dmesg and the cards; lower EXPECTED_GPUS if one was taken out"
+        yield fault_check(
+            "EXPECTED_GPUS", f"{len(found)} of {settings.expected_gpus} GPUs are there", do
+        )
+    elif settings.expected_gpus < len(found):
         yield warning_check(
-            "GPUS", f"{len(found)} GPUs are there, not {settings.gpus}", "correct GPUS"
+            "EXPECTED_GPUS",
+            f"{len(found)} GPUs are there, not {settings.expected_gpus}",
+            "correct EXPECTED_GPUS",
         )
     else:
-        yield ok_check("GPUS", f"all {settings.gpus} are there")
+        yield ok_check("EXPECTED_GPUS", f"all {settings.expected_gpus} are there")
     for device in found:
         if device.fault:
             yield fault_check(name, f"{device.id}: {device.fault}", "look at dmesg and the card")

@@ -159,11 +159,14 @@ class SgeClusterChecks:
             )
         for key, amount in found.items():
             number = float(amount)
-            if self.settings.gpus and number > self.settings.gpus:
-                what = f"{key}={amount}, but there are {self.settings.gpus}: jobs are sent back"
+            if self.settings.expected_gpus and number > self.settings.expected_gpus:
+                there = self.settings.expected_gpus
+                what = f"{key}={amount}, but there are {there}: jobs are sent back"
                 yield fault_check(name, what, set_it)
-            elif self.settings.gpus and number < self.settings.gpus:
-                yield warning_check(name, f"{key}={amount} of {self.settings.gpus} GPUs", set_it)
+            elif self.settings.expected_gpus and number < self.settings.expected_gpus:
+                yield warning_check(
+                    name, f"{key}={amount} of {self.settings.expected_gpus} GPUs", set_it
+                )
             else:
                 yield ok_check(name, f"{key}={amount}")
         if len(found) > 1:

@@ -191,7 +191,7 @@ class SlurmConfChecks:
     def submission(self) -> Iterator[Check]:
         """Look at what writes the comment by which jobs are counted."""
         key, needed = "JobSubmitPlugins", self.settings.slurm_count == "comment"
-        if self.settings.slurm_chooser != "gpulock" or not needed:
+        if self.settings.slurm_device_selection != "gpulock" or not needed:
             return
         if self.conf.has(key, "lua", "job_submit/lua"):
             yield ok_check(key, self.conf.get(key))

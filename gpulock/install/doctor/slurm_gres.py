@@ -36,7 +36,7 @@ class GresChecks:
         self.settings = settings
         self.site = site
         self.conf = conf
-        self.by_slurm = settings.slurm_chooser == "slurm"
+        self.by_slurm = settings.slurm_device_selection == "slurm"
         self.gres_conf = find_gres_conf(site)
 
     def checks(self) -> list[Check]:
@@ -62,10 +62,11 @@ class GresChecks:
             what = "no: the mask is advice, a job can open any card"
             yield ok_check(name, what)
         elif not self.by_slurm:
-            what = (
-                "yes, with SLURM_CHOOSER=gpulock: jobs may open Slurm's cards, and are told others"
+            what = "yes, with SLURM_DEVICE_SELECTION=gpulock: Slurm confines jobs to other cards"
+            do = (
+                "set SLURM_DEVICE_SELECTION=slurm; or ConstrainDevices=no in cgroup.conf,"
+                " and restart slurmd"
             )
-            do = "SLURM_CHOOSER=slurm; or ConstrainDevices=no in cgroup.conf, and restart slurmd"
             yield fault_check(name, what, do)
         elif not self.conf.has("TaskPlugin", "task/cgroup", "cgroup"):
             what = f"yes, but TaskPlugin is {self.conf.get('TaskPlugin') or 'none'}: without effect"
@@ -85,10 +86,12 @@ class GresChecks:
             return
         flagged = has_gres_flag(self.gres_conf)
         if self.by_slurm and flagged:
-            what = "no_gpu_env, but SLURM_CHOOSER=slurm: only a TaskProlog tells a job its cards"
+            what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
             yield warning_check(name, what, "take Flags=no_gpu_env out, and restart slurmd")
         elif not self.by_slurm and self.settings.slurm_count == "gpus" and not flagged:
-            what = "no no_gpu_env, but SLURM_CHOOSER=gpulock: Slurm, too, tells jobs of cards"
+            what = (
+                "no no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm, too, tells jobs of cards"
+            )
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
             yield fault_check(name, what, do)
         else:

@@ -172,9 +172,11 @@ class SgePlanner:
 
     def gpus(self) -> int:
         """Return how many GPUs this node must have."""
-        asked, stated = self.options.gpus, self.settings.gpus
+        asked, stated = self.options.gpus, self.settings.expected_gpus
         if asked and stated and asked != stated:
-            raise InstallError(f"{self.options.config} says GPUS={stated}, not {asked}; change it")
+            raise InstallError(
+                f"{self.options.config} says EXPECTED_GPUS={stated}, not {asked}; change it"
+            )
         try:
             shown = len(devices.read_devices(self.settings.driver_root, self.settings.sys_root))
         except Refusal as refusal:
@@ -198,7 +200,7 @@ class SgePlanner:
                 f" {self.options.complex}: its jobs would get no lock; add it"
             )
         wanted = {
-            "GPUS": str(gpus),
+            "EXPECTED_GPUS": str(gpus),
             **self.site.keys(),
             "SGE_COMPLEXES": self.options.complex,
         }

@@ -34,7 +34,7 @@ from gpulock.node.settings import Settings
 
 
 def undo_sge_install(
-    config: Path, echo: Callable[[str], None], *, force: bool = False, because: str = ""
+    config: Path, echo: Callable[[str], None], *, force: bool = False, reason: str = ""
 ) -> list[str]:
     """Put back what was there before; return what was left as it is, and why.
 
@@ -47,15 +47,13 @@ def undo_sge_install(
     if not entries:
         return []
     locked = list_locked_devices(Path(settings.lock_dir))
-    if locked and not (force and because):
+    if locked and not (force and reason):
         raise InstallError(
             f"{len(locked)} devices are locked ({' '.join(locked)}): wait for their jobs, or"
-            " --force --because TEXT"
+            " --force --reason TEXT"
         )
     if locked:
-        log_forced_uninstall(
-            f"uninstalled by force while {' '.join(locked)} were locked: {because}"
-        )
+        log_forced_uninstall(f"uninstalled by force while {' '.join(locked)} were locked: {reason}")
     undo = SgeUndo(settings, given, list(entries), echo)
     left = undo_recorded_changes(record, undo.place, echo, undo.reason_to_keep)
     if not left:

@@ -108,7 +108,7 @@ def read_gres_entries(site: SlurmSite) -> list[GresEntry]:
 
 def counts_by_gres(settings: Settings) -> bool:
     """Say whether jobs get GPUs by slurmd's list of gres/gpu, not by a mere count."""
-    return settings.slurm_chooser == "slurm" or settings.slurm_count == "gpus"
+    return settings.slurm_device_selection == "slurm" or settings.slurm_count == "gpus"
 
 
 def slurm_map_text(gres_conf: Path | None, places: list[str]) -> str:

@@ -142,7 +142,7 @@ class SlurmPlanner:
     def config(self) -> Iterable[Change]:
         """Add to the settings what a hook must know, and write them where there are none."""
         wanted = {
-            **({"GPUS": str(gpus)} if (gpus := self.gpus()) else {}),
+            **({"EXPECTED_GPUS": str(gpus)} if (gpus := self.gpus()) else {}),
             **self.way_to_slurm(),
         }
         place = FilePlace(self.options.config)
@@ -165,9 +165,11 @@ class SlurmPlanner:
 
     def gpus(self) -> int:
         """Return how many GPUs this node must have, 0 for a node without."""
-        asked, stated = self.options.gpus, self.settings.gpus
+        asked, stated = self.options.gpus, self.settings.expected_gpus
         if asked and stated and asked != stated:
-            raise InstallError(f"{self.options.config} says GPUS={stated}, not {asked}; change it")
+            raise InstallError(
+                f"{self.options.config} says EXPECTED_GPUS={stated}, not {asked}; change it"
+            )
         try:
             shown = len(devices.read_devices(self.settings.driver_root, self.settings.sys_root))
         except Refusal as refusal:
@@ -188,7 +190,7 @@ class SlurmPlanner:
         try:
             places = GresDeviceFiles(self.settings).devices_of_positions(wanted)
         except InstallError as fault:
-            if self.settings.slurm_chooser == "slurm":
+            if self.settings.slurm_device_selection == "slurm":
                 raise
             self.note(f"no map of Slurm's positions, which gpulock's choice does not need: {fault}")
             return
@@ -226,7 +228,7 @@ class SlurmPlanner:
         conf = self.conf()
         hooks = find_slurm_hooks(conf, paths)
         pages = [slurm_conf_page(conf, hooks, paths, self.settings)]
-        if self.settings.slurm_chooser == "gpulock":
+        if self.settings.slurm_device_selection == "gpulock":
             gres = self.site.gres_conf
             if self.settings.slurm_count == "gpus" and not (gres and has_gres_flag(gres)):
                 pages.append(gres_conf_page(entries, gres))

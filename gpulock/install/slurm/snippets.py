@@ -21,8 +21,8 @@ def gres_conf_page(entries: list[GresEntry], gres_conf: Path | None) -> list[str
         for e in entries
     ]
     return [
-        f"Into {gres_conf or 'gres.conf'}, since SLURM_CHOOSER=gpulock: Flags=no_gpu_env on every",
-        "Name=gpu line, or Slurm tells jobs of other cards than gpulock locks; for this node:",
+        f"Into {gres_conf or 'gres.conf'}, since SLURM_DEVICE_SELECTION=gpulock: Flags=no_gpu_env",
+        "on every Name=gpu line, or Slurm names other cards to jobs than gpulock locks. Here:",
         "",
         *(lines or ["    Name=gpu File=/dev/nvidia[0-N] Flags=no_gpu_env"]),
         "",
@@ -79,8 +79,8 @@ _ADDED: Final = "# written by gpulock install slurm; a key that stands here alre
 _NEW: Final = """\
 # gpulock's settings on this node, KEY=VALUE; `gpulock config` explains every key.
 # written by gpulock install slurm
-#SLURM_CHOOSER=slurm      who picks the devices: slurm, or gpulock (gres.conf: Flags=no_gpu_env)
-#REQUEUE_EXIT=213         must stand in RequeueExit of slurm.conf
-#SLURM_WAIT=15            seconds to wait for a device that Slurm gave and a lock still holds
-#HIDE_UNREQUESTED=yes     an empty mask for jobs that asked for no GPU
+#SLURM_DEVICE_SELECTION=slurm  slurm, or gpulock (gres.conf: Flags=no_gpu_env) picks the devices
+#REQUEUE_EXIT=213              must stand in RequeueExit of slurm.conf
+#SLURM_WAIT=15                 seconds to wait for a device that Slurm gave and a lock still holds
+#HIDE_UNREQUESTED=yes          an empty mask for jobs that asked for no GPU
 """

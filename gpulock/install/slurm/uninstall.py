@@ -33,7 +33,7 @@ from gpulock.store.locks import LockStore
 
 
 def undo_slurm_install(
-    config: Path, echo: Callable[[str], None], *, force: bool = False, because: str = ""
+    config: Path, echo: Callable[[str], None], *, force: bool = False, reason: str = ""
 ) -> list[str]:
     """Put back what was there before; return what was left as it is, and why.
 
@@ -45,10 +45,10 @@ def undo_slurm_install(
     if not record.load():
         return []
     held = held_by_slurm(Path(settings.lock_dir))
-    if held and not (force and because):
+    if held and not (force and reason):
         raise InstallError(
             f"Slurm jobs hold {len(held)} devices ({' '.join(held)}): wait for them, or --force"
-            " --because TEXT"
+            " --reason TEXT"
         )
     prefixes = [Path(address[1]) for address in record.load() if address[0] == "hooks"]
     prefixes += [Path(a[1]) for a in sge_record(settings).load() if a[0] == "hooks"]
@@ -56,19 +56,19 @@ def undo_slurm_install(
         try:
             lines = slurm_hook_references(settings, given, prefix)
         except InstallError as fault:
-            if not (force and because):
+            if not (force and reason):
                 why = f"whether Slurm still starts the hooks cannot be found out: {fault}"
                 raise InstallError(why) from fault
             lines = []
         for line in lines:
             echo(line)
-        if lines and not (force and because):
+        if lines and not (force and reason):
             raise InstallError(
                 "Slurm still starts the hooks, and without them drains its nodes; take out what is"
                 " named above, everywhere, then scontrol reconfigure, and run it again"
             )
     if held:
-        log_forced_uninstall(f"Slurm's hooks uninstalled by force, {' '.join(held)}: {because}")
+        log_forced_uninstall(f"Slurm's hooks uninstalled by force, {' '.join(held)}: {reason}")
     if transfer_shared_hooks(record, sge_record(settings)):
         echo("the hooks and the settings stay: Grid Engine uses them")
     left = undo_recorded_changes(

@@ -87,7 +87,7 @@ def read_unit_inputs(options: SystemdOptions, settings: Settings) -> tuple[UnitI
         seen = [device.minor for device in found]
     except Refusal as refusal:
         note = f"{refusal.why}: run it again once the driver is loaded"
-    minors = card_minors(seen, settings.gpus)
+    minors = card_minors(seen, settings.expected_gpus)
     marked = Path(settings.lock_dir, MARK).exists()
     return UnitInputs(options.python, options.config, settings, minors, marked), note
 

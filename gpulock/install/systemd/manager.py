@@ -163,7 +163,7 @@ def package_files(*packages: str) -> list[Path]:
 class ServiceStart(Change):
     """A service that is enabled and started afresh, for a reason; it may seem to be so already."""
 
-    because: str = ""
+    reason: str = ""
 
     def apply(self) -> None:
         """Enable and start it; raise InstallError where it does not stay up."""
@@ -174,7 +174,7 @@ class ServiceStart(Change):
     def lines(self) -> list[str]:
         """Return what is done and why."""
         if self.before == self.after:
-            return [f"{self.what}: started afresh", f"  ({self.because})"]
+            return [f"{self.what}: started afresh", f"  ({self.reason})"]
         return super().lines()
 
 

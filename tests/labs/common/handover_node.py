@@ -25,7 +25,7 @@ SAMPLE_PERIOD = 3.0  # seconds: an epilog waits for two of them
 OLDEST = 25.0  # seconds, of a sample; an epilog is over sooner, on a busy machine too
 LISTS = "nvmlDeviceGet*RunningProcesses*"
 KEYS: Mapping[str, str] = {
-    "CLEAN": "kill",
+    "LEFTOVER_PROCESSES": "kill",
     "SAMPLE_PERIOD": str(SAMPLE_PERIOD),
     "PROCESS_PERIOD": "1",
     "RESTORE_AFTER": "2",
@@ -106,14 +106,14 @@ class Gpus:
 
     def locks(self) -> dict[str, bool]:
         """Return the devices that are locked, and of each whether its job is over."""
-        return {name: one.settling == 1 for name, one in owners(self._lock_dir / "locks").items()}
+        return {name: one.draining == 1 for name, one in owners(self._lock_dir / "locks").items()}
 
     def out(self) -> dict[str, str]:
         """Return why each device that is out of service is so."""
         folder = quarantine.QUARANTINE
         names = quarantine.list_noted_devices(self._state_dir, folder)
         return {
-            n: quarantine.read_device_note(self._state_dir, folder, n).get("because", "")
+            n: quarantine.read_device_note(self._state_dir, folder, n).get("reason", "")
             for n in names
         }
 
@@ -167,14 +167,14 @@ def assert_untold(gpus: Gpus, first: Job, second: Job, reap: Callable[[], Reaped
     assert gpus.out() == {}
 
 
-def wait_out(gpus: Gpus, daemon: Daemon, because: Mapping[str, str]) -> None:
+def wait_out(gpus: Gpus, daemon: Daemon, reason: Mapping[str, str]) -> None:
     """Wait until gpulockd has just these devices out of service, for these reasons."""
 
     def so() -> bool:
         daemon.goes_round()
-        return gpus.out() == because
+        return gpus.out() == reason
 
-    until(so, what=f"{because} to be out", seconds=120, interval=0.5, why=daemon.said)
+    until(so, what=f"{reason} to be out", seconds=120, interval=0.5, why=daemon.said)
     daemon.goes_round()  # what put one out is over, and has freed it
 
 

@@ -38,7 +38,7 @@ class Site:
         self.root = root
         self.lock = root / "lock"
         self.config = root / "gpulock.conf"
-        own = (f"LOCK_DIR={self.lock}", f"STATE_DIR={root / 'state'}", "SERVE=yes")
+        own = (f"LOCK_DIR={self.lock}", f"STATE_DIR={root / 'state'}", "USER_CLAIMS=yes")
         self.config.write_text("\n".join([*kept, *own]) + "\n")
         self.taken = root / "taken"  # one file a device, locked by whoever believes to have it
         self.taken.mkdir()

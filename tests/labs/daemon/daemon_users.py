@@ -103,10 +103,10 @@ def rights(site: Site, _: int) -> None:
         ("claim", "-n", "1", "--pid", str(site.daemon.pid)),
         ("release", "0"),
         ("release", "--pid", str(holder.pid)),
-        ("release", "--force", "--because", "mine", "0"),
+        ("release", "--force", "--reason", "mine", "0"),
         ("reap",),
-        ("reserve", "3", "--because", "mine"),
-        ("quarantine", "3", "--because", "mine"),
+        ("reserve", "3", "--reason", "mine"),
+        ("quarantine", "3", "--reason", "mine"),
     ):
         call = site.gpulock(other, *words)
         text = said(call)

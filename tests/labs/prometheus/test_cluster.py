@@ -91,7 +91,7 @@ def test_all_nodes_are_told_as_each_tells_itself_and_one_that_is_down_is_named(
     first, second, third = nodes
     idle = first.node.machine.gpus[1].bus
     (first.node.directory / "telemetry").write_text(f"idle={idle}\n")
-    first.call("quarantine", "7", "--because", "Xid 79")
+    first.call("quarantine", "7", "--reason", "Xid 79")
     jobs = [first.run("0,1"), second.run("1:gi1.ci0")]
     try:
 

@@ -58,7 +58,7 @@ class Gpulock:
             "DRIVER_ROOT": f"{tree}/proc/driver/nvidia",
             "SYS_ROOT": f"{tree}/sys",
             "DEV_ROOT": f"{tree}/dev",
-            "GPUS": str(GPUS),
+            "EXPECTED_GPUS": str(GPUS),
             "SGE_ROOT": self.sge.env["SGE_ROOT"],
             "SGE_CELL": "gpulock",
             "SGE_COMPLEXES": "gpu gpuj",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CLEAN on a real Grid Engine: what a job left behind is ended by its epilog, and nobody else."""
+"""LEFTOVER_PROCESSES on a real Grid Engine: the epilog ends what its own job left, and no more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.labs.sge.wait import until
 pytestmark = pytest.mark.lab
 NODE = NODES[1]
 DEAF = "trap '' TERM HUP INT"
-LIMIT = "10"  # seconds, CLEAN_TIMEOUT
+LIMIT = "10"  # seconds, LEFTOVER_TIMEOUT
 # each child lives for 20 ms and is replaced by two; it ends by itself when nobody ends it
 FORKS = """\
 import os, signal, sys, time
@@ -93,7 +93,7 @@ def leave(gpus: Gpulock, job: JobId) -> None:
 def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
     sparing: Gpulock,
 ) -> None:
-    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT=LIMIT)
+    sparing.configure(NODE, LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT=LIMIT)
     words = on(NODE, "-l", "gpu=1")
     neighbour = sparing.sge.submit("glalice", *words, stdin="exec sleep 600\n")
     sparing.sge.wait_running(neighbour)
@@ -109,7 +109,7 @@ def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
 def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
     sparing: Gpulock,
 ) -> None:
-    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT=LIMIT)
+    sparing.configure(NODE, LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT=LIMIT)
     text = "rm -f $SGE_STDOUT_PATH; mkfifo $SGE_STDOUT_PATH\n"
     hostile = sparing.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=text)
     sparing.sge.wait_running(hostile)
@@ -130,7 +130,7 @@ def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
 
 
 def test_report_ends_nothing_and_the_lock_settles(sparing: Gpulock) -> None:
-    sparing.configure(NODE, CLEAN="report")
+    sparing.configure(NODE, LEFTOVER_PROCESSES="report")
     job, gid = left(sparing, "exec sleep 600")
     leave(sparing, job)
     assert len(carriers(gid)) == 1
@@ -142,7 +142,7 @@ def test_report_ends_nothing_and_the_lock_settles(sparing: Gpulock) -> None:
 def test_one_that_nothing_ends_keeps_its_device_and_the_epilog_ends_in_time(
     sparing: Gpulock,
 ) -> None:
-    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT="1")
+    sparing.configure(NODE, LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT="1")
     job, gid = left(sparing, "exec sleep 600")
     child = until(  # past the shells that start it, and not what its job waits with
         lambda: next((pid for pid in carriers(gid) if command_of(pid) == "sleep 600"), None),
@@ -161,7 +161,7 @@ def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
     sparing: Gpulock,
 ) -> None:
     """Whether they are ended in time is chance; that a device with them on it is free is not."""
-    sparing.configure(NODE, CLEAN="kill", CLEAN_TIMEOUT="2")
+    sparing.configure(NODE, LEFTOVER_PROCESSES="kill", LEFTOVER_TIMEOUT="2")
     script = sparing.sge.users["glalice"].home / "forks.py"
     script.write_text(FORKS)
     begun = gate_file(sparing, "begun")

@@ -425,7 +425,7 @@ def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(gpus: Gpulock)
         "SYS_ROOT": f"{tree}/sys",
         "DEV_ROOT": f"{tree}/dev",
     }
-    gpus.configure(NODE, GPUS=str(FOUR), **places)
+    gpus.configure(NODE, EXPECTED_GPUS=str(FOUR), **places)
     gpus.sge.set_exechost(NODE, f"gpu={FOUR},gpuj={FOUR},slots=16")
     journal = Journal(gpus.sge.lab / "journal")
     journal.clear()
@@ -444,7 +444,7 @@ def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(gpus: Gpulock)
             ]
             for job in arrays:
                 gpus.sge.wait_done(job, seconds=600)
-            gpus.wait_free()  # what an epilog left settling is freed as well
+            gpus.wait_free()  # what an epilog left draining is freed as well
             until(lambda: len(daemon.history()) >= number or None, what="their history")
         assert len(rounds) > number
         holds = journal.holds()

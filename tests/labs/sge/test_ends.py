@@ -183,7 +183,7 @@ def sparing(gpus: Gpulock) -> Iterator[Gpulock]:
     forget_conf(gpus, OTHER, "execd_params")
 
 
-def test_a_child_alive_in_the_epilog_keeps_the_lock_settling_until_it_is_gone(
+def test_a_child_alive_in_the_epilog_keeps_the_lock_draining_until_it_is_gone(
     sparing: Gpulock,
 ) -> None:
     go = gate_file(sparing, "go")
@@ -196,7 +196,7 @@ def test_a_child_alive_in_the_epilog_keeps_the_lock_settling_until_it_is_gone(
     go.touch()
     sparing.sge.wait_done(job)
     lock = record_of(sparing, OTHER, job)
-    assert lock.settling == 1 and len(carriers(gid)) == 1
+    assert lock.draining == 1 and len(carriers(gid)) == 1
     assert records(sparing, job)[-1]["failed"] == "0"
     told = reap(sparing, OTHER)
     assert [act for act, _ in told.acts()] == ["held"]
@@ -434,7 +434,7 @@ def test_many_short_jobs_share_no_device_and_leave_none_locked(gpus: Gpulock) ->
         gpus.sge.wait_done(job, seconds=600)
     # on a node where processes come and go all the time a release may leave a lock to the reaper
     left = gpus.locks(NODE)
-    assert all(record.settling for record in left.values())
+    assert all(record.draining for record in left.values())
     assert reap(gpus, NODE).acts() == [("freed", "dead")] * len(left)
     assert gpus.locks(NODE) == {}
     lines = [line.split() for line in log.read_text().splitlines()]

@@ -175,7 +175,7 @@ def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds
 def test_without_a_driver_gpu_jobs_stop_the_queue_and_others_run_masked(gpus: Gpulock) -> None:
     for node in (NODE, OTHER):
         gpus.configure(node, DRIVER_ROOT="/nonexistent")
-    gpus.configure(THIRD, DRIVER_ROOT="/nonexistent", GPUS="0")
+    gpus.configure(THIRD, DRIVER_ROOT="/nonexistent", EXPECTED_GPUS="0")
     broken = submit(gpus, NODE, 1, "broken")
     masked = [submit(gpus, node, 0, "masked") for node in (OTHER, THIRD)]
     for job in masked:
@@ -321,8 +321,8 @@ def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finish
 def test_a_quarantined_device_is_not_granted_and_a_reserve_survives_a_reboot(
     gpus: Gpulock,
 ) -> None:
-    command(gpus, NODE, "quarantine", "0", "--because", "its fan died")
-    command(gpus, OTHER, "reserve", "3", "--because", "a workshop")
+    command(gpus, NODE, "quarantine", "0", "--reason", "its fan died")
+    command(gpus, OTHER, "reserve", "3", "--reason", "a workshop")
     short, served = submit(gpus, NODE, 8, "short"), submit(gpus, NODE, 7, "served")
     gpus.sge.wait_state(short, "Rq", seconds=60)
     assert "0: quarantined" in said(gpus, short, "short")
@@ -356,7 +356,7 @@ def machine(gpus: Gpulock, node: str, preset: str) -> Path:
         DRIVER_ROOT=str(found.driver_root),
         SYS_ROOT=str(found.sys_root),
         DEV_ROOT=str(found.dev_root),
-        GPUS=str(len(found.machine.gpus)),
+        EXPECTED_GPUS=str(len(found.machine.gpus)),
     )
     inventory = tree / "run/gpulock/inventory"
     shutil.copy(inventory, gpus.sge.path_in(node, "/run/gpulock/inventory"))

@@ -305,7 +305,7 @@ def test_an_epilog_started_by_anything_but_that_very_shepherd_frees_nothing(
     }
     assert {what: "code=0" in text for what, text in told.items()} == dict.fromkeys(told, True)
     assert len(held(gpus, NODE, holder)) == 4
-    assert all(not record.settling for record in gpus.locks(NODE).values())
+    assert all(not record.draining for record in gpus.locks(NODE).values())
     prolog = hook_line(gpus, 999, gpus.hooks.prolog)
     assert "code=100" in stand_in(gpus, holder, prolog, config)
     assert "code=1\n" in gpus.sge.run_in(NODE, ["sh", "-c", f"{prolog}; echo code=$?"]).stdout

@@ -115,7 +115,7 @@ def node(sge: GridEngine, reporting: None) -> Iterator[Node]:
     node = Node(sge)
     yield node
     sge.clear_jobs()
-    node.uninstall("--force", "--because", "the test is over")
+    node.uninstall("--force", "--reason", "the test is over")
     sge.set_hooks("NONE", "NONE")
     sge.set_conf("epilog", "none")
     sge.set_exechost(NODE, "gpu=8,gpuj=8,slots=16")

@@ -177,7 +177,7 @@ def boxes(site: Site) -> Iterator[Boxes]:
 
 def looked_round(site: Site, boxes: Boxes, isolation: str) -> tuple[set[str], dict[str, Seen]]:
     """Let a job look round in every kind of container; return its devices and what it saw."""
-    site.configure(isolation, CLEAN="kill", **boxes.keys)
+    site.configure(isolation, LEFTOVER_PROCESSES="kill", **boxes.keys)
     jobs.command(site.gpus, NODE, "cdi", "--write")
     go = gate_file(site.gpus, "go")
     script = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{waiting_for(go)}"
@@ -276,7 +276,7 @@ def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
         assert modes(site.dev) == before
         # where processes come and go all the time a release may leave a lock to the reaper
         left = site.gpus.locks(NODE)
-        assert all(record.settling for record in left.values())
+        assert all(record.draining for record in left.values())
         assert reap(site.gpus, NODE).acts() == [("freed", "dead")] * len(left)
         assert site.gpus.locks(NODE) == {}
 

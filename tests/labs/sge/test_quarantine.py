@@ -46,7 +46,7 @@ def notes(gpus: Gpulock) -> dict[str, str]:
     state, folder = str(gpus.sge.path_in(NODE, "/var/lib/gpulock")), quarantine.QUARANTINE
     names = quarantine.list_noted_devices(state, folder)
     return {
-        name: quarantine.read_device_note(state, folder, name).get("because", "") for name in names
+        name: quarantine.read_device_note(state, folder, name).get("reason", "") for name in names
     }
 
 

@@ -80,7 +80,7 @@ def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
 ) -> None:
     wait_reported(sensed, hl_gpu_free=8, hl_gpu_held=0, hl_gpu_stale=0, hl_gpu_quarantined=0)
     assert sensors(sensed) and set(sensors(sensed)) == {0}
-    command(sensed, NODE, "quarantine", "7", "--because", "its fan died")
+    command(sensed, NODE, "quarantine", "7", "--reason", "its fan died")
     wait_reported(sensed, hl_gpu=7, hl_gpuj=7, hl_gpu_free=7, hl_gpu_quarantined=1)
     waiting = sensed.sge.submit("glalice", *on(NODE, "-l", "gpu=8"), stdin=SLEEP)
     served = sensed.sge.submit("glbob", *on(NODE, "-l", "gpu=2"), stdin=SLEEP)

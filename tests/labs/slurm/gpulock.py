@@ -62,7 +62,7 @@ class Gpulock:
             "DRIVER_ROOT": f"{tree}/proc/driver/nvidia",
             "SYS_ROOT": f"{tree}/sys",
             "DEV_ROOT": f"{tree}/dev",
-            "GPUS": str(self.setup.gpus),
+            "EXPECTED_GPUS": str(self.setup.gpus),
             **changes,
         }
         text = "".join(f"{key}={value}\n" for key, value in keys.items())

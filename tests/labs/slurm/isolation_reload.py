@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
         dev = folder / "nodes"
         make_nodes(dev, GPUS)
         keys = {"ISOLATION": "cgroup", "SYS_ROOT": "/sys", "DEV_ROOT": str(dev)}
-        gpus.configure(NODE, **settings(gpus, SLURM_CHOOSER="gpulock", **keys))
+        gpus.configure(NODE, **settings(gpus, SLURM_DEVICE_SELECTION="gpulock", **keys))
         serve(slurm.slurmd_pid(NODE), SCOPE)
         told = look(gpus, dev)
         left = {"left": groups(), "programs": programs_beyond(()), "locks": len(gpus.locks(NODE))}

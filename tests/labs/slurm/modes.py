@@ -30,14 +30,14 @@ def by_gpulock(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: An
     setup.setdefault("gres", "gpulock")
     gpus.prepare(**{"extra": SLURM_CONF, **setup})
     for node in gpus.slurm.nodes:
-        gpus.configure(node, **settings(gpus, SLURM_CHOOSER="gpulock", **(keys or {})))
+        gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="gpulock", **(keys or {})))
 
 
 def by_slurm(gpus: Gpulock, keys: Mapping[str, str] | None = None, **setup: Any) -> None:
     """Let Slurm choose, by positions in gres.conf."""
     gpus.prepare(**{"extra": SLURM_CONF, **setup}, gres="slurm")
     for node in gpus.slurm.nodes:
-        gpus.configure(node, **settings(gpus, SLURM_CHOOSER="slurm", **(keys or {})))
+        gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="slurm", **(keys or {})))
         write_map(gpus, node, gpus.slurm.setup.minors(node))
 
 

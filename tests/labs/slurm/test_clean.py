@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CLEAN on a real Slurm: what outlives its step daemon is ended by the Epilog, and nobody else."""
+"""LEFTOVER_PROCESSES on a real Slurm: the Epilog ends what outlives its step daemon, no more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from tests.labs.slurm.jobs import held, kill_steps, reap, started
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 
 pytestmark = pytest.mark.lab
-KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6", "CLEAN": "kill", "CLEAN_TIMEOUT": "10"}
+KEYS = {
+    "SLURM_WAIT": "0.2",
+    "SLURM_TIMEOUT": "6",
+    "LEFTOVER_PROCESSES": "kill",
+    "LEFTOVER_TIMEOUT": "10",
+}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
 TWO = "--gres=gpu:2"
 DEAF = "trap '' TERM\nwhile :; do sleep 1; done\n"
@@ -41,7 +46,9 @@ def test_what_a_killed_step_daemon_leaves_is_ended_and_a_neighbour_is_not(
 
 @PROCTRACK
 def test_report_ends_nothing_and_the_lock_settles(slurm_gpus: Gpulock, proctrack: str) -> None:
-    by_gpulock(slurm_gpus, {**KEYS, "CLEAN": "report"}, extra=EXTRA, proctrack=proctrack)
+    by_gpulock(
+        slurm_gpus, {**KEYS, "LEFTOVER_PROCESSES": "report"}, extra=EXTRA, proctrack=proctrack
+    )
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     left = kill_steps(slurm_gpus, job, NODE)
@@ -57,7 +64,7 @@ def test_one_that_nothing_ends_keeps_its_devices_and_the_epilog_ends_in_time(
     slurm_gpus: Gpulock,
 ) -> None:
     extra = {**EXTRA, "UnkillableStepTimeout": "2"}
-    by_gpulock(slurm_gpus, {**KEYS, "CLEAN_TIMEOUT": "1"}, extra=extra)
+    by_gpulock(slurm_gpus, {**KEYS, "LEFTOVER_TIMEOUT": "1"}, extra=extra)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO, script="exec sleep 600\n")
     pids = until(
@@ -67,7 +74,7 @@ def test_one_that_nothing_ends_keeps_its_devices_and_the_epilog_ends_in_time(
     with frozen("gpulock-lab-frozen", pids):
         slurm.scancel(job)
         slurm.wait_done(job)
-        assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
+        assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
         assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
     slurm.wait_stepless(job)  # its daemon ends with it
     assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}

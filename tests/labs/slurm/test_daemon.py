@@ -177,7 +177,7 @@ def test_what_killed_step_daemons_left_keeps_the_devices_past_the_epilog(
         assert_held(daemon, claim, f"process {pids[0]} ")
         slurm.scancel(job)
         slurm.wait_done(job)  # its Epilog ran
-        assert {record.settling for record in slurm_gpus.locks(NODE).values()} == {1}
+        assert {record.draining for record in slurm_gpus.locks(NODE).values()} == {1}
         for pid in pids:
             assert_held(daemon, claim, "released by its epilog")
             end([pid])
@@ -527,14 +527,14 @@ def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothi
 def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(slurm_gpus: Gpulock) -> None:
     number = 200 if SOAK else 20
     slurm = slurm_gpus.slurm
-    keys = settings(slurm_gpus, SLURM_CHOOSER="gpulock", SLURM_TIMEOUT="6")
+    keys = settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock", SLURM_TIMEOUT="6")
     slurm_gpus.configure(NODE, **{**keys, "SLURM_WAIT": "50"})
     script = slurm_gpus.journal.around("sleep 0.3")
     with daemon_on(slurm_gpus) as daemon, restless(daemon) as rounds:
         for _ in range(number):
             slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=script)
         wait_empty(slurm_gpus, seconds=600)
-        slurm_gpus.wait_free()  # what an Epilog left settling is freed as well
+        slurm_gpus.wait_free()  # what an Epilog left draining is freed as well
         until(lambda: len(daemon.history()) >= number or None, what="their history")
     assert len(rounds) > number
     holds = slurm_gpus.journal.holds()

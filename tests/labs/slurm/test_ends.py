@@ -168,7 +168,7 @@ def test_what_a_killed_step_daemon_leaves_keeps_the_locks_until_it_is_gone(
     slurm.scancel(job)
     slurm.wait_done(job)  # the Epilog ran
     assert slurm.job_processes(job, NODE) == left
-    assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
+    assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
     assert reap(slurm_gpus, NODE).acts() == [("held", "alive")] * 2
     assert "2 of 4 free" in refused(slurm_gpus)
     end(left)
@@ -193,7 +193,7 @@ def test_a_daemonised_child_that_has_a_device_open_keeps_that_one_alone(
     slurm.scancel(job)
     slurm.wait_done(job)
     assert held(slurm_gpus, job, NODE) == ["0"]
-    assert record_of(slurm_gpus, job, NODE).settling == 1
+    assert record_of(slurm_gpus, job, NODE).draining == 1
     assert "3 of 4 free" in refused(slurm_gpus)
     kept = reap(slurm_gpus, NODE)
     assert [act for act, _ in kept.acts()] == ["orphans"]
@@ -216,7 +216,7 @@ def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
     wait_detached(slurm_gpus, job, NODE, left[0])
     slurm.requeue(job)
     wait_requeued(slurm_gpus, job)
-    assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
+    assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
     token = record_of(slurm_gpus, job, NODE).token
     slurm.begin(job)
     wait_requeued(slurm_gpus, job, times=2)
@@ -226,7 +226,7 @@ def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
     slurm.begin(job)
     wait_said(slurm_gpus, job, "mask=0,1.")
     record = record_of(slurm_gpus, job, NODE)
-    assert (record.restart, record.settling) == (2, 0) and record.token != token
+    assert (record.restart, record.draining) == (2, 0) and record.token != token
     slurm.scancel(job)
     slurm.wait_done(job)
     assert slurm_gpus.locks(NODE) == {}
@@ -414,7 +414,7 @@ def test_an_epilog_run_again_frees_neither_a_later_job_nor_a_later_run_nor_anoth
     assert by_hand(slurm_gpus, run_one, SLURMD_NODENAME="slnode9", SLURM_JOB_RESTART_COUNT=9) == 0
     assert by_hand(slurm_gpus, {"SLURM_JOB_ID": "x"}) == 0
     assert {name: record.token for name, record in slurm_gpus.locks(NODE).items()} == before
-    assert {record.settling for record in slurm_gpus.locks(NODE).values()} == {0}
+    assert {record.draining for record in slurm_gpus.locks(NODE).values()} == {0}
     (slurm.users["slalice"].home / "go").touch()
     wait_said(slurm_gpus, second, "mask=0,1.")
 
@@ -490,7 +490,7 @@ def test_many_prologs_at_once_never_free_each_others_fresh_locks(
     assert {len(hold.devices) for hold in holds} == {1}
     assert len({name for hold in holds for name in hold.devices}) == 4
     # where processes come and go all the time an Epilog may leave a lock to the next reconcile
-    assert all(record.settling for record in slurm_gpus.locks(NODE).values())
+    assert all(record.draining for record in slurm_gpus.locks(NODE).values())
     reap(slurm_gpus, NODE)
     assert slurm_gpus.locks(NODE) == {}
     assert not slurm.is_out(NODE)

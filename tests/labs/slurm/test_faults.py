@@ -426,7 +426,7 @@ def test_a_process_that_cannot_be_killed_keeps_its_locks_past_the_epilog(
         slurm.scancel(job)
         assert slurm.wait_node(NODE, "DRAIN") == "Kill task failed"
         slurm.wait_done(job)
-        assert [record.settling for record in slurm_gpus.locks(NODE).values()] == [1, 1]
+        assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
         assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
     slurm.wait_stepless(job)  # its daemon ends with it
     assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}
@@ -470,7 +470,7 @@ def test_an_epilog_of_the_first_run_that_comes_late_frees_nothing_of_the_second(
     kept.unlink()
     until(lambda: not hook_runs("epilog_slurmd"), what="the late Epilog to end")
     assert records(slurm_gpus, NODE, job, restart=1) == 2
-    assert {record.settling for record in slurm_gpus.locks(NODE).values()} == {0}
+    assert {record.draining for record in slurm_gpus.locks(NODE).values()} == {0}
     assert notes(slurm_gpus, NODE) == told
     go.touch()
     wait_said(slurm_gpus, job, "mask=0,1.")
@@ -541,7 +541,7 @@ def one_machine(gpus: Gpulock) -> Generator[None]:
             for place, inner in (("/run/gpulock", "run"), ("/var/lib/gpulock", "state")):
                 bind = ("--bind", str(shared / inner))
                 stack.enter_context(mounted(gpus, node, place, *bind))
-            gpus.configure(node, **settings(gpus, SLURM_CHOOSER="gpulock", **KEYS))
+            gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="gpulock", **KEYS))
         rename(gpus, OTHER, NODE)
         stack.callback(rename, gpus, OTHER, OTHER)
         yield

@@ -58,7 +58,7 @@ class Site:
     def configure(self, **changes: str) -> None:
         """Write the node's settings."""
         keys = {"ISOLATION": "cgroup", "SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
-        self.gpus.configure(NODE, **settings(self.gpus, SLURM_CHOOSER="gpulock", **keys))
+        self.gpus.configure(NODE, **settings(self.gpus, SLURM_DEVICE_SELECTION="gpulock", **keys))
 
     def submit(self, *asked: str, text: str) -> JobId:
         """Submit a job of slalice to the node."""
@@ -118,7 +118,7 @@ def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site) ->
     machine, settings = site.slurm.machines[NODE], site.gpus.node(NODE).settings
     go = gate_file(site.gpus, "go")
     with container_job.fitted(machine, site.dev, settings) as boxes:
-        site.configure(CLEAN="kill", **boxes.keys)
+        site.configure(LEFTOVER_PROCESSES="kill", **boxes.keys)
         assert site.gpus.command(NODE, "cdi", "--write").returncode == 0
         text = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{waiting_for(go)}"
         job = site.submit("--gres=gpu:2", text=text)

@@ -316,7 +316,7 @@ def gpus(own: Slurm) -> Gpulock:
 
 def test_a_node_has_settings_devices_and_locks_of_its_own(gpus: Gpulock) -> None:
     first, second = gpus.slurm.nodes
-    assert gpus.command(first, "reserve", "0", "--because", "test").returncode == 0
+    assert gpus.command(first, "reserve", "0", "--reason", "test").returncode == 0
     states = [gpu["state"] for gpu in gpus.status(first)["gpus"]]
     assert states == ["held", "free", "free", "free"]
     assert [gpu["state"] for gpu in gpus.status(second)["gpus"]] == ["free"] * 4

@@ -210,9 +210,11 @@ def test_instances_stand_by_gpu_and_instance(slurm_gpus: Gpulock) -> None:
         "DRIVER_ROOT": str(found.driver_root),
         "SYS_ROOT": str(found.sys_root),
         "DEV_ROOT": str(found.dev_root),
-        "GPUS": str(len(found.machine.gpus)),
+        "EXPECTED_GPUS": str(len(found.machine.gpus)),
     }
-    slurm_gpus.configure(NODE, **settings(slurm_gpus, SLURM_CHOOSER="gpulock", **KEYS, **roots))
+    slurm_gpus.configure(
+        NODE, **settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock", **KEYS, **roots)
+    )
     inventory = slurm_gpus.slurm.path_in(NODE, "/run/gpulock/inventory")
     shutil.copy(tree / "run/gpulock/inventory", inventory)
     job = started(slurm_gpus, NODE, "--gres=gpu:1")

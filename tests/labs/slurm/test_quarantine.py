@@ -100,7 +100,7 @@ def test_no_job_gets_a_device_that_is_out_and_slurm_is_told_nothing_by_default(
 def test_a_node_is_drained_with_the_reason_and_resumed_when_its_device_is_clean(
     slurm_gpus: Gpulock,
 ) -> None:
-    by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_BAD": "drain"})
+    by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_UNHEALTHY": "drain"})
     reap(slurm_gpus, NODE)
     slurm, names = slurm_gpus.slurm, names_of(slurm_gpus)
     place = slurm.path_in(NODE, PLACE)
@@ -120,11 +120,11 @@ def test_a_node_is_drained_with_the_reason_and_resumed_when_its_device_is_clean(
 
 
 def test_an_administrators_drain_and_resume_stand(slurm_gpus: Gpulock) -> None:
-    by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_BAD": "drain"})
+    by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_UNHEALTHY": "drain"})
     reap(slurm_gpus, NODE)
     slurm = slurm_gpus.slurm
     with daemon_on(slurm_gpus) as daemon:
-        slurm_gpus.command(NODE, "quarantine", "1", "--because", "its fan died")
+        slurm_gpus.command(NODE, "quarantine", "1", "--reason", "its fan died")
         assert "its fan died" in wait_drained(slurm_gpus, daemon, drained=True)
         slurm.resume_node(NODE)
 

@@ -73,7 +73,7 @@ def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
     mode(slurm_gpus, SOON)
     slurm = slurm_gpus.slurm
     other = started(slurm_gpus, NODE, GPU)
-    assert slurm_gpus.command(NODE, "reserve", "3", "--because", "a talk").returncode == 0
+    assert slurm_gpus.command(NODE, "reserve", "3", "--reason", "a talk").returncode == 0
     with occupied(slurm_gpus, NODE, 1, 2) as pid:
         job = slurm.submit("slbob", "-w", NODE, GPU, script=SHOW_MASK)
         said = busy(slurm_gpus, job)
@@ -206,7 +206,7 @@ def test_a_job_refused_on_some_of_its_nodes_is_requeued_as_a_whole(
 def test_of_an_array_over_two_nodes_the_refused_task_goes_alone(
     slurm_gpus: Gpulock, mode: Mode, refuse: str, state: str
 ) -> None:
-    mode(slurm_gpus, {**SOON, "REFUSE": refuse})
+    mode(slurm_gpus, {**SOON, "SLURM_ON_REFUSAL": refuse})
     slurm = slurm_gpus.slurm
     words = ("--array=1-2%1", "-N2", "-w", f"{NODE},{OTHER}", GPU)
     array = slurm.submit("slalice", *words, script="exec sleep 600\n")

@@ -29,7 +29,7 @@ def watched(gpus: Gpulock, stack: ExitStack, nodes: list[str]) -> Path:
     for node in nodes:
 
         def configure(node: str = node, **keys: str) -> None:
-            gpus.configure(node, **settings(gpus, SLURM_CHOOSER="slurm", **keys))
+            gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="slurm", **keys))
 
         folder = gpus.slurm.lab / "report" / node
         enter = gpus.slurm.machines[node].enter()

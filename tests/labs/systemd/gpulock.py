@@ -133,7 +133,7 @@ class Node:
         keys = {
             "DRIVER_ROOT": f"{NODE}/proc/driver/nvidia",
             "SYS_ROOT": f"{NODE}/sys",
-            "GPUS": str(GPUS),
+            "EXPECTED_GPUS": str(GPUS),
             **changes,
         }
         self.machine.write(CONFIG, "".join(f"{key}={value}\n" for key, value in keys.items()))

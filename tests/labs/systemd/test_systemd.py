@@ -233,7 +233,7 @@ def test_a_daemon_that_dies_is_started_again(node: Node) -> None:
 
 def test_a_reload_reads_the_settings_and_bad_ones_change_nothing(node: Node) -> None:
     first = node.main_pid(DAEMON)
-    node.configure(GPUS="7")
+    node.configure(EXPECTED_GPUS="7")
 
     node.machine.run("systemctl", "reload", DAEMON)
     wait_journal(node, DAEMON, "the settings were read again")
@@ -246,7 +246,7 @@ def test_a_reload_reads_the_settings_and_bad_ones_change_nothing(node: Node) -> 
 
 
 def test_users_of_a_workstation_are_served_from_within_the_units_sandbox(node: Node) -> None:
-    node.configure(SERVE="yes")
+    node.configure(USER_CLAIMS="yes")
     node.machine.run("systemctl", "reload", DAEMON)
     until(node.machine.path("/run/gpulock/socket").exists, what="the socket")
 

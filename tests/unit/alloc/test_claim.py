@@ -35,7 +35,7 @@ def test_a_claim_locks_what_it_grants_and_nothing_else(box: Box) -> None:
         assert found.uuid == grant.devices[number].uuid
         assert found.claimed_at > 0 < found.claimed_boottime
     assert len(grant.owner.token) == 16
-    assert (totals(box)["claims_granted"], "gate_wait_seconds" in totals(box)) == ("1", True)
+    assert (totals(box)["claims_granted"], "lock_wait_seconds" in totals(box)) == ("1", True)
 
 
 def test_another_job_gets_other_devices(box: Box) -> None:
@@ -76,7 +76,7 @@ def test_a_grant_that_is_being_released_is_not_given_again(box: Box) -> None:
     first = ask(box)
     store = box.node().store
     for number in (0, 1):
-        store.rewrite(bus(number), holder(box, number).copy(settling=1))
+        store.rewrite(bus(number), holder(box, number).copy(draining=1))
     assert ask(box).owner.token != first.owner.token
 
 

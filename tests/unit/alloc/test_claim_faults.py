@@ -165,7 +165,7 @@ def test_a_name_that_cannot_be_written_locks_nothing(box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a=\r\n", "\0\0\0", "claims_granted=x\n", "gate_wait_seconds=nan"]
+    "text", ["a=\r\n", "\0\0\0", "claims_granted=x\n", "lock_wait_seconds=nan"]
 )
 def test_counters_that_are_garbage_stop_no_claim(
     box: Box, text: str, request: pytest.FixtureRequest

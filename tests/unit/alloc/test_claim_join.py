@@ -99,7 +99,7 @@ def test_a_grant_that_is_being_released_is_not_joined(box: Box) -> None:
     store = box.node().store
     for name, lock in store.read_all_locks().items():
         assert lock.owner is not None
-        store.rewrite(name, lock.owner.copy(settling=1))
+        store.rewrite(name, lock.owner.copy(draining=1))
     box.proc.add(700, groups=[65000 + FIRST])
     with pytest.raises(Refusal):
         task(box, SECOND)

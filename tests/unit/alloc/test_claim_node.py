@@ -53,7 +53,7 @@ def test_a_card_is_not_given_beside_its_own_instance_nor_the_reverse(box: Box) -
 
 
 def test_fewer_gpus_than_expected_is_the_nodes_fault_and_too_many_is_the_users(box: Box) -> None:
-    box.settings["GPUS"] = "6"
+    box.settings["EXPECTED_GPUS"] = "6"
     assert refused(box, 5).kind == BROKEN
     assert refused(box, 6).kind == BROKEN
     assert refused(box, 7).kind == INVALID_REQUEST
@@ -125,7 +125,7 @@ def test_a_gate_that_stays_shut_is_counted_by_the_next_who_gets_in(box: Box) -> 
         assert caught.value.kind == UNKNOWN
         assert (box.lock / "timeouts").read_bytes() == b"."
     ask(box, 1, job_id="13")
-    assert totals(box)["gate_timeouts"] == "1"
+    assert totals(box)["lock_timeouts"] == "1"
     assert not (box.lock / "timeouts").exists()
 
 

@@ -32,7 +32,7 @@ from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wire import RELEASE, SocketRequest
 from tests.support.trees import BOOT, Box, bus, judge_of, judging, record, soon
 
-KEYS = {"CLEAN": "report", "SAMPLE_PERIOD": "0.05", "CLEAN_MEMORY": "256"}
+KEYS = {"LEFTOVER_PROCESSES": "report", "SAMPLE_PERIOD": "0.05", "LEFTOVER_MEMORY": "256"}
 LATER = 3600.0  # seconds: a look in times to come, newer than all that happens in a test
 
 
@@ -129,7 +129,7 @@ def test_memory_that_is_not_given_back_puts_the_device_out_of_service(box: Box) 
     tell(box, 300 * MIB, clock_boottime() + LATER)
     assert let_go(box, one).freed == [bus(0)]
     note = quarantine.read_device_note(str(box.state), quarantine.QUARANTINE, bus(0))
-    assert (note["by"], note["because"]) == (
+    assert (note["by"], note["reason"]) == (
         "gpulock",
         "memory: 300 MiB stay in use after job 12",
     )
@@ -146,7 +146,7 @@ def test_a_note_that_an_administrator_made_meanwhile_stands(box: Box) -> None:
     tell(box, 300 * MIB, clock_boottime() + LATER)
     assert let_go(box, one).freed == [bus(0)]
     note = quarantine.read_device_note(str(box.state), quarantine.QUARANTINE, bus(0))
-    assert (note["by"], note["because"]) == ("root", "its fan died")
+    assert (note["by"], note["reason"]) == ("root", "its fan died")
 
 
 # --- an exporter gone mad ------------------------------------------------------------------------
@@ -196,14 +196,14 @@ def test_of_an_exporter_that_says_all_are_dirty_half_of_the_node_is_left(four: B
 
     released = end(four)
 
-    because = "memory: 300 MiB stay in use after job 12"
+    reason = "memory: 300 MiB stay in use after job 12"
     assert released.freed == out(four) == [bus(0), bus(1)]
-    assert released.away == [(bus(0), because), (bus(1), because)]
+    assert released.away == [(bus(0), reason), (bus(1), reason)]
     assert released.kept == [
-        (bus(n), f"{because}; {memory_check.QUARANTINE_LIMIT_REACHED}") for n in (2, 3)
+        (bus(n), f"{reason}; {memory_check.QUARANTINE_LIMIT_REACHED}") for n in (2, 3)
     ]
     owner = four.node().store.read(bus(2)).owner
-    assert owner is not None and owner.settling == 1
+    assert owner is not None and owner.draining == 1
 
 
 def test_so_has_it_a_reconcile_however_long_the_exporter_says_so(four: Box) -> None:
@@ -247,9 +247,9 @@ def test_what_is_left_an_administrator_may_put_out(four: Box) -> None:
 
 
 def test_what_is_out_for_another_reason_does_not_count(four: Box) -> None:
-    for number, by, because in ((2, "root", "its fan died"), (3, "gpulock", "missing: not there")):
+    for number, by, reason in ((2, "root", "its fan died"), (3, "gpulock", "missing: not there")):
         quarantine.write_device_note(
-            str(four.state), quarantine.QUARANTINE, bus(number), by, because
+            str(four.state), quarantine.QUARANTINE, bus(number), by, reason
         )
     tell(four, 300 * MIB, clock_boottime() + LATER, cards=2)
 
@@ -313,7 +313,7 @@ def test_until_the_exporter_has_looked_again_the_lock_settles(box: Box) -> None:
     kept = let_go(box, one).kept
     assert kept == [(bus(0), "its memory is looked at first")]
     owner = box.node().store.read(bus(0)).owner
-    assert owner is not None and owner.settling == 1
+    assert owner is not None and owner.draining == 1
 
 
 def test_a_reconcile_frees_it_after_that_look(box: Box) -> None:

@@ -116,14 +116,14 @@ def test_an_owner_that_is_a_link_or_a_fifo_is_held_and_nobody_waits_for_it(box: 
 
 
 @pytest.mark.parametrize("boot_id", [BOOT, OTHER_BOOT])
-@pytest.mark.parametrize("settling", [0, 1])
-def test_another_nodes_record_is_held(box: Box, boot_id: str, settling: int) -> None:
-    lock(box, node="node2", boot_id=boot_id, settling=settling)
+@pytest.mark.parametrize("draining", [0, 1])
+def test_another_nodes_record_is_held(box: Box, boot_id: str, draining: int) -> None:
+    lock(box, node="node2", boot_id=boot_id, draining=draining)
     assert act(box) == HELD
 
 
 def test_a_lock_that_settles_waits_for_the_jobs_processes(box: Box) -> None:
-    lock(box, settling=1)
+    lock(box, draining=1)
     box.proc.shepherd(500, box.root)
     box.proc.add(700, groups=[GID])
     found = settle_all(box)[bus(0)]
@@ -133,28 +133,28 @@ def test_a_lock_that_settles_waits_for_the_jobs_processes(box: Box) -> None:
 
 
 def test_a_lock_that_settles_waits_for_whoever_has_its_device_open(box: Box) -> None:
-    lock(box, settling=1)
+    lock(box, draining=1)
     box.proc.shepherd(500, box.root)
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     assert act(box) == ORPHANS
 
 
 def test_a_lock_that_settles_is_held_where_its_processes_cannot_be_seen(box: Box) -> None:
-    lock(box, settling=1)
+    lock(box, draining=1)
     box.proc.namespace("pid:[1]")
     assert act(box) == HELD
 
 
 def test_a_lock_that_settles_is_held_where_execd_is_hidden(box: Box) -> None:
-    lock(box, settling=1)
+    lock(box, draining=1)
     box.proc.remove(50)
     assert act(box) == HELD
 
 
 @pytest.mark.parametrize("name", ["600", "x.1", "600.x", "600.5.6"])
 def test_anchors_that_cannot_be_read_hold_the_lock(box: Box, name: str) -> None:
-    for number, settling in ((0, 0), (1, 1)):
-        lock(box, number, settling=settling)
+    for number, draining in ((0, 0), (1, 1)):
+        lock(box, number, draining=draining)
         folder = box.lock / "locks" / bus(number) / "anchors"
         folder.mkdir()
         (folder / name).write_text("7\n")

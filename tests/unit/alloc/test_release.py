@@ -80,7 +80,7 @@ def test_only_ones_own_run_is_freed(box: Box, changes: dict[str, object]) -> Non
     assert box.locks() == [bus(0), bus(1)]
 
 
-def test_a_process_that_is_left_keeps_the_lock_settling(box: Box) -> None:
+def test_a_process_that_is_left_keeps_the_lock_draining(box: Box) -> None:
     one = hold(box)
     box.proc.add(700, groups=[GID])
     found = let_go(box, one)
@@ -88,7 +88,7 @@ def test_a_process_that_is_left_keeps_the_lock_settling(box: Box) -> None:
     assert all("700" in why for _, why in found.kept)
     for name in box.locks():
         owner = box.node().store.read(name).owner
-        assert owner is not None and owner.settling == 1
+        assert owner is not None and owner.draining == 1
 
 
 def test_a_lock_that_settles_is_freed_by_the_next_release_once_all_is_quiet(box: Box) -> None:

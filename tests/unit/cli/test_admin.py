@@ -27,7 +27,7 @@ def noted(site: Site, folder: str) -> list[str]:
 
 
 def test_a_reserve_locks_the_device_and_is_noted_for_the_next_boot(site: Site) -> None:
-    result = site.call("reserve", "3", "--because", "burn-in")
+    result = site.call("reserve", "3", "--reason", "burn-in")
     assert (result.exit_code, result.stdout) == (0, "GPU 3 is reserved: burn-in\n")
     held = site.json()["gpus"][3]["held"]
     assert (held["scheduler"], held["comment"]) == ("admin", "burn-in")
@@ -36,7 +36,7 @@ def test_a_reserve_locks_the_device_and_is_noted_for_the_next_boot(site: Site) -
 
 
 def test_a_reserve_is_put_back_after_a_boot(site: Site) -> None:
-    site.call("reserve", "3", "--because", "burn-in")
+    site.call("reserve", "3", "--reason", "burn-in")
     for path in (site.files.lock_dir / "boot_id", site.files.state_dir / "boot_id"):
         path.write_text("another boot\n")
     subprocess.run(["rm", "-r", str(site.files.lock_dir / "locks")], check=True)
@@ -46,7 +46,7 @@ def test_a_reserve_is_put_back_after_a_boot(site: Site) -> None:
 
 def test_a_held_device_is_not_reserved_and_its_holder_is_named(site: Site) -> None:
     site.hold(3)
-    result = site.call("reserve", "3", "--because", "x")
+    result = site.call("reserve", "3", "--reason", "x")
     assert result.exit_code == 1
     assert "GPU 3 is held by job 12 of alice" in result.stderr
     assert noted(site, "reserves") == []
@@ -55,7 +55,7 @@ def test_a_held_device_is_not_reserved_and_its_holder_is_named(site: Site) -> No
 def test_what_a_dead_owner_left_does_not_stop_a_reserve(site: Site) -> None:
     pid, start = dead_process()
     site.hold(3, scheduler="process", job_id=str(pid), pid=pid, start=start)
-    assert site.call("reserve", "3", "--because", "x").exit_code == 0
+    assert site.call("reserve", "3", "--reason", "x").exit_code == 0
     assert site.json()["gpus"][3]["held"]["scheduler"] == "admin"
 
 
@@ -66,13 +66,13 @@ def test_a_reserve_that_cannot_be_noted_is_undone(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("gpulock.store.quarantine.write_device_note", full)
-    result = site.call("reserve", "3", "--because", "x")
+    result = site.call("reserve", "3", "--reason", "x")
     assert (result.exit_code, "No space left" in result.stderr) == (3, True)
     assert site.states()[3] == "free"
 
 
 def test_unreserve_frees_it_once(site: Site) -> None:
-    site.call("reserve", "3", "--because", "x")
+    site.call("reserve", "3", "--reason", "x")
     assert site.call("unreserve", "3").exit_code == 0
     assert site.states()[3] == "free"
     assert noted(site, "reserves") == []
@@ -87,10 +87,10 @@ def test_unreserve_leaves_a_jobs_lock_alone(site: Site) -> None:
 
 def test_a_job_keeps_a_device_that_is_quarantined_and_nobody_gets_it_after(site: Site) -> None:
     site.hold(7)
-    result = site.call("quarantine", "7", "--because", "Xid 79")
+    result = site.call("quarantine", "7", "--reason", "Xid 79")
     assert "job 12 of alice holds 0000:8a:00.0 and keeps it until it ends" in result.stdout
     assert site.json()["gpus"][7]["held"]["job_id"] == "12"
-    site.call("release", "7", "--force", "--because", "over")
+    site.call("release", "7", "--force", "--reason", "over")
     assert site.run("run", "--devices", "7", "--", "/bin/true").returncode == 1
     assert site.call("restore", "7").exit_code == 0
     assert site.run("run", "--devices", "7", "--", "/bin/true").returncode == 0
@@ -99,11 +99,11 @@ def test_a_job_keeps_a_device_that_is_quarantined_and_nobody_gets_it_after(site:
 @pytest.mark.parametrize("command", ["reserve", "quarantine"])
 def test_a_reason_is_needed_and_kept_on_one_line(site: Site, command: str) -> None:
     assert site.call(command, "3").exit_code == 2
-    result = site.call(command, "3", "--because", "one\ntwo")
+    result = site.call(command, "3", "--reason", "one\ntwo")
     assert result.exit_code == 0
     folder = {"reserve": "reserves", "quarantine": "quarantine"}[command]
     note = quarantine.read_device_note(str(site.files.state_dir), folder, site.id(3))
-    assert note["because"] == "one?two"
+    assert note["reason"] == "one?two"
 
 
 def test_what_is_not_quarantined_is_not_restored(site: Site) -> None:
@@ -120,8 +120,8 @@ def test_orphans_are_not_restored_by_hand(site: Site) -> None:
 
 def test_an_instance_is_reserved_by_its_name(tmp_path: Path) -> None:
     site = Site(tmp_path, "a100-mig")
-    assert site.call("reserve", "1", "--because", "x").exit_code == 1
-    assert site.call("reserve", "1:gi2.ci0", "--because", "x").exit_code == 0
+    assert site.call("reserve", "1", "--reason", "x").exit_code == 1
+    assert site.call("reserve", "1:gi2.ci0", "--reason", "x").exit_code == 0
     assert [gpu["id"] for gpu in site.json()["gpus"] if gpu["held"]] == ["0000:0f:00.0.gi2.ci0"]
 
 
@@ -186,7 +186,7 @@ def test_the_verdicts_of_a_reap_are_public(site: Site) -> None:
 
 def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Path) -> None:
     site = Site(tmp_path, "a100-mig")
-    assert site.call("quarantine", "0", "--because", "XID 79").exit_code == 0
+    assert site.call("quarantine", "0", "--reason", "XID 79").exit_code == 0
     states = [row["state"] for row in site.json()["gpus"]]
     assert states == ["quarantined"] * 4 + ["free"] * 8
     refused = site.call("restore", "0:gi2.ci0")
@@ -201,7 +201,7 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
 
 def test_an_instance_that_is_out_by_itself_is_restored_by_its_name(tmp_path: Path) -> None:
     site = Site(tmp_path, "a100-mig")
-    site.call("quarantine", "0:gi2.ci0", "--because", "its memory")
+    site.call("quarantine", "0:gi2.ci0", "--reason", "its memory")
     assert "gpulock restore 0:gi2.ci0 ends it" in " ".join(site.call("status").stdout.split())
     assert site.call("restore", "0:gi2.ci0").exit_code == 0
 
@@ -210,16 +210,16 @@ def test_an_instance_that_is_out_by_itself_is_restored_by_its_name(tmp_path: Pat
     "command", [("quarantine", "3"), ("reserve", "3"), ("release", "3", "--force")]
 )
 def test_a_reason_that_no_note_can_hold_is_refused(site: Site, command: tuple[str, ...]) -> None:
-    result = site.call(*command, "--because", "x" * 1001)
+    result = site.call(*command, "--reason", "x" * 1001)
     assert (result.exit_code, "in 1000 characters" in result.stderr) == (2, True)
     assert site.states()[3] == "free"
 
 
 def test_status_says_what_comes_back_by_itself(site: Site) -> None:
     node = site.node()
-    because = "memory: 812 MiB stay in use after job 12"
+    reason = "memory: 812 MiB stay in use after job 12"
     quarantine.write_device_note(
-        node.settings.state_dir, quarantine.QUARANTINE, site.id(3), "gpulock", because
+        node.settings.state_dir, quarantine.QUARANTINE, site.id(3), "gpulock", reason
     )
     text = " ".join(site.call("status").stdout.split())
     assert "gpulockd brings it back when it is clean, or gpulock restore 3" in text

@@ -190,9 +190,9 @@ def test_force_frees_exactly_that_job(site: Site) -> None:
     site.hold(2, job_id="123", token="b")
     site.hold(3, job_id="12", task_id="11", token="c")
     site.hold(4, job_id="12", task_id="2", token="d")
-    assert site.call("release", "--job", "12.1", "--force", "--because", "x").exit_code == 0
+    assert site.call("release", "--job", "12.1", "--force", "--reason", "x").exit_code == 0
     assert [n for n, state in enumerate(site.states()) if state == "held"] == [2, 3, 4]
-    assert site.call("release", "--job", "12", "--force", "--because", "x").exit_code == 0
+    assert site.call("release", "--job", "12", "--force", "--reason", "x").exit_code == 0
     assert [n for n, state in enumerate(site.states()) if state == "held"] == [2]
 
 
@@ -204,7 +204,7 @@ def test_force_is_noted_with_who_and_why(site: Site, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("gpulock.cli.claims.release.log_to_syslog", note)
     site.hold(1)
-    site.call("release", "1", "--force", "--because", "job is\na ghost")
+    site.call("release", "1", "--force", "--reason", "job is\na ghost")
     (folder,) = (site.files.lock_dir / "released").iterdir()
     for text in (said[0], (folder / "released").read_text()):
         assert "release --force by " in text
@@ -227,7 +227,7 @@ def test_a_device_in_use_is_kept_without_force_and_named_with_it(
         assert refused.exit_code == 1
         assert f"process {user.pid} has {site.id(6)} open" in refused.stderr
         assert site.json()["gpus"][6]["held"] is not None
-        forced = site.call("release", "6", "--force", "--because", "x")
+        forced = site.call("release", "6", "--force", "--reason", "x")
         assert forced.exit_code == 0
         assert f"STILL IN USE: process {user.pid} has" in forced.stderr
         assert site.json()["gpus"][6]["held"] is None
@@ -245,12 +245,12 @@ def test_a_record_that_cannot_be_read_is_released_by_force_alone(site: Site) -> 
     (site.files.lock_dir / "locks" / site.id(4) / "owner").write_text("gpulock-owner 99\n")
     assert site.call("release", "4").exit_code == 1
     assert site.states()[4] == "unknown"
-    assert site.call("release", "4", "--force", "--because", "x").exit_code == 0
+    assert site.call("release", "4", "--force", "--reason", "x").exit_code == 0
     assert site.states()[4] == "free"
 
 
 def test_a_reserve_is_ended_by_unreserve_not_by_release(site: Site) -> None:
-    site.call("reserve", "2", "--because", "x")
+    site.call("reserve", "2", "--reason", "x")
     result = site.call("release", "2")
     assert (result.exit_code, "gpulock unreserve" in result.stderr) == (1, True)
 
@@ -259,5 +259,5 @@ def test_a_lock_on_a_card_that_is_gone_is_released_by_its_id(site: Site) -> None
     node = site.node()
     record = site.hold(1, claimed_boottime=clock_boottime())
     node.store.make("0000:ff:00.0", record)
-    assert site.call("release", "0000:ff:00.0", "--force", "--because", "x").exit_code == 0
+    assert site.call("release", "0000:ff:00.0", "--force", "--reason", "x").exit_code == 0
     assert sorted(node.store.read_all_locks()) == [site.id(1)]

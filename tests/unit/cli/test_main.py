@@ -130,7 +130,7 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
     text = site.call("config").stdout
     lines = {line.split()[0]: line for line in text.splitlines() if line[:1].isupper()}
     assert list(lines) == [key[0] for key in KEYS]
-    assert lines["GPUS"].split() == ["GPUS", "8", "(file,", "default", "0)"]
+    assert lines["EXPECTED_GPUS"].split() == ["EXPECTED_GPUS", "8", "(file,", "default", "0)"]
     assert lines["GATE_TIMEOUT"].split() == ["GATE_TIMEOUT", "20", "(default)"]
     assert all(meaning in text for *_, meaning in KEYS)
 
@@ -138,8 +138,8 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("GPUS=8\nFOO=1\n", ":2: unknown key 'FOO'"),
-        ("GPUS=x\n", ":1: GPUS must be a whole number"),
+        ("EXPECTED_GPUS=8\nFOO=1\n", ":2: unknown key 'FOO'"),
+        ("EXPECTED_GPUS=x\n", ":1: EXPECTED_GPUS must be a whole number"),
         ("LOCK_DIR\n", ":1: not KEY=VALUE"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_folder_in_the_place_of_the_settings_is_said(tmp_path: Path) -> None:
 
 def test_settings_that_anybody_can_write_say_what_is_expected(tmp_path: Path) -> None:
     path = tmp_path / "gpulock.conf"
-    path.write_text("GPUS=8\n")
+    path.write_text("EXPECTED_GPUS=8\n")
     path.chmod(0o666)
     error = call("--config", str(path), "status")[2]
     assert "mode 666, and must be root's or the caller's and writable by nobody else" in error

@@ -283,7 +283,7 @@ def test_the_gpus_of_a_command_that_runs_are_not_released_from_outside(site: Sit
             assert refused.exit_code == 1
         held = [gpu for gpu in site.json()["gpus"] if gpu["held"]]
         assert len(held) == 1
-        forced = site.call("release", "--pid", str(process.pid), "--force", "--because", "test")
+        forced = site.call("release", "--pid", str(process.pid), "--force", "--reason", "test")
         assert forced.exit_code == 0
 
 

@@ -321,9 +321,9 @@ def test_an_ordinary_user_gets_no_judgement_where_none_is_published(public: Site
         ("run", "-n", "1", "--", "/bin/true"),
         ("claim", "-n", "1"),
         ("release", "1"),
-        ("reserve", "1", "--because", "x"),
+        ("reserve", "1", "--reason", "x"),
         ("unreserve", "1"),
-        ("quarantine", "1", "--because", "x"),
+        ("quarantine", "1", "--reason", "x"),
         ("restore", "1"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_process_leads_to_the_job_whose_session_it_is_in(site: Site, process: 
 def test_what_a_job_held_and_how_it_ended_is_told(site: Site) -> None:
     site.hold(1, 2, job_id="12")
     site.hold(3, job_id="123", token="u")
-    site.call("release", "--job", "12", "--force", "--because", "the epilog was lost")
+    site.call("release", "--job", "12", "--force", "--reason", "the epilog was lost")
     result = site.call("why", "job 12")
     assert result.exit_code == 0
     found = facts(result.stdout)
@@ -144,7 +144,7 @@ def test_what_a_job_held_and_how_it_ended_is_told(site: Site) -> None:
 
 def test_a_free_device_tells_who_had_it_last(site: Site) -> None:
     site.hold(1, job_id="12")
-    site.call("release", "1", "--force", "--because", "x")
+    site.call("release", "1", "--force", "--reason", "x")
     assert facts(site.call("why", "1").stdout)["last"].startswith("job 12 of alice until ")
 
 
@@ -162,11 +162,11 @@ def test_an_argument_that_names_nothing_is_refused_in_one_line(site: Site) -> No
 
 def test_a_reserve_tells_why_and_by_whom(site: Site) -> None:
     node = site.node()
-    note = {"by": "carol", "because": "burn-in", "at": f"{time.time():.0f}"}
+    note = {"by": "carol", "reason": "burn-in", "at": f"{time.time():.0f}"}
     node.store.make(site.id(6), reserve_owner(site.id(6), note, node.boot_id, node.name))
     found = facts(site.call("why", "6").stdout)
     assert found["holder"] == "a reserve of carol"
-    assert found["because"] == "burn-in"
+    assert found["reason"] == "burn-in"
     assert found["next"] == "gpulock unreserve 6"
 
 
@@ -182,13 +182,13 @@ def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site) -> None:
 def test_a_record_that_no_reap_can_read_is_freed_by_force_alone(site: Site) -> None:
     site.hold(0)
     (site.files.lock_dir / "locks" / site.id(0) / "owner").write_text("garbage\n")
-    force = 'gpulock release 0 --force --because "TEXT"'
+    force = 'gpulock release 0 --force --reason "TEXT"'
     found = facts(site.call("why", "0").stdout)
     assert found["freed by"] == "an administrator: no reap frees what it cannot read"
     assert found["next"] == force
     assert force in " ".join(site.call("status").stdout.split())
     assert force in site.call("reap").stdout
-    assert site.call("release", "0", "--force", "--because", "x").stdout == "freed GPU 0\n"
+    assert site.call("release", "0", "--force", "--reason", "x").stdout == "freed GPU 0\n"
     assert site.states()[0] == "free"
 
 
@@ -197,7 +197,7 @@ def test_anchors_that_cannot_be_read_do_not_keep_a_device_from_a_forced_release(
 ) -> None:
     site.hold(0)
     (site.files.lock_dir / "locks" / site.id(0) / "anchors").write_text("")
-    result = site.call("release", "0", "--force", "--because", "x")
+    result = site.call("release", "0", "--force", "--reason", "x")
     assert result.stdout == "freed GPU 0 (was job 12 of alice)\n"
     assert site.states()[0] == "free"
 
@@ -207,7 +207,7 @@ def test_what_stands_in_the_place_of_a_lock_is_named(site: Site) -> None:
     path = site.files.lock_dir / "locks" / site.id(1)
     path.write_text("x")
     assert f"next rm {path}" in " ".join(site.call("why", "1").stdout.split())
-    refused = site.call("release", "1", "--force", "--because", "x")
+    refused = site.call("release", "1", "--force", "--reason", "x")
     assert refused.exit_code == 1
     assert refused.stderr == (f"gpulock: release: {path} is no folder, and so no lock; rm {path}\n")
     assert "see gpulock why 1" in site.call("reap").stdout
@@ -292,7 +292,7 @@ def test_a_lock_that_waits_for_a_word_on_its_memory_says_so_in_why_and_status(si
     pid, start = dead_process()
     site.hold(2, scheduler="process", job_id=str(pid), pid=pid, start=start)
     with open(site.config, "a") as settings:
-        settings.write("CLEAN=report\n")
+        settings.write("LEFTOVER_PROCESSES=report\n")
     sampled = Sampled(site.files.exporter_dir)
     sampled.device(site.id(2))  # looked at before anybody knew that the device is quiet
     sampled.write()

@@ -228,11 +228,11 @@ def test_another_argument_is_not_understood(argv: list[str]) -> None:
 
 
 def test_users_are_not_served_unless_that_is_set(tmp_path: Path) -> None:
-    assert ServePolicy().why_not(Box(tmp_path).node(), None, 0.0) == "SERVE is not set"
+    assert ServePolicy().why_not(Box(tmp_path).node(), None, 0.0) == "USER_CLAIMS is not set"
 
 
 def test_users_are_served_where_no_scheduler_is(tmp_path: Path) -> None:
-    assert ServePolicy().why_not(Box(tmp_path, SERVE="yes").node(), None, 0.0) == ""
+    assert ServePolicy().why_not(Box(tmp_path, USER_CLAIMS="yes").node(), None, 0.0) == ""
 
 
 def test_where_grid_engine_is_set_up_users_are_not_served(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_where_jobs_hold_devices_users_are_not_served() -> None:
 
 @pytest.mark.parametrize("name", ["sge_execd", "slurmd"])
 def test_where_a_schedulers_daemon_runs_users_are_not_served(tmp_path: Path, name: str) -> None:
-    box = Box(tmp_path, SERVE="yes")
+    box = Box(tmp_path, USER_CLAIMS="yes")
     serving = ServePolicy()
     assert serving.why_not(box.node(), None, 0.0) == ""
     box.proc.add(60, name, uids=(0,) * 4)

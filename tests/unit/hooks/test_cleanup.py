@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CLEAN: what a job left behind is told or ended, and nobody else is."""
+"""LEFTOVER_PROCESSES: what a job left behind is told or ended, and nobody else is."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ class Real:
 
 @pytest.fixture
 def real(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Real]:
-    keys: dict[str, str] = getattr(request, "param", {"CLEAN": "kill", "CLEAN_TIMEOUT": "30"})
+    keys: dict[str, str] = getattr(
+        request, "param", {"LEFTOVER_PROCESSES": "kill", "LEFTOVER_TIMEOUT": "30"}
+    )
     made = Real(tmp_path, **keys)
     yield made
     made.end()
@@ -118,14 +120,16 @@ def test_what_another_job_left_is_not_looked_for(real: Real) -> None:
     assert one.poll() is None
 
 
-@pytest.mark.parametrize("real", [{"CLEAN": "report"}], indirect=True)
+@pytest.mark.parametrize("real", [{"LEFTOVER_PROCESSES": "report"}], indirect=True)
 def test_report_tells_and_ends_nothing(real: Real) -> None:
     one = real.leave()
     assert real.clean() == [f"left behind: process {one.pid} (python, of the job)"]
     assert one.poll() is None
 
 
-@pytest.mark.parametrize("real", [{"CLEAN": "kill", "CLEAN_TIMEOUT": "0.2"}], indirect=True)
+@pytest.mark.parametrize(
+    "real", [{"LEFTOVER_PROCESSES": "kill", "LEFTOVER_TIMEOUT": "0.2"}], indirect=True
+)
 def test_what_does_not_end_is_told_when_the_time_is_up(
     real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +152,7 @@ def test_where_the_kernel_has_no_pidfd_nothing_is_killed(
     def absent(_: int) -> int:
         raise OSError(38, "Function not implemented")
 
-    real.node.settings.clean_timeout = 0.2
+    real.node.settings.leftover_timeout = 0.2
     one = real.leave()
     monkeypatch.setattr(os, "pidfd_open", absent)
     assert any("cannot be ended safely" in line for line in real.clean())

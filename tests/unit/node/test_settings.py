@@ -49,13 +49,13 @@ def test_every_default_is_a_value_of_its_key() -> None:
 
 def test_each_kind_is_read() -> None:
     text = (
-        "LOCK_DIR=/a/b\nCLUSTER=c d\nGPUS=8\nGATE_TIMEOUT=0.5\nHIDE_UNREQUESTED=no\n"
-        "SERVICES=a  b\nVISIBLE_DEVICES=uuid\n"
+        "LOCK_DIR=/a/b\nCLUSTER=c d\nEXPECTED_GPUS=8\nGATE_TIMEOUT=0.5\nHIDE_UNREQUESTED=no\n"
+        "ALLOWED_PROCESSES=a  b\nVISIBLE_DEVICES=uuid\n"
     )
     found = parse_settings(text, "f")
-    assert (found.lock_dir, found.cluster, found.gpus) == ("/a/b", "c d", 8)
+    assert (found.lock_dir, found.cluster, found.expected_gpus) == ("/a/b", "c d", 8)
     assert (found.gate_timeout, found.hide_unrequested) == (0.5, False)
-    assert (found.services, found.visible_devices) == (("a", "b"), "uuid")
+    assert (found.allowed_processes, found.visible_devices) == (("a", "b"), "uuid")
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_each_kind_is_read() -> None:
     [
         "LOCK_DIR=run/gpulock",
         "LOCK_DIR=",
-        "GPUS=-1",
-        "GPUS=8.0",
-        "GPUS=²",
-        "GPUS=" + "9" * 5000,
+        "EXPECTED_GPUS=-1",
+        "EXPECTED_GPUS=8.0",
+        "EXPECTED_GPUS=²",
+        "EXPECTED_GPUS=" + "9" * 5000,
         "GATE_TIMEOUT=0",
         "GATE_TIMEOUT=-1",
         "GATE_TIMEOUT=nan",
@@ -82,11 +82,11 @@ def test_each_kind_is_read() -> None:
         "NO_SUCH_KEY=1",
         "lock_dir=/x",
         "no equals sign",
-        "GPUS=1",  # the second time
+        "EXPECTED_GPUS=1",  # the second time
     ],
 )
 def test_a_line_that_is_wrong_is_named_with_file_and_line(tmp_path: Path, line: str) -> None:
-    path = write(tmp_path, f"# first\n\nGPUS=4\n{line}\nON_BUSY=error\n")
+    path = write(tmp_path, f"# first\n\nEXPECTED_GPUS=4\n{line}\nON_BUSY=error\n")
     assert f"{path}:4:" in refusal(path).why
 
 
@@ -118,17 +118,17 @@ def test_a_missing_file_is_an_error_unless_it_is_the_default_one(
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666, 0o777])
 def test_a_file_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    refusal(write(tmp_path, "GPUS=4\n", mode))
+    refusal(write(tmp_path, "EXPECTED_GPUS=4\n", mode))
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "GPUS=4\n")
+    path = write(tmp_path, "EXPECTED_GPUS=4\n")
     if os.geteuid() == 0:
         os.chown(path, 12345, 12345)
         refusal(path)
-        assert read_settings(path, 12345).gpus == 4
+        assert read_settings(path, 12345).expected_gpus == 4
     else:
-        assert read_settings(path).gpus == 4
+        assert read_settings(path).expected_gpus == 4
         refusal(path, os.geteuid() + 1)
 
 
@@ -143,7 +143,7 @@ def test_nothing_in_the_environment_configures(
     for name, _, _, _ in KEYS:
         monkeypatch.setenv(name, "/evil")
         monkeypatch.setenv(f"GPULOCK_{name}", "/evil")
-    assert read_settings(write(tmp_path, "GPUS=4\n")).lock_dir == "/run/gpulock"
+    assert read_settings(write(tmp_path, "EXPECTED_GPUS=4\n")).lock_dir == "/run/gpulock"
 
 
 def simulation(tmp_path: Path, text: str = GOOD) -> tuple[str, Path]:

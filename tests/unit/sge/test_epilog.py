@@ -74,7 +74,7 @@ def test_a_process_that_is_left_keeps_the_lock_and_the_exit_code_is_0(site: Site
     site.proc.add(700, session=SHEPHERD)
     end(site, job)
     found = [site.node().store.read(bus(n)).owner for n in (0, 1)]
-    assert [one.settling for one in found if one] == [1, 1]
+    assert [one.draining for one in found if one] == [1, 1]
     site.proc.remove(700)
     end(site, job)
     assert site.locks() == []

@@ -113,7 +113,7 @@ def test_a_broken_node_is_what_the_site_says(site: Site, key: str, code: int, fa
     if fault == "driver":
         shutil.rmtree(site.driver)
     elif fault == "expected":
-        keys["GPUS"] = "8"
+        keys["EXPECTED_GPUS"] = "8"
         job = site.run(gpus(8), job_id=13)
     elif fault == "lock_dir":
         site.lock.mkdir()
@@ -129,7 +129,7 @@ def test_a_broken_node_is_what_the_site_says(site: Site, key: str, code: int, fa
 @pytest.mark.parametrize("asked", [gpus(1.5), gpus(-1), gpus(5), gpus(10**6), gpus(float("nan"))])
 def test_a_request_that_makes_no_sense_is_the_jobs_error(site: Site, asked: object) -> None:
     job = site.run(asked)  # type: ignore[arg-type]
-    assert start(site, job, GPUS="4") == JOB_ERROR
+    assert start(site, job, EXPECTED_GPUS="4") == JOB_ERROR
     assert site.locks() == []
 
 

@@ -157,7 +157,7 @@ def test_a_job_with_forged_lines_does_not_start(site: Site) -> None:
 
 def test_settings_that_are_wrong_stop_the_queue(site: Site) -> None:
     job = site.run(gpus(1))
-    path = site.config(GPUS="many")
+    path = site.config(EXPECTED_GPUS="many")
     assert prolog.main(["sge", str(site.pid)], site.environ(job), path) == QUEUE_ERROR
     gone = str(site.root / "gone")
     assert prolog.main(["sge", str(site.pid)], site.environ(job), gone) == QUEUE_ERROR

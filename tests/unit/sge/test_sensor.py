@@ -84,14 +84,14 @@ def test_a_run_without_a_scheduler_is_not_in_qmasters_books(site: Site) -> None:
 
 def test_a_lock_that_settles_is_not_in_qmasters_books_any_more(site: Site) -> None:
     site.proc.shepherd(500, site.root)
-    hold(site, 1, settling=1)
+    hold(site, 1, draining=1)
     assert values(site)["gpu"] == "3"
 
 
 def test_a_card_that_is_missing_or_out_is_not_offered(site: Site) -> None:
     hold(site, 1)
     shutil.rmtree(site.lock / "locks" / bus(0))
-    site.settings["GPUS"] = "5"
+    site.settings["EXPECTED_GPUS"] = "5"
     (site.state / "quarantine" / bus(3)).write_text("")
     found = values(site)
     assert (found["gpu"], found["gpu.quarantined"]) == ("3", "2")
@@ -118,7 +118,7 @@ def test_a_node_without_a_driver_offers_nothing(site: Site) -> None:
 
 def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(site: Site) -> None:
     answers = io.StringIO()
-    path = site.config(GPUS="many")
+    path = site.config(EXPECTED_GPUS="many")
     assert sensor.main(path, io.StringIO("\n"), answers) == 0
     assert answers.getvalue() == f"begin\n{HOST}:gpu:0\n{HOST}:gpu.free:0\nend\n"
 

@@ -39,7 +39,7 @@ def test_the_configuration_points_into_the_node(tmp_path: Path) -> None:
         "EXPORTER_DIR": f"{tmp_path}/n/run/gpulock-exporter",
         "EXPORTER_LISTEN": "127.0.0.1:9465",
         "SIMULATION": f"{tmp_path}/n/simulation",
-        "GPUS": "8",
+        "EXPECTED_GPUS": "8",
     }
 
 
@@ -53,7 +53,7 @@ def test_a_relative_folder_gives_absolute_paths(
 
 def test_the_missing_card_is_expected_but_not_shown(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "n", "missing")
-    assert settings_of(node.config)["GPUS"] == "8"
+    assert settings_of(node.config)["EXPECTED_GPUS"] == "8"
     assert len(list((node.driver_root / "gpus").iterdir())) == 7
     minors = sorted(int(p.name[6:]) for p in node.dev_root.glob("nvidia[0-9]*"))
     assert minors == [0, 2, 3, 4, 5, 6, 7]
@@ -61,7 +61,7 @@ def test_the_missing_card_is_expected_but_not_shown(tmp_path: Path) -> None:
 
 def test_the_first_gpus_of_a_preset_can_be_taken(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "n", "big", 11)
-    assert settings_of(node.config)["GPUS"] == "11"
+    assert settings_of(node.config)["EXPECTED_GPUS"] == "11"
     assert len(list((node.driver_root / "gpus").iterdir())) == 11
 
 
@@ -171,7 +171,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_whose_name_breaks_the_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SimulationError, match="control character"):
-        write_simulated_node(tmp_path / "a\nGPUS=99", "dgx1")
+        write_simulated_node(tmp_path / "a\nEXPECTED_GPUS=99", "dgx1")
     assert not list(tmp_path.iterdir())
 
 

@@ -31,7 +31,7 @@ def proc(tmp_path: Path) -> FakeProc:
 def test_the_prolog_of_an_earlier_run_takes_nothing_and_says_nothing_to_its_tasks(
     site: Site, chooser: str
 ) -> None:
-    site.set(SLURM_CHOOSER=chooser)
+    site.set(SLURM_DEVICE_SELECTION=chooser)
     site.answers(row(12, RestartCnt="1"))
     site.prolog(12, **SECOND, SLURM_JOB_NUM_NODES="2")
     before = site.locks(), site.note().token

@@ -24,8 +24,8 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def settling(site: Site, *numbers: int) -> list[int]:
-    return [site.holder(number).settling for number in numbers]
+def draining(site: Site, *numbers: int) -> list[int]:
+    return [site.holder(number).draining for number in numbers]
 
 
 def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) -> None:
@@ -161,7 +161,7 @@ def test_a_process_that_is_left_keeps_all_locks_of_the_job(site: Site, what: str
     else:
         site.left_by(900)
     site.epilog()
-    assert settling(site, 0, 1) == [1, 1]
+    assert draining(site, 0, 1) == [1, 1]
     assert (site.notes(), len(site.runs())) == ([], 1)
     shutil.rmtree(site.sys / "fs", ignore_errors=True)
     shutil.rmtree(site.proc.root / "900", ignore_errors=True)
@@ -173,7 +173,7 @@ def test_an_open_device_keeps_its_own_lock_alone(site: Site) -> None:
     site.prolog()
     site.process(900, "python", fds={9: site.dev / "nvidia1"})
     site.epilog()
-    assert (site.locks(), settling(site, 1), len(site.runs())) == ([bus(1)], [1], 1)
+    assert (site.locks(), draining(site, 1), len(site.runs())) == ([bus(1)], [1], 1)
 
 
 def test_what_is_kept_is_said_with_the_reason(
@@ -219,7 +219,7 @@ def test_a_process_that_only_looks_like_another_jobs_keeps_it(site: Site) -> Non
     site.stepd(700, "13.0", UID)
     site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
     site.epilog(12)
-    assert settling(site, 0) == [1]
+    assert draining(site, 0) == [1]
 
 
 def test_a_service_of_the_system_keeps_no_device(site: Site) -> None:
@@ -262,7 +262,7 @@ def test_what_is_kept_is_freed_by_the_next_reconcile(site: Site) -> None:
     assert (site.locks(), site.runs()) == ([], [])
 
 
-def test_the_settling_lock_of_a_requeued_job_is_freed_before_its_next_run(
+def test_the_draining_lock_of_a_requeued_job_is_freed_before_its_next_run(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
@@ -271,7 +271,7 @@ def test_the_settling_lock_of_a_requeued_job_is_freed_before_its_next_run(
     site.epilog(SLURM_JOB_RESTART_COUNT="1")
     clock.then[2] = lambda: site.proc.remove(900)
     assert site.prolog(SLURM_JOB_RESTART_COUNT="1") == RUN
-    assert (site.granted(), settling(site, 0, 1)) == ([bus(0), bus(1)], [0, 0])
+    assert (site.granted(), draining(site, 0, 1)) == ([bus(0), bus(1)], [0, 0])
 
 
 def test_a_scan_that_cannot_see_keeps_everything(site: Site) -> None:
@@ -279,7 +279,7 @@ def test_a_scan_that_cannot_see_keeps_everything(site: Site) -> None:
     site.proc.add(900)
     (site.proc.root / "900/status").write_bytes(b"")
     site.epilog()
-    assert settling(site, 0, 1) == [1, 1]
+    assert draining(site, 0, 1) == [1, 1]
 
 
 def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(site: Site) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.slurm_site import RUN, UID, Clock, Site, row
 from tests.support.trees import BOOT, HOST_NS, bus
 
-OURS = {"SLURM_CHOOSER": "gpulock"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from gpulock.store.gate import Gate
 from tests.support.slurm_site import INVALID, NODE_BROKEN, RUN, SILENT, Clock, Site, row
 from tests.support.trees import BOOT, bus
 
-OURS = {"SLURM_CHOOSER": "gpulock"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_list_of_gpus_that_is_garbage_is_could_not_be_found_out(
 
 
 def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site) -> None:
-    site.set(**OURS, SLURM_COUNT="comment", GPUS="4")
+    site.set(**OURS, SLURM_COUNT="comment", EXPECTED_GPUS="4")
     for number in range(20, 26):
         assert (
             site.prolog(number, None, SLURM_JOB_COMMENT="gpu:5", SLURM_JOB_USER=f"u{number}") == 0
@@ -162,7 +162,7 @@ def test_a_call_that_does_not_say_whose_it_is_does_nothing_and_starts_nothing(
     assert (site.lock.exists(), site.calls()) == (False, [])
 
 
-@pytest.mark.parametrize("keys", [{"GPUS": "many"}, {"REQUEUE_EXIT": "256"}, {}])
+@pytest.mark.parametrize("keys", [{"EXPECTED_GPUS": "many"}, {"REQUEUE_EXIT": "256"}, {}])
 def test_settings_that_are_wrong_drain_the_node_and_start_nothing(
     site: Site, keys: dict[str, str]
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_refusal_that_cannot_be_told_starts_nothing(
 
 def test_a_refusal_of_a_boots_first_minutes_is_not_forgotten(site: Site) -> None:
     """It is written before the first claim makes the lock directory ready."""
-    site.set(**OURS, GPUS="4")
+    site.set(**OURS, EXPECTED_GPUS="4")
     site.prolog(12, "0-8")
     site.prolog(13, None)
     site.prolog(14, "0")

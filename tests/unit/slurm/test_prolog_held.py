@@ -11,7 +11,7 @@ from gpulock.store import quarantine
 from tests.support.slurm_site import OTHER_UID, RUN, UID, Clock, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus
 
-OURS = {"SLURM_CHOOSER": "gpulock"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_prolog_that_comes_after_the_next_run_takes_nothing_and_its_note_stays
     assert "later run" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("keys", [{}, {**OURS, "GPUS": "1"}])
+@pytest.mark.parametrize("keys", [{}, {**OURS, "EXPECTED_GPUS": "1"}])
 def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
     tmp_path: Path, clock: Clock, keys: dict[str, str]
 ) -> None:
@@ -182,7 +182,7 @@ def test_what_its_epilog_gave_up_is_taken_once_nobody_is_left(site: Site, clock:
     site.process(900, "python")
     folder = site.cgroup(freezer(7), 900)
     site.epilog(7)
-    assert site.holder(0).settling == 1
+    assert site.holder(0).draining == 1
     assert site.prolog(12, "0") == RUN
     site.refused()
     (folder / "cgroup.procs").write_text("")

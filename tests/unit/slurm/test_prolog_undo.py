@@ -19,7 +19,7 @@ from tests.support.trees import bus
 
 pytestmark = pytest.mark.slow
 
-OURS = {"SLURM_CHOOSER": "gpulock"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 CALLS = ("mkdir", "rename", "write", "open")
 MOST = 90  # system calls of one kind in one Prolog
 

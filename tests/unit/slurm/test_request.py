@@ -104,8 +104,8 @@ def test_where_slurm_chooses_its_list_is_the_count_whatever_else_is_set(site: Si
 
 def test_where_gpulock_chooses_the_length_of_slurms_list_is_the_count(site: Site) -> None:
     call = site.call(gpus="1,3", SLURM_JOB_COMMENT="gres:gpu:4")
-    assert request.count_slurm_job_gpus(call, settings(site, SLURM_CHOOSER="gpulock")) == 2
-    assert wanted(site, call, SLURM_CHOOSER="gpulock") == ()
+    assert request.count_slurm_job_gpus(call, settings(site, SLURM_DEVICE_SELECTION="gpulock")) == 2
+    assert wanted(site, call, SLURM_DEVICE_SELECTION="gpulock") == ()
 
 
 def test_a_job_without_gpus_needs_no_map_and_no_slurmctld(site: Site) -> None:
@@ -113,7 +113,7 @@ def test_a_job_without_gpus_needs_no_map_and_no_slurmctld(site: Site) -> None:
     for chooser in ("slurm", "gpulock"):
         assert (
             request.count_slurm_job_gpus(
-                site.call(gpus=None), settings(site, SLURM_CHOOSER=chooser)
+                site.call(gpus=None), settings(site, SLURM_DEVICE_SELECTION=chooser)
             )
             == 0
         )
@@ -121,19 +121,21 @@ def test_a_job_without_gpus_needs_no_map_and_no_slurmctld(site: Site) -> None:
 
 
 def test_the_comment_counts_only_where_the_site_says_so(site: Site) -> None:
-    keys = settings(site, SLURM_CHOOSER="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux gpuy")
+    keys = settings(
+        site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux gpuy"
+    )
     assert request.count_slurm_job_gpus(commented(site, "gres:gpux:2,gres:gpuy"), keys) == 3
     assert request.count_slurm_job_gpus(commented(site, "gres:gpu:2"), keys) == 0
     assert request.count_slurm_job_gpus(commented(site, ""), keys) == 0
     assert request.count_slurm_job_gpus(site.call(gpus=None), keys) == 0
-    plain = settings(site, SLURM_CHOOSER="gpulock", SLURM_GRES="gpux")
+    plain = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpux")
     assert request.count_slurm_job_gpus(commented(site, "gres:gpux:2"), plain) == 0
 
 
 @pytest.mark.parametrize(("gres", "count"), [("gres:gpu:3", 3), ("gpu", 1), ("N/A", 0), ("", 0)])
 def test_slurmctld_is_asked_only_where_the_site_says_so(site: Site, gres: str, count: int) -> None:
     site.answers(row(12, Gres=gres))
-    keys = settings(site, SLURM_CHOOSER="gpulock", SLURM_COUNT="slurmctld")
+    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
     assert (
         request.count_slurm_job_gpus(site.call(gpus=None, SLURM_JOB_COMMENT="gres:gpu:4"), keys)
         == count
@@ -144,7 +146,7 @@ def test_slurmctld_is_asked_only_where_the_site_says_so(site: Site, gres: str, c
 @pytest.mark.parametrize("words", [INVALID, SILENT])
 def test_a_job_that_slurmctld_does_not_know_or_tell_is_unknown(site: Site, words: str) -> None:
     site.fails(words)
-    keys = settings(site, SLURM_CHOOSER="gpulock", SLURM_COUNT="slurmctld")
+    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
     assert refusal(lambda: request.count_slurm_job_gpus(site.call(gpus=None), keys)).kind == UNKNOWN
 
 
@@ -170,7 +172,7 @@ def test_a_number_is_read_as_slurm_reads_it(text: str) -> None:
 def test_what_is_not_asked_for_by_node_is_refused_and_not_taken_for_nothing(
     site: Site, field: str
 ) -> None:
-    keys = settings(site, SLURM_CHOOSER="gpulock", SLURM_COUNT="slurmctld")
+    keys = settings(site, SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="slurmctld")
     site.answers(row(12, **{field: "gres:gpu:2"}))
     found = refusal(lambda: request.count_slurm_job_gpus(site.call(gpus=None), keys))
     assert (found.kind, "not per node" in found.why) == (INVALID_REQUEST, True)

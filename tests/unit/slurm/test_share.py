@@ -43,7 +43,7 @@ def mask(text: str, *positions: str, step: str = "0", **keys: str) -> tuple[list
 def ours(
     positions: list[str], environ: dict[str, str], step: str = "0", **keys: str
 ) -> tuple[list[int], str | None]:
-    return see(note(*positions), environ, step, **{"SLURM_CHOOSER": "gpulock", **keys})
+    return see(note(*positions), environ, step, **{"SLURM_DEVICE_SELECTION": "gpulock", **keys})
 
 
 def split(count: int, rank: int, ranks: int) -> list[int]:
@@ -151,7 +151,7 @@ def test_what_a_batch_script_exports_is_not_believed(step: str) -> None:
 def test_of_a_gres_that_is_only_counted_every_step_sees_all() -> None:
     found = note("0", "1")
     found.positions = []
-    keys = {"SLURM_CHOOSER": "gpulock", "SLURM_COUNT": "comment"}
+    keys = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_COUNT": "comment"}
     assert see(found, {}, **keys) == ([100, 101], None)
 
 
@@ -176,10 +176,10 @@ def test_a_task_that_slurm_gave_another_number_than_is_locked_is_refused(
     """Of a job with several types of GPU the Prolog is told one type's alone."""
     environ = {"SLURM_GPUS_ON_NODE": count, "CUDA_VISIBLE_DEVICES": "1,3", "SLURM_STEP_GPUS": "1,3"}
     if count in ("3", "10") or (count, step) == ("1", "batch"):
-        found = refusal(lambda: see(note("1", "3"), environ, step, SLURM_CHOOSER=chooser))
+        found = refusal(lambda: see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=chooser))
         assert (found.kind, f"gave {count} GPUs" in found.why) == (UNKNOWN, True)
     else:
-        assert len(see(note("1", "3"), environ, step, SLURM_CHOOSER=chooser)[0]) == 2
+        assert len(see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=chooser)[0]) == 2
 
 
 def test_what_a_step_without_gpus_inherits_of_another_node_does_not_count() -> None:

@@ -13,7 +13,7 @@ from tests.support.slurm_site import RUN, STEPD, UID
 from tests.support.slurm_tasks import NAMES, TWINS, TaskSite, stopped
 from tests.support.trees import bus
 
-OURS = {"SLURM_CHOOSER": "gpulock"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_job_without_gpus_is_left_alone_where_that_is_configured(site: TaskSit
 def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> None:
     site.prolog(12, "x")
     assert stopped(site.run()) == site.note().refused
-    site.set(**OURS, SLURM_COUNT="comment", GPUS="4")
+    site.set(**OURS, SLURM_COUNT="comment", EXPECTED_GPUS="4")
     site.prolog(12, None, SLURM_JOB_COMMENT="gpu:9")
     assert "senseless" in stopped(site.run(), 1)
 

@@ -14,7 +14,7 @@ from tests.support.slurm_site import OTHER_UID, RUN, STEPD, UID
 from tests.support.slurm_tasks import TaskSite, Told, stopped
 from tests.support.trees import bus
 
-OURS = {"SLURM_CHOOSER": "gpulock"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
 @pytest.fixture
@@ -217,7 +217,9 @@ TOLD = (
 def test_no_value_of_the_users_becomes_a_line_of_ours(
     site: TaskSite, mode: str, value: str
 ) -> None:
-    site.set(SLURM_CHOOSER="gpulock" if mode == "gpulock" else "slurm", SLURM_SPLIT_TASKS="yes")
+    site.set(
+        SLURM_DEVICE_SELECTION="gpulock" if mode == "gpulock" else "slurm", SLURM_SPLIT_TASKS="yes"
+    )
     if mode != "none":
         with_binds(site)
     if mode == "title":
@@ -244,7 +246,11 @@ def test_settings_that_are_wrong_stop_the_task(
     site: TaskSite, capfd: pytest.CaptureFixture[str]
 ) -> None:
     environ = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "12"}
-    for path in (str(site.root / "gone"), site.config(GPUS="x"), site.config(REQUEUE_EXIT="256")):
+    for path in (
+        str(site.root / "gone"),
+        site.config(EXPECTED_GPUS="x"),
+        site.config(REQUEUE_EXIT="256"),
+    ):
         code = task.main(environ, path)
         assert stopped(Told(code, capfd.readouterr().out), 1) != ""
 

@@ -228,7 +228,7 @@ def test_a_prolog_judges_no_other_job_of_this_boot_and_asks_nobody(site: Site, b
     site.program("squeue", body)
     assert verdict(site, True, prolog.make_slurm_prolog_judge).state == UNKNOWN
     assert verdict(site, True, prolog.make_slurm_prolog_judge, boot_id=OTHER_BOOT).state == DEAD
-    assert verdict(site, True, prolog.make_slurm_prolog_judge, settling=1).state == ALIVE
+    assert verdict(site, True, prolog.make_slurm_prolog_judge, draining=1).state == ALIVE
     assert site.calls() == []
 
 

@@ -35,7 +35,7 @@ class Place:
     def ids(self) -> tuple[str, str]:
         return self.store.boot_id(), boot.read_state_boot_id(str(self.state))
 
-    def reserve(self, number: int, text: str = "by=root\nbecause=fan\nat=5\n") -> None:
+    def reserve(self, number: int, text: str = "by=root\nreason=fan\nat=5\n") -> None:
         (self.state / quarantine.RESERVES).mkdir(exist_ok=True)
         (self.state / quarantine.RESERVES / bus(number)).write_text(text)
 
@@ -170,7 +170,7 @@ def test_a_reserve_leaves_a_record_it_cannot_understand(place: Place) -> None:
         pytest.param("", id="empty"),
         pytest.param("garbage", id="garbage"),
         pytest.param("at=soon\n", id="time"),
-        pytest.param("by=x\ry\nbecause=z\n", id="control"),
+        pytest.param("by=x\ry\nreason=z\n", id="control"),
     ],
 )
 def test_a_reserve_whose_note_is_garbage_still_counts(

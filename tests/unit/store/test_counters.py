@@ -34,7 +34,7 @@ def test_counters_add_up_over_processes(store: LockStore) -> None:
         totals.save()
     assert saved(store) == {
         "claims_busy": "3",
-        "gate_wait_seconds": "0.75",
+        "lock_wait_seconds": "0.75",
         "claims_granted": "3",
     }
 
@@ -79,9 +79,9 @@ def test_timeouts_are_counted_without_the_gate_and_folded_in_later(store: LockSt
         note_lock_timeout(store)
     totals = ClaimCounters(store)
     totals.save()
-    assert saved(store) == {"gate_timeouts": "3"}
+    assert saved(store) == {"lock_timeouts": "3"}
     ClaimCounters(store).save()
-    assert saved(store) == {"gate_timeouts": "3"}
+    assert saved(store) == {"lock_timeouts": "3"}
 
 
 def test_a_link_planted_for_timeouts_is_not_followed(store: LockStore, tmp_path: Path) -> None:

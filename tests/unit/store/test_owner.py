@@ -102,9 +102,9 @@ def test_a_field_that_does_not_exist_is_a_mistake_of_the_program() -> None:
 
 def test_a_copy_changes_what_it_is_told_and_nothing_else() -> None:
     one = record()
-    other = one.copy(settling=1)
-    assert fields(other) == fields(one) | {"settling": 1}
-    assert one.settling == 0
+    other = one.copy(draining=1)
+    assert fields(other) == fields(one) | {"draining": 1}
+    assert one.draining == 0
 
 
 def test_every_field_is_an_attribute_with_a_type_and_a_meaning() -> None:

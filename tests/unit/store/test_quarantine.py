@@ -27,7 +27,7 @@ def test_a_note_says_when_by_whom_and_why(state: str) -> None:
     assert quarantine.list_noted_devices(state, QUARANTINE) == [bus(0), bus(1)]
     assert quarantine.list_noted_devices(state, RESERVES) == []
     found = quarantine.read_device_note(state, QUARANTINE, bus(1))
-    assert (found["by"], found["because"], float(found["at"]) > 0) == ("root", "ECC errors", True)
+    assert (found["by"], found["reason"], float(found["at"]) > 0) == ("root", "ECC errors", True)
 
 
 def test_a_note_is_taken_back_once(state: str) -> None:
@@ -48,7 +48,7 @@ def test_a_note_that_is_garbage_still_counts(state: str, text: str) -> None:
 def test_a_note_that_is_a_fifo_still_counts_and_nobody_waits(state: str) -> None:
     os.mkfifo(Path(state, QUARANTINE, bus(0)))
     assert quarantine.list_noted_devices(state, QUARANTINE) == [bus(0)]
-    assert "unreadable" in quarantine.read_device_note(state, QUARANTINE, bus(0))["because"]
+    assert "unreadable" in quarantine.read_device_note(state, QUARANTINE, bus(0))["reason"]
 
 
 def test_what_an_interrupted_note_left_does_not_count(state: str) -> None:

@@ -113,7 +113,7 @@ def test_gpulockd_tells_once_what_a_hand_over_put_out_of_service(tmp_path: Path)
 
 
 def test_gpulockds_first_reconcile_tells_what_it_put_out_itself(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="", CLEAN="report")
+    ward = Ward(tmp_path, QUARANTINE_ON="", LEFTOVER_PROCESSES="report")
     ward.proc.execd(tmp_path)
     node = ward.node()
     claim_devices(node, record(token="", devices=()), 1, judging(node), soon())
@@ -161,8 +161,8 @@ def test_why_tells_the_cause_of_a_device_and_what_brings_it_back(tmp_path: Path)
 
 
 def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:
-    assert parse_note_causes({"because": "memory: 3 MiB; heat: 99 degrees"}) == ()
-    assert not is_policy_note({"by": "gpulock", "because": "heat: 99 degrees"})
+    assert parse_note_causes({"reason": "memory: 3 MiB; heat: 99 degrees"}) == ()
+    assert not is_policy_note({"by": "gpulock", "reason": "heat: 99 degrees"})
     assert not is_policy_note({"by": "gpulock"})
     assert describe_recovery("") == "an administrator"
 

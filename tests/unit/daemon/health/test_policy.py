@@ -64,17 +64,17 @@ def test_what_an_application_did_or_what_is_information_puts_nothing_out(
 
 
 @pytest.mark.parametrize(
-    ("fact", "because"),
+    ("fact", "reason"),
     [
         ("c.ecc.uncorrected.dram=2,2,90.0,0.0", "ecc: 2 uncorrected ECC errors (dram)"),
         ("remap_failure=1", "ecc: a row of its memory could not be remapped"),
         ("recovery_action=2", "ecc: the driver asks for a reboot of the node"),
     ],
 )
-def test_memory_that_fails_puts_a_card_out(ward: Ward, fact: str, because: str) -> None:
+def test_memory_that_fails_puts_a_card_out(ward: Ward, fact: str, reason: str) -> None:
     ward.tell(2, fact)
     ward.round()
-    assert (ward.out(), ward.because(2)) == ([bus(2)], because)
+    assert (ward.out(), ward.reason(2)) == ([bus(2)], reason)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_memory_that_was_corrected_puts_nothing_out(ward: Ward, fact: str) -> No
 def test_an_xid_counts_of_a_card_that_answers_no_more(ward: Ward) -> None:
     ward.tell(1, "looked=1.0", "x.79=1,100.0")
     ward.round()
-    assert ward.because(1) == "xid: XID 79 (GPU has fallen off the bus)"
+    assert ward.reason(1) == "xid: XID 79 (GPU has fallen off the bus)"
     ward.reboot()
     ward.tell(1, "looked=1.0")
     ward.round(9)
@@ -107,7 +107,7 @@ def test_a_card_that_is_gone_is_out_until_it_was_here_for_long_enough(ward: Ward
     place.rename(ward.root / "fell-out")
     del ward.facts[3]
     ward.round()
-    assert ward.because(3) == "missing: the driver does not show it any more"
+    assert ward.reason(3) == "missing: the driver does not show it any more"
     (ward.root / "fell-out").rename(place)
     ward.tell(3)
     ward.round(2)
@@ -157,7 +157,7 @@ def test_memory_in_use_with_nobody_there_puts_a_free_device_out_until_it_is_clea
 ) -> None:
     ward.tell(0, f"memory_used={300 * MIB}")
     ward.round()
-    assert ward.because(0) == "memory: 300 MiB stay in use though nobody is there"
+    assert ward.reason(0) == "memory: 300 MiB stay in use though nobody is there"
     ward.round(5)
     ward.tell(0)
     ward.round(2)
@@ -205,13 +205,11 @@ def test_a_process_that_nvml_does_not_list_but_root_sees_is_somebody(ward: Ward)
 def test_what_the_hand_over_put_away_comes_back_without_any_policy(tmp_path: Path) -> None:
     quiet = Ward(tmp_path, QUARANTINE_ON="")
     quiet.round()
-    because = "memory: 300 MiB stay in use after job 12"
-    quarantine.write_device_note(
-        str(quiet.state), quarantine.QUARANTINE, bus(0), "gpulock", because
-    )
+    reason = "memory: 300 MiB stay in use after job 12"
+    quarantine.write_device_note(str(quiet.state), quarantine.QUARANTINE, bus(0), "gpulock", reason)
     quiet.tell(0, f"memory_used={300 * MIB}")
     quiet.round(4)
-    assert quiet.because(0) == because
+    assert quiet.reason(0) == reason
     quiet.tell(0)
     quiet.round(2)
     quiet.tell(0, f"memory_used={300 * MIB}")
@@ -300,7 +298,7 @@ def test_what_an_administrator_put_out_stays(ward: Ward) -> None:
     ward.round(2)
     ward.reboot()
     ward.round(9)
-    assert (ward.out(), ward.because(1)) == ([bus(0), bus(1)], "its fan died")
+    assert (ward.out(), ward.reason(1)) == ([bus(0), bus(1)], "its fan died")
 
 
 def test_what_an_administrator_brought_back_is_not_put_out_for_the_same(ward: Ward) -> None:
@@ -311,7 +309,7 @@ def test_what_an_administrator_brought_back_is_not_put_out_for_the_same(ward: Wa
     assert ward.out() == []
     ward.tell(1, "x.79=2,200.0", "recovery_action=1")
     ward.round()
-    assert ward.because(1) == "xid: XID 79 (GPU has fallen off the bus)"
+    assert ward.reason(1) == "xid: XID 79 (GPU has fallen off the bus)"
 
 
 def test_one_more_cause_is_noted_beside_the_first_and_both_must_be_over(ward: Ward) -> None:
@@ -319,7 +317,7 @@ def test_one_more_cause_is_noted_beside_the_first_and_both_must_be_over(ward: Wa
     ward.round()
     ward.tell(0, "x.48=1,100.0")
     ward.round(9)
-    assert ward.because(0).split("; ") == [
+    assert ward.reason(0).split("; ") == [
         "memory: 300 MiB stay in use though nobody is there",
         "xid: XID 48 (uncorrectable ECC error)",
     ]
@@ -351,22 +349,22 @@ def test_memory_left_in_use_after_the_driver_was_loaded_does_not_want_that_again
     ward.reload()
     ward.tell(0, "x.48=1,100.0", f"memory_used={300 * MIB}")
     ward.round()
-    assert "memory: 300 MiB" in ward.because(0)
+    assert "memory: 300 MiB" in ward.reason(0)
     ward.tell(0, "x.48=1,100.0")
     ward.round(3)
     assert ward.out() == []
 
 
 def test_a_note_does_not_grow_for_ever(ward: Ward) -> None:
-    because = "memory: 300 MiB stay in use after job 12"
-    quarantine.write_device_note(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", because)
+    reason = "memory: 300 MiB stay in use after job 12"
+    quarantine.write_device_note(str(ward.state), quarantine.QUARANTINE, bus(0), "gpulock", reason)
     ward.tell(0, f"memory_used={300 * MIB}")
     ward.round()
-    assert ward.because(0) == because
+    assert ward.reason(0) == reason
     for number in (46, 48, 62, 64, 74, 79, 95):
         ward.tell(0, f"x.{number}=1,100.0")
         ward.round()
-    assert len(ward.because(0).split("; ")) == 4
+    assert len(ward.reason(0).split("; ")) == 4
 
 
 def test_an_administrator_who_takes_a_device_over_keeps_it(
@@ -387,7 +385,7 @@ def test_an_administrator_who_takes_a_device_over_keeps_it(
     ward.round()
     monkeypatch.undo()
     ward.round(9)
-    assert (ward.out(), ward.because(1)) == ([bus(1)], "its fan died")
+    assert (ward.out(), ward.reason(1)) == ([bus(1)], "its fan died")
 
 
 def test_a_card_that_is_not_there_does_not_come_back(tmp_path: Path) -> None:
@@ -416,7 +414,7 @@ def test_a_card_that_flaps_stays_out_until_an_administrator_brings_it_back(ward:
     ward.reboot()
     ward.round(9)
     assert ward.out() == [bus(0)]
-    assert "only an administrator brings it back" in ward.because(0)
+    assert "only an administrator brings it back" in ward.reason(0)
 
 
 # --- an exporter gone mad -------------------------------------------------------------------------
@@ -447,7 +445,7 @@ def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -
         ward.tell(number, "x.79=1,100.0")
     ward.round()
     assert ward.out() == [bus(number) for number in range(4)]
-    assert ward.because(0) == "its fan died"
+    assert ward.reason(0) == "its fan died"
 
 
 def test_the_only_card_of_a_node_goes_out(tmp_path: Path) -> None:
@@ -485,7 +483,7 @@ def test_a_sample_that_makes_no_sense_puts_nothing_out(ward: Ward, line: str) ->
 def test_a_name_in_a_sample_becomes_no_line_of_a_note(ward: Ward) -> None:
     ward.tell(1, "c.ecc.uncorrected.a;memory:b=1,1,1,1", "c.ecc.uncorrected.\x1b[2J=1,1,1,1")
     ward.round()
-    assert ward.because(1) == "ecc: 1 uncorrected ECC error (unknown)"
+    assert ward.reason(1) == "ecc: 1 uncorrected ECC error (unknown)"
 
 
 def test_a_sample_of_another_boot_or_an_old_one_puts_nothing_out(ward: Ward) -> None:
@@ -600,7 +598,7 @@ def test_an_administrator_who_is_quicker_wins(ward: Ward, monkeypatch: pytest.Mo
     monkeypatch.undo()
     ward.reload()
     ward.round(9)
-    assert ward.because(1) == "its fan died"
+    assert ward.reason(1) == "its fan died"
 
 
 def test_books_that_cannot_be_read_put_a_card_out_again_and_never_back(ward: Ward) -> None:

@@ -37,11 +37,11 @@ from gpulock.store import kv
 from tests.support.trees import BOOT, FEW, OTHER_BOOT, Box, bus
 
 NOW = CardStartIds(BOOT, "7", "9")
-NOTE = {"by": "gpulock", "because": "xid: XID 79", "boot": BOOT, "driver": "5", "place": "9"}
+NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "driver": "5", "place": "9"}
 WELL = DeviceObservation(
     shown=True, seen=sample.DeviceSample({}, {}), memory=CLEAN, bad=False, now=NOW
 )
-MEMORY = {"by": "gpulock", "because": "memory: 3 MiB"}
+MEMORY = {"by": "gpulock", "reason": "memory: 3 MiB"}
 
 
 def sight(**about: Any) -> DeviceObservation:
@@ -68,11 +68,11 @@ def seen(**values: object) -> sample.DeviceSample:
         (MEMORY, {}, True),
         (MEMORY, {"memory": DIRTY}, False),
         (MEMORY, {"memory": NO_SAMPLE}, None),
-        ({**MEMORY, "because": "missing: gone"}, {"seen": None}, True),
-        ({**NOTE, "because": "memory: 3 MiB; xid: XID 79"}, {"memory": NO_SAMPLE}, None),
-        ({**NOTE, "because": "memory: 3 MiB; xid: XID 79"}, {"memory": DIRTY}, False),
-        ({**NOTE, "because": "xid: XID 79; xid: only an administrator brings it back"}, {}, None),
-        ({**NOTE, "because": "XID 79"}, {}, None),
+        ({**MEMORY, "reason": "missing: gone"}, {"seen": None}, True),
+        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": NO_SAMPLE}, None),
+        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": DIRTY}, False),
+        ({**NOTE, "reason": "xid: XID 79; xid: only an administrator brings it back"}, {}, None),
+        ({**NOTE, "reason": "XID 79"}, {}, None),
     ],
 )
 def test_a_check_says_clean_not_clean_or_nothing(

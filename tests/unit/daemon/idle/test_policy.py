@@ -195,10 +195,10 @@ def test_a_claim_cannot_idle_for_longer_than_it_stands(lab: Lab) -> None:
     assert lab.calls() == 0
 
 
-@pytest.mark.parametrize("why", ["old", "settling", "admin", "freed", "off"])
+@pytest.mark.parametrize("why", ["old", "draining", "admin", "freed", "off"])
 def test_the_policy_leaves_alone(lab: Lab, why: str) -> None:
     kinds: dict[str, dict[str, Any]] = {
-        "settling": {"settling": 1},
+        "draining": {"draining": 1},
         "admin": {"scheduler": "admin"},
     }
     about = kinds.get(why, {})

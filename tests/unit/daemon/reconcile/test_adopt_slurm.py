@@ -15,7 +15,7 @@ from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, Site, row, slurm_record
 from tests.support.trees import OTHER_BOOT, bus, soon
 
-OURS = {"SLURM_CHOOSER": "gpulock"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
 @pytest.fixture

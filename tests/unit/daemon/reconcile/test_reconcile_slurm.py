@@ -147,7 +147,7 @@ def test_an_earlier_boots_lock_goes_though_a_step_of_its_id_runs(site: Site) -> 
     assert seen(site, 3)
 
 
-def test_a_settling_lock_goes_though_another_nodes_step_of_its_id_runs(site: Site) -> None:
+def test_a_draining_lock_goes_though_another_nodes_step_of_its_id_runs(site: Site) -> None:
     site.prolog(12, "0")
     site.process(900, "python", fds={9: site.dev / "nvidia0"})
     site.epilog(12)
@@ -159,7 +159,7 @@ def test_a_settling_lock_goes_though_another_nodes_step_of_its_id_runs(site: Sit
     assert (known(site), site.runs()) == ({}, [])
 
 
-def test_a_settling_lock_waits_for_its_last_process(site: Site) -> None:
+def test_a_draining_lock_waits_for_its_last_process(site: Site) -> None:
     site.prolog(12, "0")
     folder = site.cgroup(freezer(), 900)
     site.epilog(12)

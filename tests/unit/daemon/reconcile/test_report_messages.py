@@ -90,7 +90,7 @@ def test_orphans_name_the_process() -> None:
 
 def test_a_missing_card_is_told() -> None:
     (line,) = report_messages.lasting_problem_messages(report(gpus=3), 4).values()
-    assert line == "4 GPUs expected (GPUS=), 3 are there"
+    assert line == "4 GPUs expected (EXPECTED_GPUS=), 3 are there"
     assert report_messages.lasting_problem_messages(report(gpus=3), 0) == {}
 
 

@@ -53,7 +53,12 @@ class Site:
         self.root = root
         (root / "scontrol").write_text(SCONTROL.format(root=root))
         (root / "scontrol").chmod(0o755)
-        known = {"SLURM_BINARIES": str(root), "SLURM_ON_BAD": "drain", "SLURM_CONF": "/x", **keys}
+        known = {
+            "SLURM_BINARIES": str(root),
+            "SLURM_ON_UNHEALTHY": "drain",
+            "SLURM_CONF": "/x",
+            **keys,
+        }
         self.box = Box(root / "box", 4, **known)
         (self.box.state / quarantine.QUARANTINE).mkdir()
         self.ends = os.pipe2(os.O_NONBLOCK)
@@ -128,7 +133,7 @@ def test_a_node_is_drained_with_the_reason_and_resumed_when_all_is_well(site: Si
 
 
 def test_by_default_it_is_told_once_and_slurm_is_asked_nothing(tmp_path: Path) -> None:
-    quiet = Site(tmp_path, SLURM_ON_BAD="tell")
+    quiet = Site(tmp_path, SLURM_ON_UNHEALTHY="log")
     (tmp_path / "scontrol").unlink()
     quiet.out(1)
     quiet.round()
@@ -161,7 +166,7 @@ def test_a_node_that_was_resumed_by_hand_is_left_alone_until_one_more_is_out(sit
 def test_when_the_key_is_changed_our_drain_is_taken_back(site: Site) -> None:
     site.out(1)
     site.round()
-    site.box.settings["SLURM_ON_BAD"] = "tell"
+    site.box.settings["SLURM_ON_UNHEALTHY"] = "log"
     site.round()
     assert site.shown() == ("IDLE", "")
 
@@ -210,13 +215,13 @@ def test_a_machine_that_is_not_one_node_of_slurms_is_not_drained(site: Site, nam
 
 
 def test_a_card_that_is_not_there_counts(site: Site) -> None:
-    site.box.settings["GPUS"] = "5"
+    site.box.settings["EXPECTED_GPUS"] = "5"
     site.round()
     assert site.shown() == ("IDLE+DRAIN", f"{PREFIX}missing: 1 of 5 GPUs are not there")
 
 
 def test_a_card_that_is_out_and_fell_off_the_bus_counts_once(site: Site) -> None:
-    site.box.settings["GPUS"] = "5"
+    site.box.settings["EXPECTED_GPUS"] = "5"
     site.out(4)
     site.round()
     assert site.shown() == ("IDLE+DRAIN", f"{PREFIX}{bus(4)}: xid: XID 79")

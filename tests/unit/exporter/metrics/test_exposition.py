@@ -70,7 +70,7 @@ def scene(tmp_path: Path) -> NodeSnapshot:
         },
         reconciled=995.0,
     )
-    node.facts.counters |= {"gate_wait_seconds": "0.25", "gate_timeouts": "2"}
+    node.facts.counters |= {"lock_wait_seconds": "0.25", "lock_timeouts": "2"}
     use = {"gpm": {"sm_active": 0.5, "sm_occupancy": 0.25, "tensor_active": 0.1, "dram_active": 0}}
     for second in range(3):
         node.tick(

@@ -43,8 +43,8 @@ class Exporter:
         self.devices.read()
         self.book = CollectorState(
             self.node.boot_id,
-            SnapshotLimits(gpus=self.node.settings.gpus),
-            self.node.settings.services,
+            SnapshotLimits(gpus=self.node.settings.expected_gpus),
+            self.node.settings.allowed_processes,
             lambda: ProcessTree(self.node.proc),
             restore_exporter_memory(self.folder.last(), self.node.boot_id, self.now.boottime),
         )
@@ -73,7 +73,7 @@ class Exporter:
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
     """Return a node of four GPUs of which five are expected, two of them claimed."""
-    found = Box(tmp_path, gpus=4, GPUS="5")
+    found = Box(tmp_path, gpus=4, EXPECTED_GPUS="5")
     found.lock.mkdir()
     node = found.node()
     boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)

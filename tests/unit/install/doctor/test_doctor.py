@@ -97,7 +97,7 @@ def break_link(site: Site) -> None:
 
 def fewer_gpus(site: Site) -> None:
     text = site.config.read_text()
-    site.config.write_text(text.replace("GPUS=8", "GPUS=9"))
+    site.config.write_text(text.replace("EXPECTED_GPUS=8", "EXPECTED_GPUS=9"))
 
 
 def no_device_node(site: Site) -> None:
@@ -150,7 +150,7 @@ def no_driver(site: Site) -> None:
         (no_state_dir, "STATE_DIR", "is missing", "mkdir"),
         (lose_locks, "boot", "locks of this boot were lost", "gpulock reap"),
         (no_driver, "driver", "no NVIDIA driver", "load the driver"),
-        (fewer_gpus, "GPUS", "8 of 9 GPUs", "dmesg"),
+        (fewer_gpus, "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
         (no_device_node, "device nodes", "nvidia3 is missing", "nvidia-modprobe"),
         (damage, "hooks", "damaged: epilog/sge", "install sge again"),
         (break_link, "hooks", "leads nowhere", "install sge again"),
@@ -232,13 +232,13 @@ def test_without_qmaster_the_node_itself_is_still_looked_at(site: Site) -> None:
 
 
 def test_settings_that_no_hook_would_take_end_the_examination(site: Site) -> None:
-    site.config.write_text("GPUS=many\n")
+    site.config.write_text("EXPECTED_GPUS=many\n")
 
     checks = found(site)
 
     assert list(checks) == ["settings"]
     assert checks["settings"].state == FAULT
-    assert ":1: GPUS" in checks["settings"].what
+    assert ":1: EXPECTED_GPUS" in checks["settings"].what
 
 
 def test_a_look_that_fails_is_a_warning_with_its_reason() -> None:

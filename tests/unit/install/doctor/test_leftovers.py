@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doctor says whether CLEAN can do on this node what it is set to."""
+"""Doctor says whether LEFTOVER_PROCESSES can do on this node what it is set to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def box(tmp_path: Path) -> Box:
 
 
 def states(box: Box, clean: str) -> list[str]:
-    box.settings["CLEAN"] = clean
+    box.settings["LEFTOVER_PROCESSES"] = clean
     return [check.state for check in handover_checks(box.node().settings)]
 
 

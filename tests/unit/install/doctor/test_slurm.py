@@ -87,7 +87,7 @@ def constrain(node: SlurmNode) -> None:
 
 
 def gpulock_chooses(node: SlurmNode) -> None:
-    node.set(SLURM_CHOOSER="gpulock")
+    node.set(SLURM_DEVICE_SELECTION="gpulock")
 
 
 def gpulock_chooses_and_slurm_constrains(node: SlurmNode) -> None:
@@ -96,7 +96,7 @@ def gpulock_chooses_and_slurm_constrains(node: SlurmNode) -> None:
 
 
 def count_by_comment(node: SlurmNode) -> None:
-    node.set(SLURM_CHOOSER="gpulock", SLURM_COUNT="comment")
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment")
 
 
 def reorder(node: SlurmNode, numbers: str = "[2,0-1,3-7]") -> None:

@@ -109,7 +109,7 @@ def test_uninstall_refuses_while_a_device_is_locked(site: Site) -> None:
 
     with pytest.raises(InstallError, match="1 devices are locked"):
         undo_sge_install(site.config, ignore)
-    with pytest.raises(InstallError, match="--force --because"):
+    with pytest.raises(InstallError, match="--force --reason"):
         undo_sge_install(site.config, ignore, force=True)
 
     assert "libexec/current" in site.show("sq")
@@ -179,11 +179,11 @@ def test_a_complex_that_the_settings_do_not_name_is_refused(site: Site) -> None:
 def test_a_key_that_stands_in_the_settings_is_kept() -> None:
     text = "# mine\nGPUS = 4"
 
-    new = sge_settings_text(text, {"GPUS": "8", "SGE_CELL": "default"})
+    new = sge_settings_text(text, {"EXPECTED_GPUS": "8", "SGE_CELL": "default"})
 
     assert new.startswith("# mine\nGPUS = 4\n#")
     assert new.endswith("\nSGE_CELL=default\n")
-    assert sge_settings_text(new, {"GPUS": "8", "SGE_CELL": "x"}) == new
+    assert sge_settings_text(new, {"EXPECTED_GPUS": "8", "SGE_CELL": "x"}) == new
 
 
 def test_a_spool_folder_or_group_range_that_the_shell_would_read_otherwise_is_refused() -> None:

@@ -59,19 +59,24 @@ def test_slurms_own_files_are_never_written(node: SlurmNode) -> None:
 
 
 def test_a_node_without_settings_gets_a_file_that_explains_itself() -> None:
-    text = slurm_settings_text(None, {"GPUS": "8"}, frozenset())
+    text = slurm_settings_text(None, {"EXPECTED_GPUS": "8"}, frozenset())
 
-    assert "#SLURM_CHOOSER=slurm" in text
-    assert text.endswith("\nGPUS=8\n")
-    assert parse_settings(text, "x").gpus == 8
+    assert "#SLURM_DEVICE_SELECTION=slurm" in text
+    assert text.endswith("\nEXPECTED_GPUS=8\n")
+    assert parse_settings(text, "x").expected_gpus == 8
 
 
 def test_settings_that_are_there_are_kept_and_get_what_they_lack() -> None:
-    text = slurm_settings_text("GPUS=4", {"GPUS": "8", "SLURM_CONF": "/c"}, frozenset({"GPUS"}))
+    text = slurm_settings_text(
+        "EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8", "SLURM_CONF": "/c"}, frozenset({"EXPECTED_GPUS"})
+    )
 
-    assert text.startswith("GPUS=4\n# written by")
+    assert text.startswith("EXPECTED_GPUS=4\n# written by")
     assert text.endswith("\nSLURM_CONF=/c\n")
-    assert slurm_settings_text("GPUS=4", {"GPUS": "8"}, frozenset({"GPUS"})) == "GPUS=4"
+    assert (
+        slurm_settings_text("EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8"}, frozenset({"EXPECTED_GPUS"}))
+        == "EXPECTED_GPUS=4"
+    )
 
 
 def test_a_changed_gres_conf_gives_a_new_map(node: SlurmNode) -> None:
@@ -136,5 +141,5 @@ def test_a_card_that_gres_conf_names_and_the_driver_lacks_stops_the_installation
     with pytest.raises(InstallError, match="the driver shows no GPU with this minor"):
         node.plan()
 
-    node.set(SLURM_CHOOSER="gpulock")
+    node.set(SLURM_DEVICE_SELECTION="gpulock")
     assert "no map of Slurm's positions" in told(node)

@@ -109,7 +109,7 @@ def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:
 
 
 def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> None:
-    node.set(SLURM_CHOOSER="gpulock")
+    node.set(SLURM_DEVICE_SELECTION="gpulock")
 
     text = told(node)
     assert f"    Name=gpu File={node.device('[0-7]')} Flags=no_gpu_env" in text
@@ -120,7 +120,7 @@ def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> N
 
 
 def test_for_a_count_in_the_comment_the_submit_script_is_shown(node: SlurmNode) -> None:
-    node.set(SLURM_CHOOSER="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux")
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment", SLURM_GRES="gpux")
 
     text = told(node)
 

@@ -51,7 +51,7 @@ def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> 
 
     with pytest.raises(InstallError, match=r"Slurm jobs hold 1 devices \(0000:06:00\.0\)"):
         undo_slurm_install(node.config, ignore)
-    with pytest.raises(InstallError, match="--force --because"):
+    with pytest.raises(InstallError, match="--force --reason"):
         undo_slurm_install(node.config, ignore, force=True)
 
     assert node.map.exists()
@@ -99,7 +99,7 @@ def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode
     with pytest.raises(InstallError, match="cannot be found out"):
         undo_slurm_install(node.config, ignore)
 
-    assert undo_slurm_install(node.config, ignore, force=True, because="moved") == []
+    assert undo_slurm_install(node.config, ignore, force=True, reason="moved") == []
 
 
 # --- beside Grid Engine --------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def test_it_refuses_a_simulated_node(node: SystemdNode) -> None:
 
 def test_without_a_driver_it_goes_by_the_settings_and_says_so(node: SystemdNode) -> None:
     node.config.write_text(node.config.read_text().replace("/proc/driver", "/none"))
-    node.set(GPUS="3")
+    node.set(EXPECTED_GPUS="3")
 
     plan = node.install()
 

@@ -19,11 +19,11 @@ from gpulock.daemon.reconcile.owner_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import ReconcileSchedule
 from gpulock.daemon.rounds import Chore, Rounds, needs_recheck
+from gpulock.daemon.serve_policy import ServePolicy
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.settings import Settings, read_settings
 from gpulock.store.verdicts import PERIOD
-from gpulock.workstation.serve_policy import ServePolicy
 from gpulock.workstation.server import ClaimServer
 
 

@@ -23,16 +23,16 @@ from gpulock.daemon.core.signals import DaemonSignals, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile import schedule
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.node.context import Node
-from gpulock.node.settings import DEFAULT_PATH, read_settings
-from gpulock.simulate.node import write_simulated_node
-from gpulock.store.locks import Lock
-from gpulock.workstation.serve_policy import (
+from gpulock.daemon.serve_policy import (
     ServePolicy,
     scheduler_from_locks,
     scheduler_from_processes,
     scheduler_from_settings,
 )
+from gpulock.node.context import Node
+from gpulock.node.settings import DEFAULT_PATH, read_settings
+from gpulock.simulate.node import write_simulated_node
+from gpulock.store.locks import Lock
 from tests.support.trees import Box, bus, record
 
 

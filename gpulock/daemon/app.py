@@ -22,7 +22,8 @@ from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
 from gpulock.daemon.reconcile.refusal_context import RefusalNotifier
-from gpulock.daemon.rounds import AlreadyRunningError, Chore
+from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.rounds import AlreadyRunningError
 from gpulock.daemon.slots.drift import CountDrift
 from gpulock.daemon.slots.sge import SgeSlotSync
 from gpulock.daemon.slots.slurm import SlurmDrainSync

@@ -17,8 +17,8 @@ from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.lock_watch import LockDirWatch
 from gpulock.daemon.reconcile.owner_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import ReconcileSchedule
-from gpulock.daemon.rounds import Chore, Rounds, needs_recheck
+from gpulock.daemon.reconcile.schedule import Chore, ReconcileSchedule
+from gpulock.daemon.rounds import Rounds, needs_recheck
 from gpulock.daemon.serve_policy import ServePolicy
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
@@ -49,9 +49,10 @@ class GpulockDaemon:
         self._notify = notify
         self._signals = signals
         self._status = ""
+        self._why_closed = ""
 
     def run(self) -> None:
-        """Go round until a signal ends it; raise RunsAlreadyError."""
+        """Go round until a signal ends it; raise AlreadyRunningError."""
         try:
             self._run_loop()
         finally:  # an alarm may end a round that hangs, at any instruction
@@ -68,10 +69,12 @@ class GpulockDaemon:
             if self._signals.reload:
                 self._reload()
             self.loop.wait(self._next_wakeup())
-            if clock_boottime() >= self.pace.due and not self._signals.ending:
+            now = clock_boottime()
+            if now >= min(self.pace.due, self.rounds.regular) and not self._signals.ending:
                 self._run_round()
-            if not self._signals.ending:
+            if now >= self.rounds.due() and not self._signals.ending:
                 self.rounds.run_due(clock_boottime())
+            if self._server.clients and not self._signals.ending:
                 self._server.run_due(clock_boottime())
         self._notify.stopping()
         self._close()
@@ -85,7 +88,9 @@ class GpulockDaemon:
 
     def _next_wakeup(self) -> float:
         """Return when the loop must go round again."""
-        due = min(self.pace.due, self._server.due(), self.rounds.due())
+        due = min(self.pace.due, self.rounds.regular, self.rounds.due())
+        if self._server.clients:
+            due = min(due, self._server.due())
         watchdog = self._notify.watchdog
         return min(due, clock_boottime() + watchdog / 3) if watchdog else due
 
@@ -108,7 +113,7 @@ class GpulockDaemon:
             made = {device for record in report.adopted for device in record.devices}
             if self._watch.changed(freed, made):
                 self._request_reconcile()
-            if freed:
+            if freed and node.settings.user_claims:
                 self._server.retry_now()
             self._owners.follow(report, node.proc)
         self._serve(report)
@@ -122,13 +127,14 @@ class GpulockDaemon:
         """Open the socket, or close it where a scheduler owns the node by now."""
         why_not = self._serving.why_not(self.rounds.node, report, clock_boottime())
         failed = ""
-        if why_not:
+        if why_not and why_not != self._why_closed:
             self._server.close(why_not)
-        elif report is not None:
+        elif not why_not and report is not None:
             try:
                 self._server.open()
             except OSError as fault:
                 failed = f"users are not served: {fault}"
+        self._why_closed = why_not
         wanted = self.rounds.node.settings.user_claims
         refused = f"users are not served although USER_CLAIMS=yes: {why_not}"
         self._journal.log_changes("serve", {"refused": refused} if wanted and why_not else {})
@@ -139,9 +145,7 @@ class GpulockDaemon:
         self._signals.reload = False
         self._notify.reloading()
         try:
-            fresh = DaemonNode(read_settings(self.rounds.node.settings.path))
-            fresh.asking = self.rounds.node.asking  # a driver that hangs is asked once
-            self.rounds.node = fresh
+            self.rounds.use_settings(read_settings(self.rounds.node.settings.path))
             self._serving.recheck_processes()
             self._journal.say(INFO, "the settings were read again")
         except Refusal as refusal:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 from gpulock.daemon.core.controller import BackoffControl, ControllerBackoff
 from gpulock.daemon.core.instance_lock import InstanceLock
@@ -17,39 +16,17 @@ from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.daemon.reconcile.schedule import ROUND, TIME, Chore, is_chore_due, read_chore_inputs
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
+from gpulock.node.settings import Settings
 from gpulock.store import boot
+from gpulock.store.verdicts import PERIOD
 from gpulock.workstation.process_claims import make_liveness_judge
 
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
 CAP_SYS_PTRACE = 19  # linux/capability.h
-
-
-class Chore(Protocol):
-    """Something to be done after each reconcile; it may fail, and must not wait."""
-
-    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
-        """Do it; `now` is CLOCK_BOOTTIME in seconds."""
-        ...
-
-
-@runtime_checkable
-class BackgroundChore(Protocol):
-    """A chore that has work between the rounds as well; it must not wait there either."""
-
-    def due(self) -> float:
-        """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
-        ...
-
-    def run_due(self, now: float) -> None:
-        """Go on with it; `now` is CLOCK_BOOTTIME in seconds."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what runs: the daemon ends."""
-        ...
 
 
 class AlreadyRunningError(Refusal):
@@ -57,37 +34,49 @@ class AlreadyRunningError(Refusal):
 
 
 class Rounds:
-    """Rounds on one node; `last` is the report of the last one, None where it failed."""
+    """Rounds on one node; `last` is the report of the last one, None where it failed.
+
+    `regular` is when TIME changes for the chores (CLOCK_BOOTTIME seconds): a round is due then.
+    """
 
     def __init__(self, node: DaemonNode, journal: DaemonJournal, chores: Sequence[Chore]) -> None:
         self.node = node
         self.single = InstanceLock()
         self.last: ReconcileReport | None = None
         self.summary = "starting"
+        self.regular = 0.0
         self._journal = journal
         self._chores = chores
-        self._workers = [chore for chore in chores if isinstance(chore, BackgroundChore)]
+        self._inputs: dict[str, object] = {}  # as they were when chores ran last
+        self._owed = set(chores)  # those that run next time, whatever changed
         self._silence = ControllerBackoff()
 
+    def use_settings(self, settings: Settings) -> None:
+        """Go on with other settings; raise Refusal. A chore that they switch off runs once more."""
+        fresh = DaemonNode(settings)
+        fresh.asking = self.node.asking  # a driver that hangs is asked once
+        self.node = fresh
+        self._owed = set(self._chores)
+
     def run_round(self, now: float) -> ReconcileReport | None:
-        """Do one round; return its report, None where it failed. Raises RunsAlreadyError."""
+        """Do one round; return its report, None where it failed. Raises AlreadyRunningError."""
+        self.last = None
+        failed: dict[str, str] = {}
         try:
             self.last = self._reconcile()
-            failed = {}
         except AlreadyRunningError:
             raise
         except Refusal as refusal:
-            self.last, failed = None, {refusal.kind: f"{refusal.why}; {refusal.do}"}
+            failed[refusal.kind] = f"{refusal.why}; {refusal.do}"
         except OSError as fault:
-            self.last, failed = None, {str(fault.errno): f"LOCK_DIR: {fault}"}
+            failed[str(fault.errno)] = f"LOCK_DIR: {fault}"
         except Exception as fault:  # whatever it is, the next round may go well
-            self.last, failed = (
-                None,
-                {type(fault).__name__: describe_exception("a reconcile", fault)},
-            )
+            failed[type(fault).__name__] = describe_exception("a reconcile", fault)
         self._journal.log_changes("round", failed, ERROR)
         if self.last is None:
             self.summary = "; ".join(failed.values())
+            self.regular = now + PERIOD
+            self._owed = set(self._chores)
         else:
             self._tell(self.last)
             self._do_chores(self.last, now)
@@ -122,35 +111,45 @@ class Rounds:
         self.summary = report_messages.format_daemon_status(report, expected)
 
     def _do_chores(self, report: ReconcileReport, now: float) -> None:
+        """Run the chores that are due."""
+        inputs = read_chore_inputs(self.node, report)  # before: a change meanwhile is seen later
+        changed = {what for what in inputs if inputs[what] != self._inputs.get(what)} | {ROUND}
+        if now >= self.regular:
+            changed.add(TIME)
+            self.regular = now + PERIOD
+        owed, self._inputs, self._owed = self._owed, inputs, set()
         failed: dict[str, str] = {}
         for chore in self._chores:
+            if chore not in owed and not is_chore_due(chore.after, changed, self.node.settings):
+                continue
             try:
                 chore.run(self.node, report, now)
-            except Exception as fault:  # one that fails stops no other
+            except Exception as fault:  # one that fails stops no other, and is tried again
                 name = type(chore).__name__
                 failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
+                self._owed.add(chore)
         self._journal.log_changes("chores", failed, ERROR)
 
     def due(self) -> float:
         """Return when a chore has work before the next round, as CLOCK_BOOTTIME seconds."""
-        return min([worker.due() for worker in self._workers], default=float("inf"))
+        return min([chore.due for chore in self._chores], default=float("inf"))
 
     def run_due(self, now: float) -> None:
         """Let the chores go on that have work between the rounds."""
         failed: dict[str, str] = {}
-        for worker in self._workers:
-            if now >= worker.due():
+        for chore in self._chores:
+            if now >= chore.due:
                 try:
-                    worker.run_due(now)
+                    chore.run_due(now)
                 except Exception as fault:  # likewise
-                    name = type(worker).__name__
+                    name = type(chore).__name__
                     failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
         self._journal.log_changes("turns", failed, ERROR)
 
     def close(self) -> None:
         """Let go of what the chores have at work, and of being this node's gpulockd."""
-        for worker in self._workers:
-            worker.close()
+        for chore in self._chores:
+            chore.close()
         self.single.release()
 
 

@@ -218,6 +218,11 @@ def int_or_zero(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
+def card_bus_id(name: str) -> str:
+    """Return the PCI bus id in a lock id."""
+    return name.partition(".gi")[0]
+
+
 def lock_ids_overlap(a: str, b: str) -> bool:
     """Return whether two lock ids stand for the same silicon: equal, or a card and its instance."""
     return a == b or a.startswith(f"{b}.gi") or b.startswith(f"{a}.gi")

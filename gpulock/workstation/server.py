@@ -52,7 +52,7 @@ class ClaimServer:
         self._node = node
         self._socket: socket.socket | None = None
         self._file = (0, 0)
-        self._clients: dict[int, Client] = {}
+        self.clients: dict[int, Client] = {}
         self._line = WaitQueue(self.attempts, node, self._end)
         self._releases: deque[tuple[Client, SocketRequest]] = deque()
         self._next = 0.0
@@ -87,7 +87,7 @@ class ClaimServer:
         self._stop_listening()
         if why:  # also what an earlier gpulockd left, which served
             atomic.remove_quietly(f"{self._node().store.path}/{SOCKET}")
-        for client in list(self._clients.values()):
+        for client in list(self.clients.values()):
             if why:
                 client.send(SocketReply(REFUSED, kind=BROKEN, why=why, do="use the scheduler"))
             self._drop(client, keep_ticket=not why)
@@ -102,12 +102,12 @@ class ClaimServer:
 
     def due(self) -> float:
         """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
-        silent = [c.since + SILENCE for c in self._clients.values() if c.request is None]
+        silent = [c.since + SILENCE for c in self.clients.values() if c.request is None]
         return min([*silent, self._line.due(), *([self._next] if self._releases else [])])
 
     def run_due(self, now: float) -> None:
         """Serve the first in line, if he can be; send those away who say nothing."""
-        for client in list(self._clients.values()):
+        for client in list(self.clients.values()):
             if client.request is None and now >= client.since + SILENCE:
                 self._refuse(client, INVALID_REQUEST, "no request came", "use gpulock run")
         if self._releases and now >= self._next:
@@ -134,14 +134,14 @@ class ClaimServer:
             connection.close()
             return
         client = Client(connection, peer, clock_boottime())
-        mine = [c for c in self._clients.values() if c.peer.uid == peer.uid]
-        if len(mine) >= MOST_OF_USER or len(self._clients) >= MOST:
+        mine = [c for c in self.clients.values() if c.peer.uid == peer.uid]
+        if len(mine) >= MOST_OF_USER or len(self.clients) >= MOST:
             who = "you" if len(mine) >= MOST_OF_USER else "others"
             why = f"{who} have too many calls at once"
             client.send(SocketReply(REFUSED, kind=BUSY, why=why, do="wait for them"))
             client.close()
             return
-        self._clients[connection.fileno()] = client
+        self.clients[connection.fileno()] = client
         self._loop.watch(
             connection.fileno(), lambda events: self._ready(client, events), select.POLLIN | GONE
         )
@@ -205,14 +205,14 @@ class ClaimServer:
 
     def _drop(self, client: Client, keep_ticket: bool = False) -> None:
         """Forget a client, and give back his place in line."""
-        if self._clients.pop(client.connection.fileno(), None) is None:
+        if self.clients.pop(client.connection.fileno(), None) is None:
             return
         self._loop.forget(client.connection.fileno())
         self._loop.forget(client.peer.fd)
         self._releases = deque(one for one in self._releases if one[0] is not client)
         self._line.remove(client)
         # a process that connects twice has one ticket
-        keep_ticket |= any(other.ticket == client.ticket for other in self._clients.values())
+        keep_ticket |= any(other.ticket == client.ticket for other in self.clients.values())
         if not keep_ticket:
             socket_claim.return_client_ticket(self._node(), client)
         client.close()

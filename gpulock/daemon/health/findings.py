@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from gpulock.daemon.health.xids import HARDWARE, describe_recovery_action
 from gpulock.node import sample
-from gpulock.node.devices import EXCLUDED, Device
+from gpulock.node.devices import EXCLUDED, Device, card_bus_id
 
 XID, ECC, MISSING, MEMORY = "xid", "ecc", "missing", "memory"
 CAUSES: Final = (XID, ECC, MISSING, MEMORY)
@@ -87,11 +87,6 @@ def find_missing_cards(
 def quarantinable_ids(devices: Collection[Device]) -> set[str]:
     """Return the ids that may be quarantined: of devices, and of the cards they are on."""
     return {device.id for device in devices} | {device.bus for device in devices}
-
-
-def card_bus_id(name: str) -> str:
-    """Return the bus id of a lock id."""
-    return name.partition(".gi")[0]
 
 
 def parse_first_counter(text: str) -> int:

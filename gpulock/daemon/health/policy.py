@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from gpulock.alloc import memory_check, reaper
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
@@ -28,10 +28,19 @@ from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
 from gpulock.daemon.health.snapshot import HealthSnapshot
 from gpulock.daemon.health.state import HealthState
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import (
+    DEVICES,
+    LOCKS,
+    QUARANTINE,
+    SAMPLE,
+    TIME,
+    Chore,
+    Due,
+)
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
-from gpulock.node.devices import lock_ids_overlap
+from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.store import kv
 from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate
@@ -42,8 +51,13 @@ MOST_REASONS: Final = 4  # in a note
 QuarantineNotes = Mapping[str, Mapping[str, str]]
 
 
-class HealthPolicy:
-    """The chore; `clock` is CLOCK_BOOTTIME in seconds."""
+class HealthPolicy(Chore):
+    """The chore; `clock` is CLOCK_BOOTTIME in seconds. Notes are told and lifted while off, too."""
+
+    after: ClassVar[Due] = {
+        **dict.fromkeys((DEVICES, LOCKS, SAMPLE), ("quarantine_on",)),
+        **dict.fromkeys((QUARANTINE, TIME), ()),
+    }
 
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal
@@ -129,7 +143,7 @@ class HealthPolicy:
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in fresh}):
             reasons = [one for one in fresh if one.device == name]
-            if is_exporter_reported(reasons) and not {name, findings.card_bus_id(name)} & {
+            if is_exporter_reported(reasons) and not {name, card_bus_id(name)} & {
                 *allowed,
                 *out,
             }:
@@ -161,7 +175,7 @@ class HealthPolicy:
                 "; ".join(merge_note_reasons(known, reasons, is_device_flapping(node, name)))
             )
             facts = recovery.read_card_start_ids(
-                node.boot_id, node.settings.sys_root, findings.card_bus_id(name)
+                node.boot_id, node.settings.sys_root, card_bus_id(name)
             )
             more = facts.pairs()
             if known and not any(one.cause in (XID, ECC) for one in reasons):

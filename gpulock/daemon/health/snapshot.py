@@ -11,7 +11,7 @@ from gpulock.daemon.health.recovery import DeviceObservation
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node import sample
 from gpulock.node.context import Node
-from gpulock.node.devices import lock_ids_overlap
+from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge
@@ -47,7 +47,7 @@ class HealthSnapshot:
             found += findings.findings_from_sample(self._sample, devices, wanted)
         known |= {device.bus for device in devices if not device.fault}
         known |= {
-            findings.card_bus_id(outcome.lock.id)
+            card_bus_id(outcome.lock.id)
             for outcome in self._report.outcomes
             if outcome.lock.owner and outcome.lock.owner.boot_id == self.node.boot_id
         }
@@ -99,7 +99,7 @@ class HealthSnapshot:
         shown = [d for d in self._report.devices if lock_ids_overlap(d.id, name) and not d.fault]
         held = [o for o in self._report.outcomes if o.act != reaper.FREED]
         free = not any(lock_ids_overlap(outcome.lock.id, name) for outcome in held)
-        bus = findings.card_bus_id(name)
+        bus = card_bus_id(name)
         return DeviceObservation(
             shown=bool(shown),
             seen=self._fresh(name),

@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Final
+from typing import ClassVar, Final
 
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.history import files, pending
 from gpulock.daemon.history.claim_samples import ExporterSamples
 from gpulock.daemon.history.record import ClaimedDevice, build_history_record, encode_history_record
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import ROUND, Chore, Due
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node import sample
@@ -38,8 +39,10 @@ Say = Callable[[str], None]
 Claims = dict[str, dict[str, ClaimedDevice]]  # by token, by device
 
 
-class HistoryWriter:
+class HistoryWriter(Chore):
     """The chore that follows a reconcile; `say` is told each fault once while it lasts."""
+
+    after: ClassVar[Due] = {ROUND: ()}
 
     def __init__(self, say: Say) -> None:
         self._say = say

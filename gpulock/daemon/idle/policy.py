@@ -11,7 +11,7 @@ nothing. What was done is kept in LOCK_DIR/idle: a gpulockd that starts goes on 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.idle.command import IdleCommand, build_idle_environment, check_program_trust
@@ -19,6 +19,7 @@ from gpulock.daemon.idle.idle_claims import IdleClaim, find_idle_claims, standin
 from gpulock.daemon.idle.notes import ENDING, KILL, WARN, WARNED, IdleNotes
 from gpulock.daemon.idle.terminate import terminate_idle_job
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import LOCKS, SAMPLE, TIME, Chore, Due
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -28,12 +29,14 @@ POLL: Final = 0.25  # seconds between two looks at a command or a scheduler at w
 AGAIN: Final = 60.0  # seconds until a job that could not be ended is tried again
 
 
-class IdlePolicy:
+class IdlePolicy(Chore):
     """The chore that follows a reconcile; `say` is told what is done.
 
     Each round finds anew who is to be warned and who is to be ended. Commands run one after
-    another and so do ends, between the rounds: `turn` starts the next and waits for none.
+    another and so do ends, between the rounds: `run_due` starts the next and waits for none.
     """
+
+    after: ClassVar[Due] = dict.fromkeys((LOCKS, SAMPLE, TIME), ("idle_warn", "idle_kill"))
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -62,18 +65,15 @@ class IdlePolicy:
                 self._judge(settings, idler, now)
         self.run_due(now)
 
-    def due(self) -> float:
-        """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
-        if self.command is not None or self.ending is not None:
-            return self._looked + POLL
-        return self._looked if self._warnings or self._ends or self._ended else float("inf")
-
     def run_due(self, now: float) -> None:
         """Look after what is at work, and start what comes next."""
-        self._looked = now
+        self._looked, self.due = now, now + POLL  # later, also where something fails here
         if self._node is not None:
             self._run_next_command(self._node, now)
             self._terminate_next(self._node, now)
+        if self.command is None and self.ending is None:
+            waits = self._warnings or self._ends or self._ended
+            self.due = now if waits else float("inf")
 
     def close(self) -> None:
         """End the command that runs: its deadline ends with us. The next gpulockd runs it again."""

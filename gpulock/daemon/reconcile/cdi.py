@@ -14,12 +14,13 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from typing import Final, NotRequired, TypedDict
+from typing import ClassVar, Final, NotRequired, TypedDict
 
 from gpulock.alloc.device_users import mig_access_nodes
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import ERROR, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import DEVICES, TIME, Chore, Due
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
 from gpulock.job.environment import CDI_KIND, driver_binds
 from gpulock.node.context import Node
@@ -189,8 +190,10 @@ def update_cdi_spec(settings: Settings, text: str) -> bool:
     return True
 
 
-class CdiSpecWriter:
+class CdiSpecWriter(Chore):
     """The chore of gpulockd that keeps the spec; it waits for no file server."""
+
+    after: ClassVar[Due] = {DEVICES: ("cdi_dir",), TIME: ("cdi_dir",)}
 
     def __init__(self, journal: DaemonJournal, patience: float = SECONDS) -> None:
         self._journal = journal

@@ -11,15 +11,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
+from gpulock.daemon.reconcile.schedule import (
+    DEVICES,
+    INVENTORY,
+    INVENTORY_FILE,
+    TIME,
+    Chore,
+    Due,
+)
 from gpulock.node.context import Node
 from gpulock.node.inventory import LINE as INVENTORY_LINE
 from gpulock.store import atomic, kv
 
-NAME = "inventory"
 LIMIT = 1 << 16  # bytes: what a claim reads
 DIGITS = 8  # of a number
 UUID_LENGTH = 64
@@ -158,8 +165,10 @@ def format_inventory(pairs: Mapping[str, str], boot_id: str) -> str:
     return f"{INVENTORY_LINE}\n{kv.encode_pairs([('boot_id', boot_id), *sorted(pairs.items())])}"
 
 
-class InventoryPublisher:
+class InventoryPublisher(Chore):
     """The chore that publishes the inventory, and says once what is wrong with the exporter's."""
+
+    after: ClassVar[Due] = {DEVICES: (), INVENTORY: (), TIME: ()}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
@@ -172,9 +181,11 @@ class InventoryPublisher:
         """
         if not report.cards:
             return
-        place = f"{node.store.path}/{NAME}"
+        place = f"{node.store.path}/{INVENTORY_FILE}"
         before, _ = read_inventory_file(place, node.boot_id)
-        told, fault = read_inventory_file(f"{node.settings.exporter_dir}/{NAME}", node.boot_id)
+        told, fault = read_inventory_file(
+            f"{node.settings.exporter_dir}/{INVENTORY_FILE}", node.boot_id
+        )
         cards = report.cards
         found = check_inventory(
             told or before, cards, list_driver_instances(node.settings.driver_root, cards)

@@ -15,7 +15,7 @@ from gpulock.daemon.reconcile import adopt
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import Device, card_bus_id
 from gpulock.slurm import note
 from gpulock.store import atomic, boot, verdicts
 from gpulock.store.counters import ClaimCounters
@@ -122,7 +122,7 @@ def find_device_users(
         if lock.id in told:
             continue
         if minor.isascii() and minor.isdigit():
-            device = Device(lock.id.partition(".gi")[0], -1)
+            device = Device(card_bus_id(lock.id), -1)
             device.id, device.minor = lock.id, int(minor)
             more.append(device)
         elif lock.owner is not None and driver is not None and driver.kind == UNKNOWN:

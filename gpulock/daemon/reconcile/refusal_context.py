@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import time
+from typing import ClassVar
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import INFO, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import REFUSALS, TIME, Chore, Due
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal, one_line
 from gpulock.hooks.subprocess import SchedulerProgram
@@ -30,8 +32,10 @@ LIMIT = 4096  # bytes of a note
 OLD = 120.0  # seconds: a hook writes its note within its own deadline
 
 
-class RefusalNotifier:
+class RefusalNotifier(Chore):
     """The chore that takes notes away, and has them told; one thread at a time."""
+
+    after: ClassVar[Due] = {REFUSALS: (), TIME: ()}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

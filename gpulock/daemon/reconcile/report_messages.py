@@ -11,6 +11,7 @@ from gpulock.alloc.liveness import UNKNOWN
 from gpulock.alloc.memory_check import CAUSE
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.node.devices import card_bus_id
 from gpulock.store.owner import Owner
 
 BLIND = "processes cannot be seen, so that nothing of theirs is freed: "
@@ -75,7 +76,7 @@ def missing_gpu_messages(report: ReconcileReport, expected: int) -> dict[str, st
         found[f"missing {there}"] = f"{expected} GPUs expected (EXPECTED_GPUS=), {there} are there"
     known = {device.bus for device in report.devices}
     for outcome in report.outcomes if known else ():
-        bus = outcome.lock.id.partition(".gi")[0]
+        bus = card_bus_id(outcome.lock.id)
         if bus not in known and outcome.act != FREED:
             found[f"gone {bus}"] = f"{bus} is locked, but the driver does not show it"
     return found

@@ -8,9 +8,12 @@ its positions. What is bad for a while (a quarantine, a stale lock) is the load 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.hooks.subprocess import SchedulerProgram
@@ -24,8 +27,10 @@ EVERY = 600.0  # seconds between two questions
 HINT = "is qmaster up?"
 
 
-class CountDrift:
+class CountDrift(Chore):
     """The chore that compares counts."""
+
+    after: ClassVar[Due] = {TIME: ()}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

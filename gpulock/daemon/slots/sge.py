@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
 from gpulock.daemon.slots import state
 from gpulock.daemon.slots.drift import parse_complex_values
 from gpulock.daemon.slots.state import LoweredCount
@@ -43,8 +44,10 @@ class SyncResult(NamedTuple):
     wrong: dict[str, str]
 
 
-class SgeSlotSync:
+class SgeSlotSync(Chore):
     """The chore; without hosts in the settings it still puts back what it once lowered."""
+
+    after: ClassVar[Due] = {TIME: ("sge_root",)}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

@@ -11,14 +11,15 @@ record: whoever was killed anywhere finds it there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
-from gpulock.daemon.health.findings import card_bus_id
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import DEVICES, QUARANTINE, TIME, Chore, Due
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
+from gpulock.node.devices import card_bus_id
 from gpulock.node.settings import Settings
 from gpulock.slurm import gres_map
 from gpulock.slurm.refuse import quote_scontrol_text
@@ -71,8 +72,10 @@ def format_drain_reason(bad: Mapping[str, str]) -> str:
     return plain[: LENGTH - len(more)] + more
 
 
-class SlurmDrainSync:
+class SlurmDrainSync(Chore):
     """The chore."""
+
+    after: ClassVar[Due] = {DEVICES: (), QUARANTINE: (), TIME: ()}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

@@ -23,6 +23,7 @@ from gpulock.daemon.core.signals import DaemonSignals, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile import schedule
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.serve_policy import (
     ServePolicy,
     scheduler_from_locks,
@@ -36,7 +37,7 @@ from gpulock.store.locks import Lock
 from tests.support.trees import Box, bus, record
 
 
-class Script:
+class Script(Chore):
     """A chore that does one thing after each round, and ends the daemon after the last."""
 
     def __init__(self, signals: DaemonSignals, *acts: Callable[[], object]) -> None:
@@ -149,8 +150,7 @@ class Busy(Script):
             raise ShutdownTimeoutError
         self.reports.append(report)
 
-    def due(self) -> float:
-        return 0.0
+    due = 0.0
 
     def run_due(self, now: float) -> None:
         self.runs += 1

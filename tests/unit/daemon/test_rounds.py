@@ -16,7 +16,8 @@ from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.rounds import AlreadyRunningError, Chore, Rounds, missing_ptrace, needs_recheck
+from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.rounds import AlreadyRunningError, Rounds, missing_ptrace, needs_recheck
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -25,7 +26,7 @@ from gpulock.store.gate import Gate
 from tests.support.trees import BOOT, NAME, Box, bus, record, soon
 
 
-class Counting:
+class Counting(Chore):
     """A chore that counts, and does what it is told."""
 
     def __init__(self, act: Callable[[], None] | None = None) -> None:

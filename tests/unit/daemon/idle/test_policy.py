@@ -87,7 +87,7 @@ class Lab(Ended):
 
     def turns(self) -> None:
         """Let go on what has begun or waits, as the loop does, until there is nothing left."""
-        while self.idle.due() < float("inf"):
+        while self.idle.due < float("inf"):
             self.finish_command()
             self.finish_end()
             self.idle.run_due(self.now())

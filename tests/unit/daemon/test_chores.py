@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A chore of gpulockd runs when its setting is on and its input changed; none is missed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.daemon.app import make_daemon_chores
+from gpulock.daemon.core.journal import DaemonJournal
+from gpulock.daemon.reconcile import schedule
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.rounds import Rounds
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.store import quarantine, refusal_notes
+from gpulock.store.verdicts import PERIOD
+from tests.support.trees import NAME, Box, bus, record
+
+ON = {"QUARANTINE_ON": "xid", "IDLE_WARN": "60", "CDI_DIR": "/nowhere", "SGE_ROOT": "/nowhere"}
+ALWAYS = {"HistoryWriter"}
+# by what changes: the chores that follow, with every setting on, and with none
+EXPECTED = {
+    schedule.LOCKS: ({"HealthPolicy", "IdlePolicy"}, set[str]()),
+    schedule.DEVICES: (
+        {"InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "SlurmDrainSync"},
+        {"InventoryPublisher", "SlurmDrainSync"},
+    ),
+    schedule.SAMPLE: ({"HealthPolicy", "IdlePolicy"}, set[str]()),
+    schedule.INVENTORY: ({"InventoryPublisher"}, {"InventoryPublisher"}),
+    schedule.QUARANTINE: ({"HealthPolicy", "SlurmDrainSync"}, {"HealthPolicy", "SlurmDrainSync"}),
+    schedule.REFUSALS: ({"RefusalNotifier"}, {"RefusalNotifier"}),
+    schedule.TIME: (
+        {
+            *("InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "IdlePolicy", "CountDrift"),
+            *("RefusalNotifier", "SgeSlotSync", "SlurmDrainSync"),
+        },
+        {"InventoryPublisher", "HealthPolicy", "CountDrift", "RefusalNotifier", "SlurmDrainSync"},
+    ),
+}
+
+
+class Watched:
+    """A node with gpulockd's own chores, which note that they run instead of running."""
+
+    def __init__(self, root: Path, settings: dict[str, str]) -> None:
+        self.exporter = root / "exporter"
+        self.exporter.mkdir()
+        self.box = Box(root, 4, EXPORTER_DIR=str(self.exporter), **settings)
+        self.box.proc.execd(root)
+        self.fd = os.open(os.devnull, os.O_WRONLY)
+        journal = DaemonJournal(self.fd, levels=True)
+        self.chores = make_daemon_chores(journal)
+        self.ran: set[str] = set()
+        self.failing = ""
+        for chore in self.chores:
+            self.watch(chore)
+        self.rounds = Rounds(DaemonNode(self.settings(), NAME), journal, self.chores)
+        self.now = 1000.0
+
+    def settings(self, **more: str) -> Settings:
+        return Settings(self.box.settings | more)
+
+    def watch(self, chore: Chore) -> None:
+        name = type(chore).__name__
+
+        def run(node: Node, report: ReconcileReport, now: float) -> None:
+            self.ran.add(name)
+            if name == self.failing:
+                raise ValueError("it fails")
+
+        chore.__dict__["run"] = run
+
+    def go(self, later: float = 1.0) -> set[str]:
+        """Do a round; return the chores that ran."""
+        self.ran.clear()
+        self.now += later
+        self.rounds.run_round(self.now)
+        return set(self.ran)
+
+    def rest(self) -> None:
+        """Do rounds until nothing changes, with old folders: one tick of a clock tells nothing."""
+        self.go()
+        (self.box.lock / refusal_notes.FOLDER).mkdir()
+        for folder in (self.box.state / quarantine.QUARANTINE, self.box.lock / "refused"):
+            os.utime(folder, (1, 1))
+        self.go()
+        assert self.go() == ALWAYS
+
+    def change(self, what: str) -> float:
+        """Let something change; return how many seconds later it is seen."""
+        acts: dict[str, Callable[[], object]] = {
+            schedule.LOCKS: lambda: self.box.node().store.make(bus(0), record(pid=501)),
+            schedule.DEVICES: lambda: self.box.gpu(bus(4), 4),
+            schedule.SAMPLE: lambda: (self.exporter / "sample").write_text("x"),
+            schedule.INVENTORY: lambda: (self.exporter / "inventory").write_text("x"),
+            schedule.QUARANTINE: lambda: quarantine.write_device_note(
+                str(self.box.state), quarantine.QUARANTINE, bus(1), "root", "it smells"
+            ),
+            schedule.REFUSALS: lambda: refusal_notes.write_refusal_note(
+                str(self.box.lock), "7", "no"
+            ),
+            schedule.TIME: lambda: None,
+        }
+        acts[what]()
+        return PERIOD if what == schedule.TIME else 1.0
+
+
+@pytest.fixture(params=["on", "off"])
+def watched(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    made = Watched(tmp_path, ON if request.param == "on" else {})
+    yield made
+    made.rounds.single.release()
+    os.close(made.fd)
+
+
+def is_on(watched: Watched) -> bool:
+    return bool(watched.box.settings.get("CDI_DIR"))
+
+
+def names(watched: Watched) -> set[str]:
+    return {type(chore).__name__ for chore in watched.chores}
+
+
+@pytest.mark.parametrize("what", EXPECTED)
+def test_a_chore_runs_when_its_setting_is_on_and_its_input_changed(
+    watched: Watched, what: str
+) -> None:
+    watched.rest()
+    later = watched.change(what)
+    assert watched.go(later) == EXPECTED[what][0 if is_on(watched) else 1] | ALWAYS
+    watched.go()  # a lock that was freed is gone by then
+    assert watched.go() == ALWAYS
+
+
+def test_each_input_and_setting_that_a_chore_names_is_tested(tmp_path: Path) -> None:
+    known = vars(Settings({}))
+    for chore in make_daemon_chores(DaemonJournal()):
+        for what, settings in chore.after.items():
+            assert what == schedule.ROUND or type(chore).__name__ in EXPECTED[what][0]
+            assert set(settings) <= set(known)
+
+
+def test_at_the_start_all_run(watched: Watched) -> None:
+    assert watched.go() == names(watched)
+
+
+def test_after_a_round_that_failed_all_run(watched: Watched) -> None:
+    watched.rest()
+    watched.box.lock.chmod(0o777)
+    assert watched.go() == set()
+    watched.box.lock.chmod(0o755)
+    assert watched.go() == names(watched)
+    assert watched.go() == ALWAYS
+
+
+def test_after_the_settings_were_read_again_all_run(watched: Watched) -> None:
+    watched.rest()
+    watched.rounds.use_settings(watched.settings(IDLE_WARN="0", CDI_DIR=""))
+    watched.rounds.node.name = NAME
+    assert watched.go() == names(watched)
+    assert watched.go() == ALWAYS
+
+
+@pytest.mark.parametrize("name", ["HealthPolicy", "InventoryPublisher"])
+def test_a_chore_that_failed_runs_in_each_round_until_it_does_not(
+    watched: Watched, name: str
+) -> None:
+    watched.rest()
+    watched.change(schedule.QUARANTINE)
+    watched.change(schedule.INVENTORY)
+    watched.failing = name
+    assert name in watched.go()
+    assert watched.go() == {name} | ALWAYS
+    watched.failing = ""
+    assert watched.go() == {name} | ALWAYS
+    assert watched.go() == ALWAYS
+
+
+def test_what_changes_while_chores_run_is_seen_by_the_next_round(watched: Watched) -> None:
+    watched.rest()
+    writer = next(chore for chore in watched.chores if type(chore).__name__ == "HistoryWriter")
+    run = writer.run
+
+    def publish(node: Node, report: ReconcileReport, now: float) -> None:
+        writer.__dict__["run"] = run
+        (watched.exporter / "inventory").write_text("x")
+
+    writer.__dict__["run"] = publish
+    assert watched.go() == set()
+    assert "InventoryPublisher" in watched.go()
+
+
+def test_time_changes_a_period_after_it_did_however_many_rounds_come(watched: Watched) -> None:
+    watched.rest()
+    first = watched.rounds.regular
+    while watched.now < first - 1:
+        assert watched.go() == ALWAYS
+    assert "CountDrift" in watched.go()
+    assert watched.rounds.regular == watched.now + PERIOD

@@ -49,10 +49,9 @@ def reap_held_locks(
     node: Node, found: list[Device], held: dict[str, Lock], judge: "Judge", totals: ClaimCounters
 ) -> None:
     """Free what dead owners hold, because the devices are needed."""
-    from gpulock.alloc import reaper
+    from gpulock.alloc.reaper import Reaper, reap_locks
 
-    holders = reaper.make_open_files(node, found, judge)
-    count_reaps(totals, reaper.reap_locks(node, held, judge, holders))
+    count_reaps(totals, reap_locks(Reaper(node, judge, found, held)))
 
 
 def open_device_ids(node: Node, found: list[Device], judge: "Judge") -> list[str]:

@@ -154,38 +154,24 @@ def release_previous_run(
     node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: "Judge"
 ) -> None:
     """Free what an earlier run of the job, or a cut-short claim of this one, left; or refuse."""
-    from gpulock.alloc import device_users, reaper
+    from gpulock.alloc import reaper
 
-    holders = reaper.make_open_files(node, found, judge)
     held = node.store.read_all_locks()
     judge.attach_step_daemons(held)
-    handover = reaper.make_handover(node)
+    engine = reaper.Reaper(node, judge, found, held)
     for lock in mine:
         record = lock.owner
         assert record is not None
         node.store.read_details(lock)
         own = record.run() == template.run() or record.scheduler == "slurm"
         if own and record.boot_id == template.boot_id:
-            left = device_users.remaining_job_process(lock, judge)
-            left = left or device_users.remaining_device_user(lock.id, record, holders, held)
-            if not left and handover:
-                left = handover.reason_to_keep_lock(lock)
-            if not left:
-                retire_lock(node, lock, "claim: this run's claim was cut short")
-                continue
+            how = "claim: this run's claim was cut short"
+            outcome = engine.finish(lock, reaper.CUT_SHORT, how)
         else:
-            outcome = reaper.reap_lock(node, lock, judge, holders, held, False, handover)
-            if outcome.act == reaper.FREED:
-                continue
-            left = outcome.reason
-        raise Refusal(
-            BUSY, f"{lock.id} is still held by an earlier run: {left}", f"see gpulock why {lock.id}"
-        )
-
-
-def retire_lock(node: Node, lock: Lock, how: str) -> None:
-    """Free one lock; translate a failing file system."""
-    try:
-        node.retire(lock, how)
-    except OSError as fault:
-        raise Refusal(BROKEN, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault
+            outcome = engine.finish(lock, reaper.DIED)
+        if outcome.act != reaper.FREED:
+            raise Refusal(
+                BROKEN if outcome.fault else BUSY,
+                f"{lock.id} is still held by an earlier run: {outcome.reason}",
+                f"see gpulock why {lock.id}",
+            )

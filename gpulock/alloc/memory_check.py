@@ -162,12 +162,8 @@ class Handover:
 
     def _count_cards(self) -> int:
         """Return how many cards this node has, as far as that can be seen."""
-        from gpulock.alloc.release import devices_if_driver
-
-        return max(
-            self._node.settings.expected_gpus,
-            len({device.bus for device in devices_if_driver(self._node)}),
-        )
+        shown = {device.bus for device in self._node.devices_if_driver()}
+        return max(self._node.settings.expected_gpus, len(shown))
 
 
 def lock_bus_id(name: str) -> str:

@@ -1,32 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settle locks under the gate: free what is proven dead and let go by everybody.
+"""The one engine that decides whether a lock may go, and that frees it.
 
-Hot, loaded when devices are short, and by every reconcile. Each lock is judged, then the last
-guard looks whether anybody still has the device open. What the guard stops is marked `orphans`.
+Hot, loaded when devices are short, by every release and by every reconcile. A claim is over in
+one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then no process of its job may be left, and
+nobody may have the device open. Last the exporter is asked whether its memory was given back.
 """
 
-from gpulock.alloc import device_users
-from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.device_users import OpenFiles, remaining_device_user, remaining_job_process
 from gpulock.alloc.liveness import ALIVE, DEAD, Judge, Verdict
-from gpulock.errors import Refusal
+from gpulock.deadline import clock_boottime
+from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gpulock.alloc.memory_check import Handover
+    from gpulock.deadline import Deadline
 
 FREED, HELD, ORPHANS = "freed", "held", "orphans"
 
+# How a claim is over. DIED has to be proven; the other three are known to the caller.
+DIED = "its owner died"
+ENDED = "its job ended"  # an epilog, or a claim that is undone; what is left makes it drain
+CUT_SHORT = "its claim was cut short"  # the same run claims again
+GIVEN_BACK = "its owner gives it back"  # a living owner: its processes may stay
+TOLD = "told"  # the state of a verdict that nobody had to find out
+
 
 class ReapOutcome:
-    """What became of one lock: `act` is FREED, HELD or ORPHANS; the verdict says why.
+    """What becomes of one lock: `act` is FREED, HELD or ORPHANS; the verdict and reason say why.
 
-    `away` says why its device went out of service with that, empty where it did not.
+    `away` says why its device went out of service with that, empty where it did not. `changed`
+    is True where the lock was freed or claimed anew meanwhile, `fault` what could not be written.
     """
 
-    __slots__ = ("act", "away", "lock", "reason", "verdict")
+    __slots__ = ("act", "away", "changed", "fault", "lock", "reason", "verdict")
 
     def __init__(self, lock: Lock, act: str, verdict: Verdict, reason: str) -> None:
         self.lock = lock
@@ -34,9 +46,166 @@ class ReapOutcome:
         self.verdict = verdict
         self.reason = reason
         self.away = ""
+        self.changed = False
+        self.fault = ""
 
 
-def make_open_files(node: Node, devices: list[Device], judge: Judge) -> OpenFiles:
+def decide_reap(
+    lock: Lock, judge: Judge, files: OpenFiles, held: dict[str, Lock], over: str = DIED
+) -> ReapOutcome:
+    """Return what is to become of a lock (its details read) whose claim is `over`. Pure."""
+    record = lock.owner
+    verdict = judge.verdict(lock) if over == DIED else Verdict(TOLD, over)
+    ended = over in (ENDED, CUT_SHORT)
+    if over == DIED and record is not None and record.draining and verdict.state == ALIVE:
+        ended = True
+    if over == DIED and not ended and verdict.state != DEAD:
+        return ReapOutcome(lock, HELD, verdict, verdict.proof)
+    left = ""
+    if record is not None and ended:
+        left = remaining_job_process(lock, judge)
+    elif record is not None and over == DIED and record.boot_id == judge.boot_id:
+        left = judge.leftover_reason(lock)
+    if left:
+        return ReapOutcome(lock, HELD, verdict, f"draining: {left}" if over == DIED else left)
+    if verdict.state == ALIVE:
+        verdict = Verdict(DEAD, "released by its job, whose processes are gone")
+    if record is not None:
+        left = remaining_device_user(lock.id, record, files, held)
+    if left:
+        kept = HELD if left == files.blind or over != DIED else ORPHANS
+        return ReapOutcome(lock, kept, verdict, left)
+    return ReapOutcome(lock, FREED, verdict, verdict.proof)
+
+
+def retire_lock(node: Node, lock: Lock, how: str) -> None:
+    """Free a device, gate held; raise OSError, or Refusal when the lock changed meanwhile."""
+    record = lock.owner
+    if record and record.scheduler in ("slurm", "process"):
+        from gpulock.store import claim_records
+
+        claim_records.drop_device_from_record(node.settings.state_dir, record, lock.id)
+    node.store.retire(lock, how, node.boot_id)
+    if record and (node.settings.job_map_dir or node.settings.gpustat_dir):
+        from gpulock.job import job_map
+
+        job_map.clear_job_map(node.settings, record, node.devices_if_driver(), lock.id)
+
+
+def free_lock(node: Node, lock: Lock, how: str) -> None:
+    """Free a device, gate held; raise Refusal, BROKEN where the file system fails."""
+    try:
+        retire_lock(node, lock, how)
+    except OSError as fault:
+        raise Refusal(BROKEN, f"{lock.id} cannot be freed: {fault}", "look at LOCK_DIR") from fault
+
+
+class Reaper:
+    """One look at a node by which its locks may go: processes, open files, the sample.
+
+    `held` are all locks, whose claims explain what is open. The look at open files is taken when
+    it is first needed, or by `look` before the gate.
+    """
+
+    __slots__ = ("_memory", "_quiet", "files", "held", "judge", "node")
+
+    def __init__(
+        self, node: Node, judge: Judge, devices: "Iterable[Device]", held: dict[str, Lock]
+    ) -> None:
+        self.node = node
+        self.judge = judge
+        self.held = held
+        self.files = make_open_files(node, devices, judge)
+        self._memory: Handover | None = None
+        self._quiet: float | None = None
+
+    def read_locks(self) -> None:
+        """Read all locks and their details; the gate is held."""
+        self.held = self.node.store.read_all_locks()
+        for lock in self.held.values():
+            self.node.store.read_details(lock)
+
+    def look(self, names: "Iterable[str]", deadline: "Deadline") -> None:
+        """Look at open files now, then wait until the exporter has looked at these devices.
+
+        To be called before the gate is taken, so that it is held shortly.
+        """
+        if self.files.any_device_open():
+            self.judge.attach_step_daemons(self.held)
+        self._quiet = clock_boottime()  # what was seen of open files was not later
+        if self.node.settings.leftover_processes != "off":
+            from gpulock.alloc.memory_check import wait_for_memory_sample
+
+            self._memory = wait_for_memory_sample(self.node, names, self._quiet, deadline)
+
+    def finish(self, lock: Lock, over: str, how: str = "") -> ReapOutcome:
+        """Decide about a lock (its details read) and do it; the gate is held.
+
+        One that cannot be changed stays held, and keeps no other from being reaped.
+        """
+        outcome = decide_reap(lock, self.judge, self.files, self.held, over)
+        if outcome.act == FREED and (kept := self.memory_reason(lock)):
+            outcome.act = HELD
+            outcome.reason = f"draining: {kept}" if over == DIED else kept
+        try:
+            self._apply(outcome, over, how or f"reap: {outcome.reason}")
+        except Refusal as changed:
+            outcome.act, outcome.reason, outcome.changed = HELD, changed.why, True
+        except OSError as fault:
+            outcome.changed = isinstance(fault, FileNotFoundError)
+            outcome.fault = f"it cannot be {'changed' if over == DIED else 'freed'}: {fault}"
+            outcome.act, outcome.reason = HELD, outcome.fault
+        return outcome
+
+    def _apply(self, outcome: ReapOutcome, over: str, how: str) -> None:
+        """Free a lock, or note in it why it stays; raise OSError or Refusal."""
+        lock, store = outcome.lock, self.node.store
+        if outcome.act == FREED:
+            if self._memory:
+                how = self._memory.release_reason(lock, how)
+                outcome.away = self._memory.away.get(lock.id, "")
+            retire_lock(self.node, lock, how)
+        elif outcome.act == ORPHANS and lock.orphans != outcome.reason:
+            store.mark_orphans(lock.id, outcome.reason)
+        elif over == ENDED and (record := lock.owner) and not record.draining:
+            if not store.has_token(lock.id, record.token):
+                return
+            store.rewrite(lock.id, record.copy(draining=1))
+
+    def give_back(self, locks: list[Lock], how: str) -> None:
+        """Free locks that their owner gives back, all or none, gate held; raise Refusal."""
+        for lock in locks:
+            outcome = decide_reap(lock, self.judge, self.files, self.held, GIVEN_BACK)
+            if outcome.act != FREED:
+                raise Refusal(BUSY, outcome.reason, "end it first")
+        for lock in locks:
+            if kept := self.memory_reason(lock):
+                raise Refusal(BUSY, f"{lock.id}: {kept}", "release it again in a few seconds")
+        for lock in locks:
+            free_lock(self.node, lock, how)
+
+    def memory_reason(self, lock: Lock) -> str:
+        """Return why a lock stays for the memory of its device, or nothing; gate held.
+
+        A device that is not clean goes to quarantine, and its lock may go.
+        """
+        if self.node.settings.leftover_processes == "off":
+            return ""
+        if self._memory is None:
+            from gpulock.alloc.memory_check import Handover
+
+            self._memory = Handover(self.node)
+        return self._memory.reason_to_keep_lock(lock, self._quiet)
+
+    def device_user(self, lock: Lock) -> str:
+        """Return who has the device of a lock open, as a clause, or nothing."""
+        if lock.owner is not None:
+            return remaining_device_user(lock.id, lock.owner, self.files, self.held)
+        pids = self.files.pids_with_open(lock.id)
+        return f"process {pids[0]} has {lock.id} open" if pids else self.files.blind
+
+
+def make_open_files(node: Node, devices: "Iterable[Device]", judge: Judge) -> OpenFiles:
     """Return who has which of the devices open, not looked at yet."""
     settings = node.settings
     return OpenFiles(
@@ -44,86 +213,15 @@ def make_open_files(node: Node, devices: list[Device], judge: Judge) -> OpenFile
     )
 
 
-def reap_locks(
-    node: Node, held: dict[str, Lock], judge: Judge, holders: OpenFiles, dry_run: bool = False
-) -> list[ReapOutcome]:
-    """Judge every lock of `held`; free the dead ones nobody uses. Gate held."""
-    for lock in held.values():
-        node.store.read_details(lock)
-    judge.attach_step_daemons(held)
-    handover = make_handover(node)
-    return [
-        reap_lock(node, lock, judge, holders, held, dry_run, handover) for lock in held.values()
-    ]
+def reap_locks(reaper: Reaper, dry_run: bool = False) -> list[ReapOutcome]:
+    """Judge every lock that a reaper knows; free those of dead owners that nobody uses.
 
-
-def make_handover(node: Node) -> "Handover | None":
-    """Return the exporter's view of the devices' memory, None where LEFTOVER_PROCESSES is off."""
-    if node.settings.leftover_processes == "off":
-        return None
-    from gpulock.alloc.memory_check import Handover
-
-    return Handover(node)
-
-
-def reap_lock(
-    node: Node,
-    lock: Lock,
-    judge: Judge,
-    holders: OpenFiles,
-    held: dict[str, Lock],
-    dry_run: bool,
-    handover: "Handover | None",
-) -> ReapOutcome:
-    """Judge one lock (its details read), and free it where that is proven to be right.
-
-    One that cannot be changed stays held, and keeps no other from being settled.
+    The gate is held. With `dry_run` nothing is changed.
     """
-    outcome = decide_reap(lock, judge, holders, held)
-    if dry_run or outcome.act == HELD:
-        return outcome
-    how = f"reap: {outcome.reason}"
-    if outcome.act == FREED and handover:
-        kept = handover.reason_to_keep_lock(lock)
-        if kept:
-            return ReapOutcome(lock, HELD, outcome.verdict, f"draining: {kept}")
-        how = handover.release_reason(lock, how)
-        outcome.away = handover.away.get(lock.id, "")
-    try:
-        if outcome.act == FREED:
-            node.retire(lock, how)
-        elif lock.orphans != outcome.reason:
-            node.store.mark_orphans(lock.id, outcome.reason)
-    except Refusal as changed:
-        outcome.act, outcome.reason = HELD, changed.why
-    except OSError as fault:
-        outcome.act, outcome.reason = HELD, f"it cannot be changed: {fault}"
-    return outcome
-
-
-def decide_reap(lock: Lock, judge: Judge, holders: OpenFiles, held: dict[str, Lock]) -> ReapOutcome:
-    """Return what is to become of a lock: the verdict, then the last guard."""
-    verdict = judge.verdict(lock)
-    record = lock.owner
-    if record is not None and record.draining and verdict.state == ALIVE:
-        left = device_users.remaining_job_process(lock, judge)
-        if left:
-            return ReapOutcome(lock, HELD, verdict, f"draining: {left}")
-        verdict = Verdict(DEAD, "released by its job, whose processes are gone")
-    if verdict.state != DEAD:
-        return ReapOutcome(lock, HELD, verdict, verdict.proof)
-    left = (
-        judge.leftover_reason(lock)
-        if record is not None and record.boot_id == judge.boot_id
-        else ""
-    )
-    if left:
-        return ReapOutcome(lock, HELD, verdict, f"draining: {left}")
-    left = (
-        device_users.remaining_device_user(lock.id, record, holders, held)
-        if record is not None
-        else ""
-    )
-    if left:
-        return ReapOutcome(lock, HELD if left == holders.blind else ORPHANS, verdict, left)
-    return ReapOutcome(lock, FREED, verdict, verdict.proof)
+    held = reaper.held
+    for lock in held.values():
+        reaper.node.store.read_details(lock)
+    reaper.judge.attach_step_daemons(held)
+    if dry_run:
+        return [decide_reap(lock, reaper.judge, reaper.files, held) for lock in held.values()]
+    return [reaper.finish(lock, DIED) for lock in held.values()]

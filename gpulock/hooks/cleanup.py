@@ -98,7 +98,7 @@ def find_leftovers(
     judge.attach_step_daemons(held)
     spared = own_ancestor_pids(judge.scan)
     found: dict[int, LeftoverProcess] = {}
-    for lock in mine.values():
+    for lock in mine:
         for pid, why in remains(lock, judge.scan).items():
             left = check_leftover(pid, why, lock, held, judge.scan)
             if left and pid not in spared:

@@ -9,8 +9,6 @@ A mapping never stops a job: what cannot be written is left, and `gpulock doctor
 
 import os
 
-from gpulock.errors import Refusal
-from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
@@ -18,7 +16,7 @@ from gpulock.store.owner import Owner
 
 
 def write_job_map(settings: Settings, record: Owner, devices: list[Device]) -> None:
-    """Write the files of a grant."""
+    """Write the files of a grant, where the site has set a folder for them."""
     for device in devices:
         for path, text in job_map_files(settings, record, device):
             try:
@@ -27,21 +25,18 @@ def write_job_map(settings: Settings, record: Owner, devices: list[Device]) -> N
                 continue
 
 
-def clear_job_map(node: Node, record: Owner, device: str) -> None:
+def clear_job_map(settings: Settings, record: Owner, devices: list[Device], name: str) -> None:
     """Empty or remove the files of a device, the gate held, unless another job is in them.
 
     An empty file is renamed over: one that vanishes between the listing and the opening of
     dcgm-exporter fails its whole scrape. JOB_MAP_RELEASE=unlink is for those before 4.4.0.
     """
-    try:
-        found = [d for d in node.devices() if d.id == device]
-    except Refusal:
-        return
+    found = [device for device in devices if device.id == name]
     if not found:
         return
-    keeps = node.settings.job_map_release == "empty"
-    kept = f"{node.settings.job_map_dir}/{job_map_name(found[0])}" if keeps else ""
-    for path, text in job_map_files(node.settings, record, found[0]):
+    keeps = settings.job_map_release == "empty"
+    kept = f"{settings.job_map_dir}/{job_map_name(found[0])}" if keeps else ""
+    for path, text in job_map_files(settings, record, found[0]):
         try:
             if atomic.read_text(path) != text:
                 continue

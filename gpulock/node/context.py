@@ -11,8 +11,7 @@ from gpulock.node import devices, inventory
 from gpulock.node.devices import Device, DeviceCache
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.store.locks import Lock, LockStore
-from gpulock.store.owner import Owner
+from gpulock.store.locks import LockStore
 
 
 class Node:
@@ -63,25 +62,12 @@ class Node:
             self._links = inventory.nvlink_counts(self.inventory)
             self._version = version
 
-    def map_jobs(self, record: Owner, granted: list[Device]) -> None:
-        """Tell other exporters of a grant, where the site has set a folder for them."""
-        if self.settings.job_map_dir or self.settings.gpustat_dir:
-            from gpulock.job import job_map
-
-            job_map.write_job_map(self.settings, record, granted)
-
-    def retire(self, lock: Lock, how: str) -> None:
-        """Free a device, gate held; raise OSError, or Refusal when the lock changed meanwhile."""
-        record = lock.owner
-        if record and record.scheduler in ("slurm", "process"):
-            from gpulock.store import claim_records
-
-            claim_records.drop_device_from_record(self.settings.state_dir, record, lock.id)
-        self.store.retire(lock, how, self.boot_id)
-        if record and (self.settings.job_map_dir or self.settings.gpustat_dir):
-            from gpulock.job import job_map
-
-            job_map.clear_job_map(self, record, lock.id)
+    def devices_if_driver(self) -> list[Device]:
+        """Return the node's devices, none where no driver is loaded: then none can be open."""
+        try:
+            return self.devices()
+        except Refusal:
+            return []
 
     def links(self) -> dict[tuple[str, str], int]:
         """Return the NVLinks between the devices read last."""

@@ -96,7 +96,10 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
         if grant.fresh:
             claim_records.record_pending_history(node.settings, grant.owner, RECORD, found.fd)
         write_sge_variables(found, grant, node.settings, binds)
-        node.map_jobs(grant.owner, grant.devices)
+        if node.settings.job_map_dir or node.settings.gpustat_dir:
+            from gpulock.job import job_map
+
+            job_map.write_job_map(node.settings, grant.owner, grant.devices)
     except BaseException:  # whatever it is, the job does not start: it keeps nothing
         undo_sge_claim(node, grant, deadline)
         raise

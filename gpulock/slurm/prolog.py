@@ -85,7 +85,10 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Gran
         record_slurm_claim(settings, call, grant)
         own.token, own.devices = grant.owner.token, order_slurm_devices(node, own.positions, grant)
         save_task_note(node, own)
-        node.map_jobs(grant.owner, grant.devices)
+        if node.settings.job_map_dir or node.settings.gpustat_dir:
+            from gpulock.job import job_map
+
+            job_map.write_job_map(node.settings, grant.owner, grant.devices)
     except BaseException as fault:  # whatever it is, the job does not start: it keeps nothing
         undo_slurm_claim(node, grant, deadline)
         if isinstance(fault, OSError):

@@ -6,10 +6,8 @@ Under the gate, and by the token that was judged. There is no --force here: that
 
 from __future__ import annotations
 
-from gpulock.alloc import device_users, reaper
-from gpulock.alloc.grant import retire_lock
 from gpulock.alloc.liveness import ProcessScan
-from gpulock.alloc.release import devices_if_driver
+from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
@@ -32,22 +30,14 @@ def release_for_user(
         node.store.read_all_locks(), peer, request
     )  # a look at all files is not for what means nothing
     judge = process_claims.make_liveness_judge(node)
-    holders = reaper.make_open_files(node, devices_if_driver(node), judge)
-    holders.pids_with_open("")
+    reaper = Reaper(node, judge, node.devices_if_driver(), {})
+    reaper.files.pids_with_open("")
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
-        held = node.store.read_all_locks()
-        for lock in held.values():
-            node.store.read_details(lock)
-        locks = select_locks(held, peer, request)
+        reaper.read_locks()
+        locks = select_locks(reaper.held, peer, request)
         for lock in locks:
             refuse_running_command(lock, peer, judge.scan)
-            assert lock.owner is not None
-            left = device_users.remaining_device_user(lock.id, lock.owner, holders, held)
-            if left:
-                raise Refusal(BUSY, left, "end it first")
-        refuse_unclean_memory(node, locks)
-        for lock in locks:
-            retire_lock(node, lock, f"released by uid {peer.uid}")
+        reaper.give_back(locks, f"released by uid {peer.uid}")
     return tuple(lock.id for lock in locks)
 
 
@@ -61,21 +51,6 @@ def select_locks(held: dict[str, Lock], peer: Peer, request: SocketRequest) -> l
         if record is None or record.scheduler != "process" or record.uid != peer.uid:
             raise Refusal(INVALID_REQUEST, f"{lock.id} is not yours", "ask its owner, or root")
     return locks
-
-
-def refuse_unclean_memory(node: Node, locks: list[Lock]) -> None:
-    """Raise Refusal where LEFTOVER_PROCESSES keeps a device for now.
-
-    A daemon does not wait for the next look. A device whose memory is in use is quarantined and
-    given back.
-    """
-    handover = reaper.make_handover(node)
-    if handover is None:
-        return
-    kept = [(lock.id, left) for lock in locks if (left := handover.reason_to_keep_lock(lock))]
-    if kept:
-        name, left = kept[0]
-        raise Refusal(BUSY, f"{name}: {left}", "release it again in a few seconds")
 
 
 def lock_matches_request(lock: Lock, request: SocketRequest) -> bool:

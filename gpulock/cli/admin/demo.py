@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import click
 
-from gpulock.alloc.release import devices_if_driver
 from gpulock.cli.admin import reap
 from gpulock.cli.session import CommandRefusedError
 from gpulock.cli.status import status
@@ -146,7 +145,7 @@ class Demo:
         self.command("gpulock reap")
         node = self.node()
         report = reconcile_locks(node, make_liveness_judge(node), Deadline(reap.REAP_SECONDS))
-        self.show(reap.format_reap_report(report, devices_if_driver(node)))
+        self.show(reap.format_reap_report(report, node.devices_if_driver()))
         self.pause()
 
     def the_end(self, plays: list[DemoJob]) -> None:

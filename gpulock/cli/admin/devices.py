@@ -14,8 +14,7 @@ from typing import TypeVar
 import click
 
 from gpulock.alloc import reaper
-from gpulock.alloc.grant import retire_lock
-from gpulock.alloc.release import devices_if_driver
+from gpulock.alloc.reaper import free_lock
 from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
 from gpulock.cli.select import SelectError, match_devices
 from gpulock.cli.session import CommandRefusedError, Session, describe_caller, log_to_syslog
@@ -94,7 +93,7 @@ def unreserve_command(session: Session, device: str) -> None:
         if noted:
             notes.remove_device_note(node.settings.state_dir, notes.RESERVES, name)
         if lock is not None and reserved:
-            retire_lock(node, lock, one_line(f"unreserved by {describe_caller()}"))
+            free_lock(node, lock, one_line(f"unreserved by {describe_caller()}"))
     report_admin_change(node, f"{label} is not reserved any more")
 
 
@@ -157,7 +156,7 @@ def prepare_admin_device(
     With `card` a name that all instances of one card share means that card, and so all of them.
     """
     node = session.writable_node()
-    found = devices_if_driver(node)
+    found = node.devices_if_driver()
     try:
         name = resolve_lock_id(device, found)
     except SelectError as fault:
@@ -182,8 +181,7 @@ def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:
         if lock_ids_overlap(key, name)
     }
     if held:
-        judge_now = make_liveness_judge(node)
-        reaper.reap_locks(node, held, judge_now, reaper.make_open_files(node, found, judge_now))
+        reaper.reap_locks(reaper.Reaper(node, make_liveness_judge(node), found, held))
         held = {
             key: lock
             for key, lock in node.store.read_all_locks().items()

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import click
 
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS
-from gpulock.alloc.release import devices_if_driver
 from gpulock.cli.session import Session
 from gpulock.daemon.history.collect import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
@@ -40,7 +39,7 @@ def reap_command(session: Session, dry_run: bool) -> None:
     and write finished claims into the history."""
     node = session.writable_node()
     report = reconcile_locks(node, make_liveness_judge(node), Deadline(REAP_SECONDS), dry_run)
-    click.echo("\n".join(format_reap_report(report, devices_if_driver(node), dry_run)))
+    click.echo("\n".join(format_reap_report(report, node.devices_if_driver(), dry_run)))
     if not dry_run:
         HistoryWriter(warn_history_fault).run(node, report, clock_boottime())
     if report.fault:

@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from gpulock.alloc import device_users, memory_check, reaper
-from gpulock.alloc.grant import retire_lock
-from gpulock.alloc.release import devices_if_driver
+from gpulock.alloc.reaper import Reaper, free_lock
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import SelectError, Subject, parse_subject
 from gpulock.cli.session import (
@@ -26,11 +24,12 @@ from gpulock.cli.session import (
     log_to_syslog,
 )
 from gpulock.cli.status.node_view import find_stray_path
-from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import one_line
+from gpulock.deadline import Deadline
+from gpulock.errors import BUSY, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.node.procfs import Proc
+from gpulock.store import atomic
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -45,6 +44,7 @@ class ReleaseCandidate(NamedTuple):
     left: str
 
 
+FORCE_HINT = 'use --force --reason "TEXT" if you must'
 LONGEST = 1000  # characters of a reason: it stands in a note, in records and in lines
 
 
@@ -83,7 +83,7 @@ def release_command(
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
-    found = devices_if_driver(node)
+    found = node.devices_if_driver()
     if socket_client.is_daemon_needed(node) and not (force or job):
         for name in release_through_daemon(
             node, found, devices, pid or find_calling_shell(node.proc)
@@ -142,70 +142,43 @@ def is_missing_card_id(name: str, found: Sequence[Device]) -> bool:
 def release_selected_locks(
     node: Node, found: list[Device], ours: Callable[[Lock], bool], force: bool, reason: str
 ) -> list[ReleaseCandidate]:
-    """Free the locks that are `ours`, all or none; raise Refused."""
+    """Free the locks that are `ours`, all or none; raise Refused or Refusal."""
     if not node.store.exists():
         raise CommandRefusedError("nothing is held on this node", "see gpulock status")
     node.store.check()
-    judge_now = make_liveness_judge(node)
-    holders = reaper.make_open_files(node, found, judge_now)
-    holders.pids_with_open("")
-    quiet = clock_boottime()  # what the guard saw was not later
-    memory = None if force else wait_for_memory(node, ours, quiet)
+    reaper = Reaper(node, make_liveness_judge(node), found, {})
+    names = [lock.id for lock in node.store.read_all_locks().values() if ours(lock)]
+    reaper.look([] if force else names, Deadline(node.settings.gate_timeout))
     with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
-        held = node.store.read_all_locks()
-        for lock in held.values():
-            node.store.read_details(lock)
-        locks = [lock for lock in held.values() if ours(lock)]
+        reaper.read_locks()
+        locks = [lock for lock in reaper.held.values() if ours(lock)]
         if not locks:
             raise CommandRefusedError("nothing of that is held", "see gpulock status")
-        let = [ReleaseCandidate(lock, describe_lock_openers(lock, holders, held)) for lock in locks]
+        let = [ReleaseCandidate(lock, reaper.device_user(lock)) for lock in locks]
+        if force:
+            for one in let:
+                force_lock(node, one, f"release --force by {describe_caller()}: {reason}")
+            return let
         for one in let:
-            if not force:
-                refuse_foreign_lock(one, node.proc)
-        kept = [(one, memory.reason_to_keep_lock(one.lock, quiet)) for one in let] if memory else []
-        for one, left in kept:
-            if left:
-                raise CommandRefusedError(
-                    f"{one.lock.id}: {left}", "release it again in a few seconds"
-                )
+            refuse_foreign_lock(one, node.proc)
+        try:
+            reaper.give_back(locks, one_line(f"released by {describe_caller()}"))
+        except Refusal as refusal:
+            if refusal.kind != BUSY:
+                raise
+            raise CommandRefusedError(refusal.why, f"{refusal.do}; {FORCE_HINT}") from refusal
         for one in let:
-            how = (
-                f"release --force by {describe_caller()}: {reason}"
-                if force
-                else f"released by {describe_caller()}"
-            )
-            free_candidate_lock(node, one, one_line(how))
+            log_release(node, one, f"released by {describe_caller()}")
     return let
-
-
-def wait_for_memory(
-    node: Node, ours: Callable[[Lock], bool], quiet: float
-) -> memory_check.Handover | None:
-    """Return the exporter's next view of the memory, None where LEFTOVER_PROCESSES is off."""
-    if node.settings.leftover_processes == "off":
-        return None
-    names = [lock.id for lock in node.store.read_all_locks().values() if ours(lock)]
-    return memory_check.wait_for_memory_sample(
-        node, names, quiet, Deadline(node.settings.gate_timeout)
-    )
-
-
-def describe_lock_openers(
-    lock: Lock, holders: device_users.OpenFiles, held: dict[str, Lock]
-) -> str:
-    """Return who has the device of a lock open, or nothing."""
-    if lock.owner is not None:
-        return device_users.remaining_device_user(lock.id, lock.owner, holders, held)
-    pids = holders.pids_with_open(lock.id)
-    return f"process {pids[0]} has {lock.id} open" if pids else holders.blind
 
 
 def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:
     """Raise Refused for a lock that its caller may not free, or not now."""
     record = one.lock.owner
-    force = 'use --force --reason "TEXT" if you must'
     if record is None or one.lock.fault:
-        raise CommandRefusedError(f"{one.lock.id}: {one.lock.fault or 'a claim cut short'}", force)
+        raise CommandRefusedError(
+            f"{one.lock.id}: {one.lock.fault or 'a claim cut short'}", FORCE_HINT
+        )
     if record.scheduler == "admin":
         raise CommandRefusedError(
             f"{one.lock.id} is {format_lock_holder(record)}", f"gpulock unreserve {one.lock.id}"
@@ -213,15 +186,15 @@ def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:
     if record.scheduler != "process":
         raise CommandRefusedError(
             f"{one.lock.id} is held by {format_lock_holder(record)}",
-            f"it is freed when the job ends; {force}",
+            f"it is freed when the job ends; {FORCE_HINT}",
         )
     if record.uid != os.getuid():
-        raise CommandRefusedError(f"{one.lock.id} is held by {format_lock_holder(record)}", force)
-    if one.left:
-        raise CommandRefusedError(one.left, f"end it first; {force}")
+        raise CommandRefusedError(
+            f"{one.lock.id} is held by {format_lock_holder(record)}", FORCE_HINT
+        )
     if is_claim_running_elsewhere(record, proc):
         raise CommandRefusedError(
-            f"process {record.pid} runs and has not called this", f"end it; {force}"
+            f"process {record.pid} runs and has not called this", f"end it; {FORCE_HINT}"
         )
 
 
@@ -240,20 +213,24 @@ def is_claim_running_elsewhere(record: Owner, proc: Proc) -> bool:
     return True
 
 
-def free_candidate_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
-    """Free one lock under the gate, and log a forced one; raise Refusal."""
+def force_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
+    """Free one lock under the gate, whatever is said of it, and log it; raise Refusal."""
     lock = one.lock
     if lock.fault:
-        # retire leaves alone what it cannot read, and so does everybody but this command
-        from gpulock.store import atomic
-
+        # The reaper leaves alone what it cannot read, and so does every other command.
         if path := find_stray_path(node, lock):
             raise CommandRefusedError(f"{path} is no folder, and so no lock", f"rm {path}")
         atomic.remove_folder(f"{node.store.locks_dir}/{lock.id}")
     else:
-        retire_lock(node, lock, how)
+        free_lock(node, lock, one_line(how))
+    log_release(node, one, how)
+
+
+def log_release(node: Node, one: ReleaseCandidate, how: str) -> None:
+    """Log who released a lock, and who still has its device open."""
     still = f"; still open: {one.left}" if one.left else ""
-    log_to_syslog(node.settings, one_line(f"{lock.id}{format_past_holder(lock)}: {how}{still}"))
+    line = f"{one.lock.id}{format_past_holder(one.lock)}: {how}{still}"
+    log_to_syslog(node.settings, one_line(line))
 
 
 def format_past_holder(lock: Lock) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpulock.alloc.grant import retire_lock
+from gpulock.alloc.reaper import free_lock
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -59,4 +59,4 @@ def unlock_bad_device(node: Node, name: str, seconds: float) -> None:
     with Gate(node.store.path, Deadline(seconds)):
         lock = node.store.read(name)
         if is_health_lock(lock):
-            retire_lock(node, lock, "it is quarantined now")
+            free_lock(node, lock, "it is quarantined now")

@@ -8,9 +8,8 @@ import os
 from typing import NamedTuple
 
 from gpulock.alloc.availability import count_reaps
-from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
-from gpulock.alloc.reaper import FREED, ReapOutcome, make_open_files, reap_locks
+from gpulock.alloc.reaper import FREED, Reaper, ReapOutcome, reap_locks
 from gpulock.daemon.reconcile import adopt
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
@@ -73,10 +72,10 @@ def reconcile_locks(
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         adopted = [] if dry_run else prepare_boot_locks(node, judge)
         held = node.store.read_all_locks()
-        holders = find_device_users(node, devices, held, judge, driver)
-        report = ReconcileReport(adopted, reap_locks(node, held, judge, holders, dry_run))
+        reaper = make_node_reaper(node, devices, held, judge, driver)
+        report = ReconcileReport(adopted, reap_locks(reaper, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""
-        report.blind = judge.scan.blind or holders.blind
+        report.blind = judge.scan.blind or reaper.files.blind
         if not dry_run:
             try:
                 mark_extern_steps_seen(node, report.outcomes)
@@ -101,14 +100,14 @@ def read_node_devices(node: Node) -> tuple[list[Device], Refusal | None]:
         return [], refusal
 
 
-def find_device_users(
+def make_node_reaper(
     node: Node,
     devices: list[Device],
     held: dict[str, Lock],
     judge: Judge,
     driver: Refusal | None = None,
-) -> OpenFiles:
-    """Return who has which device open: those the driver shows, and the locked ones it does not.
+) -> Reaper:
+    """Return the reaper of all locks: of devices the driver shows, and of those it does not.
 
     Of these the record says which node is theirs: a card that fell off the bus is still open.
     Where it does not, no driver at all means that nothing can be open; a driver that did not
@@ -127,9 +126,9 @@ def find_device_users(
             more.append(device)
         elif lock.owner is not None and driver is not None and driver.kind == UNKNOWN:
             dark = driver.why
-    holders = make_open_files(node, [*devices, *more], judge)
-    holders.blind = dark
-    return holders
+    reaper = Reaper(node, judge, [*devices, *more], held)
+    reaper.files.blind = dark
+    return reaper
 
 
 def prepare_boot_locks(node: Node, judge: Judge) -> list[Owner]:

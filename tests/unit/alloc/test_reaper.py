@@ -36,9 +36,8 @@ def lock(box: Box, number: int = 0, **changes: object) -> Owner:
 
 def settle_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
     node = box.node()
-    judge = judge_of(node)
-    holders = reaper.make_open_files(node, node.devices(), judge)
-    found = reaper.reap_locks(node, node.store.read_all_locks(), judge, holders, dry_run)
+    engine = reaper.Reaper(node, judge_of(node), node.devices(), node.store.read_all_locks())
+    found = reaper.reap_locks(engine, dry_run)
     return {outcome.lock.id: outcome for outcome in found}
 
 
@@ -189,11 +188,9 @@ def test_a_lock_made_anew_since_it_was_judged_stays(
 ) -> None:
     lock(box)
     node = box.node()
-    judge = judge_of(node)
-    holders = reaper.make_open_files(node, node.devices(), judge)
-    held = node.store.read_all_locks()
+    engine = reaper.Reaper(node, judge_of(node), node.devices(), node.store.read_all_locks())
     node.store.rewrite(bus(0), record(token="another"))
-    found = reaper.reap_locks(node, held, judge, holders)
+    found = reaper.reap_locks(engine)
     assert [o.act for o in found] == [HELD]
     assert box.locks() == [bus(0)]
 

@@ -317,9 +317,7 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
         "sge": lambda lock, scan: Verdict(DEAD, f"{lock}, {scan}: gone")
     }
     sure = Judge(node.boot_id, node.name, ProcessScan(node.proc), dead, hook.make_sge_members(node))
-    (outcome,) = reaper.reap_locks(
-        node, {lock.id: lock}, sure, reaper.make_open_files(node, [], sure)
-    )
+    (outcome,) = reaper.reap_locks(reaper.Reaper(node, sure, [], {lock.id: lock}))
     assert (outcome.act, outcome.verdict.state) == (reaper.HELD, DEAD)
     assert "process 700 is in the job's cgroup" in outcome.reason
     procs = next((site.root / "cgroup").glob("*/cgroup.procs"))

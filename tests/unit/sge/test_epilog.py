@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc import release
+from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
 from gpulock.sge import epilog, hook, prolog
 from gpulock.simulate.execd import SpooledJob
@@ -117,7 +117,7 @@ def test_a_fault_nobody_foresaw_ends_with_0(
     def bug(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(release, "release_or_drain_lock", bug)
+    monkeypatch.setattr(Reaper, "finish", bug)
     end(site, job)
     assert len(site.locks()) == 2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc import release
+from gpulock.alloc.reaper import Reaper
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.slurm import epilog
@@ -299,7 +299,7 @@ def test_a_fault_nobody_foresaw_ends_with_0(
     def bug(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(release, "release_or_drain_lock", bug)
+    monkeypatch.setattr(Reaper, "finish", bug)
     site.epilog()
     assert (len(site.locks()), site.notes()) == (2, [])
 

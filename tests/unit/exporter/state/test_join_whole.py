@@ -20,6 +20,7 @@ from gpulock_exporter.telemetry import Frame, Process
 
 from gpulock.alloc.liveness import ALIVE, DEAD, Verdict
 from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.reaper import retire_lock
 from gpulock.cli.status.node_view import view_node
 from gpulock.node import sample
 from gpulock.node.context import Node
@@ -105,7 +106,7 @@ def test_a_job_comes_works_and_goes(box: Box) -> None:
     seen = sample.read_sample(exporter.folder.path, exporter.now.boottime, BOOT)
     assert seen is not None
     assert seen.tokens[A][bus(0)].busy == 1.5
-    box.node().retire(box.node().store.read_all_locks()[bus(0)], "released")
+    retire_lock(box.node(), box.node().store.read_all_locks()[bus(0)], "released")
     assert (
         "job_id" in render_exposition(collect_families(exporter.second())).decode()
     )  # the other one's

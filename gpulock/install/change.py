@@ -11,38 +11,48 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from gpulock.install.hooks import InstallError, make_public_folder
+from gpulock.node.settings import Settings
 from gpulock.store import atomic
 
 VERSION: Final = 1
+LOCK: Final = "lock"  # beside the records
 _SHOWN: Final = 12  # lines: a longer text (a script of ours) is only counted
 
 
-class Place(Protocol):
-    """Where one value is: read and written whole; None is "not there"."""
+class Place:
+    """Where one value is: read and written whole; None is "not there".
+
+    The record keeps its kind and the fields named in `coordinates`; people see its title.
+    """
+
+    kind: ClassVar[str]
+    coordinates: ClassVar[tuple[str, ...]]
+    named: ClassVar[str]  # the title, with names of fields in braces
 
     @property
     def address(self) -> tuple[str, ...]:
         """Kind and coordinates, as the record keeps them."""
-        ...
+        return (self.kind, *(str(getattr(self, name)) for name in self.coordinates))
 
     @property
     def title(self) -> str:
         """Name the place for people."""
-        ...
+        return self.named.format_map(vars(self))
 
     def read(self) -> str | None:
         """Return the value now; raise InstallError where it cannot be found out."""
-        ...
+        raise NotImplementedError
 
     def write(self, value: str | None) -> None:
         """Set or take away the value; raise InstallError."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -78,15 +88,9 @@ class Change:
 
     def lines(self) -> list[str]:
         """Return the change as it is shown: a title, then what goes and what comes."""
-        gone, come = (
-            _lines_only_in(self.before, self.after),
-            _lines_only_in(self.after, self.before),
-        )
-        return [
-            self.what,
-            *(f"  - {line}" for line in _shorten_diff_lines(gone)),
-            *(f"  + {line}" for line in _shorten_diff_lines(come)),
-        ]
+        gone = _lines_only_in(self.before, self.after)
+        come = _lines_only_in(self.after, self.before)
+        return [self.what, *(f"  - {line}" for line in gone), *(f"  + {line}" for line in come)]
 
 
 def shorten_place_value(value: str | None) -> str:
@@ -95,12 +99,9 @@ def shorten_place_value(value: str | None) -> str:
 
 
 def _lines_only_in(value: str | None, other: str | None) -> list[str]:
-    """Return the lines that one value has and the other has not."""
+    """Return the lines that one value has and the other has not; of many their number."""
     known = (other or "").splitlines()
-    return [line for line in (value or "").splitlines() if line.strip() and line not in known]
-
-
-def _shorten_diff_lines(lines: list[str]) -> list[str]:
+    lines = [line for line in (value or "").splitlines() if line.strip() and line not in known]
     return lines if len(lines) <= _SHOWN else [f"({len(lines)} lines)"]
 
 
@@ -115,21 +116,18 @@ def plan_place_change(place: Place, after: str | None) -> Iterable[Change]:
 
 
 @dataclass(frozen=True)
-class FilePlace:
+class FilePlace(Place):
     """A text file, replaced whole."""
 
     path: Path
     mode: int = 0o644
+    kind = "file"
+    named = "file {path}"
 
     @property
     def address(self) -> tuple[str, ...]:
-        """Kind and path."""
-        return ("file", str(self.path), f"{self.mode:o}")
-
-    @property
-    def title(self) -> str:
-        """The path."""
-        return f"file {self.path}"
+        """Kind, path and mode."""
+        return (self.kind, str(self.path), f"{self.mode:o}")
 
     def read(self) -> str | None:
         """Return the text."""
@@ -154,20 +152,11 @@ class FilePlace:
 
 
 @dataclass(frozen=True)
-class FolderPlace:
+class FolderPlace(Place):
     """A folder; its value is its mode."""
 
     path: Path
-
-    @property
-    def address(self) -> tuple[str, ...]:
-        """Kind and path."""
-        return ("folder", str(self.path))
-
-    @property
-    def title(self) -> str:
-        """The path."""
-        return f"folder {self.path}"
+    kind, coordinates, named = "folder", ("path",), "folder {path}"
 
     def read(self) -> str | None:
         """Return owner and mode."""
@@ -197,6 +186,8 @@ class FolderPlace:
 
 # --- the record of what was made --------------------------------------------------------------
 
+Entries = dict[tuple[str, ...], tuple[str | None, str | None]]  # (before, after) by address
+
 
 class InstallRecord:
     """What was installed, in one file: by place, the value before the first and after the last."""
@@ -204,7 +195,7 @@ class InstallRecord:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def load(self) -> dict[tuple[str, ...], tuple[str | None, str | None]]:
+    def load(self) -> Entries:
         """Return (before, after) by address, in the order made; raise InstallError."""
         text = FilePlace(self.path).read()
         if text is None:
@@ -217,7 +208,7 @@ class InstallRecord:
         except (ValueError, KeyError, TypeError) as fault:
             raise InstallError(f"{self.path} is not understood ({fault}); move it away") from fault
 
-    def save(self, entries: dict[tuple[str, ...], tuple[str | None, str | None]]) -> None:
+    def save(self, entries: Entries) -> None:
         """Write the record, or remove it when there is nothing in it."""
         changes = [
             {"place": list(place), "before": before, "after": after}
@@ -239,6 +230,39 @@ class InstallRecord:
         self.save(entries)
 
 
+def install_record(settings: Settings, scheduler: str) -> InstallRecord:
+    """Return where it is noted what was installed for `sge`, `slurm` or `systemd`."""
+    return InstallRecord(Path(settings.state_dir, "install", f"{scheduler}.json"))
+
+
+@contextmanager
+def lock_installation(folder: Path) -> Iterator[None]:
+    """Let one process at a time change the installation whose records are in a folder.
+
+    Raises InstallError that names the process which does so now.
+    """
+    from filelock import FileLock, Timeout
+
+    path = folder / LOCK
+    lock = FileLock(path, timeout=0)
+    try:
+        make_public_folder(folder)
+        lock.acquire()
+        path.write_text(f"{os.getpid()}\n")
+    except Timeout as busy:
+        holder = path.read_text().strip() or "unknown"
+        raise InstallError(
+            f"gpulock install or uninstall runs already, as process {holder}; wait until it ends"
+        ) from busy
+    except OSError as fault:
+        lock.release()
+        raise InstallError(f"{path}: {fault.strerror}; are you root?") from fault
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def apply_changes(
     changes: Sequence[Change], record: InstallRecord, echo: Callable[[str], None]
 ) -> None:
@@ -246,38 +270,8 @@ def apply_changes(
 
     Nothing is taken back then: run it again, or `uninstall`.
     """
-    for change in changes:
-        record.note(change)
-        change.apply()
-        echo(f"done: {change.what}")
-
-
-def undo_recorded_changes(
-    record: InstallRecord,
-    place_of: Callable[[tuple[str, ...]], Place],
-    echo: Callable[[str], None],
-    why_not: Callable[[tuple[str, ...]], str],
-) -> list[str]:
-    """Take back what the record says, newest first; return what was left, and why.
-
-    `why_not` gives a reason to leave a place for a later try.
-    """
-    entries = record.load()
-    left: list[str] = []
-    for address, (before, after) in reversed(list(entries.items())):
-        change = Change(place_of(address), before, after)
-        try:
-            if kept := why_not(address):
-                left.append(kept)
-                continue
-            why = change.undo()
-        except InstallError as fault:
-            left.append(str(fault))
-            continue
-        if why:
-            left.append(why)
-        else:
-            echo(f"put back: {change.what}")
-        del entries[address]
-        record.save(entries)
-    return left
+    with lock_installation(record.path.parent):
+        for change in changes:
+            record.note(change)
+            change.apply()
+            echo(f"done: {change.what}")

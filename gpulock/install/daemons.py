@@ -14,6 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from gpulock.node.procfs import Proc
 
 _NAMESPACES = ("uts", "mnt")  # a daemon in a container is another machine's
@@ -128,3 +130,11 @@ def why_untrusted_program(path: Path, owners: Collection[int]) -> str:
     except (OSError, RuntimeError) as fault:  # RuntimeError: links in a circle
         return f"{path}: {getattr(fault, 'strerror', None) or fault}"
     return ""
+
+
+def process_start_time(pid: int) -> float:
+    """Return when a process was started, in seconds of the epoch; raise OSError."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error as fault:
+        raise ProcessLookupError(str(fault)) from fault

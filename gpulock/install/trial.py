@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials: a program is run before it is put in force, as nobody where users are to run it."""
+"""Trials: a program is run before it is put in force, as nobody where users are to run it.
+
+TaskProlog runs as the user, so everything it needs must be everybody's to read: with an
+interpreter below root's home every task of every job fails with 127.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,29 @@ import pwd
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.hooks import HookPaths, InstallError, hook_modules
 
 SECONDS: Final = 5.0  # a hook that needs longer to refuse is not fit for use
+_INTERPRETER_SECONDS: Final = 20.0  # for one that was never started here
 _NOBODY: Final = 65534  # uid and gid, where the name is not known
 Command = Sequence[str | Path]
+_JOB: Final = {"JOB_ID": "self-test"}
+_REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted
+_IMPORT: Final = """
+import sys
+sys.path[:0] = [sys.argv[1]]
+for name in sys.argv[2:]:
+    __import__(name)
+    found = sys.modules[name].__file__
+    if not found.startswith(sys.argv[1] + "/"):
+        sys.exit(f"{name} comes from {found}")
+"""
+# Signs of another hook that hands out GPUs.
+RIVALS: Final = ("CUDA_VISIBLE_DEVICES", "SGE_GPU", "lock-gpu", "gpuprolog", "gpu-prolog")
 
 
 def try_hook(
@@ -103,3 +122,75 @@ def why_users_cannot_run(path: Path) -> str:
     if not mode & stat.S_IROTH or not mode & stat.S_IXOTH:
         return f"{real} has mode {stat.S_IMODE(mode):04o}: users may not run it"
     return ""
+
+
+def self_test_sge_hooks(paths: HookPaths) -> None:
+    """Start each hook as no shepherd would: it must refuse, in time; raise InstallError."""
+    modules = [name.removesuffix(".py").replace("/", ".") for name in hook_modules()]
+    modules = [name.removesuffix(".__init__") for name in modules]
+    interpreter = paths.prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
+    must = partial(try_hook, env=_JOB)
+    must([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
+    must([paths.prolog, "1"], _REFUSES, "did not start us")
+    must([paths.epilog, "1"], (0,), "did not start us")
+    must([paths.launch, paths.prolog], _REFUSES, "no shepherd")
+    must([paths.launch, paths.epilog], (0,), "no shepherd")
+    chained = ["self-test", "0", "queue", "root", "root@/bin/true"]
+    must([paths.chain, "prolog", *chained], _REFUSES, "no shepherd")
+    must([paths.chain, "epilog", *chained], (0,), "no shepherd")
+    must([paths.sensor], (0,), stdin="quit\n")
+    must([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n")
+
+
+def try_slurm_hooks(paths: HookPaths) -> None:
+    """Start each hook as no slurmd would: it must refuse, in time; raise InstallError.
+
+    The one of a task is started as nobody, where root asks: that finds what users may not read.
+    """
+    for path in (paths.slurm_prolog, paths.slurm_task, paths.slurm_epilog):
+        if why := why_users_cannot_run(path):
+            raise InstallError(f"{why}; tasks run as their user, who must be able to")
+    try_hook([paths.slurm_prolog], (1,), "SLURM_JOB_ID")
+    try_hook([paths.slurm_epilog], (0,))
+    try_task_prolog(paths.slurm_task)
+
+
+def try_task_prolog(path: Path) -> None:
+    """Start a TaskProlog as a user who is nobody; raise InstallError unless it refuses."""
+    fails, says = tuple(range(1, 256)), "not called as a TaskProlog"
+    try_hook([path], fails, says, as_nobody=os.geteuid() == 0)
+
+
+def check_hook_interpreter(real: str) -> None:
+    """Raise InstallError for an interpreter that users cannot run."""
+    if why := why_users_cannot_run(Path(real)):
+        raise InstallError(
+            f"interpreter {why}: every task of every job would fail with 127; name a Python that"
+            " all users may run (--interpreter /usr/bin/python3), or make gpulock's venv from one"
+        )
+    last = try_interpreter(real, ("-IS", "-c", "import os, sys, syslog"), _INTERPRETER_SECONDS)
+    if last:
+        raise InstallError(
+            f"interpreter {real} does not run as nobody ({last}): users cannot read its library;"
+            " name another (--interpreter /usr/bin/python3)"
+        )
+
+
+def command_program(site: str) -> Path:
+    """Return the program of a site's command: `user@/path/program argument`."""
+    word = site.split(maxsplit=1)[0]
+    return Path(word.partition("@")[2] or word)
+
+
+def rival_hook_reason(site: str) -> str:
+    """Return why a site's hook looks as if it hands out GPUs itself, or nothing."""
+    words = site.split()
+    text = site
+    for path in (command_program(site), *map(Path, words[1:])):
+        try:
+            if path.is_absolute() and path.is_file():
+                text += path.read_bytes()[: 1 << 20].decode("utf-8", "replace")
+        except OSError:
+            continue
+    found = [sign for sign in RIVALS if sign in text]
+    return f"it speaks of {found[0]}" if found else ""

@@ -11,58 +11,43 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import gpulock
+from gpulock.install.change import Place
 from gpulock.install.hooks import (
     HookPaths,
     InstallError,
     hook_folder_files,
-    hook_modules,
     hooks_digest,
     make_public_folder,
     probe_interpreter,
     real_interpreter,
     render_hooks,
 )
-from gpulock.install.trial import try_hook
+from gpulock.install.trial import self_test_sge_hooks
 
 DEFAULT_PREFIX: Final = Path("/usr/local/libexec/gpulock")
 CURRENT: Final = "current"
-_JOB: Final = {"JOB_ID": "self-test"}
-_REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted
-_IMPORT: Final = """
-import sys
-sys.path[:0] = [sys.argv[1]]
-for name in sys.argv[2:]:
-    __import__(name)
-    found = sys.modules[name].__file__
-    if not found.startswith(sys.argv[1] + "/"):
-        sys.exit(f"{name} comes from {found}")
-"""
 
 
 @dataclass(frozen=True)
-class InstalledHooks:
-    """The hooks in force on this node: a place whose value is the version's name."""
+class InstalledHooks(Place):
+    """The hooks in force on this node: a place whose value is the version's name.
+
+    `trial` is started before the swap, after the trial of all hooks.
+    """
 
     prefix: Path
     config: Path
     interpreter: str
     lock_dir: Path = Path("/run/gpulock")
-
-    @property
-    def address(self) -> tuple[str, ...]:
-        """Kind and coordinates."""
-        return ("hooks", str(self.prefix), str(self.config), self.interpreter)
-
-    @property
-    def title(self) -> str:
-        """Name them for people."""
-        return f"hooks {self.prefix / CURRENT}"
+    trial: Callable[[HookPaths], None] | None = field(default=None, compare=False)
+    kind, named = "hooks", f"hooks {{prefix}}/{CURRENT}"
+    coordinates = ("prefix", "config", "interpreter")
 
     def wanted(self) -> str:
         """Return the name of the version that this package would install."""
@@ -99,6 +84,8 @@ class InstalledHooks:
                 paths = HookPaths(self.prefix / value)
             try:
                 self_test_sge_hooks(paths)
+                if self.trial:
+                    self.trial(paths)
             except InstallError as fault:
                 raise InstallError(f"{fault}; nothing was put in force") from fault
             switch_hook_version(self.prefix, value)
@@ -180,21 +167,3 @@ def list_locked_devices(lock_dir: Path) -> list[str]:
         return []
     except OSError as fault:
         raise InstallError(f"{lock_dir}/locks: {fault.strerror}; are you root?") from fault
-
-
-def self_test_sge_hooks(paths: HookPaths) -> None:
-    """Start each hook as no shepherd would: it must refuse, in time; raise InstallError."""
-    modules = [name.removesuffix(".py").replace("/", ".") for name in hook_modules()]
-    modules = [name.removesuffix(".__init__") for name in modules]
-    interpreter = paths.prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
-    must = partial(try_hook, env=_JOB)
-    must([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
-    must([paths.prolog, "1"], _REFUSES, "did not start us")
-    must([paths.epilog, "1"], (0,), "did not start us")
-    must([paths.launch, paths.prolog], _REFUSES, "no shepherd")
-    must([paths.launch, paths.epilog], (0,), "no shepherd")
-    chained = ["self-test", "0", "queue", "root", "root@/bin/true"]
-    must([paths.chain, "prolog", *chained], _REFUSES, "no shepherd")
-    must([paths.chain, "epilog", *chained], (0,), "no shepherd")
-    must([paths.sensor], (0,), stdin="quit\n")
-    must([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n")

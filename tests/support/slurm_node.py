@@ -15,8 +15,9 @@ import pytest
 from gpulock.install import versions
 from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm import hook_trial, install, uninstall
-from gpulock.install.slurm.install import SlurmOptions, SlurmPlan, plan_slurm
+from gpulock.install.planner import InstallPlan
+from gpulock.install.slurm import install, uninstall
+from gpulock.install.slurm.install import SlurmOptions, plan_slurm
 from gpulock.install.slurm.site import Slurmd
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
@@ -71,7 +72,7 @@ class SlurmNode:
         }
         return SlurmOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
-    def plan(self, **changes: object) -> SlurmPlan:
+    def plan(self, **changes: object) -> InstallPlan:
         """Return the plan of an installation."""
         return plan_slurm(self.options(**changes))
 
@@ -129,9 +130,8 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
         patch.setattr(module, "find_slurmds", lambda: [slurmd])
     # A dozen processes; they have their own tests.
     patch.setattr(versions, "self_test_sge_hooks", ignore)
-    patch.setattr(hook_trial, "try_slurm_hooks", ignore)
-    patch.setattr(doctor_slurm, "try_slurm_hooks", ignore)
     for module in (install, doctor_slurm):
+        patch.setattr(module, "try_slurm_hooks", ignore)
         patch.setattr(module, "check_hook_interpreter", ignore)
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import InstallPlan
-from gpulock.install.systemd import install, manager, uninstall
+from gpulock.install.planner import InstallPlan
+from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import SystemdOptions, plan_systemd
 from gpulock.simulate.node import write_simulated_node
 
@@ -124,6 +124,5 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     patch.setattr(manager, "RUNNING", folder)
     patch.setattr(manager, "run_systemd_program", nothing)
     patch.setattr(install, "check_exporter_python", nothing)
-    for module in (install, uninstall):
-        patch.setattr(module, "exporter_user_exists", lambda: True)
+    patch.setattr(install, "exporter_user_exists", lambda: True)
     return SystemdNode(folder, config, FakeSystemctl(folder / "etc/systemd/system"))

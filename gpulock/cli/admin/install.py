@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,8 @@ from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.text.words import format_count
 
 if TYPE_CHECKING:
-    from gpulock.install.sge.install import InstallPlan
+    from gpulock.install.planner import InstallPlan
+    from gpulock.install.undo import Uninstaller
 
 
 @click.group()
@@ -129,15 +130,9 @@ def uninstall_group() -> None:
 @click.pass_obj
 def uninstall_sge_command(session: Session, force: bool, reason: str) -> None:
     """Put back what was there before `install sge`."""
-    from gpulock.install.sge.uninstall import undo_sge_install
-    from gpulock.install.slurm.uninstall import keep_for_slurm
+    from gpulock.install.sge.uninstall import SgeUninstaller
 
-    def take_away(config: Path, *, force: bool, reason: str) -> list[str]:
-        if keep_for_slurm(config):
-            click.echo("the hooks and the settings stay: Slurm uses them")
-        return undo_sge_install(config, click.echo, force=force, reason=reason)
-
-    run_uninstaller(session, take_away, force, reason)
+    run_uninstaller(session, SgeUninstaller, force, reason)
 
 
 @uninstall_group.command("slurm")
@@ -146,40 +141,28 @@ def uninstall_sge_command(session: Session, force: bool, reason: str) -> None:
 @click.pass_obj
 def uninstall_slurm_command(session: Session, force: bool, reason: str) -> None:
     """Put back what was there before `install slurm`."""
-    from gpulock.install.slurm import uninstall
+    from gpulock.install.slurm.uninstall import SlurmUninstaller
 
-    def take_away(config: Path, *, force: bool, reason: str) -> list[str]:
-        return uninstall.undo_slurm_install(config, click.echo, force=force, reason=reason)
-
-    run_uninstaller(session, take_away, force, reason)
+    run_uninstaller(session, SlurmUninstaller, force, reason)
 
 
 @uninstall_group.command("systemd")
 @click.pass_obj
 def uninstall_systemd_command(session: Session) -> None:
     """Stop both services, and put back what was there before `install systemd`."""
-    from gpulock.install.systemd import uninstall
+    from gpulock.install.systemd.install import SystemdUninstaller
 
-    def take_away(config: Path, *, force: bool, reason: str) -> list[str]:
-        return uninstall.undo_systemd_install(config, click.echo)
-
-    run_uninstaller(session, take_away, False, "")
+    run_uninstaller(session, SystemdUninstaller, False, "")
 
 
-class Uninstaller(Protocol):
-    """Uninstall for one scheduler; return what was left, and why."""
-
-    def __call__(self, config: Path, *, force: bool, reason: str) -> list[str]:
-        """Raise InstallError where it must not be now."""
-        ...
-
-
-def run_uninstaller(session: Session, take_away: Uninstaller, force: bool, reason: str) -> None:
+def run_uninstaller(
+    session: Session, installed: type[Uninstaller], force: bool, reason: str
+) -> None:
     """Uninstall, and say what was left as it is."""
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
     try:
-        left = take_away(Path(session.config), force=force, reason=reason)
+        left = installed(Path(session.config), click.echo).undo(force, reason)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
     for line in left:

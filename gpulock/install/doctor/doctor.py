@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gpulock.install.change import install_record
 from gpulock.install.doctor.check import BROKEN, FAULT, OK, WARNING, Check, run_checks
 from gpulock.install.doctor.containers import container_checks
 from gpulock.install.doctor.health import health_checks
@@ -21,9 +22,9 @@ from gpulock.install.doctor.sge import sge_checks
 from gpulock.install.doctor.slurm import slurm_checks
 from gpulock.install.doctor.systemd import systemd_checks
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import PROFILE, current_settings, sge_install_record
+from gpulock.install.planner import current_settings
+from gpulock.install.sge.install import PROFILE
 from gpulock.install.sge.site import find_execds
-from gpulock.install.slurm.install import slurm_install_record as slurm_record
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.node.settings import DEFAULT_PATH, Settings
 
@@ -74,15 +75,15 @@ def run_doctor(where: DoctorOptions) -> list[Check]:
 def is_slurm_only(settings: Settings, config: Path) -> bool:
     """Say whether the hooks are here for Slurm, and nothing is of Grid Engine."""
     _, given = current_settings(config)
-    if not slurm_record(settings).load():
+    if not install_record(settings, "slurm").load():
         return False
-    return not (sge_install_record(settings).load() or "SGE_ROOT" in given or find_execds())
+    return not (install_record(settings, "sge").load() or "SGE_ROOT" in given or find_execds())
 
 
 def installed_prefix(settings: Settings) -> Path:
     """Return the folder of the installed hooks, as it was noted."""
     noted: list[str] = []
-    for record in (slurm_record(settings), sge_install_record(settings)):
+    for record in (install_record(settings, "slurm"), install_record(settings, "sge")):
         try:
             noted += [address[1] for address in record.load() if address[0] == "hooks"]
         except InstallError:

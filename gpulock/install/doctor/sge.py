@@ -11,9 +11,10 @@ from gpulock.alloc.liveness import ProcessScan
 from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
 from gpulock.install.doctor.sge_cluster import SgeClusterChecks
 from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.sge.install import current_settings
+from gpulock.install.planner import current_settings
 from gpulock.install.sge.site import Execd, find_execd, find_execds
-from gpulock.install.versions import CURRENT, InstalledHooks, self_test_sge_hooks, version_in_force
+from gpulock.install.trial import self_test_sge_hooks
+from gpulock.install.versions import CURRENT, InstalledHooks, version_in_force
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.sge import cull, verdict

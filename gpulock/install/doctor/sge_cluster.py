@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gpulock.install import commands
 from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
+from gpulock.install.sge import texts
 from gpulock.install.sge.install import SENSOR, queue_instances
 from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
 from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
@@ -66,7 +66,7 @@ class SgeClusterChecks:
         for queue in self.queues:
             lines = {
                 hook: effective_sge_hook(self.qconf, queue, self.host, hook, self.lines)
-                for hook in commands.HOOKS
+                for hook in texts.HOOKS
             }
             if not any(self.is_gpulock_hook(line, hook) for hook, line in lines.items()):
                 what = "neither prolog nor epilog is gpulock's: its jobs get no lock and no mask"
@@ -85,7 +85,7 @@ class SgeClusterChecks:
 
     def is_gpulock_hook(self, line: str | None, hook: str) -> bool:
         """Say whether a line starts a hook of ours, rightly or not."""
-        return commands.is_gpulock_command(line, hook) or any(
+        return texts.is_gpulock_command(line, hook) or any(
             word.endswith((f"/{hook}/sge", "/prolog/chain")) for word in (line or "").split()
         )
 
@@ -93,9 +93,7 @@ class SgeClusterChecks:
         """Return what is wrong with the command line in force, or nothing."""
         if not self.is_gpulock_hook(line, hook):
             return f"its {hook} is {line or 'none'}, not ours"
-        if line == commands.queue_hook_command(
-            self.current, hook, commands.site_command_of(line, hook)
-        ):
+        if line == texts.queue_hook_command(self.current, hook, texts.site_command_of(line, hook)):
             return ""
         assert line is not None
         if not line.startswith("root@"):
@@ -110,10 +108,8 @@ class SgeClusterChecks:
             host
             for name, _, host in (instance.partition("@") for instance in self.instances)
             if name == queue and host != self.host
-            for hook in commands.HOOKS
-            if not commands.is_gpulock_command(
-                effective_sge_hook(self.qconf, queue, host, hook), hook
-            )
+            for hook in texts.HOOKS
+            if not texts.is_gpulock_command(effective_sge_hook(self.qconf, queue, host, hook), hook)
         ]
         if bare:
             hosts = " ".join(sorted(set(bare)))

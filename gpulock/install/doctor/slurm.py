@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.alloc.liveness import ProcessScan
+from gpulock.install.change import install_record
 from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
 from gpulock.install.doctor.slurm_conf import SlurmConfChecks
 from gpulock.install.doctor.slurm_gres import GresChecks
 from gpulock.install.hooks import HookPaths, InstallError
-from gpulock.install.sge.install import current_settings
-from gpulock.install.slurm.hook_trial import SlurmHooks, check_hook_interpreter, try_slurm_hooks
-from gpulock.install.slurm.install import slurm_install_record
+from gpulock.install.planner import current_settings
 from gpulock.install.slurm.site import (
     Slurmd,
     SlurmError,
@@ -24,7 +23,8 @@ from gpulock.install.slurm.site import (
     slurmds_of_site,
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
-from gpulock.install.versions import CURRENT, version_in_force
+from gpulock.install.trial import check_hook_interpreter, try_slurm_hooks
+from gpulock.install.versions import CURRENT, InstalledHooks, version_in_force
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm.steps import SlurmSteps
@@ -37,7 +37,7 @@ def slurm_checks(settings: Settings, config: Path, prefix: Path) -> list[Check]:
     """Return the checks of a node of Slurm; none where there is no Slurm."""
     _, given = current_settings(config)
     slurmds = slurmds_of_site(find_slurmds(), settings)
-    if not slurm_install_record(settings).load():
+    if not install_record(settings, "slurm").load():
         if not slurmds:
             return []
         what = "slurmd runs here, but gpulock is not installed for it: its jobs get no lock"
@@ -82,7 +82,7 @@ def check_slurm_hooks(config: Path, prefix: Path, lock_dir: Path) -> Iterator[Ch
     if not Path(interpreter).is_file():
         yield fault_check(name, f"their interpreter {interpreter} is gone: every job fails", _AGAIN)
         return
-    place = SlurmHooks(prefix, config, interpreter, lock_dir)
+    place = InstalledHooks(prefix, config, interpreter, lock_dir)
     found, wanted = place.read(), place.wanted()
     if found != wanted and found is not None and found.startswith(f"{wanted} "):
         yield fault_check(name, f"not as they were installed: {found}", _AGAIN)

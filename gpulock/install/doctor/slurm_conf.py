@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gpulock.install import commands
 from gpulock.install.doctor.check import OK, Check, fault_check, ok_check, run_checks, warning_check
 from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.configured_hooks import (
@@ -29,7 +28,7 @@ from gpulock.install.slurm.texts import (
     opens_pam_sessions,
     slurm_setting_advice,
 )
-from gpulock.install.trial import why_users_cannot_run
+from gpulock.install.trial import rival_hook_reason, why_users_cannot_run
 from gpulock.node.settings import Settings
 
 RECONFIGURE: Final = "then scontrol reconfigure"
@@ -105,7 +104,7 @@ class SlurmConfChecks:
         for path in found.programs:
             if path in found.ours and not _is_site_wrapper(path, target):
                 continue
-            if why := commands.rival_hook_reason(str(path)):
+            if why := rival_hook_reason(str(path)):
                 what = f"does {path} hand out GPUs itself ({why})?"
                 yield warning_check(found.key, what, "then take it out, or its part that does")
 

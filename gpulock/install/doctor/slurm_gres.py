@@ -14,11 +14,13 @@ from gpulock.install.slurm.gres import (
     GresDeviceFiles,
     GresEntry,
     counts_by_gres,
+    find_gres_conf,
+    gres_conf_identity,
     gres_positions,
+    has_gres_flag,
     read_gres_entries,
     slurm_map_text,
 )
-from gpulock.install.slurm.gres_copy import find_gres_conf, gres_conf_identity, has_gres_flag
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf, read_slurm_file
 from gpulock.node import devices

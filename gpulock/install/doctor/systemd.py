@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from gpulock.install.change import install_record
 from gpulock.install.doctor.check import FAULT, WARNING, Check, ok_check, run_checks, warning_check
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.install import (
@@ -21,7 +22,6 @@ from gpulock.install.systemd.install import (
     make_unit_place,
     read_unit_inputs,
     service_files,
-    systemd_install_record,
     systemd_services,
     unit_file_path,
 )
@@ -119,7 +119,7 @@ def systemd_checks(
     options = SystemdOptions(config, etc=etc, ctl=ctl)
     if not manager.RUNNING.is_dir():
         return []
-    if not systemd_install_record(settings).load() and not unit_file_path(etc, DAEMON).exists():
+    if not install_record(settings, "systemd").load() and not unit_file_path(etc, DAEMON).exists():
         return []
     checks = run_checks("units", lambda: check_unit_files(options, settings))
     for service in systemd_services(ctl):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpulock.install.change import Place
 from gpulock.install.sge.qconf import (
     Qconf,
     QconfError,
@@ -19,22 +20,14 @@ from gpulock.install.sge.qconf import (
 
 
 @dataclass(frozen=True)
-class QueueAttribute:
+class QueueAttribute(Place):
     """An attribute of a queue (`gpu.q`) or of it on one host (`gpu.q@node1`)."""
 
     qconf: Qconf
     domain: str
     name: str
-
-    @property
-    def address(self) -> tuple[str, ...]:
-        """Kind and coordinates."""
-        return ("queue", self.domain, self.name)
-
-    @property
-    def title(self) -> str:
-        """Name it for people."""
-        return f"{self.name} of queue {self.domain}"
+    kind, named = "queue", "{name} of queue {domain}"
+    coordinates = ("domain", "name")
 
     def read(self) -> str | None:
         """Return the value; None for a host without one of its own."""
@@ -52,22 +45,14 @@ class QueueAttribute:
 
 
 @dataclass(frozen=True)
-class HostValue:
+class HostValue(Place):
     """How much of one complex an execution host has."""
 
     qconf: Qconf
     host: str
     name: str
-
-    @property
-    def address(self) -> tuple[str, ...]:
-        """Kind and coordinates."""
-        return ("exechost", self.host, self.name)
-
-    @property
-    def title(self) -> str:
-        """Name it for people."""
-        return f"complex_values {self.name} of host {self.host}"
+    kind, named = "exechost", "complex_values {name} of host {host}"
+    coordinates = ("host", "name")
 
     def read(self) -> str | None:
         """Return the amount."""
@@ -85,22 +70,14 @@ class HostValue:
 
 
 @dataclass(frozen=True)
-class HostConfiguration:
+class HostConfiguration(Place):
     """A line of a host's own configuration, which goes before the global one."""
 
     qconf: Qconf
     host: str
     name: str
-
-    @property
-    def address(self) -> tuple[str, ...]:
-        """Kind and coordinates."""
-        return ("configuration", self.host, self.name)
-
-    @property
-    def title(self) -> str:
-        """Name it for people."""
-        return f"{self.name} in the configuration of host {self.host}"
+    kind, named = "configuration", "{name} in the configuration of host {host}"
+    coordinates = ("host", "name")
 
     def read(self) -> str | None:
         """Return the value."""
@@ -123,7 +100,7 @@ class HostConfiguration:
 
 
 @dataclass(frozen=True)
-class Complex:
+class Complex(Place):
     """One line of the complex table.
 
     `patience` is how long to wait until qmaster has forgotten what a load sensor reported.
@@ -132,16 +109,8 @@ class Complex:
     qconf: Qconf
     name: str
     patience: float = 0.0
-
-    @property
-    def address(self) -> tuple[str, ...]:
-        """Kind and name."""
-        return ("complex", self.name)
-
-    @property
-    def title(self) -> str:
-        """Name it for people."""
-        return f"complex {self.name}"
+    kind, named = "complex", "complex {name}"
+    coordinates = ("name",)
 
     def read(self) -> str | None:
         """Return the line."""

@@ -3,22 +3,12 @@
 
 from __future__ import annotations
 
-import syslog
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
-from gpulock.errors import one_line
-from gpulock.install import commands
-from gpulock.install.change import FilePlace, FolderPlace, Place, undo_recorded_changes
-from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import (
-    REPORTED,
-    SENSOR,
-    current_settings,
-    queue_instances,
-    sge_install_record,
-)
+from gpulock.install.change import Place
+from gpulock.install.sge.install import REPORTED, SENSOR, queue_instances
 from gpulock.install.sge.places import (
     Complex,
     HostConfiguration,
@@ -29,58 +19,28 @@ from gpulock.install.sge.places import (
 )
 from gpulock.install.sge.qconf import Qconf, parse_sge_list
 from gpulock.install.sge.site import find_execd, find_execds, find_sge_site, sge_host_name
-from gpulock.install.versions import InstalledHooks, list_locked_devices
-from gpulock.node.settings import Settings
+from gpulock.install.sge.texts import HOOKS
+from gpulock.install.undo import FORCE, Address, Uninstaller
+from gpulock.install.versions import list_locked_devices
 
 
-def undo_sge_install(
-    config: Path, echo: Callable[[str], None], *, force: bool = False, reason: str = ""
-) -> list[str]:
-    """Put back what was there before; return what was left as it is, and why.
+class SgeUninstaller(Uninstaller):
+    """Grid Engine's part of a node and of its cluster."""
 
-    Raises InstallError while devices are locked: without its epilog no job gives them back. With
-    `force` a reason is needed.
-    """
-    settings, given = current_settings(config)
-    record = sge_install_record(settings)
-    entries = record.load()
-    if not entries:
-        return []
-    locked = list_locked_devices(Path(settings.lock_dir))
-    if locked and not (force and reason):
-        raise InstallError(
-            f"{len(locked)} devices are locked ({' '.join(locked)}): wait for their jobs, or"
-            " --force --reason TEXT"
-        )
-    if locked:
-        log_forced_uninstall(f"uninstalled by force while {' '.join(locked)} were locked: {reason}")
-    undo = SgeUndo(settings, given, list(entries), echo)
-    left = undo_recorded_changes(record, undo.place, echo, undo.reason_to_keep)
-    if not left:
-        FolderPlace(record.path.parent).write(None)
-    return left
+    scheduler = "sge"
 
+    def obstacles(self) -> Iterator[tuple[str, str]]:
+        """Yield that devices are locked."""
+        if locked := list_locked_devices(Path(self.settings.lock_dir)):
+            what = f"{len(locked)} devices are locked ({' '.join(locked)})"
+            yield what, f": wait for their jobs, or {FORCE}"
 
-def log_forced_uninstall(sentence: str) -> None:
-    """Leave a line for the administrator."""
-    syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
-    syslog.syslog(syslog.LOG_WARNING, one_line(f"gpulock: {sentence}"))
-
-
-class SgeUndo:
-    """Places by their address, and what must stay for now."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        given: frozenset[str],
-        addresses: list[tuple[str, ...]],
-        echo: Callable[[str], None],
-    ) -> None:
-        self.settings = settings
-        self.echo = echo
+    def begin(self) -> None:
+        """Find qmaster, and what of ours it may still use."""
+        addresses = list(self.record.load())
         self.prefixes = [address[1] for address in addresses if address[0] == "hooks"]
         self.had_sensor = any(a[0] == "configuration" and a[2] == "load_sensor" for a in addresses)
+        settings, given = self.settings, self.given
         execd = find_execd(
             find_execds(),
             settings.sge_root if "SGE_ROOT" in given else "",
@@ -90,27 +50,17 @@ class SgeUndo:
         hosts = [a[1] for a in addresses if a[0] in ("exechost", "configuration")]
         self.host = sge_host_name(self.qconf, hosts[0] if hosts else "")
 
-    def place(self, address: tuple[str, ...]) -> Place:
+    def place(self, address: Address) -> Place:
         """Return the place that an address of the record means; raise InstallError."""
-        kind, *rest = address
-        if kind == "file":
-            return FilePlace(Path(rest[0]), int(rest[1], 8))
-        if kind == "hooks":
-            lock_dir = Path(self.settings.lock_dir)
-            return InstalledHooks(Path(rest[0]), Path(rest[1]), rest[2], lock_dir)
-        if kind == "queue":
-            return QueueAttribute(self.qconf, rest[0], rest[1])
-        if kind == "exechost":
-            return HostValue(self.qconf, rest[0], rest[1])
-        if kind == "configuration":
-            return HostConfiguration(self.qconf, rest[0], rest[1])
-        if kind == "complex":
-            return Complex(
-                self.qconf, rest[0], self.config_delay_seconds() if self.had_sensor else 0.0
-            )
-        raise InstallError(f"a place of kind {kind} is not known; use the gpulock that made it")
+        kind, name, *rest = address
+        places = {place.kind: place for place in (QueueAttribute, HostValue, HostConfiguration)}
+        if kind in places:
+            return places[kind](self.qconf, name, rest[0])
+        if kind == Complex.kind:
+            return Complex(self.qconf, name, self.config_delay_seconds() if self.had_sensor else 0)
+        return super().place(address)
 
-    def reason_to_keep(self, address: tuple[str, ...]) -> str:
+    def reason_to_keep(self, address: Address) -> str:
         """Return why a place must stay as it is for now: something still refers to it."""
         if address[0] == "hooks" or (address[0], address[1]) == ("file", self.settings.path):
             for prefix in self.prefixes:
@@ -177,7 +127,7 @@ def find_hook_references(qconf: Qconf, host: str, prefix: str) -> list[str]:
         f"{hook} of {instance}"
         for instance in queue_instances(qconf)
         if instance.endswith(f"@{host}")
-        for hook in commands.HOOKS
+        for hook in HOOKS
         if f"{prefix}/"
         in (effective_sge_hook(qconf, instance.partition("@")[0], host, hook, lines) or "")
     ]

@@ -8,6 +8,7 @@ in slurm.conf's Gres=, cuts off what is too much, and sorts by file and links wi
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.hooks import InstallError
+from gpulock.install.change import Place
+from gpulock.install.hooks import InstallError, make_public_folder
 from gpulock.install.slurm.site import SlurmSite
+from gpulock.install.slurm.slurm_conf import read_slurm_file
 from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import LINE
@@ -30,6 +33,7 @@ _ENTRY: Final = re.compile(r"\bGres Name=(\S+) .*?\bCount=(\d+)\b")
 _FILE: Final = re.compile(r" File=(\S+)")
 _CARD: Final = re.compile(r"nvidia(\d+)")
 _CAPABILITY: Final = re.compile(r"nvidia-cap(\d+)")
+LARGEST: Final = 1 << 20  # bytes of gres.conf: a prolog reads no more
 _MOST: Final = 4096  # names of one expression: Slurm allows 1024 files a node
 
 
@@ -231,3 +235,55 @@ def _stat_device_file(name: str) -> os.stat_result:
         return os.stat(name)
     except OSError as fault:
         raise InstallError(f"{name}: {fault.strerror}; correct gres.conf") from fault
+
+
+# --- the copy beside the map, by which a prolog sees that the map is stale ----------------------
+
+
+@dataclass(frozen=True)
+class GresCopy(Place):
+    """The copy of gres.conf beside the map; its value is what identifies the bytes."""
+
+    path: Path
+    source: Path
+    kind, coordinates, named = "gres-copy", ("path", "source"), "file {path}"
+
+    def read(self) -> str | None:
+        """Return what identifies the copy."""
+        return gres_conf_identity(self.path) if self.path.exists() else None
+
+    def write(self, value: str | None) -> None:
+        """Copy the file, if it still is what the map was made from, or remove the copy."""
+        try:
+            if value is None:
+                self.path.unlink(missing_ok=True)
+                return
+            if gres_conf_identity(self.source) != value:
+                raise InstallError(f"{self.source} was changed meanwhile; run it again")
+            make_public_folder(self.path.parent)
+            atomic.replace_file(str(self.path), read_slurm_file(self.source), 0o644)
+        except OSError as fault:
+            raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
+
+
+def gres_conf_identity(path: Path) -> str:
+    """Return what tells one text of gres.conf from another; raise InstallError."""
+    data = read_slurm_file(path)
+    if len(data) > LARGEST:
+        raise InstallError(f"{path} is larger than {LARGEST} bytes, which no hook reads")
+    return f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}"
+
+
+def find_gres_conf(site: SlurmSite) -> Path | None:
+    """Return this node's gres.conf, without a link at its end: no hook follows one."""
+    path = site.gres_conf
+    if path is None or not path.exists():
+        return None
+    return path.resolve() if path.is_symlink() else path
+
+
+def has_gres_flag(gres_conf: Path, flag: str = "no_gpu_env") -> bool:
+    """Say whether gres.conf sets a flag for GPUs, for whichever node."""
+    return (
+        gres_conf.exists() and flag in read_slurm_file(gres_conf).decode("utf-8", "replace").lower()
+    )

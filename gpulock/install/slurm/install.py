@@ -9,47 +9,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.errors import Refusal
-from gpulock.install import commands
-from gpulock.install.change import Change, FilePlace, FolderPlace, InstallRecord, plan_place_change
+from gpulock.install.change import Change, FilePlace, plan_place_change
+from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
-from gpulock.install.sge.install import InstallPlan, current_settings
+from gpulock.install.planner import InstallPlan, NodePlanner
+from gpulock.install.slurm import texts
 from gpulock.install.slurm.configured_hooks import find_slurm_hooks
 from gpulock.install.slurm.gres import (
+    GresCopy,
     GresDeviceFiles,
     GresEntry,
     counts_by_gres,
+    find_gres_conf,
+    gres_conf_identity,
     gres_positions,
+    has_gres_flag,
     read_gres_entries,
     slurm_map_text,
 )
-from gpulock.install.slurm.gres_copy import (
-    GresCopy,
-    find_gres_conf,
-    gres_conf_identity,
-    has_gres_flag,
-)
-from gpulock.install.slurm.hook_trial import SlurmHooks, check_hook_interpreter
-from gpulock.install.slurm.site import (
-    Slurmd,
-    SlurmError,
-    SlurmSite,
-    find_slurm_site,
-    find_slurmds,
-    process_start_time,
-    slurmds_of_site,
-)
+from gpulock.install.slurm.site import SlurmError, find_slurm_site, find_slurmds, slurmds_of_site
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
-from gpulock.install.slurm.snippets import gres_conf_page, job_submit_lua_page, slurm_settings_text
-from gpulock.install.slurm.texts import slurm_conf_page
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX
-from gpulock.node import devices
+from gpulock.install.trial import check_hook_interpreter, rival_hook_reason, try_slurm_hooks
+from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
 from gpulock.node.config_schema import KEYS
-from gpulock.node.settings import DEFAULT_PATH, Settings, parse_settings
+from gpulock.node.settings import DEFAULT_PATH
 from gpulock.slurm.gres_map import COPY, NAME
 
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
@@ -70,88 +57,40 @@ class SlurmOptions:
     interpreter: str = sys.executable
 
 
-@dataclass
-class SlurmPlan(InstallPlan):
-    """The changes on this node, and the pages on what the administrator changes himself."""
-
-    pages: list[list[str]] = field(default_factory=list[list[str]])
-
-
-def slurm_install_record(settings: Settings) -> InstallRecord:
-    """Return where it is noted what was installed for Slurm."""
-    return InstallRecord(Path(settings.state_dir, "install/slurm.json"))
-
-
-def plan_slurm(options: SlurmOptions) -> SlurmPlan:
+def plan_slurm(options: SlurmOptions) -> InstallPlan:
     """Return what must change on this node, and what to say; raise InstallError."""
-    settings, given = current_settings(options.config)
-    slurmds = slurmds_of_site(find_slurmds(), settings)
-    site = find_slurm_site(settings, given, slurmds, options.node)
-    return SlurmPlanner(options, settings, given, slurmds, site).plan()
+    return SlurmPlanner(options).plan()
 
 
-class SlurmPlanner:
+class SlurmPlanner(NodePlanner):
     """Find out what is there, step by step."""
 
-    def __init__(
-        self,
-        options: SlurmOptions,
-        settings: Settings,
-        given: frozenset[str],
-        slurmds: list[Slurmd],
-        site: SlurmSite,
-    ) -> None:
+    def __init__(self, options: SlurmOptions) -> None:
+        super().__init__(options.config, "slurm")
         self.options = options
-        self.settings = settings
-        self.given = given
-        self.slurmds = slurmds
-        self.site = site
-        self.plan_ = SlurmPlan(slurm_install_record(settings))
+        self.slurmds = slurmds_of_site(find_slurmds(), self.settings)
+        self.site = find_slurm_site(self.settings, self.given, self.slurmds, options.node)
 
-    def plan(self) -> SlurmPlan:
+    def plan(self) -> InstallPlan:
         """Return the whole plan."""
-        add = self.plan_.changes.extend
-        check_hook_interpreter(real_interpreter(self.options.interpreter))
+        options = self.options
+        check_hook_interpreter(real_interpreter(options.interpreter))
         if not self.slurmds:
             conf = self.site.conf or "an unknown slurm.conf"
             self.note(f"no slurmd runs here: the map is of what it will find in {conf}")
-        for folder in (self.settings.lock_dir, self.settings.state_dir):
-            add(self.folder(Path(folder)))
-        add(self.config())
-        hooks = SlurmHooks(
-            self.options.prefix,
-            self.options.config,
-            self.options.interpreter,
-            Path(self.settings.lock_dir),
+        self.add_folders()
+        gpus = self.count_gpus(options.gpus, needed=False)
+        counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
+        self.add_settings(counted | self.way_to_slurm(), texts.NEW_SETTINGS)
+        lock_dir = Path(self.settings.lock_dir)
+        hooks = InstalledHooks(
+            options.prefix, options.config, options.interpreter, lock_dir, try_slurm_hooks
         )
-        add(plan_place_change(hooks, hooks.wanted()))
+        self.add(plan_place_change(hooks, hooks.wanted()))
         entries = read_gres_entries(self.site)
-        add(self.map(entries))
+        self.add(self.map(entries))
         self.pages(entries)
         return self.plan_
-
-    def note(self, text: str) -> None:
-        """Tell the administrator something."""
-        self.plan_.notes.append(text)
-
-    def folder(self, path: Path) -> Iterable[Change]:
-        """Make LOCK_DIR or STATE_DIR; one that is there is left to `doctor`."""
-        place = FolderPlace(path)
-        return plan_place_change(place, "uid 0, mode 0755") if place.read() is None else ()
-
-    def config(self) -> Iterable[Change]:
-        """Add to the settings what a hook must know, and write them where there are none."""
-        wanted = {
-            **({"EXPECTED_GPUS": str(gpus)} if (gpus := self.gpus()) else {}),
-            **self.way_to_slurm(),
-        }
-        place = FilePlace(self.options.config)
-        text = slurm_settings_text(place.read(), wanted, self.given)
-        try:
-            parse_settings(text, str(self.options.config))
-        except ValueError as fault:
-            raise InstallError(f"{fault}; correct the file") from fault
-        return plan_place_change(place, text)
 
     def way_to_slurm(self) -> dict[str, str]:
         """Return the settings that lead to Slurm, where it is not at its usual place."""
@@ -162,23 +101,6 @@ class SlurmPlanner:
         if self.site.conf and str(self.site.conf) in started:
             found["SLURM_CONF"] = str(self.site.conf)
         return found
-
-    def gpus(self) -> int:
-        """Return how many GPUs this node must have, 0 for a node without."""
-        asked, stated = self.options.gpus, self.settings.expected_gpus
-        if asked and stated and asked != stated:
-            raise InstallError(
-                f"{self.options.config} says EXPECTED_GPUS={stated}, not {asked}; change it"
-            )
-        try:
-            shown = len(devices.read_devices(self.settings.driver_root, self.settings.sys_root))
-        except Refusal as refusal:
-            self.note(f"{refusal.why}: no GPU job will start here; {refusal.do}")
-            return asked or stated
-        count = asked or stated or shown
-        if count != shown:
-            self.note(f"the driver shows {shown} GPUs, not {count}: see gpulock doctor")
-        return count
 
     def map(self, entries: list[GresEntry]) -> Iterable[Change]:
         """Write the map, then the copy: between the two a prolog sees a stale map, no wrong one."""
@@ -227,17 +149,17 @@ class SlurmPlanner:
         paths = HookPaths(self.options.prefix / CURRENT)
         conf = self.conf()
         hooks = find_slurm_hooks(conf, paths)
-        pages = [slurm_conf_page(conf, hooks, paths, self.settings)]
+        pages = [texts.slurm_conf_page(conf, hooks, paths, self.settings)]
         if self.settings.slurm_device_selection == "gpulock":
             gres = self.site.gres_conf
             if self.settings.slurm_count == "gpus" and not (gres and has_gres_flag(gres)):
-                pages.append(gres_conf_page(entries, gres))
+                pages.append(texts.gres_conf_page(entries, gres))
             if self.settings.slurm_count == "comment":
-                pages.append(job_submit_lua_page(self.settings.slurm_gres))
+                pages.append(texts.job_submit_lua_page(self.settings.slurm_gres))
         self.plan_.pages += [page for page in pages if page]
         for hook in hooks:
             for path in hook.others:
-                if why := commands.rival_hook_reason(str(path)):
+                if why := rival_hook_reason(str(path)):
                     text = f"does {hook.key} {path} hand out GPUs itself ({why})? Then take it out"
                     self.note(text)
 

@@ -210,10 +210,3 @@ def parse_slurmd_arguments(words: list[str], conf: str) -> tuple[str, str]:
             value = word[2:] or (words[number + 1] if number + 1 < len(words) else "")
             conf, node = (value, node) if word[:2] == "-f" else (conf, value)
     return conf if conf.startswith("/") else "", node
-
-
-def process_start_time(pid: int, proc: Path = Path("/proc")) -> float:
-    """Return when a process was started, in seconds of the epoch; raise OSError, ValueError."""
-    ticks = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
-    booted = int((proc / "stat").read_text().partition("\nbtime ")[2].split()[0])
-    return booted + ticks / os.sysconf("SC_CLK_TCK")

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install systemd`: gpulockd and the exporter as services of this node.
+"""`gpulock install systemd` and `uninstall systemd`: gpulockd and the exporter as services.
 
 The units are rendered for this installation and these settings; where either changes, run it
-again. Locks are none of systemd's: they outlive every start, stop and upgrade of a service.
+again. Locks are none of systemd's: they outlive every start, stop and upgrade of a service, and
+stay with history when services go. So does the exporter's user: a user's number that is given away
+again could own files of the one before.
 """
 
 from __future__ import annotations
 
 import pwd
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.change import Change, FilePlace, FolderPlace, InstallRecord, plan_place_change
+from gpulock.install.change import Change, FilePlace, Place, plan_place_change
 from gpulock.install.hooks import InstallError
-from gpulock.install.sge.install import InstallPlan, current_settings
+from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.manager import (
     ON,
@@ -39,6 +41,7 @@ from gpulock.install.systemd.units import (
     render_units,
 )
 from gpulock.install.trial import try_interpreter, why_users_cannot_run
+from gpulock.install.undo import Address, Uninstaller
 from gpulock.isolation.marks import MARK
 from gpulock.node import devices
 from gpulock.node.settings import DEFAULT_PATH, Settings
@@ -59,11 +62,6 @@ class SystemdOptions:
     python: str = sys.executable
     etc: Path = ETC
     ctl: Systemctl = field(default=manager.systemctl, compare=False)
-
-
-def systemd_install_record(settings: Settings) -> InstallRecord:
-    """Return where it is noted what was installed for systemd."""
-    return InstallRecord(Path(settings.state_dir, "install/systemd.json"))
 
 
 def systemd_services(ctl: Systemctl = manager.systemctl) -> list[SystemdService]:
@@ -94,27 +92,25 @@ def read_unit_inputs(options: SystemdOptions, settings: Settings) -> tuple[UnitI
 
 def plan_systemd(options: SystemdOptions) -> InstallPlan:
     """Return what must change for both services to run; raise InstallError."""
-    settings, _ = current_settings(options.config)
-    if settings.simulation:
+    planner = NodePlanner(options.config, SystemdUninstaller.scheduler)
+    if planner.settings.simulation:
         raise InstallError(f"{options.config} is a simulated node's: its services are no system's")
     if not manager.RUNNING.is_dir():
         raise InstallError(
             "systemd does not run here; start gpulockd and gpulock-exporter yourself"
         )
     check_exporter_python(options.python)
-    plan = InstallPlan(systemd_install_record(settings))
-    what, note = read_unit_inputs(options, settings)
-    plan.notes += [note] if note else []
-    for folder in (settings.lock_dir, settings.state_dir):
-        place = FolderPlace(Path(folder))
-        plan.changes += plan_place_change(place, "uid 0, mode 0755") if place.read() is None else ()
-    texts = render_units(what)
-    plan.changes += plan_unit_files(options.etc, texts)
+    what, note = read_unit_inputs(options, planner.settings)
+    if note:
+        planner.note(note)
+    planner.add_folders()
+    planner.add(plan_unit_files(options.etc, render_units(what)))
+    plan = planner.plan_
     touched = {c.place.address[1] for c in plan.changes}
     for service in systemd_services(options.ctl):
         own = service_files(service, options.etc)
         stale = next((str(path) for path in own if str(path) in touched), "")
-        plan.changes += plan_service_start(service, own, stale)
+        planner.add(plan_service_start(service, own, stale))
     return plan
 
 
@@ -177,3 +173,42 @@ def check_exporter_python(python: str) -> None:
     last = try_interpreter(python, ("-I", "-c", _NEEDED), _SECONDS)
     if last:
         raise InstallError(f"{python} cannot run the exporter as nobody ({last}); {_DO}")
+
+
+class SystemdUninstaller(Uninstaller):
+    """Both services: stopped first, and started again last where they were on before us."""
+
+    scheduler = "systemd"
+
+    def __init__(
+        self, config: Path, echo: Callable[[str], None], ctl: Systemctl = manager.systemctl
+    ) -> None:
+        super().__init__(config, echo)
+        self.ctl = ctl
+        self.were_on: list[SystemdService] = []
+
+    def begin(self) -> None:
+        """Stop and disable the services, however they are now."""
+        entries = self.record.load()
+        for address, (was, _) in reversed(list(entries.items())):
+            if address[0] == SystemdService.kind:
+                service = SystemdService(address[1], address[2:], self.ctl)
+                service.write(None)
+                self.echo(f"stopped and disabled: {service.name}")
+                self.were_on += [service] if was == ON else []
+                del entries[address]
+                self.record.save(entries)
+
+    def place(self, address: Address) -> Place:
+        """Return the place of an address; what was made from a file stays."""
+        if address[0] == SystemdFilePlace.kind:
+            return FilePlace(Path(address[1]))
+        return super().place(address)
+
+    def end(self) -> None:
+        """Start what was on before us."""
+        self.ctl("daemon-reload")
+        for service in self.were_on:
+            service.write(ON)
+        if exporter_user_exists():
+            self.echo(f"user {USER} stays, and so do locks and history")

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, FilePlace
+from gpulock.install.change import Change, FilePlace, Place
+from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.site import process_start_time
 
 RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 ON: Final = "enabled, active"
@@ -67,22 +67,18 @@ def unit_properties(
 
 
 @dataclass(frozen=True)
-class SystemdService:
+class SystemdService(Place):
     """One program with its units (its socket before it): a place whose value is their state."""
 
     name: str
     units: tuple[str, ...]
     ctl: Systemctl = field(default=systemctl, compare=False)
+    kind, named = "service", "service {name}"
 
     @property
     def address(self) -> tuple[str, ...]:
-        """Kind and units."""
-        return ("service", self.name, *self.units)
-
-    @property
-    def title(self) -> str:
-        """Name it for people."""
-        return f"service {self.name}"
+        """Kind, name and units."""
+        return (self.kind, self.name, *self.units)
 
     def read(self) -> str | None:
         """Return `enabled, active` where all its units are; None where systemd knows none."""
@@ -184,11 +180,12 @@ class SystemdFilePlace(FilePlace):
 
     program: str = ""
     there: Callable[[], bool] = field(default=lambda: True, compare=False)
+    kind = "made"
 
     @property
     def address(self) -> tuple[str, ...]:
         """Kind, path and program."""
-        return ("made", str(self.path), self.program)
+        return (self.kind, str(self.path), self.program)
 
     def read(self) -> str | None:
         """Return the text, marked where what it makes is not there."""

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +18,11 @@ from gpulock.install.change import (
     InstallRecord,
     Place,
     apply_changes,
+    lock_installation,
     plan_place_change,
-    undo_recorded_changes,
 )
 from gpulock.install.hooks import InstallError
+from gpulock.install.undo import Uninstaller, undo_recorded_changes
 
 
 def ignore(_: str) -> None:
@@ -114,3 +119,78 @@ def test_a_folder_with_something_in_it_is_not_removed(tmp_path: Path) -> None:
     place.write(None)
 
     assert (tmp_path / "d/x").exists()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from gpulock.install.change import lock_installation
+with lock_installation(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Let another process change the installation, until its input ends."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "install")]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "held\n"
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
+def test_the_second_installation_is_told_which_process_makes_the_first(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    place, record = FilePlace(tmp_path / "f"), InstallRecord(tmp_path / "install/sge.json")
+    changes = list(plan_place_change(place, "x"))
+
+    with pytest.raises(InstallError, match=rf"runs already, as process {holder.pid};"):
+        apply_changes(changes, record, ignore)
+
+    assert (place.read(), record.load()) == (None, {})
+
+
+def test_an_installation_that_was_killed_keeps_nobody_away(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    holder.kill()
+    holder.wait()
+
+    with lock_installation(tmp_path / "install"):
+        assert (tmp_path / "install/lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_uninstall_waits_for_nobody_and_says_who_installs(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    config, record = tmp_path / "gpulock.conf", InstallRecord(tmp_path / "install/plain.json")
+    config.write_text(f"STATE_DIR={tmp_path}\n")
+    record.save({("file", str(tmp_path / "f"), "644"): (None, "x")})
+
+    with pytest.raises(InstallError, match=f"process {holder.pid}"):
+        Plain(config, ignore).undo()
+
+    assert record.load()
+
+
+class Plain(Uninstaller):
+    """An installation of files alone."""
+
+    scheduler = "plain"
+
+
+def test_with_the_last_record_its_folder_goes(tmp_path: Path) -> None:
+    config, folder = tmp_path / "gpulock.conf", tmp_path / "state/install"
+    config.write_text(f"STATE_DIR={tmp_path}/state\n")
+    place, record = FilePlace(tmp_path / "f"), InstallRecord(folder / "plain.json")
+    apply_changes(list(plan_place_change(place, "x")), record, ignore)
+
+    assert Plain(config, ignore).undo() == []
+
+    assert (place.read(), folder.exists()) == (None, False)
+    assert Plain(config, ignore).undo() == []
+    assert not folder.exists()

@@ -23,7 +23,8 @@ from gpulock.install.hooks import (
     render_hook_scripts,
     render_hooks,
 )
-from gpulock.install.versions import InstalledHooks, self_test_sge_hooks, version_in_force
+from gpulock.install.trial import self_test_sge_hooks
+from gpulock.install.versions import InstalledHooks, version_in_force
 from gpulock.sge.prolog import LAUNCHER_MARKER
 from gpulock.simulate.node import write_simulated_node
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
+from gpulock.install.planner import add_settings
 from gpulock.install.sge.install import plan_sge
-from gpulock.install.sge.texts import complex_fault, login_script_text, sge_settings_text
-from gpulock.install.sge.uninstall import undo_sge_install
+from gpulock.install.sge.texts import complex_fault, login_script_text
+from gpulock.install.sge.uninstall import SgeUninstaller
 from tests.support.install_site import Site, make_site
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,7 @@ def test_uninstall_puts_everything_back(site: Site) -> None:
     config = site.config.read_text()
     plan_sge(site.options()).apply(ignore)
 
-    assert undo_sge_install(site.config, ignore) == []
+    assert SgeUninstaller(site.config, ignore).undo() == []
 
     after = {name: values(site.show(name)) for name in OBJECTS}
     assert {k: v for k, v in after["sc"].items() if k[0] != "#"} == {
@@ -88,14 +89,14 @@ def test_uninstall_puts_everything_back(site: Site) -> None:
     assert site.config.read_text() == config
     assert not (site.root / "libexec").exists()
     assert not (site.root / "profile.d/gpulock.sh").exists()
-    assert undo_sge_install(site.config, ignore) == []
+    assert SgeUninstaller(site.config, ignore).undo() == []
 
 
 def test_what_an_administrator_changed_since_is_left_alone(site: Site) -> None:
     plan_sge(site.options()).apply(ignore)
     site.edit("sq", "QUEUE=$queue", "QUEUE=$queue MINE=1")
 
-    left = undo_sge_install(site.config, ignore)
+    left = SgeUninstaller(site.config, ignore).undo()
 
     assert any("prolog of queue gpu.q@node1 was changed since" in line for line in left)
     assert any("leads to the hooks" in line for line in left)
@@ -108,9 +109,9 @@ def test_uninstall_refuses_while_a_device_is_locked(site: Site) -> None:
     lock.mkdir(parents=True)
 
     with pytest.raises(InstallError, match="1 devices are locked"):
-        undo_sge_install(site.config, ignore)
+        SgeUninstaller(site.config, ignore).undo()
     with pytest.raises(InstallError, match="--force --reason"):
-        undo_sge_install(site.config, ignore, force=True)
+        SgeUninstaller(site.config, ignore).undo(force=True)
 
     assert "libexec/current" in site.show("sq")
 
@@ -177,13 +178,13 @@ def test_a_complex_that_the_settings_do_not_name_is_refused(site: Site) -> None:
 
 
 def test_a_key_that_stands_in_the_settings_is_kept() -> None:
-    text = "# mine\nGPUS = 4"
+    text = "# mine\nEXPECTED_GPUS = 4"
 
-    new = sge_settings_text(text, {"EXPECTED_GPUS": "8", "SGE_CELL": "default"})
+    new = add_settings(text, {"EXPECTED_GPUS": "8", "SGE_CELL": "default"}, "sge")
 
-    assert new.startswith("# mine\nGPUS = 4\n#")
+    assert new.startswith("# mine\nEXPECTED_GPUS = 4\n#")
     assert new.endswith("\nSGE_CELL=default\n")
-    assert sge_settings_text(new, {"EXPECTED_GPUS": "8", "SGE_CELL": "x"}) == new
+    assert add_settings(new, {"EXPECTED_GPUS": "8", "SGE_CELL": "x"}, "sge") == new
 
 
 def test_a_spool_folder_or_group_range_that_the_shell_would_read_otherwise_is_refused() -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from gpulock.cli import command_group
 from gpulock.install.change import InstallRecord
-from gpulock.install.slurm.site import process_start_time
+from gpulock.install.daemons import process_start_time
 from tests.support.slurm_node import SlurmNode, make_slurm_node
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,12 @@ import pytest
 
 from gpulock.install import versions
 from gpulock.install.hooks import InstallError, real_interpreter, render_hooks
-from gpulock.install.slurm.hook_trial import SlurmHooks, check_hook_interpreter, try_slurm_hooks
-from gpulock.install.trial import why_users_cannot_run
-from gpulock.install.versions import version_in_force
+from gpulock.install.trial import (
+    check_hook_interpreter,
+    try_slurm_hooks,
+    why_users_cannot_run,
+)
+from gpulock.install.versions import InstalledHooks, version_in_force
 from gpulock.simulate.node import write_simulated_node
 from tests.support.slurm_node import ignore
 
@@ -72,7 +75,9 @@ def test_a_damaged_hook_is_not_put_in_force(public: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         "gpulock.install.hooks.render_hook_scripts", lambda *_: {"prolog/slurm": "#!/bin/sh\n"}
     )
-    place = SlurmHooks(public / "libexec", config, sys.executable, public / "run")
+    place = InstalledHooks(
+        public / "libexec", config, sys.executable, public / "run", try_slurm_hooks
+    )
 
     with pytest.raises(InstallError):
         place.write(place.wanted())

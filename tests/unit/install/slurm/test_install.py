@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.snippets import slurm_settings_text
+from gpulock.install.planner import add_settings
+from gpulock.install.slurm.texts import NEW_SETTINGS
 from gpulock.node.settings import parse_settings
 from tests.support.slurm_node import SlurmNode, ignore, make_slurm_node, told, tree
 
@@ -59,7 +60,7 @@ def test_slurms_own_files_are_never_written(node: SlurmNode) -> None:
 
 
 def test_a_node_without_settings_gets_a_file_that_explains_itself() -> None:
-    text = slurm_settings_text(None, {"EXPECTED_GPUS": "8"}, frozenset())
+    text = add_settings(None, {"EXPECTED_GPUS": "8"}, "slurm", NEW_SETTINGS)
 
     assert "#SLURM_DEVICE_SELECTION=slurm" in text
     assert text.endswith("\nEXPECTED_GPUS=8\n")
@@ -67,14 +68,14 @@ def test_a_node_without_settings_gets_a_file_that_explains_itself() -> None:
 
 
 def test_settings_that_are_there_are_kept_and_get_what_they_lack() -> None:
-    text = slurm_settings_text(
-        "EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8", "SLURM_CONF": "/c"}, frozenset({"EXPECTED_GPUS"})
+    text = add_settings(
+        "EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8", "SLURM_CONF": "/c"}, "slurm", NEW_SETTINGS
     )
 
     assert text.startswith("EXPECTED_GPUS=4\n# written by")
     assert text.endswith("\nSLURM_CONF=/c\n")
     assert (
-        slurm_settings_text("EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8"}, frozenset({"EXPECTED_GPUS"}))
+        add_settings("EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8"}, "slurm", NEW_SETTINGS)
         == "EXPECTED_GPUS=4"
     )
 

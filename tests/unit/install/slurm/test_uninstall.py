@@ -10,10 +10,9 @@ import pytest
 from gpulock.install.change import InstallRecord
 from gpulock.install.hooks import InstallError
 from gpulock.install.slurm.uninstall import (
-    keep_for_slurm,
-    transfer_shared_hooks,
-    undo_slurm_install,
+    SlurmUninstaller,
 )
+from gpulock.install.undo import transfer_shared_hooks
 from gpulock.store import owner
 from gpulock.store.owner import Owner
 from tests.support.slurm_node import SlurmNode, ignore, make_slurm_node, tree
@@ -37,12 +36,12 @@ def test_uninstall_puts_everything_back(node: SlurmNode) -> None:
     before = {k: v for k, v in tree(node.root).items() if not k.startswith("node/run")}
     node.install()
 
-    assert undo_slurm_install(node.config, ignore) == []
+    assert SlurmUninstaller(node.config, ignore).undo() == []
 
     after = {k: v for k, v in tree(node.root).items() if not k.startswith("node/run")}
     assert after == before
     assert not (node.root / "libexec").exists()
-    assert undo_slurm_install(node.config, ignore) == []
+    assert SlurmUninstaller(node.config, ignore).undo() == []
 
 
 def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> None:
@@ -50,9 +49,9 @@ def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> 
     lock(node, "slurm")
 
     with pytest.raises(InstallError, match=r"Slurm jobs hold 1 devices \(0000:06:00\.0\)"):
-        undo_slurm_install(node.config, ignore)
+        SlurmUninstaller(node.config, ignore).undo()
     with pytest.raises(InstallError, match="--force --reason"):
-        undo_slurm_install(node.config, ignore, force=True)
+        SlurmUninstaller(node.config, ignore).undo(force=True)
 
     assert node.map.exists()
 
@@ -63,10 +62,10 @@ def test_a_lock_of_grid_engine_does_not_stop_it_and_one_of_nobody_does(node: Slu
     (node.root / "node/run/gpulock/locks/0000:07:00.0").mkdir()
 
     with pytest.raises(InstallError, match=r"1 devices \(0000:07:00\.0\)"):
-        undo_slurm_install(node.config, ignore)
+        SlurmUninstaller(node.config, ignore).undo()
 
     (node.root / "node/run/gpulock/locks/0000:07:00.0").rmdir()
-    assert undo_slurm_install(node.config, ignore) == []
+    assert SlurmUninstaller(node.config, ignore).undo() == []
 
 
 def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(
@@ -81,7 +80,7 @@ def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(
 
     said: list[str] = []
     with pytest.raises(InstallError, match="then scontrol reconfigure, and run it again"):
-        undo_slurm_install(node.config, said.append)
+        SlurmUninstaller(node.config, said.append).undo()
 
     assert said == [
         f"from slurm.conf: Prolog={node.paths.slurm_prolog}",
@@ -97,9 +96,9 @@ def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode
     node.conf.unlink()
 
     with pytest.raises(InstallError, match="cannot be found out"):
-        undo_slurm_install(node.config, ignore)
+        SlurmUninstaller(node.config, ignore).undo()
 
-    assert undo_slurm_install(node.config, ignore, force=True, reason="moved") == []
+    assert SlurmUninstaller(node.config, ignore).undo(True, "moved") == []
 
 
 # --- beside Grid Engine --------------------------------------------------------------------------
@@ -156,13 +155,13 @@ def test_slurm_leaves_the_hooks_that_grid_engine_uses(node: SlurmNode) -> None:
     sge = record(node.root / "node/state/install/sge.json", {QUEUE: (None, "p")})
     said: list[str] = []
 
-    assert undo_slurm_install(node.config, said.append) == []
+    assert SlurmUninstaller(node.config, said.append).undo() == []
 
     assert "the hooks and the settings stay: Grid Engine uses them" in said
     assert node.paths.prolog.is_file()
     assert not node.map.exists()
     assert {address[0] for address in sge.load()} == {"hooks", "file", "queue"}
 
-    record(node.root / "node/state/install/slurm.json", {("x",): (None, "y")})
-    assert keep_for_slurm(node.config)
+    slurm = record(node.root / "node/state/install/slurm.json", {("x",): (None, "y")})
+    assert transfer_shared_hooks(sge, slurm)
     assert list(sge.load()) == [QUEUE]

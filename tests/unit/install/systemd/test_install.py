@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from gpulock.cli import command_group
 from gpulock.install.hooks import InstallError
 from gpulock.install.systemd import manager
-from gpulock.install.systemd.install import plan_systemd, systemd_services
+from gpulock.install.systemd.install import SystemdUninstaller, plan_systemd, systemd_services
 from gpulock.install.systemd.manager import (
     ON,
     SystemdService,
@@ -20,7 +20,6 @@ from gpulock.install.systemd.manager import (
     package_files,
     unit_state,
 )
-from gpulock.install.systemd.uninstall import undo_systemd_install
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service", "restart gpulockd.service"]
@@ -228,13 +227,13 @@ def test_uninstall_stops_both_and_puts_back_what_was_there(node: SystemdNode) ->
     before = files(node)
     node.install()
 
-    assert undo_systemd_install(node.config, ignore, node.ctl) == []
+    assert SystemdUninstaller(node.config, ignore, node.ctl).undo() == []
 
     assert files(node) == before
     assert (node.ctl.active, node.ctl.enabled) == (set(), set())
     assert node.ctl.told[-1] == "daemon-reload"
     assert not (node.root / "state/install").exists()
-    assert undo_systemd_install(node.config, ignore, node.ctl) == []
+    assert SystemdUninstaller(node.config, ignore, node.ctl).undo() == []
 
 
 def test_uninstall_leaves_a_unit_that_somebody_changed_and_locks(node: SystemdNode) -> None:
@@ -243,7 +242,7 @@ def test_uninstall_leaves_a_unit_that_somebody_changed_and_locks(node: SystemdNo
     path = node.etc / "systemd/system/gpulockd.service"
     path.write_text("changed\n")
 
-    left = undo_systemd_install(node.config, ignore, node.ctl)
+    left = SystemdUninstaller(node.config, ignore, node.ctl).undo()
 
     assert len(left) == 1
     assert f"{path} was changed since; left as it is" in left[0]
@@ -256,7 +255,7 @@ def test_uninstall_says_that_the_user_stays(node: SystemdNode) -> None:
     node.install()
     said: list[str] = []
 
-    undo_systemd_install(node.config, said.append, node.ctl)
+    SystemdUninstaller(node.config, said.append, node.ctl).undo()
 
     assert "stopped and disabled: gpulockd" in said
     assert said[-1] == "user gpulock-exporter stays, and so do locks and history"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install import commands
 from gpulock.install.hooks import InstallError
+from gpulock.install.sge import texts as commands
+from gpulock.install.trial import rival_hook_reason
 
 CURRENT = Path("/usr/local/libexec/gpulock/current")
 
@@ -52,8 +53,5 @@ def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:
     script = tmp_path / "prolog.sh"
     script.write_text("echo CUDA_VISIBLE_DEVICES=0 >> $SGE_JOB_SPOOL_DIR/environment\n")
 
-    assert (
-        commands.rival_hook_reason(f"sgeadmin@{script} $job_id")
-        == "it speaks of CUDA_VISIBLE_DEVICES"
-    )
-    assert commands.rival_hook_reason("/bin/true") == ""
+    assert rival_hook_reason(f"sgeadmin@{script} $job_id") == "it speaks of CUDA_VISIBLE_DEVICES"
+    assert rival_hook_reason("/bin/true") == ""

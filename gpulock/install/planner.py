@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every installation plans on the node itself: folders, settings, the number of its GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+from gpulock.errors import Refusal
+from gpulock.install.change import (
+    Change,
+    FilePlace,
+    FolderPlace,
+    InstallRecord,
+    apply_changes,
+    install_record,
+    plan_place_change,
+)
+from gpulock.install.hooks import InstallError
+from gpulock.node import devices
+from gpulock.node.settings import Settings, parse_settings, read_settings
+
+
+@dataclass
+class InstallPlan:
+    """The changes in the order they are made, and what the administrator should know."""
+
+    record: InstallRecord
+    changes: list[Change] = field(default_factory=list[Change])
+    notes: list[str] = field(default_factory=list[str])
+    pages: list[list[str]] = field(default_factory=list[list[str]])  # to be changed by hand
+
+    def apply(self, echo: Callable[[str], None]) -> None:
+        """Make all changes; raise InstallError at the first that fails.
+
+        STATE_DIR comes first: what keeps others away is in it.
+        """
+        folders = list(takewhile(lambda one: one.place.kind == FolderPlace.kind, self.changes))
+        for change in folders:
+            change.apply()
+            echo(f"done: {change.what}")
+        if rest := self.changes[len(folders) :]:
+            apply_changes(rest, self.record, echo)
+
+
+def keys_given(text: str | None) -> frozenset[str]:
+    """Return the keys that a settings file gives; pure."""
+    return frozenset(re.findall(r"(?m)^\s*([A-Z_]+)\s*=", text or ""))
+
+
+def current_settings(path: Path) -> tuple[Settings, frozenset[str]]:
+    """Return the settings as they are, and the keys that the file gives; raise InstallError."""
+    text = FilePlace(path).read()
+    if text is None:
+        return Settings({}, str(path)), frozenset()
+    try:
+        return read_settings(str(path)), keys_given(text)
+    except Refusal as refusal:
+        raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
+
+
+def add_settings(text: str | None, wanted: dict[str, str], scheduler: str, new: str = "") -> str:
+    """Return the settings file with the keys added that it lacks; `new` begins a new one; pure."""
+    present = keys_given(text)
+    added = "".join(f"{name}={value}\n" for name, value in wanted.items() if name not in present)
+    if text is None and new:
+        return f"{new}{added}"
+    if not added:
+        return text or ""
+    mark = f"# written by gpulock install {scheduler}; a key that stands here already is kept\n"
+    gap = "\n" if text and not text.endswith("\n") else ""
+    return f"{text or ''}{gap}{mark}{added}"
+
+
+class NodePlanner:
+    """The node's part of a plan, which each scheduler goes on with."""
+
+    def __init__(self, config: Path, scheduler: str) -> None:
+        self.config_path, self.scheduler = config, scheduler
+        self.settings, self.given = current_settings(config)
+        self.plan_ = InstallPlan(install_record(self.settings, scheduler))
+
+    def note(self, text: str) -> None:
+        """Tell the administrator something."""
+        self.plan_.notes.append(text)
+
+    def add(self, changes: Iterable[Change]) -> None:
+        """Add changes to the plan."""
+        self.plan_.changes += changes
+
+    def add_folders(self) -> None:
+        """Make LOCK_DIR and STATE_DIR; one that is there is left to `doctor`."""
+        for path in (self.settings.lock_dir, self.settings.state_dir):
+            place = FolderPlace(Path(path))
+            if place.read() is None:
+                self.add(plan_place_change(place, "uid 0, mode 0755"))
+
+    def add_settings(self, wanted: dict[str, str], new: str = "") -> None:
+        """Add to the settings file what a hook must know; raise InstallError."""
+        place = FilePlace(self.config_path)
+        text = add_settings(place.read(), wanted, self.scheduler, new)
+        try:
+            parse_settings(text, str(self.config_path))
+        except ValueError as fault:
+            raise InstallError(f"{fault}; correct the file") from fault
+        self.add(plan_place_change(place, text))
+
+    def count_gpus(self, asked: int | None, needed: bool) -> int:
+        """Return how many GPUs this node must have, 0 for one without; raise InstallError."""
+        stated = self.settings.expected_gpus
+        if asked and stated and asked != stated:
+            raise InstallError(
+                f"{self.config_path} says EXPECTED_GPUS={stated}, not {asked}; change it"
+            )
+        try:
+            shown = len(devices.read_devices(self.settings.driver_root, self.settings.sys_root))
+        except Refusal as refusal:
+            if needed and not (asked or stated):
+                raise InstallError(f"{refusal.why}; {refusal.do}, or give --gpus") from refusal
+            self.note(f"{refusal.why}: no GPU job will start here; {refusal.do}")
+            return asked or stated
+        count = asked or stated or shown
+        if needed and not count:
+            raise InstallError("the driver shows no GPU; look at the driver, or give --gpus")
+        if count != shown:
+            self.note(f"the driver shows {shown} GPUs, not {count}: see gpulock doctor")
+        return count

@@ -1,12 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of gpulock, and what each may import: cold -> warm -> hot, never back."""
+"""The order of gpulock's packages: each imports itself and those before it, never back.
+
+Hot is what a hook loads, warm what gpulockd adds, cold everything else.
+"""
 
 from __future__ import annotations
 
 import sys
 
-COLD = frozenset({"cli", "install", "report", "simulate", "text"})
-WARM = frozenset({"daemon", "workstation"})
+HOT = ("", "store", "node", "job", "alloc", "isolation", "hooks", "slurm", "sge")
+WARM = (
+    *("daemon.core", "workstation", "daemon.reconcile", "daemon.slots", "daemon.history"),
+    *("daemon.idle", "daemon.health", "daemon"),
+)
+COLD = (
+    *("text", "report", "install", "install.sge", "install.slurm", "install.systemd"),
+    *("install.doctor", "simulate", "cli", "cli.cluster", "cli.status", "cli.why", "cli.claims"),
+    *("cli.history", "cli.admin"),
+)
+ORDER = (*HOT, *WARM, *COLD)
 SCHEDULERS = frozenset({"sge", "slurm"})
 
 RANK = {"hot": 0, "warm": 1, "cold": 2}
@@ -33,15 +45,18 @@ THIRD_PARTY = {
 }
 
 
-def part_of(module: str) -> str:
-    """Name the part of gpulock that a module belongs to: `gpulock.cli.why` is of `cli`."""
-    return (module + "..").split(".")[1]
+def package_of(module: str) -> str:
+    """Name the package that a module belongs to: `gpulock.cli.why.why` is of `cli.why`."""
+    name = module.partition(".")[2]
+    while name not in ORDER:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def layer_of(module: str) -> str:
     """Name the layer of one of gpulock's modules."""
-    part = part_of(module)
-    return "cold" if part in COLD else "warm" if part in WARM else "hot"
+    package = package_of(module)
+    return "hot" if package in HOT else "warm" if package in WARM else "cold"
 
 
 def is_ours(module: str) -> bool:
@@ -68,7 +83,9 @@ def _own_violation(importer: str, imported: str) -> str | None:
     layer, below = layer_of(importer), layer_of(imported)
     if RANK[below] > RANK[layer]:
         return f"{layer} does not import {below}"
-    scheduler = part_of(imported)
-    if layer == "hot" and scheduler in SCHEDULERS and part_of(importer) != scheduler:
-        return f"only {scheduler} itself, warm and cold import gpulock.{scheduler}"
+    own, other = package_of(importer), package_of(imported)
+    if layer == "hot" and other in SCHEDULERS and own != other:
+        return f"only {other} itself, warm and cold import gpulock.{other}"
+    if ORDER.index(other) > ORDER.index(own) and imported != "gpulock":
+        return f"{own or 'the root'} stands before {other}"
     return None

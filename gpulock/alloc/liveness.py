@@ -11,6 +11,7 @@ from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,19 +33,8 @@ if TYPE_CHECKING:
         def __call__(self, held: dict[str, Lock], scan: "ProcessScan") -> None: ...
 
 
-ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.2
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
-
-
-class Verdict:
-    """`state` with its `proof`, one clause for people."""
-
-    __slots__ = ("proof", "state")
-
-    def __init__(self, state: str, proof: str) -> None:
-        self.state = state
-        self.proof = proof
 
 
 class ProcessScan(ProcessTree):

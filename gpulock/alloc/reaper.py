@@ -7,12 +7,13 @@ nobody may have the device open. Last the exporter is asked whether its memory w
 """
 
 from gpulock.alloc.device_users import OpenFiles, remaining_device_user, remaining_job_process
-from gpulock.alloc.liveness import ALIVE, DEAD, Judge, Verdict
+from gpulock.alloc.liveness import Judge
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

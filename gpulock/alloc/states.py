@@ -4,9 +4,9 @@
 Pure. The order of STATES is the order of precedence: a device that is missing is nothing else.
 """
 
-from gpulock.alloc.liveness import DEAD, UNKNOWN, Verdict
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
 
 MISSING = "missing"
 QUARANTINED = "quarantined"

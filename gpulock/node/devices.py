@@ -213,11 +213,6 @@ def read_pci_place(sys_root: str, device: Device) -> None:
         return
 
 
-def int_or_zero(text: str) -> int:
-    """Return a whole number, 0 for anything else."""
-    return int(text) if text.isascii() and text.isdigit() else 0
-
-
 def card_bus_id(name: str) -> str:
     """Return the PCI bus id in a lock id."""
     return name.partition(".gi")[0]

@@ -5,8 +5,9 @@ Hot. The exporter asks NVML, root publishes the answer in LOCK_DIR/inventory onc
 against what the driver shows (gpulock.daemon.reconcile.inventory_file); hooks read it as advice.
 """
 
-from gpulock.node.devices import Device, int_or_zero
+from gpulock.node.devices import Device
 from gpulock.store import atomic, kv
+from gpulock.store.kv import int_or_zero
 
 LINE = "gpulock-inventory 1"
 

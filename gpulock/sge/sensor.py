@@ -12,7 +12,6 @@ import sys
 
 from gpulock import deadline
 from gpulock.alloc import states
-from gpulock.alloc.liveness import Verdict
 from gpulock.alloc.states import DeviceState
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.config_schema import KEYS
@@ -21,6 +20,7 @@ from gpulock.node.settings import read_settings
 from gpulock.sge import hook
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

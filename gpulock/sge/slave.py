@@ -94,7 +94,9 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> Gran
         isolate_sge_job(node, found, grant, deadline)
         write_spool_record(found, own)
         if grant.fresh:
-            claim_records.record_pending_history(node.settings, grant.owner, RECORD, found.fd)
+            claim_records.record_pending_history(
+                node.settings.state_dir, node.settings.lock_dir, grant.owner, RECORD, found.fd
+            )
         write_sge_variables(found, grant, node.settings, binds)
         if node.settings.job_map_dir or node.settings.gpustat_dir:
             from gpulock.job import job_map

@@ -5,10 +5,11 @@ Hot, loaded when something must be settled. Not the spool directory (it stays fo
 the end and vanishes while processes live), not qstat (`qdel -f` drops a job whose process lives).
 """
 
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, ProcessScan, Verdict
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.sge import spool
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 
 EXECD = "sge_execd"
 UNREADABLE_GROUP = -1  # stands for the group of a shepherd that does not show it

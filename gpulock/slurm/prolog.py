@@ -103,7 +103,9 @@ def record_slurm_claim(settings: Settings, call: SlurmHookCall, grant: Grant) ->
     if fault:
         log_hook_line(settings, f"{call.who}: {fault}", error=True)
     else:
-        claim_records.record_pending_history(settings, grant.owner, path)
+        claim_records.record_pending_history(
+            settings.state_dir, settings.lock_dir, grant.owner, path
+        )
 
 
 def is_slurmctld_silent(refusal: Refusal) -> bool:

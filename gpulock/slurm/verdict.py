@@ -6,11 +6,12 @@ Prolog and its first step, and between the last step and its Epilog, nothing of 
 be seen. A reconcile does, and asks slurmctld where the node alone does not prove it.
 """
 
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, ProcessScan, Verdict
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.errors import Refusal
 from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

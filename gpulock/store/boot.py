@@ -10,8 +10,8 @@ import os
 import time
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
-from gpulock.node.devices import int_or_zero
 from gpulock.store import atomic, quarantine
+from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 

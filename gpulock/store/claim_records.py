@@ -8,7 +8,6 @@ a reboot loses none. Whoever writes the line removes the record.
 
 import os
 
-from gpulock.node.settings import Settings
 from gpulock.store import atomic, kv, owner
 from gpulock.store.locks import RELEASED_PRUNE, count_folders
 from gpulock.store.owner import Owner
@@ -84,16 +83,16 @@ def try_mark_record_missing(state_dir: str) -> bool:
 
 
 def record_pending_history(
-    settings: Settings, record: Owner, kept: str, dir_fd: int | None = None
+    state_dir: str, lock_dir: str, record: Owner, kept: str, dir_fd: int | None = None
 ) -> None:
     """Note that a claim will be owed a line of the history; what fails here fails no job.
 
     `kept` is its record for adoption, below `dir_fd` where that is given. Where released locks
     pile up nobody writes a history: these records would pile up as well.
     """
-    folder = f"{settings.state_dir}/{PENDING_FOLDER}"
+    folder = f"{state_dir}/{PENDING_FOLDER}"
     try:
-        if count_folders(f"{settings.lock_dir}/released") >= RELEASED_PRUNE:
+        if count_folders(f"{lock_dir}/released") >= RELEASED_PRUNE:
             return
         try:
             _link_pending_record(folder, record, kept, dir_fd)

@@ -49,3 +49,8 @@ def decode_versioned_pairs(text: str, first_line: str) -> dict[str, str]:
     if head != first_line:
         raise MalformedError(f"begins with {head[:40]!r}, not with {first_line!r}")
     return decode_pairs(body)
+
+
+def int_or_zero(text: str) -> int:
+    """Return a whole number, 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() else 0

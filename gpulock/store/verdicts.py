@@ -6,15 +6,25 @@ takes nothing older than three periods: then a verdict is not known, which is ne
 alive.
 """
 
-from gpulock.alloc.liveness import Verdict
 from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 from gpulock.store import atomic, kv
 
+ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 VERSION_LINE = "gpulock-verdicts 1"
 PERIOD = 30.0  # seconds between reconciles of gpulockd
 FRESH = 3 * PERIOD
 ROUNDING = 0.001  # seconds: what is written as milliseconds may be rounded up
+
+
+class Verdict:
+    """`state` with its `proof`, one clause for people."""
+
+    __slots__ = ("proof", "state")
+
+    def __init__(self, state: str, proof: str) -> None:
+        self.state = state
+        self.proof = proof
 
 
 def write_verdicts(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> None:

@@ -122,5 +122,7 @@ def claim_for_process(
         )
         raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
     if grant.fresh and kept:
-        claim_records.record_pending_history(node.settings, grant.owner, kept)
+        claim_records.record_pending_history(
+            node.settings.state_dir, node.settings.lock_dir, grant.owner, kept
+        )
     return grant

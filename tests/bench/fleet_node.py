@@ -28,7 +28,6 @@ from gpulock_exporter.web.negotiation import Format
 from gpulock_exporter.web.rendered import RenderedMetrics
 
 import gpulock
-from gpulock.alloc.liveness import ALIVE, Verdict
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node import devices, inventory
 from gpulock.node.procfs import Proc
@@ -36,6 +35,7 @@ from gpulock.simulate.node import write_simulated_node
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE, Verdict
 
 DRIVER = "580.159.03"
 WIDTHS = (1, 1, 1, 1, 2, 2, 4, 8)  # GPUs of a job

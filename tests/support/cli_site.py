@@ -14,13 +14,13 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from gpulock.alloc.liveness import Verdict
 from gpulock.cli import command_group
 from gpulock.node.context import Node
 from gpulock.node.settings import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import verdicts
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import Verdict
 from gpulock.workstation.process_claims import ensure_node_dirs
 
 NOBODY = 65534

@@ -14,11 +14,11 @@ from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 
-from gpulock.alloc.liveness import Verdict
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node import devices
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import Verdict
 from tests.support.trees import BOOT, bus, record
 
 EPOCH = 1_700_000_000.0  # wall clock at boottime 0

@@ -61,7 +61,10 @@ class Ended(Box):
         own = self.hold(*numbers, token=token, **about)
         place = self.root / "spool" if own.scheduler == "sge" else self.state
         claim_records.record_pending_history(
-            self.node().settings, own, claim_records.write_claim_record(str(place), own)
+            str(self.state),
+            self.node().settings.lock_dir,
+            own,
+            claim_records.write_claim_record(str(place), own),
         )
         return own
 

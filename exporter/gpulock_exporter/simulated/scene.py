@@ -105,8 +105,7 @@ class Scene(NamedTuple):
             persistence=True,
             numa=card.numa if card.numa >= 0 else None,
             links=self._links(card) if model.nvlink and not split else None,
-            memory_total=devices.int_or_zero(told.get(f"gpu.{card.bus}.memory_mib", "")) * MIB
-            or None,
+            memory_total=kv.int_or_zero(told.get(f"gpu.{card.bus}.memory_mib", "")) * MIB or None,
         )
 
     def _instance(
@@ -125,8 +124,8 @@ class Scene(NamedTuple):
             minor=card.minor if card.minor >= 0 else None,
             name=card.model,
             parent=card.bus,
-            gi=devices.int_or_zero(gi),
-            ci=devices.int_or_zero(ci),
+            gi=kv.int_or_zero(gi),
+            ci=kv.int_or_zero(ci),
             profile=instance.profile,
             numa=card.numa if card.numa >= 0 else None,
             memory_total=instance.memory_mib * MIB or None,
@@ -150,7 +149,7 @@ class Scene(NamedTuple):
 
 def mig_profile_slices(profile: str) -> int:
     """Return how many sevenths of a card `3g.40gb` is."""
-    return devices.int_or_zero(profile.partition("g.")[0]) or 1
+    return kv.int_or_zero(profile.partition("g.")[0]) or 1
 
 
 def read_simulation_script(path: str) -> SimulationScript:
@@ -163,10 +162,6 @@ def read_simulation_script(path: str) -> SimulationScript:
     xids = [entry.rpartition(":") for entry in pairs.get("xid", "").split(",")]
     return SimulationScript(
         frozenset(pairs.get("idle", "").split(",")),
-        {
-            lock_id: devices.int_or_zero(pid)
-            for lock_id, _, pid in foreign
-            if devices.int_or_zero(pid)
-        },
+        {lock_id: kv.int_or_zero(pid) for lock_id, _, pid in foreign if kv.int_or_zero(pid)},
         tuple((bus, text) for bus, _, text in xids if bus),
     )

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpulock.alloc import states
-from gpulock.alloc.liveness import DEAD, UNKNOWN
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import DEAD, UNKNOWN
 from gpulock_exporter import telemetry
 from gpulock_exporter.state.claim_accounting import Ledger
 from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals

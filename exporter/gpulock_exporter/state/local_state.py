@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gpulock.alloc.liveness import Verdict
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store import atomic, kv, quarantine, verdicts
 from gpulock.store.locks import Lock, LockStore
+from gpulock.store.verdicts import Verdict
 from gpulock_exporter.state.claim_accounting import LedgerClaim
 from gpulock_exporter.state.lock_cache import LockCache
 

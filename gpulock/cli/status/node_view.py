@@ -12,7 +12,7 @@ import time
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.liveness import ProcessScan, Verdict
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.process_owner import FOREIGN, classify_process
 from gpulock.cli.status.device_use import SampleView
@@ -22,6 +22,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

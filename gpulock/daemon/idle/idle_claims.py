@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from gpulock.alloc.liveness import ALIVE
 from gpulock.alloc.reaper import HELD
 from gpulock.daemon.history.claim_samples import clamp_device_usage
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -18,6 +17,7 @@ from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.sample import ClaimUsage
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE
 
 SEEN: Final = 30.0  # seconds: an idleness that was true longer ago is not known any more
 

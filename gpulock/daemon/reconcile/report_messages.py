@@ -7,12 +7,12 @@ card) has a key that stays the same while it does, so that it is told once.
 
 from __future__ import annotations
 
-from gpulock.alloc.liveness import UNKNOWN
 from gpulock.alloc.memory_check import CAUSE
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.devices import card_bus_id
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import UNKNOWN
 
 BLIND = "processes cannot be seen, so that nothing of theirs is freed: "
 

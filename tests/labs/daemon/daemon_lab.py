@@ -16,9 +16,9 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from gpulock.alloc.liveness import Verdict
 from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
+from gpulock.store.verdicts import Verdict
 from tests.labs.common.processes import state_of
 from tests.labs.daemon.daemon_site import GPULOCKD
 from tests.labs.daemon.daemon_witness import Claim, claims_of

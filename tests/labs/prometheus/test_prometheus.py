@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.liveness import DEAD, Verdict
 from gpulock.store import verdicts
 from gpulock.store.locks import LockStore
+from gpulock.store.verdicts import DEAD, Verdict
 from tests.labs.prometheus.lab import program
 from tests.labs.prometheus.scene import Scene, scene
 

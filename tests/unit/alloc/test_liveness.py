@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import liveness
-from gpulock.alloc.liveness import ALIVE, DEAD, ROUNDS, UNKNOWN, Judge, ProcessScan, common_verdict
+from gpulock.alloc.liveness import ROUNDS, Judge, ProcessScan, common_verdict
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, FakeProc, record
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from gpulock.alloc import states
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
 from gpulock.alloc.states import STATES, DeviceState
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.trees import bus, record
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import mig_access_nodes
-from gpulock.alloc.liveness import Verdict
 from gpulock.store import quarantine
 from gpulock.store.owner import TYPES
+from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 
 

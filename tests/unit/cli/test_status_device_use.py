@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.liveness import Verdict
 from gpulock.cli.status import device_use
 from gpulock.node.sample import Sample
+from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import ROOT, Site
 from tests.support.samples import GIB, Sampled
 

@@ -14,7 +14,7 @@ from types import FrameType
 
 import pytest
 
-from gpulock.alloc.liveness import ALIVE, ProcessScan, Verdict
+from gpulock.alloc.liveness import ProcessScan
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.app import parse_config_path
 from gpulock.daemon.core.journal import DaemonJournal
@@ -34,6 +34,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import DEFAULT_PATH, read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import ALIVE, Verdict
 from tests.support.trees import Box, bus, record
 
 

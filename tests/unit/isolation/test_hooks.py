@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpulock.alloc import reaper
-from gpulock.alloc.liveness import DEAD, Judge, ProcessScan, Verdict
+from gpulock.alloc.liveness import Judge, ProcessScan
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import job, marks, tree
 from gpulock.node.context import Node
@@ -19,6 +19,7 @@ from gpulock.node.settings import Settings
 from gpulock.sge import epilog, hook, prolog, slave
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import ResourceRequest
+from gpulock.store.verdicts import DEAD, Verdict
 from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.support.trees import bus

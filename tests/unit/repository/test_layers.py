@@ -87,6 +87,9 @@ def test_an_import_that_points_down_is_allowed(importer: str, imported: str) -> 
         ("gpulock.daemon.reconcile.adopt", "gpulock.report"),
         ("gpulock.daemon.reconcile.adopt", "click"),
         ("gpulock.simulate", "pynvml"),
+        ("gpulock.store.boot", "gpulock.node.devices"),
+        ("gpulock.daemon.history.collect", "gpulock.daemon.health.policy"),
+        ("gpulock.cli.status.status", "gpulock.cli.admin.reap"),
     ],
 )
 def test_an_import_that_points_up_or_across_is_refused(importer: str, imported: str) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.liveness import DEAD, Verdict
 from gpulock.sge import hook, sensor
 from gpulock.store import verdicts
+from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.jobs import Site
 from tests.support.trees import BOOT, Box, bus, record, soon
 

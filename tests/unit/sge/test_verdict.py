@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Judge, ProcessScan, Verdict
+from gpulock.alloc.liveness import Judge, ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.sge.verdict import SgeJobRule
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.trees import BOOT, EXECD, NAME, FakeProc, record
 
 GID = 65400

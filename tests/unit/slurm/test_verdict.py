@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Judge, Verdict
+from gpulock.alloc.liveness import Judge
 from gpulock.node.context import Node
 from gpulock.slurm import epilog, prolog
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import (
     INVALID,

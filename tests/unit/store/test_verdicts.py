@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.liveness import ALIVE, DEAD, Verdict
 from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
+from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 
 BOOT = "this-boot"
 FOUND = {"aa": Verdict(ALIVE, "its shepherd 5 runs"), "bb": Verdict(DEAD, "gone, a=b")}

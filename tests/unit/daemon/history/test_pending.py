@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gpulock.alloc.liveness import ALIVE, UNKNOWN, Verdict
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.history import pending
 from gpulock.daemon.history.collect import HistoryWriter
@@ -24,6 +23,7 @@ from gpulock.report.scan import GpuTimeSum
 from gpulock.report.sources import read_local_records
 from gpulock.store import boot, claim_records, owner
 from gpulock.store.locks import RELEASED_PRUNE
+from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import (
     claim_for_process,
     make_liveness_judge,
@@ -93,7 +93,10 @@ def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_linked_is_written(site: Ended, kept: str) -> None:
     own = record(devices=(bus(0), bus(1)))
     claim_records.record_pending_history(
-        site.node().settings, own, str(site.root) if kept == "a folder" else "/proc/version"
+        str(site.state),
+        site.node().settings.lock_dir,
+        own,
+        str(site.root) if kept == "a folder" else "/proc/version",
     )
     assert owner.parse_owner((site.state / "owed" / own.token).read_text()).devices == own.devices
 
@@ -102,7 +105,9 @@ def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended, tmp_path
     secret, kept = tmp_path / "secret", tmp_path / "kept"
     secret.write_text("secret")
     kept.symlink_to(secret)
-    claim_records.record_pending_history(site.node().settings, record(token="feed"), str(kept))
+    claim_records.record_pending_history(
+        str(site.state), site.node().settings.lock_dir, record(token="feed"), str(kept)
+    )
     assert secret.stat().st_nlink == 1
     site.write()
     assert (site.tokens(), len(site.told)) == ([], 1)

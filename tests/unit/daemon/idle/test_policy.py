@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from gpulock import errors
-from gpulock.alloc.liveness import ALIVE, UNKNOWN, Verdict
 from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
 from gpulock.daemon.idle import command, policy, terminate
 from gpulock.daemon.idle.command import (
@@ -29,6 +28,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.slurm.scontrol import FIELDS, WIDTH
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from tests.support.history_site import Ended
 from tests.support.trees import bus
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpulock.alloc.liveness import ALIVE, Verdict
 from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
 from gpulock.daemon.core.loop import EventLoop
 from gpulock.daemon.reconcile.owner_watch import OwnerWatcher
@@ -16,6 +15,7 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import ALIVE, Verdict
 from tests.support.trees import bus, record
 
 PROC = Proc()

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.trees import bus, record
 
 

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from prometheus_client import Metric as Parsed
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
-from gpulock.alloc.liveness import ALIVE, DEAD, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.support.exporter_contract import CONTRACT
 from tests.support.exporter_nodes import (
     EPOCH,

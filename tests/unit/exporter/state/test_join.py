@@ -21,7 +21,6 @@ from gpulock_exporter.state.snapshot import (
 )
 from gpulock_exporter.telemetry import Process, Xid
 
-from gpulock.alloc.liveness import ALIVE, DEAD, UNKNOWN, Verdict
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.alloc.states import STATES
 from gpulock.errors import BROKEN, Refusal
@@ -29,6 +28,7 @@ from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.exporter_nodes import (
     EPOCH,
     Node,

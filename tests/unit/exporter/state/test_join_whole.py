@@ -18,13 +18,13 @@ from gpulock_exporter.state.node_devices import DeviceList
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame, Process
 
-from gpulock.alloc.liveness import ALIVE, DEAD, Verdict
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.alloc.reaper import retire_lock
 from gpulock.cli.status.node_view import view_node
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
+from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.support.exporter_nodes import card
 from tests.support.trees import BOOT, Box, bus, record
 

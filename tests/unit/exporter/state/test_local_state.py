@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
-from gpulock.alloc.liveness import DEAD, Verdict
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.locks import Lock, LockStore
+from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.exporter_nodes import lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
 

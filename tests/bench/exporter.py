@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 from gpulock_exporter.metrics import exposition  # noqa: E402 (the checkout is put on the path first)
 from gpulock_exporter.metrics.collectors import collect_families  # noqa: E402
 from gpulock_exporter.metrics.labels import LabelUser  # noqa: E402
-from gpulock_exporter.web.rendered import gzip_body  # noqa: E402
+from gpulock_exporter.web.negotiation import gzip_body  # noqa: E402
 
 from tests.bench.nvml_free import bare, calls_a_second, check_alike, shares  # noqa: E402
 from tests.bench.scene import folder  # noqa: E402

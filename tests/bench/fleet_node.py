@@ -24,8 +24,7 @@ from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import ExporterHealth, SnapshotLimits
 from gpulock_exporter.telemetry import Frame, Xid
-from gpulock_exporter.web.negotiation import Format
-from gpulock_exporter.web.rendered import RenderedMetrics
+from gpulock_exporter.web.negotiation import Format, RenderedMetrics
 
 import gpulock
 from gpulock.alloc.process_owner import ProcessTree

@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
 from gpulock_exporter.clock import SystemClock  # noqa: E402 (the checkout is put on the path first)
+from gpulock_exporter.web.http import HttpRequest, HttpResponse, error_response  # noqa: E402
 from gpulock_exporter.web.listen import ListenAddress, listen_on_addresses  # noqa: E402
-from gpulock_exporter.web.rendered import negotiated_response  # noqa: E402
-from gpulock_exporter.web.response import HttpRequest, HttpResponse, error_response  # noqa: E402
+from gpulock_exporter.web.negotiation import negotiated_response  # noqa: E402
+from gpulock_exporter.web.serve import ServerLimits  # noqa: E402
 from gpulock_exporter.web.server import HttpServer  # noqa: E402
-from gpulock_exporter.web.server_settings import ServerLimits  # noqa: E402
 
 from tests.bench.fleet_node import FleetNode, boot, hardware  # noqa: E402
 

@@ -195,7 +195,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
     from gpulock_exporter.app.exporter import Exporter
     from gpulock_exporter.clock import SystemClock
     from gpulock_exporter.nvml.source import NvmlSource
-    from gpulock_exporter.web.response import HttpRequest
+    from gpulock_exporter.web.http import HttpRequest
 
     from gpulock.node.context import Node
     from gpulock.node.settings import read_settings

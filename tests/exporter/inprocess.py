@@ -7,10 +7,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from gpulock_exporter.web.http import Handler, HttpRequest, HttpResponse
 from gpulock_exporter.web.listen import listen_on_addresses, parse_listen_address
-from gpulock_exporter.web.response import Handler, HttpRequest, HttpResponse
+from gpulock_exporter.web.serve import ServerLimits, WebSettings
 from gpulock_exporter.web.server import HttpServer
-from gpulock_exporter.web.server_settings import ServerLimits, WebSettings
 
 
 @dataclass

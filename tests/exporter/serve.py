@@ -13,13 +13,11 @@ import signal
 import sys
 import time
 
-from gpulock_exporter.web.listen import listen_on_addresses, parse_listen_address
-from gpulock_exporter.web.negotiation import Format
-from gpulock_exporter.web.rendered import RenderedMetrics, negotiated_response
-from gpulock_exporter.web.response import HttpRequest, HttpResponse, route_by_path
+from gpulock_exporter.web.http import HttpRequest, HttpResponse, route_by_path
+from gpulock_exporter.web.listen import activated_sockets, listen_on_addresses, parse_listen_address
+from gpulock_exporter.web.negotiation import Format, RenderedMetrics, negotiated_response
+from gpulock_exporter.web.serve import ServerLimits, WebSettings
 from gpulock_exporter.web.server import HttpServer
-from gpulock_exporter.web.server_settings import ServerLimits, WebSettings
-from gpulock_exporter.web.socket_activation import activated_sockets
 
 
 def made_up(form: Format) -> bytes:

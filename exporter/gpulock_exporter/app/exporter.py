@@ -26,17 +26,16 @@ from gpulock_exporter.state.lock_cache import LockCache
 from gpulock_exporter.state.node_devices import DeviceList, inventory_version
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame
-from gpulock_exporter.web.negotiation import Format
-from gpulock_exporter.web.page import PAGE_HEADERS
-from gpulock_exporter.web.page import render_page as page_html
-from gpulock_exporter.web.rendered import RenderedMetrics, negotiated_response
-from gpulock_exporter.web.response import (
+from gpulock_exporter.web.http import (
     Handler,
     HttpRequest,
     HttpResponse,
     error_response,
     route_by_path,
 )
+from gpulock_exporter.web.negotiation import Format, RenderedMetrics, negotiated_response
+from gpulock_exporter.web.page import PAGE_HEADERS
+from gpulock_exporter.web.page import render_page as page_html
 from gpulock_exporter.web.utilisation_history import UtilizationHistory, build_page
 from gpulock_exporter.webconfig.reload import Reloader
 from gpulock_exporter.worker.supervisor import Supervisor

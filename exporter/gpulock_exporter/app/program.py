@@ -33,9 +33,13 @@ from gpulock_exporter.app.watchdog import Heartbeat, service_manager_from_env
 from gpulock_exporter.clock import SystemClock
 from gpulock_exporter.files.publish import make_exporter_folders
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.web.listen import ListenError, listen_on_addresses, parse_listen_address
+from gpulock_exporter.web.listen import (
+    ListenError,
+    activated_sockets,
+    listen_on_addresses,
+    parse_listen_address,
+)
 from gpulock_exporter.web.server import HttpServer
-from gpulock_exporter.web.socket_activation import activated_sockets
 from gpulock_exporter.webconfig.files import WebConfigError
 from gpulock_exporter.webconfig.reload import Reloader
 from gpulock_exporter.worker.restart_policy import WorkerTimeouts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 on bytes, strictly: request heads cut out of a stream, parsed by h11, and answered.
+"""HTTP/1.1 on bytes, strictly: requests and responses, and how they cross a socket.
 
 h11 takes what the RFC lets a server be lenient about (bare LF, folded headers, bodies of a GET).
 Nothing that scrapes needs that, and each is half of a request smuggling: here it is an error.
@@ -7,20 +7,76 @@ Nothing that scrapes needs that, and each is half of a request smuggling: here i
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from urllib.parse import parse_qs
 
 import h11
 
-from gpulock_exporter.web.response import Headers, HttpResponse, error_response
+PLAIN_TEXT = "text/plain; charset=utf-8"
+# Prometheus gives up at its own timeout; what arrives just before that is too late for it.
+SCRAPE_TIMEOUT_OFFSET_SECONDS = 0.5
+LONGEST_SCRAPE_SECONDS = 300.0
 
 _END = b"\r\n\r\n"
 _UNSOUND = re.compile(rb"(?<!\r)\n|\r[^\n]|\0|\n[ \t]")
 _PATH = re.compile(r"/|(/[A-Za-z0-9._~-]+)+/?")  # all that a route needs: nothing is decoded
 _LONGEST_METHOD = 16
 _VERSIONS = (b"1.0", b"1.1")
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One request whose head was found sound; a request of this server has no body."""
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # names in lower case; one
+    # that comes twice is joined by commas
+    peer: str = ""  # the client's address; empty on a Unix socket
+    deadline: float = float("inf")  # time.monotonic() at which the answer is of no more use
+
+    def values(self, name: str) -> tuple[str, ...]:
+        """Return every value of a query parameter, such as `name[]`, in order."""
+        return tuple(parse_qs(self.query, keep_blank_values=True).get(name, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """One answer; the server adds Date, Content-Length and Connection."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = PLAIN_TEXT
+    headers: Headers = ()
+
+
+Handler = Callable[[HttpRequest], HttpResponse]
+
+
+def error_response(status: int, sentence: str, *headers: tuple[str, str]) -> HttpResponse:
+    """Answer with an error and one sentence that says what is wrong."""
+    phrase = HTTPStatus(status).phrase
+    return HttpResponse(status, f"{status} {phrase}: {sentence}\n".encode(), headers=headers)
+
+
+def route_by_path(table: Mapping[str, Handler]) -> Handler:
+    """Make one handler of a table of exact paths."""
+
+    def handle(request: HttpRequest) -> HttpResponse:
+        handler = table.get(request.path)
+        if handler is None:
+            return error_response(404, f"nothing is here; try {' '.join(sorted(table))}")
+        return handler(request)
+
+    return handle
 
 
 class BadRequest(ValueError):
@@ -70,8 +126,8 @@ class Exchange:
         self._http = h11.Connection(h11.SERVER)
         self._is_head = False
 
-    def parse(self, head: bytes, most_headers: int) -> h11.Request:
-        """Parse a whole head; raise Unsound for anything but a plain GET or HEAD."""
+    def parse(self, head: bytes, most_headers: int, peer: str) -> HttpRequest:
+        """Parse a whole head; raise BadRequest for anything but a plain GET or HEAD."""
         try:
             self._http.receive_data(head)
             request = self._http.next_event()
@@ -82,9 +138,16 @@ class Exchange:
             self._http.next_event()  # the end of a request without a body
         except h11.RemoteProtocolError as error:
             raise BadRequest(400, str(error)) from error
-        return request
+        path, _, query = request.target.decode("ascii").partition("?")
+        if not _PATH.fullmatch(path) or ".." in path.split("/") or "#" in query:
+            raise BadRequest(400, "the target is not a plain path of this server")
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in request.headers:
+            name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        return HttpRequest(request.method.decode("ascii"), path, query, headers, peer)
 
-    def answer(self, response: HttpResponse, added: Headers, last: bool) -> list[bytes]:
+    def answer(self, response: HttpResponse, last: bool) -> list[bytes]:
         """Write a response, as pieces: the body is not copied."""
         http = self._http
         headers = [
@@ -92,7 +155,6 @@ class Exchange:
             ("Content-Type", response.content_type),
             ("Content-Length", str(len(response.body))),
             *response.headers,
-            *added,
         ]
         if last:
             headers.append(("Connection", "close"))
@@ -110,21 +172,19 @@ class Exchange:
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
 
-def split_request_target(request: h11.Request) -> tuple[str, str]:
-    """Split the target into its path and its query; raise Unsound for any but a plain path."""
-    path, _, query = request.target.decode("ascii").partition("?")
-    if not _PATH.fullmatch(path) or ".." in path.split("/") or "#" in query:
-        raise BadRequest(400, "the target is not a plain path of this server")
-    return path, query
+def scrape_deadline(headers: Mapping[str, str], now: float, longest: float) -> float:
+    """Return when an answer is of no more use, by X-Prometheus-Scrape-Timeout-Seconds.
 
-
-def join_request_headers(request: h11.Request) -> Mapping[str, str]:
-    """Return the headers by their lower-case names; one that comes twice is joined by commas."""
-    headers: dict[str, str] = {}
-    for raw_name, raw_value in request.headers:
-        name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return headers
+    Without that header, or with one that makes no sense, it is `longest` seconds from now.
+    """
+    try:
+        seconds = float(headers.get("x-prometheus-scrape-timeout-seconds", ""))
+    except ValueError:
+        return now + longest
+    if not (math.isfinite(seconds) and seconds > 0):
+        return now + longest
+    usable = max(seconds - SCRAPE_TIMEOUT_OFFSET_SECONDS, seconds / 2)
+    return now + min(usable, LONGEST_SCRAPE_SECONDS)
 
 
 def _check_request_head(request: h11.Request, most_headers: int) -> None:

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 
 _BACKLOG = 4096  # a full one costs the next client a second; the kernel caps it (somaxconn)
 _HIGHEST_PORT = 65535
+_WITHOUT_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
+_FIRST = 3  # SD_LISTEN_FDS_START
+_MOST = 64
+_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
 
 
 class ListenError(ValueError):
@@ -43,7 +48,19 @@ def listen_on_addresses(addresses: Iterable[ListenAddress]) -> list[socket.socke
     opened: list[socket.socket] = []
     try:
         for address in addresses:
-            opened.extend(_listen_on_address(address))
+            if not address.host:
+                opened.append(_listen_everywhere(address))
+                continue
+            try:
+                found = socket.getaddrinfo(
+                    address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                )
+            except (OSError, UnicodeError) as error:
+                raise ListenError(f"cannot listen on {address}: {error}") from error
+            # A name may have both kinds of addresses, and the same one twice.
+            targets = {(family, where) for family, _, _, _, where in found}
+            for family, where in sorted(targets, key=str):
+                opened.append(_open_listen_socket(family, where, address))
     except BaseException:  # an interrupt too: all of them, or none stays open
         for one in opened:
             one.close()
@@ -59,41 +76,15 @@ def peer_address(address: object) -> str:
     return host.removeprefix("::ffff:") if "." in host else host
 
 
-def _listen_on_address(address: ListenAddress) -> list[socket.socket]:
-    if not address.host:
-        return [_listen_everywhere(address)]
-    try:
-        found = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except (OSError, UnicodeError) as error:
-        raise ListenError(f"cannot listen on {address}: {error}") from error
-    # A name may have both kinds of addresses, and the same one twice.
-    targets = {(family, where) for family, _, _, _, where in found}
-    opened: list[socket.socket] = []
-    try:
-        for family, where in sorted(targets, key=str):
-            opened.append(_open_listen_socket(family, where, address))
-    except BaseException:  # an interrupt too: all of them, or none stays open
-        for one in opened:
-            one.close()
-        raise
-    return opened
-
-
 def _listen_everywhere(address: ListenAddress) -> socket.socket:
     """One socket for IPv6 and IPv4, or for IPv4 where the kernel has no IPv6."""
     if socket.has_dualstack_ipv6():
         try:
             return _open_listen_socket(socket.AF_INET6, ("::", address.port), address, both=True)
         except ListenError as error:
-            if not _is_without_ipv6(error.__cause__):
+            if getattr(error.__cause__, "errno", 0) not in _WITHOUT_IPV6:
                 raise
     return _open_listen_socket(socket.AF_INET, ("0.0.0.0", address.port), address)
-
-
-def _is_without_ipv6(cause: BaseException | None) -> bool:
-    return isinstance(cause, OSError) and cause.errno in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 
 
 def _open_listen_socket(
@@ -113,3 +104,43 @@ def _open_listen_socket(
     except OSError as error:
         raise ListenError(f"cannot listen on {address}: {error.strerror}") from error
     return opened
+
+
+def activated_sockets(
+    environ: MutableMapping[str, str], first: int = _FIRST
+) -> list[tuple[str, socket.socket]]:
+    """Take over the sockets that systemd opened for this process, with their FileDescriptorName.
+
+    As sd_listen_fds(3), without libsystemd.
+
+    The variables are removed, so that no child takes them for its own.
+    """
+    values = {name: environ.pop(name, "") for name in _VARIABLES}
+    if not values["LISTEN_FDS"] or values["LISTEN_PID"] != str(os.getpid()):
+        return []
+    count = values["LISTEN_FDS"]
+    if not count.isascii() or not count.isdigit() or int(count) > _MOST:
+        raise ListenError(f"LISTEN_FDS={count} is not a number of sockets")
+    names = values["LISTEN_FDNAMES"].split(":") if values["LISTEN_FDNAMES"] else []
+    names += ["unknown"] * int(count)  # what systemd calls a nameless one
+    taken = [_take_activated_socket(first + index, names[index]) for index in range(int(count))]
+    return list(zip(names, taken, strict=False))
+
+
+def _take_activated_socket(descriptor: int, name: str) -> socket.socket:
+    """Check before serving: a datagram or a connected socket would fail at the first accept."""
+    try:
+        os.set_inheritable(descriptor, False)
+        taken = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ListenError(f"descriptor {descriptor} ({name}) is no socket: {error}") from error
+    kind = taken.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+    listens = taken.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    family = taken.family in {socket.AF_INET, socket.AF_INET6, socket.AF_UNIX}
+    if not (kind == socket.SOCK_STREAM and listens and family):
+        taken.detach()
+        raise ListenError(
+            f"descriptor {descriptor} ({name}) is not a listening stream socket:"
+            " the socket unit needs ListenStream= and Accept=no"
+        )
+    return taken

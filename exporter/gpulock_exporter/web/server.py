@@ -16,12 +16,15 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from gpulock_exporter.web.connection import Connection
-from gpulock_exporter.web.connection_table import ConnectionTable
+from gpulock_exporter.web.connections import Connection, ConnectionTable
+from gpulock_exporter.web.http import Handler
 from gpulock_exporter.web.listen import peer_address
-from gpulock_exporter.web.response import Handler
-from gpulock_exporter.web.serve import ServerContext, serve_connection
-from gpulock_exporter.web.server_settings import ServerLimits, WebSettings
+from gpulock_exporter.web.serve import (
+    ServerContext,
+    ServerLimits,
+    WebSettings,
+    serve_connection,
+)
 
 _LOOK_SECONDS = 0.25  # how late a deadline may be kept
 _KERNEL_LATER = 1.0  # seconds that the kernel waits longer than we do

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""web-config.yml, as in every exporter made with Prometheus's exporter-toolkit.
+"""web-config.yml: the keys of Prometheus's exporter-toolkit for TLS, client certificates and users.
 
 https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md
 """
@@ -8,151 +8,122 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import ssl
+from typing import NoReturn
 
-from gpulock_exporter.web.server_settings import WebSettings
-from gpulock_exporter.webconfig.access import RequestGuard, TokenBucket
-from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
+from gpulock_exporter.web.serve import WebSettings
+from gpulock_exporter.webconfig.files import Entry, Section, WebConfigFiles, read_sections
 from gpulock_exporter.webconfig.passwords import Passwords, bcrypt_cost
 
-if TYPE_CHECKING:
-    from gpulock_exporter.web.response import Headers
-    from gpulock_exporter.webconfig.yaml_lines import Section
-
-_KEYS = "tls_server_config, http_server_config, basic_auth_users, rate_limit"
-_HEADERS: dict[str, tuple[str, ...]] = {  # with the values they may have, where not any
-    "Content-Security-Policy": (),
-    "Strict-Transport-Security": (),
-    "X-Content-Type-Options": ("nosniff",),
-    "X-Frame-Options": ("deny", "sameorigin"),
-    "X-XSS-Protection": (),
+_TLS, _USERS = "tls_server_config", "basic_auth_users"
+_KEYS = {
+    _TLS: ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version"),
+    _USERS: (),
 }
-_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_VERIFY = {  # Python's ssl takes no certificate that it does not verify: there is no RequireAny
+    "NoClientCert": ssl.CERT_NONE,
+    "RequestClientCert": ssl.CERT_NONE,  # lets in any client, with any certificate or none
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
 _HASH = re.compile(r"\$2[aby]\$[0-9]{2}\$[./A-Za-z0-9]{53}")
 _LOWEST_COST, _HIGHEST_COST = 4, 15  # 15 takes 1.5 s: above it a scrape would time out
-_BURST = re.compile(r"[0-9]{1,18}")
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@dataclass(frozen=True, slots=True)
-class WebConfig:
-    """A configuration that was understood in full: what to serve by, and what to tell of it."""
+def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, list[str]]:
+    """Return what to serve by, and what to tell of it; raise WebConfigError for any mistake."""
+    sections = read_sections(os.path.abspath(path), files, _KEYS)
+    tls, users = sections.get(_TLS), sections.get(_USERS)
+    passwords = _make_passwords(users) if users else None
+    notes: list[str] = []
+    if users and not tls:
+        notes.append(f"{_USERS} without {_TLS}: passwords travel in the clear")
+    if users and len({bcrypt_cost(entry.value) for entry in users.values()}) > 1:
+        notes.append(f"{_USERS}: hashes of different cost tell strangers which names exist")
+    if tls and (kind := tls.get("client_auth_type")) and kind.value == "RequestClientCert":
+        notes.append("RequestClientCert lets in any client, as NoClientCert does")
+    context = _make_tls_context(tls, files) if tls else None
+    return WebSettings(context, passwords.refusal if passwords else None), notes
 
-    settings: WebSettings
-    notes: tuple[str, ...] = ()
+
+def _make_tls_context(section: Section, files: WebConfigFiles) -> ssl.SSLContext:
+    """Load everything that the section names."""
+    certificate, key = section.get("cert_file"), section.get("key_file")
+    if certificate is None or key is None:
+        raise next(iter(section.values())).fault(f"{_TLS} needs cert_file and key_file")
+    version = section.get("min_version")
+    if version and version.value not in _VERSIONS:  # RFC 8996: TLS 1.1 is served no more
+        raise version.fault(f"{version.value!r} is not served: TLS12 or TLS13")
+    verify, authority = _parse_client_auth(section)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[version.value if version else "TLS12"]
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    certificate_file = _check_pem(certificate, files, b"CERTIFICATE-----")
+    key_file = _check_pem(key, files, b"PRIVATE KEY-----")
+
+    def refuse_password() -> NoReturn:  # without it OpenSSL would ask on the terminal
+        raise key.fault("the key is encrypted: it must be readable as it is")
+
+    try:
+        context.load_cert_chain(certificate_file, key_file, refuse_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise key.fault("the key is not the key of the certificate") from error
+        what = f"the certificate and its key are not usable: {error.reason or error}"
+        raise certificate.fault(what) from error
+    context.verify_mode = verify
+    if authority is not None:
+        authority_file = _check_pem(authority, files, b"CERTIFICATE-----")
+        try:
+            context.load_verify_locations(authority_file)
+        except ssl.SSLError as error:
+            what = f"the client CA is not usable: {error.reason or error}"
+            raise authority.fault(what) from error
+    return context
 
 
-def load_web_config(path: str, files: WebConfigFiles) -> WebConfig:
-    """Read a configuration; raise WebConfigError with file and line for any mistake in it."""
-    path = os.path.abspath(path)
+def _parse_client_auth(section: Section) -> tuple[ssl.VerifyMode, Entry | None]:
+    """Return how client certificates are verified, and the file that says by whom."""
+    entry, authority = (section.get(k) for k in ("client_auth_type", "client_ca_file"))
+    name = entry.value if entry else "NoClientCert"
+    if entry and name not in _VERIFY:
+        raise entry.fault(f"{name!r} is not supported; supported are {', '.join(_VERIFY)}")
+    verify = _VERIFY[name]
+    if entry and verify is not ssl.CERT_NONE and authority is None:
+        raise entry.fault(f"{name} needs client_ca_file")
+    if verify is ssl.CERT_NONE and authority is not None:
+        why = f"client_ca_file has no effect with client_auth_type {name}"
+        raise authority.fault(f"{why}: write RequireAndVerifyClientCert")
+    return verify, authority
+
+
+def _check_pem(entry: Entry, files: WebConfigFiles, marker: bytes) -> str:
+    """Return the path of a file that has this kind of PEM block; remember the file."""
+    path = os.path.join(os.path.dirname(entry.path), entry.value)
     try:
         content = files.read(path)
-    except OSError as error:
-        raise WebConfigError(path, 1, f"cannot be read: {error.strerror}") from error
-    try:
-        from gpulock_exporter.webconfig.yaml_lines import read_yaml
-    except ImportError as error:
-        what = "this file needs PyYAML: pip install 'gpulock[web]' (Debian: python3-yaml)"
-        raise WebConfigError(path, 1, what) from error
-    section = read_yaml(path, content)
-    return WebConfig(WebSettings()) if section is None else _parse_web_config(path, section, files)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise entry.fault(f"{path}: {why}") from error
+    if marker not in content:
+        kind = marker.decode().removesuffix("-----").lower()
+        raise entry.fault(f"{path} holds no PEM {kind}")
+    return path
 
 
-def _parse_web_config(path: str, top: Section, files: WebConfigFiles) -> WebConfig:
-    from gpulock_exporter.webconfig.tls import parse_tls_section
-    from gpulock_exporter.webconfig.tls_context import make_context
-
-    notes: list[str] = []
-    tls_line = top.line_of("tls_server_config")
-    tls = top.section("tls_server_config")
-    options = None if tls is None else parse_tls_section(tls, tls_line)
-    headers = _parse_http_headers(top.section("http_server_config"), notes)
-    passwords = _parse_passwords(path, top.section("basic_auth_users"), notes)
-    bucket = _parse_rate_limit(top.section("rate_limit"))
-    top.end(_KEYS)
-    if options is not None and options.client_auth == "RequestClientCert":
-        notes.append("RequestClientCert lets in whoever comes, as NoClientCert does")
-    if passwords is not None and options is None:
-        notes.append("basic_auth_users without tls_server_config: passwords travel in the clear")
-    context = None if options is None else make_context(path, options, files)
-    names = frozenset[str]() if options is None else options.allowed_names
-    guard = RequestGuard(names, bucket, passwords)
-    return WebConfig(WebSettings(context, headers, guard.refusal), tuple(notes))
-
-
-def _parse_http_headers(section: Section | None, notes: list[str]) -> Headers:
-    if section is None:
-        return ()
-    if section.flag("http2"):
-        notes.append("http2: this exporter speaks HTTP/1.1, which every client of HTTP/2 does too")
-    headers = section.section("headers")
-    section.end("http2, headers")
-    if headers is None:
-        return ()
-    pairs: list[tuple[str, str]] = []
-    for name, value in headers.pairs():
-        allowed = _HEADERS.get(name.value)
-        if allowed is None:
-            headers.fail(name.line, f"{name.value} cannot be set: {', '.join(_HEADERS)}")
-        if allowed and value.value not in allowed:
-            headers.fail(value.line, f"{name.value} is {' or '.join(allowed)}")
-        if not value.value:
-            continue  # "unset if blank"
-        if not _HEADER_VALUE.fullmatch(value.value):
-            headers.fail(value.line, f"{name.value} is one line of ASCII without blanks around it")
-        pairs.append((name.value, value.value))
-    return tuple(pairs)
-
-
-def _parse_passwords(path: str, section: Section | None, notes: list[str]) -> Passwords | None:
-    if section is None:
-        return None
-    hashes: dict[str, bytes] = {}
-    line = 1
-    for name, value in section.pairs():
-        line = name.line
-        if not name.value or ":" in name.value or not name.value.isprintable():
-            section.fail(line, f"{name.value!r} is no user name: printable, without a colon")
-        if not _HASH.fullmatch(value.value):
-            section.fail(value.line, f"{name.value} has no bcrypt hash: htpasswd -nBC 10 ''")
-        hashes[name.value] = value.value.encode()
-        if not _LOWEST_COST <= bcrypt_cost(hashes[name.value]) <= _HIGHEST_COST:
-            section.fail(value.line, f"a bcrypt cost is {_LOWEST_COST} to {_HIGHEST_COST}")
+def _make_passwords(section: Section) -> Passwords:
+    for name, entry in section.items():
+        if ":" in name or not name.isprintable():
+            raise entry.fault(f"{name!r} is no user name: printable, without a colon")
+        if not _HASH.fullmatch(entry.value):
+            raise entry.fault(f"{name} has no bcrypt hash: htpasswd -nBC 10 ''")
+        if not _LOWEST_COST <= bcrypt_cost(entry.value) <= _HIGHEST_COST:
+            raise entry.fault(f"a bcrypt cost is {_LOWEST_COST} to {_HIGHEST_COST}")
     try:
         import bcrypt
     except ImportError as error:
-        what = "basic_auth_users needs bcrypt: pip install 'gpulock[web]' (Debian: python3-bcrypt)"
-        raise WebConfigError(path, line, what) from error
-    if len({bcrypt_cost(hashed) for hashed in hashes.values()}) > 1:
-        notes.append("basic_auth_users: hashes of different cost tell strangers which names exist")
-    return Passwords(hashes, bcrypt.checkpw)
-
-
-def _parse_rate_limit(section: Section | None) -> TokenBucket | None:
-    if section is None:
-        return None
-    interval, burst = section.text("interval"), section.text("burst")
-    section.end("interval, burst")
-    seconds = 0.0 if interval is None else _parse_go_duration(interval.value)
-    if interval is not None and seconds is None:
-        section.fail(interval.line, f"{interval.value!r} is no duration, such as 500ms or 1s")
-    if burst is not None and not _BURST.fullmatch(burst.value):
-        section.fail(burst.line, f"burst is a whole number, not {burst.value[:20]!r}")
-    if not seconds:
-        return None  # "set to 0 to disable"
-    if burst is None or not int(burst.value):
-        line = 1 if interval is None else interval.line
-        section.fail(line, "burst must be at least 1, or every request would be refused")
-    return TokenBucket(seconds, int(burst.value))
-
-
-def _parse_go_duration(text: str) -> float | None:
-    """Read a duration as Go writes it: 1m30s, 500ms, 0."""
-    if text == "0":
-        return 0.0
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        return None
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+        what = f"{_USERS} needs bcrypt: pip install 'gpulock[web]' (Debian: python3-bcrypt)"
+        raise next(iter(section.values())).fault(what) from error
+    return Passwords({name: entry.value for name, entry in section.items()}, bcrypt.checkpw)

@@ -1,94 +1,130 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passwords: bcrypt verdicts, remembered; who was right once is right again in microseconds."""
+"""Users with passwords: bcrypt verdicts, one check at a time, remembered.
+
+bcrypt is slow on purpose (48 ms at cost 10), so strangers could spend all of a node's time on wrong
+passwords. One thread does the checks, first come first served. One client has few waiting, and all
+together few more, so that a thousand from one address delay another by two.
+"""
 
 from __future__ import annotations
 
 import binascii
 import hmac
+import ipaddress
 import os
 import threading
-from collections import OrderedDict
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from enum import Enum
+from concurrent.futures import ThreadPoolExecutor
 
-from gpulock_exporter.webconfig.check_queue import CheckQueue
+from gpulock_exporter.web.http import HttpRequest, HttpResponse, error_response
 
-CheckPassword = Callable[[bytes, bytes], bool]  # bcrypt.checkpw: password, hash
-
+_WAITING_OF_ONE_CLIENT = 2
+_WAITING = 16
 _WRONG_REMEMBERED = 256
 _LONGEST_PASSWORD = 72  # bcrypt knows no more bytes of it
+_CHALLENGE = ("WWW-Authenticate", 'Basic realm="gpulock"')
 
 
-class PasswordVerdict(Enum):
-    """What is known of a user and a password."""
+class CheckQueue:
+    """A short queue of slow checks with one worker."""
 
-    RIGHT = "right"
-    WRONG = "wrong"
-    BUSY = "busy"  # not checked: too many others are waiting
+    def __init__(self) -> None:
+        self._waiting: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._worker = ThreadPoolExecutor(1, "passwords")
+        self._worker.submit(int)  # its thread starts here, or RuntimeError says that it cannot
+
+    def __len__(self) -> int:
+        return self._waiting.total()
+
+    def run(self, client: str, check: Callable[[], bool], deadline: float) -> bool | None:
+        """Return what the check says; None when there is no place, or no time, for it."""
+        with self._lock:
+            if len(self) >= _WAITING or self._waiting[client] >= _WAITING_OF_ONE_CLIENT:
+                return None
+            self._waiting[client] += 1
+            asked = self._worker.submit(check)
+        asked.add_done_callback(lambda _: self._leave(client))
+        try:
+            left = deadline - time.monotonic()
+            return asked.result(min(max(left, 0), threading.TIMEOUT_MAX))
+        except (TimeoutError, ValueError):  # ValueError: bcrypt does not like the hash
+            asked.cancel()
+            return None
+
+    def _leave(self, client: str) -> None:
+        with self._lock:
+            self._waiting -= Counter([client])  # a client without any is forgotten
 
 
 class Passwords:
     """Check users' passwords against their bcrypt hashes."""
 
-    def __init__(self, hashes: Mapping[str, bytes], check: CheckPassword) -> None:
-        self._hashes = dict(hashes)
+    def __init__(self, hashes: Mapping[str, str], check: Callable[[bytes, bytes], bool]) -> None:
+        """`check` is bcrypt.checkpw, of a password and a hash."""
+        self._hashes = {user: hashed.encode() for user, hashed in hashes.items()}
         self._check = check
         self._queue = CheckQueue()
         # A stranger's name takes as long as the dearest known one.
-        self._decoy = max(self._hashes.values(), key=bcrypt_cost)
+        self._decoy = max(hashes.values(), key=bcrypt_cost).encode()
         self._key = os.urandom(32)
         self._nobody = os.urandom(32)
         self._right: dict[str, bytes] = {}  # at most one a user, so the wrong ones push none out
-        self._wrong: OrderedDict[bytes, None] = OrderedDict()
+        self._wrong: dict[bytes, None] = {}  # in the order that they came
         self._lock = threading.Lock()
 
-    def verdict(self, user: str, password: bytes, client: str, deadline: float) -> PasswordVerdict:
-        """Say whether this is the user's password; `client` is who waits for the check."""
-        digest = self._digest(user, password)
+    def refusal(self, request: HttpRequest) -> HttpResponse | None:
+        """Return the answer to a request that may not pass, None for one that may."""
+        given = parse_basic_credentials(request.headers.get("authorization", ""))
+        client = client_network(request.peer)
+        is_right = given is not None and self.is_right(*given, client, request.deadline)
+        if is_right is None:
+            return error_response(503, "too many passwords are being checked", ("Retry-After", "1"))
+        what = "a user name and its password are needed"
+        return None if is_right else error_response(401, what, _CHALLENGE)
+
+    def is_right(self, user: str, password: bytes, client: str, deadline: float) -> bool | None:
+        """Return whether this is the user's password; None: too many others wait for a check."""
+        name = user.encode()
+        message = len(name).to_bytes(4, "big") + name + password
+        digest = hmac.digest(self._key, message, "sha256")  # the key makes it worthless elsewhere
         known = self._known(user, digest)
         if known is not None:
             return known
         fits = self._queue.run(client, lambda: self._fits(user, password, digest), deadline)
         if fits is None:
-            return PasswordVerdict.BUSY
-        return self._remember(user, digest, fits)
+            return None
+        with self._lock:
+            if fits:
+                self._right[user] = digest
+            else:
+                self._wrong[digest] = None
+                if len(self._wrong) > _WRONG_REMEMBERED:
+                    del self._wrong[next(iter(self._wrong))]
+        return fits
 
     def _fits(self, user: str, password: bytes, digest: bytes) -> bool:
         known = self._known(user, digest)  # the same one may have been before us in the queue
         if known is not None:
-            return known is PasswordVerdict.RIGHT
+            return known
         hashed = self._hashes.get(user)
         # Some versions of bcrypt cut a password short at these, others raise.
         is_possible = len(password) <= _LONGEST_PASSWORD and b"\0" not in password
         fits = self._check(password if is_possible else b"", hashed or self._decoy)
         return fits and is_possible and hashed is not None
 
-    def _digest(self, user: str, password: bytes) -> bytes:
-        """Stand for a user and a password in memory; the key makes it worthless elsewhere."""
-        name = user.encode()
-        message = len(name).to_bytes(4, "big") + name + password
-        return hmac.digest(self._key, message, "sha256")
-
-    def _known(self, user: str, digest: bytes) -> PasswordVerdict | None:
+    def _known(self, user: str, digest: bytes) -> bool | None:
         with self._lock:
             if hmac.compare_digest(self._right.get(user, self._nobody), digest):
-                return PasswordVerdict.RIGHT
-            return PasswordVerdict.WRONG if digest in self._wrong else None
-
-    def _remember(self, user: str, digest: bytes, is_right: bool) -> PasswordVerdict:
-        with self._lock:
-            if is_right:
-                self._right[user] = digest
-                return PasswordVerdict.RIGHT
-            self._wrong[digest] = None
-            if len(self._wrong) > _WRONG_REMEMBERED:
-                self._wrong.popitem(last=False)
-            return PasswordVerdict.WRONG
+                return True
+            return False if digest in self._wrong else None
 
 
-def bcrypt_cost(hashed: bytes) -> int:
+def bcrypt_cost(hashed: str) -> int:
     """Return the cost in a bcrypt hash: each step doubles the time."""
-    return int(hashed.split(b"$")[2])
+    return int(hashed.split("$")[2])
 
 
 def parse_basic_credentials(authorization: str) -> tuple[str, bytes] | None:
@@ -102,3 +138,17 @@ def parse_basic_credentials(authorization: str) -> tuple[str, bytes] | None:
         return (name.decode(), password) if colon else None
     except ValueError:  # not ASCII, not base64, not UTF-8
         return None
+
+
+def client_network(peer: str) -> str:
+    """Return what stands for one client: an IPv4 address, or an IPv6 /64, which one may own.
+
+    On this machine everybody has all of 127.0.0.0/8: what is not its first is one.
+    """
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:  # a Unix socket's
+        return peer
+    is_other_local = address.is_loopback and peer != "127.0.0.1"
+    bits = 64 if address.version == 6 else 8 if is_other_local else 32  # noqa: PLR2004
+    return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))

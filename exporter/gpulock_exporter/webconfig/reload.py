@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpulock_exporter.web.server_settings import WebSettings
-from gpulock_exporter.webconfig.config import WebConfig, load_web_config
+from gpulock_exporter.web.serve import WebSettings
+from gpulock_exporter.webconfig.config import load_web_config
 from gpulock_exporter.webconfig.files import WebConfigError, WebConfigFiles
 
 LOOK_SECONDS = 2.0
@@ -29,9 +29,8 @@ class Reloader:
         self._thread: threading.Thread | None = None
         self._retry_at = 0.0
         self._reason = ""
-        self.settings = self._load().settings
+        self.settings = self._load()
         self.last_reload_successful = True
-        self.last_reload_timestamp_seconds = time.time()  # of the settings that are served
 
     def look(self) -> WebSettings | None:
         """Return new settings when a file has changed and all of it loads, else None."""
@@ -39,16 +38,18 @@ class Reloader:
         if not (self._files.changed() or is_due):
             return None
         try:
-            loaded = self._load()
-        except (WebConfigError, OSError) as error:  # OSError: out of descriptors, say
-            self._fail(str(error))
+            self.settings = self._load()
+        except (WebConfigError, OSError, RuntimeError) as error:  # out of descriptors, of threads
+            self.last_reload_successful = False
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            if str(error) != self._reason:
+                self._log(f"web configuration not reloaded, the old one stays: {error}")
+            self._reason = str(error)
             return None
-        self.settings = loaded.settings
         self.last_reload_successful = True
         self._reason = ""
-        self.last_reload_timestamp_seconds = time.time()
         self._log(f"{self._path}: reloaded")
-        return loaded.settings
+        return self.settings
 
     def start(self, adopt: Callable[[WebSettings], None], seconds: float = LOOK_SECONDS) -> None:
         """Look every so often, and hand new settings to `adopt`, until `stop`."""
@@ -68,16 +69,9 @@ class Reloader:
         if self._thread is not None:
             self._thread.join()
 
-    def _fail(self, reason: str) -> None:
-        self.last_reload_successful = False
-        self._retry_at = time.monotonic() + RETRY_SECONDS
-        if reason != self._reason:
-            self._log(f"web configuration not reloaded, the old one stays: {reason}")
-        self._reason = reason
-
-    def _load(self) -> WebConfig:
+    def _load(self) -> WebSettings:
         self._files = WebConfigFiles()  # also of a load that fails: its repair must be seen
-        loaded = load_web_config(self._path, self._files)
-        for note in loaded.notes:
+        settings, notes = load_web_config(self._path, self._files)
+        for note in notes:
             self._log(f"{self._path}: {note}")
-        return loaded
+        return settings

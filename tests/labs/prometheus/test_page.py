@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpulock_exporter.web.http import HttpRequest, HttpResponse
 from gpulock_exporter.web.page import PAGE_HEADERS, STATES, page_state_label, render_page
-from gpulock_exporter.web.response import HttpRequest, HttpResponse
 
 from tests.exporter.inprocess import running
 from tests.exporter.whole import Whole

@@ -12,10 +12,10 @@ from gpulock_exporter.web.negotiation import (
     GZIP,
     IDENTITY,
     Format,
+    RenderedMetrics,
     negotiate_encoding,
     negotiate_format,
 )
-from gpulock_exporter.web.rendered import RenderedMetrics
 
 OPENMETRICS = "application/openmetrics-text"
 

@@ -10,11 +10,11 @@ import pytest
 from gpulock_exporter.web.listen import (
     ListenAddress,
     ListenError,
+    activated_sockets,
     listen_on_addresses,
     parse_listen_address,
     peer_address,
 )
-from gpulock_exporter.web.socket_activation import activated_sockets
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.web.response import HttpRequest
+from gpulock_exporter.web.http import HttpRequest
 from gpulock_exporter.worker.supervisor import Supervisor
 
 from gpulock.node.context import Node

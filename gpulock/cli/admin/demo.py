@@ -17,7 +17,7 @@ import click
 from gpulock.cli.admin import reap
 from gpulock.cli.session import CommandRefusedError
 from gpulock.cli.status import status
-from gpulock.cli.status.node_view import view_node
+from gpulock.cli.status.status_view import view_node
 from gpulock.cli.why import why
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline

@@ -23,7 +23,7 @@ from gpulock.cli.session import (
     find_calling_shell,
     log_to_syslog,
 )
-from gpulock.cli.status.node_view import find_stray_path
+from gpulock.cli.status.status_view import find_stray_path
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, Refusal, one_line
 from gpulock.node.context import Node

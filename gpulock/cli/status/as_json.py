@@ -8,7 +8,7 @@ import json
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
-from gpulock.cli.status.node_view import NodeView
+from gpulock.cli.status.status_view import NodeView
 from gpulock.store.owner import TYPES
 from gpulock.text.words import held_seconds
 

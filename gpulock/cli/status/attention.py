@@ -7,7 +7,7 @@ from gpulock.alloc import states
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import count_seen_foreign
-from gpulock.cli.status.node_view import NodeView, find_stray_path
+from gpulock.cli.status.status_view import NodeView, find_stray_path
 from gpulock.text import table
 from gpulock.text.advice import ADMINISTRATOR, quarantine_end_condition, restore_hint
 from gpulock.text.words import FORCE, device_name, format_count, format_lock_holder

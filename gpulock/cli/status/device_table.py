@@ -6,7 +6,7 @@ from __future__ import annotations
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
-from gpulock.cli.status.node_view import NodeView
+from gpulock.cli.status.status_view import NodeView
 from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.table import Cell, Column

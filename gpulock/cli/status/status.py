@@ -16,7 +16,7 @@ from gpulock.alloc.states import DeviceState
 from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
 from gpulock.cli.status import device_table
 from gpulock.cli.status.attention import format_attention_lines
-from gpulock.cli.status.node_view import NodeView, view_node
+from gpulock.cli.status.status_view import NodeView, view_node
 from gpulock.errors import Refusal
 from gpulock.text import table
 from gpulock.text.words import format_device_label, format_local_time, parse_duration

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gpulock.alloc.liveness import session_members
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.status.attention import format_foreign_processes
-from gpulock.cli.status.node_view import NodeView, ProcessView
+from gpulock.cli.status.status_view import NodeView, ProcessView
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner

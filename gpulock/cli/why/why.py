@@ -11,7 +11,7 @@ from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.states import QUARANTINED, DeviceState
 from gpulock.cli.select import JOB, SelectError, Subject, parse_lock_id, parse_subject
 from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
-from gpulock.cli.status.node_view import (
+from gpulock.cli.status.status_view import (
     NodeView,
     ProcessView,
     find_stray_path,

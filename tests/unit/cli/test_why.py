@@ -13,7 +13,7 @@ import pytest
 
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.cli.select import Subject
-from gpulock.cli.status.node_view import ProcessView, view_node
+from gpulock.cli.status.status_view import ProcessView, view_node
 from gpulock.cli.why.why import job_running_facts
 from gpulock.store.boot import reserve_owner
 from tests.support.cli_site import Site, dead_process

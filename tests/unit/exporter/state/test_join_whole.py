@@ -20,7 +20,7 @@ from gpulock_exporter.telemetry import Frame, Process
 
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.alloc.reaper import retire_lock
-from gpulock.cli.status.node_view import view_node
+from gpulock.cli.status.status_view import view_node
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts

@@ -12,15 +12,13 @@ import sys
 
 from gpulock import deadline
 from gpulock.alloc import states
+from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.states import DeviceState
-from gpulock.errors import UNKNOWN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.config_schema import KEYS
 from gpulock.node.context import Node
 from gpulock.node.settings import read_settings
 from gpulock.sge import hook
-from gpulock.store import boot, quarantine, verdicts
-from gpulock.store.locks import Lock
-from gpulock.store.verdicts import Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,27 +65,17 @@ def zero_sensor_lines(host: str, complexes: tuple[str, ...]) -> list[str]:
 def read_sensor_rows(node: Node) -> list[DeviceState]:
     """Return the state of every device, judged afresh where no daemon keeps verdicts."""
     devices = node.devices()
-    state_dir = node.settings.state_dir
-    lost = (
-        node.store.boot_id() != node.boot_id and boot.read_state_boot_id(state_dir) == node.boot_id
-    )
-    if lost:
+    if not os.path.isdir(node.settings.state_dir):
+        raise Refusal(BROKEN, "STATE_DIR is missing", "no claim is granted without")
+    view = read_node_view(node, deadline.clock_boottime())
+    if view.lost:
         raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap")
-    held = node.store.read_all_locks() if node.store.exists() else {}
-    for lock in held.values():
-        node.store.read_details(lock)
-    known = verdicts.read_fresh_verdicts(node.store.path, deadline.clock_boottime(), node.boot_id)
-    out: dict[str, str] = {}
-    if os.path.isdir(f"{state_dir}/{quarantine.QUARANTINE}"):
-        out = dict.fromkeys(quarantine.list_noted_devices(state_dir, quarantine.QUARANTINE), "")
-    found = known if known is not None else judge_sensor_locks(node, held)
-    return states.device_states(devices, held, out, found, node.settings.expected_gpus)
-
-
-def judge_sensor_locks(node: Node, held: dict[str, Lock]) -> dict[str, Verdict]:
-    """Return a verdict for each claim, by token."""
-    judge = hook.make_sge_judge(node)
-    return {lock.owner.token: judge.verdict(lock) for lock in held.values() if lock.owner}
+    if view.verdicts is None:
+        judge = hook.make_sge_judge(node)
+        view.verdicts = {
+            lock.owner.token: judge.verdict(lock) for lock in view.held.values() if lock.owner
+        }
+    return view.device_rows(devices, node.settings.expected_gpus)
 
 
 def compute_sensor_values(found: list[DeviceState], complexes: tuple[str, ...]) -> dict[str, int]:

@@ -33,6 +33,20 @@ def read_device_note(state_dir: str, folder: str, device: str) -> dict[str, str]
         return {"reason": f"unreadable note: {fault}"}
 
 
+def read_device_notes(state_dir: str, folder: str) -> dict[str, dict[str, str]]:
+    """Return the notes in one folder by id, none where STATE_DIR was never used; raise Refusal."""
+    if not os.path.lexists(f"{state_dir}/{folder}"):
+        return {}
+    names = list_noted_devices(state_dir, folder)
+    return {name: read_device_note(state_dir, folder, name) for name in names}
+
+
+def note_reason(note: dict[str, str]) -> str:
+    """Return the reason in a note, and who wrote it."""
+    reason = note.get("reason", "no reason noted")
+    return f"{reason} ({note['by']})" if "by" in note else reason
+
+
 def write_device_note(
     state_dir: str,
     folder: str,

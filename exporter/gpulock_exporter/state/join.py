@@ -74,12 +74,10 @@ def judge_device_rows(
     limits: SnapshotLimits,
 ) -> list[states.DeviceState]:
     """Return one row a device, as `gpulock.alloc.states` judges."""
-    held = facts.locks or {}
     foreign = frozenset(name for name, on in heard.present.items() if on.foreign and heard.fresh)
-    idle = idle_ids(held, ledger, limits, heard.at) if heard.fresh else frozenset[str]()
+    idle = idle_ids(facts.held, ledger, limits, heard.at) if heard.fresh else frozenset[str]()
     expected = limits.gpus if devices is not None else 0
-    out = facts.quarantined or {}
-    return states.device_states(devices or [], held, out, facts.verdicts, expected, foreign, idle)
+    return facts.device_rows(devices or [], expected, foreign, idle)
 
 
 def idle_ids(

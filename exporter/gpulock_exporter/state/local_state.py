@@ -10,38 +10,42 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
 
+from gpulock.alloc import node_view
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
-from gpulock.store import atomic, kv, quarantine, verdicts
+from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import Verdict
 from gpulock_exporter.state.claim_accounting import LedgerClaim
 from gpulock_exporter.state.lock_cache import LockCache
 
-TRIES, PAUSE = 3, 0.002  # looks at a lock without owner, seconds between: a claim takes 0.2 ms
+SETTLE = 0.005  # seconds for a lock without owner, of each tick: a claim takes 0.2 ms
 
 _T = TypeVar("_T")
 Judged = tuple[dict[str, Verdict] | None, float | None]
 
 
-@dataclass
-class LocalState:
+class LocalState(node_view.NodeView):
     """What was read; None is not known. `failures` has why, `durations` seconds, by source.
 
-    `quarantined` has the reason by id, `reconciled` when the verdicts were made (CLOCK_BOOTTIME),
-    `counters` what the hooks count.
+    `counters` is what the hooks count.
     """
 
-    locks: dict[str, Lock] | None = None
-    quarantined: dict[str, str] | None = None
-    verdicts: dict[str, Verdict] | None = None
-    reconciled: float | None = None
-    counters: dict[str, str] = field(default_factory=dict[str, str])
-    failures: dict[str, str] = field(default_factory=dict[str, str])
-    durations: dict[str, float] = field(default_factory=dict[str, float])
+    def __init__(
+        self,
+        locks: dict[str, Lock] | None = None,
+        quarantined: dict[str, str] | None = None,
+        verdicts: dict[str, Verdict] | None = None,
+        reconciled: float | None = None,
+        counters: Mapping[str, str] | None = None,
+        durations: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(locks, quarantined, verdicts, reconciled)
+        self.counters: dict[str, str] = dict(counters or {})
+        self.failures: dict[str, str] = {}
+        self.durations: dict[str, float] = dict(durations or {})
 
     def read(self, source: str, how: Callable[[], _T], otherwise: _T) -> _T:
         """Return what a source says; note how long that took, and whether it failed."""
@@ -63,66 +67,29 @@ def read_local_state(node: Node, now: float, known: LockCache | None = None) -> 
     facts, locks = LocalState(), known or LockCache(read_locks_with_details)
     facts.locks = facts.read("locks", lambda: read_boot_locks(node, locks), None)
     facts.quarantined = facts.read(
-        "quarantine", lambda: read_quarantine_reasons(node.settings.state_dir), None
+        "quarantine", lambda: node_view.read_quarantine_reasons(node.settings.state_dir), None
     )
     nothing: Judged = (None, None)
-    judged = facts.read("verdicts", lambda: read_node_verdicts(node, now), nothing)
+    judged = facts.read("verdicts", lambda: node_view.read_node_verdicts(node, now), nothing)
     facts.verdicts, facts.reconciled = judged
     facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})
     return facts
 
 
 def read_boot_locks(node: Node, known: LockCache) -> dict[str, Lock]:
-    """Return every lock; raise Refusal also where those of this boot were lost (store.boot).
+    """Return every lock; raise Refusal also where those of this boot were lost.
 
-    Then nothing is free: jobs run on devices that nobody can name.
+    Then nothing is free: jobs run on devices that nobody can name. A boot_id that is there, and
+    broken, costs the verdicts only.
     """
-    if not os.path.lexists(f"{node.store.path}/boot_id") and last_state_boot(node) == node.boot_id:
+    if not os.path.lexists(f"{node.store.path}/boot_id") and node_view.are_locks_lost(node):
         raise Refusal(UNKNOWN, "the locks of this boot were lost", "run gpulock reap as root")
     return known.locks(node.store)
 
 
-def last_state_boot(node: Node) -> str:
-    """Return the boot that STATE_DIR saw last, nothing where it was never used."""
-    try:
-        return atomic.read_text(f"{node.settings.state_dir}/boot_id").strip()
-    except FileNotFoundError:
-        return ""
-
-
 def read_locks_with_details(store: LockStore) -> dict[str, Lock]:
     """Return every lock with its details; raise Refusal where they cannot be seen."""
-    if not store.exists():
-        return {}
-    held = store.read_all_locks()
-    for _ in range(TRIES):
-        if all(lock.owner or lock.fault for lock in held.values()):
-            break
-        time.sleep(PAUSE)
-        held = store.read_all_locks()
-    for lock in held.values():
-        store.read_details(lock)
-    return held
-
-
-def read_quarantine_reasons(state_dir: str) -> dict[str, str]:
-    """Return why each quarantined device is, none where STATE_DIR was never used."""
-    folder = quarantine.QUARANTINE
-    if not os.path.lexists(f"{state_dir}/{folder}"):
-        return {}
-    found: dict[str, str] = {}
-    for name in quarantine.list_noted_devices(state_dir, folder):
-        note = quarantine.read_device_note(state_dir, folder, name)
-        by = f" ({note['by']})" if "by" in note else ""
-        found[name] = note.get("reason", "no reason noted") + by
-    return found
-
-
-def read_node_verdicts(node: Node, now: float) -> Judged:
-    """Return the verdicts where they are fresh, and when the last reconcile of this boot was."""
-    if node.store.boot_id() != node.boot_id:
-        return None, None
-    return verdicts.read_dated_verdicts(node.store.path, now, node.boot_id)
+    return node_view.read_settled_locks(store, SETTLE)
 
 
 def read_hook_counters(store: LockStore) -> dict[str, str]:

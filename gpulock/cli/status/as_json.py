@@ -8,20 +8,20 @@ import json
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
-from gpulock.cli.status.status_view import NodeView
+from gpulock.cli.status.status_view import StatusView
 from gpulock.store.owner import TYPES
 from gpulock.text.words import held_seconds
 
 VERSION = 1
 
 
-def format_status_json(view: NodeView, rows: list[DeviceState], shown: list[DeviceState]) -> str:
+def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[DeviceState]) -> str:
     """Return the document: devices of `shown`, totals of `rows`."""
     return json.dumps(build_status_document(view, rows, shown), indent=2)
 
 
 def build_status_document(
-    view: NodeView, rows: list[DeviceState], shown: list[DeviceState]
+    view: StatusView, rows: list[DeviceState], shown: list[DeviceState]
 ) -> dict[str, object]:
     """Return the document as a value."""
     node = view.node
@@ -39,7 +39,7 @@ def build_status_document(
     }
 
 
-def status_device_entry(view: NodeView, row: DeviceState) -> dict[str, object]:
+def status_device_entry(view: StatusView, row: DeviceState) -> dict[str, object]:
     """Return one device; what is not known is null."""
     device = row.device
     record = row.lock.owner if row.lock else None
@@ -72,7 +72,7 @@ def status_sample_entry(use: SampleView) -> dict[str, object] | None:
     return {"fresh": use.sample is not None, "age_seconds": age, "reason": use.why}
 
 
-def status_use_entry(view: NodeView, row: DeviceState) -> dict[str, object] | None:
+def status_use_entry(view: StatusView, row: DeviceState) -> dict[str, object] | None:
     """Return what the exporter tells of a device; null where it told nothing, or long ago."""
     use = view.use
     seen = use.seen(row.id)

@@ -7,7 +7,7 @@ from gpulock.alloc import states
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import count_seen_foreign
-from gpulock.cli.status.status_view import NodeView, find_stray_path
+from gpulock.cli.status.status_view import StatusView, find_stray_path
 from gpulock.text import table
 from gpulock.text.advice import ADMINISTRATOR, quarantine_end_condition, restore_hint
 from gpulock.text.words import FORCE, device_name, format_count, format_lock_holder
@@ -16,7 +16,7 @@ ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN,
 IN_USE = (states.HELD, states.HELD_IDLE)
 
 
-def format_attention_lines(view: NodeView, rows: list[DeviceState], width: int) -> list[str]:
+def format_attention_lines(view: StatusView, rows: list[DeviceState], width: int) -> list[str]:
     """Return a line for each such thing, devices of one fate on one line."""
     groups: dict[str, list[DeviceState]] = {}
     for row in rows:
@@ -55,7 +55,7 @@ def format_row_label(rows: list[DeviceState]) -> str:
     return f"GPU{'s' if len(rows) > 1 else ''} {', '.join(names)}"
 
 
-def format_row_sentence(view: NodeView, row: DeviceState) -> str:
+def format_row_sentence(view: StatusView, row: DeviceState) -> str:
     """Return state, reason and the next command."""
     who = format_foreign_processes(view, row) if row.state == states.FOREIGN else ""
     reason = f"free, but in use by {who}" if who else row.reason
@@ -64,12 +64,12 @@ def format_row_sentence(view: NodeView, row: DeviceState) -> str:
     return f"{row.state}: {reason}; {next_command(row)}"
 
 
-def has_foreign_beside_claim(view: NodeView, row: DeviceState) -> bool:
+def has_foreign_beside_claim(view: StatusView, row: DeviceState) -> bool:
     """Return whether somebody else's processes are on a device that is held."""
     return row.state in IN_USE and bool(count_seen_foreign(view.use.seen(row.id)))
 
 
-def describe_foreign_use(view: NodeView, row: DeviceState) -> str:
+def describe_foreign_use(view: StatusView, row: DeviceState) -> str:
     """Return who is on a device that another one holds."""
     record = row.lock.owner if row.lock else None
     whose = f" of {format_lock_holder(record)}" if record else ""
@@ -78,7 +78,7 @@ def describe_foreign_use(view: NodeView, row: DeviceState) -> str:
     )
 
 
-def format_foreign_processes(view: NodeView, row: DeviceState) -> str:
+def format_foreign_processes(view: StatusView, row: DeviceState) -> str:
     """Return the foreign processes on a device as far as they were seen: `process 4711`."""
     seen = view.use.seen(row.id)
     count = count_seen_foreign(seen)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
-from gpulock.cli.status.status_view import NodeView
+from gpulock.cli.status.status_view import StatusView
 from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
@@ -34,12 +34,12 @@ SMALL = 9.95  # GiB, below which a decimal is shown
 UNKNOWN = Cell("-")
 
 
-def render_status_table(view: NodeView, shown: list[DeviceState], width: int) -> list[str]:
+def render_status_table(view: StatusView, shown: list[DeviceState], width: int) -> list[str]:
     """Return the lines of the table."""
     return table.render_table(COLUMNS, [status_row_cells(view, row) for row in shown], width)
 
 
-def status_row_cells(view: NodeView, row: DeviceState) -> list[Cell]:
+def status_row_cells(view: StatusView, row: DeviceState) -> list[Cell]:
     """Return one row of the table."""
     device = row.device
     name, bus, model = "-", row.id, ""

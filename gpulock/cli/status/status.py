@@ -16,7 +16,7 @@ from gpulock.alloc.states import DeviceState
 from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
 from gpulock.cli.status import device_table
 from gpulock.cli.status.attention import format_attention_lines
-from gpulock.cli.status.status_view import NodeView, view_node
+from gpulock.cli.status.status_view import StatusView, view_node
 from gpulock.errors import Refusal
 from gpulock.text import table
 from gpulock.text.words import format_device_label, format_local_time, parse_duration
@@ -154,7 +154,7 @@ def draw_status_frame(
 
 
 def select_status_rows(
-    view: NodeView, rows: list[DeviceState], only_free: bool, idle: float | None
+    view: StatusView, rows: list[DeviceState], only_free: bool, idle: float | None
 ) -> list[DeviceState]:
     """Return the rows that were asked for; raise Refused where nobody knows what is idle."""
     if only_free:
@@ -172,7 +172,7 @@ def select_status_rows(
 
 
 def format_status_lines(
-    view: NodeView,
+    view: StatusView,
     rows: list[DeviceState],
     shown: list[DeviceState],
     width: int,
@@ -192,7 +192,7 @@ def format_status_lines(
     return result
 
 
-def format_unknown_idle(view: NodeView, rows: list[DeviceState], width: int) -> list[str]:
+def format_unknown_idle(view: StatusView, rows: list[DeviceState], width: int) -> list[str]:
     """Say which held devices may be idle or not: nobody can see that."""
     names = [
         format_device_label(row.id, view.devices)

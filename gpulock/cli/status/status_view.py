@@ -14,38 +14,37 @@ from gpulock.alloc import states
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import ProcessScan
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
+from gpulock.alloc.node_view import NodeView, read_node_view
 from gpulock.alloc.process_owner import FOREIGN, classify_process
 from gpulock.cli.status.device_use import SampleView
 from gpulock.cli.status.device_use import read_sample_view as read_use
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
-from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.locks import Lock
-from gpulock.store.verdicts import Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.alloc.process_owner import ClaimMembership
     from gpulock.alloc.reaper import ReapOutcome
 
-ORPHANS = (
-    "orphans"  # gpulock.alloc.reaper.ORPHANS; that module is loaded only when locks are judged
-)
-SETTLE_SECONDS = 0.05  # a claim is that long without its owner record at the very most
+# gpulock.alloc.reaper.ORPHANS; that module is loaded only when locks are judged
+ORPHANS = "orphans"
 
 
-class NodeView:
-    """A node as seen at one moment; `lost`: the locks of this boot were lost."""
+class StatusView(NodeView):
+    """A node as status shows it: with the driver's devices and what the exporter saw."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.boottime, self.now = clock_boottime(), time.time()
         self.devices: list[Device] = node.devices()
-        self.held: dict[str, Lock] = read_view_locks(node)
-        self.notes: dict[str, dict[str, str]] = read_view_quarantines(node)
-        self.lost: bool = were_view_locks_lost(node)
-        self.verdicts: dict[str, Verdict] | None = None
+        if os.path.lexists(node.store.path):
+            os.stat(f"{node.store.path}/.")  # one that may not be entered is a broken node
+        found = read_node_view(node, self.boottime)
+        super().__init__(
+            found.locks, found.quarantined, found.verdicts, found.reconciled, found.lost
+        )
         self.foreign: frozenset[str] = frozenset()
         settings = node.settings
         self.use: SampleView = read_use(
@@ -54,13 +53,10 @@ class NodeView:
 
     def rows(self) -> list[states.DeviceState]:
         """Return one row a device."""
-        out = {name: format_note_reason(note) for name, note in self.notes.items()}
         settings = self.node.settings
         foreign = self.foreign | self.use.foreign_ids()
         idle = self.use.idle_ids(self.held, settings.idle_after)
-        found = states.device_states(
-            self.devices, self.held, out, self.verdicts, settings.expected_gpus, foreign, idle
-        )
+        found = self.device_rows(self.devices, settings.expected_gpus, foreign, idle)
         for row in found:
             if (
                 row.state == states.STALE
@@ -85,7 +81,7 @@ class NodeView:
 class ProcessView:
     """One look at all processes of the node: who runs, and who has which device open."""
 
-    def __init__(self, view: NodeView) -> None:
+    def __init__(self, view: StatusView) -> None:
         self.view = view
         self.scan = ProcessScan(view.node.proc)
         settings = view.node.settings
@@ -140,17 +136,15 @@ class ProcessView:
         ]
 
 
-def view_node(node: Node, judging: bool) -> NodeView:
+def view_node(node: Node, judging: bool) -> StatusView:
     """Return what can be seen; with `judging`, by a look in place as well."""
-    view = NodeView(node)
-    if node.store.boot_id() == node.boot_id:
-        view.verdicts = verdicts.read_fresh_verdicts(node.store.path, view.boottime, node.boot_id)
+    view = StatusView(node)
     if judging:
         judge_node_view(view)
     return view
 
 
-def judge_node_view(view: NodeView) -> ProcessView:
+def judge_node_view(view: StatusView) -> ProcessView:
     """Fill in verdicts, orphans and foreign processes from one look at all processes."""
     sight = ProcessView(view)
     found = sight.outcomes()
@@ -165,24 +159,6 @@ def judge_node_view(view: NodeView) -> ProcessView:
     return sight
 
 
-def read_view_locks(node: Node) -> dict[str, Lock]:
-    """Return every lock with its details, none where nothing was ever claimed.
-
-    A lock without owner is read again: its claim may be at work this very moment.
-    """
-    try:
-        os.stat(node.store.locks_dir)
-    except FileNotFoundError:
-        return {}
-    held = node.store.read_all_locks()
-    if any(lock.owner is None and not lock.fault for lock in held.values()):
-        time.sleep(SETTLE_SECONDS)
-        held = node.store.read_all_locks()
-    for lock in held.values():
-        node.store.read_details(lock)
-    return held
-
-
 def find_stray_path(node: Node, lock: Lock | None) -> str:
     """Return the path of what stands in the place of a lock's folder, or nothing."""
     path = f"{node.store.locks_dir}/{lock.id}" if lock and lock.fault else ""
@@ -192,27 +168,3 @@ def find_stray_path(node: Node, lock: Lock | None) -> str:
 def is_real_folder(path: str) -> bool:
     """Return whether a path is a folder itself, not a link to one."""
     return os.path.isdir(path) and not os.path.islink(path)
-
-
-def read_view_quarantines(node: Node) -> dict[str, dict[str, str]]:
-    """Return what is quarantined, with the notes; nothing where STATE_DIR was never used."""
-    folder = quarantine.QUARANTINE
-    if not os.path.isdir(f"{node.settings.state_dir}/{folder}"):
-        return {}
-    names = quarantine.list_noted_devices(node.settings.state_dir, folder)
-    return {
-        name: quarantine.read_device_note(node.settings.state_dir, folder, name) for name in names
-    }
-
-
-def format_note_reason(note: dict[str, str]) -> str:
-    """Return the reason in a note, and who wrote it."""
-    reason = note.get("reason", "no reason noted")
-    return f"{reason} ({note['by']})" if "by" in note else reason
-
-
-def were_view_locks_lost(node: Node) -> bool:
-    """Return whether LOCK_DIR has not seen this boot although STATE_DIR has."""
-    if node.store.boot_id() == node.boot_id or not os.path.isdir(node.settings.state_dir):
-        return False
-    return boot.read_state_boot_id(node.settings.state_dir) == node.boot_id

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gpulock.alloc.liveness import session_members
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.status.attention import format_foreign_processes
-from gpulock.cli.status.status_view import NodeView, ProcessView
+from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -26,7 +26,7 @@ FactList = list[tuple[str, str]]
 SHOWN = 4  # processes named before `and 7 more`
 
 
-def describe_lock(view: NodeView, sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactList:
+def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactList:
     """Return what is known of one claim; `ids` are the devices whose openers are told."""
     record = lock.owner
     if record is None:
@@ -46,14 +46,14 @@ def describe_lock(view: NodeView, sight: ProcessView, lock: Lock, ids: Sequence[
     return found
 
 
-def describe_claim_time(view: NodeView, record: Owner) -> str:
+def describe_claim_time(view: StatusView, record: Owner) -> str:
     """Return when the claim was made, and how long ago."""
     seconds = held_seconds(record, view.node.boot_id, view.boottime, view.now)
     earlier = "" if record.boot_id == view.node.boot_id else ", before this boot"
     return f"{format_local_time(record.claimed_at)}, {format_duration(seconds)} ago{earlier}"
 
 
-def describe_verdict(view: NodeView, record: Owner) -> str:
+def describe_verdict(view: StatusView, record: Owner) -> str:
     """Return the verdict with its proof."""
     if view.verdicts is None:
         return "not judged: gpulockd does not run, and only root can see everything"
@@ -111,14 +111,14 @@ def describe_process(proc: Proc, pid: int, start: int) -> str:
         return f"{pid} cannot be seen: {fault}"
 
 
-def describe_open_device(view: NodeView, sight: ProcessView, device: str) -> str:
+def describe_open_device(view: StatusView, sight: ProcessView, device: str) -> str:
     """Return who has a device open, as far as the caller can see."""
     who = format_process_list(sight.scan.proc, sight.holders.pids_with_open(device)) or "nobody"
     limit = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
     return f"{format_device_list([device], view.devices)}: {who}{limit}"
 
 
-def describe_observed_use(view: NodeView, row: DeviceState) -> FactList:
+def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     """Return what the exporter saw of a device that its state does not tell."""
     found: FactList = []
     who = format_foreign_processes(view, row)
@@ -132,7 +132,7 @@ def describe_observed_use(view: NodeView, row: DeviceState) -> FactList:
     return found
 
 
-def find_blocking_pids(view: NodeView, sight: ProcessView, row: DeviceState) -> list[int]:
+def find_blocking_pids(view: StatusView, sight: ProcessView, row: DeviceState) -> list[int]:
     """Return the processes that keep a device: of no claim, or left by its dead owner."""
     if row.lock and row.lock.orphans:
         told = PROCESS_IN_PROOF.search(row.lock.orphans)

@@ -12,8 +12,8 @@ from gpulock.alloc.states import QUARANTINED, DeviceState
 from gpulock.cli.select import JOB, SelectError, Subject, parse_lock_id, parse_subject
 from gpulock.cli.session import CommandRefusedError, Session, owns_lock_dir
 from gpulock.cli.status.status_view import (
-    NodeView,
     ProcessView,
+    StatusView,
     find_stray_path,
     judge_node_view,
     view_node,
@@ -92,7 +92,7 @@ def is_lock_of_subject(sight: ProcessView, meant: Subject, lock: Lock) -> bool:
         return False
 
 
-def explain_device(view: NodeView, sight: ProcessView, row: DeviceState, width: int) -> list[str]:
+def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width: int) -> list[str]:
     """Explain one device."""
     word = table.state_cell(row.state)
     record = row.lock.owner if row.lock else None
@@ -117,7 +117,7 @@ def explain_device(view: NodeView, sight: ProcessView, row: DeviceState, width: 
 
 
 def explain_job_claims(
-    view: NodeView, sight: ProcessView, rows: list[DeviceState], held: list[Lock], width: int
+    view: StatusView, sight: ProcessView, rows: list[DeviceState], held: list[Lock], width: int
 ) -> list[str]:
     """Explain each claim of a job: an array job has several."""
     result: list[str] = []
@@ -140,7 +140,7 @@ def format_holder_and_queue(lock: Lock) -> str:
     return format_lock_holder(record) + (f" in {record.queue}" if record.queue else "")
 
 
-def next_step_facts(view: NodeView, sight: ProcessView, row: DeviceState) -> FactList:
+def next_step_facts(view: StatusView, sight: ProcessView, row: DeviceState) -> FactList:
     """Return what would free it, and the next command."""
     pids = find_blocking_pids(view, sight, row)
     record = row.lock.owner if row.lock else None
@@ -152,7 +152,7 @@ def next_step_facts(view: NodeView, sight: ProcessView, row: DeviceState) -> Fac
     return [("freed by", freed), ("next", command)] if row.lock else [("next", command)]
 
 
-def last_holder_facts(view: NodeView, device: str) -> FactList:
+def last_holder_facts(view: StatusView, device: str) -> FactList:
     """Return who had a free device last."""
     before = [
         one for one in list_released_locks(view.node.store.released_dir) if one.device == device
@@ -176,7 +176,7 @@ def format_released_lock(one: ReleasedLock) -> str:
 
 
 def explain_no_claim(
-    view: NodeView, sight: ProcessView, meant: Subject, width: int
+    view: StatusView, sight: ProcessView, meant: Subject, width: int
 ) -> tuple[list[str], bool]:
     """Say what is known of a job that holds nothing: how it was released, or that it runs."""
     head = f"{table.bold_text(meant.name())} holds nothing on {view.node.name}"
@@ -201,7 +201,7 @@ def explain_no_claim(
     return [head, *table.render_facts(found, width)], False
 
 
-def history_facts(view: NodeView, meant: Subject) -> FactList:
+def history_facts(view: StatusView, meant: Subject) -> FactList:
     """Return what the history has of a job or process: the last thing that it held."""
     from dataclasses import replace
 
@@ -233,7 +233,7 @@ def history_facts(view: NodeView, meant: Subject) -> FactList:
     ]
 
 
-def slurm_refusal_facts(view: NodeView, meant: Subject) -> FactList:
+def slurm_refusal_facts(view: StatusView, meant: Subject) -> FactList:
     """Return why a Slurm job was refused, as long as its Epilog has not run."""
     from gpulock.slurm import note
 
@@ -279,7 +279,7 @@ def job_running_facts(sight: ProcessView, meant: Subject) -> FactList:
     return [("shepherd", text)]
 
 
-def same_number_job_hint(view: NodeView, text: str) -> list[str]:
+def same_number_job_hint(view: StatusView, text: str) -> list[str]:
     """Point to the job that has the number of a device."""
     found = JOB.fullmatch(text)
     if found is None or found[2]:

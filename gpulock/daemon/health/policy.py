@@ -278,12 +278,8 @@ def set_by_exporter(note: Mapping[str, str]) -> bool:
 
 
 def read_quarantine_notes(node: Node) -> dict[str, dict[str, str]]:
-    """Return what is out of service, by id; nothing where STATE_DIR was never used."""
+    """Return what is out of service, by id; nothing where that cannot be seen."""
     try:
-        names = notes.list_noted_devices(node.settings.state_dir, notes.QUARANTINE)
+        return notes.read_device_notes(node.settings.state_dir, notes.QUARANTINE)
     except Refusal:
         return {}
-    return {
-        name: notes.read_device_note(node.settings.state_dir, notes.QUARANTINE, name)
-        for name in names
-    }

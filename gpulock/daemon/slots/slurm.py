@@ -129,11 +129,8 @@ def slurm_count_warnings(bad: Mapping[str, str]) -> dict[str, str]:
 
 def read_out_of_service(node: Node, report: ReconcileReport) -> dict[str, str]:
     """Return why each device of this node that is out is out; raise Refusal."""
-    state_dir, folder = node.settings.state_dir, quarantine.QUARANTINE
-    found: dict[str, str] = {}
-    for name in quarantine.list_noted_devices(state_dir, folder):
-        note = quarantine.read_device_note(state_dir, folder, name)
-        found[name] = note.get("reason", "no reason noted")
+    notes = quarantine.read_device_notes(node.settings.state_dir, quarantine.QUARANTINE)
+    found = {name: note.get("reason", "no reason noted") for name, note in notes.items()}
     buses = {device.bus for device in report.devices} | {card_bus_id(name) for name in found}
     if len(buses) < node.settings.expected_gpus:
         gone = node.settings.expected_gpus - len(buses)

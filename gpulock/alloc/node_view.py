@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gpulock's own files say of a node at one moment, and the state of each device by that.
+
+Hot. The one builder for `gpulock status`, the load sensor and the exporter; alloc.states judges.
+Nothing is written and no gate is taken: a lock that is being made is looked at again.
+"""
+
+import os
+import time
+
+from gpulock.alloc.states import DeviceState, device_states
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.store import boot, verdicts
+from gpulock.store.locks import Lock, LockStore
+from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
+from gpulock.store.verdicts import Verdict
+
+SETTLE = 0.05  # seconds; a claim is without its owner record for 0.2 ms, on a busy node for longer
+PAUSE = 0.002  # seconds between two looks at such a lock
+
+
+class NodeView:
+    """What the files say: `locks` by id, `quarantined` the reason by id, `verdicts` by token.
+
+    None is not known. `reconciled` is when the verdicts were made (CLOCK_BOOTTIME seconds, also
+    where they are old), `lost` whether the locks of this boot were lost.
+    """
+
+    def __init__(
+        self,
+        locks: dict[str, Lock] | None = None,
+        quarantined: dict[str, str] | None = None,
+        verdicts: dict[str, Verdict] | None = None,
+        reconciled: float | None = None,
+        lost: bool = False,
+    ) -> None:
+        self.locks = locks
+        self.quarantined = quarantined
+        self.verdicts = verdicts
+        self.reconciled = reconciled
+        self.lost = lost
+
+    @property
+    def held(self) -> dict[str, Lock]:
+        """Return the locks as far as they are known."""
+        return self.locks or {}
+
+    def device_rows(
+        self,
+        devices: list[Device],
+        expected: int,
+        foreign: frozenset[str] = frozenset(),
+        idle: frozenset[str] = frozenset(),
+    ) -> list[DeviceState]:
+        """Return one row a device; `expected` GPUs, `foreign` and `idle` ids are the caller's."""
+        return device_states(
+            devices, self.held, self.quarantined or {}, self.verdicts, expected, foreign, idle
+        )
+
+
+def read_node_view(node: Node, now: float) -> NodeView:
+    """Return what the files say at `now` (CLOCK_BOOTTIME seconds); raise Refusal.
+
+    Verdicts that cannot be read are not known.
+    """
+    view = NodeView(lost=are_locks_lost(node))
+    view.locks = read_settled_locks(node.store)
+    view.quarantined = read_quarantine_reasons(node.settings.state_dir)
+    try:
+        view.verdicts, view.reconciled = read_node_verdicts(node, now)
+    except (OSError, ValueError):
+        pass
+    return view
+
+
+def are_locks_lost(node: Node) -> bool:
+    """Return whether LOCK_DIR has not seen this boot although STATE_DIR has; raise Refusal."""
+    state_dir = node.settings.state_dir
+    if not os.path.isdir(state_dir) or boot.read_state_boot_id(state_dir) != node.boot_id:
+        return False
+    return node.store.boot_id() != node.boot_id
+
+
+def read_settled_locks(store: LockStore, settle: float = SETTLE) -> dict[str, Lock]:
+    """Return every lock with its details; raise Refusal where they cannot be seen.
+
+    A lock without owner is read again for at most `settle` seconds.
+    """
+    if not store.exists():
+        return {}
+    held = store.read_all_locks()
+    late = time.monotonic() + settle
+    while not all([lock.owner or lock.fault for lock in held.values()]):
+        if time.monotonic() >= late:
+            break
+        time.sleep(PAUSE)
+        held = store.read_all_locks()
+    for lock in held.values():
+        store.read_details(lock)
+    return held
+
+
+def read_quarantine_reasons(state_dir: str) -> dict[str, str]:
+    """Return why each quarantined device is; raise Refusal where that cannot be seen."""
+    notes = read_device_notes(state_dir, QUARANTINE)
+    return {name: note_reason(note) for name, note in notes.items()}
+
+
+def read_node_verdicts(node: Node, now: float) -> tuple[dict[str, Verdict] | None, float | None]:
+    """Return the verdicts where they are fresh, and when the last reconcile of this boot was.
+
+    Raises OSError, ValueError or Refusal.
+    """
+    if node.store.boot_id() != node.boot_id:
+        return None, None
+    return verdicts.read_dated_verdicts(node.store.path, now, node.boot_id)

@@ -6,7 +6,7 @@ sentence always says what failed, for which job, why, and what to do.
 """
 
 BUSY = "busy"  # not enough devices free now
-INVALID_REQUEST = "senseless"  # the request can never be granted
+INVALID_REQUEST = "invalid request"  # the request can never be granted
 BROKEN = "broken"  # this node is at fault
 UNKNOWN = "unknown"  # the request, or the state of the node, could not be found out
 KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
@@ -30,7 +30,9 @@ class LockTimeout(Refusal):
     """Refuse because the gate stayed shut until the deadline: who holds it is not known."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(UNKNOWN, f"the gate {path} stayed shut", f"who holds it: fuser -v {path}")
+        super().__init__(
+            UNKNOWN, f"timed out on the lock {path}", f"see who holds it: fuser -v {path}"
+        )
 
 
 def one_line(text: str) -> str:

@@ -37,5 +37,5 @@ class FaultJournal:
                 found.append(f"{subject}: {one_line(fault)[:LONGEST]}")
             else:
                 del self._told[subject]
-                found.append(f"{subject}: well again")
+                found.append(f"{subject}: recovered")
         return found

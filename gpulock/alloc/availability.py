@@ -162,8 +162,7 @@ def wanted_device_refusal(
     names = "; ".join([f"{device_label(d)}: {holder}" for d, holder in gone])
     return Refusal(
         BUSY,
-        f"the job has to have GPU {','.join([device_label(d) for d, _ in who])},"
-        f" not free is {names}",
+        f"the job needs GPU {','.join([device_label(d) for d, _ in who])}, not free: {names}",
         f"see gpulock why {device_label(gone[0][0]) if gone else 'JOB'}",
     )
 
@@ -183,7 +182,7 @@ def lock_holder(held: dict[str, Lock], device: str, out: list[str]) -> str:
                 return "unknown owner"
             job = lock.owner.job()
             if lock.owner.draining:
-                return f"job {job}, which is over, but not its processes"
+                return f"job {job}, which has ended, but not its processes"
             return job if lock.owner.scheduler in ("process", "admin") else f"job {job}"
     return (
         "quarantined" if any([devices.lock_ids_overlap(name, device) for name in out]) else "free"

@@ -32,10 +32,10 @@ EXPORTER_MEMORY_CAUSES = (
     CAUSE,
 )  # causes in a note that an exporter's word alone brought about
 QUARANTINE_LIMIT_REACHED = (
-    "the exporter speaks against more than half of this node: look at it, or quarantine by hand"
+    "the exporter reports more than half of this node as faulty: check it, or quarantine by hand"
 )
-MEMORY_CHECK_PENDING = "its memory is looked at first"
-MEMORY_NOT_REPORTED = " (no exporter told its memory)"
+MEMORY_CHECK_PENDING = "its memory is checked first"
+MEMORY_NOT_REPORTED = " (no exporter reported its memory)"
 
 
 def judge_memory_sample(

@@ -131,8 +131,8 @@ def self_test_sge_hooks(paths: HookPaths) -> None:
     interpreter = paths.prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
     must = partial(try_hook, env=_JOB)
     must([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
-    must([paths.prolog, "1"], _REFUSES, "did not start us")
-    must([paths.epilog, "1"], (0,), "did not start us")
+    must([paths.prolog, "1"], _REFUSES, "not started by sge_shepherd")
+    must([paths.epilog, "1"], (0,), "not started by sge_shepherd")
     must([paths.launch, paths.prolog], _REFUSES, "no shepherd")
     must([paths.launch, paths.epilog], (0,), "no shepherd")
     chained = ["self-test", "0", "queue", "root", "root@/bin/true"]

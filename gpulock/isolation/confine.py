@@ -52,7 +52,7 @@ def confine_process(
         pass
     except (OSError, ValueError) as fault:
         raise Refusal(
-            BROKEN, f"the job cannot be kept to its devices: {fault}", "see gpulock doctor"
+            BROKEN, f"the job cannot be confined to its devices: {fault}", "see gpulock doctor"
         ) from fault
     raise Refusal(UNKNOWN, f"process {pid} ended meanwhile", "nothing to do")
 

@@ -34,7 +34,7 @@ def check_group_grant(granted: list[Device], gid: int) -> None:
         )
     if any([device.parent for device in granted]):
         raise Refusal(
-            INVALID_REQUEST, "ISOLATION=group cannot part MIG instances", "set ISOLATION=cgroup"
+            INVALID_REQUEST, "ISOLATION=group cannot separate MIG instances", "set ISOLATION=cgroup"
         )
 
 

@@ -75,7 +75,7 @@ def begin_job_isolation(
         group.check_task_group(granted, who.gid, sync_device_groups(node, node.devices(), deadline))
     except OSError as fault:
         raise Refusal(
-            BROKEN, f"the job cannot be kept to its devices: {fault}", "see gpulock doctor"
+            BROKEN, f"the job cannot be confined to its devices: {fault}", "see gpulock doctor"
         ) from fault
 
 

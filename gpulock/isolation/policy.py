@@ -51,7 +51,9 @@ def mig_access_minors(device: Device, driver_root: str) -> list[int]:
     names = mig_access_nodes(device, driver_root)
     if not names:
         raise Refusal(
-            BROKEN, f"the driver does not tell the access nodes of {device.id}", "look at MIG"
+            BROKEN,
+            f"the driver does not tell the access nodes of {device.id}",
+            "check `nvidia-smi mig -lgi`",
         )
     return [int(name.removeprefix(CAP_NODE)) for name in names]
 

@@ -43,7 +43,9 @@ class SgeHookCall:
 def find_spool(node: Node, call: SgeHookCall) -> Spool:
     """Return the spool of the shepherd that started us, checked against execd's words."""
     if call.shepherd not in hook_ancestor_pids(node):
-        raise Refusal(BROKEN, f"process {call.shepherd} did not start us", "see gpulock doctor")
+        raise Refusal(
+            BROKEN, f"not started by sge_shepherd (parent {call.shepherd})", "see gpulock doctor"
+        )
     uid = os.geteuid() if node.settings.simulation else 0
     found = spool.open_shepherd_spool(node.proc, call.shepherd, uid)
     spool.check_identity(found, call.job, call.task)

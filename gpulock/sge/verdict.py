@@ -58,7 +58,7 @@ class SgeJobRule:
         if not carriers:
             if scan.blind:
                 return Verdict(UNKNOWN, scan.blind)
-            return Verdict(DEAD, f"its shepherd is gone, nobody carries its group {gid}")
+            return Verdict(DEAD, f"its shepherd is gone, no process carries its group {gid}")
         if self._gids is None:
             self._gids = find_shepherd_groups(scan)
         heirs = self._gids.get(gid, [])
@@ -92,7 +92,7 @@ def why_execd_hidden(scan: ProcessScan) -> str:
     """
     daemons = find_root_processes(scan, EXECD)
     if not daemons:
-        return "no sge_execd to be seen: is it down, or are we in a container?"
+        return "no sge_execd is visible: is it down, or is this a container?"
     reason = ""
     for pid in daemons:
         try:

@@ -52,7 +52,7 @@ def list_slurm_device_ids(call: SlurmHookCall, node: Node) -> tuple[str, ...]:
 
 
 def parse_gres_count(text: str, names: tuple[str, ...]) -> int:
-    """Return the devices in `gres:gpux:2,gres:nvme:1` (per node); raise Refusal(SENSELESS).
+    """Return the devices in `gres:gpux:2,gres:nvme:1` (per node); raise Refusal(INVALID_REQUEST).
 
     `gres:` or `gres/` may stand before a name, a type behind it; no number means one. Of one that
     is named twice Slurm charges the last alone, so it is refused, as is what is neither a type

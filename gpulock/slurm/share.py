@@ -56,8 +56,7 @@ def select_task_devices(
     if told and (more or (not task.is_step and 0 < task.on_node < len(found.devices))):
         raise Refusal(
             UNKNOWN,
-            f"Slurm gave {task.on_node} GPUs on this node, its Prolog was told of"
-            f" {len(found.devices)}",
+            f"Slurm gave {task.on_node} GPUs on this node, but its Prolog saw {len(found.devices)}",
             "ask for one type of GPU a job (see docs/slurm.md)",
         )
     if settings.slurm_device_selection == "slurm":

@@ -84,7 +84,7 @@ def check_confined(proc: Proc, job: str) -> None:
     """Raise Refusal in a step that no PAM session has confined: Slurm was not told to open one."""
     if f"/gpulock-{job}." not in proc.read(os.getpid(), "cgroup").decode("utf-8", "replace"):
         raise Refusal(
-            BROKEN, "the step is not kept to its devices", "set UsePAM=1, see docs/isolation.md"
+            BROKEN, "the step is not confined to its devices", "set UsePAM=1, see docs/isolation.md"
         )
 
 

@@ -54,7 +54,7 @@ class SlurmJobRule:
             if not lock.seen:
                 return Verdict(UNKNOWN, f"no step of it was ever seen here, and {silent.why}")
             if not self._steps.is_slurmd_seen(scan):
-                return Verdict(UNKNOWN, f"slurmd is not to be seen, and {silent.why}")
+                return Verdict(UNKNOWN, f"slurmd is not visible, and {silent.why}")
         return Verdict(DEAD, "its steps, seen before, are gone, and no epilog is at work")
 
     def _on_node(self, record: Owner, lock: Lock, scan: ProcessScan) -> Verdict | None:
@@ -79,7 +79,7 @@ def judge_slurmctld_answer(found: dict[str, str] | None, record: Owner) -> Verdi
     from gpulock.slurm.scontrol import is_slurm_job_finished, slurm_job_uid
 
     if found is None:
-        return Verdict(DEAD, f"slurmctld knows no job {record.job_id}, nothing of it is here")
+        return Verdict(DEAD, f"slurmctld knows no job {record.job_id}, no process of it is here")
     if slurm_job_uid(found) < 0 or not found["State"]:
         return Verdict(UNKNOWN, "slurmctld's answer cannot be read")
     if slurm_job_uid(found) != record.uid:
@@ -87,9 +87,11 @@ def judge_slurmctld_answer(found: dict[str, str] | None, record: Owner) -> Verdi
             DEAD, f"slurmctld gave its id to another user's job, uid {slurm_job_uid(found)}"
         )
     if is_slurm_job_finished(found):
-        return Verdict(DEAD, f"slurmctld says {found['State']}, nothing of it is here")
+        return Verdict(DEAD, f"slurmctld says {found['State']}, no process of it is here")
     restarts = found["Restarts"]
     later = restarts.isascii() and restarts.isdigit() and int(restarts) > record.restart
     if later and found["State"] in NEXT_RUN:
-        return Verdict(DEAD, f"slurmctld says requeued (restart {restarts}), nothing of it is here")
+        return Verdict(
+            DEAD, f"slurmctld says requeued (restart {restarts}), no process of it is here"
+        )
     return Verdict(ALIVE, f"slurmctld says {found['State']}")

@@ -28,7 +28,9 @@ def ensure_lock_dir(store: LockStore) -> None:
             mkdir_if_missing(store.path)
         except OSError as fault:
             raise Refusal(
-                BROKEN, f"LOCK_DIR cannot be made: {fault}", "make it, root's and mode 0755"
+                BROKEN,
+                f"LOCK_DIR cannot be created: {fault}",
+                "create it, owned by root, mode 0755",
             ) from fault
     store.check()
 
@@ -39,7 +41,9 @@ def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> N
         return
     if read_state_boot_id(state_dir) == boot_id:
         raise Refusal(
-            UNKNOWN, "the locks of this boot were lost", "run gpulock reap as root: it adopts"
+            UNKNOWN,
+            "the locks of this boot were lost",
+            "run gpulock reap as root: it restores them",
         )
     begin_boot(store, state_dir, boot_id, node)
 
@@ -182,7 +186,9 @@ def read_state_boot_id(state_dir: str) -> str:
     except FileNotFoundError:
         if not os.path.isdir(state_dir):
             raise Refusal(
-                BROKEN, f"STATE_DIR {state_dir} is missing", "mount or make it, root's, mode 0755"
+                BROKEN,
+                f"STATE_DIR {state_dir} is missing",
+                "mount or create it, owned by root, mode 0755",
             ) from None
         return ""
     except OSError as fault:

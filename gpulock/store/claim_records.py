@@ -13,7 +13,7 @@ from gpulock.store.locks import RELEASED_PRUNE, count_folders
 from gpulock.store.owner import Owner
 
 FOLDER, PENDING_FOLDER = "runs", "owed"
-WITHOUT = "the claim has no record there, and its line in the history none after a reboot"
+WITHOUT = "the claim has no record there, and its line in the history is lost by a reboot"
 PENDING_CAP = 1000  # records that are kept over a boot
 
 

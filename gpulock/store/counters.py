@@ -52,7 +52,7 @@ class ClaimCounters:
 
     def count_result(self, kind: str, waited: float) -> None:
         """Count a claim by its result."""
-        self.add(f"claims_{kind}")
+        self.add(f"claims_{kind.replace(' ', '_')}")
         self.add("lock_wait_seconds", waited)
 
     def note_unknown_streak(self, job: str, user: str) -> bool:

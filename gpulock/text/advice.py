@@ -24,7 +24,7 @@ SIMPLE = {
     states.FREE: ("nobody: it is free", "gpulock run -n 1 -- COMMAND"),
 }
 # of one that is stale, and waits for the exporter's word
-REMEMBERS = ("the exporter's next look at its memory, and a reap after it", "gpulock reap")
+REMEMBERS = ("the exporter's next sample of its memory, then a reap", "gpulock reap")
 
 
 def advise_device_release(
@@ -40,7 +40,7 @@ def advise_device_release(
     if row.state == states.MISSING:
         return advise_missing_card(row, name)
     if stray:
-        return "its removal: it is no folder, and so no lock", f"rm {stray}"
+        return "its removal: it is not a directory, so it is no lock", f"rm {stray}"
     if row.state == states.FOREIGN or (row.lock and row.lock.orphans):
         return advise_open_device(row, name, pids)
     if row.state == states.QUARANTINED:
@@ -57,9 +57,9 @@ def advise_device_release(
 def advise_open_device(row: DeviceState, name: str, pids: Sequence[int]) -> tuple[str, str]:
     """Return the advice for a device that somebody has open who ought not to."""
     if row.lock is not None:
-        return "a reap, once nobody has it open", f"{end_process_hint(pids)}, then gpulock reap"
+        return "a reap, once no process has it open", f"{end_process_hint(pids)}, then gpulock reap"
     out = f'gpulock quarantine {name} --reason "TEXT"'
-    return "the end of whoever has it open", f"{end_process_hint(pids)}, or {out}"
+    return "the end of the process that has it open", f"{end_process_hint(pids)}, or {out}"
 
 
 def advise_unreadable_lock(row: DeviceState, name: str) -> tuple[str, str]:

@@ -53,7 +53,7 @@ def identify_peer(connection: socket.socket) -> Peer:
     pid, uid, _ = CREDENTIALS.unpack(data)
     if pid <= 0:
         raise Refusal(
-            UNKNOWN, "a process of another pid namespace asks", "run gpulock outside the container"
+            UNKNOWN, "the caller is in another pid namespace", "run gpulock outside the container"
         )
     try:
         return Peer(pid, uid, connection.getsockopt(socket.SOL_SOCKET, PEERPIDFD), True)
@@ -78,6 +78,6 @@ def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:
     if set(uids[:3]) != {peer.uid}:
         raise Refusal(INVALID_REQUEST, f"process {pid} is not yours", "claim for one of your own")
     if found != start:
-        raise Refusal(INVALID_REQUEST, f"process {pid} is another by now", "try again")
+        raise Refusal(INVALID_REQUEST, f"pid {pid} now belongs to another process", "try again")
     if pid == peer.pid and peer.has_ended():
         raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")

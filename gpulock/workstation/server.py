@@ -124,7 +124,7 @@ class ClaimServer:
         except BlockingIOError:
             return
         except OSError as fault:  # no descriptor left: poll would call us again and again
-            self._journal.say(ERROR, f"nobody is served until the next reconcile: {fault}")
+            self._journal.say(ERROR, f"no user is served until the next reconcile: {fault}")
             self._stop_listening()
             return
         connection.setblocking(False)
@@ -137,7 +137,7 @@ class ClaimServer:
         mine = [c for c in self.clients.values() if c.peer.uid == peer.uid]
         if len(mine) >= MOST_OF_USER or len(self.clients) >= MOST:
             who = "you" if len(mine) >= MOST_OF_USER else "others"
-            why = f"{who} have too many calls at once"
+            why = f"{who} have too many open calls"
             client.send(SocketReply(REFUSED, kind=BUSY, why=why, do="wait for them"))
             client.close()
             return

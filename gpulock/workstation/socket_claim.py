@@ -46,7 +46,7 @@ class SocketClaims:
         assert request is not None
         before = tickets.count_callers_ahead(node, client.ticket)
         if before:
-            why = f"others are before this one in line: {before}"
+            why = f"callers ahead in the queue: {before}"
             return SocketReply(WAITING, before=before, why=why, do="use --wait")
         question = request.number, request.devices
         if self._busy and question == self._asked and clock_boottime() < self._until:
@@ -86,7 +86,9 @@ class SocketClaims:
         record = process_claims.make_process_owner(node, request.pid, name, request.comment)
         check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
         if (record.start, record.uid) != (request.start, client.peer.uid):
-            raise Refusal(INVALID_REQUEST, f"process {request.pid} is another by now", "try again")
+            raise Refusal(
+                INVALID_REQUEST, f"pid {request.pid} now belongs to another process", "try again"
+            )
         return record
 
     def _name(self, uid: int) -> str:
@@ -105,7 +107,7 @@ class SocketClaims:
 
     def undo_grant(self, node: Node, token: str, deadline: Deadline) -> None:
         """Take back what was granted to a client that never heard of it."""
-        how = "its client had gone"
+        how = "its client disconnected"
         try:
             release_locks(
                 node,

@@ -119,7 +119,7 @@ def claim_in_turn(
     try:
         while True:
             before = count_callers_ahead(node, ticket)
-            refusal = Refusal(BUSY, f"others are before this one in line: {before}", "use --wait")
+            refusal = Refusal(BUSY, f"callers ahead in the queue: {before}", "use --wait")
             if before == 0:
                 try:
                     return attempt()

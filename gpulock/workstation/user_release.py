@@ -45,7 +45,7 @@ def select_locks(held: dict[str, Lock], peer: Peer, request: SocketRequest) -> l
     """Return the locks that a request names, all of them the user's; raise Refusal."""
     locks = [lock for lock in held.values() if lock_matches_request(lock, request)]
     if not locks:
-        raise Refusal(INVALID_REQUEST, "nothing of that is held", "see gpulock status")
+        raise Refusal(INVALID_REQUEST, "no matching claim", "see gpulock status")
     for lock in locks:
         record = lock.owner
         if record is None or record.scheduler != "process" or record.uid != peer.uid:
@@ -70,7 +70,9 @@ def refuse_running_command(lock: Lock, peer: Peer, scan: ProcessScan) -> None:
     record = lock.owner
     assert record is not None
     if record.comment == RUN and command_runs_elsewhere(record, peer, scan):
-        raise Refusal(BUSY, f"process {record.pid} runs and has not called this", "end it")
+        raise Refusal(
+            BUSY, f"held by running process {record.pid}; release it from there", "or end it"
+        )
 
 
 def command_runs_elsewhere(record: Owner, peer: Peer, scan: ProcessScan) -> bool:

@@ -105,7 +105,7 @@ class WaitQueue:
         `before`: how many direct callers are before all of us.
         """
         for place, client in list(enumerate(self._line))[1:]:
-            why = f"others are before this one in line: {before + place}"
+            why = f"callers ahead in the queue: {before + place}"
             if now >= client.until:
                 self._end(client, SocketReply(REFUSED, kind=BUSY, why=why, do="use --wait"))
             else:

@@ -42,10 +42,10 @@ from gpulock_exporter.worker.supervisor import Supervisor
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
 OVERTAKEN = (
-    "%s could not be written to the last: what only the exporter counts (seconds at work and "
-    "observed, XIDs, bytes) begins at 0"
+    "%s is of an older look, the last one was not written: what only the exporter counts (busy and "
+    "observed seconds, XIDs, bytes) starts at 0"
 )
-STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack says where"
+STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack shows where"
 
 
 class Exporter:

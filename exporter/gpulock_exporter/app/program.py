@@ -81,7 +81,7 @@ def exporter_parser() -> argparse.ArgumentParser:
         nargs="?",
         choices=("run", "pause", "resume"),
         default="run",
-        help="run it (the default); or let the one that runs go of the driver, or take it up again",
+        help="run it (the default); or make the running one release the driver, or use it again",
     )
     found.add_argument("--version", action="version", version=f"gpulock {gpulock.__version__}")
     found.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
@@ -109,8 +109,8 @@ def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> S
     if settings.max_sample_age < least:
         raise Refusal(
             BROKEN,
-            f"{settings.path}: MAX_SAMPLE_AGE is {settings.max_sample_age:g}, and a look comes "
-            f"every {settings.sample_period:g} s: sound values would be old now and then",
+            f"{settings.path}: MAX_SAMPLE_AGE is {settings.max_sample_age:g}, and a sample comes "
+            f"every {settings.sample_period:g} s: fresh values would count as old",
             f"make it {least:g} s or more",
         )
     return settings
@@ -244,15 +244,15 @@ def request_pause_or_resume(folder: str, act: str) -> int:
         return NOT_RUNNING
     name = f"gpulock-exporter: the one that writes {folder}"
     if act == "resume":
-        write_stderr_line(f"{name} is told to take the driver up again")
+        write_stderr_line(f"{name} will use the driver again")
         return 0
     left = wait_for_worker_exit(pid, WORKER_EXIT_SECONDS)
     if left:
         write_stderr_line(
-            f"{name} is paused, but process {left} has not let go of the driver: it hangs there"
+            f"{name} is paused, but process {left} has not released the driver: it hangs in it"
         )
         return AT_FAULT
-    write_stderr_line(f"{name} has let go of the driver")
+    write_stderr_line(f"{name} has released the driver")
     return 0
 
 

@@ -31,8 +31,8 @@ REST = 5.0  # seconds between two initialisations that could wait: each may take
 FIRST_PATIENCE, LONGEST_PATIENCE = 60.0, 960.0  # seconds until a lost card is looked for again
 ADVICE = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the driver's libnvidia-ml.so.1",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver: nvidia-smi says why it is not",
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced: load it anew, or reboot",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver: nvidia-smi shows why",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced: reload it, or reboot",
     pynvml.NVML_ERROR_NO_PERMISSION: "let this user open /dev/nvidiactl and /dev/nvidia*",
 }
 

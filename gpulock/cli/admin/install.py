@@ -169,7 +169,7 @@ def run_uninstaller(
         click.echo(f"left as it is: {line}", err=True)
     if left:
         raise CommandRefusedError(
-            f"{format_count(len(left), 'thing')} could not be put back", "see above"
+            f"{format_count(len(left), 'thing')} could not be restored", "see above"
         )
 
 
@@ -182,7 +182,7 @@ def doctor_command(ctx: click.Context, prefix: Path | None) -> None:
 
     session: Session = ctx.obj
     if os.geteuid() != 0 and not session.settings().simulation:
-        raise CommandRefusedError("what there is to check is root's", "run it as root")
+        raise CommandRefusedError("only root can check this node", "run it as root")
     try:
         found = checks.run_doctor(checks.DoctorOptions(config=Path(session.config), prefix=prefix))
     except InstallError as fault:

@@ -59,7 +59,7 @@ def format_inventory_lines(
     )
     if not node.inventory:
         result.append(
-            "No NVLink, memory and MIG known: nobody published an inventory in this boot."
+            "NVLink, memory and MIG are not known: no inventory was published in this boot."
         )
     if len(found) > 1:
         result += ["", *format_link_matrix(found, node.links()), *textwrap.wrap(LEGEND, width)]

@@ -44,7 +44,7 @@ def claim_options(function: F) -> F:
             is_flag=False,
             flag_value=FOR_EVER,
             metavar="[DURATION]",
-            help="Wait in line: 90s, 30m, 1h; without a duration for ever.",
+            help="Wait in the queue: 90s, 30m, 1h; without a duration for ever.",
         ),
         click.option("--devices", metavar="LIST", help="Exactly these: 0,1, bus ids or UUIDs."),
         click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="How many GPUs."),
@@ -142,7 +142,7 @@ class WaitProgress:
     def show_waiting(self, before: int, why: str) -> None:
         """Say how many callers are before this one, or what is in the way."""
         short = why.partition(" (")[0]  # who has which: `gpulock status` says it better
-        reason = f"{format_count(before, 'caller')} before this one" if before else f"next; {short}"
+        reason = f"{format_count(before, 'caller')} ahead" if before else f"next; {short}"
         if self._live:
             waited = format_duration(clock_boottime() - self._begun)
             text = f"gpulock: waiting {waited} for {self._what}: "

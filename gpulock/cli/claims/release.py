@@ -79,7 +79,7 @@ def release_command(
 ) -> None:
     """Give GPUs back; without arguments what the calling shell holds."""
     if len([given for given in (devices, pid, job) if given]) > 1:
-        raise click.UsageError("say devices, or --pid, or --job: one of them.")
+        raise click.UsageError("give one of DEVICE, --pid and --job.")
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
@@ -153,7 +153,7 @@ def release_selected_locks(
         reaper.read_locks()
         locks = [lock for lock in reaper.held.values() if ours(lock)]
         if not locks:
-            raise CommandRefusedError("nothing of that is held", "see gpulock status")
+            raise CommandRefusedError("no matching claim", "see gpulock status")
         let = [ReleaseCandidate(lock, reaper.device_user(lock)) for lock in locks]
         if force:
             for one in let:
@@ -194,7 +194,8 @@ def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:
         )
     if is_claim_running_elsewhere(record, proc):
         raise CommandRefusedError(
-            f"process {record.pid} runs and has not called this", f"end it; {FORCE_HINT}"
+            f"held by running process {record.pid}; release it from there",
+            f"or end it; {FORCE_HINT}",
         )
 
 
@@ -219,7 +220,7 @@ def force_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
     if lock.fault:
         # The reaper leaves alone what it cannot read, and so does every other command.
         if path := find_stray_path(node, lock):
-            raise CommandRefusedError(f"{path} is no folder, and so no lock", f"rm {path}")
+            raise CommandRefusedError(f"{path} is not a directory, so it is no lock", f"rm {path}")
         atomic.remove_folder(f"{node.store.locks_dir}/{lock.id}")
     else:
         free_lock(node, lock, one_line(how))

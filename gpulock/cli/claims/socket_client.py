@@ -128,7 +128,7 @@ def request_daemon_claim(
             raise ended
         time.sleep(PAUSE)
     if reply.state != GRANTED:
-        raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it of this version?")
+        raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")
     return Grant(find_granted_devices(node, reply), make_granted_owner(record, reply), True, 0.0)
 
 
@@ -171,5 +171,5 @@ def request_release_once(node: Node, pid: int, devices: tuple[str, ...]) -> tupl
     except DaemonEndedError as fault:
         raise Refusal(BROKEN, "gpulockd does not answer", "try again") from fault
     if reply.state != RELEASED:
-        raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it of this version?")
+        raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")
     return reply.devices

@@ -33,7 +33,7 @@ def format_attention_lines(view: StatusView, rows: list[DeviceState], width: int
         if has_foreign_beside_claim(view, row)
     ]
     if view.lost:
-        why = "nothing is granted until they are put back; run gpulock reap as root"
+        why = "nothing is granted until they are restored; run gpulock reap as root"
         pairs.insert(0, ("locks lost", why))
     if view.use.why:
         pairs.append(("samples", view.use.why))

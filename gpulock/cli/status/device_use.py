@@ -131,7 +131,7 @@ def validate_sample_view(
     age = now - found.boottime
     if age < -sample.AHEAD:
         return SampleView(
-            None, now, oldest, f"the sample in {folder} is of the future: {NOT_SHOWN}"
+            None, now, oldest, f"the sample in {folder} is dated in the future: {NOT_SHOWN}"
         )
     age = max(0.0, age)
     if age > oldest:
@@ -144,7 +144,7 @@ def validate_sample_view(
     looked = found.looked
     if looked is None or now - looked > oldest:
         since = "yet" if looked is None else f"for {format_duration(now - looked)}"
-        why = f"gpulock-exporter has had no answer of the driver {since}"
+        why = f"gpulock-exporter has had no answer from the driver {since}"
         if found.fault == PAUSED:
             why = "gpulock-exporter is paused (gpulock-exporter resume ends it)"
         elif found.fault:

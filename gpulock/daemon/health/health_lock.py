@@ -19,7 +19,7 @@ from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import POLICY
 
-BECAUSE: Final = "bad, and STATE_DIR takes no note of it"
+BECAUSE: Final = "faulty, and STATE_DIR cannot be written"
 
 
 def is_health_lock(lock: Lock) -> bool:
@@ -40,11 +40,7 @@ def lock_bad_device(node: Node, name: str, seconds: float) -> str:
                 if lock_ids_overlap(lock.id, name)
             ]
             if held:
-                return (
-                    "whoever holds it keeps it"
-                    if not is_health_lock(held[0])
-                    else "it stays locked"
-                )
+                return "its holder keeps it" if not is_health_lock(held[0]) else "it stays locked"
             note = {"by": POLICY, "reason": BECAUSE}
             node.store.make(name, boot.reserve_owner(name, note, node.boot_id, node.name))
     except (OSError, Refusal) as fault:

@@ -117,7 +117,7 @@ def describe_recovery(reason: str) -> str:
     found: Collection[str] = parse_note_causes({"reason": reason})
     if ADMIN_RESTORE_ONLY in reason or not found:
         return "an administrator"
-    clean = "RESTORE_AFTER clean checks of gpulockd's in a row"
+    clean = "RESTORE_AFTER clean checks by gpulockd in a row"
     if XID in found or ECC in found:
         return f"a reboot or a reload of the driver, then {clean}; or an administrator"
     return f"{clean}, or an administrator"

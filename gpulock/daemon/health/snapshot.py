@@ -77,9 +77,7 @@ class HealthSnapshot:
     def make_memory_finding(self, name: str) -> HealthFinding:
         """Return the finding of a device whose memory was not given back."""
         used = (self.seen(name).memory_used or 0) // MIB
-        return HealthFinding(
-            name, MEMORY, MEMORY, 1, f"{used} MiB stay in use though nobody is there"
-        )
+        return HealthFinding(name, MEMORY, MEMORY, 1, f"{used} MiB stay in use without a process")
 
     def is_device_in_use(self, name: str) -> bool:
         """Return whether a process has a device open, or may have: then it is not dirty yet."""

@@ -24,7 +24,7 @@ from gpulock.store.owner import Owner
 MIN_SEEN_SECONDS = 5.0  # seconds: within them a record is written; one seen no later was never seen
 CLOCK_SET = 60.0  # seconds by which a clock is off that was set since the claim
 EMPTY_SECONDS = 60.0  # whoever makes a record has written it by then
-REBOOT_PROOF = "reap: claimed before this boot; it was last seen at the end that is told"
+REBOOT_PROOF = "reap: claimed before this boot; its end is when it was last seen"
 
 
 def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now: float) -> None:

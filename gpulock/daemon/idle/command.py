@@ -71,7 +71,7 @@ class IdleCommand:
 def check_program_trust(path: str) -> str:
     """Return why a program is not run, or nothing: who else than root could have written it."""
     if not path.startswith("/"):
-        return "it is no absolute path"
+        return "it is not an absolute path"
     real = os.path.realpath(path)
     place = real
     try:

@@ -182,7 +182,7 @@ class IdlePolicy(Chore):
         """Note what is about to be done; without that nothing is done."""
         if self._notes.note_intent(token, act, now):
             return True
-        self._log_once("", f"the held-idle policy rests: {self._notes.fault}")
+        self._log_once("", f"the held-idle policy is suspended: {self._notes.fault}")
         return False
 
     def _log_once(self, token: str, line: str, what: str = "") -> None:

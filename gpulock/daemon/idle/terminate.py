@@ -28,7 +28,7 @@ def terminate_idle_job(node: Node, record: Owner) -> str:
         return delete_sge_job(node, record)
     if record.scheduler == "process":
         return terminate_claim_process(node, record)
-    raise Refusal(UNKNOWN, f"nobody ends a {record.scheduler} claim", "see gpulock why")
+    raise Refusal(UNKNOWN, f"cannot terminate {record.scheduler} claims", "see gpulock why")
 
 
 def cancel_slurm_job(node: Node, record: Owner) -> str:

@@ -128,7 +128,7 @@ def check_records_complete(node: Node) -> None:
         if os.path.lexists(f"{state_dir}/{name}"):
             raise Refusal(
                 UNKNOWN,
-                "claims of this boot have no record, for STATE_DIR was full",
+                "claims of this boot have no record, because STATE_DIR was full",
                 f"reboot, or remove {state_dir}/{name} when no job is left on this node",
             )
 

@@ -66,7 +66,7 @@ def check_inventory(
         if instances[bus] and result.pairs.get(f"gpu.{bus}.mig") != "1":
             result.pairs[f"gpu.{bus}.mig"] = "1"
             if told:
-                result.wrong[f"mig {bus}"] = f"{bus} has MIG instances, and is not said to"
+                result.wrong[f"mig {bus}"] = f"{bus} has MIG instances, but the inventory has none"
     return result
 
 
@@ -77,7 +77,10 @@ def find_uuid_mismatches(
     for bus, card in cards.items():
         said = told.get(f"gpu.{bus}.uuid", "")
         if said and card.uuid and said != card.uuid:
-            yield bus, f"{bus} is said to be {said[:UUID_LENGTH]}, the driver shows {card.uuid}"
+            yield (
+                bus,
+                f"{bus} is {said[:UUID_LENGTH]} in the inventory, the driver shows {card.uuid}",
+            )
 
 
 def check_inventory_entry(
@@ -193,9 +196,9 @@ class InventoryPublisher(Chore):
         text = format_inventory(found.pairs, node.boot_id).encode("utf-8", "surrogateescape")
         wrong = {"file": fault} if fault else {}
         if len(text) > LIMIT:
-            wrong["size"] = f"what the exporter tells of the devices is longer than {LIMIT} bytes"
+            wrong["size"] = f"the inventory of the exporter is longer than {LIMIT} bytes"
         elif found.pairs != {key: value for key, value in before.items() if key != "boot_id"}:
             atomic.replace_file(place, text)
         wrong.update(list(found.wrong.items())[:MOST])
-        lines = {key: f"not published of the inventory: {why}" for key, why in wrong.items()}
+        lines = {key: f"left out of the inventory: {why}" for key, why in wrong.items()}
         self._journal.log_changes("inventory", lines)

@@ -102,7 +102,7 @@ def set_job_contexts(settings: Settings, notes: dict[str, str]) -> list[str]:
             )
             qalter.output(["-ac", f"{VARIABLE}={format_context_value(text)}", job], deadline)
         except (Refusal, OSError) as fault:
-            failed.append(f"job {job} was refused, which its context does not say: {fault}")
+            failed.append(f"job {job} was refused, but its context was not updated: {fault}")
     return failed
 
 

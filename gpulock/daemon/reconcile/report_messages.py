@@ -14,7 +14,7 @@ from gpulock.node.devices import card_bus_id
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import UNKNOWN
 
-BLIND = "processes cannot be seen, so that nothing of theirs is freed: "
+BLIND = "processes cannot be seen, so their locks are not freed: "
 
 
 def describe_lock_owner(record: Owner | None) -> str:
@@ -28,7 +28,7 @@ def describe_lock_owner(record: Owner | None) -> str:
 def reconcile_event_messages(report: ReconcileReport) -> list[str]:
     """Return a line for each claim that was adopted or freed, with the proof."""
     lines = [
-        f"put back {' '.join(record.devices)}{describe_lock_owner(record)}: its locks were lost"
+        f"restored {' '.join(record.devices)}{describe_lock_owner(record)}: its locks were lost"
         for record in report.adopted
     ]
     groups: dict[tuple[str, str], list[str]] = {}
@@ -90,7 +90,7 @@ def unfreed_lock_message(outcome: ReapOutcome, blind: str) -> str:
     if outcome.act == ORPHANS:
         return f"{of} is not freed: its owner is dead, but {outcome.reason}"
     if outcome.act != FREED and outcome.verdict.state == UNKNOWN and outcome.reason != blind:
-        return f"{of} is not freed, whoever holds it: {outcome.reason}"
+        return f"{of} is not freed, its holder is not known: {outcome.reason}"
     return ""
 
 

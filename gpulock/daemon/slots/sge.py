@@ -73,7 +73,7 @@ class SgeSlotSync(Chore):
         try:
             told = asking.answer()
         except (Refusal, OSError, ValueError) as fault:
-            told = SyncResult([], {"round": f"counts at qmaster are not kept: {fault}"})
+            told = SyncResult([], {"round": f"counts at qmaster are not updated: {fault}"})
         for line in told.done:
             self._journal.say(NOTICE, line)
         self._journal.log_changes("sge count", told.wrong)
@@ -102,7 +102,7 @@ def sync_sge_counts(settings: Settings) -> SyncResult:
         try:
             sync_host_counts(settings, master, host, bad, running, told)
         except Refusal as fault:
-            told.wrong[host] = f"the count of {host} is not kept: {fault.why}"
+            told.wrong[host] = f"the count of {host} is not updated: {fault.why}"
     return told
 
 
@@ -118,7 +118,7 @@ def sync_host_counts(
     values = parse_complex_values(master.ask("qconf", "-se", host))
     if bad is None:
         told.wrong[host] = (
-            f"no load sensor tells how many devices of {host} are out ({QUARANTINED_SENSOR})"
+            f"no load sensor reports how many devices of {host} are out ({QUARANTINED_SENSOR})"
         )
     for name in [name for name in settings.sge_complexes if name in values]:
         if not values[name].isdecimal():

@@ -60,7 +60,9 @@ def decide_drain_action(state: str, reason: str, bad: Mapping[str, str], noted: 
     if drained:
         return DrainAction((), noted)
     if noted and set(names.split()) <= set(noted.split()):
-        return DrainAction((), noted, "the node was resumed by hand, and is left alone")
+        return DrainAction(
+            (), noted, "the node was resumed by hand, and gpulock does not change it"
+        )
     return DrainAction(("State=DRAIN", f"Reason={quote_scontrol_text(wanted)}"), names)
 
 
@@ -110,10 +112,10 @@ class SlurmDrainSync(Chore):
         try:
             done = asking.answer()
         except (Refusal, OSError, ValueError) as fault:
-            wrong["round"] = f"Slurm is not told of devices out of service: {fault}"
+            wrong["round"] = f"Slurm cannot be told which devices are out of service: {fault}"
         else:
             if done.words:
-                self._journal.say(NOTICE, f"Slurm was told: {' '.join(done.words)}")
+                self._journal.say(NOTICE, f"updated Slurm: {' '.join(done.words)}")
             if done.told:
                 wrong["resumed"] = done.told
         self._journal.log_changes("slurm count", wrong)
@@ -122,7 +124,7 @@ class SlurmDrainSync(Chore):
 def slurm_count_warnings(bad: Mapping[str, str]) -> dict[str, str]:
     """Return what is told where nothing else is done."""
     return {
-        name: f"Slurm goes on counting {name}, which is out ({why}); see SLURM_ON_UNHEALTHY"
+        name: f"Slurm still counts {name}, which is out ({why}); see SLURM_ON_UNHEALTHY"
         for name, why in bad.items()
     }
 

@@ -51,7 +51,7 @@ def next_sync_step(
     if note is not None and not is_own_count(note, current):
         if not bad:
             return SyncStep(None)
-        told = f"it was set to {current} by somebody else, and is left alone"
+        told = f"it was set to {current} by others, and gpulock does not change it"
         return SyncStep(LoweredCount(current, current, current, THEIRS), None, told)
     base = note.base if note is not None else current
     want = max(base - bad, min(booked, base), 0) if bad else base

@@ -66,7 +66,9 @@ def check_scheduler_counts(settings: Settings) -> Iterator[Check]:
     """Tell which counts gpulockd here keeps, and what it changed."""
     for (host, name), one in state.load_lowered_counts(settings.state_dir).items():
         if one.stage == state.THEIRS:
-            what = f"{name} of {host} was set to {one.now} by somebody else, and is left alone"
+            what = (
+                f"{name} of {host} was set to {one.now} by others, and gpulock does not change it"
+            )
             yield warning_check(COUNT, what, SEE)
         else:
             yield warning_check(COUNT, f"{name} of {host} is {one.now} instead of {one.base}", SEE)

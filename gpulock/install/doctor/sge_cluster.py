@@ -240,7 +240,7 @@ class SgeClusterChecks:
             yield ok_check(name, str(path))
 
     def verifier(self) -> Iterator[Check]:
-        """Look whether senseless requests are turned away at submission."""
+        """Look whether invalid requests are rejected at submission."""
         found = (self.qconf.configuration("global") or {}).get("jsv_url", "none")
         if "/sge-jsv" in found:
             yield ok_check("jsv", found)

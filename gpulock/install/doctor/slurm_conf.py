@@ -248,7 +248,7 @@ class SlurmConfChecks:
             state = (re.search(r"\bState=(\S+)", text) or ("", "unknown"))[1]
             why = (re.search(r"\bReason=(.*)", text) or ("", "no reason given"))[1].strip()
             if any(word in state for word in ("DRAIN", "DOWN", "FAIL", "INVAL")):
-                do = f"when it is mended: scontrol update nodename={node} state=resume"
+                do = f"once it is repaired: scontrol update nodename={node} state=resume"
                 yield warning_check("node", f"{node} is {state}: {why}", do)
             else:
                 yield ok_check("node", f"{node} is {state}")

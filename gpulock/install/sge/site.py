@@ -126,7 +126,7 @@ def find_sge_binaries(root: Path, execd: Execd | None) -> str:
         if all(_is_program(folder / name) for name in ("qconf", "qstat")):
             if execd and (why := why_untrusted_clients(folder, execd.owners)):
                 raise InstallError(
-                    f"the clients in {folder} are not run: {why}; mend it, or set SGE_BINARIES"
+                    f"the clients in {folder} are not run: {why}; fix it, or set SGE_BINARIES"
                 )
             return str(folder)
     raise InstallError(f"no qconf and qstat below {root}/bin; set SGE_BINARIES")

@@ -187,7 +187,7 @@ def check_slurm_programs(programs: list[Path], owners: Collection[int]) -> None:
     """Raise InstallError for one that others than `owners` could have put where it is."""
     for program in programs:
         if why := why_untrusted_program(program, owners):
-            raise InstallError(f"{program} is not run: {why}; mend it, or set SLURM_BINARIES")
+            raise InstallError(f"{program} is not run: {why}; fix it, or set SLURM_BINARIES")
 
 
 def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:

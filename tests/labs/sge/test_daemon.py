@@ -58,7 +58,7 @@ from tests.labs.slurm.journal import Journal, doubles
 
 pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
-NOBODY = "its shepherd is gone, nobody carries its group"
+NOBODY = "its shepherd is gone, no process carries its group"
 FOUR = 4
 
 
@@ -324,7 +324,7 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     assert len(gpus.locks(NODE)) == 2
     told = [(line["job_id"], line["how"]) for line in daemon.history()]
     assert told == [(str(ended), "unknown")]  # nothing but its record was left
-    assert f"put back {' '.join(claim.devices)} of job {job}" in daemon.said()
+    assert f"restored {' '.join(claim.devices)} of job {job}" in daemon.said()
     with Witness(claim, pids) as witness:
         kill_shepherd(gpus, NODE, job)
         assert_held(daemon, claim, "runs without a shepherd")

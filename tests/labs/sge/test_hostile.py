@@ -449,7 +449,7 @@ def test_a_gate_held_by_a_stopped_process_requeues_the_job_within_the_timeout(
     with shut_gate(gpus, NODE):
         job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin="echo ran\n")
         gpus.sge.wait_state(job, "Rq", seconds=60)
-        assert "unknown: the gate /run/gpulock/gate stayed shut" in said(gpus, job)
+        assert "unknown: timed out on the lock /run/gpulock/gate" in said(gpus, job)
         assert gpus.sge.queue_states()[NODE] == ""
         assert gpus.locks(NODE) == {}
         took = [
@@ -488,7 +488,7 @@ def test_an_epilog_at_a_shut_gate_ends_well_and_the_next_claim_frees(gpus: Gpulo
         gpus.sge.qdel(str(job))
         gpus.sge.wait_done(job)
         assert len(gpus.locks(NODE)) == GPUS
-        assert "stayed shut" in wait_said(gpus, job, "epilog of job")
+        assert "timed out on the lock" in wait_said(gpus, job, "epilog of job")
     again = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=8"), stdin="sleep 600\n")
     gpus.sge.wait_running(again)
     assert len(held(gpus, NODE, again)) == GPUS

@@ -97,7 +97,7 @@ def test_per_slot_requests_count_once_a_slot_and_per_job_requests_once(gpus: Gpu
         ("gpu=1,gpuj=1", "asked for twice"),
     ],
 )
-def test_a_senseless_request_puts_the_job_into_error_and_tells_why(
+def test_an_invalid_request_puts_the_job_into_error_and_tells_why(
     gpus: Gpulock, asked: str, reason: str
 ) -> None:
     job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", asked, stdin=SHOW)

@@ -103,7 +103,7 @@ def test_a_large_environment_under_a_file_limit_refuses_the_job_and_not_the_node
         assert ended == ""
     else:
         assert ended == "Eqw"
-        assert "senseless: its environment is too large" in said(gpus, job)
+        assert "invalid request: its environment is too large" in said(gpus, job)
 
 
 def test_the_launcher_lifts_every_limit_first_and_becomes_the_prolog_where_it_may(

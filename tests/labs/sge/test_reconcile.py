@@ -48,7 +48,7 @@ def test_a_killed_shepherds_lock_is_freed_when_its_processes_are_gone_and_not_be
         assert len(held(gpus, NODE, job)) == 2
         end_carriers(gid)
         daemon.frees(lambda: locked(gpus, NODE, job))
-        assert f"nobody carries its group {gid}" in daemon.said()
+        assert f"no process carries its group {gid}" in daemon.said()
 
 
 def test_a_shepherd_that_dies_last_is_seen_at_once(gpus: Gpulock) -> None:

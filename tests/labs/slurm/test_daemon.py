@@ -445,7 +445,7 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
     daemon.restart()
     assert claim.locked() == claim.devices
     assert gone.locked() == ()
-    assert f"put back {' '.join(claim.devices)} of job {job}" in daemon.said()
+    assert f"restored {' '.join(claim.devices)} of job {job}" in daemon.said()
     with Witness(claim, slurm.job_processes(job, NODE)) as witness:
         slurm.scancel(job)
         slurm.wait_done(job)

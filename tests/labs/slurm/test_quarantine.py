@@ -94,7 +94,7 @@ def test_no_job_gets_a_device_that_is_out_and_slurm_is_told_nothing_by_default(
         slurm_gpus.slurm.scancel(four)
         daemon.goes_round()  # the one that put it out may have been at an end with that
         assert "DRAIN" not in slurm_gpus.slurm.node_words(NODE)
-        assert f"Slurm goes on counting {bad}" in daemon.said()
+        assert f"Slurm still counts {bad}" in daemon.said()
 
 
 def test_a_node_is_drained_with_the_reason_and_resumed_when_its_device_is_clean(
@@ -130,7 +130,7 @@ def test_an_administrators_drain_and_resume_stand(slurm_gpus: Gpulock) -> None:
 
         def seen() -> bool:
             daemon.goes_round()
-            return "left alone" in daemon.said()
+            return "gpulock does not change it" in daemon.said()
 
         until(seen, what="gpulockd to see it", seconds=120, interval=2, why=daemon.said)
         assert "DRAIN" not in slurm.node_words(NODE)

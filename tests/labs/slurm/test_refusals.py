@@ -60,7 +60,7 @@ def busy(gpus: Gpulock, job: JobId, node: str = NODE) -> str:
 
 def is_busy(text: str) -> bool:
     """Return whether a refusal says that other jobs have the devices."""
-    return re.search(": busy: .*([01] of 4 free|not free is)", text) is not None
+    return re.search(": busy: .*([01] of 4 free|not free:)", text) is not None
 
 
 # --- batch jobs of one node -----------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
             f"gpulock: job {job}: busy: 1 GPU asked for, 0 of 4 free "
             f"(0: job {other}; 1: pid {pid}; 2: pid {pid}; 3: reserve); "
             if mode is by_gpulock
-            else f"gpulock: job {job}: busy: the job has to have GPU 1, not free is 1: pid {pid}; "
+            else f"gpulock: job {job}: busy: the job needs GPU 1, not free: 1: pid {pid}; "
         )
         assert slurm.state(other) == "RUNNING"
         assert held(slurm_gpus, other, NODE) == ["0"]
@@ -502,10 +502,10 @@ def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None
     by_gpulock(slurm_gpus, {"SLURM_GRES": "gpux", "SLURM_COUNT": "comment"}, gres="count")
     slurm = slurm_gpus.slurm
     asked = {
-        "gres:gpux:99": "senseless: 99 GPUs asked for, this node has 4",
-        "gres:gpux:two\nx": "senseless: the request 'gres:gpux:two?x' cannot be read",
-        "gres:gpux:1,gres:gpux:1": "senseless: the request 'gres:gpux:1,gres:gpux:1' ",
-        "gres:gpux:1.5": "senseless: the request 'gres:gpux:1.5' cannot be read",
+        "gres:gpux:99": "invalid request: 99 GPUs asked for, this node has 4",
+        "gres:gpux:two\nx": "invalid request: the request 'gres:gpux:two?x' cannot be read",
+        "gres:gpux:1,gres:gpux:1": "invalid request: the request 'gres:gpux:1,gres:gpux:1' ",
+        "gres:gpux:1.5": "invalid request: the request 'gres:gpux:1.5' cannot be read",
     }
     jobs = {
         slurm.submit(
@@ -568,7 +568,7 @@ def test_a_gate_that_stays_shut_requeues_and_a_job_that_ends_meanwhile_is_freed_
         slurm.scancel(ending)
         job = slurm.submit("slbob", "-w", NODE, "--gres=gpu:3", script=SHOW_MASK)
         said = busy(slurm_gpus, job)
-        assert "unknown: the gate /run/gpulock/gate stayed shut" in said
+        assert "unknown: timed out on the lock /run/gpulock/gate" in said
         slurm.wait_done(ending)
         slurm.wait_stepless(ending)
         assert held(slurm_gpus, ending, NODE) == ["0"]

@@ -311,7 +311,7 @@ def test_until_the_exporter_has_looked_again_the_lock_settles(box: Box) -> None:
     one = hold(box)
     tell(box, 300 * MIB, clock_boottime())
     kept = let_go(box, one).kept
-    assert kept == [(bus(0), "its memory is looked at first")]
+    assert kept == [(bus(0), "its memory is checked first")]
     owner = box.node().store.read(bus(0)).owner
     assert owner is not None and owner.draining == 1
 
@@ -334,7 +334,7 @@ def test_a_list_that_still_has_the_jobs_process_hands_nothing_on(box: Box) -> No
     one = hold(box)
     before = clock_boottime()
     tell(box, 300 * MIB, clock_boottime() + LATER, f"processes=1 listed={before}")
-    assert let_go(box, one).kept == [(bus(0), "its memory is looked at first")]
+    assert let_go(box, one).kept == [(bus(0), "its memory is checked first")]
     node = box.node()
     reconcile_locks(node, judge_of(node), soon())
     assert box.locks() == [bus(0)]
@@ -370,14 +370,14 @@ def test_without_an_exporter_the_look_at_open_files_decides_and_the_record_says_
     box: Box,
 ) -> None:
     assert let_go(box, hold(box)).freed == [bus(0)]
-    assert freed_as(box) == "epilog (no exporter told its memory)"
+    assert freed_as(box) == "epilog (no exporter reported its memory)"
 
 
 def test_the_record_says_so_too_where_the_driver_told_the_exporter_nothing(box: Box) -> None:
     one = hold(box)
     tell(box, 0, clock_boottime() - box.node().settings.max_sample_age - 1)
     assert let_go(box, one).freed == [bus(0)]
-    assert freed_as(box) == "epilog (no exporter told its memory)"
+    assert freed_as(box) == "epilog (no exporter reported its memory)"
 
 
 def test_a_device_that_cannot_be_put_out_of_service_stays_locked(
@@ -453,7 +453,7 @@ def take_back(box: Box, force: bool = False) -> list[str]:
 def test_gpulockd_gives_nothing_back_before_the_exporter_has_looked_again(box: Box) -> None:
     request = hold_as_process(box)
     tell(box, 300 * MIB, clock_boottime())
-    with pytest.raises(Refusal, match="its memory is looked at first"):
+    with pytest.raises(Refusal, match="its memory is checked first"):
         give(box, request)
     assert box.locks() == [bus(0)]
     tell(box, 0, clock_boottime())
@@ -471,7 +471,7 @@ def test_what_gpulockd_gives_back_with_memory_in_use_goes_to_quarantine(box: Box
 def test_a_release_waits_for_that_look_and_keeps_the_device_without_it(box: Box) -> None:
     hold_as_process(box)
     tell(box, 0, clock_boottime())
-    with pytest.raises(CommandRefusedError, match="its memory is looked at first"):
+    with pytest.raises(CommandRefusedError, match="its memory is checked first"):
         take_back(box)
     assert box.locks() == [bus(0)]
 

@@ -210,7 +210,7 @@ def test_inventory_shows_instances_and_what_is_not_known(tmp_path: Path) -> None
     (other.files.lock_dir / "inventory").unlink()
     text = other.call("inventory").stdout
     assert "not known yet" in text
-    assert "nobody published an inventory" in text
+    assert "no inventory was published" in text
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))

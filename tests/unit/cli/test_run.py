@@ -142,7 +142,7 @@ def test_more_than_is_free_is_refused_at_once(site: Site) -> None:
 
 def test_more_than_the_node_has_is_refused_although_it_would_wait(site: Site) -> None:
     done = site.run("run", "-n", "9", "--wait", "--", "/bin/true")
-    assert (done.returncode, "senseless" in done.stderr) == (1, True)
+    assert (done.returncode, "invalid request" in done.stderr) == (1, True)
 
 
 def test_exactly_the_devices_that_are_named_are_claimed(site: Site) -> None:
@@ -191,8 +191,8 @@ def test_callers_who_wait_are_served_in_the_order_they_came(site: Site, tmp_path
     errors = [process.communicate(timeout=60)[1] for process in waiting]
     assert [process.returncode for process in waiting] == [0, 0, 0]
     assert log.read_text().split() == ["1", "2", "3"]
-    assert "1 caller before this one" in errors[1]
-    assert "2 callers before this one" in errors[2]
+    assert "1 caller ahead" in errors[1]
+    assert "2 callers ahead" in errors[2]
     assert site.tickets() == []
 
 
@@ -201,7 +201,7 @@ def test_a_small_request_does_not_overtake_a_large_one_that_waits(site: Site) ->
         large = site.start("run", "-n", "8", "--wait", "--", "/bin/true")
         until(lambda: len(site.tickets()) == 1)
         done = site.run("run", "-n", "1", "--", "/bin/true")
-        assert (done.returncode, "before this one in line" in done.stderr) == (1, True)
+        assert (done.returncode, "ahead in the queue" in done.stderr) == (1, True)
     large.communicate(timeout=60)
     assert large.returncode == 0
 

@@ -32,7 +32,7 @@ from tests.support.trees import Box, bus, record
 
 Answer = list[bytes]
 YES = encode_reply(SocketReply(GRANTED, token="feed", devices=(bus(1), bus(2))))
-WAIT = encode_reply(SocketReply(WAITING, before=3, why="others are before this one in line: 3"))
+WAIT = encode_reply(SocketReply(WAITING, before=3, why="callers ahead in the queue: 3"))
 NO = encode_reply(SocketReply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
 
 
@@ -114,7 +114,7 @@ def test_the_request_names_the_process_that_is_to_hold(daemon: Daemon) -> None:
 def test_who_waits_hears_how_long_the_line_is(daemon: Daemon) -> None:
     daemon.answers([WAIT, YES])
     daemon.obtain(wait=60)
-    assert daemon.heard == [(3, "others are before this one in line: 3")]
+    assert daemon.heard == [(3, "callers ahead in the queue: 3")]
 
 
 def test_a_refusal_is_the_daemons_word(daemon: Daemon) -> None:

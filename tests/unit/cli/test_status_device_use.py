@@ -91,9 +91,9 @@ def test_where_no_exporter_has_a_folder_nothing_is_said_of_it(site: Site) -> Non
     [
         ({"age": 90}, "the last one is 1m old, no gpulock-exporter runs that writes"),
         ({"boot_id": "another"}, "in this boot"),
-        ({"age": -30}, "of the future"),
-        ({"looked": 45}, "has had no answer of the driver for 45s"),
-        ({"looked": None}, "has had no answer of the driver yet"),
+        ({"age": -30}, "dated in the future"),
+        ({"looked": 45}, "has had no answer from the driver for 45s"),
+        ({"looked": None}, "has had no answer from the driver yet"),
     ],
 )
 def test_a_sample_that_is_not_to_be_believed_is_not_shown_and_one_line_says_why(
@@ -296,7 +296,7 @@ def test_the_table_fits_and_what_counts_most_is_in_it(
     [
         ("paused", "gpulock-exporter is paused (gpulock-exporter resume ends it)"),
         ("driver/library version mismatch", "for 1m (driver/library version mismatch)"),
-        ("", "gpulock-exporter has had no answer of the driver for 1m"),
+        ("", "gpulock-exporter has had no answer from the driver for 1m"),
     ],
 )
 def test_why_the_driver_is_not_heard_is_told_as_the_exporter_knows_it(

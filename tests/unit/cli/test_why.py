@@ -209,7 +209,9 @@ def test_what_stands_in_the_place_of_a_lock_is_named(site: Site) -> None:
     assert f"next rm {path}" in " ".join(site.call("why", "1").stdout.split())
     refused = site.call("release", "1", "--force", "--reason", "x")
     assert refused.exit_code == 1
-    assert refused.stderr == (f"gpulock: release: {path} is no folder, and so no lock; rm {path}\n")
+    assert refused.stderr == (
+        f"gpulock: release: {path} is not a directory, so it is no lock; rm {path}\n"
+    )
     assert "see gpulock why 1" in site.call("reap").stdout
     assert f"{path} is no folder" in site.call("doctor").stdout
     path.unlink()
@@ -296,10 +298,10 @@ def test_a_lock_that_waits_for_a_word_on_its_memory_says_so_in_why_and_status(si
     sampled = Sampled(site.files.exporter_dir)
     sampled.device(site.id(2))  # looked at before anybody knew that the device is quiet
     sampled.write()
-    assert "its memory is looked at first" in site.call("reap").stdout
+    assert "its memory is checked first" in site.call("reap").stdout
 
     said = " ".join(site.call("why", "2").stdout.split())  # however its lines are broken
     assert f"reason process {pid} is gone, its session is empty; {MEMORY_CHECK_PENDING} " in said
-    assert "freed by the exporter's next look at its memory, and a reap after it" in said
+    assert "freed by the exporter's next sample of its memory, then a reap" in said
     shown = " ".join(site.call("status").stdout.split())
     assert f"its session is empty; {MEMORY_CHECK_PENDING}; gpulock why 2" in shown

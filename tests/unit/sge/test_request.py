@@ -44,7 +44,7 @@ def test_whole_numbers_are_taken(value: float, asked: int) -> None:
 
 
 @pytest.mark.parametrize("value", [1.5, 0.1, -1.0, -0.5, math.nan, math.inf, -math.inf, 1e18])
-def test_what_is_no_number_of_gpus_is_senseless(value: float) -> None:
+def test_a_fractional_or_negative_gpu_count_is_invalid(value: float) -> None:
     assert refused(("gpu", value, PER_SLOT)) == INVALID_REQUEST
 
 
@@ -57,7 +57,7 @@ def test_a_per_slot_complex_is_taken_once_a_slot_and_a_per_job_one_once() -> Non
     assert count(("gpuj", 2.0, PER_JOB), slots=3) == 2
 
 
-def test_two_complexes_for_gpus_are_senseless() -> None:
+def test_gpus_of_two_complexes_are_invalid() -> None:
     assert refused(("gpu", 1.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == INVALID_REQUEST
     assert refused(("gpu", 1.0, PER_SLOT), ("gpu", 1.0, PER_SLOT)) == INVALID_REQUEST
     assert refused(("gpu", 0.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == INVALID_REQUEST

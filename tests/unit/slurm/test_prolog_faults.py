@@ -127,7 +127,7 @@ def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site
         assert (
             site.prolog(number, None, SLURM_JOB_COMMENT="gpu:5", SLURM_JOB_USER=f"u{number}") == 0
         )
-        site.refused(number, "senseless", 1)
+        site.refused(number, "invalid request", 1)
     assert (site.calls(), site.locks()) == ([], [])
 
 
@@ -136,7 +136,7 @@ def test_requests_that_nobody_understands_fail_their_jobs_and_drain_nothing(site
     for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
         job = {"SLURM_JOB_COMMENT": "gpu:x:y", "SLURM_JOB_USER": user}
         assert site.prolog(number, None, **job) == RUN
-        site.refused(number, "senseless", 1)
+        site.refused(number, "invalid request", 1)
     assert site.drained() == []
 
 
@@ -198,7 +198,7 @@ def test_a_refusal_of_a_boots_first_minutes_is_not_forgotten(site: Site) -> None
     site.prolog(12, "0-8")
     site.prolog(13, None)
     site.prolog(14, "0")
-    site.refused(12, "senseless", 1)
+    site.refused(12, "invalid request", 1)
     assert site.notes() == ["n1.12", "n1.13", "n1.14"]
 
 

@@ -123,11 +123,11 @@ def test_the_refusal_says_which_of_the_jobs_devices_is_held_and_by_whom(
     site.prolog(7, "0")
     site.prolog(8, "2")
     site.prolog(12, "0,1")
-    assert "has to have GPU 0,1, not free is 0: job 7;" in site.refused(12)
+    assert "needs GPU 0,1, not free: 0: job 7;" in site.refused(12)
     site.process(900, "python", fds={9: site.dev / "nvidia0"})
     site.epilog(7)
     site.prolog(12, "0-2")
-    words = "not free is 0: job 7, which is over, but not its processes; 2: job 8;"
+    words = "not free: 0: job 7, which has ended, but not its processes; 2: job 8;"
     assert words in site.refused(12)
 
 
@@ -156,7 +156,7 @@ def test_only_what_is_held_is_waited_for(site: Site, clock: Clock) -> None:
     site.refused(12, "broken")
     site.set(**OURS)
     site.prolog(13, "0-8")
-    site.refused(13, "senseless", 1)
+    site.refused(13, "invalid request", 1)
     assert clock.sleeps == []
 
 

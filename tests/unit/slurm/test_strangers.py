@@ -76,5 +76,5 @@ def test_a_device_that_slurm_gave_and_another_job_holds_is_named(site: Site) -> 
     site.epilog(21, "1")
     site.prolog(22, "1")
     said = site.refused(22)
-    assert "not free is 1: job 21, which is over, but not its processes" in said
+    assert "not free: 1: job 21, which has ended, but not its processes" in said
     assert "gpulock why 1" in said

@@ -150,7 +150,7 @@ def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> 
     assert stopped(site.run()) == site.note().refused
     site.set(**OURS, SLURM_COUNT="comment", EXPECTED_GPUS="4")
     site.prolog(12, None, SLURM_JOB_COMMENT="gpu:9")
-    assert "senseless" in stopped(site.run(), 1)
+    assert "invalid request" in stopped(site.run(), 1)
 
 
 def test_a_refusal_without_a_code_stops_the_task_all_the_same(site: TaskSite) -> None:

@@ -124,5 +124,5 @@ def test_it_waits_for_a_gate_that_is_shut_at_its_start(field: Started) -> None:
         with field.simulated.config.open("a") as file:
             file.write("GATE_TIMEOUT=0.05\n")
         field.start()
-        assert "stayed shut" in field.wait_for("READY=1")
+        assert "timed out on the lock" in field.wait_for("READY=1")
     assert os.listdir(field.simulated.lock_dir)

@@ -137,7 +137,7 @@ def test_at_the_deadline_the_last_refusal_stands_and_the_line_is_left(box: Box) 
 def test_without_time_to_wait_nobody_overtakes(box: Box) -> None:
     box.proc.add(500)
     stand(box, 1, 500)
-    with pytest.raises(Refusal, match="before this one"):
+    with pytest.raises(Refusal, match="ahead in the queue"):
         wait(box, [GRANT], 0)
     assert len(line(box)) == 1
 

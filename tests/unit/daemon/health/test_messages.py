@@ -87,7 +87,7 @@ def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
     words = [what.partition("; ")[0] for _, what in told(ward)[1:]]
     assert words == [
         "counts: gpu of node1 is 7 instead of 8",
-        "counts: gpu of node2 was set to 5 by somebody else, and is left alone",
+        "counts: gpu of node2 was set to 5 by others, and gpulock does not change it",
         f"counts: this node was drained at Slurm because of {bus(1)}",
         "counts: Grid Engine's of node1 node2 are kept here",
         "counts: SGE_COUNT_HOSTS is set, SGE_ROOT is not",

@@ -157,7 +157,7 @@ def test_memory_in_use_with_nobody_there_puts_a_free_device_out_until_it_is_clea
 ) -> None:
     ward.tell(0, f"memory_used={300 * MIB}")
     ward.round()
-    assert ward.reason(0) == "memory: 300 MiB stay in use though nobody is there"
+    assert ward.reason(0) == "memory: 300 MiB stay in use without a process"
     ward.round(5)
     ward.tell(0)
     ward.round(2)
@@ -318,7 +318,7 @@ def test_one_more_cause_is_noted_beside_the_first_and_both_must_be_over(ward: Wa
     ward.tell(0, "x.48=1,100.0")
     ward.round(9)
     assert ward.reason(0).split("; ") == [
-        "memory: 300 MiB stay in use though nobody is there",
+        "memory: 300 MiB stay in use without a process",
         "xid: XID 48 (uncorrectable ECC error)",
     ]
     ward.reload()
@@ -617,4 +617,4 @@ def test_books_that_cannot_be_read_put_a_card_out_again_and_never_back(ward: War
 def test_a_reserve_of_an_administrators_is_no_lock_of_the_policys(ward: Ward) -> None:
     ward.hold(1)
     assert not health_lock.is_health_lock(ward.node().store.read(bus(1)))
-    assert health_lock.lock_bad_device(ward.node(), bus(1), 1.0) == "whoever holds it keeps it"
+    assert health_lock.lock_bad_device(ward.node(), bus(1), 1.0) == "its holder keeps it"

@@ -258,7 +258,7 @@ def test_a_claim_that_stood_when_the_node_went_down_is_one_line(site: Ended) -> 
     )
     assert (found["how"], found["proof"]) == (
         "reap",
-        "claimed before this boot; it was last seen at the end that is told",
+        "claimed before this boot; its end is when it was last seen",
     )
     assert found["released_at"] == pytest.approx(seen, abs=0.01)
     assert found["held_seconds"] == pytest.approx(4000, abs=0.01)

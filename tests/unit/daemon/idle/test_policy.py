@@ -287,7 +287,7 @@ def test_nothing_is_done_that_could_not_be_noted_before(lab: Lab) -> None:
     lab.round()
     lab.round()
     assert lab.calls() == 0
-    assert len(lab.said) == 1 and "rests" in lab.said[0]
+    assert len(lab.said) == 1 and "is suspended" in lab.said[0]
 
 
 def test_nobody_is_killed_unless_that_is_set(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def report(*outcomes: ReapOutcome, gpus: int = 4) -> ReconcileReport:
 
 
 def test_each_claim_that_was_freed_is_one_line_with_its_proof() -> None:
-    why = "its shepherd is gone, nobody carries its group 65400"
+    why = "its shepherd is gone, no process carries its group 65400"
     found = report(*[outcome(number, FREED, DEAD, why) for number in (0, 1)])
     assert report_messages.reconcile_event_messages(found) == [
         f"freed {bus(0)} {bus(1)} of job 12 (alice): {why}"
@@ -41,7 +41,7 @@ def test_what_was_put_back_is_told() -> None:
     found = report()
     found.adopted = [record(devices=(bus(0), bus(2)))]
     (line,) = report_messages.reconcile_event_messages(found)
-    assert line.startswith(f"put back {bus(0)} {bus(2)} of job 12 (alice)")
+    assert line.startswith(f"restored {bus(0)} {bus(2)} of job 12 (alice)")
 
 
 def test_a_lock_that_is_held_and_alive_is_no_news() -> None:

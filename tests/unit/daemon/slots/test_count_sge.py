@@ -150,7 +150,7 @@ def test_a_host_whose_sensor_does_not_tell_is_left_as_it_is(site: Site) -> None:
     site.round()
     assert (site.count("node1"), site.count("node2")) == (3, 8)
     (line,) = site.said()
-    assert "no load sensor tells how many devices of node1 are out" in line
+    assert "no load sensor reports how many devices of node1 are out" in line
 
 
 def test_a_value_that_an_administrator_set_stands_and_is_told_once(site: Site) -> None:
@@ -162,7 +162,7 @@ def test_a_value_that_an_administrator_set_stands_and_is_told_once(site: Site) -
         site.round()
     assert site.count("node1") == 2
     (line,) = site.said()
-    assert "gpu of node1: it was set to 2 by somebody else" in line
+    assert "gpu of node1: it was set to 2 by others" in line
     site.bad(node1=0)
     site.round()
     assert (site.count("node1"), site.notes()) == (2, {})
@@ -193,7 +193,7 @@ def test_a_host_that_qmaster_does_not_know_keeps_no_other_from_its_count(site: S
     site.round()
     site.round()
     assert site.count("node1") == 3
-    assert len([line for line in site.said() if "the count of alias is not kept" in line]) == 1
+    assert len([line for line in site.said() if "the count of alias is not updated" in line]) == 1
 
 
 def test_a_host_that_may_not_change_counts_says_so_and_nothing_is_lost(site: Site) -> None:
@@ -201,7 +201,7 @@ def test_a_host_that_may_not_change_counts_says_so_and_nothing_is_lost(site: Sit
     site.bad(node1=1, node2=0)
     site.round()
     assert (site.count("node1"), site.notes()["node1", "gpu"].stage) == (4, WANTED)
-    assert "the count of node1 is not kept: qconf -mattr failed" in site.said()[0]
+    assert "the count of node1 is not updated: qconf -mattr failed" in site.said()[0]
     site.bad(node1=0)
     site.round()
     assert (site.count("node1"), site.notes()) == (4, {})

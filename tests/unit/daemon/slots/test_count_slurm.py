@@ -126,9 +126,9 @@ def test_a_node_is_drained_with_the_reason_and_resumed_when_all_is_well(site: Si
     site.back(1)
     site.round()
     assert site.shown() == ("IDLE", "")
-    assert [line for line in site.said() if "was told" in line] == [
-        f"<5>Slurm was told: State=DRAIN Reason={OURS}",
-        "<5>Slurm was told: State=UNDRAIN",
+    assert [line for line in site.said() if "updated Slurm" in line] == [
+        f"<5>updated Slurm: State=DRAIN Reason={OURS}",
+        "<5>updated Slurm: State=UNDRAIN",
     ]
 
 
@@ -139,7 +139,7 @@ def test_by_default_it_is_told_once_and_slurm_is_asked_nothing(tmp_path: Path) -
     quiet.round()
     quiet.round()
     (line,) = quiet.said()
-    assert f"Slurm goes on counting {bus(1)}, which is out (xid: XID 79)" in line
+    assert f"Slurm still counts {bus(1)}, which is out (xid: XID 79)" in line
 
 
 def test_a_drain_of_somebody_elses_stays(site: Site) -> None:

@@ -11,7 +11,7 @@ def test_a_fault_and_its_end_are_told_once_each() -> None:
     assert journal.lines({}, 0) == []
     assert journal.lines({"locks": "no such file"}, 1) == ["locks: no such file"]
     assert journal.lines({"locks": "no such file"}, 100) == []
-    assert journal.lines({}, 101) == ["locks: well again"]
+    assert journal.lines({}, 101) == ["locks: recovered"]
     assert journal.lines({}, 102 + QUIET) == []
 
 
@@ -21,7 +21,7 @@ def test_what_comes_and_goes_is_told_now_and_then_and_in_the_end_as_it_is() -> N
         said += journal.lines({"driver": "hangs"} if second % 2 else {}, float(second))
     assert 2 <= len(said) <= 100 / QUIET + 1
     last = journal.lines({}, 200.0)
-    assert (said + last)[-1] == "driver: well again"
+    assert (said + last)[-1] == "driver: recovered"
 
 
 def test_another_reason_is_told_and_what_stands_in_it_is_one_line() -> None:

@@ -134,7 +134,7 @@ def test_a_pause_lets_go_of_the_driver_and_values_grow_old(running: Running) -> 
     assert (done.returncode, find_exporter_worker(running.process.pid)) == (0, 0), (
         "it is gone by then"
     )
-    assert "has let go of the driver" in done.stderr
+    assert "has released the driver" in done.stderr
     page = running.wait("/", lambda t: "role=alert" in t)
     assert "paused" in page
     gone = running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)

@@ -73,7 +73,7 @@ def test_who_goes_on_from_less_than_was_told_says_so(ticking: Ticking) -> None:
     os.utime(ticking.folder / "sample", (0, 0))  # as after a write that failed
     ticking.again(said.append).open()
     assert [line.partition(": ")[2].partition(":")[0] for line in said] == [
-        f"{ticking.folder} could not be written to the last"
+        f"{ticking.folder} is of an older look, the last one was not written"
     ]
 
 

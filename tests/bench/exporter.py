@@ -22,8 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
-from gpulock_exporter.metrics import exposition  # noqa: E402 (the checkout is put on the path first)
-from gpulock_exporter.metrics.collectors import collect_families  # noqa: E402
+from gpulock_exporter.metrics.collectors import (  # noqa: E402 (the checkout is put on the path first)
+    collect_families,
+    render_exposition,
+)
 from gpulock_exporter.metrics.labels import LabelUser  # noqa: E402
 from gpulock_exporter.web.negotiation import gzip_body  # noqa: E402
 
@@ -90,11 +92,7 @@ def rendering(cards: int, instances: int, rounds: int = 21) -> list[float]:
     for _ in range(rounds):
         began = time.perf_counter()
         snapshot = node.snapshot()
-        gzip_body(
-            exposition.render_exposition(
-                collect_families(snapshot, LabelUser.NAME), True, frozenset()
-            )
-        )
+        gzip_body(render_exposition(collect_families(snapshot, LabelUser.NAME), True, frozenset()))
         found.append((time.perf_counter() - began) * 1000)
     return found
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.metrics import exposition
-from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.metrics.collectors import collect_families, render_exposition
 from gpulock_exporter.simulated.card import SimulatedState
 from gpulock_exporter.simulated.scene import Scene, SimulationScript
 from gpulock_exporter.state.collector_state import CollectorState
@@ -121,9 +120,7 @@ class FleetNode:
         snapshot = self._book.snapshot(self._here.cards, facts, now, health)
 
         def text(form: Format) -> bytes:
-            return exposition.render_exposition(
-                collect_families(snapshot), form is Format.OPENMETRICS
-            )
+            return render_exposition(collect_families(snapshot), form is Format.OPENMETRICS)
 
         return RenderedMetrics(text)
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.publish import ExporterFolder
-from gpulock_exporter.files.sample_file import restore_exporter_memory
-from gpulock_exporter.metrics.collectors import collect_families
-from gpulock_exporter.metrics.exposition import render_exposition
+from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
+from gpulock_exporter.metrics.collectors import collect_families, render_exposition
 from gpulock_exporter.telemetry import Frame
 
 from tests.exporter.whole import Labels, Scrape
@@ -82,7 +81,7 @@ class Madhouse:
             self.began = self.began or frames[0].boottime
         now = Moment(self.node.now, EPOCH + self.node.now)
         self.node.book.tick(frames, self.node.facts, now)
-        self.folder.write_sample(self.node.book.text(now))
+        self.folder.write_sample(sample_text(self.node.book, now))
         found = Scrape(render_exposition(collect_families(self.node.snapshot())).decode())
         self.check(found)
         return found

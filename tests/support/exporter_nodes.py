@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.files.sample_file import ExporterMemory
+from gpulock_exporter.files.sample_file import sample_text
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
@@ -171,4 +171,4 @@ class Node:
 
     def text(self) -> str:
         """Return the sample of now."""
-        return self.book.text(self.moment)
+        return sample_text(self.book, self.moment)

@@ -14,15 +14,17 @@ from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.context import Node
 from gpulock_exporter.clock import Clock, Moment
 from gpulock_exporter.files.publish import ExporterFolder
-from gpulock_exporter.files.sample_file import restore_exporter_memory
+from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.journal import FaultJournal
-from gpulock_exporter.metrics import exposition
-from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.metrics.collectors import collect_families, render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
-from gpulock_exporter.state.local_state import read_local_state, read_locks_with_details
-from gpulock_exporter.state.lock_cache import LockCache
+from gpulock_exporter.state.local_state import (
+    LockCache,
+    read_local_state,
+    read_locks_with_details,
+)
 from gpulock_exporter.state.node_devices import DeviceList, inventory_version
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import Frame
@@ -105,9 +107,7 @@ class Exporter:
         )
         snapshot = self._book.snapshot(self.listed.devices, facts, now, health)
         self._tell(snapshot, now)
-        self._history.add(
-            {d.id: d.values.utilization if d.values else None for d in snapshot.devices}
-        )
+        self._history.add({one.id: one.utilization for one in snapshot.devices})
         everything = RenderedMetrics(lambda form: self.text(form, snapshot, frozenset()))
         self._snapshot, self._rendered = snapshot, everything
 
@@ -122,7 +122,7 @@ class Exporter:
     def text(self, form: Format, snapshot: NodeSnapshot, names: frozenset[str]) -> bytes:
         """Return the metrics of a moment."""
         metrics = collect_families(snapshot, self._label_user)
-        return exposition.render_exposition(metrics, form is Format.OPENMETRICS, names)
+        return render_exposition(metrics, form is Format.OPENMETRICS, names)
 
     def handler(self) -> Handler:
         """Return what answers requests."""
@@ -177,6 +177,6 @@ class Exporter:
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
         """Write what the rest of gpulock reads; raise OSError."""
-        self._folder.write_sample(self._book.text(now, self._fault))
+        self._folder.write_sample(sample_text(self._book, now, self._fault))
         self._folder.write_finished(over, self._book.boot_id, now)
         self._folder.write_inventory(self._book.devices, self._book.boot_id)

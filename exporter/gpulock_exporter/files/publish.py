@@ -9,8 +9,9 @@ that was not the last then is marked by its time, which takes no room on a disk 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from gpulock.node.inventory import LINE as INVENTORY_LINE
 from gpulock.node.sample import (
     FINISHED,
     SAMPLE,
@@ -19,11 +20,11 @@ from gpulock.node.sample import (
     is_claim_token,
     load_sample_file,
 )
-from gpulock.store import atomic
+from gpulock.store import atomic, kv
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.files.inventory import inventory_text
 from gpulock_exporter.files.sample_file import finished_text
 from gpulock_exporter.state.claim_accounting import Accounts
+from gpulock_exporter.state.plausibility import device_lock_id, normalize_bus_id
 from gpulock_exporter.telemetry import DeviceTelemetry
 
 INVENTORY = "inventory"
@@ -32,7 +33,11 @@ FINISHED_CAP = (
 )
 FINISHED_PRUNE = 500  # how many of the oldest go when the cap is reached
 WAITING_CAP = 64  # claims that could not be written yet
+MIB = 1 << 20
+SWITCH = "switch"  # the NVSwitches among the links of a device
 OVERTAKEN = 0.0  # epoch seconds: when a sample was written that counters have been told since
+
+Links = Mapping[str, Mapping[str, int]]
 
 
 class ExporterFolder:
@@ -128,3 +133,58 @@ def prune_finished_files(folder: str, cap: int = FINISHED_CAP, drop: int = FINIS
             continue  # root has taken it into the history meanwhile
     for _, name in sorted(ages)[:drop]:
         atomic.remove_quietly(f"{folder}/{name}")
+
+
+def inventory_text(devices: Mapping[str, DeviceTelemetry], links: Links, boot_id: str) -> str:
+    """Return what only NVML can tell of the devices, as `gpulock.node.devices` reads it.
+
+    They are cleaned; `links` by bus id are those last told. Root checks each entry against the
+    driver before it publishes it in LOCK_DIR.
+    """
+    pairs = [("boot_id", boot_id)]
+    for _, device in sorted(devices.items()):
+        pairs += (
+            inventory_instance_pairs(device)
+            if device.parent
+            else inventory_card_pairs(device, links)
+        )
+    whole = [bus for bus, device in devices.items() if not (device.mig or device.parent)]
+    pairs += inventory_link_pairs({bus: links.get(bus, {}) for bus in whole})
+    return f"{INVENTORY_LINE}\n{kv.encode_pairs(pairs)}"
+
+
+def inventory_card_pairs(device: DeviceTelemetry, links: Links) -> Iterator[tuple[str, str]]:
+    """Yield what there is to say of a card. In MIG mode its NVLinks are off."""
+    key = f"gpu.{device.bus}"
+    if device.uuid:
+        yield f"{key}.uuid", device.uuid
+    if device.memory_total:
+        yield f"{key}.memory_mib", str(device.memory_total // MIB)
+    yield f"{key}.mig", "1" if device.mig else "0"
+    if not device.mig and links.get(device.bus, {}).get(SWITCH):
+        yield f"{key}.nvswitch", "1"
+
+
+def inventory_instance_pairs(device: DeviceTelemetry) -> Iterator[tuple[str, str]]:
+    """Yield what there is to say of an instance; without a UUID it cannot be granted."""
+    if not device.uuid:
+        return
+    key = f"mig.{device_lock_id(device)}"
+    yield f"{key}.uuid", device.uuid
+    if device.profile:
+        yield f"{key}.profile", device.profile
+    if device.memory_total:
+        yield f"{key}.memory_mib", str(device.memory_total // MIB)
+
+
+def inventory_link_pairs(links: Links) -> Iterator[tuple[str, str]]:
+    """Yield each pair of cards that is joined, once; of two counts the smaller."""
+    for bus, of in sorted(links.items()):
+        for name, count in sorted(of.items()):
+            peer = normalize_bus_id(name)
+            if not peer or peer not in links or not bus < peer or len(bus) != len(peer):
+                continue
+            back = {normalize_bus_id(other): number for other, number in links[peer].items()}
+            joined = min(count, back.get(bus, count))
+            if joined:
+                yield f"link.{bus}.{peer}", str(joined)

@@ -11,14 +11,19 @@ the place of has a line like it that begins with `gone`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpulock.errors import one_line
 from gpulock.node.sample import (
+    COUNT,
     DEVICE_WORDS,
+    FIELDS,
     FINISHED_LINE,
+    LIST,
+    REAL,
     SAMPLE_LINE,
+    TEXT,
     ClaimUsage,
     DeviceSample,
     Sample,
@@ -27,8 +32,8 @@ from gpulock.node.sample import (
 )
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.state.buckets import restore_buckets
-from gpulock_exporter.state.claim_accounting import Accounts, Ledger
-from gpulock_exporter.state.claim_accounting import LedgerAccount as Bill
+from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount
+from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
 from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals, XidCount
 from gpulock_exporter.state.monotonic import CounterReading, MonotonicCounter
 from gpulock_exporter.state.plausibility import UUID
@@ -38,52 +43,43 @@ from gpulock_exporter.telemetry import DeviceTelemetry
 GONE = "gone"  # the first word of the line of a device that lost its place
 ROUNDING = 1e-9
 SHOWN_PIDS = 8  # of the foreign processes of a device
-Value = float | str | None
-Pairs = Iterable[tuple[str, Value]]
+
+WRITTEN = {
+    line: [(key, kind) for of, key, kind, _ in FIELDS if of == line]
+    for line in ("", "device", "token")
+}
+WORDS: dict[str, Callable[[Any], str]] = {  # how a value of each type is written
+    TEXT: one_line,
+    COUNT: lambda value: str(int(value)),  # a yes is 1
+    REAL: repr,
+    LIST: lambda value: value if isinstance(value, str) else ",".join(map(str, value)),
+}
 
 
-@dataclass
-class ExporterMemory:
-    """What the exporter remembers from one sample to the next, also over a restart."""
-
-    totals: TelemetryTotals = field(default_factory=TelemetryTotals)
-    ledger: Ledger = field(default_factory=Ledger)
-    sequence: int = 0
-
-
-def sample_text(
-    memory: ExporterMemory,
-    boot_id: str,
-    now: Moment,
-    devices: Mapping[str, DeviceTelemetry],
-    present: Mapping[str, DeviceProcesses],
-    fault: str = "",
-) -> str:
-    """Return the sample; `devices` are those of the last look, `present` who is on them.
-
-    `fault` says why there is no newer look.
-    """
-    head: Pairs = [
-        ("boot_id", boot_id),
-        ("sequence", memory.sequence),
-        ("boottime", now.boottime),
-        ("wall", now.wall),
-        ("looked", memory.totals.at),
-        ("driver", one_line(memory.totals.driver) or None),
-        ("fault", one_line(fault) or None),
+def sample_text(state: CollectorState, now: Moment, fault: str = "") -> str:
+    """Return the sample; `fault` says why there is no newer look."""
+    memory, present = state.memory, state.present()
+    lines = [
+        SAMPLE_LINE,
+        *format_fields(
+            "",
+            {
+                "boot_id": state.boot_id,
+                "sequence": memory.sequence,
+                "looked": memory.totals.at,
+                "driver": memory.totals.driver,
+                "fault": fault,
+                **vars(now),
+            },
+        ),
     ]
-    lines = [SAMPLE_LINE, *format_known_fields(head)]
     here = memory.totals.places
     for name, key in sorted(here.items()):
-        pairs = sample_device_fields(
-            memory.totals.devices[key], devices.get(name), present.get(name)
-        )
-        lines.append(" ".join(["device", name, *format_known_fields(pairs)]))
+        known = memory.totals.devices[key], state.devices.get(name), present.get(name)
+        lines.append(" ".join(["device", name, *sample_device_words(*known)]))
     for key, totals in memory.totals.devices.items():
         if here.get(totals.device) != key:
-            lines.append(
-                " ".join([GONE, totals.device, *format_known_fields(sample_device_fields(totals))])
-            )
+            lines.append(" ".join([GONE, totals.device, *sample_device_words(totals)]))
     for token, accounts in memory.ledger.accounts.items():
         lines += token_lines(token, accounts)
     return "\n".join(lines) + "\n"
@@ -91,57 +87,54 @@ def sample_text(
 
 def finished_text(token: str, accounts: Accounts, boot_id: str, now: Moment) -> str:
     """Return what is left of a claim."""
-    head: Pairs = [("boot_id", boot_id), ("boottime", now.boottime), ("wall", now.wall)]
-    return (
-        "\n".join([FINISHED_LINE, *format_known_fields(head), *token_lines(token, accounts)]) + "\n"
-    )
+    head = format_fields("", {"boot_id": boot_id, **vars(now)})
+    return "\n".join([FINISHED_LINE, *head, *token_lines(token, accounts)]) + "\n"
 
 
-def sample_device_fields(
+def format_fields(line: str, values: Mapping[str, Any]) -> list[str]:
+    """Return `key=value` of each field of a line that is known; other values are left out."""
+    return [
+        f"{key}={WORDS[kind](value)}"
+        for key, kind in WRITTEN[line]
+        if (value := values.get(key)) is not None and value not in ("", ())
+    ]
+
+
+def sample_device_words(
     totals: DeviceTotals,
     device: DeviceTelemetry | None = None,
     present: DeviceProcesses | None = None,
-) -> Pairs:
+) -> list[str]:
     """Return the fields of one device, and what the exporter remembers of it."""
-    pairs: list[tuple[str, Value]] = [
-        ("uuid", totals.key if totals.key != totals.device else None),
-        ("index", totals.index),
-        ("looked", totals.looked),
-    ]
-    if device is not None:
-        pairs += [
-            ("utilization", device.utilization),
-            ("memory_used", device.memory_used),
-            ("memory_total", device.memory_total),
-            ("power", device.power),
-            ("temperature", device.temperature),
-            ("recovery_action", device.recovery_action),
-            ("remap_failure", flag_number(device.remap_failure)),
-            ("remap_pending", flag_number(device.remap_pending)),
-        ]
-    if totals.observable:
-        pairs += [("busy", totals.busy), ("observed", totals.observed), ("credit", totals.credit)]
     energy = totals.counters.get("energy")
-    pairs += [
-        ("last_busy", totals.last_busy),
-        ("energy", energy.total if energy and energy.last else None),
-    ]
+    values: dict[str, Any] = {
+        **(vars(device) if device else {}),
+        "uuid": totals.key if totals.key != totals.device else None,
+        "index": totals.index,
+        "looked": totals.looked,
+        "busy": totals.busy if totals.observable else None,
+        "observed": totals.observed if totals.observable else None,
+        "last_busy": totals.last_busy,
+        "energy": energy.total if energy and energy.last else None,
+        "processes": None,
+    }
     if present is not None:
-        pairs += [
-            ("processes", present.listed),
-            ("listed", present.at),
-            ("foreign", len(present.foreign)),
-            ("unseen", present.unseen),
-            ("foreign_pids", ",".join(map(str, present.foreign[:SHOWN_PIDS])) or None),
-        ]
-    pairs += [(f"c.{kind}", counter_text(counter)) for kind, counter in totals.counters.items()]
-    pairs += [(f"x.{xid}", f"{one.count},{one.at!r}") for xid, one in totals.xids.items()]
-    return pairs
-
-
-def flag_number(value: bool | None) -> int | None:
-    """Return a yes or no as it stands in the file."""
-    return None if value is None else int(value)
+        values |= {
+            "processes": present.listed,
+            "listed": present.at,
+            "foreign": len(present.foreign),
+            "unseen": present.unseen,
+            "foreign_pids": present.foreign[:SHOWN_PIDS],
+        }
+    words = format_fields("device", values)
+    if totals.observable:
+        words.append(f"credit={totals.credit!r}")
+    words += [
+        f"c.{name}={text}"
+        for name, counter in totals.counters.items()
+        if (text := counter_text(counter)) is not None
+    ]
+    return words + [f"x.{xid}={one.count},{one.at!r}" for xid, one in totals.xids.items()]
 
 
 def token_lines(token: str, accounts: Accounts) -> list[str]:
@@ -149,41 +142,19 @@ def token_lines(token: str, accounts: Accounts) -> list[str]:
     if not is_claim_token(token):
         return []
     return [
-        " ".join(
-            ["token", token, name, *format_known_fields(sample_account_fields(accounts[name]))]
-        )
+        " ".join(["token", token, name, *account_words(accounts[name])])
         for name in sorted(accounts)
         if name.split() == [name]
     ]
 
 
-def sample_account_fields(bill: Bill) -> Pairs:
+def account_words(account: LedgerAccount) -> list[str]:
     """Return the fields of one account."""
-    used, covered = bill.buckets.texts()
-    return [
-        ("since", bill.since),
-        ("until", bill.until),
-        ("busy", bill.busy if bill.observed else None),
-        ("observed", bill.observed),
-        ("seen", bill.seen),
-        ("idle", bill.idle if bill.observed else None),
-        ("last_busy", bill.last_busy),
-        ("energy", bill.energy),
-        ("memory_peak", bill.memory_peak),
-        ("foreign", bill.foreign),
-        ("width", bill.buckets.width),
-        ("used", used or None),
-        ("covered", covered or None),
-    ]
-
-
-def format_known_fields(pairs: Pairs) -> list[str]:
-    """Return `key=value` for each value that is known."""
-    return [
-        f"{key}={value if isinstance(value, str) else repr(value)}"
-        for key, value in pairs
-        if value is not None
-    ]
+    used, covered = account.buckets.texts()
+    values = {**vars(account), "width": account.buckets.width, "used": used, "covered": covered}
+    if not account.observed:
+        values["busy"] = values["idle"] = None
+    return format_fields("token", values)
 
 
 def counter_text(counter: MonotonicCounter) -> str | None:
@@ -249,10 +220,10 @@ def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTo
     return totals
 
 
-def restore_ledger_account(account: ClaimUsage, now: float) -> Bill:
+def restore_ledger_account(account: ClaimUsage, now: float) -> LedgerAccount:
     """Return one account as it was left."""
     since = min(account.since or 0.0, now)
-    return Bill(
+    return LedgerAccount(
         since,
         min(account.until or since, now),
         account.busy or 0.0,

@@ -1,23 +1,161 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of metrics, each made from a snapshot; pure. The order is that of the text."""
+"""All families of a snapshot, in the order of the text, and that text by prometheus_client. Pure.
+
+Metrics are its `Metric` objects, and both formats are its exposition: Prometheus 0.0.4 and
+OpenMetrics 1.0.0.
+"""
 
 from __future__ import annotations
 
-from gpulock_exporter.metrics import devices, health, identity, locks, node
-from gpulock_exporter.metrics.families import Metric
-from gpulock_exporter.metrics.labels import LabelUser, label_devices
-from gpulock_exporter.state.snapshot import NodeSnapshot
+import math
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any
+
+from prometheus_client import exposition
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
+from prometheus_client.registry import Collector
+
+from gpulock_exporter.metrics.devices import collect_device_families, family_name, make_family
+from gpulock_exporter.metrics.labels import LabelUser, known_labels
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
+
+REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.counters
+TIMEOUTS_KEY, WAITED_KEY = "lock_timeouts", "lock_wait_seconds"
+LOCK_TIMEOUT = "lock_timeout"  # the result of a claim that never got in
+EVERYTHING: frozenset[str] = frozenset()
+
+# all names here are plain ones; prometheus_client from 0.23 on looks at each letter otherwise
+HOW = {"escaping": "allow-utf-8"} if hasattr(openmetrics_exposition, "ALLOWUTF8") else {}
+untyped: Any = openmetrics_exposition
+
+
+def render_exposition(
+    families: Iterable[Metric], openmetrics: bool = False, names: Set[str] = EVERYTHING
+) -> bytes:
+    """Return the text; `names` are families or samples that are wanted, none meaning all."""
+    wanted = WantedFamilies(families, names)
+    if not openmetrics:
+        return exposition.generate_latest(wanted, **HOW)
+    text: bytes = untyped.generate_latest(wanted, **HOW)
+    return text
+
+
+class WantedFamilies(Collector):
+    """Those families that have a value and are asked for, as prometheus_client collects them."""
+
+    def __init__(self, families: Iterable[Metric], names: Set[str]) -> None:
+        self._families = families
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield them."""
+        for one in self._families:
+            if self._names and self._names.isdisjoint((one.name, family_name(one))):
+                continue
+            if one.samples:
+                yield one
 
 
 def collect_families(
     snapshot: NodeSnapshot, label_user: LabelUser = LabelUser.NAME
-) -> list[Metric]:
-    """Return all families that have a value; `label_user` says how people are told apart."""
-    seen = label_devices(snapshot.devices)
-    return [
-        *identity.collect_identity_families(seen, snapshot.driver),
-        *locks.collect_lock_families(seen, label_user),
-        *devices.collect_device_families(seen),
-        *node.collect_node_families(snapshot),
-        *health.collect_health_families(snapshot.health),
-    ]
+) -> Iterator[Metric]:
+    """Yield all families, those without a value too; `label_user` says how users are named."""
+    yield from collect_device_families(snapshot.devices, snapshot.driver, label_user)
+    yield from collect_node_families(snapshot)
+    yield from collect_health_families(snapshot.health)
+
+
+def one_value(name: str, meaning: str, value: float | None) -> Metric:
+    """Return a family of the node as a whole, without a sample where its value is not known."""
+    return labelled_values(name, meaning, "", {} if value is None else {"": value})
+
+
+def labelled_values(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:
+    """Return a family of one label, with its values by that."""
+    family = make_family(name, meaning)
+    for of, value in values.items():
+        family.add_sample(family_name(family), known_labels([(label, of)]), value)
+    return family
+
+
+def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    """Yield the families of the node: its devices by state, and what the hooks have counted."""
+    reaped: dict[str, float] = {}
+    claims: dict[str, float] = {}
+    for key, text in snapshot.counters.items():
+        value = parse_hook_counter(text)
+        if value is None:
+            continue
+        if key.startswith(REAPED_KEY):
+            reaped[key.removeprefix(REAPED_KEY)] = value
+        elif key.startswith(CLAIMS_KEY):
+            claims[key.removeprefix(CLAIMS_KEY)] = value
+        elif key == TIMEOUTS_KEY:
+            claims[LOCK_TIMEOUT] = value
+    yield labelled_values(
+        "gpus",
+        "Devices in each state; together as many as are expected.",
+        "state",
+        snapshot.states or {},
+    )
+    yield one_value(
+        "reconcile_timestamp_seconds",
+        "When the owners of all locks were last looked at.",
+        snapshot.reconciled,
+    )
+    yield labelled_values(
+        "locks_reaped_total",
+        "Locks that were freed because their owner was proven dead.",
+        "proof",
+        reaped,
+    )
+    yield labelled_values(
+        "claims_total", "Claims by how they ended, in this boot.", "result", claims
+    )
+    yield one_value(
+        "lock_wait_seconds_total",
+        "Time that claims waited for the gate, in this boot.",
+        parse_hook_counter(snapshot.counters.get(WAITED_KEY, "")),
+    )
+
+
+def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
+    """Yield the families of the exporter itself."""
+    told = health.collectors.items()
+    yield one_value("nvml_up", "Whether the driver answers: its values are fresh.", health.nvml_up)
+    yield one_value(
+        "nvml_workers_abandoned",
+        "Workers that hang in the driver and cannot even be killed.",
+        health.abandoned,
+    )
+    yield one_value("sample_timestamp_seconds", "When the driver last answered.", health.sampled)
+    yield labelled_values(
+        "collector_success",
+        "Whether a part of the last sample could be had.",
+        "collector",
+        {name: not fault for name, (_, fault) in told},
+    )
+    yield labelled_values(
+        "collector_duration_seconds",
+        "How long a part of the last sample took.",
+        "collector",
+        {name: seconds for name, (seconds, _) in told if seconds is not None},
+    )
+    yield one_value(
+        "config_last_reload_successful",
+        "Whether the web configuration that is there is in force.",
+        health.reloaded,
+    )
+    yield labelled_values(
+        "exporter_build_info", "Version of the exporter; always 1.", "version", {health.version: 1}
+    )
+
+
+def parse_hook_counter(text: str) -> float | None:
+    """Return a counter of the hooks, None for what is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < math.inf else None

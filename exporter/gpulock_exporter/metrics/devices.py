@@ -1,117 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each device does: the driver's values while they are fresh, and counters from them."""
+"""The families of devices: one table of what each is called, means, and is read from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
-from gpulock_exporter.metrics.families import Metric, labels
-from gpulock_exporter.metrics.labels import (
-    FamilyPair,
-    LabelledDevice,
-    Several,
-    Value,
-    board_counter,
-    board_gauge,
-    counter_pair,
-    gauge_pair,
-)
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gpulock.alloc import states
+from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels
 from gpulock_exporter.state.snapshot import DeviceSnapshot
 from gpulock_exporter.telemetry import CLOCK_REASONS
 
+TOTAL = "_total"
+UNITS = ("seconds", "bytes", "ratio", "joules", "watts", "celsius", "hertz")
+TWIN = "{device}"  # in a meaning: the family has a twin of MIG instances, which board facts lack
 
-def field_getter(name: str) -> Value:
-    """Return what gives a value of the last look."""
-    return lambda seen: None if seen.values is None else getattr(seen.values, name)
-
-
-def flag_getter(name: str) -> Value:
-    """Return what gives a yes or no of the last look."""
-
-    def value(seen: DeviceSnapshot) -> float | None:
-        found = getattr(seen.values, name) if seen.values else None
-        return None if found is None else int(found)
-
-    return value
+Value = Callable[[DeviceSnapshot], float | None]
+Several = Callable[[DeviceSnapshot], Iterable[tuple[Labels, float]]]
+DeviceLabels = Sequence[tuple[DeviceSnapshot, Labels]]
 
 
-def gpm_ratio_getter(name: str) -> Value:
-    """Return what gives a GPM ratio of the last look."""
-
-    def value(seen: DeviceSnapshot) -> float | None:
-        return (seen.values.gpm or {}).get(name) if seen.values else None
-
-    return value
+def make_family(name: str, meaning: str) -> Metric:
+    """Return the family `gpulock_<name>`: a counter where that ends in `_total`, else a gauge."""
+    unit = name.removesuffix(TOTAL).rpartition("_")[2]
+    kind = CounterMetricFamily if name.endswith(TOTAL) else GaugeMetricFamily
+    return kind(f"gpulock_{name}", meaning, unit=unit if unit in UNITS else "")
 
 
-def counter_getter(name: str) -> Value:
-    """Return what gives a counter."""
-    return lambda seen: seen.counts.counters.get(name)
+def family_name(family: Metric) -> str:
+    """Return the name of a family's samples."""
+    return family.name + TOTAL if family.type == "counter" else family.name
 
 
-SINGLE: tuple[tuple[FamilyPair, Value], ...] = (
+def read_counter(name: str) -> Value:
+    """Return what reads a counter of a device."""
+    return lambda seen: seen.counters.get(name)
+
+
+def read_gpm_ratio(name: str) -> Value:
+    """Return what reads a GPM ratio of the last look."""
+    return lambda seen: (seen.gpm or {}).get(name)
+
+
+def lock_acquired_time(seen: DeviceSnapshot) -> float | None:
+    """Return when a lock was taken, None where its record does not tell."""
+    record = seen.owner
+    return record.claimed_at if record and record.claimed_at > 0 else None
+
+
+# name behind `gpu_` and `mig_`, meaning, value
+SINGLE: tuple[tuple[str, str, Value], ...] = (
     (
-        gauge_pair(
-            "utilization_ratio", "Share of time in which the {device} worked, at the last look."
-        ),
-        field_getter("utilization"),
+        "locked",
+        "Whether the {device} is locked.",
+        lambda seen: None if seen.state is None else bool(seen.lock),
     ),
     (
-        counter_pair("busy_seconds", "Time in which the {device} was observed at work."),
-        lambda seen: seen.counts.busy,
+        "lock_acquired_timestamp_seconds",
+        "When the lock of the {device} was taken.",
+        lock_acquired_time,
     ),
     (
-        counter_pair(
-            "observed_seconds", "Time for which it is known whether the {device} was at work."
-        ),
-        lambda seen: seen.counts.observed,
+        "lock_stale",
+        "Whether the owner of the {device} is proven dead, by the last reconcile.",
+        attrgetter("stale"),
     ),
     (
-        gauge_pair("memory_used_bytes", "Memory in use on the {device}."),
-        field_getter("memory_used"),
-    ),
-    (gauge_pair("memory_total_bytes", "Memory of the {device}."), field_getter("memory_total")),
-    (
-        board_gauge(
-            "memory_utilization_ratio",
-            "Share of time in which memory of the GPU was read or written.",
-        ),
-        field_getter("memory_utilization"),
-    ),
-    (board_gauge("power_watts", "Power draw of the board."), field_getter("power")),
-    (
-        board_counter("energy_joules", "Energy that the board took in this boot."),
-        counter_getter("energy"),
-    ),
-    (board_gauge("temperature_celsius", "Temperature of the GPU."), field_getter("temperature")),
-    (board_gauge("sm_clock_hertz", "Clock of the multiprocessors."), field_getter("sm_clock")),
-    (board_gauge("memory_clock_hertz", "Clock of the memory."), field_getter("memory_clock")),
-    (
-        board_gauge("remapped_rows_pending", "Whether rows of memory wait for a reset."),
-        flag_getter("remap_pending"),
+        "last_busy_timestamp_seconds",
+        "When the {device} was last observed at work in this boot.",
+        attrgetter("last_busy"),
     ),
     (
-        board_gauge("remapped_rows_failure", "Whether a row of memory could not be remapped."),
-        flag_getter("remap_failure"),
+        "foreign_processes",
+        "Processes on the {device} that are neither its owner's nor a service; "
+        "absent where some cannot be seen.",
+        attrgetter("foreign"),
+    ),
+    ("quarantined", "Whether the {device} is out of service.", attrgetter("quarantined")),
+    (
+        "missing",
+        "Whether the {device} is expected but not there.",
+        lambda seen: None if seen.state is None else seen.state == states.MISSING,
     ),
     (
-        board_gauge(
-            "recovery_action",
-            "What the GPU needs: 0 nothing, 1 a reset, 2 a reboot of the node, "
-            "3 that its peers are drained, 4 to be drained and reset.",
-        ),
-        field_getter("recovery_action"),
+        "utilization_ratio",
+        "Share of time in which the {device} worked, at the last look.",
+        attrgetter("utilization"),
+    ),
+    (
+        "busy_seconds_total",
+        "Time in which the {device} was observed at work.",
+        read_counter("busy"),
+    ),
+    (
+        "observed_seconds_total",
+        "Time for which it is known whether the {device} was at work.",
+        read_counter("observed"),
+    ),
+    ("memory_used_bytes", "Memory in use on the {device}.", attrgetter("memory_used")),
+    ("memory_total_bytes", "Memory of the {device}.", attrgetter("memory_total")),
+    (
+        "memory_utilization_ratio",
+        "Share of time in which memory of the GPU was read or written.",
+        attrgetter("memory_utilization"),
+    ),
+    ("power_watts", "Power draw of the board.", attrgetter("power")),
+    (
+        "energy_joules_total",
+        "Energy that the board took in this boot.",
+        read_counter("energy"),
+    ),
+    ("temperature_celsius", "Temperature of the GPU.", attrgetter("temperature")),
+    ("sm_clock_hertz", "Clock of the multiprocessors.", attrgetter("sm_clock")),
+    ("memory_clock_hertz", "Clock of the memory.", attrgetter("memory_clock")),
+    (
+        "remapped_rows_pending",
+        "Whether rows of memory wait for a reset.",
+        attrgetter("remap_pending"),
+    ),
+    (
+        "remapped_rows_failure",
+        "Whether a row of memory could not be remapped.",
+        attrgetter("remap_failure"),
+    ),
+    (
+        "recovery_action",
+        "What the GPU needs: 0 nothing, 1 a reset, 2 a reboot of the node, "
+        "3 that its peers are drained, 4 to be drained and reset.",
+        attrgetter("recovery_action"),
     ),
     *(
-        (
-            board_counter(f"{bus}_{way}_bytes", f"Bytes {done} over {of}."),
-            counter_getter(f"{bus}_{way}"),
-        )
+        (f"{bus}_{way}_bytes_total", f"Bytes {done} over {of}.", read_counter(f"{bus}_{way}"))
         for bus, of in (("pcie", "PCIe"), ("nvlink", "all NVLinks"))
         for way, done in (("transmit", "sent"), ("receive", "received"))
     ),
     *(
-        (gauge_pair(f"{name}_ratio", meaning + ", by GPM."), gpm_ratio_getter(name))
+        (f"{name}_ratio", f"{meaning}, by GPM.", read_gpm_ratio(name))
         for name, meaning in (
             ("sm_active", "Share of time in which a multiprocessor of the {device} was at work"),
             ("sm_occupancy", "Share of the warps of the {device} that were resident"),
@@ -122,81 +148,152 @@ SINGLE: tuple[tuple[FamilyPair, Value], ...] = (
 )
 
 
-def collect_device_families(found: Sequence[LabelledDevice]) -> list[Metric]:
-    """Return the families of use."""
-    metrics: list[Metric] = []
-    for pair, value in SINGLE:
-        metrics += pair.metrics(found, value)
-    for pair, values in SEVERAL:
-        metrics += pair.all(found, values)
-    return metrics
-
-
-def active_reasons(seen: DeviceSnapshot) -> Iterator[tuple[str, float]]:
+def active_reasons(seen: DeviceSnapshot) -> Iterator[tuple[Labels, float]]:
     """Yield each reason for a lower clock, and whether it holds."""
-    active = seen.values.clock_reasons if seen.values else None
+    active = seen.clock_reasons
     if active is not None:
         for name in dict.fromkeys((*CLOCK_REASONS.values(), *active)):
-            yield labels([("reason", name)]), int(name in active)
+            yield {"reason": name}, name in active
 
 
-def reason_seconds(seen: DeviceSnapshot) -> Iterator[tuple[str, float]]:
-    """Yield how long each reason held."""
-    for name, value in counters_with_prefix(seen, "reason."):
-        yield labels([("reason", name)]), value
+def counters_with_prefix(seen: DeviceSnapshot, prefix: str) -> Iterator[tuple[str, float]]:
+    """Yield the counters whose name begins with a prefix, without it."""
+    for name, value in seen.counters.items():
+        if name.startswith(prefix):
+            yield name[len(prefix) :], value
 
 
-def ecc_errors(seen: DeviceSnapshot) -> Iterator[tuple[str, float]]:
+def ecc_errors(seen: DeviceSnapshot) -> Iterator[tuple[Labels, float]]:
     """Yield the errors of each type and place: `corrected.dram`."""
     for name, value in counters_with_prefix(seen, "ecc."):
         kind, _, place = name.partition(".")
-        yield labels([("type", kind), ("location", place)]), value
+        yield known_labels([("type", kind), ("location", place)]), value
 
 
-def remapped_rows(seen: DeviceSnapshot) -> Iterator[tuple[str, float]]:
-    """Yield the rows that were remapped, by cause."""
-    rows = seen.values.remapped if seen.values else None
-    for cause, count in (rows or {}).items():
-        yield labels([("cause", cause)]), count
-
-
-def xid_errors(seen: DeviceSnapshot) -> Iterator[tuple[str, float]]:
-    """Yield how many XIDs of each code there were, also of a card that has gone since."""
-    for xid, (count, _) in seen.xids.items():
-        yield f'xid="{xid}"', count
-
-
-def xid_times(seen: DeviceSnapshot) -> Iterator[tuple[str, float]]:
-    """Yield when the last XID of each code was."""
-    for xid, (_, at) in seen.xids.items():
-        yield f'xid="{xid}"', at
-
-
-def counters_with_prefix(seen: DeviceSnapshot, prefix: str) -> Iterable[tuple[str, float]]:
-    """Return the counters whose name begins with a prefix, without it."""
-    counters_ = seen.counts.counters.items()
-    return [(name[len(prefix) :], value) for name, value in counters_ if name.startswith(prefix)]
-
-
-SEVERAL: tuple[tuple[FamilyPair, Several], ...] = (
+SEVERAL: tuple[tuple[str, str, Several], ...] = (
+    ("clock_event_active", "Whether a reason keeps the clocks down.", active_reasons),
     (
-        board_gauge("clock_event_active", "Whether a reason keeps the clocks down."),
-        active_reasons,
+        "clock_event_seconds_total",
+        "Time for which a reason kept the clocks down.",
+        lambda seen: [
+            ({"reason": of}, value) for of, value in counters_with_prefix(seen, "reason.")
+        ],
     ),
     (
-        board_counter("clock_event_seconds", "Time for which a reason kept the clocks down."),
-        reason_seconds,
-    ),
-    (board_counter("xid_errors", "XID errors by code, in this boot."), xid_errors),
-    (
-        board_gauge("xid_last_timestamp_seconds", "When the last XID error of a code was."),
-        xid_times,
+        "xid_errors_total",
+        "XID errors by code, in this boot.",
+        lambda seen: [({"xid": str(xid)}, count) for xid, (count, _) in seen.xids.items()],
     ),
     (
-        board_counter(
-            "ecc_errors", "Memory errors that were found, in this boot, by type and location."
-        ),
+        "xid_last_timestamp_seconds",
+        "When the last XID error of a code was.",
+        lambda seen: [({"xid": str(xid)}, at) for xid, (_, at) in seen.xids.items()],
+    ),
+    (
+        "ecc_errors_total",
+        "Memory errors that were found, in this boot, by type and location.",
         ecc_errors,
     ),
-    (board_gauge("remapped_rows", "Rows of memory that were remapped, by cause."), remapped_rows),
+    (
+        "remapped_rows",
+        "Rows of memory that were remapped, by cause.",
+        lambda seen: [({"cause": cause}, count) for cause, count in (seen.remapped or {}).items()],
+    ),
 )
+
+
+def collect_device_families(
+    devices: Sequence[DeviceSnapshot], driver: str, label_user: LabelUser
+) -> Iterator[Metric]:
+    """Yield every family of devices; `driver` is its version."""
+    found = [(one, known_labels([("gpu", one.gpu_label), ("uuid", one.uuid)])) for one in devices]
+    yield from collect_identity_families(found, driver)
+    yield from collect_pair(
+        found,
+        "lock_info",
+        "Which job holds the {device}; 1 while it does.",
+        lambda seen: lock_info_labels(seen, label_user),
+    )
+    for name, meaning, value in SINGLE:
+        yield from collect_pair(found, name, meaning, single_value(value))
+    for name, meaning, several in SEVERAL:
+        yield from collect_pair(found, name, meaning, several)
+
+
+def single_value(value: Value) -> Several:
+    """Return a value without labels of its own as one of several, none where it is not known."""
+
+    def values(seen: DeviceSnapshot) -> Iterable[tuple[Labels, float]]:
+        found = value(seen)
+        return () if found is None else (({}, found),)
+
+    return values
+
+
+def collect_pair(found: DeviceLabels, name: str, meaning: str, values: Several) -> list[Metric]:
+    """Return a family of GPUs, and its twin of MIG instances where it has one."""
+    pair = [make_family(f"gpu_{name}", meaning.format(device="GPU"))]
+    if TWIN in meaning:
+        pair.append(make_family(f"mig_{name}", meaning.format(device="MIG instance")))
+    for seen, own in found:
+        place = int(bool(seen.instance))
+        if place < len(pair):
+            add_samples(pair[place], own, values(seen))
+    return pair
+
+
+def add_samples(family: Metric, own: Labels, values: Iterable[tuple[Labels, float]]) -> None:
+    """Add the samples of a device, whose labels are `own`, to a family."""
+    name = family_name(family)
+    for more, value in values:
+        family.add_sample(name, {**own, **more} if more else own, value)
+
+
+def lock_info_labels(seen: DeviceSnapshot, label_user: LabelUser) -> Iterator[tuple[Labels, float]]:
+    """Yield who holds a device; the record's comment and paths stay where they are."""
+    record = seen.owner
+    if record is not None:
+        pairs = [
+            ("scheduler", record.scheduler),
+            ("job_id", record.job_id),
+            ("task_id", record.task_id),
+            ("user", label_user.of(record)),
+            ("queue", record.queue),
+        ]
+        yield known_labels(pairs), 1
+
+
+def collect_identity_families(found: DeviceLabels, driver: str) -> list[Metric]:
+    """Return what each device is, for those that NVML tells of: one series, so that all others
+    need nothing but the name."""
+    cards = {seen.id: seen.uuid for seen, _ in found}
+    gpus = make_family("gpu_info", "What a GPU is; always 1.")
+    instances = make_family("mig_info", "What a MIG instance is, and of which GPU; always 1.")
+    for seen, own in found:
+        if not seen.told:
+            continue
+        if seen.instance:
+            pairs = [
+                ("parent_uuid", cards.get(seen.parent, seen.parent)),
+                ("gi", label_text(seen.gi)),
+                ("ci", label_text(seen.ci)),
+                ("profile", seen.profile),
+            ]
+            add_samples(instances, own, [(known_labels(pairs), 1)])
+        else:
+            pairs = [
+                ("name", seen.name),
+                ("pci_bus_id", seen.bus),
+                ("minor", label_text(seen.minor)),
+                ("numa_node", label_text(seen.numa)),
+                ("driver_version", driver),
+                ("mig_mode", label_text(seen.mig)),
+                ("persistence_mode", label_text(seen.persistence)),
+            ]
+            add_samples(gpus, own, [(known_labels(pairs), 1)])
+    return [gpus, instances]
+
+
+def label_text(value: int | None) -> str:
+    """Return a number or a mode as a label, nothing where it is not known."""
+    return "" if value is None else str(int(value))

@@ -14,29 +14,32 @@ from typing import TypeVar
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store.locks import Lock
-from gpulock_exporter import telemetry
 from gpulock_exporter.clock import Moment, steady_offset
-from gpulock_exporter.files.sample_file import ExporterMemory, sample_text
-from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.join import join_device_snapshots
+from gpulock_exporter.state.claim_accounting import Accounts, Ledger
+from gpulock_exporter.state.device_totals import TelemetryTotals
+from gpulock_exporter.state.join import DriverState, join_device_snapshots
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
 from gpulock_exporter.state.plausibility import usable_devices
 from gpulock_exporter.state.process_attribution import (
     DeviceProcesses,
     classify_device_processes,
 )
-from gpulock_exporter.state.snapshot import (
-    DriverState,
-    ExporterHealth,
-    NodeSnapshot,
-    SnapshotLimits,
-)
-from gpulock_exporter.telemetry import COLLECTORS, Frame, Process
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
+from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry, Frame, Process
 
 # read with `counters` at once, so that they take no time of their own
 WITH_COUNTERS = ("ecc", "remapped", "pcie", "nvlink")
 
 _T = TypeVar("_T")
+
+
+@dataclass
+class ExporterMemory:
+    """What the exporter remembers from one tick to the next, also over a restart."""
+
+    totals: TelemetryTotals = field(default_factory=TelemetryTotals)
+    ledger: Ledger = field(default_factory=Ledger)
+    sequence: int = 0
 
 
 @dataclass
@@ -62,9 +65,7 @@ class CollectorState:
     services: Sequence[str]
     kin: Callable[[], ProcessTree]
     memory: ExporterMemory = field(default_factory=ExporterMemory)
-    devices: Mapping[str, telemetry.DeviceTelemetry] = field(
-        default_factory=dict[str, telemetry.DeviceTelemetry]
-    )
+    devices: Mapping[str, DeviceTelemetry] = field(default_factory=dict[str, DeviceTelemetry])
     listed: dict[str, ProcessList] = field(default_factory=dict[str, ProcessList])
     last: Frame | None = None
     offset: float | None = None
@@ -91,10 +92,6 @@ class CollectorState:
     def present(self) -> dict[str, DeviceProcesses]:
         """Return who is on each device, as far as that is known."""
         return {name: one.who for name, one in self.listed.items() if one.who is not None}
-
-    def text(self, now: Moment, fault: str = "") -> str:
-        """Return the sample as it is to be written; `fault` says why there is no newer look."""
-        return sample_text(self.memory, self.boot_id, now, self.devices, self.present(), fault)
 
     def snapshot(
         self,

@@ -7,25 +7,42 @@ the driver that are older than a limit are left out; what the lock directory say
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from gpulock.alloc import states
 from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import DEAD, UNKNOWN
-from gpulock_exporter import telemetry
 from gpulock_exporter.state.claim_accounting import Ledger
 from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState
-from gpulock_exporter.state.node_devices import merge_device_lists
-from gpulock_exporter.state.snapshot import (
-    DeviceCounters,
-    DeviceSnapshot,
-    DriverState,
-    SnapshotLimits,
-)
+from gpulock_exporter.state.process_attribution import DeviceProcesses
+from gpulock_exporter.state.snapshot import DeviceSnapshot, SnapshotLimits
+from gpulock_exporter.telemetry import DeviceTelemetry
+
+NOT_LISTED = "the driver lists it, NVML does not"
+
+
+@dataclass(frozen=True)
+class DriverState:
+    """What the driver said last: devices by id, when, and who is on each.
+
+    `at` is CLOCK_BOOTTIME, `fresh` whether that is recent enough to be told; a counter that was
+    read last before `since` is not.
+    """
+
+    devices: Mapping[str, DeviceTelemetry]
+    at: float
+    fresh: bool
+    present: Mapping[str, DeviceProcesses]
+    since: float = 0.0
+
+    def fresh_devices(self) -> Mapping[str, DeviceTelemetry] | None:
+        """Return the devices, None where they are old."""
+        return self.devices if self.fresh else None
 
 
 def join_device_snapshots(
@@ -56,14 +73,13 @@ def join_device_snapshots(
 
 
 def make_uuids_unique(found: Sequence[DeviceSnapshot]) -> tuple[DeviceSnapshot, ...]:
-    """Return the devices, each with an identity of its own: two of one name spoil a scrape."""
+    """Give each device an identity of its own, its lock id: two of one name spoil a scrape."""
     taken: set[str] = set()
-    result: list[DeviceSnapshot] = []
     for one in found:
-        single = replace(one, uuid=one.id) if one.uuid in taken else one
-        taken.add(single.uuid)
-        result.append(single)
-    return tuple(result)
+        if one.uuid in taken:
+            one.uuid = one.id
+        taken.add(one.uuid)
+    return tuple(found)
 
 
 def judge_device_rows(
@@ -124,37 +140,38 @@ def build_device_snapshot(
     totals: TelemetryTotals,
     ledger: Ledger,
     offset: float,
-    values: telemetry.DeviceTelemetry | None = None,
+    values: DeviceTelemetry | None = None,
 ) -> DeviceSnapshot:
     """Return one device with all that is known of it."""
     counted = totals.of(row.id)
     values = values or (heard.devices.get(row.id) if heard.fresh else None)
     record = row.lock.owner if row.lock else None
     uuid = row.device.uuid if row.device else record.uuid if record else ""
-    known = facts.locks is not None
     account = ledger.of(row.id, record.token) if record else None
-    last_busy = counted.last_busy if counted else None
-    return DeviceSnapshot(
-        id=row.id,
-        uuid=(counted.key if counted else "") or (values.uuid if values else "") or uuid or row.id,
-        card=card_index_of_row(row, values, counted),
-        instance=instance_suffix(row.id),
-        state=row.state if known and row.state else None,
-        reason=row.reason,
-        lock=row.lock if known else None,
-        stale=is_lock_stale(record, facts),
-        quarantined=is_row_quarantined(row, facts) if row.state else None,
-        values=values,
-        counts=copy_device_counters(counted, heard.since)
-        if counted and values
-        else DeviceCounters(),
-        xids={xid: (of.count, of.at + offset) for xid, of in counted.xids.items()}
-        if counted
-        else {},
-        last_busy=last_busy + offset if last_busy is not None else None,
-        present=heard.present.get(row.id) if heard.fresh else None,
-        idle=account.idle if account and account.observed else None,
-    )
+    found = DeviceSnapshot(**vars(values or DeviceTelemetry(row.id.partition(".gi")[0], "", -1)))
+    found.id, found.told, found.reason = row.id, values is not None, row.reason
+    found.uuid = (counted.key if counted else "") or found.uuid or uuid or row.id
+    found.card, found.instance = card_index_of_row(row, values, counted), instance_suffix(row.id)
+    card = "" if found.card is None else str(found.card)
+    found.gpu_label = f"{card}:{found.instance}" if found.instance else card
+    if facts.locks is not None:
+        found.state, found.lock, found.owner = row.state or None, row.lock, record
+    found.stale = is_lock_stale(record, facts)
+    found.quarantined = is_row_quarantined(row, facts) if row.state else None
+    found.foreign = count_foreign(heard.present.get(row.id)) if heard.fresh else None
+    found.idle = account.idle if account and account.observed else None
+    if counted:
+        found.counters = current_counters(counted, heard.since) if values else {}
+        found.xids = {xid: (of.count, of.at + offset) for xid, of in counted.xids.items()}
+        found.last_busy = None if counted.last_busy is None else counted.last_busy + offset
+    return found
+
+
+def count_foreign(present: DeviceProcesses | None) -> int | None:
+    """Return how many foreign processes are on a device; none to be seen is not none at all."""
+    if present is None or (present.unseen and not present.foreign):
+        return None
+    return len(present.foreign)
 
 
 def instance_suffix(name: str) -> str:
@@ -172,7 +189,7 @@ def is_row_quarantined(row: states.DeviceState, facts: LocalState) -> bool | Non
 
 
 def card_index_of_row(
-    row: states.DeviceState, values: telemetry.DeviceTelemetry | None, counted: DeviceTotals | None
+    row: states.DeviceState, values: DeviceTelemetry | None, counted: DeviceTotals | None
 ) -> int | None:
     """Return the index of a device's card, None where it has none or nobody knows."""
     if row.device is not None:
@@ -190,18 +207,57 @@ def is_lock_stale(record: Owner | None, facts: LocalState) -> bool | None:
     return verdict.state == DEAD
 
 
-def copy_device_counters(totals: DeviceTotals, since: float) -> DeviceCounters:
+def current_counters(totals: DeviceTotals, since: float) -> dict[str, float]:
     """Return a copy of a device's counters, which go on meanwhile.
 
     One that could not be read since then is not known: standing still, it would say that nothing
     happened.
     """
-    return DeviceCounters(
-        totals.busy if totals.observable else None,
-        totals.observed if totals.observable else None,
-        {
-            name: one.total
-            for name, one in totals.counters.items()
-            if one.last is not None and one.last.at >= since
-        },
-    )
+    found = {"busy": totals.busy, "observed": totals.observed} if totals.observable else {}
+    for name, one in totals.counters.items():
+        if one.last is not None and one.last.at >= since:
+            found[name] = one.total
+    return found
+
+
+def merge_device_lists(
+    listed: Sequence[Device] | None,
+    looked: Mapping[str, DeviceTelemetry] | None,
+    remembered: Mapping[str, DeviceTelemetry],
+) -> list[Device] | None:
+    """Return the devices by index, with what NVML adds; None where nobody ever told.
+
+    `looked` is None where NVML is not heard now, `remembered` is what it said last. A card that
+    the driver lists and NVML does not is faulty: one off the bus shows like that.
+    """
+    if listed is None and not remembered:
+        return None
+    if not listed:
+        return devices_from_nvml(remembered) if listed is None or looked else []
+    result: list[Device] = []
+    for one in listed:
+        device = copy.copy(one)
+        seen = remembered.get(device.id)
+        if seen is not None:
+            device.uuid = seen.uuid or device.uuid
+            device.model = device.model or seen.name
+        if looked is not None and device.id not in looked and not device.fault:
+            device.fault = NOT_LISTED
+        result.append(device)
+    return result
+
+
+def devices_from_nvml(looked: Mapping[str, DeviceTelemetry]) -> list[Device]:
+    """Return the devices that can be granted: instances in place of a card in MIG mode."""
+    result: list[Device] = []
+    for name, seen in looked.items():
+        if seen.mig and not seen.parent:
+            continue
+        card = looked.get(seen.parent, seen)
+        device = Device(card.bus, card.index)
+        device.id = name
+        device.uuid, device.model, device.profile = seen.uuid, seen.name, seen.profile
+        device.minor = card.minor if card.minor is not None else -1
+        device.numa = card.numa if card.numa is not None else -1
+        result.append(device)
+    return sorted(result, key=lambda one: (one.index, one.id))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of the node: the driver's own list, completed by what NVML told.
+"""The driver's own list of the devices of the node.
 
 The driver's files in /proc take its locks, so that a driver that hangs hangs whoever reads them:
 a thread of its own does, and everybody else takes what it read last.
@@ -7,17 +7,14 @@ a thread of its own does, and everybody else takes what it read last.
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from gpulock.errors import Refusal
 from gpulock.node.devices import Device
-from gpulock_exporter import telemetry
 
 PERIOD = 10.0  # seconds between two readings of the driver's list
-NOT_LISTED = "the driver lists it, NVML does not"
 
 
 class DeviceList:
@@ -90,46 +87,3 @@ def inventory_version(lock_dir: str) -> tuple[int, int, int]:
     except OSError:
         return (0, 0, 0)
     return (info.st_ino, info.st_mtime_ns, info.st_size)
-
-
-def merge_device_lists(
-    listed: Sequence[Device] | None,
-    looked: Mapping[str, telemetry.DeviceTelemetry] | None,
-    remembered: Mapping[str, telemetry.DeviceTelemetry],
-) -> list[Device] | None:
-    """Return the devices by index, with what NVML adds; None where nobody ever told.
-
-    `looked` is None where NVML is not heard now, `remembered` is what it said last. A card that
-    the driver lists and NVML does not is faulty: one off the bus shows like that.
-    """
-    if listed is None and not remembered:
-        return None
-    if not listed:
-        return devices_from_nvml(remembered) if listed is None or looked else []
-    result: list[Device] = []
-    for one in listed:
-        device = copy.copy(one)
-        seen = remembered.get(device.id)
-        if seen is not None:
-            device.uuid = seen.uuid or device.uuid
-            device.model = device.model or seen.name
-        if looked is not None and device.id not in looked and not device.fault:
-            device.fault = NOT_LISTED
-        result.append(device)
-    return result
-
-
-def devices_from_nvml(looked: Mapping[str, telemetry.DeviceTelemetry]) -> list[Device]:
-    """Return the devices that can be granted: instances in place of a card in MIG mode."""
-    result: list[Device] = []
-    for name, seen in looked.items():
-        if seen.mig and not seen.parent:
-            continue
-        card = looked.get(seen.parent, seen)
-        device = Device(card.bus, card.index)
-        device.id = name
-        device.uuid, device.model, device.profile = seen.uuid, seen.name, seen.profile
-        device.minor = card.minor if card.minor is not None else -1
-        device.numa = card.numa if card.numa is not None else -1
-        result.append(device)
-    return sorted(result, key=lambda one: (one.index, one.id))

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock_exporter import telemetry
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.state.process_attribution import DeviceProcesses
+from gpulock_exporter.telemetry import DeviceTelemetry
 
 
 @dataclass(frozen=True)
@@ -32,57 +31,36 @@ class SnapshotLimits:
     listed: float = 30.0
 
 
-@dataclass(frozen=True)
-class DeviceCounters:
-    """A device's counters at one moment; None is not known. Times are epoch seconds."""
+@dataclass
+class DeviceSnapshot(DeviceTelemetry):
+    """One device at one moment: what the driver told of it, and what is known here besides.
 
-    busy: float | None = None
-    observed: float | None = None
-    counters: Mapping[str, float] = field(default_factory=dict[str, float])
-
-
-@dataclass(frozen=True)
-class DeviceSnapshot:
-    """One device at one moment. What is None is not known, or too old.
-
-    `uuid` is its identity: the lock id where NVML tells none. `card` is the index of its card,
-    `instance` `gi1.ci0` for a MIG instance. `state` is None where the locks are not known, and
-    for a card in MIG mode, which nobody can be granted.
+    `told` is whether the driver's values are there and not too old. What is None is not known.
+    `id` is its lock id and `uuid` its identity: the lock id where NVML tells none. `card` is the
+    index of its card, `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its
+    neighbours, as `gpulock status` does. `state` is None where the locks are not known, and for a
+    card in MIG mode, which nobody can be granted. `counters` are this boot's: `busy`, `observed`,
+    `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the last was;
+    times are epoch seconds. `foreign` counts processes; where none is seen and some are hidden it
+    is None.
     """
 
-    id: str
-    uuid: str
-    card: int | None
+    id: str = ""
+    card: int | None = None
     instance: str = ""
+    gpu_label: str = ""
+    told: bool = False
     state: str | None = None
     reason: str = ""
     lock: Lock | None = None
+    owner: Owner | None = None
     stale: bool | None = None
     quarantined: bool | None = None
-    values: telemetry.DeviceTelemetry | None = None
-    counts: DeviceCounters = field(default=DeviceCounters())
+    counters: Mapping[str, float] = field(default_factory=dict[str, float])
     xids: Mapping[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     last_busy: float | None = None
-    present: DeviceProcesses | None = None
+    foreign: int | None = None
     idle: float | None = None
-
-    @property
-    def name(self) -> str:
-        """Return what names it among its neighbours, as `gpulock status` does."""
-        card = "" if self.card is None else str(self.card)
-        return f"{card}:{self.instance}" if self.instance else card
-
-    @property
-    def owner(self) -> Owner | None:
-        """Return who holds it."""
-        return self.lock.owner if self.lock else None
-
-    @property
-    def foreign(self) -> int | None:
-        """Return how many foreign processes are on it; none to be seen is not none at all."""
-        if self.present is None or (self.present.unseen and not self.present.foreign):
-            return None
-        return len(self.present.foreign)
 
 
 @dataclass(frozen=True)
@@ -116,22 +94,3 @@ class NodeSnapshot:
     counters: Mapping[str, str]
     reconciled: float | None
     health: ExporterHealth
-
-
-@dataclass(frozen=True)
-class DriverState:
-    """What the driver said last: devices by id, when, and who is on each.
-
-    `at` is CLOCK_BOOTTIME, `fresh` whether that is recent enough to be told; a counter that was
-    read last before `since` is not.
-    """
-
-    devices: Mapping[str, telemetry.DeviceTelemetry]
-    at: float
-    fresh: bool
-    present: Mapping[str, DeviceProcesses]
-    since: float = 0.0
-
-    def fresh_devices(self) -> Mapping[str, telemetry.DeviceTelemetry] | None:
-        """Return the devices, None where they are old."""
-        return self.devices if self.fresh else None

@@ -77,7 +77,7 @@ def build_page(
 
 def in_mig_mode(seen: DeviceSnapshot) -> bool:
     """Return whether a device is a card that nobody is granted, but its instances."""
-    return bool(seen.values and seen.values.mig and not seen.instance)
+    return bool(seen.mig and not seen.instance)
 
 
 def device_sort_key(seen: DeviceSnapshot) -> tuple[bool, int, list[int]]:
@@ -94,8 +94,7 @@ def build_tile(
     boot_id: str,
 ) -> Tile:
     """Return one device's tile; a person is named as in the metrics, or not at all."""
-    values, record = seen.values, seen.owner
-    model = values.name if values else ""
+    record = seen.owner
     job = user = held = ""
     if record is not None:
         job = record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
@@ -104,21 +103,21 @@ def build_tile(
         since = now.wall - record.claimed_at if earlier else now.boottime - record.claimed_boottime
         held = format_page_duration(since)
     return Tile(
-        name=seen.instance or seen.name or seen.id,
-        model=values.profile or model if values and seen.instance else model,
+        name=seen.instance or seen.gpu_label or seen.id,
+        model=seen.profile or seen.name,
         state=seen.state or "unknown",
         place=seen.id,
         job=job,
         user=user,
         held=held,
         note=device_note(seen),
-        card=f"GPU {seen.card} {model}" if seen.instance else "",
-        utilization=values.utilization if values else None,
+        card=f"GPU {seen.card} {seen.name}" if seen.instance else "",
+        utilization=seen.utilization,
         history=history.of(seen.id),
-        memory_used=values.memory_used if values else None,
-        memory_total=values.memory_total if values else None,
-        temperature=values.temperature if values else None,
-        power=values.power if values else None,
+        memory_used=seen.memory_used,
+        memory_total=seen.memory_total,
+        temperature=seen.temperature,
+        power=seen.power,
     )
 
 

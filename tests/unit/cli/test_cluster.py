@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from gpulock_exporter.metrics.collectors import collect_families
-from gpulock_exporter.metrics.exposition import render_exposition
+from gpulock_exporter.metrics.collectors import collect_families, render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.telemetry import Process
 

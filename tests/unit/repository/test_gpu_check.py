@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from gpulock_exporter.metrics import devices, locks
-from gpulock_exporter.metrics.labels import FamilyPair
+from gpulock_exporter.metrics.devices import SEVERAL, SINGLE
 
 from tests.gpu import instances
 from tests.gpu.check_devices import Device, differences, normal_bus_id, parse_information
@@ -61,9 +60,7 @@ def judged(metric: str, ours: float | None, field: str, told: str) -> Finding:
 
 def families() -> set[str]:
     """Return every family of a card, without prefix and further labels."""
-    pairs: list[FamilyPair] = [pair for pair, _ in (*devices.SINGLE, *devices.SEVERAL)]
-    pairs += [value for value in vars(locks).values() if isinstance(value, FamilyPair)]
-    return {pair.gpu.name.removeprefix("gpulock_gpu_") for pair in pairs}
+    return {"lock_info", *(name for name, _, _ in (*SINGLE, *SEVERAL))}
 
 
 def test_every_family_of_a_card_is_compared_or_said_not_to_be() -> None:

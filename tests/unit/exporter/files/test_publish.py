@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpulock_exporter.files.inventory import inventory_text
-from gpulock_exporter.files.publish import FINISHED_CAP, ExporterFolder, prune_finished_files
-from gpulock_exporter.files.sample_file import (
-    ExporterMemory,
-    finished_text,
-    restore_exporter_memory,
+from gpulock_exporter.files.publish import (
+    FINISHED_CAP,
+    ExporterFolder,
+    inventory_text,
+    prune_finished_files,
 )
+from gpulock_exporter.files.sample_file import finished_text, restore_exporter_memory
 from gpulock_exporter.metrics.collectors import collect_families
-from gpulock_exporter.metrics.families import COUNTER
 from gpulock_exporter.state.claim_accounting import LedgerAccount
+from gpulock_exporter.state.collector_state import ExporterMemory
 from gpulock_exporter.telemetry import DeviceTelemetry, Process, Xid
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -46,8 +46,8 @@ wall=1700001003.0
 looked=1003.0
 driver=580.1
 device {bus(0)} uuid={uuid(0)} index=0 looked=1003.0 utilization=0.5 memory_used=10737418240 \
-memory_total=85899345920 busy=1.0 observed=2.0 credit=0.0 last_busy=1003.0 energy=700.0 \
-processes=1 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 \
+memory_total=85899345920 busy=1.0 observed=2.0 last_busy=1003.0 energy=700.0 \
+processes=1 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 credit=0.0 \
 c.energy=700.0,700.0,1003.0,300.0 x.79=1,1003.0
 device {bus(1)} uuid={uuid(1)} index=1 looked=1003.0
 token {A} {bus(0)} since=1001.0 until=1003.0 busy=1.0 observed=2.0 seen=1003.0 idle=0.0 \
@@ -150,10 +150,10 @@ def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
 ) -> None:
     def told() -> dict[str, float]:
         return {
-            metric.family.name.removeprefix("gpulock_gpu_"): value
+            sample.name.removeprefix("gpulock_gpu_"): sample.value
             for metric in collect_families(node.snapshot())
-            if metric.family.kind == COUNTER
-            for value in metric.values.values()
+            if metric.type == "counter"
+            for sample in metric.samples
         }
 
     def full(*_: object) -> None:
@@ -440,12 +440,13 @@ def test_no_frames_and_no_restarts_make_a_counter_fall(
         node.now += seconds
         node.book.tick([frame], node.facts, node.moment)
         for metric in collect_families(node.snapshot()):
-            for labels, value in metric.values.items():
-                assert math.isfinite(value)
-                if metric.family.kind == COUNTER:
-                    key = (metric.family.name, labels.partition("uuid=")[2])
-                    assert value >= served.get(key, 0), key
-                    served[key] = value
+            for one in metric.samples:
+                assert math.isfinite(one.value)
+                if metric.type == "counter":
+                    own = {name: of for name, of in one.labels.items() if name != "gpu"}
+                    key = (one.name, str(own))
+                    assert one.value >= served.get(key, 0), key
+                    served[key] = one.value
         for accounts in node.book.memory.ledger.accounts.values():
             for account in accounts.values():
                 assert 0 <= account.busy <= account.observed * (1 + 1e-9)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.metrics.devices import family_name
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 
 from gpulock.cli import COMMANDS
@@ -44,7 +45,7 @@ def asked() -> tuple[dict[str, Any], ...]:
 def families() -> set[str]:
     """Return the name of every metric of the exporter."""
     nothing = NodeSnapshot(Moment(0.0, 0.0), (), None, "", {}, None, ExporterHealth())
-    return {metric.family.name for metric in collect_families(nothing)}
+    return {family_name(metric) for metric in collect_families(nothing)}
 
 
 def named(kind: str) -> dict[str, dict[str, Any]]:

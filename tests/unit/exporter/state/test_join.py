@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.metrics.devices import family_name
 from gpulock_exporter.state.collector_state import CollectorState
-from gpulock_exporter.state.node_devices import NOT_LISTED, DeviceList, inventory_version
+from gpulock_exporter.state.join import NOT_LISTED
+from gpulock_exporter.state.node_devices import DeviceList, inventory_version
 from gpulock_exporter.state.snapshot import (
     DeviceSnapshot,
     ExporterHealth,
@@ -56,9 +58,17 @@ def seen(snapshot: NodeSnapshot, name: str = bus(0)) -> DeviceSnapshot:
 def values(snapshot: NodeSnapshot, family: str) -> dict[str, float]:
     """Return a family's values by labels."""
     for metric in collect_families(snapshot):
-        if metric.family.name == f"gpulock_{family}":
-            return metric.values
+        if family_name(metric) == f"gpulock_{family}":
+            return {label_words(sample.labels): sample.value for sample in metric.samples}
     raise AssertionError(family)
+
+
+def label_words(labels: dict[str, str]) -> str:
+    return ",".join(f'{name}="{value}"' for name, value in labels.items())
+
+
+def families_with_values(snapshot: NodeSnapshot) -> set[str]:
+    return {family_name(metric) for metric in collect_families(snapshot) if metric.samples}
 
 
 def faulty(number: int) -> Device:
@@ -174,7 +184,7 @@ def test_old_values_are_dropped_and_locks_stay() -> None:
         node.silence()
     old = node.snapshot([listed(0)])
     assert (fresh.health.nvml_up, old.health.nvml_up) == (True, False)
-    kept = {m.family.name for m in collect_families(old) if m.values and "_gpu_" in m.family.name}
+    kept = {name for name in families_with_values(old) if "_gpu_" in name}
     assert kept == {
         "gpulock_gpu_lock_info",
         "gpulock_gpu_locked",
@@ -272,7 +282,7 @@ def test_where_the_locks_cannot_be_read_nothing_is_said_of_them() -> None:
     node.facts.locks = None
     snapshot = node.snapshot([listed(0)])
     assert (snapshot.states, state_of(snapshot)) == (None, None)
-    names = {metric.family.name for metric in collect_families(snapshot) if metric.values}
+    names = families_with_values(snapshot)
     assert "gpulock_gpu_utilization_ratio" in names
     assert not {"gpulock_gpu_locked", "gpulock_gpu_missing", "gpulock_gpus"} & names
 
@@ -389,8 +399,7 @@ def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:
     node = Node(proc="/nonexistent")
     node.tick(card(0, processes=[Process(77)]))
     one = seen(node.snapshot([listed(0)]))
-    assert one.present is not None
-    assert (one.foreign, one.present.unseen, one.state) == (None, 1, "free")
+    assert (one.foreign, node.book.present()[bus(0)].unseen, one.state) == (None, 1, "free")
 
 
 # --- the rest ---------------------------------------------------------------------------------

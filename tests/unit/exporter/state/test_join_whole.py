@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.clock import Moment, SystemClock
 from gpulock_exporter.files.publish import ExporterFolder
-from gpulock_exporter.files.sample_file import restore_exporter_memory
-from gpulock_exporter.metrics.collectors import collect_families
-from gpulock_exporter.metrics.exposition import render_exposition
+from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
+from gpulock_exporter.metrics.collectors import collect_families, render_exposition
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import read_local_state
 from gpulock_exporter.state.node_devices import DeviceList
@@ -59,7 +58,7 @@ class Exporter:
         now = self.now
         facts = read_local_state(self.node, now.boottime)
         over = self.book.tick(frames, facts, now)
-        self.folder.write_sample(self.book.text(now))
+        self.folder.write_sample(sample_text(self.book, now))
         self.folder.write_finished(over, self.node.boot_id, now)
         self.folder.write_inventory(self.book.devices, self.node.boot_id)
         return self.book.snapshot(self.devices.devices, facts, now, ExporterHealth("0.1.0"))
@@ -100,7 +99,7 @@ def test_the_states_are_those_that_status_shows(box: Box) -> None:
 def test_a_job_comes_works_and_goes(box: Box) -> None:
     exporter = Exporter(box)
     text = render_exposition(collect_families(exporter.second())).decode()
-    assert 'gpulock_gpu_lock_info{gpu="0",uuid="GPU-00000000-aaaa",scheduler="sge"' in text
+    assert 'gpulock_gpu_lock_info{gpu="0",job_id="12",queue="gpu.q",scheduler="sge"' in text
     for _ in range(3):
         exporter.second()
     seen = sample.read_sample(exporter.folder.path, exporter.now.boottime, BOOT)
@@ -125,7 +124,7 @@ def test_an_exporter_that_is_killed_and_started_goes_on(box: Box) -> None:
     second.start, second.seconds = first.start, first.seconds
     second.book.memory = restore_exporter_memory(second.folder.last(), BOOT, first.now.boottime)
     after = second.second()
-    counts = [one.devices[0].counts.busy for one in (before, after)]
+    counts = [one.devices[0].counters["busy"] for one in (before, after)]
     assert counts == [2.0, 2.5]
     assert second.book.memory.sequence == 6
 

@@ -9,8 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.state.local_state import read_local_state, read_locks_with_details
-from gpulock_exporter.state.lock_cache import SETTLED, LockCache
+from gpulock_exporter.state.local_state import (
+    SETTLED,
+    LockCache,
+    read_local_state,
+    read_locks_with_details,
+)
 
 from gpulock.deadline import clock_boottime
 from gpulock.store import boot

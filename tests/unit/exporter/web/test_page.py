@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.state.process_attribution import DeviceProcesses
 from gpulock_exporter.web.page import GIB, Page, Tile, render_page, render_tile_sparkline
 from gpulock_exporter.web.utilisation_history import (
     LENGTH,
@@ -115,8 +114,7 @@ def test_a_note_says_since_when_and_how_many(
     node.tick(card(0))
     (device,) = node.snapshot().devices
     changes: dict[str, Any] = {"state": "held_idle" if idle else "foreign", "idle": idle}
-    present = DeviceProcesses(len(seen), seen)
-    assert device_note(replace(device, present=present, **changes)) == note
+    assert device_note(replace(device, foreign=len(seen), **changes)) == note
 
 
 def test_memory_never_draws_beyond_its_bar() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which exporter writes a folder: a file with its pid, locked for as long as it runs.
+"""Which exporter writes a folder: it holds a lock for as long as it runs, and a file has its pid.
 
 The kernel lets go of the lock when the process ends, however it ends. `pause` and `resume` may be
-root's, and the file is an ordinary user's: a signal goes to a process of that very user alone.
+root's, and the files are an ordinary user's: a signal goes to a process of that very user alone.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import stat
 import time
 from types import TracebackType
 
+from filelock import FileLock, Timeout
+
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic
 
 NAME = "pid"
-MODE = 0o644
-TRIES, PAUSE = 5, 0.05  # seconds; whoever asks whether one runs holds the lock for an instant
+LOCK = "lock"  # a file of its own: filelock before 3.30 empties what it opens
+PATIENCE = 0.25  # seconds; a process that asks whether one runs holds the lock for an instant
+PAUSE = 0.05
 INIT = 1
 
 
@@ -29,30 +32,23 @@ class NotRunningError(ProcessLookupError):
 
 
 class PidFile:
-    """The mark of the exporter that writes `folder`, as a context; the file itself stays."""
+    """The mark of the exporter that writes `folder`, as a context; the files themselves stay."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._fd = -1
+        self._lock = FileLock(f"{folder}/{LOCK}", PATIENCE, 0o644)
 
     def __enter__(self) -> PidFile:
         """Take the folder; raise Refusal where another exporter has it, or OSError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(f"{self._folder}/{NAME}", flags, MODE)
-        for attempt in range(TRIES):
-            if try_flock(fd, fcntl.LOCK_EX):
-                break
-            if attempt == TRIES - 1:
-                os.close(fd)
-                raise Refusal(
-                    BROKEN,
-                    f"another gpulock-exporter writes {self._folder}",
-                    "give this one a folder of its own (EXPORTER_DIR)",
-                )
-            time.sleep(PAUSE)
-        os.ftruncate(fd, 0)
-        atomic.write_descriptor(fd, f"{os.getpid()}\n".encode())
-        self._fd = fd
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise Refusal(
+                BROKEN,
+                f"another gpulock-exporter writes {self._folder}",
+                "give this one a folder of its own (EXPORTER_DIR)",
+            ) from None
+        atomic.replace_file(f"{self._folder}/{NAME}", f"{os.getpid()}\n".encode())
         return self
 
     def __exit__(
@@ -61,28 +57,61 @@ class PidFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self._fd)
+        self._lock.release()
 
 
 def signal_exporter(folder: str, number: signal.Signals) -> int:
     """Send a signal to the exporter that writes `folder`, return its pid.
 
-    Raises NobodyError, or OSError.
+    Raises NotRunningError, or OSError.
     """
-    path = f"{folder}/{NAME}"
     try:
-        fd = os.open(path, atomic.OPEN_READ)
+        if not is_locked(f"{folder}/{LOCK}"):
+            raise NotRunningError(folder)
+        fd = os.open(f"{folder}/{NAME}", atomic.OPEN_READ)
     except FileNotFoundError:
-        raise NotRunningError(path) from None
+        raise NotRunningError(folder) from None
     try:
         info = os.fstat(fd)
         text = os.read(fd, 32).strip() if stat.S_ISREG(info.st_mode) else b""
-        if try_flock(fd, fcntl.LOCK_SH) or not text.isdigit() or int(text) <= INIT:
-            raise NotRunningError(path)
-        signal_user_process(int(text), info.st_uid, number)
-        return int(text)
     finally:
         os.close(fd)
+    if not text.isdigit() or int(text) <= INIT:
+        raise NotRunningError(folder)
+    signal_user_process(int(text), info.st_uid, number)
+    return int(text)
+
+
+def is_locked(path: str) -> bool:
+    """Return whether a process holds the lock on a file; raise OSError.
+
+    Not by filelock: it makes a file that is not there, which would be root's, and must be allowed
+    to write the one that is.
+    """
+    fd = os.open(path, atomic.OPEN_READ)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def signal_user_process(pid: int, uid: int, number: signal.Signals) -> None:
+    """Send a signal to a process where it is a user's own; raise NotRunningError, or OSError."""
+    try:
+        handle = os.pidfd_open(pid)
+    except (ProcessLookupError, OverflowError):
+        raise NotRunningError(f"process {pid}") from None
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != uid:  # the handle keeps it from being a later one
+            raise NotRunningError(f"process {pid}")
+        signal.pidfd_send_signal(handle, number)
+    except FileNotFoundError:
+        raise NotRunningError(f"process {pid}") from None
+    finally:
+        os.close(handle)
 
 
 def wait_for_worker_exit(pid: int, seconds: float) -> int:
@@ -106,28 +135,3 @@ def find_exporter_worker(pid: int) -> int:
         except (OSError, ValueError):
             continue  # it is gone, or none of ours
     return 0
-
-
-def signal_user_process(pid: int, uid: int, number: signal.Signals) -> None:
-    """Send a signal to a process where it is a user's own; raise NobodyError, or OSError."""
-    try:
-        handle = os.pidfd_open(pid)
-    except (ProcessLookupError, OverflowError):
-        raise NotRunningError(f"process {pid}") from None
-    try:
-        if os.stat(f"/proc/{pid}").st_uid != uid:  # the handle keeps it from being a later one
-            raise NotRunningError(f"process {pid}")
-        signal.pidfd_send_signal(handle, number)
-    except FileNotFoundError:
-        raise NotRunningError(f"process {pid}") from None
-    finally:
-        os.close(handle)
-
-
-def try_flock(fd: int, how: int) -> bool:
-    """Take a lock where nobody has it; return whether that was so."""
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -106,9 +106,9 @@ def read_sample_view(folder: str, now: float, boot_id: str, oldest: float) -> Sa
 
 
 def is_exporter_running(folder: str) -> bool:
-    """Return whether an exporter writes `folder`: it holds a lock on its file with its pid."""
+    """Return whether an exporter writes `folder`: it holds the lock of that folder."""
     try:
-        fd = os.open(f"{folder}/pid", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(f"{folder}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -314,7 +314,7 @@ def test_an_exporter_that_runs_and_writes_nothing_is_told_from_none(
     sampled.device(site.id(0))
     sampled.write(age=60)
     assert "no gpulock-exporter runs" in note(site.call("status").stdout, "samples")
-    with (site.files.exporter_dir / "pid").open("w") as mark:
+    with (site.files.exporter_dir / "lock").open("w") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)
         said = note(site.call("status").stdout, "samples")
     assert "runs, but has written nothing" in said and "see its journal" in said

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,15 +14,7 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.app.exporter import Exporter
-from gpulock_exporter.app.pidfile import (
-    NAME,
-    NotRunningError,
-    find_exporter_worker,
-    signal_exporter,
-    signal_user_process,
-    wait_for_worker_exit,
-)
-from gpulock_exporter.app.pidfile import PidFile as Mark
+from gpulock_exporter.app.pidfile import find_exporter_worker, wait_for_worker_exit
 from gpulock_exporter.app.program import apply_exporter_options, exporter_parser, worker_command
 from gpulock_exporter.clock import SystemClock
 
@@ -163,34 +154,7 @@ def test_a_second_exporter_does_not_write_into_the_files_of_the_first(running: R
         "give this one a folder of its own (EXPORTER_DIR)\n"
     )
     assert running.get("/-/healthy") == "gpulock-exporter is healthy\n"
-
-
-@pytest.mark.parametrize("left", [None, "", "1", "-1", "0", "99999999", "own", "x" * 99])
-def test_nobody_to_tell_is_said_and_nobody_else_is_told(tmp_path: Path, left: str | None) -> None:
-    folder = str(tmp_path)
-    if left is not None:
-        (tmp_path / NAME).write_text(str(os.getpid()) if left == "own" else left)
-    with pytest.raises(NotRunningError):
-        signal_exporter(folder, signal.SIGUSR1)
-
-
-@pytest.mark.parametrize("left", ["1", "-1", "0", "99999999", "x" * 40])
-def test_a_file_that_somebody_keeps_locked_points_at_no_other_process(
-    tmp_path: Path, left: str
-) -> None:
-    with Mark(str(tmp_path)):
-        (tmp_path / NAME).write_text(left)
-        with pytest.raises(NotRunningError):
-            signal_exporter(str(tmp_path), signal.SIGUSR1)
-
-
-def test_a_process_of_another_user_than_the_files_is_not_told(tmp_path: Path) -> None:
-    with subprocess.Popen(["/bin/sleep", "60"]) as process:
-        with pytest.raises(NotRunningError):
-            signal_user_process(process.pid, os.getuid() + 1, signal.SIGTERM)
-        assert process.poll() is None
-        signal_user_process(process.pid, os.getuid(), signal.SIGTERM)
-        assert process.wait() == -signal.SIGTERM
+    assert call(running.node, "pause").returncode == 0, "the first is still the one to tell"
 
 
 def test_resume_without_an_exporter_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Look",
         (
             ("status", "status.status:status_command", "Show every GPU and who holds it."),
-            ("why", "why.why:why_command", "Explain why a job or device is in the state it is in."),
+            ("why", "why.why:why_command", "Explain the state of a job or device."),
             ("report", "history.report:job_report_command", "Show what a job's GPUs did."),
             (
                 "history",
@@ -38,7 +38,7 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             (
                 "inventory",
                 "admin.inventory:inventory_command",
-                "Show the devices, their places and links.",
+                "Show the devices and their links.",
             ),
             (
                 "config",
@@ -50,9 +50,9 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Hold GPUs",
         (
-            ("run", "claims.run:run_command", "Run a command with GPUs of its own."),
+            ("run", "claims.run:run_command", "Run a command with its own GPUs."),
             ("claim", "claims.claim:claim_command", "Hold GPUs for a process, such as this shell."),
-            ("release", "claims.release:release_command", "Give GPUs back."),
+            ("release", "claims.release:release_command", "Release GPUs."),
         ),
     ),
     (
@@ -62,7 +62,7 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             (
                 "reserve",
                 "admin.devices:reserve_command",
-                "Lock a device for yourself, kept over a reboot.",
+                "Lock a device for administration.",
             ),
             ("unreserve", "admin.devices:unreserve_command", "End a reserve."),
             ("quarantine", "admin.devices:quarantine_command", "Take a device out of service."),
@@ -75,17 +75,17 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             (
                 "install",
                 "admin.install:install_group",
-                "Install the hooks of a scheduler on this node.",
+                "Install hooks or services.",
             ),
-            ("uninstall", "admin.install:uninstall_group", "Take the hooks away again."),
+            ("uninstall", "admin.install:uninstall_group", "Remove hooks or services."),
             ("doctor", "admin.install:doctor_command", "Check this node and its scheduler."),
-            ("cdi", "admin.cdi:cdi_command", "Name the devices for podman and Docker."),
+            ("cdi", "admin.cdi:cdi_command", "Print the CDI spec for podman and Docker."),
             (
                 "simulate",
                 "admin.simulate:simulate_command",
-                "Write a simulated node to try things on.",
+                "Write a simulated node for tests.",
             ),
-            ("demo", "admin.demo:demo_command", "See it work: no GPU, no scheduler, no root."),
+            ("demo", "admin.demo:demo_command", "Show gpulock at work, without a GPU."),
         ),
     ),
 )
@@ -142,12 +142,12 @@ def exit_with_refusal(ctx: click.Context, refusal: Refusal, code: int) -> NoRetu
     metavar="FILE",
     default=DEFAULT_PATH,
     show_default=True,
-    help="Settings of the node to work on.",
+    help="Settings file of the node.",
 )
 @click.version_option(__version__, prog_name="gpulock", message="%(prog)s %(version)s")
 @click.pass_context
 def command_group(ctx: click.Context, config: str) -> None:
-    """Which GPU is whose, on one node."""
+    """Show and manage which GPU of this node is whose."""
     ctx.obj = Session(config)
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         ctx.color = False

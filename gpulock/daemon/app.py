@@ -33,7 +33,7 @@ from gpulock.node.settings import DEFAULT_PATH, read_settings
 DONE, REFUSED, USAGE, NODE_BROKEN = 0, 1, 2, 3
 HELP = """usage: gpulockd [--config FILE]
 
-Free what dead owners hold, publish the verdicts, write the history: see docs/gpulockd.md.
+Free what dead owners hold, publish verdicts, write the history: see docs/gpulockd.md.
 
   --config FILE  settings of the node  [default: /etc/gpulock/gpulock.conf]
   --version      show the version

@@ -74,7 +74,7 @@ def exporter_parser() -> argparse.ArgumentParser:
     """Return the options."""
     found = argparse.ArgumentParser(
         prog="gpulock-exporter",
-        description="Tell Prometheus what each GPU does and which job holds it; a page for people.",
+        description="Serve what each GPU does and which job holds it, for Prometheus and people.",
     )
     found.add_argument(
         "act",

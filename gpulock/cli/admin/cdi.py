@@ -15,10 +15,10 @@ from gpulock.daemon.reconcile.cdi import (
 
 
 @click.command()
-@click.option("--write", is_flag=True, help="Write it into CDI_DIR; gpulockd does so by itself.")
+@click.option("--write", is_flag=True, help="Write it into CDI_DIR, as gpulockd does.")
 @click.pass_obj
 def cdi_command(session: Session, write: bool) -> None:
-    """Print the CDI spec of this node, by which podman and Docker know its devices.
+    """Print the CDI spec of this node, which names its devices for podman and Docker.
 
     In a job, where CDI_DIR is set: podman run $GPULOCK_CDI IMAGE
     """

@@ -16,10 +16,10 @@ from gpulock.text import table
 
 
 @click.command()
-@click.option("--check", metavar="FILE", help="Only say whether FILE is right; 1 if not.")
+@click.option("--check", metavar="FILE", help="Only check FILE; exit 1 if it is invalid.")
 @click.pass_obj
 def config_command(session: Session, check: str | None) -> None:
-    """Show every setting of this node, or check a file before it is installed."""
+    """Show every setting of this node, or check a settings file."""
     if check is not None:
         number = validate_settings_file(check)
         click.echo(f"{check}: right, {number} of {len(KEYS)} keys set")

@@ -36,7 +36,7 @@ INDENT = "   "
 
 @click.command()
 def demo_command() -> None:
-    """See gpulock work: a simulated DGX-1, real hooks, half a minute of jobs in seconds."""
+    """Show gpulock at work: a simulated DGX-1, real hooks, a few seconds."""
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, handle_demo_signal)
     try:

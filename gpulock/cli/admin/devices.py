@@ -42,7 +42,7 @@ def require_reason(ctx: click.Context, param: click.Parameter, value: str) -> st
 
 def reason_option(function: F) -> F:
     """Add --reason, which is needed."""
-    text = "Why; shown to everybody who asks."
+    text = "Reason, which `gpulock status` and `why` show."
     return click.option(
         "--reason", metavar="TEXT", required=True, help=text, callback=require_reason
     )(function)
@@ -53,7 +53,7 @@ def reason_option(function: F) -> F:
 @reason_option
 @click.pass_obj
 def reserve_command(session: Session, device: str, reason: str) -> None:
-    """Lock DEVICE until `unreserve`, over reboots; refused while somebody holds it."""
+    """Lock DEVICE until `unreserve`, also over reboots. Refused while a job holds it."""
     node, found, name = prepare_admin_device(session, device)
     label, reason = format_device_label(name, found), one_line(reason)
     with make_admin_gate(node):
@@ -102,7 +102,7 @@ def unreserve_command(session: Session, device: str) -> None:
 @reason_option
 @click.pass_obj
 def quarantine_command(session: Session, device: str, reason: str) -> None:
-    """Take DEVICE out of service until `restore`, over reboots."""
+    """Take DEVICE out of service until `restore`, also over reboots."""
     node, found, name = prepare_admin_device(session, device, card=True)
     reason = one_line(reason)
     with make_admin_gate(node):

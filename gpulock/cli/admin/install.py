@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def install_group() -> None:
-    """Install the hooks of a scheduler on this node."""
+    """Install hooks or services."""
 
 
 @install_group.command("sge")
@@ -30,20 +30,20 @@ def install_group() -> None:
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="GPUs of this node.  [default: count them]"
 )
-@click.option("--complex", default="gpu", show_default=True, help="Consumable for GPUs.")
+@click.option("--complex", default="gpu", show_default=True, help="Consumable that counts GPUs.")
 @click.option("--host", default="", help="Grid Engine's name of this host.  [default: ask it]")
-@click.option("--all-hosts", is_flag=True, help="Set the hooks for the whole queue.")
+@click.option("--all-hosts", is_flag=True, help="Set the hooks for all hosts of the queue.")
 @click.option(
     "--prefix",
     type=click.Path(path_type=Path),
     default=DEFAULT_PREFIX,
     show_default=True,
-    help="Where the hooks go.",
+    help="Folder for the hooks.",
 )
-@click.option("--interpreter", default=sys.executable, help="Python for the hooks.")
-@click.option("--sge-root", default="", help="Grid Engine's root, where there are several.")
-@click.option("--sge-cell", default="", help="Its cell.")
-@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.option("--interpreter", default=sys.executable, help="Python interpreter of the hooks.")
+@click.option("--sge-root", default="", help="SGE_ROOT, where there are several.")
+@click.option("--sge-cell", default="", help="SGE_CELL.")
+@click.option("--dry-run", is_flag=True, help="Print what would change; change nothing.")
 @click.pass_obj
 def install_sge_command(session: Session, /, dry_run: bool, **options: Any) -> None:
     """Install prolog, epilog and load sensor for Grid Engine on this node."""
@@ -67,15 +67,15 @@ def install_sge_command(session: Session, /, dry_run: bool, **options: Any) -> N
     type=click.Path(path_type=Path),
     default=DEFAULT_PREFIX,
     show_default=True,
-    help="Where the hooks go.",
+    help="Folder for the hooks.",
 )
-@click.option("--interpreter", default=sys.executable, help="Python for the hooks.")
-@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.option("--interpreter", default=sys.executable, help="Python interpreter of the hooks.")
+@click.option("--dry-run", is_flag=True, help="Print what would change; change nothing.")
 @click.pass_obj
 def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) -> None:
     """Install Prolog, TaskProlog and Epilog for Slurm on this node.
 
-    slurm.conf and gres.conf are only read; what to put there is shown.
+    Reads slurm.conf and gres.conf, and prints the lines to add there.
     """
     from gpulock.install.slurm.install import SlurmOptions, plan_slurm
 
@@ -90,10 +90,10 @@ def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) ->
 
 
 @install_group.command("systemd")
-@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would change; change nothing.")
 @click.pass_obj
 def install_systemd_command(session: Session, /, dry_run: bool) -> None:
-    """Install gpulockd and the exporter as services of this node, and start them."""
+    """Install and start gpulockd and the exporter as systemd services."""
     from gpulock.install.systemd.install import SystemdOptions, plan_systemd
 
     try:
@@ -121,26 +121,26 @@ def show_or_apply_plan(plan: InstallPlan, dry_run: bool) -> None:
 
 @click.group()
 def uninstall_group() -> None:
-    """Take the hooks of a scheduler away again."""
+    """Remove hooks or services."""
 
 
 @uninstall_group.command("sge")
 @click.option("--force", is_flag=True, help="Although devices are locked.")
-@click.option("--reason", default="", metavar="TEXT", help="Why; needed with --force.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason; needed with --force.")
 @click.pass_obj
 def uninstall_sge_command(session: Session, force: bool, reason: str) -> None:
-    """Put back what was there before `install sge`."""
+    """Restore what was there before `install sge`."""
     from gpulock.install.sge.uninstall import SgeUninstaller
 
     run_uninstaller(session, SgeUninstaller, force, reason)
 
 
 @uninstall_group.command("slurm")
-@click.option("--force", is_flag=True, help="Although Slurm jobs hold devices.")
-@click.option("--reason", default="", metavar="TEXT", help="Why; needed with --force.")
+@click.option("--force", is_flag=True, help="Uninstall although Slurm jobs hold devices.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason; needed with --force.")
 @click.pass_obj
 def uninstall_slurm_command(session: Session, force: bool, reason: str) -> None:
-    """Put back what was there before `install slurm`."""
+    """Restore what was there before `install slurm`."""
     from gpulock.install.slurm.uninstall import SlurmUninstaller
 
     run_uninstaller(session, SlurmUninstaller, force, reason)
@@ -149,7 +149,7 @@ def uninstall_slurm_command(session: Session, force: bool, reason: str) -> None:
 @uninstall_group.command("systemd")
 @click.pass_obj
 def uninstall_systemd_command(session: Session) -> None:
-    """Stop both services, and put back what was there before `install systemd`."""
+    """Stop both services, and restore what was there before `install systemd`."""
     from gpulock.install.systemd.install import SystemdUninstaller
 
     run_uninstaller(session, SystemdUninstaller, False, "")
@@ -177,7 +177,7 @@ def run_uninstaller(
 @click.option("--prefix", type=click.Path(path_type=Path), default=None, hidden=True)
 @click.pass_context
 def doctor_command(ctx: click.Context, prefix: Path | None) -> None:
-    """Check this node, its settings and its scheduler; 3 if anything is at fault."""
+    """Check this node, its settings and its scheduler; exit 3 if there is a fault."""
     from gpulock.install.doctor import doctor as checks
 
     session: Session = ctx.obj

@@ -16,8 +16,8 @@ HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESE
 
 @click.command(epilog=HELP)
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--preset", default="dgx1", show_default=True, metavar="NAME", help="Which machine.")
-@click.option("--gpus", type=click.IntRange(min=1), help="Its first so many GPUs only.")
+@click.option("--preset", default="dgx1", show_default=True, metavar="NAME", help="Machine type.")
+@click.option("--gpus", type=click.IntRange(min=1), help="Only its first GPUs, this many.")
 def simulate_command(directory: Path, preset: str, gpus: int | None) -> None:
     """Write a simulated node into DIRECTORY, which must be empty or an older simulation."""
     try:

@@ -59,13 +59,13 @@ def check_reason_length(
 
 @click.command()
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
-@click.option("--pid", type=click.IntRange(min=2), help="What this process holds.")
-@click.option("--job", metavar="JOB", help="What this job holds: 12, or 12.3 for a task.")
-@click.option("--force", is_flag=True, help="Also what is not yours, or still in use.")
+@click.option("--pid", type=click.IntRange(min=2), help="Release the GPUs of this process.")
+@click.option("--job", metavar="JOB", help="Release the GPUs of this job: 12, or 12.3 for a task.")
+@click.option("--force", is_flag=True, help="Release also what is not yours or still in use.")
 @click.option(
     "--reason",
     metavar="TEXT",
-    help="Why; needed with --force, kept in the log.",
+    help="Reason; needed with --force, kept in the log.",
     callback=check_reason_length,
 )
 @click.pass_obj
@@ -77,7 +77,7 @@ def release_command(
     force: bool,
     reason: str | None,
 ) -> None:
-    """Give GPUs back; without arguments what the calling shell holds."""
+    """Release GPUs; without arguments those of the calling shell."""
     if len([given for given in (devices, pid, job) if given]) > 1:
         raise click.UsageError("give one of DEVICE, --pid and --job.")
     if force and not reason:

@@ -45,7 +45,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit statu
 def run_command(
     ctx: click.Context, count: int | None, devices: str | None, wait: float, command: tuple[str]
 ) -> None:
-    """Run COMMAND with GPUs of its own, freed when it ends.
+    """Run COMMAND with its own GPUs. They are released when it ends.
 
     \b
     gpulock run -n 2 -- python train.py

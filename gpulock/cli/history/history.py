@@ -55,11 +55,11 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 
 
 @click.command()
-@click.option("--user", default="", metavar="NAME", help="Claims of this user only.")
+@click.option("--user", default="", metavar="NAME", help="Claims of this user.")
 @click.option("--job", default="", metavar="JOB", help="Of this job: 12, 12.3 or 'pid 4711'.")
 @click.option("--device", default="", metavar="DEVICE", help="With this device: index, id, UUID.")
-@click.option("--since", default="", metavar="TIME", help="Ended since: 7d, 12h, 2026-11-01.")
-@click.option("--until", default="", metavar="TIME", help="Ended before: the same.")
+@click.option("--since", default="", metavar="TIME", help="Ended since then: 7d, 12h, 2026-11-01.")
+@click.option("--until", default="", metavar="TIME", help="Ended before then, in the same form.")
 @click.option(
     "--by", type=click.Choice(["user", "device", "queue"]), help="Sums instead of claims."
 )
@@ -69,7 +69,7 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
     type=click.IntRange(min=0),
     default=LAST,
     show_default=True,
-    help="Rows of a table; 0: all.",
+    help="Number of rows; 0: all.",
 )
 @click.option("--csv", "form", flag_value="csv", help="Print CSV; times in seconds.")
 @click.option("--json", "form", flag_value="json", help="Print JSON (docs/reports.md).")
@@ -78,7 +78,7 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 def history_command(
     session: Session, /, by: str | None, limit: int, form: str, **which: str
 ) -> None:
-    """Show finished claims of this node, the latest last, and their GPU hours."""
+    """Show finished claims of this node and their GPU hours, the latest last."""
     node = session.node()
     query = parse_history_query(node, **which)
     folder = f"{node.settings.state_dir}/{FOLDER}"

@@ -27,10 +27,10 @@ VERSION = 1
 
 @click.command()
 @click.argument("job", nargs=-1, metavar="JOB")
-@click.option("--last", "only_last", is_flag=True, help="Of a job that ran again: the last run.")
+@click.option("--last", "only_last", is_flag=True, help="Only the last run of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/reports.md).")
-@click.option("--js1", "as_js1", is_flag=True, help="Print the AdminComment of jobstats.")
-@click.option("--uid", type=click.IntRange(min=0), help="Only if it is this user's job.")
+@click.option("--js1", "as_js1", is_flag=True, help="Print the AdminComment that jobstats reads.")
+@click.option("--uid", type=click.IntRange(min=0), help="Only jobs of this user.")
 @click.option("--tokens", default="", hidden=True, help="At a job's end: its claims.")
 @click.option("--append", "output", default="", hidden=True, help="At a job's end: its output.")
 @click.pass_obj
@@ -44,9 +44,9 @@ def job_report_command(
     tokens: str,
     output: str,
 ) -> None:
-    """Show what the GPUs of JOB (12, 12.3, pid 4711) did, while it runs or afterwards.
+    """Report what the GPUs of JOB (12, 12.3, pid 4711) did, during or after the job.
 
-    Of an array without a task: each of its tasks. What was not observed is not called idle.
+    For an array without a task, report each task. Time not observed is never called idle.
     """
     node = session.node()
     if tokens:

@@ -35,12 +35,12 @@ def parse_idle_option(_: click.Context, __: click.Parameter, text: str | None) -
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/status-json.md).")
-@click.option("--free", "only_free", is_flag=True, help="List free devices only; 1 if none.")
+@click.option("--free", "only_free", is_flag=True, help="List only free devices; exit 1 if none.")
 @click.option(
     "--idle",
     metavar="DURATION",
     callback=parse_idle_option,
-    help="List devices that are held and did nothing for so long (30m); 1 if none.",
+    help="List only held devices idle for that long (30m); exit 1 if none.",
 )
 @click.option(
     "--watch",
@@ -49,9 +49,9 @@ def parse_idle_option(_: click.Context, __: click.Parameter, text: str | None) -
     flag_value="2",
     type=click.FloatRange(SHORTEST, LONGEST),
     metavar="[SECONDS]",
-    help="Show it again and again, every 2 seconds; q or Ctrl-C ends it.",
+    help="Repeat every 2 seconds, or as given; q or Ctrl-C ends it.",
 )
-@click.option("--cluster", is_flag=True, help="All nodes, by a Prometheus (PROMETHEUS_URL).")
+@click.option("--cluster", is_flag=True, help="Show all nodes, from PROMETHEUS_URL.")
 @click.pass_context
 def status_command(
     ctx: click.Context,
@@ -61,7 +61,7 @@ def status_command(
     period: float | None,
     cluster: bool,
 ) -> None:
-    """Show every GPU, its state, who holds it and what it does."""
+    """Show every GPU, its state, who holds it and how busy it is."""
     session: Session = ctx.obj
     for wrong, why in (
         (only_free and idle is not None, "--free and --idle: a free device is not held"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong and what is well again, told to the journal: once each, not once a second. Pure.
+"""Log lines for faults and recoveries: one for each change, not one a second. Pure.
 
-A metric says that something failed; whoever follows the alert wants to know why.
+A metric says that something failed; the log line says why.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LONGEST = 300  # characters of a reason that are shown
 
 
 class FaultJournal:
-    """What was told of each subject, and when."""
+    """The last line about each subject, and when it was logged."""
 
     def __init__(self) -> None:
         self._told: dict[str, str] = {}

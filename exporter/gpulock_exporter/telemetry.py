@@ -81,7 +81,7 @@ class DeviceTelemetry(FrameRecord):
     `busy` and `observed` are seconds since the last look: how long the device did work, and how
     long the driver's sample buffer covers. `utilization` and `memory_utilization` are ratios from
     0 to 1. Counters (`energy` J, `pcie_*` and `nvlink_*` bytes, `*_seconds` by reason, `ecc`) run
-    since the driver was loaded and may wrap or begin anew; the exporter makes them monotonic.
+    since the driver was loaded and may wrap or restart at 0; the exporter makes them monotonic.
     `clock_reasons` are the names of those that are active.
     """
 

@@ -121,7 +121,7 @@ class LazyGroup(click.Group):
         except Refusal as refusal:
             exit_with_refusal(ctx, refusal, NODE_BROKEN if refusal.kind == BROKEN else REFUSED)
         except BrokenPipeError:
-            raise  # click ends quietly when whoever read our output has gone
+            raise  # click ends quietly when the reader of our output has gone
         except OSError as fault:
             if is_output_error(fault):
                 raise  # not the node is broken, but where our output goes: `main` says so

@@ -52,7 +52,7 @@ class Session:
         try:
             uid = os.lstat(path).st_uid
         except FileNotFoundError:
-            uid = os.geteuid()  # whoever makes it
+            uid = os.geteuid()  # of the process that makes it
         if uid != os.geteuid():
             raise CommandRefusedError(
                 f"{path} belongs to {uid_to_user_name(uid)},"

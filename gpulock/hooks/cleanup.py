@@ -143,9 +143,9 @@ def check_leftover(
 
 
 def user_may_signal(uid: int, uids: tuple[int, ...]) -> bool:
-    """Return whether a user may end a process himself (kill(2)): by its real or saved uid.
+    """Return whether a user may end a process (kill(2)): by its real or saved uid.
 
-    So he may end a `su` that asks for a password, although it runs as root.
+    So a user may end a `su` that asks for a password, although it runs as root.
     """
     real, _, saved, *_ = uids
     return uid in (0, real, saved)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep who becomes an ordinary user from being traced by that user: a capability he lacks.
+"""Keep a process that becomes an ordinary user's from being traced by that user.
 
 Hot by its place, loaded only in the process of a report. Who traces another must have all its
 permitted capabilities (ptrace(2), ptrace access mode checking); signals still reach it. The one

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 SECONDS = 10  # for the report: the exporter closes an account within two, or five
 POLL_SECONDS = 0.02
-NOBODY = 65534  # a group that may do nothing: whoever writes here does so by his uid
+NOBODY = 65534  # a group without rights: writes here are allowed by the uid
 NOT_STARTED = 127
 LABEL = "report"  # of its cgroup
-# HOME is not needed to find a user's site-packages, and code that he put there is not ours
+# no HOME: python must not find the user's site-packages, whose code is not ours
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
 DESCRIPTORS = 1024  # that a hook may have been given
 
@@ -80,7 +80,7 @@ def exec_job_report(
 def close_report_devices(settings: Settings) -> None:
     """Leave the epilog's cgroup, where every GPU opens: our user may take this process over.
 
-    He may trace any process of his own. Raises Refusal; a reconcile removes what is left.
+    A user may trace their own processes. Raises Refusal; a reconcile removes what is left.
     """
     from gpulock.isolation import job
     from gpulock.node.context import Node
@@ -91,8 +91,8 @@ def close_report_devices(settings: Settings) -> None:
 def become_report_user(uid: int, wait: bool) -> None:
     """Become the job's user; raise OSError.
 
-    After a job of Slurm's (`wait` is no) so that he cannot trace it: what ConstrainDevices kept
-    from the job's steps is open to the Epilog, and to what it starts.
+    After a Slurm job (`wait` is no) the user cannot trace it: the Epilog, and what it starts, can
+    open the devices that ConstrainDevices kept from the job's steps.
     """
     if wait:
         os.setuid(uid)

@@ -3,7 +3,7 @@
 
 Hot. Attached with BPF_F_ALLOW_MULTI: a device opens only where the programs of the cgroup and of
 all above it agree, so ours can only take away and no other's gives back. It lives as long as its
-cgroup (never a bpf_link, which dies with whoever made it, and leaves everything open). `_ctypes`
+cgroup (never a bpf_link, which ends with its process and leaves everything open). `_ctypes`
 is the C half of ctypes: 0.5 ms instead of 4.
 """
 

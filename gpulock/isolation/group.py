@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ISOLATION=group: a device's node belongs to the supplementary group of the job that holds it.
 
-Hot. The nodes follow the locks: whoever changes them (prolog, epilog, reconcile) makes all of
-them what the locks say, under the gate, so that nothing is left over by what was killed. A node
+Hot. The nodes follow the locks: prolog, epilog and reconcile set all of them to what the locks
+say, under the gate, so that a killed hook leaves nothing over. A node
 is a job's only while its shepherd runs: execd hands a group out again once that is gone, and the
 group's next owner must not open what a dead job's lock still holds. Everything else is root's.
 """

@@ -15,7 +15,7 @@ import time
 from gpulock.store import atomic
 from gpulock.store.boot import LOCAL_FILE_SYSTEMS
 
-LONG, SHORT = 1.0, 0.1  # seconds to read our own mount table, and another's: he may fill it
+LONG, SHORT = 1.0, 0.1  # seconds to read our own mount table, and another user's, which may be long
 PIECE = 1 << 12  # bytes
 SLOW = 0.01  # seconds: no fdinfo without thousands of locks takes so long
 STACKED = "overlay"  # may stand on a file system of the user's

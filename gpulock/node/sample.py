@@ -48,7 +48,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("device", "uuid", TEXT, "as NVML names it"),
     ("device", "index", COUNT, "NVML index of the card"),
-    ("device", "looked", REAL, "when the driver last told of this device; its values are so old"),
+    ("device", "looked", REAL, "when the driver last reported this device: the age of its values"),
     ("device", "utilization", REAL, "share of time at work, of the last look"),
     ("device", "memory_used", COUNT, "bytes"),
     ("device", "memory_total", COUNT, "bytes"),

@@ -3,9 +3,9 @@
 
 Hot. /proc/PID/cmdline and environ are read out of the process (proc(5)): the kernel waits for the
 lock of its memory map. One that hangs in mmap or munmap, in a driver whose card is dead or on a
-file system whose server does not answer, holds it for good, and whoever reads hangs as well
-(state D; only a signal that ends him gets him out, mm/memory.c __access_remote_vm). So a thread
-reads, which is left behind where it does not come back: the end of this process ends it too.
+file system whose server does not answer, holds it for good, and a process that reads hangs as
+well (state D; only a fatal signal ends that, mm/memory.c __access_remote_vm). So a thread reads. A
+thread that does not come back is left behind: the end of this process ends it too.
 """
 
 import os

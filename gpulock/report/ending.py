@@ -64,7 +64,7 @@ def write_all_reports(path: str, found: Sequence[ReportedClaim]) -> None:
 
 
 def append_report(path: str, text: str) -> None:
-    """Add to the job's output file as its user; raise OSError for all but a file of his own."""
+    """Add to the job's output file as the user; raise OSError unless the file is the user's."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags)
     try:

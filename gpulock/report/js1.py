@@ -4,8 +4,8 @@
 Format of PrincetonUniversity/jobstats 1.0: nodes, by name, each with cpus, total_time (CPU
 seconds), total_memory, used_memory (bytes), and by minor number gpu_total_memory, gpu_used_memory
 (bytes), gpu_utilization (percent); then total_time (seconds that the job ran) and gpus. Its
-readers divide by cpus, total_memory and total_time and fail where a node lacks one, so what is
-not told of the host is 1, or 0 for what was used.
+readers divide by cpus, total_memory and total_time and fail where a node lacks one, so an
+unknown size of the host is 1, and an unknown use is 0.
 """
 
 from __future__ import annotations

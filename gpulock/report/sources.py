@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a job's claims are found: the locks, `released/`, the history, and REPORT_DIR.
 
-Only looks: nothing is changed, no lock waited for, and what cannot be read is left out. Whoever
-may read these files may see the report.
+Only looks: nothing is changed, no lock waited for, and what cannot be read is left out. A
+user who may read these files may see the report.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def select_trusted_claims(
 ) -> list[ReportedClaim]:
     """Return what of REPORT_DIR is of the job's owner: anybody may file a job of that number.
 
-    The owner is `uid`, else whom this node's own records name, else whoever asks, where he has
-    any. Where several others claim the job, nobody is believed: raises Refusal.
+    The owner is `uid`, else the user in this node's own records, else the caller, if the caller
+    filed any. Where several other users claim the job, none is believed: raises Refusal.
     """
     if uid is not None:
         return [claim for claim in shared if claim.uid == uid]

@@ -165,8 +165,8 @@ class SlurmJobMatcher:
     """Answer whether a record is this job's: its id, its user, this run or an earlier one.
 
     The restart count of a requeued run's Epilog is the next run's already (docs/facts/slurm.md), so
-    an Epilog that a killed slurmd left behind is told by the time: what was claimed after it
-    began is a later run's. `tokens` are the claims that were found to be ours.
+    an Epilog that a killed slurmd left behind is recognised by the time: what was claimed after
+    it began is a later run's. `tokens` are the claims that were found to be ours.
     """
 
     __slots__ = ("_begun", "_call", "_key", "tokens")

@@ -26,6 +26,6 @@ class SlurmLeftoverFinder:
         if self._steps.has_cgroup(record):
             pids = [pid for pid in self._steps.members(record, scan) if pid > 0]
             return dict.fromkeys(pids, "in the job's cgroup")
-        # not by the leader's id: its own processes bear it as well as its components' do
+        # not by the leader's id, which the leader's processes have, and its components' too
         own = record.copy(het_leader="")
         return dict.fromkeys(self._steps.find_by_environ(own, scan), "started as the job's")

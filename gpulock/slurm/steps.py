@@ -2,7 +2,7 @@
 """What of a Slurm job is on this node: its step daemons, its cgroup, a hook at work for it.
 
 Hot. A step daemon is root's process `slurmstepd` with `slurmstepd: [JOB.STEP]` in its command
-line; the child that becomes a task bears the same title but is the user's (docs/facts/slurm.md).
+line; the child that becomes a task has the same title but is the user's (docs/facts/slurm.md).
 Nothing in it names the node, so where several slurmd share a machine a step of any of them keeps
 the job alive.
 """
@@ -83,9 +83,9 @@ class SlurmSteps:
     def describe_leftover(self, lock: Lock, scan: ProcessScan) -> str:
         """Return which process of the job is left, as a clause, or nothing.
 
-        Where Slurm keeps no cgroup (proctrack/linuxproc, pgid), what a job left behind is told by
-        the environment that slurmstepd gave it. Its user can hide from that, and then holds no
-        device that the last guard would not see; or pretend it, and keeps his own job's lock.
+        Where Slurm keeps no cgroup (proctrack/linuxproc, pgid), a job's processes are recognised
+        by the environment that slurmstepd gave them. A user can remove it, but a device that is
+        open then is still found; a user who fakes it keeps only the lock of their own job.
         """
         assert lock.owner is not None
         for pid in self.members(lock.owner, scan):
@@ -112,7 +112,9 @@ class SlurmSteps:
             try:
                 words = scan_process_environ(pid, scan)
             except TimeoutError as fault:
-                return found, str(fault)  # of this user alone: he blinds nobody else's judge
+                return found, str(
+                    fault
+                )  # of this user alone: the judge of other users' jobs is not affected
             if not jobs.isdisjoint(words) and node in words and not is_slurm_hook_environ(words):
                 found.append(pid)
         return found, ""
@@ -165,7 +167,7 @@ class SlurmSteps:
     def _is_below_user(self, pid: int, scan: ProcessScan) -> bool:
         """Return whether an ordinary user is above a process, below the slurmd that it is of.
 
-        A user's sudo or su is root's, with an environment of his choice. One whose parents have
+        A user's sudo or su is root's, with an environment of the user's. One whose parents have
         all ended is init's child like any hook that slurmd left, and passes for one: it keeps a
         dead job's lock, and frees none.
         """
@@ -177,7 +179,7 @@ class SlurmSteps:
             if status.uids[0] not in (0, self._uid):
                 return True
             if set(status.uids) == {self._uid} and is_slurmd(scan.proc, pid):
-                return False  # an administrator may have started it by his sudo
+                return False  # an administrator may have started it by sudo
             pid = status.ppid
         return False
 

@@ -3,7 +3,7 @@
 
 Hot. `runs/`: for adoption within a boot, of claims that have no spool directory to keep theirs in
 (Slurm's, and `gpulock run`'s). `owed/`: of every claim, until its line is in the history, so that
-a reboot loses none. Whoever writes the line removes the record.
+a reboot loses none. The writer of the line removes the record.
 """
 
 import os

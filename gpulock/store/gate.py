@@ -2,7 +2,7 @@
 """The gate: the one door to the lock directory, an flock on a file that is never deleted.
 
 Hot, stdlib flock: the kernel lets go of it when its holder dies, so there is no stale gate. The
-file is 0600, since whoever may open it can block the node (facts/locking.md). It is polled up to
+file is 0600, since a user who may open it can block the node (facts/locking.md). It is polled up to
 a deadline, because a blocked flock cannot be timed without a signal.
 """
 

@@ -193,7 +193,7 @@ class LockStore:
         ended_here = lock.owner is None or boot_id in ("", lock.owner.boot_id)
         self.note_release(
             lock.id, how, ended_here
-        )  # first: whoever is killed in between frees nothing
+        )  # first: a process killed in between frees nothing
         os.rename(f"{self.locks_dir}/{lock.id}", f"{self.released_dir}/{ours}.{lock.id}")
         try:
             self.prune()

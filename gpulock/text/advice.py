@@ -18,7 +18,7 @@ PROCESS_IN_PROOF = re.compile(
     r"\bprocess ([0-9]+)\b"
 )  # in the proof of a verdict: the one that runs
 
-ADMINISTRATOR = "an administrator"  # who alone brings back what he took out
+ADMINISTRATOR = "an administrator"  # only an administrator restores what an administrator took out
 SIMPLE = {
     states.STALE: ("the next claim that needs it, or a reap", "gpulock reap"),
     states.FREE: ("nobody: it is free", "gpulock run -n 1 -- COMMAND"),
@@ -70,7 +70,7 @@ def advise_unreadable_lock(row: DeviceState, name: str) -> tuple[str, str]:
 
 
 def end_process_hint(pids: Sequence[int]) -> str:
-    """Return how to end whoever has a device open: the first of them by name."""
+    """Return how to end the processes that have a device open: the first by pid."""
     return f"end process {pids[0]} (ps -fp {pids[0]} shows it)" if pids else "end that process"
 
 

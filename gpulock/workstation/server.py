@@ -43,7 +43,7 @@ GONE = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
 
 class ClaimServer:
-    """The socket, and who is connected; `turn` it whenever the loop goes round."""
+    """The socket and its clients; `turn` runs once in each turn of the loop."""
 
     def __init__(self, loop: EventLoop, journal: DaemonJournal, node: Callable[[], Node]) -> None:
         self.attempts = socket_claim.SocketClaims(journal)
@@ -106,7 +106,7 @@ class ClaimServer:
         return min([*silent, self._line.due(), *([self._next] if self._releases else [])])
 
     def run_due(self, now: float) -> None:
-        """Serve the first in line, if he can be; send those away who say nothing."""
+        """Serve the first in the queue, if possible; disconnect silent clients."""
         for client in list(self.clients.values()):
             if client.request is None and now >= client.since + SILENCE:
                 self._refuse(client, INVALID_REQUEST, "no request came", "use gpulock run")
@@ -172,7 +172,7 @@ class ClaimServer:
             self._refuse(client, BROKEN, str(fault), "see gpulock doctor")
 
     def _handle_request(self, client: Client, data: bytes) -> None:
-        """Do what a client asks for, or put him in line; raise Refusal or ValueError."""
+        """Do what a client asks for, or put it into the queue; raise Refusal or ValueError."""
         if client.request is not None or len(data) > LARGEST:
             raise ValueError("more than one request")
         request = parse_request(data)
@@ -204,7 +204,7 @@ class ClaimServer:
         self._drop(client)
 
     def _drop(self, client: Client, keep_ticket: bool = False) -> None:
-        """Forget a client, and give back his place in line."""
+        """Forget a client, and give back its place in the queue."""
         if self.clients.pop(client.connection.fileno(), None) is None:
             return
         self._loop.forget(client.connection.fileno())

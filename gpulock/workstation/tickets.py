@@ -2,8 +2,8 @@
 """Callers of `gpulock run --wait` and `claim --wait` are served in the order they came.
 
 A ticket is a file `tickets/<number>.<pid>.<start>`, numbered under the gate. The first living
-ticket tries to claim; the others wait. A ticket whose process is gone is dropped by whoever sees
-it. Only the first in line is served, so a large request is never starved by small ones.
+ticket tries to claim; the others wait. A ticket whose process is gone is dropped by the next
+caller. Only the first in line is served, so a large request is never starved by small ones.
 """
 
 import os
@@ -114,7 +114,7 @@ def claim_in_turn(
     `waiting` is told how many are before us, and why it is still busy. Raises the last Refusal
     at the deadline; without time to wait, one that would overtake the line is refused.
     """
-    # the gate is never held for long: whoever does not wait in line waits there all the same
+    # the gate is never held for long: a caller that does not queue waits for it all the same
     ticket = take_ticket(node, Deadline(node.settings.gate_timeout))
     try:
         while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give devices back for an ordinary user: what a process of his own holds, and nobody uses.
+"""Give devices back for an ordinary user: what their own process holds and no process uses.
 
 Under the gate, and by the token that was judged. There is no --force here: that is root's.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line of those who wait at the socket: the first is served, nobody overtakes him.
+"""The queue of clients that wait at the socket: the first is served, no client overtakes it.
 
-It is the line of all callers: `tickets/`, in which those stand as well who claim by themselves.
-Who does not wait is told at once where he would have stood.
+It is the queue of all callers: `tickets/` has those too that claim without the socket. A client
+that does not wait is told at once its place in the queue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GATE_SECONDS = 2.0
 
 
 class WaitQueue:
-    """Who waits, by ticket; `end` sends somebody his last reply and takes him out."""
+    """The waiting clients by ticket; `end` sends a client its last reply and drops it."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class WaitQueue:
         self._next = 0.0
 
     def enqueue(self, client: Client) -> None:
-        """Put a client in line; raise Refusal where no ticket can be drawn and he does not wait.
+        """Queue a client; raise Refusal where no ticket can be drawn and it does not wait.
 
         While the gate is shut who waits stands at the end without a ticket.
         """
@@ -68,7 +68,7 @@ class WaitQueue:
         return self._next if self._line else float("inf")
 
     def run_due(self, now: float) -> None:
-        """Serve the first, if he can be; tell the others how long it is."""
+        """Serve the first, if possible; tell the others their place."""
         if not self._line or now < self._next:
             return
         self._next = now + PAUSE
@@ -88,7 +88,7 @@ class WaitQueue:
         """Serve the first of our line; return what came of it."""
         try:
             reply = self._attempts.serve(self._node(), first, Deadline(GATE_SECONDS))
-        except Exception as fault:  # his request must not end gpulockd for all the others
+        except Exception as fault:  # one request must not end gpulockd for all others
             why = f"gpulockd is at fault: {type(fault).__name__}: {fault}"
             reply = SocketReply(REFUSED, kind=BROKEN, why=why, do="report this as a bug")
         if reply.state != WAITING:

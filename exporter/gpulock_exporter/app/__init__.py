@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program gpulock-exporter: options, threads, signals, and one node told to whoever asks."""
+"""The program gpulock-exporter: options, threads, signals, and one node served by HTTP."""

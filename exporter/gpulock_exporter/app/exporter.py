@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One node as it is told to whoever asks: ticks in, metrics and page out.
+"""One node as it is served: ticks in, metrics and page out.
 
 One thread ticks, once a second, with a frame or without. The server's threads answer from the
 last moment that is whole; none waits for the driver or for a lock.

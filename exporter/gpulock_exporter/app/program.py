@@ -120,7 +120,7 @@ def serve_exporter(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     exporter = Exporter(Node(settings), SystemClock(), write_stderr_line)
     make_exporter_folders(settings.exporter_dir)
-    # whoever sees that we run may tell us to pause: that waits until somebody listens
+    # a signal to pause may come once the pid file shows: it waits until a handler is there
     signal.pthread_sigmask(signal.SIG_BLOCK, PAUSES)
     with PidFile(settings.exporter_dir):
         exporter.open()

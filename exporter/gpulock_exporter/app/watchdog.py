@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tell the service manager that the exporter is at work; one that hangs it ends and starts anew.
 
-A thread of its own looks at the others. A tick that hangs because the driver does is no reason:
-what the kernel holds no signal ends, and whoever asks is told of it meanwhile. The messages are
-those of sd_notify(3): one datagram each. What cannot be sent stops nobody.
+A thread of its own looks at the others. A tick that hangs in the driver does not stop the pings:
+no signal ends a process that the kernel holds, and scrapes report the fault meanwhile. The messages
+are those of sd_notify(3): one datagram each. A message that cannot be sent is dropped.
 """
 
 from __future__ import annotations

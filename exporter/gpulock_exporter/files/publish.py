@@ -52,7 +52,7 @@ class ExporterFolder:
     def open(self) -> None:
         """Make the folders, take away what an interrupted write left; raise OSError.
 
-        Only for whoever has the folder: what another exporter is writing now looks the same.
+        Only for the owner of the folder: a file that another exporter is writing looks the same.
         """
         make_exporter_folders(self.path)
         for folder in (self.path, f"{self.path}/{FINISHED}"):

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         return CANNOT_OPEN
     try:
         run_worker(source, period, process_period, sys.stdin.fileno(), write_frame_line)
-    except RuntimeError as fault:  # the driver is gone as a whole: the next worker begins anew
+    except RuntimeError as fault:  # the whole driver is gone: the next worker opens it again
         os.write(2, f"{fault}\n".encode())
         return CANNOT_OPEN
     finally:

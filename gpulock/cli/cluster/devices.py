@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """All nodes as Prometheus knows them: what each device is doing, made of the exporters' series.
 
-Pure. The states are those that each exporter counted. Which device is in which is told by its own
-series, as far as they go: which of the held ones idle is not, so that it is said of those that
-were busy longest ago.
+Pure. The states are those that each exporter counted. A device's own
+series give its state as far as they go. They do not say which held devices are idle; those that
+were busy longest ago count as idle.
 """
 
 from __future__ import annotations

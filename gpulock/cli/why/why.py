@@ -262,7 +262,7 @@ def job_running_facts(sight: ProcessView, meant: Subject) -> FactList:
     for pid in daemons.get(meant.job, {}):
         return [("step", f"{pid} runs it here, without GPUs")]
     hidden = False
-    # not a stranger's of that name, in a directory of his
+    # not another user's process of that name, in a directory of that user
     for pid in dict.fromkeys(
         [*find_shepherds(sight.scan), *find_shepherds(sight.scan, os.geteuid())]
     ):

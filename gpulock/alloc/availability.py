@@ -7,18 +7,44 @@ Hot. The gate is held, but for `check_possible`.
 import os
 
 from gpulock.alloc.choose import choose_devices
-from gpulock.alloc.grant import ClaimRequest
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
+from gpulock.store import boot, quarantine
 from gpulock.store.counters import ClaimCounters, proof_kind
 from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpulock.alloc.liveness import Judge
     from gpulock.alloc.reaper import ReapOutcome
+
+
+class ClaimRequest:
+    """What is asked for: `count` devices, of `wanted` ids alone where there are some.
+
+    `join`: a task may share what its job holds here already. `check` refuses what was chosen.
+    `last` are ids that are taken only where there are not enough others.
+    """
+
+    __slots__ = ("check", "count", "join", "last", "wanted")
+
+    def __init__(
+        self,
+        count: int,
+        wanted: tuple[str, ...] = (),
+        join: bool = False,
+        check: "Callable[[list[Device]], object]" = list,
+        last: "frozenset[str]" = frozenset(),
+    ) -> None:
+        self.check = check
+        self.last = last
+        self.count = count
+        self.wanted = wanted
+        self.join = join
 
 
 def check_claim_possible(found: list[Device], want: ClaimRequest, expected: int) -> None:
@@ -103,10 +129,21 @@ def pick_free_devices(
     node: Node,
     found: list[Device],
     held: dict[str, Lock],
-    out: list[str],
     want: ClaimRequest,
-) -> list[Device]:
-    """Return the devices to lock, or nothing when there are too few free ones."""
+    judge: "Callable[[], Judge]",
+) -> tuple[list[Device], list[str]]:
+    """Return the devices to lock, nothing when too few are free, and the ids that are out.
+
+    Out are those that are quarantined or reserved, and once locks were lost those that are open.
+    Raises Refusal.
+    """
+    out = [
+        device
+        for folder in (quarantine.QUARANTINE, quarantine.RESERVES)
+        for device in quarantine.list_noted_devices(node.settings.state_dir, folder)
+    ]
+    if boot.locks_were_lost(node.store):
+        out += open_device_ids(node, found, judge())
     taken = [*held, *out]
     free = [
         d
@@ -115,7 +152,9 @@ def pick_free_devices(
     ]
     if want.wanted:
         free = [d for d in free if d.id in want.wanted]
-    return choose_devices(prefer_unused_devices(free, want), want.count, node.links())
+    if want.last:
+        free = prefer_unused_devices(free, want)
+    return choose_devices(free, want.count, node.links), out
 
 
 def prefer_unused_devices(free: list[Device], want: ClaimRequest) -> list[Device]:

@@ -10,29 +10,20 @@ import os
 import time
 
 from gpulock.alloc.availability import (
+    ClaimRequest,
     check_claim_possible,
     foreign_device_ids,
-    open_device_ids,
     pick_free_devices,
     reap_held_locks,
     shortage_refusal,
 )
-from gpulock.alloc.grant import (
-    ClaimRequest,
-    Grant,
-    is_same_job,
-    join_grant,
-    release_previous_run,
-    same_run_grant,
-)
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, BUSY, UNKNOWN, LockTimeout, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import boot, kv, owner, quarantine
+from gpulock.store import boot, kv, owner
 from gpulock.store.counters import ClaimCounters, note_lock_timeout
 from gpulock.store.gate import Gate
-from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -42,47 +33,44 @@ if TYPE_CHECKING:
     from gpulock.alloc.liveness import Judge
 
 
+class Grant:
+    """The devices of a job, by index, with the record that holds them.
+
+    `fresh` is False when the same run asked again and got the same answer. `waited` is the time
+    at the gate in seconds. `fault` is why STATE_DIR has no record of it, or nothing.
+    """
+
+    __slots__ = ("devices", "fault", "fresh", "owner", "waited")
+
+    def __init__(
+        self, granted: list[Device], record: Owner, fresh: bool = True, waited: float = 0.0
+    ) -> None:
+        self.devices = granted
+        self.owner = record
+        self.fresh = fresh
+        self.waited = waited
+        self.fault = ""
+
+
 def claim_devices(
-    node: Node,
-    template: Owner,
-    count: int,
-    judge: "Callable[[], Judge]",
-    deadline: Deadline,
-    wanted: tuple[str, ...] = (),
-    join: bool = False,
-    check: "Callable[[list[Device]], object]" = list,
-) -> Grant:
-    """Lock `count` devices (or exactly `wanted`) for the owner that `template` describes.
-
-    `judge` is called only when something must be settled. With `join`, a task of a job that
-    holds devices here shares them. `check` may still refuse what was chosen. Raises Refusal.
-    """
-    return serve_claim_request(
-        node, template, ClaimRequest(count, wanted, join, check), judge, deadline
-    )
-
-
-def claim_preferring_unused(
-    node: Node, template: Owner, count: int, judge: "Callable[[], Judge]", deadline: Deadline
-) -> Grant:
-    """Claim as `claim` does, but devices that somebody has open come last; raise Refusal.
-
-    That costs a look at all open files, which a command may take and a hook may not.
-    """
-    want = ClaimRequest(count, (), False, list)
-    want.last = foreign_device_ids(node, node.devices(), count, template.pid)
-    return serve_claim_request(node, template, want, judge, deadline)
-
-
-def serve_claim_request(
     node: Node,
     template: Owner,
     want: ClaimRequest,
     judge: "Callable[[], Judge]",
     deadline: Deadline,
 ) -> Grant:
-    """Lock what is wanted; raise Refusal."""
-    judge = memoize_judge(judge)
+    """Lock what is wanted for the owner that `template` describes; raise Refusal.
+
+    `judge` is called only when something must be judged, and then once: one look at /proc serves
+    a whole claim.
+    """
+    made: list[Judge] = []
+
+    def judge_once() -> "Judge":
+        if not made:
+            made.append(judge())
+        return made[0]
+
     found = node.devices()
     check_claim_possible(found, want, node.settings.expected_gpus)
     boot.ensure_lock_dir(node.store)
@@ -91,12 +79,12 @@ def serve_claim_request(
             totals = ClaimCounters(node.store)
             try:
                 boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-                grant = claim_under_gate(node, found, template, want, judge, totals)
+                grant = claim_under_gate(node, found, template, want, judge_once, totals)
             except Refusal as refusal:
                 count_refusal(totals, refusal, template, gate.waited)
                 raise
             grant.waited = gate.waited
-            totals.count_grant(gate.waited)
+            totals.count_result("granted", gate.waited)
             totals.save()
             return grant
     except LockTimeout:
@@ -104,16 +92,19 @@ def serve_claim_request(
         raise
 
 
-def memoize_judge(make: "Callable[[], Judge]") -> "Callable[[], Judge]":
-    """Return `make` so that it is called at most once: one look at /proc serves a whole claim."""
-    made: list[Judge] = []
+def claim_preferring_unused(
+    node: Node,
+    template: Owner,
+    want: ClaimRequest,
+    judge: "Callable[[], Judge]",
+    deadline: Deadline,
+) -> Grant:
+    """Claim as `claim_devices` does, but devices that somebody has open come last; raise Refusal.
 
-    def judge() -> "Judge":
-        if not made:
-            made.append(make())
-        return made[0]
-
-    return judge
+    That costs a look at all open files, which a command may take and a hook may not.
+    """
+    want.last = foreign_device_ids(node, node.devices(), want.count, template.pid)
+    return claim_devices(node, template, want, judge, deadline)
 
 
 def count_refusal(totals: ClaimCounters, refusal: Refusal, template: Owner, waited: float) -> None:
@@ -147,58 +138,23 @@ def claim_under_gate(
 ) -> Grant:
     """Do steps 4 to 7 of the life of a claim; the gate is held."""
     held = node.store.read_all_locks()
-    check_later_run(held, template)
-    mine = [lock for lock in held.values() if lock.owner and is_same_job(lock.owner, template)]
+    mine = [one for one in held.values() if one.owner and one.owner.key() == template.key()]
     if mine:
-        again = same_run_grant(mine, template, want.count, found)
-        if again is None and want.join:
-            again = join_grant(node, mine, template, found, judge())
+        from gpulock.alloc.same_job import granted_before
+
+        again = granted_before(node, mine, template, found, want.count, want.join, judge)
         if again:
-            return again
-        release_previous_run(node, mine, template, found, judge())
+            return Grant(*again, fresh=False)
         held = node.store.read_all_locks()
-    out = excluded_device_ids(node, found, judge)
-    chosen = pick_free_devices(node, found, held, out, want)
+    chosen, out = pick_free_devices(node, found, held, want, judge)
     if not chosen:
         reap_held_locks(node, found, held, judge(), totals)
         held = node.store.read_all_locks()
-        out = excluded_device_ids(node, found, judge)  # what was freed may have gone to quarantine
-        chosen = pick_free_devices(node, found, held, out, want)
+        chosen, out = pick_free_devices(node, found, held, want, judge)  # some may be out by now
     if not chosen:
         raise shortage_refusal(found, held, out, want)
     want.check(chosen)
     return lock_devices(node, chosen, template)
-
-
-def excluded_device_ids(node: Node, found: list[Device], judge: "Callable[[], Judge]") -> list[str]:
-    """Return the ids that nobody is granted: quarantined, reserved, and once locks were lost open.
-
-    Raises Refusal.
-    """
-    out = [
-        device
-        for folder in (quarantine.QUARANTINE, quarantine.RESERVES)
-        for device in quarantine.list_noted_devices(node.settings.state_dir, folder)
-    ]
-    return (
-        [*out, *open_device_ids(node, found, judge())] if boot.locks_were_lost(node.store) else out
-    )
-
-
-def check_later_run(held: dict[str, Lock], template: Owner) -> None:
-    """Refuse a claim that comes after the next run of its job has claimed here."""
-    for lock in held.values():
-        record = lock.owner
-        if record is None or record.key() != template.key() or record.uid != template.uid:
-            continue
-        if record.restart > template.restart and record.boot_id == template.boot_id:
-            raise Refusal(BUSY, "a later run of the job holds devices here", "nothing to do")
-
-
-def device_record_lines(device: Device) -> str:
-    """Return what the record in a device's lock says of that device alone."""
-    uuid = [("uuid", device.uuid)] if device.uuid else []
-    return kv.encode_pairs([*uuid, ("minor", str(device.minor))])
 
 
 def lock_devices(node: Node, chosen: list[Device], template: Owner) -> Grant:
@@ -214,7 +170,9 @@ def lock_devices(node: Node, chosen: list[Device], template: Owner) -> Grant:
         text = owner.encode_owner(record)
         for device in chosen:
             made.append(device.id)
-            node.store.make_text(device.id, text + device_record_lines(device))
+            uuid = [("uuid", device.uuid)] if device.uuid else []
+            own = kv.encode_pairs([*uuid, ("minor", str(device.minor))])
+            node.store.make_text(device.id, text + own)
     except BaseException as fault:
         if isinstance(fault, FileExistsError):
             made.pop()
@@ -225,4 +183,4 @@ def lock_devices(node: Node, chosen: list[Device], template: Owner) -> Grant:
                 BROKEN, f"a lock cannot be written: {fault}", "look at LOCK_DIR"
             ) from fault
         raise
-    return Grant(chosen, record, True, 0.0)
+    return Grant(chosen, record)

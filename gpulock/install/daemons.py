@@ -78,7 +78,7 @@ def _read_daemon_process(name: str, proc: Path, pid: int) -> SchedulerDaemon | N
             _split_nul_words(processes.read(pid, file)) for file in ("cmdline", "environ")
         ]
         program = Path(processes.link(pid, "exe").removesuffix(" (deleted)"))  # upgraded
-        folder = Path(processes.cwd(pid))
+        folder = Path(processes.link(pid, "cwd"))
         if processes.start(pid) != start:
             return None  # the number is another process's by now
     except (OSError, ValueError):

@@ -18,11 +18,11 @@ class Node:
     """What every act on this node needs; made once a process."""
 
     __slots__ = (
-        "_links",
         "_memory",
         "_version",
         "boot_id",
         "inventory",
+        "links",
         "name",
         "proc",
         "settings",
@@ -39,7 +39,7 @@ class Node:
         except OSError as fault:
             raise Refusal(UNKNOWN, f"boot id: {fault}", "look at PROC_ROOT") from fault
         self.inventory: dict[str, str] = {}
-        self._links: dict[tuple[str, str], int] = {}
+        self.links: dict[tuple[str, str], int] = {}
         self._version = (0, 0, 0)
         self._memory = DeviceCache()
 
@@ -59,7 +59,7 @@ class Node:
             version = (0, 0, 0)
         if version != self._version:
             self.inventory = inventory.read_nvml_inventory(self.settings.lock_dir, self.boot_id)
-            self._links = inventory.nvlink_counts(self.inventory)
+            self.links = inventory.nvlink_counts(self.inventory)
             self._version = version
 
     def devices_if_driver(self) -> list[Device]:
@@ -68,7 +68,3 @@ class Node:
             return self.devices()
         except Refusal:
             return []
-
-    def links(self) -> dict[tuple[str, str], int]:
-        """Return the NVLinks between the devices read last."""
-        return self._links

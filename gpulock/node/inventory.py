@@ -18,7 +18,7 @@ def read_nvml_inventory(lock_dir: str, boot_id: str) -> dict[str, str]:
     It is advice on MIG, memory and NVLink; that it is missing never stops a claim of whole GPUs.
     """
     try:
-        pairs = kv.decode_versioned_pairs(atomic.read_text(f"{lock_dir}/inventory"), LINE)
+        pairs = kv.decode_pairs(atomic.read_text(f"{lock_dir}/inventory"), LINE)
     except (OSError, kv.MalformedError):
         return {}
     return pairs if pairs.get("boot_id") == boot_id else {}

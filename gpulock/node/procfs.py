@@ -74,27 +74,24 @@ def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) 
     """
     name = data[: data.index(b"\n")].partition(b":")[2].strip()
     ppid = int(status_line_value(data, b"\nPPid:"))
+    line = status_line_value(data, b"\nGroups:")
+    known = {} if known is None else known
+    if line not in known:
+        if len(line) > LONG:
+            known.clear()  # a user with subordinate ids may have many such lists: one is kept
+        known[line] = frozenset(map(int, line.split()))
     found = ProcessStatus(
         name.decode("utf-8", "surrogateescape"),
         status_line_value(data, b"\nState:").strip()[:1].decode(),
         ppid,
         tuple([int(uid) for uid in status_line_value(data, b"\nUid:").split()]),
-        parse_groups(status_line_value(data, b"\nGroups:"), {} if known is None else known),
+        known[line],
     )
     if b"\nNSsid:" in data:
         found.session = int(status_line_value(data, b"\nNSsid:").split()[0])
     # a user mode helper is a child of kthreadd as well, but it has memory of its own
     found.kernel = ppid == KTHREADD and b"\nVmSize:" not in data
     return found
-
-
-def parse_groups(line: bytes, known: dict[bytes, frozenset[int]]) -> frozenset[int]:
-    """Return the groups on a line, from those that are `known` where it is."""
-    if line not in known:
-        if len(line) > LONG:
-            known.clear()  # a user with subordinate ids may have many such lists: one is kept
-        known[line] = frozenset(map(int, line.split()))
-    return known[line]
 
 
 def status_line_value(data: bytes, key: bytes) -> bytes:
@@ -196,10 +193,6 @@ class Proc:
         real = found.name == "kthreadd" and found.ppid == 0 and not any(found.uids)
         return real and b"\nVmSize:" not in data
 
-    def cwd(self, pid: int) -> str:
-        """Return the working directory; raise PermissionError where it may not be seen."""
-        return self.link(pid, "cwd")
-
     def link(self, pid: int, name: str) -> str:
         """Return where the symlink /proc/PID/NAME points; raise ProcessLookupError when gone."""
         try:
@@ -215,24 +208,22 @@ class Proc:
         finally:
             os.close(fd)
 
-    def pid_namespace(self) -> str:
+    def pid_namespace(self, unseen: str | None = None) -> str:
         """Return our pid and time namespaces (`pid:[4026531836] time:[4026531834]`).
 
         In another time namespace the start times of processes read differently. A kernel before
-        5.6 has none. Raises OSError where the pid namespace cannot be seen.
+        5.6 has none. Where the pid namespace cannot be seen, return `unseen` or raise OSError.
         """
-        pids = os.readlink(f"{self.root}/self/ns/pid")
+        try:
+            pids = os.readlink(f"{self.root}/self/ns/pid")
+        except OSError:
+            if unseen is None:
+                raise
+            return unseen
         try:
             return f"{pids} {os.readlink(f'{self.root}/self/ns/time')}"
         except OSError:
             return pids
-
-    def pid_namespace_or_empty(self) -> str:
-        """Return our pid namespace for a record, empty where it cannot be seen."""
-        try:
-            return self.pid_namespace()
-        except OSError:
-            return ""
 
     def finished(self, pid: int, state: str) -> bool:
         """Return whether a process in `state` is over: a zombie with no thread left running.
@@ -262,4 +253,6 @@ class Proc:
             found = self.stat(pid)
         except ProcessLookupError:
             return False
-        return found.start == start and not self.finished(pid, found.state)
+        if found.start != start:
+            return False
+        return found.state not in ("Z", "X") or not self.finished(pid, found.state)

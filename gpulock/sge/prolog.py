@@ -4,8 +4,8 @@
 Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (docs/grid-engine.md).
 """
 
-from gpulock.alloc.claim import claim_devices, count_unknown_refusal
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks.common import (
@@ -84,10 +84,14 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
     grant = claim_devices(
         node,
         template,
-        count,
+        ClaimRequest(
+            count,
+            check=lambda chosen: environment.grant_variables(
+                chosen, node.settings, EXTRA_MASK_NAMES
+            ),
+        ),
         lambda: hook.make_sge_judge(node),
         deadline,
-        check=lambda chosen: environment.grant_variables(chosen, node.settings, EXTRA_MASK_NAMES),
     )
     try:
         check_shepherd_alive(node, found)

@@ -10,8 +10,8 @@ have its GPUs gets an empty mask and GPULOCK_REFUSED, which the starter method r
 
 import os
 
-from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.hooks.common import log_hook_line, unexpected_refusal
@@ -87,7 +87,7 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> Gran
     if home and not job_holds_lock(node, template.key()):
         raise Refusal(UNKNOWN, "the job holds no GPU on its master host", "see gpulock why")
     grant = claim_devices(
-        node, template, count, lambda: hook.make_sge_judge(node), deadline, join=True
+        node, template, ClaimRequest(count, join=True), lambda: hook.make_sge_judge(node), deadline
     )
     own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
     try:

@@ -167,7 +167,7 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
                 f"the shepherd's directory has uid {info.st_uid}, mode {info.st_mode & 0o7777:o}",
                 "see gpulock doctor",
             )
-        path = proc.cwd(pid)
+        path = proc.link(pid, "cwd")
         if proc.start(pid) != start:
             raise ProcessLookupError(pid)
         return Spool(pid, start, fd, path, info.st_uid)

@@ -96,7 +96,7 @@ def why_execd_hidden(scan: ProcessScan) -> str:
     reason = ""
     for pid in daemons:
         try:
-            scan.proc.cwd(pid)
+            scan.proc.link(pid, "cwd")
             return ""
         except OSError as fault:
             reason = f"sge_execd's directory cannot be seen: {fault}"
@@ -150,7 +150,7 @@ def find_active_jobs_folders(scan: ProcessScan) -> tuple[str, ...]:
     found: list[str] = []
     for pid in find_root_processes(scan, EXECD):
         try:
-            found.append(f"{scan.proc.cwd(pid)}{spool.ACTIVE_JOBS}")
+            found.append(f"{scan.proc.link(pid, 'cwd')}{spool.ACTIVE_JOBS}")
         except OSError:
             continue
     return tuple(found)
@@ -162,7 +162,7 @@ def is_in_spool_folder(scan: ProcessScan, pid: int, places: tuple[str, ...] = ()
     `places` are where those are, none where no execd tells. One that cannot be seen may be there.
     """
     try:
-        cwd = scan.proc.cwd(pid)
+        cwd = scan.proc.link(pid, "cwd")
     except OSError:
         return True
     return cwd.startswith(places) if places else spool.ACTIVE_JOBS in cwd

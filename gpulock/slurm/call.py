@@ -83,7 +83,7 @@ class SlurmHookCall:
             uid=self.uid,
             queue=self.partition,
             boot_id=node.boot_id,
-            pid_ns=node.proc.pid_namespace_or_empty(),
+            pid_ns=node.proc.pid_namespace(""),
         )
 
 

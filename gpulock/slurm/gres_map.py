@@ -51,7 +51,7 @@ def read_gres_map(state_dir: str) -> dict[str, str]:
     """Return position -> place; raise Refusal(BROKEN) for a map that is missing or stale."""
     try:
         text = atomic.read_text(f"{state_dir}/{NAME}")
-        places = kv.decode_versioned_pairs(text, LINE)
+        places = kv.decode_pairs(text, LINE)
     except (OSError, kv.MalformedError) as fault:
         raise Refusal(BROKEN, f"{NAME}: {fault}", REINSTALL_HINT) from fault
     path = places.pop("gres_conf", "")

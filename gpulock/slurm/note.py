@@ -63,7 +63,7 @@ class TaskNote:
 
 def parse_task_note(text: str) -> TaskNote:
     """Return a note; raise kv.MalformedError."""
-    pairs = kv.decode_versioned_pairs(text, LINE)
+    pairs = kv.decode_pairs(text, LINE)
     try:
         note = TaskNote(pairs["slurmd"], pairs["job"], int(pairs["uid"]), int(pairs["restart"]))
         note.token = pairs["token"]

@@ -7,8 +7,8 @@ was refused finds its reason in its note, and TaskProlog stops it. Only a broken
 
 import time
 
-from gpulock.alloc.claim import claim_devices, count_unknown_refusal
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
 from gpulock.hooks.common import (
@@ -128,11 +128,13 @@ def retry_slurm_claim(
             return claim_devices(
                 node,
                 template,
-                count,
+                ClaimRequest(
+                    count,
+                    wanted,
+                    check=lambda chosen: environment.grant_variables(chosen, node.settings),
+                ),
                 lambda: make_slurm_prolog_judge(node),
                 deadline,
-                wanted,
-                check=lambda chosen: environment.grant_variables(chosen, node.settings),
             )
         except Refusal as refusal:
             if refusal.kind != BUSY or wait.left() <= 0:

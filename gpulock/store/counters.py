@@ -45,13 +45,10 @@ class ClaimCounters:
             before = 0.0
         self.values[key] = f"{before + amount:.6f}".rstrip("0").rstrip(".")
 
-    def count_grant(self, waited: float) -> None:
-        """Count a grant: a success ends the streak of unknowns."""
-        self.values.pop("streak", None)
-        self.count_result("granted", waited)
-
     def count_result(self, kind: str, waited: float) -> None:
-        """Count a claim by its result."""
+        """Count a claim by its result; a grant ends the streak of unknowns."""
+        if kind == "granted":
+            self.values.pop("streak", None)
         self.add(f"claims_{kind.replace(' ', '_')}")
         self.add("lock_wait_seconds", waited)
 
@@ -65,18 +62,13 @@ class ClaimCounters:
         owners = {e.partition(":")[0] for e in entries}
         return len(entries) >= STREAK_JOBS and len(owners) >= STREAK_OWNERS
 
-    def fold_timeouts(self) -> None:
-        """Count the hooks that found the gate shut since."""
-        try:
-            size = os.stat(self._timeouts).st_size
-        except OSError:
-            return
-        self.add("lock_timeouts", size)
-        atomic.remove_quietly(self._timeouts)
-
     def save(self) -> None:
-        """Write the counters; what fails is lost, and stops nobody."""
-        self.fold_timeouts()
+        """Write the counters, with the hooks that found the gate shut; what fails is lost."""
+        try:
+            self.add("lock_timeouts", os.stat(self._timeouts).st_size)
+            atomic.remove_quietly(self._timeouts)
+        except OSError:
+            pass  # none did
         try:
             atomic.replace_file(self._path, kv.encode_pairs(list(self.values.items())).encode())
         except (OSError, ValueError):

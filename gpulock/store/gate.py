@@ -42,9 +42,12 @@ class Gate:
             self._fd = self._open()
             try:
                 self._lock()
-                if self._still_the_path():
+                named = os.lstat(self._path)
+                if self._file == (named.st_dev, named.st_ino):
                     self.waited = clock_boottime() - begun
                     return self
+            except FileNotFoundError:
+                pass  # removed: make it again
             except BaseException:
                 os.close(self._fd)
                 raise
@@ -91,10 +94,3 @@ class Gate:
                 raise LockTimeout(self._path)
             time.sleep(min(pause, left))
             pause = min(pause * 2, LONGEST_PAUSE)
-
-    def _still_the_path(self) -> bool:
-        try:
-            named = os.lstat(self._path)
-        except FileNotFoundError:
-            return False
-        return self._file == (named.st_dev, named.st_ino)

@@ -28,8 +28,15 @@ def encode_pairs(pairs: "list[tuple[str, str]]") -> str:
     raise MalformedError(f"{wrong[0][0]!r}={wrong[0][1]!r} cannot be written on one line")
 
 
-def decode_pairs(text: str) -> dict[str, str]:
-    """Return the pairs of `text`; raise MalformedError for a line without `=` or a key twice."""
+def decode_pairs(text: str, version: str = "") -> dict[str, str]:
+    """Return the pairs of `text`, below the line `version` where that is given.
+
+    Raises MalformedError for another version, a line without `=`, or a key twice.
+    """
+    if version:
+        head, _, text = text.partition("\n")
+        if head != version:
+            raise MalformedError(f"begins with {head[:40]!r}, not with {version!r}")
     pairs: dict[str, str] = {}
     for line in text.split("\n"):
         if not line:
@@ -41,14 +48,6 @@ def decode_pairs(text: str) -> dict[str, str]:
             raise MalformedError(f"{key} is given twice")
         pairs[key] = value
     return pairs
-
-
-def decode_versioned_pairs(text: str, first_line: str) -> dict[str, str]:
-    """Return the pairs below the version line; raise MalformedError when it is another one."""
-    head, _, body = text.partition("\n")
-    if head != first_line:
-        raise MalformedError(f"begins with {head[:40]!r}, not with {first_line!r}")
-    return decode_pairs(body)
 
 
 def int_or_zero(text: str) -> int:

@@ -77,13 +77,14 @@ class Owner:
     comment: str
 
     def __init__(self, **fields: object) -> None:
-        self.__dict__ = check_owner_fields({**BLANK, **fields})
+        """Take the fields given, others blank; raise TypeError for one that FIELDS lacks."""
+        self.__dict__ = {**BLANK, **fields}
+        if len(self.__dict__) != len(BLANK):
+            raise TypeError(f"no such field: {sorted(set(fields) - set(BLANK))}")
 
     def copy(self, **changes: object) -> "Owner":
         """Return the same record with some fields changed."""
-        other = Owner.__new__(Owner)
-        other.__dict__ = check_owner_fields({**self.__dict__, **changes})
-        return other
+        return Owner(**{**self.__dict__, **changes})
 
     def key(self) -> tuple[str, str, str, str, str]:
         """Return what names the job: scheduler, cluster, node (Slurm's own name), job, task."""
@@ -101,13 +102,6 @@ class Owner:
         if self.scheduler == "admin":
             return "reserve"
         return self.job_id if self.task_id in ("", "1") else f"{self.job_id}.{self.task_id}"
-
-
-def check_owner_fields(fields: dict[str, object]) -> dict[str, object]:
-    """Return the fields of a record; raise TypeError for one that FIELDS does not have."""
-    if len(fields) != len(BLANK):
-        raise TypeError(f"no such field: {sorted(set(fields) - set(BLANK))}")
-    return fields
 
 
 def encode_owner(owner: Owner) -> str:
@@ -130,7 +124,7 @@ def encode_owner(owner: Owner) -> str:
 def parse_owner(text: str) -> Owner:
     """Return the record; raise kv.MalformedError for another version or a bad number."""
     fields: dict[str, object] = {}
-    for key, value in kv.decode_versioned_pairs(text, VERSION_LINE).items():
+    for key, value in kv.decode_pairs(text, VERSION_LINE).items():
         kind = TYPES.get(key)
         try:
             if kind == TEXT:

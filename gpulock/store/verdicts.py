@@ -62,7 +62,7 @@ def read_dated_verdicts(
         text = atomic.read_text(f"{lock_dir}/verdicts", 1 << 20)
     except FileNotFoundError:
         return None, None
-    pairs = kv.decode_versioned_pairs(text, VERSION_LINE)
+    pairs = kv.decode_pairs(text, VERSION_LINE)
     written_in = pairs.pop("boot_id", "")
     checked = float(pairs.pop("checked_boottime", "nan"))
     if written_in != boot_id or not 0 <= checked <= now + ROUNDING:

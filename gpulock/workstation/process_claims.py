@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 
 from gpulock.alloc import liveness
-from gpulock.alloc.claim import claim_devices, claim_preferring_unused
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices, claim_preferring_unused
 from gpulock.alloc.liveness import Judge, ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, Refusal, one_line
@@ -61,7 +61,7 @@ def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Ow
         user=one_line(user),
         uid=uid,
         boot_id=node.boot_id,
-        pid_ns=node.proc.pid_namespace_or_empty(),
+        pid_ns=node.proc.pid_namespace(""),
         comment=one_line(comment),
     )
 
@@ -105,11 +105,11 @@ def claim_for_process(
     """Claim for a process, and note it for a later adoption; raise Refusal."""
     if wanted:
         grant = claim_devices(
-            node, record, count, lambda: make_liveness_judge(node), deadline, wanted
+            node, record, ClaimRequest(count, wanted), lambda: make_liveness_judge(node), deadline
         )
     else:
         grant = claim_preferring_unused(
-            node, record, count, lambda: make_liveness_judge(node), deadline
+            node, record, ClaimRequest(count), lambda: make_liveness_judge(node), deadline
         )
     try:
         kept, grant.fault = claim_records.write_record_or_mark(node.settings.state_dir, grant.owner)

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpulock.alloc.grant import Grant
+    from gpulock.alloc.claim import Grant
 
 FOLDER = "tickets"
 PARTS = 3  # number, pid, start time

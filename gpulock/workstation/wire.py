@@ -69,7 +69,7 @@ def encode_request(request: SocketRequest) -> bytes:
 
 def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
-    pairs = kv.decode_versioned_pairs(data.decode("ascii"), REQUEST_LINE)
+    pairs = kv.decode_pairs(data.decode("ascii"), REQUEST_LINE)
     act, wait = pairs.get("act", ""), float(pairs.get("wait", "0"))
     if act not in (CLAIM, RELEASE) or not wait >= 0:
         raise ValueError("neither claim nor release")
@@ -112,7 +112,7 @@ def encode_reply(reply: SocketReply) -> bytes:
 
 def parse_reply(data: bytes) -> SocketReply:
     """Return the reply in a packet; raise ValueError for anything else."""
-    pairs = kv.decode_versioned_pairs(data.decode("utf-8", "replace"), REPLY_LINE)
+    pairs = kv.decode_pairs(data.decode("utf-8", "replace"), REPLY_LINE)
     names = pairs.get("devices", "")
     return SocketReply(
         pairs.get("state", ""),

@@ -20,7 +20,8 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from gpulock.alloc.claim import claim_devices  # noqa: E402 (the checkout is put on the path first)
+from gpulock.alloc.availability import ClaimRequest  # noqa: E402 (the checkout is put on the path first)
+from gpulock.alloc.claim import claim_devices  # noqa: E402
 from gpulock.alloc.reaper import FREED, HELD  # noqa: E402
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks  # noqa: E402
 from gpulock.deadline import Deadline  # noqa: E402
@@ -112,7 +113,7 @@ def hold_two(node: Node, record: Owner) -> None:
     """Claim two devices for the owner of a record, as a claim of its own."""
     number = len(node.store.read_all_locks()) if node.store.exists() else 0
     own = record.copy(job_id=f"{record.job_id}.{number}")
-    claim_devices(node, own, 2, lambda: make_liveness_judge(node), Deadline(20))
+    claim_devices(node, own, ClaimRequest(2), lambda: make_liveness_judge(node), Deadline(20))
 
 
 def share(daemon: Daemon) -> float:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.grant import Grant
 from gpulock.alloc.liveness import ProcessScan
 from gpulock.alloc.release import release_locks
 from gpulock.deadline import Deadline
@@ -55,7 +55,9 @@ def take(node: Node, count: int, start: int = 0) -> Grant:
     record = make_process_owner(node, os.getpid(), "bench")
     if start:
         record = record.copy(start=start, job_id="gone")
-    return claim_devices(node, record, count, lambda: make_liveness_judge(node), Deadline(20))
+    return claim_devices(
+        node, record, ClaimRequest(count), lambda: make_liveness_judge(node), Deadline(20)
+    )
 
 
 def give(node: Node, token: str) -> None:
@@ -85,7 +87,9 @@ def claims(root: Path, rounds: int) -> dict[str, list[float]]:
             drain(Path(node.store.released_dir))
         with Spent(Node, "devices") as driver, Spent(OpenFiles, "_look") as look:
             begun = time.perf_counter_ns()
-            grant = claim_devices(node, record, 2, lambda: make_liveness_judge(node), Deadline(20))
+            grant = claim_devices(
+                node, record, ClaimRequest(2), lambda: make_liveness_judge(node), Deadline(20)
+            )
             between = time.perf_counter_ns()
             give(node, grant.owner.token)
             ended = time.perf_counter_ns()

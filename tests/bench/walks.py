@@ -28,7 +28,8 @@ from typing import Any, cast
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
-from gpulock.alloc.claim import claim_devices  # noqa: E402 (the checkout is put on the path first)
+from gpulock.alloc.availability import ClaimRequest  # noqa: E402 (the checkout is put on the path first)
+from gpulock.alloc.claim import claim_devices  # noqa: E402
 from gpulock.deadline import Deadline  # noqa: E402
 from gpulock.workstation.process_claims import (  # noqa: E402
     make_liveness_judge,
@@ -114,7 +115,9 @@ def dead_owner_calls(root: Path) -> Calls:
     owner = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
         template = make_process_owner(node, owner.pid, "walk")
-        claim_devices(node, template, 2, lambda: make_liveness_judge(node), Deadline(PATIENCE))
+        claim_devices(
+            node, template, ClaimRequest(2), lambda: make_liveness_judge(node), Deadline(PATIENCE)
+        )
         program = [sys.executable, __file__, "daemon", str(scene.config), str(told)]
         with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as daemon:
             history = Path(node.settings.state_dir) / "history/history.jsonl"

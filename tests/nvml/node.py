@@ -32,9 +32,7 @@ def driver_version(folder: Path) -> str:
 def node_keys(folder: Path, driver: str) -> Keys:
     """Return all keys of the node in `folder` as the library of `driver` would answer."""
     devices = read_devices(f"{folder}/proc/driver/nvidia", f"{folder}/sys")
-    inventory = kv.decode_versioned_pairs(
-        (folder / "run/gpulock/inventory").read_text(), INVENTORY_LINE
-    )
+    inventory = kv.decode_pairs((folder / "run/gpulock/inventory").read_text(), INVENTORY_LINE)
     branch = int(driver.partition(".")[0])
     cuda = max(cuda for first, cuda in _CUDA.items() if first <= branch)
     keys = {

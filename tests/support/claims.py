@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.liveness import Judge
 from gpulock.errors import Refusal
 from gpulock.store import kv
@@ -21,14 +21,14 @@ def never() -> Judge:
 def ask(box: Box, count: int = 2, **changes: object) -> Grant:
     node = box.node()
     return claim_devices(
-        node, record(token="", devices=(), **changes), count, judging(node), soon()
+        node, record(token="", devices=(), **changes), ClaimRequest(count), judging(node), soon()
     )
 
 
 def pick(box: Box, device: str, job_id: str = "12") -> Grant:
     node = box.node()
     one = record(token="", devices=(), job_id=job_id)
-    return claim_devices(node, one, 1, judging(node), soon(), (device,))
+    return claim_devices(node, one, ClaimRequest(1, (device,)), judging(node), soon())
 
 
 def refused(box: Box, count: int = 2, **changes: object) -> Refusal:

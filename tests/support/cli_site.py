@@ -96,7 +96,7 @@ class Site:
             "uid": 4242,
             "queue": "gpu.q",
             "boot_id": node.boot_id,
-            "pid_ns": node.proc.pid_namespace_or_empty(),
+            "pid_ns": node.proc.pid_namespace(""),
             "pid": os.getpid(),
             "start": node.proc.start(os.getpid()),
             "claimed_at": time.time(),

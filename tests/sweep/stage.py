@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
@@ -101,7 +101,11 @@ class Stage:
         """Claim devices in this process."""
         record = make_process_owner(self.node, os.getpid(), "sweep")
         return claim_devices(
-            self.node, record, count, lambda: make_liveness_judge(self.node), Deadline(20)
+            self.node,
+            record,
+            ClaimRequest(count),
+            lambda: make_liveness_judge(self.node),
+            Deadline(20),
         )
 
     def locks(self, *jobs: int) -> dict[str, Lock]:

@@ -107,7 +107,7 @@ class SimulatedSource:
 def read_simulated_nvml(path: str) -> dict[str, str]:
     """Return what NVML would tell, of whatever boot; raise OSError where there is none."""
     try:
-        return kv.decode_versioned_pairs(atomic.read_text(path), LINE)
+        return kv.decode_pairs(atomic.read_text(path), LINE)
     except kv.MalformedError as fault:
         raise OSError(f"{path}: {fault}") from fault
 

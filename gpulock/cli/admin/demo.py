@@ -89,7 +89,7 @@ class Demo:
             for device in node.devices()
             if str(device.index) in pair.visible_devices().split(",")
         ]
-        links = node.links().get((chosen[0].bus, chosen[1].bus), 0)
+        links = node.links.get((chosen[0].bus, chosen[1].bus), 0)
         first, second = (device.index for device in chosen)
         self.text(
             f"GPU {first} and GPU {second} share {format_count(links, 'NVLink')}; "

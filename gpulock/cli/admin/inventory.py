@@ -62,7 +62,7 @@ def format_inventory_lines(
             "NVLink, memory and MIG are not known: no inventory was published in this boot."
         )
     if len(found) > 1:
-        result += ["", *format_link_matrix(found, node.links()), *textwrap.wrap(LEGEND, width)]
+        result += ["", *format_link_matrix(found, node.links), *textwrap.wrap(LEGEND, width)]
     bridges = {device.bus: device for device in found if device.path}
     if bridges:
         result += ["", "PCI bridges from the root:"]

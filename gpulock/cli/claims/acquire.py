@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import click
 
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.claim import Grant
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import SelectError, match_device_list
 from gpulock.cli.session import CommandRefusedError, Session, uid_to_user_name

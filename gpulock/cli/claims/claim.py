@@ -8,7 +8,7 @@ import shlex
 
 import click
 
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.claim import Grant
 from gpulock.cli.claims.acquire import (
     acquire_devices,
     claim_options,

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.claim import Grant
 from gpulock.alloc.release import release_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.acquire import (

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.claim import Grant
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING, PERIODS
 from gpulock.cli.session import CommandRefusedError, owns_lock_dir, uid_to_user_name
 from gpulock.deadline import Deadline

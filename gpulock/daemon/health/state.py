@@ -42,7 +42,7 @@ class HealthState:
 
 def parse_health_state(text: str, boot_id: str) -> HealthState:
     """Return the book in a text, an empty one for another boot; raise ValueError."""
-    pairs = kv.decode_versioned_pairs(text, LINE)
+    pairs = kv.decode_pairs(text, LINE)
     book = HealthState()
     if pairs.get("boot_id") != boot_id:
         return book

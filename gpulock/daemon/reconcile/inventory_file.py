@@ -155,7 +155,7 @@ def list_numbered_folders(folder: str, prefix: str) -> list[str]:
 def read_inventory_file(path: str, boot_id: str) -> tuple[dict[str, str], str]:
     """Return the pairs of an inventory of this boot, and what is wrong with the file."""
     try:
-        pairs = kv.decode_versioned_pairs(atomic.read_text(path, LIMIT), INVENTORY_LINE)
+        pairs = kv.decode_pairs(atomic.read_text(path, LIMIT), INVENTORY_LINE)
     except FileNotFoundError:
         return {}, ""
     except (OSError, kv.MalformedError) as fault:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices, claim_preferring_unused
 from gpulock.errors import BUSY
 from gpulock.store import boot, quarantine
@@ -26,7 +27,7 @@ def box(tmp_path: Path) -> Box:
 
 def test_a_claim_locks_what_it_grants_and_nothing_else(box: Box) -> None:
     node = box.node()
-    grant = claim_devices(node, record(token="", devices=()), 2, never, soon())
+    grant = claim_devices(node, record(token="", devices=()), ClaimRequest(2), never, soon())
     assert ids(grant) == box.locks() == [bus(0), bus(1)]
     assert grant.fresh
     for number in (0, 1):
@@ -50,7 +51,7 @@ def test_another_job_gets_other_devices(box: Box) -> None:
 def test_the_same_run_gets_the_same_answer(box: Box) -> None:
     first = ask(box)
     node = box.node()
-    again = claim_devices(node, record(token="", devices=()), 2, never, soon())
+    again = claim_devices(node, record(token="", devices=()), ClaimRequest(2), never, soon())
     assert (ids(again), again.owner.token) == (ids(first), first.owner.token)
     assert (first.fresh, again.fresh) == (True, False)
 
@@ -175,21 +176,21 @@ def test_a_process_is_granted_what_nobody_has_open_where_that_is_enough(
 ) -> None:
     box.proc.add(700, fds={9: box.dev / "nvidia0", 10: box.dev / "nvidia1"})
     node, one = box.node(), record(token="", devices=(), **PROCESS)
-    found = claim_preferring_unused(node, one, count, never, soon())
+    found = claim_preferring_unused(node, one, ClaimRequest(count), never, soon())
     assert ids(found) == [bus(number) for number in granted]
 
 
 def test_what_a_process_itself_has_open_is_no_reason_to_give_it_another(box: Box) -> None:
     box.proc.add(600, fds={9: box.dev / "nvidia0"})
     node, one = box.node(), record(token="", devices=(), **PROCESS)
-    assert ids(claim_preferring_unused(node, one, 1, never, soon())) == [bus(0)]
+    assert ids(claim_preferring_unused(node, one, ClaimRequest(1), never, soon())) == [bus(0)]
 
 
 def test_a_device_that_is_named_is_granted_whoever_has_it_open(box: Box) -> None:
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     node = box.node()
     one = record(token="", devices=(), **PROCESS)
-    assert ids(claim_devices(node, one, 1, never, soon(), (bus(0),))) == [bus(0)]
+    assert ids(claim_devices(node, one, ClaimRequest(1, (bus(0),)), never, soon())) == [bus(0)]
 
 
 def test_a_schedulers_job_is_granted_what_it_always_was_and_nobody_is_looked_at(

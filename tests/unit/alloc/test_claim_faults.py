@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic
 from gpulock.store.locks import LockStore
@@ -32,7 +32,9 @@ def box(tmp_path: Path) -> Box:
 
 def ask(box: Box, **changes: object) -> Grant:
     node = box.node()
-    return claim_devices(node, record(token="", devices=(), **changes), 2, judging(node), soon())
+    return claim_devices(
+        node, record(token="", devices=(), **changes), ClaimRequest(2), judging(node), soon()
+    )
 
 
 def nothing(*_: object) -> None:
@@ -79,7 +81,9 @@ def test_whichever_call_fails_the_claim_is_whole_or_refused_and_undone(
         with pytest.MonkeyPatch.context() as patch:
             calls = Failing(patch, name, at, OSError(code, os.strerror(code))).calls
             try:
-                grant = claim_devices(node, record(token=""), 2, judging(node), soon())
+                grant = claim_devices(
+                    node, record(token=""), ClaimRequest(2), judging(node), soon()
+                )
             except OSError:  # the hook takes it for "could not find out"
                 assert box.locks() == [], f"{name} {at}: {calls[-1]}"
             except Refusal as refusal:

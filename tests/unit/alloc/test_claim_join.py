@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.errors import BUSY, Refusal
 from tests.support.trees import Box, judge_of, judging, record, soon
 
@@ -27,7 +27,7 @@ def task(box: Box, pid: int, **changes: object) -> Grant:
     box.proc.shepherd(pid, box.root)
     node = box.node()
     one = record(token="", devices=(), pid=pid, add_grp_id=65000 + pid, **changes)
-    return claim_devices(node, one, 2, judging(node), soon(), join=True)
+    return claim_devices(node, one, ClaimRequest(2, join=True), judging(node), soon())
 
 
 def states(box: Box) -> set[str]:
@@ -109,7 +109,7 @@ def test_a_job_that_may_not_share_is_refused_while_its_other_run_lives(box: Box)
     task(box, FIRST)
     node = box.node()
     with pytest.raises(Refusal):
-        claim_devices(node, record(token="", pid=SECOND), 2, judging(node), soon())
+        claim_devices(node, record(token="", pid=SECOND), ClaimRequest(2), judging(node), soon())
 
 
 def test_of_thousands_of_short_tasks_one_anchor_a_group_is_kept(box: Box) -> None:
@@ -119,7 +119,7 @@ def test_of_thousands_of_short_tasks_one_anchor_a_group_is_kept(box: Box) -> Non
         box.proc.shepherd(pid, box.root)
         node = box.node()
         one = record(token="", devices=(), pid=pid, add_grp_id=65100 + pid % 3)
-        claim_devices(node, one, 2, judging(node), soon(), join=True)
+        claim_devices(node, one, ClaimRequest(2, join=True), judging(node), soon())
         if pid != 705:
             box.proc.remove(pid)
     (lock, _) = box.node().store.read_all_locks().values()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
@@ -80,7 +81,7 @@ def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
         raise Refusal(UNKNOWN, "no UUID", "wait")
 
     with pytest.raises(Refusal):
-        claim_devices(node, record(token=""), 2, never, soon(), check=no)
+        claim_devices(node, record(token=""), ClaimRequest(2, check=no), never, soon())
     assert box.locks() == []
 
 
@@ -121,7 +122,7 @@ def test_a_gate_that_stays_shut_is_counted_by_the_next_who_gets_in(box: Box) -> 
     node = box.node()
     with Gate(str(box.lock), Deadline(1)):
         with pytest.raises(Refusal) as caught:
-            claim_devices(node, record(job_id="13"), 1, never, Deadline(0.02))
+            claim_devices(node, record(job_id="13"), ClaimRequest(1), never, Deadline(0.02))
         assert caught.value.kind == UNKNOWN
         assert (box.lock / "timeouts").read_bytes() == b"."
     ask(box, 1, job_id="13")

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.reaper import FREED
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
@@ -90,7 +90,9 @@ class Field:
         """Claim for this process."""
         node = self.node
         own = record or make_process_owner(node, os.getpid(), "worker")
-        return claim_devices(node, own, count, lambda: make_liveness_judge(node), Deadline(60))
+        return claim_devices(
+            node, own, ClaimRequest(count), lambda: make_liveness_judge(node), Deadline(60)
+        )
 
     def release(self, token: str) -> ReleaseResult:
         """Release one claim."""

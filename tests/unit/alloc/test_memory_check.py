@@ -10,6 +10,7 @@ import click
 import pytest
 
 from gpulock.alloc import memory_check
+from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.memory_check import CLEAN, DIRTY, MIB, NO_SAMPLE, OTHER_PROCESSES, WAIT
 from gpulock.alloc.release import ReleaseResult, release_locks
@@ -101,7 +102,9 @@ def tell(box: Box, used: int, looked: float, others: str = "processes=0", cards:
 
 def hold(box: Box) -> Owner:
     node = box.node()
-    return claim_devices(node, record(token="", devices=()), 1, judging(node), soon()).owner
+    return claim_devices(
+        node, record(token="", devices=()), ClaimRequest(1), judging(node), soon()
+    ).owner
 
 
 def let_go(box: Box, one: Owner) -> ReleaseResult:
@@ -134,7 +137,9 @@ def test_memory_that_is_not_given_back_puts_the_device_out_of_service(box: Box) 
         "memory: 300 MiB stay in use after job 12",
     )
     node = box.node()
-    found = claim_devices(node, record(token="", devices=(), job_id="13"), 1, judging(node), soon())
+    found = claim_devices(
+        node, record(token="", devices=(), job_id="13"), ClaimRequest(1), judging(node), soon()
+    )
     assert [device.id for device in found.devices] == [bus(1)]
 
 
@@ -178,7 +183,7 @@ def four(tmp_path: Path) -> Box:
     made.proc.shepherd(500, tmp_path)
     (tmp_path / "exporter").mkdir()
     node = made.node()
-    claim_devices(node, record(token="", devices=()), 4, judging(node), soon())
+    claim_devices(node, record(token="", devices=()), ClaimRequest(4), judging(node), soon())
     return made
 
 
@@ -401,7 +406,11 @@ def test_a_reboot_has_emptied_every_memory(box: Box) -> None:
     node = box.node()
     try:
         claim_devices(
-            node, record(token="", devices=(), job_id="13", pid=501), 2, judging(node), soon()
+            node,
+            record(token="", devices=(), job_id="13", pid=501),
+            ClaimRequest(2),
+            judging(node),
+            soon(),
         )
     except Refusal as refusal:
         pytest.fail(f"an old boot's lock is in the way: {refusal}")
@@ -411,15 +420,15 @@ def test_a_reboot_has_emptied_every_memory(box: Box) -> None:
 def test_a_claim_that_settles_does_not_get_what_it_has_put_out_of_service(box: Box) -> None:
     """Both devices are held by dead jobs; the first one's memory is not given back."""
     node = box.node()
-    claim_devices(node, record(token="", devices=()), 2, judging(node), soon())
+    claim_devices(node, record(token="", devices=()), ClaimRequest(2), judging(node), soon())
     box.proc.remove(500)
     for name in (bus(0), bus(1)):
         (box.lock / "locks" / name / "quiet").write_text("1.0\n")
     tell(box, 300 * MIB, clock_boottime())
     other = record(token="", devices=(), job_id="13", pid=501)
     with pytest.raises(Refusal, match="1 of 2 free"):
-        claim_devices(box.node(), other, 2, judging(box.node()), soon())
-    found = claim_devices(box.node(), other, 1, judging(box.node()), soon())
+        claim_devices(box.node(), other, ClaimRequest(2), judging(box.node()), soon())
+    found = claim_devices(box.node(), other, ClaimRequest(1), judging(box.node()), soon())
     assert [device.id for device in found.devices] == [bus(1)]
 
 
@@ -432,7 +441,13 @@ def hold_as_process(box: Box) -> SocketRequest:
     """Hold GPU 0 by a process of ours that is gone by now; return what gives it back."""
     fields = {"scheduler": "process", "pid": 600, "start": 7, "job_id": "600", "add_grp_id": 0}
     node = box.node()
-    claim_devices(node, record(token="", devices=(), uid=UID, **fields), 1, judging(node), soon())
+    claim_devices(
+        node,
+        record(token="", devices=(), uid=UID, **fields),
+        ClaimRequest(1),
+        judging(node),
+        soon(),
+    )
     return SocketRequest(RELEASE, 600, 7)
 
 

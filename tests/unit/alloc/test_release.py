@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.deadline import Deadline
@@ -33,7 +34,7 @@ def box(tmp_path: Path) -> Box:
 def hold(box: Box, count: int = 2, **changes: object) -> Owner:
     node = box.node()
     one = record(token="", devices=(), **changes)
-    return claim_devices(node, one, count, judging(node), soon()).owner
+    return claim_devices(node, one, ClaimRequest(count), judging(node), soon()).owner
 
 
 def of_run(one: Owner) -> Callable[[Owner], bool]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.claim import Grant
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.cli.claims import socket_client
 from gpulock.cli.session import CommandRefusedError

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge, ProcessScan
 from gpulock.deadline import Deadline
@@ -37,7 +38,7 @@ class Real:
         self.box = Box(root, 4, PROC_ROOT="/proc", **keys)
         self.node = self.box.node()
         self.job = record(token="", devices=(), uid=os.geteuid(), add_grp_id=0)
-        claim_devices(self.node, self.job, 1, judging(self.node), soon())
+        claim_devices(self.node, self.job, ClaimRequest(1), judging(self.node), soon())
         self.left: dict[int, str] = {}
         self.started: list[subprocess.Popen[str]] = []
 
@@ -191,7 +192,7 @@ def box(tmp_path: Path) -> Box:
 def hold(box: Box, **changes: object) -> Owner:
     node = box.node()
     return claim_devices(
-        node, record(token="", devices=(), **changes), 1, judging(node), soon()
+        node, record(token="", devices=(), **changes), ClaimRequest(1), judging(node), soon()
     ).owner
 
 

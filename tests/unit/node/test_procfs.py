@@ -72,7 +72,7 @@ def test_a_process_that_is_gone_is_not_one_that_may_not_be_seen(
     with pytest.raises(ProcessLookupError):
         proc.stat(7)
     with pytest.raises(ProcessLookupError):
-        proc.cwd(7)
+        proc.link(7, "cwd")
     assert not proc.running(7, 1000)
     fake.add(7)
 
@@ -123,9 +123,9 @@ def test_only_numbers_are_processes(tmp_path: Path) -> None:
 def test_the_namespace_is_empty_in_a_record_where_it_cannot_be_seen(tmp_path: Path) -> None:
     fake = FakeProc(tmp_path / "proc")
     proc = Proc(str(fake.root))
-    assert proc.pid_namespace_or_empty() == HOST_NS
+    assert proc.pid_namespace("") == HOST_NS
     (fake.root / "self/ns/pid").unlink()
-    assert proc.pid_namespace_or_empty() == ""
+    assert proc.pid_namespace("") == ""
     with pytest.raises(OSError):
         proc.pid_namespace()
 

@@ -21,7 +21,7 @@ from gpulock.node.devices import read_devices
 from gpulock.node.inventory import LINE as INVENTORY_LINE
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
-from gpulock.store.kv import decode_versioned_pairs
+from gpulock.store.kv import decode_pairs
 from tests.nvml import double as face
 from tests.nvml.cards import CARDS
 from tests.nvml.double import Double, Process
@@ -108,9 +108,7 @@ def fields(handle: Any, *ids: Any) -> list[int | None]:
 @pytest.mark.parametrize("node", PRESETS, indirect=True)
 def test_nvml_and_proc_tell_the_same_of_a_simulated_node(node: Double) -> None:
     devices = read_devices(f"{node.node}/proc/driver/nvidia", f"{node.node}/sys")
-    inventory = decode_versioned_pairs(
-        (node.node / "run/gpulock/inventory").read_text(), INVENTORY_LINE
-    )
+    inventory = decode_pairs((node.node / "run/gpulock/inventory").read_text(), INVENTORY_LINE)
     assert NVML.nvmlDeviceGetCount() == len(devices)
     for device in devices:
         handle = gpu(device.index)

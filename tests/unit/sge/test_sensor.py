@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.sge import hook, sensor
 from gpulock.store import verdicts
@@ -36,7 +37,9 @@ def hold(site: Box, count: int, **changes: object) -> str:
     node.name = HOST
     fields: dict[str, object] = {"node": HOST, "token": "", "devices": (), "add_grp_id": 0}
     one = record(**{**fields, "sid": 500, **changes})
-    return claim_devices(node, one, count, lambda: hook.make_sge_judge(node), soon()).owner.token
+    return claim_devices(
+        node, one, ClaimRequest(count), lambda: hook.make_sge_judge(node), soon()
+    ).owner.token
 
 
 def test_each_line_is_answered_until_quit(site: Site) -> None:

@@ -30,7 +30,7 @@ def test_counters_add_up_over_processes(store: LockStore) -> None:
     for _ in range(3):
         totals = ClaimCounters(store)
         totals.count_result(BUSY, 0.25)
-        totals.count_grant(0)
+        totals.count_result("granted", 0)
         totals.save()
     assert saved(store) == {
         "claims_busy": "3",

@@ -58,7 +58,7 @@ def test_a_value_may_hold_equals_signs_and_be_empty() -> None:
 @pytest.mark.parametrize("head", ["gpulock-owner 2", "gpulock-owner 1 ", "", "gpulock-owner 10"])
 def test_another_version_line_is_malformed(head: str) -> None:
     with pytest.raises(kv.MalformedError, match="begins with"):
-        kv.decode_versioned_pairs(f"{head}\na=b\n", "gpulock-owner 1")
+        kv.decode_pairs(f"{head}\na=b\n", "gpulock-owner 1")
 
 
 def test_a_very_long_line_does_not_make_a_very_long_message() -> None:

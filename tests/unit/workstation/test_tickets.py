@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.grant import Grant
+from gpulock.alloc.claim import Grant
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.devices import Device

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.cli.why.why import explain_subject
 from gpulock.daemon.health.recovery import (
@@ -116,7 +117,7 @@ def test_gpulockds_first_reconcile_tells_what_it_put_out_itself(tmp_path: Path) 
     ward = Ward(tmp_path, QUARANTINE_ON="", LEFTOVER_PROCESSES="report")
     ward.proc.execd(tmp_path)
     node = ward.node()
-    claim_devices(node, record(token="", devices=()), 1, judging(node), soon())
+    claim_devices(node, record(token="", devices=()), ClaimRequest(1), judging(node), soon())
     (ward.lock / "locks" / bus(0) / "quiet").write_text("1.0\n")
     ward.tell(0, f"memory_used={1 << 30}")
     ward.now = clock_boottime() - ROUND  # for the look to be of now

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.memory_check import MIB
 from gpulock.daemon.health import health_lock, state
@@ -35,7 +36,7 @@ def grants(ward: Ward, count: int) -> list[str]:
     """Return the devices that a job gets."""
     node = ward.node()
     found = claim_devices(
-        node, record(token="", devices=(), job_id="99"), count, judging(node), soon()
+        node, record(token="", devices=(), job_id="99"), ClaimRequest(count), judging(node), soon()
     )
     return [device.id for device in found.devices]
 

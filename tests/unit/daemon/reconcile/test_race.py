@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
@@ -49,7 +50,7 @@ def take(node: Node) -> list[str]:
     return [
         d.id
         for d in claim_devices(
-            node, record, count, lambda: make_liveness_judge(node), Deadline(20)
+            node, record, ClaimRequest(count), lambda: make_liveness_judge(node), Deadline(20)
         ).devices
     ]
 

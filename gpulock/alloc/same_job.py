@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job was granted: the same answer to the same run, a share for its tasks, or a new start.
+"""What a claim does about locks that its own job has here already: answer again, share, or free.
 
-Hot. Everything here is done with the gate held.
+Hot, loaded where there are such locks. The gate is held.
 """
 
+from gpulock.alloc import reaper
+from gpulock.alloc.liveness import Judge
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -14,48 +16,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpulock.alloc.liveness import Judge
 
+def granted_before(
+    node: Node,
+    locks: list[Lock],
+    template: Owner,
+    found: list[Device],
+    count: int,
+    join: bool,
+    judge: "Callable[[], Judge]",
+) -> tuple[list[Device], Owner] | None:
+    """Return the devices that a claim of a job which has `locks` here is granted, and the record.
 
-class ClaimRequest:
-    """What is asked for: `count` devices, of `wanted` ids alone where there are some.
-
-    `join`: a task may share what its job holds here already. `check` refuses what was chosen.
-    `last` are ids that are taken only where there are not enough others.
+    `count` is how many are asked for; with `join` a task shares what its job holds. None where it
+    has to be granted others: what an earlier run left is freed then. Raises Refusal, also where a
+    later run of the job holds devices.
     """
-
-    __slots__ = ("check", "count", "join", "last", "wanted")
-
-    def __init__(
-        self,
-        count: int,
-        wanted: tuple[str, ...],
-        join: bool,
-        check: "Callable[[list[Device]], object]",
-        last: "frozenset[str]" = frozenset(),
-    ) -> None:
-        self.check = check
-        self.last = last
-        self.count = count
-        self.wanted = wanted
-        self.join = join
-
-
-class Grant:
-    """The devices of a job, by index, with the record that holds them.
-
-    `fresh` is False when the same run asked again and got the same answer. `waited` is the time
-    at the gate in seconds. `fault` is why STATE_DIR has no record of it, or nothing.
-    """
-
-    __slots__ = ("devices", "fault", "fresh", "owner", "waited")
-
-    def __init__(self, granted: list[Device], record: Owner, fresh: bool, waited: float) -> None:
-        self.devices = granted
-        self.owner = record
-        self.fresh = fresh
-        self.waited = waited
-        self.fault = ""
+    for lock in locks:
+        record = lock.owner
+        if record is None or record.uid != template.uid or record.boot_id != template.boot_id:
+            continue
+        if record.restart > template.restart:
+            raise Refusal(BUSY, "a later run of the job holds devices here", "nothing to do")
+    mine = [lock for lock in locks if lock.owner and is_same_job(lock.owner, template)]
+    if not mine:
+        return None
+    granted = same_run_devices(mine, template, count, found)
+    if not granted and join:
+        granted = join_devices(node, mine, template, found, judge())
+    if granted and mine[0].owner:
+        return granted, mine[0].owner
+    release_previous_run(node, mine, template, found, judge())
+    return None
 
 
 def is_same_job(record: Owner, template: Owner) -> bool:
@@ -68,10 +60,10 @@ def is_same_job(record: Owner, template: Owner) -> bool:
     return not (record.scheduler == "slurm" and other)
 
 
-def same_run_grant(
+def same_run_devices(
     mine: list[Lock], template: Owner, count: int, found: list[Device]
-) -> Grant | None:
-    """Return the grant this very run has already, if it is whole and not being released.
+) -> list[Device]:
+    """Return the devices this very run has already, if its grant is whole and not being released.
 
     Never a Slurm job's: its Prolog runs once, and a second one of the same id may be of a job
     that got the id again, or was started again without an Epilog.
@@ -79,7 +71,7 @@ def same_run_grant(
     record = mine[0].owner
     assert record is not None
     if record.scheduler == "slurm":
-        return None
+        return []
     granted = whole_grant(mine, found)
     same = (record.uid, record.run(), record.boot_id, record.draining) == (
         template.uid,
@@ -87,7 +79,7 @@ def same_run_grant(
         template.boot_id,
         0,
     )
-    return Grant(granted, record, False, 0.0) if len(granted) == count and same else None
+    return granted if len(granted) == count and same else []
 
 
 def whole_grant(mine: list[Lock], found: list[Device]) -> list[Device]:
@@ -100,29 +92,29 @@ def whole_grant(mine: list[Lock], found: list[Device]) -> list[Device]:
     return granted if whole else []
 
 
-def join_grant(
-    node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: "Judge"
-) -> Grant | None:
+def join_devices(
+    node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: Judge
+) -> list[Device]:
     """Let a task share what its job holds here, while that job lives: its shepherd is an anchor.
 
-    None where there is no whole, living grant.
+    Nothing where there is no whole, living grant. Raises Refusal.
     """
     record = mine[0].owner
     assert record is not None
     granted = whole_grant(mine, found)
     if not granted or record.uid != template.uid or record.draining:
-        return None
+        return []
     for lock in mine:
         node.store.read_details(lock)
         if judge.verdict(lock).state != "alive":
-            return None
+            return []
     try:
         for lock in mine:
             node.store.anchor(lock.id, template.pid, template.start, template.add_grp_id)
             drop_ended_anchors(node, lock, template.add_grp_id)
     except OSError as fault:
         raise Refusal(BROKEN, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
-    return Grant(granted, record, False, 0.0)
+    return granted
 
 
 def drop_ended_anchors(node: Node, lock: Lock, gid: int) -> None:
@@ -151,11 +143,9 @@ def drop_ended_anchors(node: Node, lock: Lock, gid: int) -> None:
 
 
 def release_previous_run(
-    node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: "Judge"
+    node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: Judge
 ) -> None:
     """Free what an earlier run of the job, or a cut-short claim of this one, left; or refuse."""
-    from gpulock.alloc import reaper
-
     held = node.store.read_all_locks()
     judge.attach_step_daemons(held)
     engine = reaper.Reaper(node, judge, found, held)

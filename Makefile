@@ -10,6 +10,7 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 STEP := tests/step.sh
+QUICK := not slow and not install and not soak and not lab and not sweep
 PYTEST := $(BIN)/pytest -q
 # What a lab does to its host is looked at while it is alone; Slurm's, Grid Engine's and the others then run at the same time.
 LABS := $(wildcard tests/labs/*/test_*.py)
@@ -25,7 +26,7 @@ demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
 	@$(BIN)/gpulock demo
 
 ##@ Check
-check: $(DEV)  ## format, lint, types, layers, quick unit tests, two at a time (the default)
+check: tools $(DEV)  ## format, lint, types, layers, quick unit tests, two at a time (the default)
 	@$(MAKE) -j 2 -O unit pyright mypy lint format-check
 
 format-check: $(DEV)
@@ -36,23 +37,30 @@ mypy: $(DEV)
 	@$(STEP) "mypy" $(BIN)/mypy
 pyright: $(DEV)
 	@$(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
-unit: $(DEV)  ## the quick unit tests alone (the layers are one of them)
-	@$(STEP) "unit tests" $(PYTEST) -n auto -m "not slow and not install and not soak" tests/unit
-slow: $(DEV)  ## the slow unit tests: many processes, installations
+unit: tools $(DEV)  ## the quick unit tests alone (the layers are one of them)
+	@$(STEP) "unit tests" $(PYTEST) -n auto -m "$(QUICK)" tests/unit
+slow: tools $(DEV)  ## the slow unit tests: many processes, installations
 	@$(STEP) "slow tests" $(PYTEST) -n auto -m "slow and not soak" tests/unit
+
+tools:
+	@tests/tools.sh "make $(or $(MAKECMDGOALS),check)"
 
 format: $(DEV)  ## rewrite the code as `check` wants it
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
 ##@ Test on this machine
-test: $(DEV)  ## check, every lab in its short form, the sweep sampled
+test: tools $(DEV)  ## check, every lab in its short form, the sweep sampled (root)
 	@tests/consent.sh "make test"
 	@$(MAKE) check slow
 	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter tests/gpu
+	@$(MAKE) booted
 	@$(STEP) "labs themselves" $(PYTEST) -m lab --timeout 600 $(ITSELF)
 	@$(STEP) "labs, wheel, sweep" tests/together.sh \
 	    $(foreach lab,SLURM SGE,"$(ALONE) '$(PYTEST) -m lab --timeout 600 $($(lab)); exit \$$?'") "$(MAKE) others"
+booted: $(DEV)  ## unit and exporter tests on a machine that was booted 30 s and 10 minutes ago (root)
+	@for seconds in 30 600; do $(STEP) "booted $$seconds s" tests/booted.sh $$seconds \
+	    $(PYTEST) -n 4 --dist loadfile --timeout 120 -m "$(QUICK)" tests/unit tests/exporter tests/gpu; done
 others: $(DEV)
 	@$(PYTEST) -m lab --timeout 600 $(OTHERS)
 	@$(PYTEST) -m install --timeout 600 tests/install tests/unit/repository/test_nvml_double_faithful.py
@@ -129,7 +137,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check format-check lint mypy pyright unit slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
+.PHONY: demo check tools booted format-check lint mypy pyright unit slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

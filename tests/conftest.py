@@ -1,14 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say at the end how many points were tried: a sweep that tried none proves nothing."""
+"""What every test starts from, whatever started pytest; and what is said at the end of a run."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from tests.support.reach import NOBODY, unreachable_folder
 from tests.sweep.tally import TALLY
+
+DAY = 86400.0
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
+NEEDS_ROOT = "need root: `make test` as root runs them"
+NEEDS_REACH = "run this checkout as another user, who cannot reach it"
+
+
+def restore_signals() -> None:
+    """Undo what nohup and a shell's `&` leave ignored: a program under test would inherit it.
+
+    A hang-up stays without effect on pytest itself; a handler is not inherited, SIG_IGN is.
+    """
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+        (signal.SIGHUP, lambda *_: None),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+restore_signals()
+
+
+@pytest.fixture
+def up_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process see a machine that was booted a day earlier than it was."""
+    clock = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + DAY)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what this user cannot run, and count it; a lab says itself that it needs root."""
+    left = config.stash.setdefault(LEFT_OUT, {})
+    barred: dict[str, str] = {}
+    if os.geteuid() != 0:
+        barred = {"root": NEEDS_ROOT, "another_user": NEEDS_ROOT}
+    elif folder := unreachable_folder(Path(__file__), NOBODY):
+        barred["another_user"] = f"{NEEDS_REACH} ({folder} is closed)"
+    kept: list[pytest.Item] = []
+    gone: list[pytest.Item] = []
+    for item in items:
+        why = next((why for name, why in barred.items() if item.get_closest_marker(name)), None)
+        (kept if why is None else gone).append(item)
+        if why is not None:
+            left[why] = left.get(why, 0) + 1
+    if gone:
+        config.hook.pytest_deselected(items=gone)
+        items[:] = kept
+
+
+def pytest_testnodedown(node: object) -> None:
+    """Take over what a worker of xdist left out: each of them collects the same tests."""
+    config: pytest.Config = getattr(node, "config")  # noqa: B009  # xdist has no types
+    told: dict[str, int] = getattr(node, "workeroutput", {}).get("left_out", {})
+    config.stash.setdefault(LEFT_OUT, {}).update(told)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Say last of all how many tests were left out: the last line is what make shows."""
+    left = session.config.stash.get(LEFT_OUT, {})
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = left
+    yield
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if output is None and terminal is not None and left:
+        passed = len(terminal.stats.get("passed", ()))
+        words = [f"{count} {why}" for why, count in left.items()]
+        terminal.write_line(f"{passed} passed; left out: {'; '.join(words)}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print one line a case and kind."""
+    """Say how many points were tried: a sweep that tried none proves nothing."""
     for line in TALLY.lines():
         terminalreporter.write_line(line)

@@ -57,9 +57,10 @@ def write_tree(root: Path, tree: Mapping[str, Entry], *, device_nodes: bool = Fa
 
     Modes are set whatever the umask is: hooks refuse a lock folder that a group may write.
     """
+    made = {root}
     for path, entry in sorted(tree.items()):
         target = root / path
-        _make_tree_folders(root, target if isinstance(entry, FolderEntry) else target.parent)
+        _make_tree_folders(target if isinstance(entry, FolderEntry) else target.parent, made)
         if isinstance(entry, LinkEntry):
             os.symlink(entry.target, target)
         elif isinstance(entry, bytes):
@@ -68,14 +69,16 @@ def write_tree(root: Path, tree: Mapping[str, Entry], *, device_nodes: bool = Fa
             _write_device_entry(target, entry, device_nodes)
 
 
-def _make_tree_folders(root: Path, folder: Path) -> None:
-    missing = [folder, *folder.parents]
-    for path in reversed(missing[: missing.index(root)]):
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        path.chmod(FOLDER_MODE)
+def _make_tree_folders(folder: Path, made: set[Path]) -> None:
+    if folder in made:
+        return
+    _make_tree_folders(folder.parent, made)
+    made.add(folder)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return
+    folder.chmod(FOLDER_MODE)
 
 
 def write_tree_file(target: Path, data: bytes, mode: int = FILE_MODE) -> None:

@@ -17,6 +17,8 @@ from tests.nvml.cards import CARDS, NEWER_EVENTS, NEWER_KEYS, WITHOUT_COUNTERS
 
 Keys = dict[str, str]
 
+ENERGY = 7_000_000  # mJ: what a card may have taken in the first seconds after a boot
+
 _PROFILES = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # number of the profile with that many slices
 _MULTIPROCESSORS = {"NVIDIA A100-SXM4-80GB": 14, "NVIDIA H200": 16}  # a slice
 _CUDA = {418: 10010, 535: 12020, 570: 12080, 590: 13010}
@@ -59,7 +61,7 @@ def _card(device: Device, driver: str, branch: int) -> Keys:
         keys |= {"gsp.mode": "1", "gsp.default": "1"}
     if device.model not in WITHOUT_COUNTERS:
         now = time.time_ns() // 1000
-        keys["energy"] = f"{7_000_000_000 + 1000 * device.index}+{keys['power']}/s@{now}"
+        keys["energy"] = f"{ENERGY + 1000 * device.index}+{keys['power']}/s@{now}"
         keys |= {"pcie.tx_bytes": f"1000000+379904/s@{now}"}
         keys |= {"pcie.rx_bytes": f"2000000+345088/s@{now}"}
         keys |= {

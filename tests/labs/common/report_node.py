@@ -12,6 +12,7 @@ from pathlib import Path
 from gpulock.node.sample import Sample
 from tests.labs.common.exporter_node import exporter
 from tests.nvml.double import Double
+from tests.nvml.node import ENERGY
 
 GPULOCK = "from gpulock.cli import main; main()"
 WATTS, GIB = 200, 1 << 30
@@ -47,7 +48,7 @@ def observed(
 
 def at_work(nvml: Double) -> None:
     """Let GPU 0 work from now on."""
-    energy = f"7000000000+{WATTS * 1000}/s@{time.time_ns() // 1000}"  # millijoules
+    energy = f"{ENERGY}+{WATTS * 1000}/s@{time.time_ns() // 1000}"
     nvml.update({"gpu0.memory.used": 3 * GIB, "gpu0.energy": energy})
     nvml.load(0, 75)
 

@@ -343,9 +343,8 @@ def test_the_demo_cleans_up_when_it_is_stopped(tmp_path: Path, number: signal.Si
     until(lambda: not simulated(tmp_path))
 
 
+@pytest.mark.another_user
 def test_the_demo_runs_as_an_ordinary_user(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("it does in all the other tests")
     folder = Path(f"/tmp/gpulock-test-{os.getpid()}")
     folder.mkdir(mode=0o700)
     os.chown(folder, 65534, 65534)

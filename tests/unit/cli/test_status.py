@@ -285,8 +285,6 @@ def test_status_imports_nothing_it_does_not_need(site: Site) -> None:
 @pytest.fixture
 def public() -> Iterator[Site]:
     """Give a node of root's that looks real (no marker) and that everybody can reach."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
     folder = Path(tempfile.mkdtemp(prefix="gpulock-test-"))
     folder.chmod(0o755)
     try:
@@ -299,6 +297,7 @@ def public() -> Iterator[Site]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.another_user
 def test_an_ordinary_user_sees_holders_and_published_verdicts(public: Site) -> None:
     public.hold(1)
     public.publish(t=Verdict("dead", "its shepherd is gone"))
@@ -307,6 +306,7 @@ def test_an_ordinary_user_sees_holders_and_published_verdicts(public: Site) -> N
     assert line_of(done.stdout, 1)[3:6] == ["stale", "12", "alice"]
 
 
+@pytest.mark.another_user
 def test_an_ordinary_user_gets_no_judgement_where_none_is_published(public: Site) -> None:
     pid, start = dead_process()
     public.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start)
@@ -327,6 +327,7 @@ def test_an_ordinary_user_gets_no_judgement_where_none_is_published(public: Site
         ("restore", "1"),
     ],
 )
+@pytest.mark.another_user
 def test_an_ordinary_user_changes_nothing_of_roots(public: Site, args: tuple[str, ...]) -> None:
     public.hold(1)
     done = public.run(*args, user=NOBODY, group=NOBODY, extra_groups=[])
@@ -336,6 +337,7 @@ def test_an_ordinary_user_changes_nothing_of_roots(public: Site, args: tuple[str
     assert public.states()[1] != "free"
 
 
+@pytest.mark.another_user
 def test_a_lock_directory_that_may_not_be_read_is_not_called_free(public: Site) -> None:
     public.hold(1)
     public.files.lock_dir.chmod(0o700)

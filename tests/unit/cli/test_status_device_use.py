@@ -24,12 +24,12 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.fixture
-def sampled(site: Site) -> Sampled:
+def sampled(site: Site, up_for_a_day: None) -> Sampled:
     return Sampled(site.files.exporter_dir)
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide(monkeypatch: pytest.MonkeyPatch, up_for_a_day: None) -> None:
     monkeypatch.setenv("COLUMNS", "140")
 
 

@@ -196,7 +196,7 @@ def spawn(
     report_hook.start_job_report(settings(tmp_path, body), claims, wait, gid, output)
 
 
-@pytest.mark.skipif(not ROOT, reason="only root becomes another user")
+@pytest.mark.root
 def test_the_report_has_nothing_of_roots() -> None:
     with public_place(0o777) as place:
         out = place / "out"
@@ -207,7 +207,7 @@ def test_the_report_has_nothing_of_roots() -> None:
     assert "PATH=/usr/bin:/bin\n" in said and "HOME=" not in said and "\n/\n" in said
 
 
-@pytest.mark.skipif(not ROOT, reason="only root becomes another user")
+@pytest.mark.root
 @pytest.mark.parametrize("wait", [True, False], ids=["Grid Engine", "Slurm"])
 def test_after_a_job_of_slurms_its_user_cannot_take_the_report_over(
     wait: bool, forked: list[int]

@@ -23,7 +23,6 @@ echo "site $* SECRET=$SECRET uid=$(id -u)" >>{log}
 tr '\\0' '\\n' </proc/$$/environ >{log}.env
 exit {code}
 """
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="changes its user")
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def test_the_sites_epilog_comes_first_and_its_code_counts(
     assert [line.split()[0] for line in chain.said()] == ["site", "ours"]
 
 
-@AS_ROOT
+@pytest.mark.root
 @pytest.mark.parametrize("user", ["", "nobody@"])
 def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environment(
     chain: Chain, user: str, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +135,6 @@ def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environmen
     assert "-odd=1\n" in text
 
 
-@AS_ROOT
+@pytest.mark.root
 def test_a_site_hook_of_an_unknown_user_fails(chain: Chain) -> None:
     assert chain.run("prolog", "no-such-user@") == 1

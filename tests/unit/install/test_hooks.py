@@ -196,7 +196,7 @@ def test_old_versions_go_when_nothing_is_locked_and_the_one_before_stays(
     assert versions.list_hook_versions(place.prefix) == ["0.0.2-b", place.wanted()]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs for root")
+@pytest.mark.root
 def test_a_prefix_that_others_may_write_is_refused(place: InstalledHooks) -> None:
     place.prefix.mkdir()
     place.prefix.chmod(0o777)

@@ -36,6 +36,7 @@ class Ownership:
         self.fails_at = -1
         self._chmod = os.chmod
         self._lstat = os.lstat
+        patch.setattr(os, "geteuid", lambda: 0)
         patch.setattr(os, "chown", self.chown)
         patch.setattr(os, "chmod", self.chmod)
         patch.setattr(os, "lstat", self.lstat)

@@ -508,7 +508,7 @@ def test_why_still_knows_who_had_a_free_device_last(desk: Desk) -> None:
     assert "until" not in desk.text("why", "gpu", "2")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.another_user
 def test_an_ordinary_user_sees_reports_as_far_as_the_folders_mode_lets_him() -> None:
     os.umask(0o022)
     with public_place() as place:

@@ -146,7 +146,7 @@ def test_owner_and_mode_are_kept(site: Site, mode: int) -> None:
     assert after.st_ino != before.st_ino
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.root
 def test_the_owner_is_kept_when_root_replaces_the_file(site: Site) -> None:
     path = path_of(site)
     folder = path.parent
@@ -157,7 +157,7 @@ def test_the_owner_is_kept_when_root_replaces_the_file(site: Site) -> None:
     assert (path.stat().st_uid, path.stat().st_gid) == (104, 107)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.root
 def test_a_file_that_belongs_to_a_user_is_refused(site: Site) -> None:
     os.chown(path_of(site), 12345, 12345)
     broken(site)

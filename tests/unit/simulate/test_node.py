@@ -140,7 +140,7 @@ def test_a_marker_that_is_a_link_is_none(tmp_path: Path) -> None:
         write_simulated_node(tmp_path / "n", "dgx1")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.root
 def test_a_simulation_of_another_user_is_refused(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "n", "dgx1")
     node.marker.write_text(marker_text(65534))
@@ -194,7 +194,7 @@ def test_device_nodes_are_for_root(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         write_simulated_node(tmp_path / "n", "dgx1", device_nodes=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make devices")
+@pytest.mark.root
 def test_root_can_have_real_device_nodes(tmp_path: Path) -> None:
     try:
         node = write_simulated_node(tmp_path / "n", "dgx-h200", device_nodes=True)

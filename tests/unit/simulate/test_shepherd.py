@@ -167,7 +167,7 @@ def test_the_epilog_runs_after_a_job_that_was_killed(tmp_path: Path) -> None:
     assert (tmp_path / "epilog").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a group away")
+@pytest.mark.root
 def test_root_gives_the_job_its_additional_group(tmp_path: Path) -> None:
     job = execd.SimulatedJob(job_id=9, command=LONG, cwd=str(tmp_path), add_grp_id=65432)
     shepherd = Shepherd(execd.spool_job(tmp_path, job))

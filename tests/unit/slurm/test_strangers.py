@@ -10,7 +10,7 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.workstation.process_claims import make_liveness_judge
-from tests.support.slurm_site import RUN, UID, Site
+from tests.support.slurm_site import ROOT, RUN, UID, Site
 from tests.support.trees import bus
 
 OTHER = UID + 1
@@ -34,14 +34,14 @@ def acts(site: Site) -> list[str]:
 def test_a_program_of_slurmds_own_is_no_step_that_starts(site: Site, program: str) -> None:
     site.prolog()
     site.fails("slurm_load_jobs error: Invalid job id specified")
-    site.process(700, "slurmstepd", f"/usr/sbin/slurmstepd\0{program}", 0)
+    site.process(700, "slurmstepd", f"/usr/sbin/slurmstepd\0{program}", ROOT)
     assert acts(site) == ["freed", "freed"]
 
 
 def test_a_step_that_starts_still_counts(site: Site) -> None:
     site.prolog()
     site.fails("slurm_load_jobs error: Invalid job id specified")
-    site.process(700, "slurmstepd", "/usr/sbin/slurmstepd", 0)
+    site.process(700, "slurmstepd", "/usr/sbin/slurmstepd", ROOT)
     assert acts(site) == ["held", "held"]
 
 

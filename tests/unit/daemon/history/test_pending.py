@@ -436,7 +436,7 @@ def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
     assert told.startswith(f"{place} cannot be read: ")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.root
 def test_a_record_of_somebody_else_is_not_believed(site: Ended) -> None:
     site.run_job(0)
     os.chown(site.state / "owed/feed", 65534, 65534)

@@ -102,7 +102,7 @@ def test_a_record_that_cannot_be_read_stops_the_adoption_and_every_grant(
     assert (caught.value.kind, box.node().store.boot_id()) == (UNKNOWN, "")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.root
 def test_a_record_that_is_not_roots_is_not_believed(box: Box) -> None:
     job(box, 500, 0)
     os.chown(box.root / "active_jobs/500.1" / RECORD, 12345, 12345)

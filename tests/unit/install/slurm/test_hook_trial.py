@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -60,7 +59,7 @@ def test_hooks_below_a_private_folder_are_refused(public: Path) -> None:
         try_slurm_hooks(paths)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be nobody")
+@pytest.mark.root
 def test_settings_that_a_user_cannot_read_are_found(public: Path) -> None:
     config = settings(public)
     config.chmod(0o600)

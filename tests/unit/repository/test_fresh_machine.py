@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests pass on a machine that was just set up, whoever starts them and wherever they lie."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.reach import NOBODY, unreachable_folder
+
+ROOT = Path(__file__).resolve().parents[3]
+TESTS = ROOT / "tests"
+# What an ignored SIGINT broke: each starts a program and interrupts it, or lets a terminal do it.
+INTERRUPTED = (
+    "tests/unit/cli/test_main.py::test_the_demo_cleans_up_when_it_is_stopped",
+    "tests/unit/cli/test_watch.py::test_a_key_ends_it_and_the_terminal_is_as_before",
+    "tests/unit/cli/test_run.py::test_ctrl_c_leaves_the_line",
+    "tests/unit/repository/test_together.py",
+)
+
+
+@pytest.mark.slow
+def test_programs_under_test_can_be_interrupted_where_pytest_runs_in_the_background(
+    tmp_path: Path,
+) -> None:
+    """As `nohup make test &` in a script starts it: SIGINT, SIGQUIT and SIGHUP are ignored."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", ""]
+    background = 'nohup "$@" >"$LOG" 2>&1 & wait $!'
+    done = subprocess.run(
+        ["bash", "-c", background, "bash", *command, *INTERRUPTED],
+        cwd=ROOT,
+        env={**os.environ, "LOG": str(tmp_path / "log"), "PYTEST_ADDOPTS": ""},
+        check=False,
+    )
+    assert done.returncode == 0, (tmp_path / "log").read_text()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("seconds", [30, 10**6])
+def test_a_machine_may_be_younger_or_older_than_it_is(seconds: int) -> None:
+    read = "import time; print(time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic())"
+    done = subprocess.run(
+        [TESTS / "booted.sh", str(seconds), sys.executable, "-c", read],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    boottime, monotonic = map(float, done.stdout.split())
+    assert seconds <= boottime < seconds + 60
+    assert abs(boottime - monotonic) < 10**9  # a machine that slept has two ages
+
+
+def test_a_missing_compiler_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    done = subprocess.run(
+        ["/bin/bash", TESTS / "tools.sh", "make check"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("make check needs gcc strace: apt-get install gcc ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_closed_folder_above_a_checkout_is_named(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    inner = closed / "gpulock"
+    inner.mkdir(parents=True)
+    for folder, mode in ((tmp_path, 0o755), (closed, 0o700), (inner, 0o755)):
+        folder.chmod(mode)
+    found = unreachable_folder(inner / "file", NOBODY if os.geteuid() != NOBODY else 0)
+    assert found in (closed, *closed.parents)
+    assert unreachable_folder(Path("/usr/bin/env"), NOBODY) is None

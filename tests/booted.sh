@@ -6,5 +6,7 @@ set -euo pipefail
 seconds=$1
 shift
 read -r uptime _ </proc/uptime
-offset=$((seconds - ${uptime%.*})) # backward or forward: what counts is that the sum is not negative
+# Of this namespace, where it is one already: an offset counts from the machine's own clock.
+earlier=$(awk '$1 == "boottime" { print $2 }' /proc/self/timens_offsets)
+offset=$((seconds - (${uptime%.*} - earlier))) # backward or forward: the sum alone may not be negative
 exec unshare --time --fork --kill-child --boottime "$offset" --monotonic "$offset" "$@"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -96,7 +97,7 @@ class NodePlanner:
         for path in (self.settings.lock_dir, self.settings.state_dir):
             place = FolderPlace(Path(path))
             if place.read() is None:
-                self.add(plan_place_change(place, "uid 0, mode 0755"))
+                self.add(plan_place_change(place, f"uid {os.geteuid()}, mode 0755"))
 
     def add_settings(self, wanted: dict[str, str], new: str = "") -> None:
         """Add to the settings file what a hook must know; raise InstallError."""

@@ -104,7 +104,7 @@ def test_a_job_comes_works_and_goes(box: Box) -> None:
         exporter.second()
     seen = sample.read_sample(exporter.folder.path, exporter.now.boottime, BOOT)
     assert seen is not None
-    assert seen.tokens[A][bus(0)].busy == 1.5
+    assert seen.tokens[A][bus(0)].busy == pytest.approx(1.5)
     retire_lock(box.node(), box.node().store.read_all_locks()[bus(0)], "released")
     assert (
         "job_id" in render_exposition(collect_families(exporter.second())).decode()

@@ -14,9 +14,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER
+from gpulock_exporter.nvml.field_values import ALWAYS, ENERGY, NVLINK, POWER
 from gpulock_exporter.nvml.gpm import METRICS
-from gpulock_exporter.nvml.slow_values import ALWAYS
 
 from tests.nvml.build import FLAGS, SOURCES, run_compiler
 from tests.nvml.double import Double

@@ -9,13 +9,18 @@ StaleError where NVML must be initialised again.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pynvml
 
 _T = TypeVar("_T")
 
+# members of nvmlValue_t, by nvmlValueType_t: layouts of nvml.h, which the driver cannot change
+WORDS = ("d", "I4x", "L", "Q", "q", "i4x", "H6x")
+VALUES = tuple(struct.Struct(f"@{word}") for word in WORDS)
+NARROW = 1  # NVML_VALUE_TYPE_UNSIGNED_INT, of nvmlValueType_t
 RETRY = 300.0  # seconds after which a device is asked again for what it does not support
 
 DEPRECATED = 26  # nvml.h 12.5 and later
@@ -117,3 +122,14 @@ class NvmlDevice:
 def nvml_error_text(error: int) -> str:
     """Return the driver's words for an error."""
     return str(pynvml.NVMLError(error))
+
+
+def call_nvml(name: str, *arguments: Any) -> None:
+    """Call NVML; raise NVMLError, also where this driver has no such function."""
+    try:
+        function = getattr(pynvml.nvmlLib, name)
+    except AttributeError:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND) from None
+    error = function(*arguments)
+    if error:
+        raise pynvml.NVMLError(error)

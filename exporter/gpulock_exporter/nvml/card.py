@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One card: who it is, what it keeps from one look to the next, and its MIG devices.
+"""One card: who it is, its NVLinks, its MIG devices, and what it keeps from look to look.
 
-Only the worker imports this.
+Only the worker imports this. What a look finds is not kept here: it is in the records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
+from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext
+from gpulock_exporter.nvml.field_values import SlowCounters
 from gpulock_exporter.nvml.gpm import GpmWindow
-from gpulock_exporter.nvml.links import lock_id_of_bus, read_nvlinks
-from gpulock_exporter.nvml.lists import SampleList
-from gpulock_exporter.nvml.mig import NvmlMigDevices
-from gpulock_exporter.nvml.slow_values import SlowCounters
-from gpulock_exporter.nvml.utilisation_samples import UtilizationSamples
+from gpulock_exporter.nvml.utilisation_samples import SampleList, UtilizationSamples
 from gpulock_exporter.telemetry import DeviceTelemetry
+
+ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
+NONE_HERE = pynvml.NVML_ERROR_NOT_FOUND  # an index may be free between two that are taken
+NO_SUCH = pynvml.NVML_ERROR_INVALID_ARGUMENT
+MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of nvml.h 13.3
+SWITCH = "switch"
+SHORT_DOMAIN = 4  # digits: the kernel writes more only where it must (pci_name)
+
+Records = list[DeviceTelemetry]  # what a look finds: of a card, then of each of its MIG devices
 
 
 class NvmlCard(NvmlDevice):
@@ -39,36 +46,36 @@ class NvmlCard(NvmlDevice):
         self.has_gpm = False
         self.window: GpmWindow | None = None
         self.traffic: dict[str, int] = {}  # bytes by GPM, since the card was opened
-        self.device = self._blank()
 
-    def begin(self, look: PollContext) -> None:
-        """Begin a look: list the MIG devices, with records that say no more than who each is."""
+    def blank_record(self) -> DeviceTelemetry:
+        """Return a record that says no more than which card this is."""
+        return DeviceTelemetry(
+            bus=self.name,
+            uuid=self.uuid,
+            index=self.index,
+            minor=self.minor,
+            name=self.model,
+            numa=self.numa,
+            links=self.links,
+        )
+
+    def begin(self, records: Records, look: PollContext) -> None:
+        """Begin a look, `records` being that of the card: list the MIG devices, and add theirs."""
         if not self.uuid:
-            self.uuid = self.query(look, "devices", pynvml.nvmlDeviceGetUUID) or ""
-        self.device = self._blank()
+            records[0].uuid = self.uuid = (
+                self.query(look, "devices", pynvml.nvmlDeviceGetUUID) or ""
+            )
         if self.instances.look(self, look):
             self.close_window()
             self.has_gpm = False
             self.forget()  # what there is in MIG mode, and out of it, is not the same
-        self.device.mig = self.instances.enabled
+        records[0].mig = self.instances.enabled
         for instance in self.instances.all:
-            instance.device = DeviceTelemetry(
-                bus=self.name,
-                uuid=instance.uuid,
-                index=self.index,
-                minor=self.minor,
-                name=instance.model or self.model,
-                parent=self.name,
-                gi=instance.gi,
-                ci=instance.ci,
-                profile=instance.profile,
-                numa=self.numa,
-            )
-
-    def devices(self) -> Iterator[DeviceTelemetry]:
-        """Return what this look has found: the card, and its instances."""
-        yield self.device
-        yield from (instance.device for instance in self.instances.all)
+            record = self.blank_record()
+            record.uuid, record.name = instance.uuid, instance.model or self.model
+            record.parent, record.links = self.name, None
+            record.gi, record.ci, record.profile = instance.gi, instance.ci, instance.profile
+            records.append(record)
 
     def close_window(self) -> None:
         """Give the GPM samples back."""
@@ -81,16 +88,140 @@ class NvmlCard(NvmlDevice):
         self.close_window()
         self.instances.close()
 
-    def _blank(self) -> DeviceTelemetry:
-        return DeviceTelemetry(
-            bus=self.name,
-            uuid=self.uuid,
-            index=self.index,
-            minor=self.minor,
-            name=self.model,
-            numa=self.numa,
-            links=self.links,
-        )
+
+class NvmlMigDevice(NvmlDevice):
+    """One MIG device, with the window on which its work is measured."""
+
+    def __init__(
+        self, handle: pynvml.c_nvmlDevice_t, bus: str, uuid: str, place: tuple[int, int], name: str
+    ) -> None:
+        self.gi, self.ci = place
+        super().__init__(handle, f"{bus}.gi{self.gi}.ci{self.ci}")
+        self.uuid = uuid
+        self.model, _, self.profile = name.rpartition(" MIG ")
+        self.window: GpmWindow | None = None
+        self.alone = True  # in its GPU instance
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        if self.window is not None:
+            self.window.close()
+        self.window = None
+
+
+class NvmlMigDevices:
+    """The MIG devices of one card: compute instances of GPU instances; each can be granted.
+
+    They come and go while we look, and NVML reuses their handles (nvml.h,
+    nvmlDeviceGetMigDeviceHandleByIndex), so they are listed at each look and told apart by UUID.
+    How busy one is can only be told by GPM, and only where it has its GPU instance to itself.
+    """
+
+    def __init__(self) -> None:
+        self.enabled: bool | None = None  # None: the card cannot be split
+        self.all: list[NvmlMigDevice] = []
+        self._places = 0
+
+    def look(self, card: NvmlDevice, look: PollContext) -> bool:
+        """List them; return whether the card has gone into or out of MIG mode."""
+        mode = card.query(look, "mig", pynvml.nvmlDeviceGetMigMode)
+        before = self.enabled
+        if mode is not None:
+            self.enabled = mode[0] == ENABLED
+        elif card.is_absent(look, pynvml.nvmlDeviceGetMigMode):
+            self.enabled = None
+        if self.enabled and not before:
+            self._places = card.query(look, "mig", pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0
+        known = {instance.uuid: instance for instance in self.all}
+        self.all = self._list(card, look, known) if self.enabled else []
+        for gone in known.values():
+            gone.close()
+        sharing = Counter(instance.gi for instance in self.all)
+        for instance in self.all:
+            instance.alone = sharing[instance.gi] == 1
+        return bool(before) != bool(self.enabled)
+
+    def close(self) -> None:
+        """Give back what they hold."""
+        for instance in self.all:
+            instance.close()
+        self.all = []
+
+    def _list(
+        self, card: NvmlDevice, look: PollContext, known: dict[str, NvmlMigDevice]
+    ) -> list[NvmlMigDevice]:
+        """Return those there are, taking what is known out of `known`."""
+        found: list[NvmlMigDevice] = []
+        for place in range(self._places):
+            try:
+                handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, place)
+                uuid = pynvml.nvmlDeviceGetUUID(handle)
+                instance = known.pop(uuid, None) or identify_mig_device(handle, card.name, uuid)
+            except pynvml.NVMLError as fault:
+                if fault.value not in (NONE_HERE, NO_SUCH):
+                    card.refused(look, "mig", f"mig {place}", fault.value)
+                continue
+            except ValueError as fault:  # bytes that are no text
+                look.fail("mig", card.name, fault)
+                continue
+            instance.handle = handle
+            found.append(instance)
+        return found
+
+
+def identify_mig_device(handle: pynvml.c_nvmlDevice_t, bus: str, uuid: str) -> NvmlMigDevice:
+    """Return the MIG device behind a handle; raise NVMLError."""
+    gi = pynvml.nvmlDeviceGetGpuInstanceId(handle)
+    ci = pynvml.nvmlDeviceGetComputeInstanceId(handle)
+    return NvmlMigDevice(handle, bus, uuid, (gi, ci), pynvml.nvmlDeviceGetName(handle))
+
+
+def mig_gpm_sampler(
+    card: NvmlDevice, instance: NvmlMigDevice
+) -> Callable[[pynvml.c_nvmlGpmSample_t], object]:
+    """Return what takes a GPM sample of the GPU instance that a MIG device is."""
+    return lambda sample: pynvml.nvmlGpmMigSampleGet(card.handle, instance.gi, sample)
+
+
+def lock_id_of_bus(bus_id: str) -> str:
+    """Return a bus id as gpulock writes it: NVML's 00000000:3B:00.0 is 0000:3b:00.0."""
+    domain, _, rest = bus_id.lower().partition(":")
+    try:
+        return f"{int(domain, 16):0{SHORT_DOMAIN}x}:{rest}"
+    except ValueError:
+        return bus_id.lower()
+
+
+def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:
+    """Return the number of active NVLinks to each card's bus id and to switches.
+
+    None where the card has no NVLink, or (in MIG mode) does not use it.
+    """
+    found: Counter[str] = Counter()
+    for link in range(MOST_LINKS):
+        try:
+            if pynvml.nvmlDeviceGetNvLinkState(card.handle, link):
+                peer = _nvlink_peer(card.handle, link)
+                if peer:
+                    found[peer] += 1
+        except pynvml.NVMLError as fault:
+            if fault.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                break  # there are no more
+            if fault.value in ABSENT and link == 0:
+                return None
+            if not card.refused(look, "nvlink", f"link {link}", fault.value):
+                return None
+    return dict(found)
+
+
+def _nvlink_peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:
+    """Return the bus id of the GPU at the other end, SWITCH, or nothing for another device."""
+    kind = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+    if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+        return SWITCH
+    if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
+        return lock_id_of_bus(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+    return ""
 
 
 def read_numa_node(sys_root: str, bus: str) -> int | None:

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of each card at each look, by collector.
 
-Only the worker imports this. A collector fills in what it learns; the rest stays absent. In MIG
-mode a card does not tell how busy it is, and its instances do by GPM alone.
+Only the worker imports this. A collector fills in the records what it learns; the rest stays
+absent. In MIG mode a card does not tell how busy it is, and its instances do by GPM alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import pynvml
 
 from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
-from gpulock_exporter.nvml.card import NvmlCard
+from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records, mig_gpm_sampler
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
-from gpulock_exporter.nvml.mig import NvmlMigDevice, mig_gpm_sampler
-from gpulock_exporter.nvml.processes import read_processes
 from gpulock_exporter.nvml.utilisation_samples import NOTHING, BusyTime
-from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry
+from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry, Process
 
 SLOW = 5.0  # seconds between two looks at what changes seldom
 TURNS = 8  # cards take turns within that time
@@ -24,23 +24,30 @@ MEGA = 1e6
 WHOLE = 100  # percent
 NO_SAMPLES = pynvml.NVML_ERROR_NOT_FOUND
 
+Listing = Callable[[pynvml.c_nvmlDevice_t], list[pynvml.c_nvmlProcessInfo_t]]
 
-def collect_utilization(card: NvmlCard, look: PollContext) -> None:
+MOST = 5000  # processes: more than that is garbage, and a frame has its limit
+ATTEMPTS = 4  # a list may grow between the call for its length and the one for itself
+KINDS = ("Compute", "Graphics", "MPSCompute")
+VERSIONS = ("v3", "v2")  # 510; 450
+
+
+def collect_utilization(card: NvmlCard, records: Records, look: PollContext) -> None:
     """How busy the card is now, and for how long it was since the last look."""
     if card.instances.enabled:
         return
     rates = card.query(look, "utilization", pynvml.nvmlDeviceGetUtilizationRates)
     if rates is not None:
-        card.device.utilization = percent_to_ratio(rates.gpu)
-        card.device.memory_utilization = percent_to_ratio(rates.memory)
-        if card.device.utilization is None or card.device.memory_utilization is None:
+        records[0].utilization = percent_to_ratio(rates.gpu)
+        records[0].memory_utilization = percent_to_ratio(rates.memory)
+        if records[0].utilization is None or records[0].memory_utilization is None:
             look.fail("utilization", card.name, f"it cannot be {rates.gpu} %, {rates.memory} %")
     sampled = _collect_busy_samples(card, look)
     if rates is None and sampled is None:
         return
     now = card.samples.snapshot(rates.gpu, look.now) if rates is not None else NOTHING
     busy, observed = sampled or NOTHING
-    card.device.busy, card.device.observed = busy + now.busy, observed + now.observed
+    records[0].busy, records[0].observed = busy + now.busy, observed + now.observed
 
 
 def _collect_busy_samples(card: NvmlCard, look: PollContext) -> BusyTime | None:
@@ -62,10 +69,10 @@ def _collect_busy_samples(card: NvmlCard, look: PollContext) -> BusyTime | None:
     return found
 
 
-def collect_memory(card: NvmlCard, look: PollContext) -> None:
+def collect_memory(card: NvmlCard, records: Records, look: PollContext) -> None:
     """Bytes in use, without what the driver reserves where it tells that apart."""
-    whose: list[tuple[NvmlDevice, DeviceTelemetry]] = [(card, card.device)]
-    for device, record in whose + [(one, one.device) for one in card.instances.all]:
+    whose: list[NvmlDevice] = [card, *card.instances.all]
+    for device, record in zip(whose, records, strict=False):
         found = device.query(look, "memory", _query_memory_v2, pynvml.nvmlDeviceGetMemoryInfo)
         if found is not None:
             record.memory_used, record.memory_total = found.used, found.total
@@ -75,22 +82,22 @@ def _query_memory_v2(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
     return pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)  # 510
 
 
-def collect_power(card: NvmlCard, look: PollContext) -> None:
+def collect_power(card: NvmlCard, records: Records, look: PollContext) -> None:
     """Watts, and joules since the driver was loaded."""
     values = read_fields(card, look, (POWER, ENERGY))
     milliwatts = values.get(POWER)
     if card.is_absent(look, POWER):
         milliwatts = card.query(look, "power", pynvml.nvmlDeviceGetPowerUsage)
     if milliwatts is not None:
-        card.device.power = milliwatts / 1e3
+        records[0].power = milliwatts / 1e3
     if ENERGY in values:
-        card.device.energy = values[ENERGY] / 1e3
+        records[0].energy = values[ENERGY] / 1e3
 
 
-def collect_temperature(card: NvmlCard, look: PollContext) -> None:
+def collect_temperature(card: NvmlCard, records: Records, look: PollContext) -> None:
     """Degrees Celsius of the chip."""
     degrees = card.query(look, "temperature", _query_temperature, _query_temperature_v)
-    card.device.temperature = None if degrees is None else float(degrees)
+    records[0].temperature = None if degrees is None else float(degrees)
 
 
 def _query_temperature(handle: pynvml.c_nvmlDevice_t) -> int:
@@ -104,14 +111,14 @@ def _query_temperature_v(handle: pynvml.c_nvmlDevice_t) -> int:
     return pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)
 
 
-def collect_clocks(card: NvmlCard, look: PollContext) -> None:
+def collect_clocks(card: NvmlCard, records: Records, look: PollContext) -> None:
     """Hertz, and what holds the clocks down now."""
     sm, mem = (
         card.query(look, "clocks", _query_sm_clock),
         card.query(look, "clocks", _query_memory_clock),
     )
-    card.device.sm_clock = None if sm is None else sm * MEGA
-    card.device.memory_clock = None if mem is None else mem * MEGA
+    records[0].sm_clock = None if sm is None else sm * MEGA
+    records[0].memory_clock = None if mem is None else mem * MEGA
     bits = card.query(
         look,
         "clocks",
@@ -119,7 +126,7 @@ def collect_clocks(card: NvmlCard, look: PollContext) -> None:
         pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
     )
     if bits is not None:
-        card.device.clock_reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
+        records[0].clock_reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
 
 
 def _query_sm_clock(handle: pynvml.c_nvmlDevice_t) -> int:
@@ -130,14 +137,14 @@ def _query_memory_clock(handle: pynvml.c_nvmlDevice_t) -> int:
     return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
 
 
-def collect_gpm(card: NvmlCard, look: PollContext) -> None:
+def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:
     """What the parts of the chip did, of the card or of each of its instances."""
     if not card.has_gpm:
         card.has_gpm = is_gpm_supported(card, look)
     if not card.has_gpm:
         return
-    for instance in card.instances.all:
-        _collect_instance_gpm(card, instance, look)
+    for instance, record in zip(card.instances.all, records[1:], strict=False):
+        _collect_instance_gpm(card, instance, record, look)
     if card.instances.enabled:
         return
     if card.window is None:
@@ -149,17 +156,19 @@ def collect_gpm(card: NvmlCard, look: PollContext) -> None:
             card.traffic[name] = card.traffic.get(name, 0) + count
     latest = card.window.latest
     if latest is not None:
-        card.device.gpm = latest.ratios or None
-        card.device.summed = [
+        records[0].gpm = latest.ratios or None
+        records[0].summed = [
             name
             for name in latest.traffic
             if name.startswith("pcie") or card.is_absent(look, NVLINK[0])
         ]
-        for name in card.device.summed:
-            setattr(card.device, name, card.traffic[name])
+        for name in records[0].summed:
+            setattr(records[0], name, card.traffic[name])
 
 
-def _collect_instance_gpm(card: NvmlCard, instance: NvmlMigDevice, look: PollContext) -> None:
+def _collect_instance_gpm(
+    card: NvmlCard, instance: NvmlMigDevice, record: DeviceTelemetry, look: PollContext
+) -> None:
     """Measure one MIG device, where it has its GPU instance to itself."""
     if not instance.alone:
         instance.close()
@@ -167,7 +176,7 @@ def _collect_instance_gpm(card: NvmlCard, instance: NvmlMigDevice, look: PollCon
     if instance.window is None:
         instance.window = GpmWindow(mig_gpm_sampler(card, instance))
     measured = instance.window.step(look, instance)
-    latest, record = instance.window.latest, instance.device
+    latest = instance.window.latest
     if latest is None or latest.active is None:
         return
     record.gpm, record.utilization = latest.ratios or None, latest.active
@@ -175,7 +184,7 @@ def _collect_instance_gpm(card: NvmlCard, instance: NvmlMigDevice, look: PollCon
     record.busy = record.observed * latest.active
 
 
-def collect_slow_counters(card: NvmlCard, look: PollContext) -> None:
+def collect_slow_counters(card: NvmlCard, records: Records, look: PollContext) -> None:
     """What is read at a slower rhythm; in between, what it was."""
     if look.now >= card.slow.due:
         turn = SLOW / TURNS * (card.index % TURNS) if not card.slow.due else 0.0
@@ -184,21 +193,77 @@ def collect_slow_counters(card: NvmlCard, look: PollContext) -> None:
         card.slow.read(card, look, nvlink=card.links is not None, pcie=not by_gpm)
     for name, value in card.slow.values.items():
         if value is not None:
-            setattr(card.device, name, value)
+            setattr(records[0], name, value)
     for collector, fault in card.slow.failures.items():
         look.fail(collector, "", fault)
 
 
-def collect_processes(card: NvmlCard, look: PollContext) -> None:
+def collect_processes(card: NvmlCard, records: Records, look: PollContext) -> None:
     """Who is on the card, or on each of its instances; only at looks that ask for it."""
     if not look.processes:
         return
     if not card.instances.enabled:
-        card.device.processes = read_processes(card, look)
-    for instance in card.instances.all:
-        instance.device.processes = read_processes(instance, look)
+        records[0].processes = read_processes(card, look)
+    for instance, record in zip(card.instances.all, records[1:], strict=False):
+        record.processes = read_processes(instance, look)
 
 
 def percent_to_ratio(percent: int) -> float | None:
     """Return percent as a ratio, None for what cannot be."""
     return percent / WHOLE if 0 <= percent <= WHOLE else None
+
+
+def read_processes(
+    device: NvmlDevice, look: PollContext, kinds: Iterable[str] = KINDS
+) -> list[Process] | None:
+    """Return the processes on a device: those that compute, that draw, and those behind MPS.
+
+    None where they are not known: of a list that is not whole somebody's process would be missing.
+    A list costs the driver milliseconds with its lock held (docs/facts/nvml.md, cost).
+    """
+    lists: list[list[Process]] = []
+    for kind in kinds:
+        ways = WAYS[kind]
+        found = device.query(look, "processes", *ways)
+        if found is not None:
+            lists.append(found)
+        elif not all(device.is_absent(look, way) for way in ways):
+            return None  # it failed: what the others say is not all
+    if sum(len(one) for one in lists) > MOST:
+        look.fail("processes", device.name, f"more than {MOST} processes")
+        return None
+    return merge_process_lists(lists) if lists else None
+
+
+def merge_process_lists(lists: Iterable[Iterable[Process]]) -> list[Process]:
+    """Return each process once, with the most memory that any list gives it."""
+    found: dict[int, Process] = {}
+    for process in (one for some in lists for one in some):
+        known = found.setdefault(process.pid, process)
+        if (process.memory or 0) > (known.memory or 0):
+            found[process.pid] = process
+    return [found[pid] for pid in sorted(found)]
+
+
+def _retrying_listing(name: str) -> Callable[[pynvml.c_nvmlDevice_t], list[Process]]:
+    """Return a way to ask that asks again while the list outgrows the room that was made."""
+
+    def ask(handle: pynvml.c_nvmlDevice_t) -> list[Process]:
+        listing: Listing | None = getattr(pynvml, name, None)  # 12.535 has no v2
+        if listing is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return [Process(one.pid, one.usedGpuMemory) for one in listing(handle)]
+            except pynvml.NVMLError as fault:
+                if fault.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE or attempt == ATTEMPTS:
+                    raise
+        return []
+
+    return ask
+
+
+WAYS = {
+    kind: tuple(_retrying_listing(f"nvmlDeviceGet{kind}RunningProcesses_{v}") for v in VERSIONS)
+    for kind in KINDS
+}

@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Field values: many numbers of a card for one call.
+"""Field values: many numbers of a card for one call; those that change seldom are kept.
 
 Only the worker imports this. The numbers of the fields are written out, with the release that
-brought the newer ones, for nvidia-ml-py names only those that it knows.
+brought the newer ones, for nvidia-ml-py names only those that it knows. pynvml makes a structure
+for each entry of a list, of which every attribute is a call of Python's: at one look a second that
+was a third of what the worker costs, so the lists are ours and are kept.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
-from gpulock_exporter.nvml.lists import NARROW, VALUES, nvml_field_list
+from gpulock_exporter.nvml.answers import NARROW, VALUES, NvmlDevice, PollContext, call_nvml
 
+FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
+ASKED = struct.Struct("@II")  # its first two members: number and scope
+LISTS_KEPT = 64  # of fields that were asked for together: those that a card lacks are left out
 ALL_LINKS = 0xFFFFFFFF  # nvml.h: the scope that adds up the counters of all NVLinks
 
 
@@ -71,6 +78,35 @@ WORD = 1 << 32
 NOT_AVAILABLE = frozenset({WORD - 1, (1 << 64) - 1})  # NVML_VALUE_NOT_AVAILABLE
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 UNKNOWN_FIELD = pynvml.NVML_ERROR_INVALID_ARGUMENT  # of one field: it is newer than the driver
+KIB = 1024
+ALWAYS = (*REASON_SECONDS, *ECC, *REMAPPED, PENDING, FAILURE, RECOVERY_ACTION)
+
+FieldValue = tuple[int, int, bytes]  # error, nvmlValueType_t, the value as it lies in memory
+
+
+class FieldList:
+    """Field values that are asked for by one call, as (number, scope) of nvml.h."""
+
+    def __init__(self, fields: Sequence[tuple[int, int]]) -> None:
+        blank = bytearray(FIELD.size * len(fields))
+        for place, pair in enumerate(fields):
+            ASKED.pack_into(blank, place * FIELD.size, *pair)
+        self._blank = bytes(blank)
+        self._raw = blank
+        self._argument = (ctypes.c_char * len(blank)).from_buffer(blank)
+        self._count = ctypes.c_int(len(fields))
+
+    def read(self, handle: pynvml.c_nvmlDevice_t) -> list[FieldValue]:
+        """Ask; raise NVMLError."""
+        self._raw[:] = self._blank  # nothing of another card is left, whatever the driver fills in
+        call_nvml("nvmlDeviceGetFieldValues", handle, self._count, self._argument)
+        return [entry[5:3:-1] + entry[6:] for entry in FIELD.iter_unpack(self._raw)]
+
+
+@lru_cache(LISTS_KEPT)
+def nvml_field_list(fields: tuple[tuple[int, int], ...]) -> FieldList:
+    """Return the list that asks for these fields; it is kept, and used by all cards in turn."""
+    return FieldList(fields)
 
 
 def read_fields(
@@ -120,3 +156,114 @@ def fields_by_name(
 ) -> dict[str, float] | None:
     """Return those of `fields` that there are by their names, None where there is none."""
     return {field.name: values[field] for field in fields if field in values} or None
+
+
+class SlowCounters:
+    """The last values of a card that change seldom, by the names of their attributes in a record.
+
+    They are read every few seconds. Some of it costs the driver a millisecond, with the lock held
+    that the applications wait for (docs/facts/nvml.md, cost); the cards take
+    turns. In between a frame has the last values, and their failures.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.failures: dict[str, str] = {}
+        self.due = 0.0
+        self._pcie: dict[NvmlField, float] = {}
+
+    def read(self, card: NvmlDevice, look: PollContext, nvlink: bool, pcie: bool) -> None:
+        """Ask the card; `nvlink` and `pcie` say which of those counters are wanted."""
+        now = PollContext(look.now)
+        self.values, self.failures = {}, now.failures
+        wanted = (*ALWAYS, *(NVLINK if nvlink else ()), *(PCIE if pcie else ()))
+        values = read_fields(card, now, wanted)
+        self._leave_out_narrow(card, now, values)
+        persistence = card.query(now, "devices", pynvml.nvmlDeviceGetPersistenceMode)
+        self.values = {
+            **board_values(values),
+            "ecc": _with_sram(card, now, _error_counts(values, ECC)),
+            "persistence": None if persistence is None else persistence == 1,
+        }
+
+    def _leave_out_narrow(
+        self, card: NvmlDevice, look: PollContext, values: dict[NvmlField, float]
+    ) -> None:
+        """Drop bytes over PCIe that fell before they filled 32 bits: see `field_error`."""
+        for field in PCIE:
+            value = values.get(field, 0)
+            if value < self._pcie.get(field, 0) < WORD:
+                values.pop(field, None)
+                card.refused(look, field.collector, field, NOT_SUPPORTED)
+            elif value:
+                self._pcie[field] = value
+
+
+def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
+    """Return what field values say, by the names of the attributes of `Device`."""
+    seconds = fields_by_name(values, REASON_SECONDS)
+    links, pcie = _link_direction_pair(values, NVLINK), _link_direction_pair(values, PCIE)
+    return {
+        "clock_reason_seconds": seconds and {name: ns / 1e9 for name, ns in seconds.items()},
+        "remapped": _error_counts(values, REMAPPED),
+        "remap_pending": _flag_of_field(values.get(PENDING)),
+        "remap_failure": _flag_of_field(values.get(FAILURE)),
+        "recovery_action": _whole_number(values.get(RECOVERY_ACTION)),
+        "nvlink_transmit": links and int(links[0]) * KIB,
+        "nvlink_receive": links and int(links[1]) * KIB,
+        "pcie_transmit": pcie and int(pcie[0]),
+        "pcie_receive": pcie and int(pcie[1]),
+    }
+
+
+def _link_direction_pair(
+    values: dict[NvmlField, float], fields: tuple[NvmlField, NvmlField]
+) -> tuple[float, float] | None:
+    """Return both directions of a link, or nothing."""
+    sent, received = (values.get(field) for field in fields)
+    return None if sent is None or received is None else (sent, received)
+
+
+def _error_counts(
+    values: dict[NvmlField, float], fields: tuple[NvmlField, ...]
+) -> dict[str, int] | None:
+    found = fields_by_name(values, fields)
+    return None if found is None else {name: int(count) for name, count in found.items()}
+
+
+def _flag_of_field(value: float | None) -> bool | None:
+    return None if value is None else value == 1
+
+
+def _whole_number(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _with_sram(
+    card: NvmlDevice, look: PollContext, ecc: dict[str, int] | None
+) -> dict[str, int] | None:
+    """Add the errors in SRAM, where a card (from Ampere on) tells them as one, by no field."""
+    if ecc and any(not name.endswith(".dram") for name in ecc):
+        return ecc  # it tells its caches apart, and they are the SRAM
+    found = dict(ecc or {})
+    for name, way in (
+        ("corrected.sram", _corrected_sram_errors),
+        ("uncorrected.sram", _uncorrected_sram_errors),
+    ):
+        count = card.query(look, "ecc", way)
+        if count is not None:
+            found[name] = count
+    return found or None
+
+
+def _corrected_sram_errors(handle: pynvml.c_nvmlDevice_t) -> int:
+    return _sram_errors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
+
+
+def _uncorrected_sram_errors(handle: pynvml.c_nvmlDevice_t) -> int:
+    return _sram_errors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+
+
+def _sram_errors(handle: pynvml.c_nvmlDevice_t, kind: int) -> int:
+    place = pynvml.NVML_MEMORY_LOCATION_SRAM
+    return pynvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, pynvml.NVML_VOLATILE_ECC, place)

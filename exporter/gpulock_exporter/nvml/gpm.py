@@ -139,7 +139,7 @@ def gpm_metrics_between(
 def _gpm_request() -> tuple[pynvml.c_nvmlGpmMetricsGet_t, memoryview]:
     """Return the one structure of 20 KiB that all windows use in turn, and where its answers are.
 
-    An attribute of a structure of pynvml's is a call of Python's: see nvml_lists.
+    An attribute of a structure of pynvml's is a call of Python's: see field_values.
     """
     raw = bytearray(ctypes.sizeof(pynvml.c_nvmlGpmMetricsGet_t))
     asked = pynvml.c_nvmlGpmMetricsGet_t.from_buffer(raw)

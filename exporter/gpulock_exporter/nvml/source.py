@@ -23,7 +23,7 @@ from gpulock_exporter.nvml.answers import (
     PollContext,
     nvml_error_text,
 )
-from gpulock_exporter.nvml.card import NvmlCard
+from gpulock_exporter.nvml.card import NvmlCard, Records
 from gpulock_exporter.nvml.xid import XidEventSet
 from gpulock_exporter.telemetry import Frame
 
@@ -67,17 +67,18 @@ class NvmlSource:
         began = time.perf_counter()
         lost = self._refresh(look)
         frame.durations["devices"] = time.perf_counter() - began
+        found = {card.index: [card.blank_record()] for card in self._cards}
         for name, collector in COLLECTORS.items():
             began = time.perf_counter()
             for card in self._cards:
                 if card.index not in lost:
-                    self._collect(card, look, name, collector, lost)
+                    self._collect(card, found[card.index], look, name, collector, lost)
             frame.durations[name] = time.perf_counter() - began
         began = time.perf_counter()
         frame.xids = self._events.poll(look, [(card, card.uuid) for card in self._cards])
         frame.durations["xid"] = time.perf_counter() - began
-        here = [card for card in self._cards if card.index not in lost]
-        frame.devices = [device for card in here for device in card.devices()]
+        here = [found[card.index] for card in self._cards if card.index not in lost]
+        frame.devices = [record for records in here for record in records]
         self._keep_failure(look)
         frame.driver, frame.failures = self._driver, look.failures
         self._note(look, lost)
@@ -192,10 +193,16 @@ class NvmlSource:
             look.fail("processes", "", self._unlisted)
 
     def _collect(
-        self, card: NvmlCard, look: PollContext, name: str, collect: Collect, lost: dict[int, str]
+        self,
+        card: NvmlCard,
+        records: Records,
+        look: PollContext,
+        name: str,
+        collect: Collect,
+        lost: dict[int, str],
     ) -> None:
         try:
-            collect(card, look)
+            collect(card, records, look)
         except GpuLostError as fault:
             lost[card.index] = str(fault)
         except NvmlStaleError as fault:
@@ -203,7 +210,7 @@ class NvmlSource:
             self._stale = True
 
 
-Collect = Callable[[NvmlCard, PollContext], None]
+Collect = Callable[[NvmlCard, Records, PollContext], None]
 COLLECTORS: dict[str, Collect] = {
     "mig": NvmlCard.begin,
     "utilization": collect.collect_utilization,

@@ -9,8 +9,14 @@ time has passed here. What was not seen is not observed, which is not idle.
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import pynvml
+
+from gpulock_exporter.nvml.answers import NARROW, WORDS, call_nvml
 
 Sample = tuple[int, float]  # time stamp in microseconds, percent
 
@@ -21,6 +27,7 @@ MOST = 100  # entries of the buffer: a longer list is garbage (Syllo/nvtop issue
 SLACK = 1.0  # seconds by which samples may come late
 DRY = 2.0  # seconds without a new sample: a card that is idle may not write any
 HEAL = 10.0  # seconds after which a time stamp that nothing follows is not believed any more
+SAMPLES = tuple(struct.Struct(f"@Q{word}") for word in WORDS)  # nvmlSample_t, by type of value
 
 
 class BusyTime(NamedTuple):
@@ -115,3 +122,51 @@ class UtilizationSamples:
             return NOTHING
         self._credit -= found.observed
         return found
+
+
+class SampleList:
+    """The driver's buffer of samples of one device."""
+
+    def __init__(self) -> None:
+        self._raw = bytearray()
+        self._room = 0
+
+    def read(self, handle: pynvml.c_nvmlDevice_t, kind: int, since: int) -> list[tuple[int, float]]:
+        """Return what is younger than `since`, 0 for all: time stamp, value; raise NVMLError.
+
+        How many there may be is asked for with all of them, and where there is no more room.
+        """
+        if not since or not self._room:
+            self._make_room(handle, kind)
+            return self._read(handle, kind, since)
+        found, before = self._read(handle, kind, since), self._room
+        if len(found) == before:
+            self._make_room(handle, kind)
+            if self._room > before:
+                return self._read(handle, kind, since)
+        return found
+
+    def _make_room(self, handle: pynvml.c_nvmlDevice_t, kind: int) -> None:
+        count, value_type = ctypes.c_uint(0), ctypes.c_uint(0)
+        where = (ctypes.byref(value_type), ctypes.byref(count), None)
+        call_nvml(
+            "nvmlDeviceGetSamples", handle, ctypes.c_uint(kind), ctypes.c_ulonglong(0), *where
+        )
+        if not count.value:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        self._room = count.value
+        self._raw = bytearray(self._room * SAMPLES[NARROW].size)
+
+    def _read(
+        self, handle: pynvml.c_nvmlDevice_t, kind: int, since: int
+    ) -> list[tuple[int, float]]:
+        count, value_type = ctypes.c_uint(self._room), ctypes.c_uint(0)
+        buffer = (ctypes.c_char * len(self._raw)).from_buffer(self._raw)
+        where = (ctypes.byref(value_type), ctypes.byref(count), buffer)
+        call_nvml(
+            "nvmlDeviceGetSamples", handle, ctypes.c_uint(kind), ctypes.c_ulonglong(since), *where
+        )
+        number = value_type.value if value_type.value < len(SAMPLES) else NARROW
+        layout = SAMPLES[number]
+        size = layout.size * min(count.value, self._room)
+        return list(layout.iter_unpack(memoryview(self._raw)[:size]))

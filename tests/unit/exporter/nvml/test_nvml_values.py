@@ -11,8 +11,8 @@ import pynvml
 import pytest
 from gpulock_exporter.nvml import field_values
 from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
-from gpulock_exporter.nvml.card import read_numa_node
-from gpulock_exporter.nvml.collect import percent_to_ratio
+from gpulock_exporter.nvml.card import lock_id_of_bus, read_numa_node
+from gpulock_exporter.nvml.collect import merge_process_lists, percent_to_ratio
 from gpulock_exporter.nvml.field_values import (
     ECC,
     NVLINK,
@@ -21,12 +21,10 @@ from gpulock_exporter.nvml.field_values import (
     REASON_SECONDS,
     REMAPPED,
     NvmlField,
+    board_values,
     field_error,
     read_fields,
 )
-from gpulock_exporter.nvml.links import lock_id_of_bus
-from gpulock_exporter.nvml.processes import merge_process_lists
-from gpulock_exporter.nvml.slow_values import board_values
 from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry, Process
 from hypothesis import given
 from hypothesis import strategies as st

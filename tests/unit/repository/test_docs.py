@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents: links, citations, settings, imports, and plain sentences of one width."""
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpulock.node.config_schema import KEYS
+from tests.layers import HOT_STANDARD
+
+ROOT = Path(__file__).resolve().parents[3]
+WIDTH, LONGEST, MOST_OF_THEM = 100, 35, 22  # columns; words of a clause, and of 95 % of them
+CITED = re.compile(r"(?<!/)((?:docs/)?facts/[\w-]+\.md)(?:, ([\w' ]+))?|(?<!/)(docs/[\w-]+\.md)")
+
+
+@cache
+def listed(*patterns: str) -> list[Path]:
+    """List the files of the repository that match git's patterns."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--", *patterns],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def documents() -> list[Path]:
+    """List every page but the record of changes, which grows by single lines."""
+    return [path for path in listed("*.md") if path.name != "CHANGELOG.md"]
+
+
+def name_of(path: Path) -> str:
+    """Name a file as the repository does."""
+    return str(path.relative_to(ROOT))
+
+
+def prose(text: str) -> str:
+    """Leave out code, tables and headings."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return re.sub(r"^(\||#|<!--|!).*$", ".", text, flags=re.MULTILINE)
+
+
+def clauses(text: str) -> list[str]:
+    """Cut prose at full stops, colons and semicolons, and at items of lists."""
+    text = re.sub(r"\n\s*\n|\n\s*- ", ". ", prose(text))
+    return re.split(r"(?<=[.!?:;])\s+", " ".join(text.split()))
+
+
+@pytest.mark.parametrize("page", documents(), ids=name_of)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    inside = [link for link in links if "://" not in link]
+    assert [link for link in inside if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", documents(), ids=name_of)
+def test_lines_of_prose_have_one_width(page: Path) -> None:
+    lines = prose(page.read_text()).splitlines()
+    assert [line for line in lines if len(line) > WIDTH and " " in line.strip()[:WIDTH]] == []
+
+
+def test_sentences_are_short() -> None:
+    words = sorted(len(part.split()) for page in documents() for part in clauses(page.read_text()))
+    assert words[-1] <= LONGEST
+    assert words[int(len(words) * 0.95)] <= MOST_OF_THEM
+
+
+def test_comments_cite_pages_and_sections_that_are_there() -> None:
+    missing = []
+    for path in listed("*.py", "*.sh", "prolog/*", "systemd/*"):
+        for fact, section, page in CITED.findall(path.read_text()):
+            cited = ROOT / "docs" / fact.removeprefix("docs/") if fact else ROOT / page
+            if not cited.is_file():
+                missing.append(f"{name_of(path)}: {cited.name}")
+            elif section and section not in headings(cited):
+                missing.append(f"{name_of(path)}: {cited.name}, {section}")
+    assert missing == []
+
+
+@cache
+def headings(page: Path) -> str:
+    """Return the headings of a page in small letters."""
+    return "\n".join(line for line in page.read_text().splitlines() if line[:1] == "#").lower()
+
+
+def test_settings_in_code_blocks_are_settings() -> None:
+    known = {name for name, *_ in KEYS}
+    shown = re.compile(r"^([A-Z][A-Z_]+)=", re.MULTILINE)
+    for page in documents():
+        blocks = re.findall(r"```\n(.*?)```", page.read_text(), flags=re.DOTALL)
+        own = {name for block in blocks for name in shown.findall(block)}
+        assert own <= known, name_of(page)
+
+
+def test_contributing_lists_what_hooks_may_import() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    pure, of_c = re.findall(r"They import only\s+`([^`]+)`, and the C modules\s+`([^`]+)`", text)[0]
+    assert {*pure.split(), *of_c.split()} == HOT_STANDARD

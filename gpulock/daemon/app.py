@@ -16,7 +16,7 @@ from gpulock.daemon.core.journal import ERROR, WARNING, DaemonJournal
 from gpulock.daemon.core.notify import is_journal_stream, notifier_from_environ
 from gpulock.daemon.core.signals import DaemonSignals, ShutdownTimeoutError
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter

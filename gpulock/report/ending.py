@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gpulock.daemon.history.claim_samples import ExporterSamples
+from gpulock.daemon.history.record import ExporterSamples
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.report import folder
@@ -52,7 +52,7 @@ def gather_ended_claims(
 def is_account_open(node: Node, advice: ExporterSamples, record: dict[str, Any]) -> bool:
     """Return whether the exporter has yet to close the account of a released claim."""
     released = record["released_at"]
-    return released is not None and advice.may_come_to(
+    return released is not None and advice.may_come(
         str(record["token"]), node.boot_id, float(released), time.time()
     )
 

@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from gpulock.daemon.history.claim_samples import ExporterSamples
-from gpulock.daemon.history.collect import read_released_lock
 from gpulock.daemon.history.files import FOLDER
-from gpulock.daemon.history.pending import correct_reboot_ends
-from gpulock.daemon.history.record import ClaimedDevice, build_history_record
+from gpulock.daemon.history.pending import correct_reboot_ends, read_released_lock
+from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
 from gpulock.deadline import clock_boottime
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.context import Node

@@ -14,8 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpulock.daemon.history.claim_samples import ExporterSamples
-from gpulock.daemon.history.record import ClaimedDevice, build_history_record, encode_history_record
+from gpulock.daemon.history.record import (
+    ClaimedDevice,
+    ExporterSamples,
+    build_history_record,
+    encode_history_record,
+)
 from gpulock.node.sample import FINISHED_LINE
 from gpulock.store.owner import Owner
 

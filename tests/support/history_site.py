@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.daemon.history.files import HistoryWriter
 from gpulock.deadline import clock_boottime
 from gpulock.node.sample import FINISHED_LINE, SAMPLE_LINE
 from gpulock.store import boot, claim_records

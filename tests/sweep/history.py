@@ -9,7 +9,7 @@ import sys
 
 sys.path[:0] = [sys.argv[1]]
 
-from gpulock.daemon.history.collect import HistoryWriter  # noqa: E402 (the library is put on the path first)
+from gpulock.daemon.history.files import HistoryWriter  # noqa: E402 (the library is put on the path first)
 from gpulock.node.context import Node  # noqa: E402
 from gpulock.node.settings import read_settings  # noqa: E402
 

@@ -9,7 +9,7 @@ import click
 
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS
 from gpulock.cli.session import Session
-from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, Refusal

@@ -1,75 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One gpulockd a node: an flock on LOCK_DIR/daemon, which holds the pid for people.
+"""One at a time: one gpulockd a node, and one author of the history (flock(2), through filelock).
 
-Root's alone, as the gate is. The kernel lets go of it when its holder dies. Where LOCK_DIR was
-removed and made again, the lock is taken again.
+The kernel frees such a lock when its holder dies. The file stays: without it two could hold two
+files of one name. A link is not followed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.store import atomic
 
-NAME = "daemon"
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+NAME = "daemon"  # in LOCK_DIR; it holds the pid for people
 PID_BYTES = 32
+POLL = 0.02  # seconds between two tries
+
+
+def private_file_lock(
+    path: str, seconds: float, acquired: Callable[[int], None] | None = None
+) -> FileLock:
+    """Return a lock on a file that only this uid may open: who else may could block us.
+
+    Taking it calls `acquired` with the descriptor. It raises OSError (filelock.Timeout, a
+    TimeoutError, where another holds it for `seconds`) or Refusal(BROKEN) for another's file.
+    """
+    from filelock import FileLock  # 8 MiB and 60 ms, which readers of the history spare
+
+    def check(fd: int) -> None:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+            raise Refusal(
+                BROKEN, f"{path} is not a private file of uid {os.geteuid()}", "remove it"
+            )
+        if acquired is not None:
+            acquired(fd)
+
+    # without flock(2) it would fall back to a file that outlives its holder
+    return FileLock(
+        path, seconds, 0o600, poll_interval=POLL, fallback_to_soft=False, on_acquired=check
+    )
 
 
 class InstanceLock:
-    """The right to be this node's gpulockd; `take` it before every reconcile."""
+    """The right to be this node's gpulockd; `take` it before every reconcile.
+
+    Where LOCK_DIR was removed and made again, it is taken again.
+    """
 
     def __init__(self) -> None:
-        self._fd = -1
+        self._lock: FileLock | None = None
         self._file = (0, 0)
 
     def take(self, lock_dir: str) -> None:
         """Take the lock, or keep it; raise Refusal: BUSY where another gpulockd runs."""
         path = f"{lock_dir}/{NAME}"
-        if self._fd >= 0 and self._is(path):
-            return
-        fd = open_instance_lock(path)
+        if self._lock is not None:
+            try:
+                named = os.lstat(path)
+            except OSError:
+                named = None
+            if named is not None and self._file == (named.st_dev, named.st_ino):
+                return
+        self.release()  # of a file that is gone
+        lock = private_file_lock(path, 0.0, self._write_pid)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.acquire()
+        except TimeoutError as fault:
+            try:
+                who = atomic.read_text(path, PID_BYTES).strip()
+            except OSError:
+                who = ""
+            raise Refusal(
+                BUSY, f"gpulockd runs already, pid {who or '?'}", "stop that one"
+            ) from fault
         except OSError as fault:
-            who = os.pread(fd, PID_BYTES, 0).decode("ascii", "replace").strip() or "?"
-            os.close(fd)
-            raise Refusal(BUSY, f"gpulockd runs already, pid {who}", "stop that one") from fault
-        self.release()
+            raise Refusal(BROKEN, f"{path}: {fault.strerror}", "look at LOCK_DIR") from fault
+        self._lock = lock
+
+    def _write_pid(self, fd: int) -> None:
+        """Note which file we hold, and for people who we are; no room for that stops nobody."""
         info = os.fstat(fd)
-        self._fd, self._file = fd, (info.st_dev, info.st_ino)
+        self._file = (info.st_dev, info.st_ino)
         try:
             os.ftruncate(fd, 0)
             atomic.write_descriptor(fd, f"{os.getpid()}\n".encode())
         except OSError:
-            return  # no room: nobody reads the pid but people
+            return
 
     def release(self) -> None:
         """Let another one run."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _is(self, path: str) -> bool:
-        """Return whether the file we hold is still the one at `path`."""
-        try:
-            named = os.lstat(path)
-        except OSError:
-            return False
-        return self._file == (named.st_dev, named.st_ino)
-
-
-def open_instance_lock(path: str) -> int:
-    """Open the file of the lock; raise Refusal(BROKEN) for one that is not private."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags, 0o600)
-    except OSError as fault:
-        raise Refusal(BROKEN, f"{path}: {fault.strerror}", "look at LOCK_DIR") from fault
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
-        os.close(fd)
-        raise Refusal(BROKEN, f"{path} is not a private file of uid {os.geteuid()}", "remove it")
-    return fd
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

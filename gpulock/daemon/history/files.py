@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""STATE_DIR/history: JSON lines in one file that grows, and those that logrotate put aside.
+"""STATE_DIR/history: its one author, the file of JSON lines that grows, and those put aside.
 
-Warm. A line is written whole or taken back. It is opened anew for each batch, so that logrotate
-may rename it at any time and nobody needs a signal. Whoever writes holds the folder's gate.
+Warm. A line is written whole or taken back. The file is opened anew for each batch, so that
+logrotate may rename it at any time and nobody needs a signal.
 """
 
 from __future__ import annotations
@@ -13,13 +13,30 @@ import json
 import os
 import re
 import stat
+import time
 import zlib
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from typing import IO, Final
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
+from typing import IO, ClassVar, Final
 
+from gpulock.alloc.reaper import FREED
+from gpulock.daemon.core.instance_lock import private_file_lock
+from gpulock.daemon.history import pending
+from gpulock.daemon.history.pending import EndedClaims
+from gpulock.daemon.history.record import (
+    ExporterSamples,
+    build_history_record,
+    encode_history_record,
+)
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.schedule import ROUND, Chore, Due
+from gpulock.deadline import clock_boottime
+from gpulock.errors import Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
 from gpulock.store import atomic
 from gpulock.store.quarantine import fsync_path
+from gpulock.store.verdicts import PERIOD
 
 FOLDER: Final = "history"
 NAME: Final = "history.jsonl"
@@ -27,17 +44,135 @@ PACKED: Final = ".gz"
 LINE_LIMIT: Final = 1 << 20  # bytes; 128 instances with their buckets are 0.1 MB
 CHUNK: Final = 1 << 16  # bytes: of larger ones the allocator asks the kernel each time
 DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)  # of a compressed file
+LOCK_SECONDS: Final = 5.0  # for another author to finish
+BATCH: Final = 64  # claims that are made durable at once
 DAY: Final = 86400.0  # seconds that the clock may have been set back by
 TOKEN: Final = re.compile(rb'"token":"([0-9A-Za-z]{1,64})"')
 _APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def make_history_folder(path: str) -> None:
-    """Make the folder where it is missing; raise OSError. A site may set its mode."""
+class HistoryWriter(Chore):
+    """The one author of the history, after each reconcile: gpulockd, or `gpulock reap` without it.
+
+    A line is made durable before the released locks go, and a claim that is found there again is
+    looked for in the history first. So a crash at any instruction loses no claim and writes none
+    twice; a claim that cannot be written waits. `say` is told each fault once while it lasts.
+    """
+
+    after: ClassVar[Due] = {ROUND: ()}
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+        self._left: set[str] = set()  # written, and not yet gone from `released/`
+        self._sought: set[str] = set()  # of those without a note, looked for in that history
+        self._file = (0, 0)  # the history as this process left it
+        self._saw = -PERIOD  # when it was noted last which claims stand
+
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """Write what is over; `now` is CLOCK_BOOTTIME in seconds."""
+        left = [one.lock.owner for one in report.outcomes if one.act != FREED]
+        standing = {record.token: record for record in left if record}
+        if now - self._saw >= PERIOD:
+            here = [one for one in standing.values() if one.boot_id == node.boot_id]
+            pending.touch_last_seen(node.settings.state_dir, here, time.time(), clock_boottime())
+            self._saw = now
+        self.write_finished_claims(node, report.devices, standing.keys())
+
+    def write_finished_claims(
+        self, node: Node, devices: Iterable[Device] = (), standing: Set[str] = frozenset()
+    ) -> int:
+        """Write what is over; return how many lines.
+
+        `devices` are those the driver shows, `standing` tokens of claims that are not over.
+        """
+        faults: set[str] = set()
+        lines = 0
+        try:
+            found = pending.read_released_claims(node.store, faults)
+            found |= pending.find_lost_claims(node, found.keys() | standing, faults, time.time())
+            if found:
+                known = {device.id: device for device in devices}
+                lines = self._write(node, found, known, faults)
+        except (OSError, Refusal) as failed:
+            why = failed.why if isinstance(failed, Refusal) else str(failed)
+            faults.add(f"the history of finished claims waits in {node.store.released_dir}: {why}")
+        for fault in sorted(faults - self._said):
+            self._say(fault)
+        self._said = faults
+        return lines
+
+    def _write(
+        self, node: Node, found: EndedClaims, devices: Mapping[str, Device], faults: set[str]
+    ) -> int:
+        """Write the claims that need wait for nothing more; return how many lines."""
+        advice = ExporterSamples(node.settings.exporter_dir)
+        ready: EndedClaims = {}
+        ends: dict[str, float] = {}  # when the last device was released
+        now = time.time()
+        for token, parts in found.items():
+            last = max(parts.values(), key=lambda part: part.at)
+            if not parts.keys() >= set(last.owner.devices):
+                if not pending.is_claim_fully_released(node.store, token, parts):
+                    continue
+                last = max(parts.values(), key=lambda part: part.at)
+            if not advice.may_come(token, last.owner.boot_id, last.at, now):
+                ready[token] = pending.correct_reboot_ends(node, parts, now)
+                ends[token] = max([part.at for part in ready[token].values()])
+        if not ready:
+            return 0
+        folder = f"{node.settings.state_dir}/{FOLDER}"
+        path = f"{folder}/{NAME}"
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o755)  # a site may set its mode, or have a link there
+        count = 0
+        with private_file_lock(f"{folder}/gate", LOCK_SECONDS):
+            done = self._find_written_claims(folder, path, ready, ends)
+            if done:
+                pending.remove_written_claims(node, {token: ready[token] for token in done})
+            new = sorted(set(ready) - done, key=lambda token: (ends[token], token))
+            for begin in range(0, len(new), BATCH):
+                lines: dict[str, bytes] = {}
+                for token in new[begin : begin + BATCH]:
+                    try:
+                        claim = build_history_record(list(ready[token].values()), advice, devices)
+                        lines[token] = encode_history_record(claim)
+                    except (ValueError, OverflowError) as fault:
+                        faults.add(f"claim {token} has no line: {fault}; remove it from released")
+                append_history_lines(path, b"".join(lines.values()))
+                self._left |= set(lines)
+                self._file = history_file_identity(path)
+                pending.remove_written_claims(node, {token: ready[token] for token in lines})
+                count += len(lines)
+            self._left &= set(ready)
+            self._sought &= set(ready)
+        return count
+
+    def _find_written_claims(
+        self, folder: str, path: str, ready: EndedClaims, ends: Mapping[str, float]
+    ) -> set[str]:
+        """Return the claims whose line is there already."""
+        unnoted = {
+            token: min([part.owner.claimed_at for part in parts.values()])
+            for token, parts in ready.items()
+            if any([part.boottime is None for part in parts.values()])
+        }
+        same = self._file != (0, 0) and self._file == history_file_identity(path)
+        if not same or not unnoted.keys() <= self._sought:
+            oldest = min({**ends, **unnoted}.values())
+            self._left = find_written_tokens(folder, set(ready), oldest)
+            self._sought = set(unnoted)
+            self._file = history_file_identity(path)
+        return self._left & set(ready)
+
+
+def history_file_identity(path: str) -> tuple[int, int]:
+    """Return inode and size of a file, zeros where there is none."""
     try:
-        os.mkdir(path, 0o755)
-    except FileExistsError:
-        return
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return info.st_ino, info.st_size
 
 
 def append_history_lines(path: str, lines: bytes) -> None:
@@ -50,7 +185,7 @@ def append_history_lines(path: str, lines: bytes) -> None:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        size = repair_last_line(fd, info.st_size)
+        size = repair_last_line(fd, info.st_size) if info.st_size else 0
         try:
             atomic.write_descriptor(fd, lines)
             os.fsync(fd)
@@ -65,7 +200,7 @@ def append_history_lines(path: str, lines: bytes) -> None:
 
 def repair_last_line(fd: int, size: int) -> int:
     """Make the file end with a whole line; return its size."""
-    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+    if os.pread(fd, 1, size - 1) == b"\n":
         return size
     begin = max(0, size - LINE_LIMIT)
     tail = os.pread(fd, size - begin, begin)

@@ -1,30 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""STATE_DIR/owed: claims whose end LOCK_DIR does not tell any more, for the history.
+"""Claims that are over and have no line in the history yet: what LOCK_DIR and STATE_DIR tell.
 
-Warm. A record is made with its claim (store.claim_records) and goes when its line is written.
-As long as LOCK_DIR knows a claim, as a lock or as a released one, its record only waits. Where
-the node went down, or LOCK_DIR was lost, the record is all that is left: its claim is over, and
-was held at least until it was last seen, which is when the file was last touched.
+Warm. A released lock waits in LOCK_DIR/released. A record in STATE_DIR (PENDING_FOLDER) is made
+with its claim (store.claim_records), and goes when its line is written. As long as LOCK_DIR knows
+a claim, as a lock or as a released one, its record only waits. Where the node went down, or
+LOCK_DIR was lost, the record is all that is left: its claim is over, and was held at least until
+it was last seen, which is when the file was last touched.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Container, Iterable, Mapping
 
 from gpulock.daemon.history.record import ClaimedDevice
-from gpulock.deadline import clock_boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.node.context import Node
-from gpulock.node.sample import is_claim_token
+from gpulock.node.sample import is_claim_token, parse_sample_real
 from gpulock.store import atomic, kv, owner
 from gpulock.store.claim_records import PENDING_FOLDER
+from gpulock.store.gate import Gate
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 
-MIN_SEEN_SECONDS = 5.0  # seconds: within them a record is written; one seen no later was never seen
+GATE_SECONDS = 5.0
+MIN_SEEN_SECONDS = 5.0  # within them a record is written; one seen no later was never seen
 CLOCK_SET = 60.0  # seconds by which a clock is off that was set since the claim
 EMPTY_SECONDS = 60.0  # whoever makes a record has written it by then
 REBOOT_PROOF = "reap: claimed before this boot; its end is when it was last seen"
+
+EndedClaims = dict[str, dict[str, ClaimedDevice]]  # by token, by device
+
+
+def read_released_claims(store: LockStore, faults: set[str]) -> EndedClaims:
+    """Return the released locks by claim; what cannot be read is a fault, and stays.
+
+    A folder without owner is one whose removal was cut short. One without its note may be a
+    release at work this very moment, so the gate is waited for once.
+    """
+    try:
+        names = os.listdir(store.released_dir)
+    except FileNotFoundError:
+        return {}
+    parts = {name: try_read_released_lock(store, name, faults) for name in names}
+    bare = [name for name, part in parts.items() if part and not part.how and part.boottime is None]
+    if bare:
+        with Gate(store.path, Deadline(GATE_SECONDS)):
+            pass  # a release at work has finished
+        parts |= {name: try_read_released_lock(store, name, faults) for name in bare}
+    found: EndedClaims = {}
+    for part in parts.values():
+        if part is not None:
+            found.setdefault(part.owner.token, {})[part.device] = part
+    return found
+
+
+def try_read_released_lock(store: LockStore, name: str, faults: set[str]) -> ClaimedDevice | None:
+    """Return one released lock, None for one that is no more, or cannot be read."""
+    folder = f"{store.released_dir}/{name}"
+    try:
+        return read_released_lock(store, name)
+    except FileNotFoundError:
+        remove_released_lock(folder, faults)
+    except (OSError, kv.MalformedError) as fault:
+        faults.add(f"{folder} cannot be read: {fault}; remove it")
+    return None
+
+
+def read_released_lock(store: LockStore, name: str) -> ClaimedDevice:
+    """Return one released lock; raise OSError, or kv.MalformedError where it makes no sense.
+
+    Where its note is missing or cut short, it was released when the folder was moved.
+    """
+    folder = f"{store.released_dir}/{name}"
+    token, _, device = name.partition(".")
+    record = owner.parse_owner(atomic.read_text(f"{folder}/owner"))
+    if record.token != token or not is_claim_token(token):
+        raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
+    boottime: float | None = None
+    try:
+        note = kv.decode_pairs(atomic.read_text(f"{folder}/released"))
+        at, how = parse_sample_real(note["released_at"]), note["how"]
+        if note.get("released_boottime"):
+            boottime = parse_sample_real(note["released_boottime"])
+    except (OSError, ValueError, KeyError):
+        boottime, how = None, ""
+        try:
+            at = os.lstat(folder).st_ctime
+        except FileNotFoundError:
+            at = time.time()
+    if boottime is not None:
+        return ClaimedDevice(device, record, at, boottime, how)
+    most = clock_boottime() - record.claimed_boottime  # of this boot; see correct_reboot_ends
+    return ClaimedDevice(device, record, at, None, how, min(at - record.claimed_at, most))
 
 
 def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now: float) -> None:
@@ -40,17 +109,13 @@ def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now:
         begun = wall - now + record.claimed_boottime
         try:
             if abs(begun - record.claimed_at) > CLOCK_SET:
-                correct_claim_time(path, begun)
+                kept = owner.parse_owner(atomic.read_text(path))
+                if abs(begun - kept.claimed_at) > CLOCK_SET:
+                    text = owner.encode_owner(kept.copy(claimed_at=begun))
+                    atomic.replace_file(path, text.encode())
             os.utime(path, (wall, wall), follow_symlinks=False)
         except (OSError, kv.MalformedError):
             continue
-
-
-def correct_claim_time(path: str, begun: float) -> None:
-    """Set when the claim of a record was made (epoch); raise OSError or MalformedError."""
-    record = owner.parse_owner(atomic.read_text(path))
-    if abs(begun - record.claimed_at) > CLOCK_SET:
-        atomic.replace_file(path, owner.encode_owner(record.copy(claimed_at=begun)).encode())
 
 
 def correct_reboot_ends(
@@ -96,14 +161,9 @@ def least_held_seconds(record: Owner, seen: float) -> float | None:
     return least if least > MIN_SEEN_SECONDS else None
 
 
-def remove_pending_record(state_dir: str, token: str) -> None:
-    """Remove the record of a claim whose line is written."""
-    atomic.remove_quietly(f"{state_dir}/{PENDING_FOLDER}/{token}")
-
-
 def find_lost_claims(
     node: Node, known: Container[str], faults: set[str], now: float
-) -> dict[str, dict[str, ClaimedDevice]]:
+) -> EndedClaims:
     """Return the claims of which nothing but the record is left, by token and device.
 
     `known` are tokens that LOCK_DIR was just seen to have; `now` is the epoch. What cannot be
@@ -114,7 +174,7 @@ def find_lost_claims(
         names = sorted(os.listdir(folder))
     except FileNotFoundError:
         return {}
-    found: dict[str, dict[str, ClaimedDevice]] = {}
+    found: EndedClaims = {}
     for name in names:
         if name in known:
             continue
@@ -127,7 +187,7 @@ def find_lost_claims(
             continue
         if record is None:
             if now - seen > EMPTY_SECONDS:
-                remove_pending_record(node.settings.state_dir, name)
+                atomic.remove_quietly(f"{folder}/{name}")
         elif not is_claim_in_lock_dir(node.store, record):
             found[name] = lost_claim_devices(record, seen, now, node.boot_id)
         elif record.boot_id == node.boot_id and has_unreadable_lock(node.store, record):
@@ -185,3 +245,40 @@ def lost_claim_devices(
         "", record, clamp_claim_end(record, seen, now), None, how, least_held_seconds(record, seen)
     )
     return {device: part._replace(device=device) for device in record.devices}
+
+
+def is_claim_fully_released(store: LockStore, token: str, parts: dict[str, ClaimedDevice]) -> bool:
+    """Return whether no device of a claim is held any more; add what came meanwhile.
+
+    A lock moves from `locks/` to `released/`, never back: looked for in this order, it is not
+    missed.
+    """
+    for device in next(iter(parts.values())).owner.devices:
+        if device in parts:
+            continue
+        lock = store.read(device)
+        if lock.fault or (lock.owner and lock.owner.token == token):
+            return False
+        part = try_read_released_lock(store, f"{token}.{device}", set())
+        if part is not None:
+            parts[device] = part
+    return True
+
+
+def remove_written_claims(node: Node, claims: Mapping[str, Iterable[str]]) -> None:
+    """Remove what is left of claims whose line is written; what stays is not written again."""
+    for token, devices in claims.items():
+        for device in devices:
+            remove_released_lock(f"{node.store.released_dir}/{token}.{device}", set())
+        atomic.remove_quietly(f"{node.settings.state_dir}/{PENDING_FOLDER}/{token}")
+
+
+def remove_released_lock(folder: str, faults: set[str]) -> None:
+    """Remove a released lock; its owner last, so that one cut short is still known."""
+    try:
+        atomic.remove_quietly(f"{folder}/released")
+        atomic.remove_folder(folder)
+    except FileNotFoundError:
+        return
+    except OSError as fault:
+        faults.add(f"{folder} cannot be removed: {fault.strerror}")

@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One claim that is over, or that still stands, as one JSON object of the history; pure.
+"""One claim that is over, or that still stands, as one JSON object of the history.
 
 Warm. The order of the keys is part of the format: what a filter or a sum asks for stands first
 (gpulock.report.scan reads a line no further than it must), the buckets stand last. What is not
 known is null, never 0. Times are epoch seconds.
+
+The exporter is an ordinary user, so each of its numbers is held against what root's own records
+allow: a device cannot be observed for longer than it was held, nor work for longer than it was
+observed. What cannot be true is not known.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gpulock.daemon.history.claim_samples import (
-    UNKNOWN_USAGE,
-    DeviceUsage,
-    ExporterSamples,
-    clamp_device_usage,
-)
 from gpulock.errors import one_line
+from gpulock.node import sample
 from gpulock.node.devices import Device
-from gpulock.node.sample import MILLI
+from gpulock.node.sample import BUCKETS, MILLI, ClaimUsage, Sample
 from gpulock.store.owner import Owner
 
 VERSION: Final = 1
@@ -35,6 +34,139 @@ RELEASE_REASONS: Final = (  # how a lock says it was released, and the word for 
     ("unreserved by ", "admin"),
     ("released by ", "release"),
 )
+SLACK: Final = 2.0  # seconds: a look begins before the claim and ends after the release
+MOST_WATTS: Final = 20_000.0  # of one device: no board comes near to it
+MOST_MEMORY: Final = 1 << 50  # bytes
+FIRST_WIDTH, LONGEST_WIDTH = 1.0, 1e8  # seconds of a bucket
+LONGEST_WAIT: Final = 60.0  # seconds that the history waits for the exporter
+
+
+class DeviceUsage(NamedTuple):
+    """What one device did for one claim; None is not known.
+
+    `busy` and `observed` are seconds, `last_busy` the epoch, `idle` the observed seconds since
+    it last worked, `seen` when that was last true (CLOCK_BOOTTIME). `used` and `covered` are
+    milliseconds at work and observed in each bucket of `width` seconds.
+    """
+
+    busy: float | None = None
+    observed: float = 0.0
+    idle: float | None = None
+    seen: float | None = None
+    last_busy: float | None = None
+    energy: float | None = None
+    memory_peak: int | None = None
+    foreign: float | None = None
+    width: float | None = None
+    used: tuple[int, ...] = ()
+    covered: tuple[int, ...] = ()
+
+
+UNKNOWN_USAGE: Final = DeviceUsage()
+
+
+def clamp_device_usage(
+    account: ClaimUsage | None, record: Owner, held: float, memory: int | None
+) -> DeviceUsage:
+    """Return what is believed of an account of a device held for `held` seconds.
+
+    `memory` is the device's, in bytes, None where it is not known.
+    """
+    if account is None:
+        return UNKNOWN_USAGE
+    most = held + SLACK
+    observed = min(account.observed or 0.0, held)
+    busy = min(account.busy, observed) if account.busy is not None and observed else None
+    width, used, covered = clamp_usage_buckets(account)
+    peak, energy = account.memory_peak, account.energy
+    return DeviceUsage(
+        busy=busy,
+        observed=observed,
+        idle=min(account.idle, observed) if account.idle is not None and observed else None,
+        seen=account.seen,
+        last_busy=claim_time_to_epoch(account.last_busy, record, most) if busy else None,
+        energy=energy if energy is not None and energy <= most * MOST_WATTS else None,
+        memory_peak=peak if peak is not None and peak <= (memory or MOST_MEMORY) else None,
+        foreign=min(account.foreign, held) if account.foreign is not None else None,
+        width=width,
+        used=used,
+        covered=covered,
+    )
+
+
+def clamp_usage_buckets(
+    account: ClaimUsage,
+) -> tuple[float | None, tuple[int, ...], tuple[int, ...]]:
+    """Return width and buckets, nothing where they make no sense."""
+    width = account.width
+    if width is None or not FIRST_WIDTH <= width <= LONGEST_WIDTH:
+        return None, (), ()
+    whole = round(width * MILLI)
+    covered = tuple([min(one, whole) for one in account.covered[:BUCKETS]])
+    used = tuple([min(*both) for both in zip(account.used, covered, strict=False)])
+    return width, used, covered[: len(used)]
+
+
+def claim_time_to_epoch(boottime: float | None, record: Owner, most: float) -> float | None:
+    """Return a moment of a claim by the clock of its record, None for one outside of it."""
+    if boottime is None:
+        return None
+    after = boottime - record.claimed_boottime
+    return record.claimed_at + after if -SLACK <= after <= most else None
+
+
+class ExporterSamples:
+    """The exporter's folder at one moment, of which the sample is read when first asked for."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._sample: Sample | None = None
+        self._looked = False
+
+    def last(self) -> Sample | None:
+        """Return the last sample, however old."""
+        if not self._looked:
+            self._looked = True
+            path = f"{self.folder}/{sample.SAMPLE}"
+            self._sample = sample.load_sample_file(path, sample.SAMPLE_LINE)
+        return self._sample
+
+    def read_claim_accounts(self, record: Owner, standing: bool) -> dict[str, ClaimUsage]:
+        """Return what is told of a claim, by lock id: its last account, or the last sample's."""
+        left = None if standing else sample.read_finished_claim(self.folder, record.token)
+        for found in (left, self.last()):
+            if found is not None and found.boot_id == record.boot_id:
+                accounts = found.tokens.get(record.token)
+                if accounts:
+                    return accounts
+        return {}
+
+    def may_come(self, token: str, boot_id: str, released_at: float, now: float) -> bool:
+        """Return whether the exporter, alive, has yet to write what is left of a claim.
+
+        `released_at` and `now` are epoch seconds. It closes an account within a second or two of
+        the release, or five where the driver does not answer; nobody waits for longer than
+        LONGEST_WAIT.
+        """
+        if not -sample.AHEAD <= now - released_at <= LONGEST_WAIT:  # written to the millisecond
+            return False
+        found = self.last()
+        if found is None or found.boot_id != boot_id or found.wall is None:
+            return False
+        if now - found.wall > sample.FRESH:
+            return False
+        if sample.read_finished_claim(self.folder, token) is not None:
+            return False
+        return token in found.tokens or found.wall < released_at + SLACK
+
+    def memory_bytes(self, name: str, device: Device | None) -> int | None:
+        """Return the memory of a device, by the sample or root's inventory; None: not told."""
+        found = self.last()
+        seen = found.devices.get(name) if found else None
+        total = seen.memory_total if seen else None
+        if total and total <= MOST_MEMORY:
+            return total
+        return (device.memory_mib << 20 or None) if device else None
 
 
 class ClaimedDevice(NamedTuple):
@@ -67,15 +199,10 @@ def build_history_record(
 ) -> dict[str, Any]:
     """Return the record of a claim from all of its devices; `standing`: it is not over."""
     parts = sorted(parts, key=lambda part: part.device)
-    accounts = (
-        advice.read_standing_accounts(parts[0].owner)
-        if standing
-        else advice.read_claim_accounts(parts[0].owner)
-    )
+    accounts = advice.read_claim_accounts(parts[0].owner, standing)
     found: list[tuple[ClaimedDevice, DeviceUsage, int | None]] = []
     for part in parts:
-        device = devices.get(part.device)
-        memory = advice.memory(part.device) or device_memory_bytes(device)
+        memory = advice.memory_bytes(part.device, devices.get(part.device))
         account = accounts.get(part.device)
         held = part.held()
         seen = account is not None and held is not None
@@ -93,8 +220,8 @@ def build_history_record(
         "claimed_at": round_to_milli(owner.claimed_at),
         "user": owner.user,
         "gpus": len(parts),
-        "gpu_seconds": sum_known_values([part.held() for part in parts]),
-        "busy_seconds": sum_known_values([usage.busy for usage in usages]),
+        "gpu_seconds": join_known_values(sum, [part.held() for part in parts]),
+        "busy_seconds": join_known_values(sum, [usage.busy for usage in usages]),
         "observed_seconds": round_to_milli(sum(usage.observed for usage in usages)),
         "token": owner.token,
         "scheduler": owner.scheduler,
@@ -109,14 +236,12 @@ def build_history_record(
         "comment": owner.comment,
         "how": None if standing else how,
         "proof": proof,
-        "held_seconds": max_known_value([part.held() for part in parts]),
+        "held_seconds": join_known_values(max, [part.held() for part in parts]),
         "utilization": usage_utilization(usages),
-        "energy_joules": sum_known_values([usage.energy for usage in usages]),
+        "energy_joules": join_known_values(sum, [usage.energy for usage in usages]),
         "memory_peak_bytes": max([u.memory_peak for u in usages if u.memory_peak], default=None),
-        "last_busy": round_to_milli(
-            max([u.last_busy for u in usages if u.last_busy], default=None)
-        ),
-        "foreign_seconds": sum_known_values([usage.foreign for usage in usages]),
+        "last_busy": join_known_values(max, [usage.last_busy or None for usage in usages]),
+        "foreign_seconds": join_known_values(sum, [usage.foreign for usage in usages]),
         "devices": [
             build_history_device(part, usage, devices.get(part.device), memory)
             for part, usage, memory in found
@@ -139,13 +264,15 @@ def build_history_device(
     part: ClaimedDevice, usage: DeviceUsage, device: Device | None, memory: int | None
 ) -> dict[str, Any]:
     """Return one device of a record."""
+    minor = part.owner.minor  # N of its /dev/nvidiaN
+    plain = minor.isascii() and minor.isdigit()
     return {
         "id": part.device,
         "held_seconds": round_to_milli(part.held()),
         "busy_seconds": round_to_milli(usage.busy),
         "observed_seconds": round_to_milli(usage.observed),
         "index": device.index if device else None,
-        "minor": parse_owner_minor(part.owner),
+        "minor": int(minor) if plain and len(minor) <= MINOR_DIGITS else None,
         "uuid": part.owner.uuid or (device.uuid if device else "") or None,
         "model": (one_line(device.model) if device else "") or None,
         "profile": (device.profile if device else "") or None,
@@ -157,17 +284,6 @@ def build_history_device(
         "foreign_seconds": round_to_milli(usage.foreign),
         "how": parse_release_reason(part.how)[0],
     }
-
-
-def parse_owner_minor(owner: Owner) -> int | None:
-    """Return the N of its /dev/nvidiaN."""
-    text = owner.minor
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= MINOR_DIGITS else None
-
-
-def device_memory_bytes(device: Device | None) -> int | None:
-    """Return the memory that root's inventory tells, in bytes."""
-    return (device.memory_mib << 20 or None) if device else None
 
 
 def parse_release_reason(how: str) -> tuple[str, str]:
@@ -185,15 +301,12 @@ def usage_utilization(usages: Sequence[DeviceUsage]) -> float | None:
     return round(min(1.0, busy / observed), 4) if observed > 0 else None
 
 
-def sum_known_values(values: Sequence[float | None]) -> float | None:
-    """Return the sum of what is known, None where nothing is."""
+def join_known_values(
+    join: Callable[[Iterable[float]], float], values: Sequence[float | None]
+) -> float | None:
+    """Return the sum, or the largest, of what is known; None where nothing is."""
     known = [value for value in values if value is not None]
-    return round_to_milli(sum(known)) if known else None
-
-
-def max_known_value(values: Sequence[float | None]) -> float | None:
-    """Return the longest time that is known, None where none is."""
-    return round_to_milli(max([value for value in values if value is not None], default=None))
+    return round_to_milli(join(known)) if known else None
 
 
 def round_to_milli(value: float | None) -> float | None:

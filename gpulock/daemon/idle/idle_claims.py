@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from gpulock.alloc.reaper import HELD
-from gpulock.daemon.history.claim_samples import clamp_device_usage
+from gpulock.daemon.history.record import clamp_device_usage
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node import sample
 from gpulock.node.context import Node

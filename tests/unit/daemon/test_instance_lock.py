@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,37 @@ def test_the_second_learns_who_runs(first: InstanceLock, folder: Path) -> None:
     refusal = refused(folder)
     assert refusal.kind == BUSY
     assert str(os.getpid()) in refusal.why
+
+
+def test_who_is_refused_does_not_take_the_pid_away(first: InstanceLock, folder: Path) -> None:
+    assert [str(os.getpid()) in refused(folder).why for _ in range(2)] == [True, True]
+
+
+def test_the_file_stays_when_the_lock_is_freed(first: InstanceLock, folder: Path) -> None:
+    held = (folder / NAME).stat().st_ino
+    first.release()
+    assert (folder / NAME).stat().st_ino == held
+
+
+def test_a_holder_that_is_killed_lets_go(folder: Path) -> None:
+    ends = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        held = InstanceLock()
+        held.take(str(folder))
+        os.write(ends[1], b"held")
+        signal.pause()
+    os.read(ends[0], 4)
+    try:
+        assert str(pid) in refused(folder).why
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for fd in ends:
+            os.close(fd)
+    second = InstanceLock()
+    second.take(str(folder))
+    second.release()
 
 
 def test_taking_again_changes_nothing(first: InstanceLock, folder: Path) -> None:

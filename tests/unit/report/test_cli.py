@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from gpulock.cli import command_group
 from gpulock.cli.history.history import parse_time
-from gpulock.daemon.history.claim_samples import ExporterSamples
+from gpulock.daemon.history.record import ExporterSamples
 from gpulock.errors import Refusal
 from gpulock.report import folder, js1
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
@@ -488,7 +488,9 @@ def test_the_exporters_word_is_not_waited_for_by_a_report(desk: Desk) -> None:
     held = desk.hold(0)
     desk.sample(desk.account(held, 0))
     desk.end(0)
-    assert ExporterSamples(str(desk.exporter)).may_come(held, time.time(), time.time())
+    assert ExporterSamples(str(desk.exporter)).may_come(
+        held.token, held.boot_id, time.time(), time.time()
+    )
     assert "50 %" in desk.text("report", "12")
 
 

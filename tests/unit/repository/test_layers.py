@@ -64,7 +64,7 @@ def test_a_forbidden_import_is_found_wherever_it_stands(
         ("gpulock.daemon.reconcile.adopt", "gpulock.sge.request"),
         ("gpulock.daemon.reconcile.adopt", "psutil"),
         ("gpulock.daemon.reconcile.adopt", "json"),
-        ("gpulock.cli.status.status", "gpulock.daemon.history.collect"),
+        ("gpulock.cli.status.status", "gpulock.daemon.history.files"),
         ("gpulock.cli", "click"),
     ],
 )

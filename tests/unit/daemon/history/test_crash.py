@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gpulock.daemon.history import files
-from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.daemon.history.files import HistoryWriter
 from tests.support.history_site import Ended
 from tests.support.trees import bus
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.history import pending
-from gpulock.daemon.history.collect import HistoryWriter
+from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.report import text

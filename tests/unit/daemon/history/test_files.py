@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.history import collect
 from gpulock.daemon.history import files as history_file
-from gpulock.daemon.history.claim_samples import ExporterSamples
-from gpulock.daemon.history.collect import HistoryWriter
-from gpulock.daemon.history.record import parse_release_reason
+from gpulock.daemon.history import pending
+from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
 from gpulock.deadline import Deadline
 from gpulock.report import scan
 from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
@@ -264,7 +263,7 @@ def test_a_release_at_work_is_waited_for(site: Ended, monkeypatch: pytest.Monkey
             note.write_text(text)
             return super().__enter__()
 
-    monkeypatch.setattr(collect, "Gate", Waiting)
+    monkeypatch.setattr(pending, "Gate", Waiting)
     site.write()
     assert site.records()[0]["how"] == "epilog"
 
@@ -289,9 +288,26 @@ def test_another_author_at_work_is_waited_for_and_then_left_alone(
 ) -> None:
     site.claim(0)
     site.path.parent.mkdir()
-    monkeypatch.setattr(collect, "GATE_SECONDS", 0.01)
+    monkeypatch.setattr(history_file, "LOCK_SECONDS", 0.01)
     with Gate(str(site.path.parent), Deadline(1)):
         assert site.write() == 0
+    assert site.write() == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "public"])
+def test_a_lock_file_that_is_not_ours_alone_keeps_the_claims_waiting(
+    site: Ended, kind: str
+) -> None:
+    site.claim(0)
+    site.path.parent.mkdir()
+    place = site.path.parent / "gate"
+    if kind == "link":
+        place.symlink_to(site.root / "elsewhere")
+    else:
+        place.touch(0o644)
+    assert site.write() == 0
+    assert "waits in" in site.told[0] and not (site.root / "elsewhere").exists()
+    place.unlink()
     assert site.write() == 1
 
 
@@ -343,7 +359,7 @@ def test_how_a_lock_was_released_is_one_word_and_a_proof(how: str, word: str, pr
 
 def test_devices_that_were_pruned_leave_the_rest_of_their_claim(site: Ended) -> None:
     site.claim(0, 1)
-    collect.remove_released_lock(f"{site.lock}/released/feed.{bus(1)}", set())
+    pending.remove_released_lock(f"{site.lock}/released/feed.{bus(1)}", set())
     assert site.write() == 1
     assert [one["id"] for one in site.records()[0]["devices"]] == [bus(0)]
 
@@ -445,5 +461,5 @@ def test_a_release_that_seems_to_be_of_the_next_millisecond_is_waited_for_as_wel
     own = site.hold(0)
     site.sample(site.account(own, 0))
     now = time.time()
-    assert ExporterSamples(str(site.exporter)).may_come(own, now + 0.0005, now)
-    assert not ExporterSamples(str(site.exporter)).may_come(own, now + 3600, now)
+    assert ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 0.0005, now)
+    assert not ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 3600, now)

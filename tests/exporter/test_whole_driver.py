@@ -40,7 +40,7 @@ def test_a_driver_that_is_installed_later_is_found(tmp_path: Path) -> None:
             exporter.until(lambda s: s.all("gpulock_gpus", state="free") == [2])
 
 
-def test_a_driver_that_is_loaded_anew_is_heard_again_and_no_counter_falls(tmp_path: Path) -> None:
+def test_a_reloaded_driver_is_read_again_and_no_counter_falls(tmp_path: Path) -> None:
     with (
         Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
         Whole(tmp_path, nvml) as exporter,

@@ -50,7 +50,7 @@ def split(node: Path, bus: str) -> None:
         told.write_text("\n".join(lines) + "\n")
 
 
-def test_every_family_is_told_of_what_nvml_answers(tmp_path: Path) -> None:
+def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=3) as nvml:
         nvml.split(2, PROFILES)
         nvml.update(ALL_AT_WORK)
@@ -64,7 +64,7 @@ def test_every_family_is_told_of_what_nvml_answers(tmp_path: Path) -> None:
             exporter.release()
 
 
-def test_every_family_is_told_of_a_simulated_node(tmp_path: Path) -> None:
+def test_every_family_has_values_on_a_simulated_node(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=3) as nvml:
         first, _, third = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
         split(nvml.node, third)

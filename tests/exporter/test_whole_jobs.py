@@ -105,7 +105,7 @@ def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle(tmp_path: Path) -> 
         exporter.release()
 
 
-def test_mig_that_is_set_up_anew_shows_at_once_and_takes_nothing_from_the_counters(
+def test_new_mig_instances_show_at_once_and_counters_do_not_fall(
     tmp_path: Path,
 ) -> None:
     with (

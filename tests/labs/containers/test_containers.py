@@ -84,7 +84,7 @@ def test_the_names_of_singularity_alone_are_as_good(node: Node, flags: tuple[str
 
 
 @pytest.mark.parametrize("flag", CLEAN)
-def test_what_a_user_exports_for_his_container_is_overwritten(node: Node, flag: str) -> None:
+def test_container_variables_exported_by_a_user_are_overwritten(node: Node, flag: str) -> None:
     users = {f"{twin}CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7" for twin in CONTAINER_PREFIXES}
     job = node.job(1, **users)
     done = node.apptainer(SHOW, job, flag)

@@ -106,7 +106,7 @@ def test_one_version_alone_closes_every_other_card(
 
 
 @BOTH
-def test_a_user_inside_makes_no_node_of_his_own_and_no_way_out(
+def test_a_user_in_a_container_cannot_make_device_nodes_or_leave(
     one: CgroupHierarchy, group: str, dev: Path
 ) -> None:
     confine.close_job_cgroup(one, group, RULES, str(dev))

@@ -95,7 +95,7 @@ def test_a_job_that_does_nothing_is_held_idle_and_one_that_works_is_not(node: Sc
     node.end(job)
 
 
-def test_a_process_without_a_lock_is_told_of_until_it_ends(node: Scene) -> None:
+def test_a_foreign_process_alerts_until_it_ends(node: Scene) -> None:
     bus = node.stage.node.machine.gpus[5].bus
     with subprocess.Popen(["sleep", "600"]) as stranger:
         node.script(f"foreign={bus}:{stranger.pid}\n")
@@ -106,7 +106,7 @@ def test_a_process_without_a_lock_is_told_of_until_it_ends(node: Scene) -> None:
     node.server.wait_quiet("GpulockForeignProcess")
 
 
-def test_an_xid_is_told_of_with_what_to_do_and_is_over_after_a_while(node: Scene) -> None:
+def test_an_xid_alerts_with_advice_and_resolves_after_a_while(node: Scene) -> None:
     bus = node.stage.node.machine.gpus[4].bus
     node.script(f"xid={bus}:79\n")
     (alert,) = node.server.wait_firing("GpulockXidCritical")

@@ -129,7 +129,7 @@ def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
         end([shepherd, *forks])
 
 
-def test_report_ends_nothing_and_the_lock_settles(sparing: Gpulock) -> None:
+def test_report_ends_nothing_and_the_lock_drains(sparing: Gpulock) -> None:
     sparing.configure(NODE, LEFTOVER_PROCESSES="report")
     job, gid = left(sparing, "exec sleep 600")
     leave(sparing, job)

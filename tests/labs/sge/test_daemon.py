@@ -124,7 +124,7 @@ def test_a_shepherd_that_dies_after_all_its_processes_is_the_last_that_holds(
         witness.never_free_too_soon(assert_freed(daemon, claim, NOBODY))
 
 
-def test_a_device_that_a_stranger_has_open_is_freed_when_he_closes_it(
+def test_a_device_open_in_a_foreign_process_is_freed_when_it_closes(
     gpus: Gpulock, daemon: Daemon
 ) -> None:
     """Whoever left the job's group behind: its lock alone stays, and no claim gets the device."""

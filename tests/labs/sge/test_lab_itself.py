@@ -75,7 +75,7 @@ def test_a_parallel_job_starts_tasks_on_every_node(own: GridEngine) -> None:
     assert sorted((home / "mpi.out").read_text().split()) == sorted(NODES)
 
 
-def test_a_user_submits_from_a_node_with_his_own_environment(own: GridEngine) -> None:
+def test_a_user_submits_from_a_node_with_an_environment_of_their_own(own: GridEngine) -> None:
     args = ("-V", "-S", "/bin/sh", "-o", "env.out", "-j", "y")
     script = "echo $COLOUR $SGE_O_HOST\n"
     job = own.submit("glbob", *args, stdin=script, env={"COLOUR": "blue"}, node="glnode3")

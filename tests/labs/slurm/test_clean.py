@@ -45,7 +45,7 @@ def test_what_a_killed_step_daemon_leaves_is_ended_and_a_neighbour_is_not(
 
 
 @PROCTRACK
-def test_report_ends_nothing_and_the_lock_settles(slurm_gpus: Gpulock, proctrack: str) -> None:
+def test_report_ends_nothing_and_the_lock_drains(slurm_gpus: Gpulock, proctrack: str) -> None:
     by_gpulock(
         slurm_gpus, {**KEYS, "LEFTOVER_PROCESSES": "report"}, extra=EXTRA, proctrack=proctrack
     )

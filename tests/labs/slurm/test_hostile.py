@@ -311,7 +311,7 @@ def tree(gpus: Gpulock) -> dict[str, tuple[int, int, bytes]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_a_user_who_kills_or_stops_his_taskprolog_has_no_task(
+def test_a_killed_or_stopped_taskprolog_starts_no_task(
     slurm_gpus: Gpulock, hooks: Stops, number: signal.Signals
 ) -> None:
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)

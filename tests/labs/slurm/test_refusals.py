@@ -419,7 +419,7 @@ def test_a_broken_node_is_drained_with_our_reason_and_the_job_waits(
 
 
 @BOTH
-def test_a_job_that_met_a_broken_node_runs_once_it_is_mended(
+def test_a_job_that_met_a_broken_node_runs_once_it_is_repaired(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
     mode(slurm_gpus, SOON)

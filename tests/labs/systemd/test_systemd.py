@@ -207,7 +207,7 @@ def test_a_daemon_that_hangs_is_killed_and_started_again_and_says_where_it_hung(
     assert records(node.locks()) == held
 
 
-def test_a_daemon_that_goes_round_is_left_alone_by_the_watchdog(node: Node) -> None:
+def test_the_watchdog_does_not_end_a_daemon_whose_loop_runs(node: Node) -> None:
     node.reload(DAEMON, "WatchdogSec=6")
     first = node.main_pid(DAEMON)
     began = int(show(node, DAEMON, "WatchdogTimestampMonotonic"))
@@ -393,7 +393,7 @@ def test_a_lock_dir_that_was_lost_is_made_again_with_the_locks_of_who_lives(node
     assert show(node, DAEMON, "NRestarts") == "0"
 
 
-def test_tmpfiles_makes_the_folders_anew_after_a_boot(node: Node) -> None:
+def test_tmpfiles_makes_the_folders_again_after_a_boot(node: Node) -> None:
     run = node.machine.run
     run("systemctl", "stop", DAEMON, SOCKET, EXPORTER)
     run("rm", "-rf", "/run/gpulock", "/run/gpulock-exporter", "/var/lib/gpulock/boot_id")

@@ -147,7 +147,7 @@ def test_an_unknown_version_is_held(box: Box) -> None:
     assert refused(box, 1, job_id="13").kind == BUSY
 
 
-def test_a_claim_cut_short_is_settled_only_when_devices_are_short(box: Box) -> None:
+def test_a_claim_cut_short_is_reaped_only_when_devices_are_short(box: Box) -> None:
     ask(box, 1)
     (box.lock / "locks" / bus(3)).mkdir()
     ask(box, 2, job_id="13")
@@ -186,7 +186,7 @@ def test_what_a_process_itself_has_open_is_no_reason_to_give_it_another(box: Box
     assert ids(claim_preferring_unused(node, one, ClaimRequest(1), never, soon())) == [bus(0)]
 
 
-def test_a_device_that_is_named_is_granted_whoever_has_it_open(box: Box) -> None:
+def test_a_named_device_is_granted_though_a_process_has_it_open(box: Box) -> None:
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     node = box.node()
     one = record(token="", devices=(), **PROCESS)

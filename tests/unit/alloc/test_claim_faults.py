@@ -126,7 +126,7 @@ def test_after_any_crash_the_next_claims_get_everything_and_nothing_twice(
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_device_that_somebody_locks_meanwhile_is_left_to_him(
+def test_a_device_locked_meanwhile_stays_with_its_new_owner(
     box: Box, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     ask(box, job_id="7", pid=999)

@@ -223,7 +223,7 @@ def bury(field: Field, victim: BaseProcess) -> None:
     ("workers", "kills"),
     [(16, 150), pytest.param(24, 3000, marks=[SOAK, pytest.mark.timeout(600)])],
 )
-def test_processes_killed_while_they_claim_are_settled_by_the_others(
+def test_claims_of_killed_processes_are_reaped_by_others(
     field: Field, workers: int, kills: int
 ) -> None:
     field.release(field.claim(1).owner.token)
@@ -281,7 +281,7 @@ def test_a_gate_that_went_between_open_and_flock_is_not_the_gate(
         pytest.fail("two hold the gate")
 
 
-def test_a_lock_made_anew_since_it_was_judged_stays(field: Field) -> None:
+def test_a_lock_made_again_since_it_was_judged_stays(field: Field) -> None:
     grant = field.claim(1, dead_record(field))
     judged = field.node.store.read_all_locks()[grant.devices[0].id]
     field.node.store.retire(judged, "somebody else's reap")

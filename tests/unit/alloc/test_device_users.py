@@ -78,14 +78,14 @@ def test_another_devices_node_is_not_this_ones(stage: Stage) -> None:
     assert stage.left() == ""
 
 
-def test_a_device_is_told_by_its_number_under_another_name(numbered: Stage) -> None:
+def test_a_device_is_recognised_by_its_number_under_another_name(numbered: Stage) -> None:
     alias = numbered.dev / "nvidia-elsewhere"
     alias.symlink_to("/dev/full")
     numbered.fake.add(700, fds={9: alias})
     assert numbered.who() == [700]
 
 
-def test_a_device_is_told_by_its_number_under_any_name_in_dev(numbered: Stage) -> None:
+def test_a_device_is_recognised_by_its_number_under_any_name_in_dev(numbered: Stage) -> None:
     numbered.fake.add(700, fds={9: Path("/dev/full")})
     assert numbered.who() == [700]
 
@@ -151,7 +151,9 @@ def test_a_service_whose_package_was_upgraded_is_still_that_service(stage: Stage
         ("python3", True),
     ],
 )
-def test_a_service_in_python_is_told_by_what_it_runs(stage: Stage, line: str, left: bool) -> None:
+def test_a_python_service_is_recognised_by_what_it_runs(
+    stage: Stage, line: str, left: bool
+) -> None:
     stage.fake.add(700, uids=(110,) * 4, exe="/usr/bin/python3.11", fds={9: stage.node})
     words = line.encode().replace(b" ", b"\0") + b"\0"
     (stage.fake.root / "700/cmdline").write_bytes(words)

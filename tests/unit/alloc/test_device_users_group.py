@@ -88,7 +88,7 @@ def key(path: Path) -> tuple[int, int, int]:
     return mounts.device_file_key(path.stat())
 
 
-def test_an_instance_is_told_by_its_own_access_nodes(tmp_path: Path) -> None:
+def test_an_instance_is_recognised_by_its_own_access_nodes(tmp_path: Path) -> None:
     table = "config 1\ngpu7/gi2/access 21\ngpu7/gi2/ci0/access 22\ngpu7/gi1/access 12\n"
     caps = tmp_path / "dev/nvidia-caps"
     assert mig(tmp_path, table) == [key(caps / "nvidia-cap21"), key(caps / "nvidia-cap22")]
@@ -104,7 +104,7 @@ def test_an_instance_is_told_by_its_own_access_nodes(tmp_path: Path) -> None:
         "gpu17/gi2/access 21\ngpu7/gi12/access 21\ngpu7/gi2/ci0/access 22\n",
     ],
 )
-def test_an_instance_whose_nodes_cannot_be_found_out_is_told_by_its_card(
+def test_an_instance_without_known_nodes_is_recognised_by_its_card(
     tmp_path: Path, table: str
 ) -> None:
     found = mig(tmp_path, table)

@@ -312,7 +312,7 @@ def test_an_epilog_tells_what_went_out_of_service() -> None:
 # --- when it is looked at ------------------------------------------------------------------------
 
 
-def test_until_the_exporter_has_looked_again_the_lock_settles(box: Box) -> None:
+def test_until_the_next_sample_the_lock_drains(box: Box) -> None:
     one = hold(box)
     tell(box, 300 * MIB, clock_boottime())
     kept = let_go(box, one).kept
@@ -417,7 +417,7 @@ def test_a_reboot_has_emptied_every_memory(box: Box) -> None:
     assert out(box) == []
 
 
-def test_a_claim_that_settles_does_not_get_what_it_has_put_out_of_service(box: Box) -> None:
+def test_a_claim_does_not_get_a_device_that_it_quarantined(box: Box) -> None:
     """Both devices are held by dead jobs; the first one's memory is not given back."""
     node = box.node()
     claim_devices(node, record(token="", devices=()), ClaimRequest(2), judging(node), soon())

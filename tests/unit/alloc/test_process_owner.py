@@ -151,7 +151,7 @@ def test_any_claim_on_the_card_may_own_it(proc: FakeProc) -> None:
         ("other", {"uids": ROOT, "exe": "/usr/bin/nvidia-persistenced"}, SERVICE),
     ],
 )
-def test_a_service_is_told_by_its_program_or_its_name_and_its_user(
+def test_a_service_is_recognised_by_program_or_name_and_user(
     name: str, about: Any, expected: str, proc: FakeProc
 ) -> None:
     proc.add(JOB, name, **about)

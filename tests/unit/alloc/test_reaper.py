@@ -121,7 +121,7 @@ def test_another_nodes_record_is_held(box: Box, boot_id: str, draining: int) -> 
     assert act(box) == HELD
 
 
-def test_a_lock_that_settles_waits_for_the_jobs_processes(box: Box) -> None:
+def test_a_draining_lock_waits_for_the_jobs_processes(box: Box) -> None:
     lock(box, draining=1)
     box.proc.shepherd(500, box.root)
     box.proc.add(700, groups=[GID])
@@ -131,20 +131,20 @@ def test_a_lock_that_settles_waits_for_the_jobs_processes(box: Box) -> None:
     assert act(box) == FREED
 
 
-def test_a_lock_that_settles_waits_for_whoever_has_its_device_open(box: Box) -> None:
+def test_a_draining_lock_waits_for_processes_that_have_its_device_open(box: Box) -> None:
     lock(box, draining=1)
     box.proc.shepherd(500, box.root)
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     assert act(box) == ORPHANS
 
 
-def test_a_lock_that_settles_is_held_where_its_processes_cannot_be_seen(box: Box) -> None:
+def test_a_draining_lock_is_held_where_its_processes_cannot_be_seen(box: Box) -> None:
     lock(box, draining=1)
     box.proc.namespace("pid:[1]")
     assert act(box) == HELD
 
 
-def test_a_lock_that_settles_is_held_where_execd_is_hidden(box: Box) -> None:
+def test_a_draining_lock_is_held_where_execd_is_hidden(box: Box) -> None:
     lock(box, draining=1)
     box.proc.remove(50)
     assert act(box) == HELD
@@ -183,7 +183,7 @@ def test_a_lock_whose_folder_cannot_be_listed_is_held(
     assert act(box) == HELD
 
 
-def test_a_lock_made_anew_since_it_was_judged_stays(
+def test_a_lock_made_again_since_it_was_judged_stays(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock(box)

@@ -92,7 +92,7 @@ def test_a_process_that_is_left_keeps_the_lock_draining(box: Box) -> None:
         assert owner is not None and owner.draining == 1
 
 
-def test_a_lock_that_settles_is_freed_by_the_next_release_once_all_is_quiet(box: Box) -> None:
+def test_a_draining_lock_is_freed_by_the_next_release_once_its_processes_ended(box: Box) -> None:
     one = hold(box)
     box.proc.add(700, groups=[GID])
     let_go(box, one)

@@ -196,7 +196,7 @@ def test_where_nobody_serves_that_is_said(tmp_path: Path) -> None:
         socket_client.connect_to_daemon(box.node())
 
 
-def test_nobody_asks_for_what_he_may_do_himself(tmp_path: Path) -> None:
+def test_a_caller_with_the_rights_does_not_ask_the_daemon(tmp_path: Path) -> None:
     box = Box(tmp_path)
     assert not socket_client.is_daemon_needed(box.node())
     box.lock.mkdir()

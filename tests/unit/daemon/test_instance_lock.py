@@ -87,7 +87,7 @@ def test_when_the_first_has_ended_the_second_may_run(first: InstanceLock, folder
     second.release()
 
 
-def test_in_a_lock_directory_made_anew_the_right_is_taken_again(
+def test_in_a_recreated_lock_directory_the_lock_is_taken_again(
     first: InstanceLock, folder: Path
 ) -> None:
     shutil.rmtree(folder)
@@ -96,7 +96,7 @@ def test_in_a_lock_directory_made_anew_the_right_is_taken_again(
     assert refused(folder).kind == BUSY
 
 
-def test_who_was_faster_in_a_lock_directory_made_anew_is_the_one(
+def test_the_first_daemon_in_a_recreated_lock_directory_stays(
     first: InstanceLock, folder: Path
 ) -> None:
     shutil.rmtree(folder)

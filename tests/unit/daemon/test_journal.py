@@ -26,7 +26,7 @@ def read(fd: int) -> list[str]:
         return []
 
 
-def test_a_line_bears_its_level_for_the_journal(pipe: tuple[int, int]) -> None:
+def test_a_line_has_its_level_for_the_journal(pipe: tuple[int, int]) -> None:
     DaemonJournal(pipe[1], levels=True).say(ERROR, "the disk is full")
     assert read(pipe[0]) == ["<3>the disk is full"]
 

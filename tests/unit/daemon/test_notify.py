@@ -50,7 +50,7 @@ def test_life_is_told_three_times_within_the_limit(manager: socket.socket) -> No
     assert heard(manager) == ["WATCHDOG=1"] * 3
 
 
-def test_without_a_watchdog_nothing_is_told_of_life(manager: socket.socket) -> None:
+def test_without_a_watchdog_no_ping_is_sent(manager: socket.socket) -> None:
     SystemdNotifier(manager.getsockname()).alive(1.0)
     assert heard(manager) == []
 
@@ -75,7 +75,7 @@ def test_the_watchdog_of_another_process_is_not_ours() -> None:
     assert notifier_from_environ({"WATCHDOG_USEC": "soon"}, 77).watchdog == 0.0
 
 
-def test_the_journal_is_told_by_the_file_that_stderr_is(tmp_path: Path) -> None:
+def test_the_journal_is_recognised_by_the_file_that_stderr_is(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         info = os.fstat(file.fileno())
         named = {"JOURNAL_STREAM": f"{info.st_dev}:{info.st_ino}"}

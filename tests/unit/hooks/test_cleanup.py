@@ -222,7 +222,7 @@ def test_what_root_runs_is_no_users_job(box: Box, uids: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("uids", [(1000, 0, 0, 0), (0, 1000, 1000, 1000)])
-def test_a_su_that_waits_for_a_password_is_his_who_may_end_it(
+def test_a_su_that_waits_for_a_password_may_be_ended_by_its_user(
     box: Box, uids: tuple[int, ...]
 ) -> None:
     one = hold(box, uid=1000)
@@ -243,7 +243,7 @@ def test_a_schedulers_daemon_is_nobodys(box: Box, name: str) -> None:
     assert left(box, one, 700) == []
 
 
-def test_a_users_process_that_bears_a_daemons_name_is_his(box: Box) -> None:
+def test_a_users_process_with_a_daemons_name_is_the_users(box: Box) -> None:
     one = hold(box, uid=1000)
     box.proc.add(700, "slurmd", uids=(1000,) * 4)
     assert left(box, one, 700) == [700]

@@ -322,7 +322,7 @@ def test_a_report_that_cannot_be_closed_in_does_not_begin(
     assert isolated(tmp_path, monkeypatch, refused=True) == ""
 
 
-def test_the_report_loads_nothing_that_its_user_put_into_his_home(tmp_path: Path) -> None:
+def test_the_report_loads_nothing_from_its_users_home(tmp_path: Path) -> None:
     out = tmp_path / "out"
     flag = "import sys; print(sys.flags.no_user_site)"
     spawn(tmp_path, f"{sys.executable} -c '{flag}' > {out}", {"a": os.getuid()})

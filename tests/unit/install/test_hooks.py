@@ -164,7 +164,7 @@ def test_a_version_that_fails_its_test_is_not_put_in_force(
     assert version_in_force(place.prefix) is None
 
 
-def test_a_damaged_file_is_seen_and_mended(
+def test_a_damaged_file_is_seen_and_repaired(
     place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "self_test_sge_hooks", untested)

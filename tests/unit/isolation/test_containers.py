@@ -121,7 +121,7 @@ def test_a_slurm_prolog_notes_the_nodes_own_binds_whatever_its_environment_says(
     assert len(site.granted()) == 2
 
 
-def test_a_grid_engine_user_of_singularitys_name_keeps_his_binds_in_apptainer(site: Site) -> None:
+def test_a_grid_engine_users_singularity_binds_reach_apptainer(site: Site) -> None:
     keys, binds = sets(site.root, site.driver)
     job = site.run(gpus(1), variables=((BIND_LISTS[1], "/scratch"),))
 
@@ -131,7 +131,7 @@ def test_a_grid_engine_user_of_singularitys_name_keeps_his_binds_in_apptainer(si
     assert [found[name] for name in BIND_LISTS] == [f"/scratch,{binds}"] * 2
 
 
-def test_a_slurm_user_of_singularitys_name_keeps_his_binds_in_apptainer(
+def test_a_slurm_users_singularity_binds_reach_apptainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site = TaskSite(tmp_path, monkeypatch, capfd)

@@ -216,7 +216,7 @@ def test_a_dead_jobs_lock_opens_nothing_to_who_has_its_group_now(
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_what_was_cut_short_at_any_call_is_put_right_by_the_next_look(
+def test_the_next_look_repairs_what_was_cut_short_at_any_call(
     box: Box, files: Ownership, number: int
 ) -> None:
     ask(box, 2)

@@ -165,7 +165,7 @@ def test_a_job_that_two_nodes_on_one_machine_run_stops_the_step(site: Site, kern
 
 
 @pytest.mark.parametrize("what", ["name", "uid", "title"])
-def test_whoever_else_starts_it_is_refused(site: Site, kernel: Kernel, what: str) -> None:
+def test_any_other_parent_is_refused(site: Site, kernel: Kernel, what: str) -> None:
     if what == "name":
         site.process(STEPD, "sshd", "slurmstepd: [12.0]", os.geteuid())
     elif what == "uid":

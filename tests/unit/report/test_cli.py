@@ -170,7 +170,7 @@ def test_the_same_claim_is_not_told_twice(desk: Desk, shared: Path) -> None:
     assert len(json.loads(desk.text("report", "12", "--json"))["claims"]) == 1
 
 
-def test_what_others_file_under_a_jobs_number_is_not_his(desk: Desk, shared: Path) -> None:
+def test_reports_filed_by_other_users_are_not_the_jobs(desk: Desk, shared: Path) -> None:
     desk.past(0, ago=1000, uid=1000)
     folder.write_report_file(str(shared), own(token="forged", claimed_at=time.time()))
     claims = json.loads(desk.text("report", "12", "--json"))["claims"]
@@ -270,7 +270,7 @@ def test_the_comment_of_jobstats_can_be_read_by_its_readers(desk: Desk, shared: 
     assert node["used_memory"] / node["total_memory"] == 0
 
 
-def test_what_is_told_of_the_host_stands_in_the_comment() -> None:
+def test_host_figures_stand_in_the_comment() -> None:
     host = js1.HostUsage(cpus=4, cpu_seconds=7200.0, memory=8 * GIB, memory_used=GIB)
     node = decoded(js1.make_jobstats_comment([parse_reported_claim(record(card(0)))], host))[
         "nodes"
@@ -511,7 +511,7 @@ def test_why_still_knows_who_had_a_free_device_last(desk: Desk) -> None:
 
 
 @pytest.mark.another_user
-def test_an_ordinary_user_sees_reports_as_far_as_the_folders_mode_lets_him() -> None:
+def test_an_ordinary_user_sees_reports_as_far_as_the_folders_mode_allows() -> None:
     os.umask(0o022)
     with public_place() as place:
         desk = Desk(place)

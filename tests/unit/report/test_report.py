@@ -108,7 +108,7 @@ def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
     assert half[4].split()[1:8] == ["##########..........", "50", "%", "25", "%", "50", "%"]
 
 
-def test_a_job_of_five_seconds_is_told_by_the_second() -> None:
+def test_a_job_of_five_seconds_is_reported_by_the_second() -> None:
     shape = {bus(0): {"width": 1.0, "use": [0, 1000, 1000, 500]}}
     found = text_of(claim(card(0, 5.0, observed_seconds=4.0, busy_seconds=2.5), shapes=shape))
     assert "Over time, 1s a column; blank: not observed" in found

@@ -429,7 +429,7 @@ def test_mig_instances_that_are_taken_apart_while_held(mig: Double) -> None:
     assert NVML.nvmlDeviceGetMaxMigDeviceCount(gpu()) == 0
 
 
-def test_a_card_is_split_anew_and_made_whole(nvml: Double) -> None:
+def test_a_card_is_split_again_and_made_whole(nvml: Double) -> None:
     nvml.split(1, ["3g.71gb", "1g.18gb"])
     assert NVML.nvmlDeviceGetMigMode(gpu(1)) == [1, 1]
     first, second = (NVML.nvmlDeviceGetMigDeviceHandleByIndex(gpu(1), n) for n in range(2))
@@ -537,7 +537,7 @@ def test_what_is_not_a_handle_is_an_invalid_argument(nvml: Double) -> None:
     assert code(gpu, 3) == NVML.NVML_ERROR_INVALID_ARGUMENT
 
 
-def test_a_driver_loaded_anew_needs_a_new_start(nvml: Double) -> None:
+def test_a_reloaded_driver_needs_a_new_start(nvml: Double) -> None:
     nvml.set("reload", 1)
     assert code(NVML.nvmlDeviceGetCount) == NVML.NVML_ERROR_UNKNOWN
     NVML.nvmlShutdown()

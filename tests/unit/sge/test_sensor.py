@@ -85,7 +85,7 @@ def test_a_run_without_a_scheduler_is_not_in_qmasters_books(site: Site) -> None:
     assert values(site)["gpu"] == "3"
 
 
-def test_a_lock_that_settles_is_not_in_qmasters_books_any_more(site: Site) -> None:
+def test_a_draining_lock_is_not_counted_by_qmaster(site: Site) -> None:
     site.proc.shepherd(500, site.root)
     hold(site, 1, draining=1)
     assert values(site)["gpu"] == "3"

@@ -94,7 +94,7 @@ def test_the_device_files_are_regular_and_open_to_all(tmp_path: Path) -> None:
         assert stat.S_IMODE(mode) == 0o666
 
 
-def test_a_node_written_anew_forgets_the_old_one(tmp_path: Path) -> None:
+def test_a_rewritten_node_forgets_the_old_one(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "n", "dgx1")
     (node.lock_dir / "locks").mkdir()
     (node.directory / "sge").mkdir()
@@ -152,7 +152,7 @@ def test_a_simulation_of_another_user_is_refused(tmp_path: Path) -> None:
         write_simulated_node(tmp_path / "n", "dgx1")
 
 
-def test_writing_anew_does_not_follow_a_link_out_of_the_node(tmp_path: Path) -> None:
+def test_rewriting_does_not_follow_a_link_out_of_the_node(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")

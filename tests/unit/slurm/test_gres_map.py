@@ -41,7 +41,7 @@ def test_a_position_is_neither_the_minor_nor_the_index(site: Site) -> None:
     assert (indexes, minors) == ([0, 1, 2, 3], [3, 1, 0, 2])
 
 
-def test_a_boot_that_orders_the_cards_anew_changes_nothing(site: Site) -> None:
+def test_a_boot_that_reorders_the_cards_changes_nothing(site: Site) -> None:
     site.map("2", "0")
     site.gpu("0000:00:01.0", 7)  # before all others: every index moves
     assert at(site, "0", "1") == [bus(2), bus(0)]
@@ -172,7 +172,7 @@ def test_a_card_whose_file_is_garbage_is_a_broken_node(site: Site) -> None:
     broken(site, "GPU-00000001-aaaa")
 
 
-def test_an_instance_is_told_by_its_card_and_its_own_numbers(site: Site) -> None:
+def test_an_instance_is_recognised_by_its_card_and_its_own_numbers(site: Site) -> None:
     first, second = site.mig()
     site.map("0.gi2.ci0", "0.gi1.ci0", "1")
     assert at(site, "0", "1", "2") == [second, first, bus(1)]

@@ -216,5 +216,5 @@ def test_a_name_that_is_alike_is_another_jobs(site: Site, slurmd: str, job: str)
     assert site.notes() == ["n1.12"]
 
 
-def test_to_remove_what_is_not_there_is_no_error(site: Site) -> None:
+def test_remove_missing_note_is_noop(site: Site) -> None:
     note.remove_task_note(site.node().store, "n1", "12", UID, 0)

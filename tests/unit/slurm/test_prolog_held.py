@@ -71,7 +71,9 @@ def test_a_step_daemon_that_goes_in_time_is_waited_for(site: Site, clock: Clock)
     assert len(clock.sleeps) == 3
 
 
-def test_what_another_user_holds_under_the_same_id_is_his(site: Site, clock: Clock) -> None:
+def test_what_another_user_holds_under_the_same_id_stays_that_users(
+    site: Site, clock: Clock
+) -> None:
     """slurmctld lost its state and gave the id again (docs/facts/slurm.md, job ids)."""
     site.hold(0, job_id="12", uid=OTHER_UID)
     assert site.prolog(12, "0") == RUN

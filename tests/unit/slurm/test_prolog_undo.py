@@ -122,7 +122,7 @@ def fresh(site: Site) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
-def test_whichever_call_fails_the_job_is_told_of_a_whole_grant_or_keeps_nothing(
+def test_whichever_call_fails_the_job_gets_a_whole_grant_or_nothing(
     site: Site, name: str, code: int
 ) -> None:
     site.set(JOB_MAP_DIR=str(site.root / "map"), ON_BROKEN="requeue")

@@ -192,7 +192,7 @@ def test_why_is_noted_where_its_user_looks(site: Site) -> None:
     assert expected in site.calls()
 
 
-def test_whoever_waits_at_a_terminal_is_told(site: Site) -> None:
+def test_a_user_waiting_at_a_terminal_gets_a_message(site: Site) -> None:
     site.answers(row(12, BatchFlag="0"))
     act(site, interactive(site))
     assert ["scontrol", "notify", "12", SENTENCE] in site.calls()
@@ -222,7 +222,7 @@ def test_a_node_is_drained_by_slurms_own_name_of_it_with_our_reason(site: Site) 
     assert site.calls() == [["scontrol", "update", "NodeName=gpu-7", "State=DRAIN", reason]]
 
 
-def test_whoever_waits_at_a_terminal_is_told_of_a_broken_node_too(site: Site) -> None:
+def test_a_user_waiting_at_a_terminal_learns_of_a_broken_node(site: Site) -> None:
     refuse.drain_slurm_node(interactive(site), site.node().settings, SENTENCE)
     notify, update = site.calls()
     assert notify == ["scontrol", "notify", "12", SENTENCE]

@@ -118,7 +118,7 @@ def test_what_slurmd_starts_for_itself_is_no_step_and_none_that_is_starting(
     assert [*sight.daemons(scan)] == [""]
 
 
-def test_what_left_its_parents_is_told_by_environment_or_cgroup(site: Site) -> None:
+def test_what_left_its_parents_is_recognised_by_environment_or_cgroup(site: Site) -> None:
     site.stepd(700, "12.extern", start=1)
     site.left_by(900)
     assert attached(site).steps == [(700, 1), (900, 1000)]
@@ -207,7 +207,7 @@ def test_where_the_job_has_its_cgroup_that_alone_says_who_is_left(site: Site) ->
     assert "901" in left(site)
 
 
-def test_so_is_one_of_a_component_which_bears_the_leaders_id(site: Site) -> None:
+def test_so_is_one_of_a_component_with_the_leaders_id(site: Site) -> None:
     site.left_by(900, 11)
     assert left(site) == ""
     assert "900" in left(site, het_leader="11")
@@ -323,7 +323,7 @@ def hung(site: Site, pid: int, uid: int, name: str = "python") -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_users_process_that_hangs_keeps_his_own_jobs_and_blinds_nobody(site: Site) -> None:
+def test_a_users_hanging_process_affects_only_that_users_jobs(site: Site) -> None:
     hung(site, 900, UID)
     sight, scan = found(site)
     assert "process 900 hangs" in sight.describe_leftover(slurm_lock(), scan)

@@ -112,7 +112,7 @@ def test_a_step_that_asked_for_none_gets_an_empty_mask_and_a_batch_script_all(
         assert (told.mask, told.exported["GPU_DEVICE_ORDINAL"]) == ("1,3", "1,3")
 
 
-def test_an_instance_is_told_by_its_uuid(site: TaskSite) -> None:
+def test_an_instance_is_recognised_by_its_uuid(site: TaskSite) -> None:
     site.set(**OURS)
     site.mig()
     site.prolog(12, "0,1,2,3,4")
@@ -161,7 +161,7 @@ def test_a_refusal_without_a_code_stops_the_task_all_the_same(site: TaskSite) ->
     assert stopped(site.run(), 1) == "gpulock: because"
 
 
-def test_a_component_of_a_heterogeneous_job_is_told_by_the_title(site: TaskSite) -> None:
+def test_a_component_of_a_heterogeneous_job_is_recognised_by_the_title(site: TaskSite) -> None:
     """Its SLURM_JOB_ID is the leader's, and so is SLURM_JOB_GPUS (docs/facts/slurm.md)."""
     site.prolog(13, "2", SLURM_HET_JOB_ID="12")
     site.stepd(STEPD, "13.0", UID)

@@ -63,7 +63,7 @@ def test_the_next_claim_goes_on(place: Place) -> None:
     assert (place.lock / "boot_id").stat().st_mtime_ns == before
 
 
-def test_after_a_reboot_it_is_made_ready_anew(place: Place) -> None:
+def test_after_a_reboot_it_is_made_ready_again(place: Place) -> None:
     place.ready(OTHER_BOOT)
     shutil.rmtree(place.lock)
     place.lock.mkdir()

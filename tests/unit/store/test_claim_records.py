@@ -84,7 +84,7 @@ def test_a_state_dir_without_records_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "process", "sge"])
-def test_whoever_frees_a_lock_takes_it_out_of_its_record(tmp_path: Path, scheduler: str) -> None:
+def test_freeing_a_lock_removes_it_from_its_record(tmp_path: Path, scheduler: str) -> None:
     site = Site(tmp_path)
     site.prolog(99, "3")
     one = record(scheduler=scheduler, devices=(bus(0), bus(1)), node=site.node().name)

@@ -40,7 +40,7 @@ def test_counters_add_up_over_processes(store: LockStore) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "a=1\na=2\n", "\0\0", "gpulock 2\n"])
-def test_garbage_is_begun_anew(store: LockStore, text: str) -> None:
+def test_garbage_is_replaced(store: LockStore, text: str) -> None:
     Path(store.path, "totals").write_text(text)
     totals = ClaimCounters(store)
     totals.add("releases")

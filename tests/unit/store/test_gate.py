@@ -75,7 +75,7 @@ def test_a_stopped_holder_is_refused_at_the_deadline(
     assert (found.kind, NAME in found.why) == (UNKNOWN, True)
 
 
-def test_who_was_held_up_himself_past_his_deadline_finds_a_gate_that_is_open_again(
+def test_a_caller_delayed_past_its_deadline_still_gets_a_free_gate(
     tmp_path: Path,
 ) -> None:
     holder = Gate(str(tmp_path), Deadline(1))
@@ -179,7 +179,7 @@ def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_gate(
     enter(tmp_path)
 
 
-def test_a_file_that_was_removed_after_it_was_locked_is_made_anew(
+def test_a_file_removed_after_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / NAME

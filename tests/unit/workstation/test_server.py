@@ -128,7 +128,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         os.close(fd)
 
 
-def test_a_caller_holds_what_is_granted_with_his_own_process(desk: Desk) -> None:
+def test_a_caller_holds_what_is_granted_with_its_own_process(desk: Desk) -> None:
     reply = desk.claim(2)
     assert (reply.state, len(reply.devices)) == (GRANTED, 2)
     held = desk.node.store.read(reply.devices[0]).owner
@@ -256,7 +256,7 @@ def test_one_of_two_calls_of_a_process_that_ends_leaves_the_other_its_place(desk
     assert tickets.list_tickets(f"{desk.box.lock}/tickets") == []
 
 
-def test_who_lost_his_ticket_keeps_nobody_up(desk: Desk) -> None:
+def test_a_caller_without_a_ticket_delays_no_other(desk: Desk) -> None:
     """Somebody removed it: whoever came later is not before him, and he is before them."""
     other = desk.process(601)
     folder = desk.box.lock / "tickets"
@@ -430,7 +430,7 @@ def test_nothing_to_give_back_is_refused(desk: Desk) -> None:
     assert last(desk.ask(SocketRequest(RELEASE, ME, MINE))).kind == INVALID_REQUEST
 
 
-def test_in_a_lock_directory_made_anew_the_socket_is_made_again(desk: Desk) -> None:
+def test_in_a_recreated_lock_directory_the_socket_is_made_again(desk: Desk) -> None:
     (desk.box.lock / "socket").unlink()
     desk.server.open()
     assert desk.claim(1).state == GRANTED
@@ -465,7 +465,7 @@ def test_of_many_who_give_back_one_is_served_a_turn(desk: Desk) -> None:
         later += 1.0
 
 
-def test_who_is_gone_before_his_turn_gives_nothing_back(desk: Desk) -> None:
+def test_a_client_gone_before_its_turn_gives_nothing_back(desk: Desk) -> None:
     desk.hold(0, ME, uid=UIDS[0], start=MINE)
     caller = desk.come()
     caller.send(encode_request(SocketRequest(RELEASE, ME, MINE)))

@@ -232,7 +232,7 @@ def test_after_an_xid_clean_looks_alone_bring_nothing_back(ward: Ward) -> None:
     assert ward.out() == [bus(1)]
 
 
-def test_after_the_driver_was_loaded_anew_it_comes_back(ward: Ward) -> None:
+def test_after_a_reload_of_the_driver_it_comes_back(ward: Ward) -> None:
     ward.tell(1, "x.79=1,100.0")
     ward.round()
     ward.reload()
@@ -537,7 +537,7 @@ def test_a_comeback_that_cannot_be_noted_does_not_happen(
     "stop", ["write_device_note", "save_health_state", "remove_device_note", "note_comeback"]
 )
 @pytest.mark.parametrize("after", [False, True])
-def test_a_daemon_that_is_killed_anywhere_leaves_nothing_that_the_next_round_does_not_put_right(
+def test_daemon_recovers_from_kill_at_any_point(
     ward: Ward, monkeypatch: pytest.MonkeyPatch, stop: str, after: bool
 ) -> None:
     owner = quarantine if stop.endswith("_device_note") else state

@@ -92,7 +92,7 @@ def test_a_check_says_clean_not_clean_or_nothing(
         (CardStartIds(BOOT, "5", ""), False),
     ],
 )
-def test_a_card_began_anew_where_root_has_seen_it(now: CardStartIds, anew: bool) -> None:
+def test_a_reset_card_counts_where_root_has_seen_it(now: CardStartIds, anew: bool) -> None:
     assert was_card_restarted(NOTE, now) is anew
     assert not was_card_restarted(MEMORY, now)
 

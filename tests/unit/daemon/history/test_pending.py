@@ -335,7 +335,7 @@ def test_of_a_claim_that_nobody_saw_again_no_time_is_known(site: Ended) -> None:
 
 
 @pytest.mark.parametrize("claimed_at", [1000.0, 9e9])
-def test_a_claim_by_a_clock_that_was_set_later_is_put_right_when_it_is_seen(
+def test_a_claim_time_is_corrected_when_the_clock_was_set_later(
     site: Ended, claimed_at: float
 ) -> None:
     site.run_job(0, 1, ago=500.0, claimed_at=claimed_at)

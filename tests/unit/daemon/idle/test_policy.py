@@ -416,7 +416,7 @@ def test_a_restart_forgets_no_warning_that_waits_and_repeats_one_that_it_cut_sho
     assert lab.warned() == ["100", "101", "102"] * 2
 
 
-def test_who_works_again_before_his_turn_is_not_warned(lab: Lab) -> None:
+def test_a_job_that_works_again_in_time_is_not_warned(lab: Lab) -> None:
     idlers = [(lab.hold(n, token=f"t{n}", job_id=f"10{n}", ago=HOUR), n) for n in range(2)]
     lab.passes(0, *idlers)
     lab.look()
@@ -425,7 +425,7 @@ def test_who_works_again_before_his_turn_is_not_warned(lab: Lab) -> None:
     assert lab.warned() == ["100"]
 
 
-def test_nobody_is_ended_whose_command_cannot_be_run_and_he_is_warned_once_it_can(
+def test_no_job_is_killed_before_its_warning_command_could_run(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = Ends(monkeypatch)

@@ -181,7 +181,7 @@ def test_a_later_task_is_adopted_when_the_first_has_ended(box: Box) -> None:
     assert holder(box, 0) == "t"
 
 
-def test_runs_without_a_scheduler_are_adopted_and_settled_as_always(box: Box) -> None:
+def test_runs_without_a_scheduler_are_adopted_and_reaped_as_always(box: Box) -> None:
     box.proc.add(500)
     for pid, number in ((500, 0), (501, 1)):
         fields: dict[str, object] = {"scheduler": "process", "add_grp_id": 0, "job_id": str(pid)}

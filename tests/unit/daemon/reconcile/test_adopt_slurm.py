@@ -90,7 +90,7 @@ def test_several_nodes_of_one_machine_get_their_own_back(site: Site) -> None:
     assert (site.granted(), site.granted(slurmd="n2")) == ([bus(0)], [bus(1)])
 
 
-def test_a_job_that_ended_meanwhile_is_put_back_and_settled_as_always(site: Site) -> None:
+def test_a_job_that_ended_meanwhile_is_restored_and_reaped_as_always(site: Site) -> None:
     site.prolog(14, "2")
     lose(site)
     site.fails(INVALID)

@@ -82,7 +82,7 @@ def test_a_directory_that_was_moved_away_is_seen(watch: LockDirWatch, store: Loc
     assert watch.changed()
 
 
-def test_in_a_directory_made_anew_locks_are_seen_again(
+def test_in_a_recreated_directory_locks_are_seen_again(
     watch: LockDirWatch, store: LockStore
 ) -> None:
     shutil.rmtree(store.path)
@@ -94,9 +94,7 @@ def test_in_a_directory_made_anew_locks_are_seen_again(
     assert watch.changed()
 
 
-def test_a_directory_moved_aside_is_watched_no_longer(
-    watch: LockDirWatch, store: LockStore
-) -> None:
+def test_a_directory_moved_away_is_watched_no_longer(watch: LockDirWatch, store: LockStore) -> None:
     old = LockStore(f"{store.path}.old")
     Path(store.path).rename(old.path)
     for folder in (store.path, store.locks_dir):

@@ -104,7 +104,7 @@ def test_note_and_record_of_a_dead_job_go_with_its_lock(site: Site) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"uid": OTHER_UID}, {"restart": 0}])
-def test_the_note_of_whoever_has_the_id_now_stays(site: Site, changes: dict[str, object]) -> None:
+def test_the_note_of_the_present_job_of_an_id_stays(site: Site, changes: dict[str, object]) -> None:
     site.prolog(12, "1", SLURM_JOB_RESTART_COUNT="1")
     made = site.hold(0, **{"job_id": "12", **changes})
     claim_records.write_claim_record(str(site.state), made)

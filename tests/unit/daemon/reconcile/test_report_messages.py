@@ -63,7 +63,7 @@ def test_a_lock_of_an_unknown_owner_has_one_key_whatever_the_reason() -> None:
     assert len(first) == 1
 
 
-def test_a_new_owner_on_the_same_device_is_told_anew() -> None:
+def test_a_new_owner_on_the_same_device_is_logged_again() -> None:
     first = report_messages.lasting_problem_messages(
         report(outcome(0, HELD, UNKNOWN, "why", record(token="a1"))), 4
     )

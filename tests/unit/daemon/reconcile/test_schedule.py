@@ -55,7 +55,7 @@ def test_what_is_about_to_be_free_is_looked_at_after_longer_and_longer_pauses() 
     assert pauses == [FIRST, 2.0, 4.0, 8.0, 16.0, PERIOD, PERIOD]
 
 
-def test_after_rest_the_pauses_begin_anew() -> None:
+def test_after_a_quiet_time_the_pauses_start_short() -> None:
     pace = ReconcileSchedule(0.0)
     for restless in (True, True, True, False, True):
         pace.record_reconcile(0.0, restless)

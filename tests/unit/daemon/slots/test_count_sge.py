@@ -259,7 +259,7 @@ class Mortal:
 
 @pytest.mark.parametrize("calls", range(9))
 @pytest.mark.parametrize("ends", [1, 0])
-def test_whoever_is_killed_between_any_two_steps_leaves_what_the_next_round_puts_right(
+def test_the_next_round_recovers_from_a_kill_between_any_two_steps(
     tmp_path: Path, calls: int, ends: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed as it lowers, and as it raises; after the first the device is bad still, or good."""

@@ -171,7 +171,7 @@ def test_when_the_key_is_changed_our_drain_is_taken_back(site: Site) -> None:
     assert site.shown() == ("IDLE", "")
 
 
-def test_one_killed_between_drain_and_note_is_put_right_by_the_next(
+def test_the_next_round_recovers_from_a_kill_between_drain_and_note(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:

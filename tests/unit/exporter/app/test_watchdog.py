@@ -49,7 +49,7 @@ def test_the_end_of_the_start_is_told(listener: socket.socket) -> None:
     assert heard(listener) == ["READY=1\nSTATUS=answers on :9465"]
 
 
-def test_it_is_told_of_life_while_all_is_well_and_of_nothing_while_it_is_not(
+def test_pings_are_sent_only_while_all_is_well(
     listener: socket.socket,
 ) -> None:
     answers = iter([True, False, True, False])

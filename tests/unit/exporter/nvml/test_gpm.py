@@ -130,7 +130,7 @@ def test_a_window_over_a_long_silence_says_nothing_of_now(driver: Driver) -> Non
     assert window.step(PollContext(101.0), of) is not None
 
 
-def test_after_a_failure_a_window_begins_anew(driver: Driver) -> None:
+def test_after_a_failure_a_new_window_begins(driver: Driver) -> None:
     window, of = GpmWindow(driver.take), card()
     window.step(PollContext(10.0), of)
     driver.error = 999

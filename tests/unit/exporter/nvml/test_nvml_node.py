@@ -109,7 +109,7 @@ def test_samples_go_on_over_an_initialisation(tmp_path: Path) -> None:
         assert (card.busy, card.observed) == (0.25, 0.5)
 
 
-def test_a_driver_that_was_loaded_anew_is_initialised_again(tmp_path: Path) -> None:
+def test_a_reloaded_driver_is_initialised_again(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
         eye.look()
         nvml.set("reload", 1)

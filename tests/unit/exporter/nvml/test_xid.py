@@ -49,7 +49,7 @@ def test_the_xid_of_a_card_that_fell_off_the_bus_is_told(tmp_path: Path) -> None
         assert told(eye.look()) == [(uuid, 79)]
 
 
-def test_an_event_set_that_fails_is_made_anew_less_and_less_often(tmp_path: Path) -> None:
+def test_a_failing_event_set_is_remade_less_and_less_often(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
         uuid = device(eye.look()).uuid
         before = nvml.calls()

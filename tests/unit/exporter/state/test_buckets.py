@@ -79,7 +79,7 @@ def test_what_was_written_is_read_back() -> None:
 
 
 @pytest.mark.parametrize("width", [None, 0.0, -1.0, 1e300])
-def test_a_width_that_makes_no_sense_begins_anew(width: float | None) -> None:
+def test_an_invalid_width_starts_empty_buckets(width: float | None) -> None:
     assert restore_buckets(5.0, width, (1,), (1,)) == Buckets(5.0)
 
 

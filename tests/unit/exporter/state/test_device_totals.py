@@ -69,7 +69,7 @@ def test_a_look_that_comes_late_tells_of_the_time_before_it() -> None:
     assert (totals.busy, totals.observed) == (3.0, 4.0)
 
 
-def test_time_is_not_counted_twice_when_a_new_worker_reads_the_buffer_anew() -> None:
+def test_time_is_not_counted_twice_when_a_new_worker_reads_the_buffer() -> None:
     node = Node()
     for _ in range(60):
         node.tick(use(0.5, 1.0))
@@ -120,7 +120,7 @@ def test_board_facts_are_no_instances_even_where_a_frame_says_so() -> None:
     assert totals.counters == {}
 
 
-def test_a_driver_of_another_version_has_begun_anew() -> None:
+def test_another_driver_version_restarts_its_counters() -> None:
     node = Node()
     near = (1 << 32) - 1000
     for value, driver in ((near - 900, "1"), (near, "1"), (500, "2")):
@@ -260,7 +260,7 @@ def test_all_counters_of_a_card_are_kept() -> None:
     ]
 
 
-def test_what_a_worker_adds_up_begins_anew_with_it_and_is_no_wrap() -> None:
+def test_sums_of_a_new_worker_restart_and_are_no_wrap() -> None:
     node, second = Node(), 50_000_000_000
     for count in range(60):
         node.tick(card(pcie_transmit=count * second, summed=["pcie_transmit"]))

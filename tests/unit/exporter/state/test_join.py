@@ -253,7 +253,7 @@ def test_without_any_driver_locks_are_told() -> None:
     ]
 
 
-def test_where_nobody_told_of_devices_no_states_are_told() -> None:
+def test_without_a_device_list_no_states_are_shown() -> None:
     node = Node(gpus=8)
     node.silence()
     snapshot = node.snapshot(None)

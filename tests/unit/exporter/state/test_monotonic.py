@@ -65,12 +65,12 @@ def test_a_counter_that_was_on_its_way_to_the_end_of_its_width_wraps(width: int)
     assert grown(*readings, kind=NVLINK) == 18 * stride
 
 
-def test_a_counter_that_falls_from_nowhere_near_its_end_begins_anew() -> None:
+def test_a_counter_that_falls_far_from_its_end_was_restarted() -> None:
     slow = 1 << 20
     assert grown(2 * slow, 3 * slow, 4 * slow, slow, 2 * slow, kind=NVLINK) == 4 * slow
 
 
-def test_a_driver_that_is_known_to_have_begun_anew_has_not_wrapped() -> None:
+def test_a_driver_known_to_be_restarted_has_not_wrapped() -> None:
     near = WORD - (1 << 28)
     counter = MonotonicCounter(0, CounterReading(near, BOOTED, BOOTED), rate=float(1 << 28))
     assert counter.advance(1 << 20, BOOTED + 1, NVLINK, restarted=True) == 1 << 20

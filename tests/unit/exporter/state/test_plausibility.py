@@ -69,7 +69,7 @@ def test_what_a_sound_card_says_is_all_believed() -> None:
         ({"bus": "x"}, "devices"),
     ],
 )
-def test_what_cannot_be_is_a_failure_of_whoever_told_it(
+def test_an_impossible_value_is_a_failure_of_its_source(
     told: dict[str, Any], collector: str
 ) -> None:
     frame = Frame(1, 1.0, 1.0, devices=[full_card(1), full_card(0, **told)])

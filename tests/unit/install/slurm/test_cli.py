@@ -106,7 +106,7 @@ def test_a_gres_conf_younger_than_slurmd_is_pointed_out(node: SlurmNode) -> None
     assert "gres.conf is younger than slurmd" in install(node, "--dry-run").stdout
 
 
-def test_the_start_of_a_process_is_told_by_the_clock() -> None:
+def test_the_start_of_a_process_is_read_by_the_clock() -> None:
     import os
 
     began = process_start_time(os.getpid())

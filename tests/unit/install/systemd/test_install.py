@@ -181,7 +181,7 @@ def test_a_service_that_ends_at_once_is_an_error(node: SystemdNode) -> None:
         node.install()
 
 
-def test_a_masked_unit_is_left_to_whoever_masked_it(node: SystemdNode) -> None:
+def test_a_masked_unit_stays_masked(node: SystemdNode) -> None:
     node.install()
     node.ctl.properties["gpulockd.service"] = {"LoadState": "masked"}
 

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -28,30 +26,25 @@ TLS_KEYS = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("webconfig")
     authority = make_authority(made, "ca")
     make_certificate(made, "server", authority)
     make_certificate(made, "other", authority)
     key = (made / "server.key").read_text()
-    (made / "encrypted.key").write_text(encrypted(made / "server.key"))
+    locked = "openssl pkcs8 -topk8 -in server.key -passout pass:secret -out encrypted.key"
+    subprocess.run(locked.split(), check=True, cwd=made)
     (made / "junk.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     (made / "junk.key").write_text(key[:60] + "\n" + key[-40:])
     (made / "empty.pem").write_text("")
     (made / "large.pem").write_text("-----BEGIN CERTIFICATE-----\n" * 40_000)
     (made / "folder").mkdir()
-    yield made
-    shutil.rmtree(made)
-
-
-def encrypted(key: Path) -> str:
-    command = ["openssl", "pkcs8", "-topk8", "-in", str(key), "-passout", "pass:secret"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return made
 
 
 def understood(folder: Path, text: str) -> tuple[WebSettings, list[str]]:
     path = folder / "web-config.yml"
-    path.write_text(text)
+    path.write_text(text, "latin-1")
     return load_web_config(str(path), WebConfigFiles())
 
 
@@ -59,9 +52,7 @@ WRONG: list[tuple[str, int, str]] = [
     # Not the format.
     ("tls_server_config: [\n", 2, "expected the node content"),
     ("- a\n", 1, "this file is not a mapping"),
-    ("just words\n", 1, "this file is not a mapping"),
-    ("a: 1\n---\nb: 2\n", 2, "but found another document"),
-    ("\tx: 1\n", 1, "found character"),
+    ("# one\nx: \xe4\n", 2, "this is no YAML: 'utf-8' codec"),
     ("a: b\nx: \x01\n", 2, "special characters are not allowed"),
     ("# fine\n\nx: [" + "[" * 3000, 1, "recursion"),
     ('basic_auth_users: {a: "\\U00110000"}\n', 1, "this is no YAML"),
@@ -70,7 +61,6 @@ WRONG: list[tuple[str, int, str]] = [
     ("basic_auth_users: &a\n  b: *a\n", 2, "b is not a text"),
     ("tls_server_config:\n", 1, "tls_server_config is not a mapping with at least one key"),
     ("tls_server_config: {}\n", 1, "tls_server_config is not a mapping with at least one key"),
-    ("tls_server_config: yes\n", 1, "tls_server_config is not a mapping"),
     (TLS + TLS, 4, "tls_server_config comes twice"),
     (f"{TLS}  cert_file: other.pem\n", 4, "cert_file comes twice"),
     # Keys that the exporter-toolkit has and this exporter has not, or nobody.
@@ -87,7 +77,6 @@ WRONG: list[tuple[str, int, str]] = [
     # Certificate and key.
     ("# one\ntls_server_config:\n  cert_file: server.pem\n", 3, "needs cert_file and key_file"),
     ("tls_server_config:\n  key_file: server.key\n", 2, "needs cert_file and key_file"),
-    ("tls_server_config:\n  client_auth_type: NoClientCert\n", 2, "needs cert_file and key_file"),
     (TLS.replace("server.pem", ""), 2, "cert_file is not a text: write one, or leave it out"),
     (TLS.replace("server.pem", "''"), 2, "cert_file is not a text"),
     (TLS.replace("server.pem", "[a, b]"), 2, "cert_file is not a text"),
@@ -107,18 +96,12 @@ WRONG: list[tuple[str, int, str]] = [
     # Client certificates, and the version.
     (f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n", 4, "needs client_ca_file"),
     (f"{TLS}  client_auth_type: VerifyClientCertIfGiven\n", 4, "needs client_ca_file"),
-    (f"{TLS}  client_auth_type: RequireAnyClientCert\n", 4, "'RequireAnyClientCert' is not supp"),
-    (f"{TLS}  client_auth_type: Always\n", 4, "'Always' is not supported; supported are NoClient"),
-    (f"{TLS}  client_auth_type:\n", 4, "client_auth_type is not a text"),
+    (f"{TLS}  client_auth_type: RequireAnyClientCert\n", 4, "supported are NoClientCert, "),
     (f"{TLS}  client_ca_file: ca.pem\n", 4, "has no effect with client_auth_type NoClientCert"),
-    (MUTUAL.replace("ca.pem", "gone.pem"), 4, "gone.pem: No such file"),
     (MUTUAL.replace("ca.pem", "junk.pem"), 4, "the client CA is not usable"),
     (f"{TLS}  min_version: TLS11\n", 4, "'TLS11' is not served: TLS12 or TLS13"),
-    (f"{TLS}  min_version: 1.2\n", 4, "'1.2' is not served"),
     # Users.
-    ("basic_auth_users:\n", 1, "basic_auth_users is not a mapping with at least one key"),
     ("basic_auth_users:\n  alice: secret\n", 2, "alice has no bcrypt hash: htpasswd"),
-    ("basic_auth_users:\n  alice:\n", 2, "alice is not a text"),
     (f"basic_auth_users:\n  alice: {HASH}x\n", 2, "alice has no bcrypt hash"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$2y', '$2x')}\n", 2, "has no bcrypt hash"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$03')}\n", 2, "cost is 4 to 15"),
@@ -140,44 +123,29 @@ def test_a_mistake_is_refused_with_its_file_and_line(
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        *("", "# nothing but a comment\n", TLS, MUTUAL),
-        f"{TLS}  client_auth_type: NoClientCert\n  min_version: TLS13\n",
-        MUTUAL.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven"),
-        f"{TLS}basic_auth_users:\n  alice: {HASH}\n  bob: {HASH.replace('2y', '2a')}\n",
-    ],
-)
-def test_what_the_format_knows_is_understood(text: str, folder: Path) -> None:
-    settings, notes = understood(folder, text)
-    assert (settings.tls is not None) == ("tls" in text)
-    assert (settings.refusal is not None) == ("users" in text)
-    assert notes == []
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WebConfigError, match=r"gone\.yml:1: cannot be read: No such file"):
-        load_web_config(str(tmp_path / "gone.yml"), WebConfigFiles())
-
-
-def test_a_file_that_is_not_utf8_is_refused_with_the_line(folder: Path) -> None:
-    path = folder / "latin.yml"
-    path.write_bytes(b"# one\nx: \xe4\n")
-    with pytest.raises(WebConfigError, match=r"latin\.yml:2: this is no YAML: 'utf-8' codec"):
-        load_web_config(str(path), WebConfigFiles())
-
-
-@pytest.mark.parametrize(
     ("text", "note"),
     [
+        *(("", ""), ("# nothing but a comment\n", ""), (TLS, ""), (MUTUAL, "")),
+        (f"{TLS}  client_auth_type: NoClientCert\n  min_version: TLS13\n", ""),
+        (MUTUAL.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven"), ""),
+        (f"{TLS}basic_auth_users:\n  alice: {HASH}\n  bob: {HASH.replace('2y', '2a')}\n", ""),
         (f"{TLS}  client_auth_type: RequestClientCert\n", "as NoClientCert does"),
         (f"basic_auth_users:\n  a: {HASH}\n", "in the clear"),
         (f"{TLS}basic_auth_users:\n  a: {HASH}\n  b: {HASH.replace('$04', '$05')}\n", "cost"),
     ],
 )
-def test_what_is_accepted_with_a_reservation_is_said(text: str, note: str, folder: Path) -> None:
-    (said,) = understood(folder, text)[1]
-    assert note in said
+def test_what_the_format_knows_is_understood_and_a_reservation_is_said(
+    text: str, note: str, folder: Path
+) -> None:
+    settings, notes = understood(folder, text)
+    assert (settings.tls is not None) == ("tls" in text)
+    assert (settings.refusal is not None) == ("users" in text)
+    assert [note in said for said in notes] == ([True] if note else [])
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WebConfigError, match=r"gone\.yml:1: cannot be read: No such file"):
+        load_web_config(str(tmp_path / "gone.yml"), WebConfigFiles())
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,19 @@ def hashed(password: bytes, prefix: str = "2b", cost: int = 4) -> str:
     return bcrypt.hashpw(password, bcrypt.gensalt(cost)).decode().replace("$2b$", f"${prefix}$")
 
 
-class Counting:
-    """bcrypt, with the number of its calls and the hashes it was asked about."""
+class Users(Passwords):
+    """Users and their hashes, with the hashes that bcrypt was asked about."""
 
-    def __init__(self) -> None:
-        self.asked: list[bytes] = []
+    def __init__(self, **hashes: str) -> None:
+        self.asked: list[str] = []
+        super().__init__(hashes, self._ask)
 
-    def __call__(self, password: bytes, known: bytes) -> bool:
-        self.asked.append(known)
+    def _ask(self, password: bytes, known: bytes) -> bool:
+        self.asked.append(known.decode())
         return bcrypt.checkpw(password, known)
+
+    def accepts(self, user: str, password: bytes) -> bool | None:
+        return self.is_right(user, password, "a", NEVER)
 
 
 def basic(user: str, password: bytes) -> str:
@@ -46,61 +50,50 @@ def basic(user: str, password: bytes) -> str:
 
 @pytest.mark.parametrize("prefix", ["2a", "2b", "2y"])
 def test_every_kind_of_hash_is_checked(prefix: str) -> None:
-    passwords = Passwords({"alice": hashed(b"right", prefix)}, bcrypt.checkpw)
-    assert passwords.is_right("alice", b"right", "a", NEVER) is True
-    assert passwords.is_right("alice", b"wrong", "a", NEVER) is False
-    assert passwords.is_right("bob", b"right", "a", NEVER) is False
+    users = Users(alice=hashed(b"right", prefix))
+    said = [
+        users.accepts(*pair) for pair in (("alice", b"right"), ("alice", b"x"), ("bob", b"right"))
+    ]
+    assert said == [True, False, False]
 
 
 def test_a_hash_that_was_made_elsewhere_is_known() -> None:
     known = "$2y$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"  # Prometheus's decoy
-    passwords = Passwords({"alice": known}, bcrypt.checkpw)
-    assert passwords.is_right("alice", b"fakepassword", "a", NEVER) is True
+    assert Users(alice=known).accepts("alice", b"fakepassword") is True
 
 
-def test_a_verdict_is_remembered() -> None:
-    check = Counting()
-    passwords = Passwords({"alice": hashed(b"right")}, check)
+def test_a_verdict_is_remembered_and_wrong_ones_push_no_right_one_out() -> None:
+    users = Users(alice=hashed(b"right"))
     for _ in range(5):
-        assert passwords.is_right("alice", b"right", "a", NEVER) is True
-        assert passwords.is_right("alice", b"wrong", "a", NEVER) is False
-    assert len(check.asked) == 2
-
-
-def test_wrong_passwords_push_no_right_one_out_and_are_bounded() -> None:
-    check = Counting()
-    passwords = Passwords({"alice": hashed(b"right")}, check)
-    passwords.is_right("alice", b"right", "a", NEVER)
+        assert users.accepts("alice", b"right") is True
+        assert users.accepts("alice", b"wrong") is False
+    assert len(users.asked) == 2
     for n in range(300):
-        passwords.is_right("alice", f"wrong{n}".encode(), "a", NEVER)
-    assert passwords.is_right("alice", b"right", "a", NEVER) is True
-    assert len(check.asked) == 301
-    passwords.is_right("alice", b"wrong0", "a", NEVER)
-    assert len(check.asked) == 302  # forgotten: no more than 256 are kept
+        users.accepts("alice", f"wrong{n}".encode())
+    assert users.accepts("alice", b"right") is True
+    assert len(users.asked) == 302
+    users.accepts("alice", b"wrong0")
+    assert len(users.asked) == 303  # forgotten: no more than 256 are kept
 
 
 def test_an_unknown_user_costs_a_check_of_the_dearest_hash() -> None:
-    check = Counting()
     cheap, dear = hashed(b"a", cost=4), hashed(b"b", cost=5)
-    passwords = Passwords({"alice": cheap, "bob": dear}, check)
-    assert passwords.is_right("carol", b"b", "a", NEVER) is False
-    assert check.asked == [dear.encode()]
+    users = Users(alice=cheap, bob=dear)
+    assert users.accepts("carol", b"b") is False
+    assert users.asked == [dear]
     assert (bcrypt_cost(cheap), bcrypt_cost(dear)) == (4, 5)
 
 
 @pytest.mark.parametrize("password", [b"a" * 73, b"right\0more", b""])
 def test_what_bcrypt_would_cut_short_is_wrong_and_takes_as_long(password: bytes) -> None:
-    check = Counting()
-    passwords = Passwords({"alice": hashed(b"a" * 72), "bob": hashed(b"right")}, check)
-    assert passwords.is_right("alice", password, "a", NEVER) is False
-    assert passwords.is_right("bob", password, "a", NEVER) is False
-    assert len(check.asked) == 2
+    users = Users(alice=hashed(b"a" * 72), bob=hashed(b"right"))
+    assert [users.accepts(user, password) for user in ("alice", "bob")] == [False, False]
+    assert len(users.asked) == 2
 
 
 def test_the_same_digest_does_not_stand_for_another_user() -> None:
-    passwords = Passwords({"ab": hashed(b"c"), "a": hashed(b"x")}, bcrypt.checkpw)
-    assert passwords.is_right("ab", b"c", "a", NEVER) is True
-    assert passwords.is_right("a", b"bc", "a", NEVER) is False
+    users = Users(ab=hashed(b"c"), a=hashed(b"x"))
+    assert [users.accepts("ab", b"c"), users.accepts("a", b"bc")] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -109,14 +102,10 @@ def test_the_same_digest_does_not_stand_for_another_user() -> None:
         (basic("alice", b"a:b"), ("alice", b"a:b")),
         (basic("alice", b"").replace("Basic", "bAsIc"), ("alice", b"")),
         (basic("ältere", b"\xff"), ("ältere", b"\xff")),
-        ("", None),
-        ("Basic", None),
-        ("Basic ????", None),
-        ("Basic YQ", None),
+        *[(wrong, None) for wrong in ("", "Basic", "Basic ????", "Basic YQ", "Bearer YTpi")],
         ("Basic " + base64.b64encode(b"no colon").decode(), None),
         ("Basic " + base64.b64encode(b"\xff:x").decode(), None),
         (basic("a", b"b") + ", " + basic("c", b"d"), None),  # two headers
-        ("Bearer YTpi", None),
         ("Basic \udcff", None),
     ],
 )
@@ -127,20 +116,16 @@ def test_credentials_are_read_or_not_there(
 
 
 def test_a_request_is_asked_for_a_password_and_says_nothing_of_users() -> None:
-    guard = Passwords({"alice": hashed(b"right")}, bcrypt.checkpw)
-
-    def answer(header: str | None) -> tuple[int, bytes]:
-        headers = {} if header is None else {"authorization": header}
-        refused = guard.refusal(HttpRequest("GET", "/", headers=headers))
-        if refused is None:
-            return 200, b""
-        assert ("WWW-Authenticate", 'Basic realm="gpulock"') in refused.headers
-        return refused.status, refused.body
-
-    assert answer(basic("alice", b"right")) == (200, b"")
-    assert answer(None)[0] == 401
-    assert answer(basic("alice", b"wrong")) == answer(basic("nobody", b"wrong"))
-    assert answer(basic("alice", b"wrong"))[0] == 401
+    users = Users(alice=hashed(b"right"))
+    right, wrong, stranger = (
+        users.refusal(HttpRequest("GET", "/", headers={"authorization": basic(*pair)}))
+        for pair in (("alice", b"right"), ("alice", b"wrong"), ("nobody", b"wrong"))
+    )
+    assert right is None
+    assert wrong == stranger == users.refusal(HttpRequest("GET", "/"))
+    assert wrong is not None
+    assert wrong.status == 401
+    assert ("WWW-Authenticate", 'Basic realm="gpulock"') in wrong.headers
 
 
 class Gate:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of gpulock's packages: each imports itself and those before it, never back.
+"""The order of the packages: each imports itself and those before it, never back.
 
 Hot is what a hook loads, warm what gpulockd adds, cold everything else.
 """
@@ -37,12 +37,27 @@ HOT_RARELY = {
 # A hook may load one of these. contextlib loads functools, so with it the other is free.
 HOT_ONE_OF = ("contextlib", "functools")
 
-# pynvml is nobody's here: gpulock_exporter.nvml.source alone imports it.
+# pynvml is nobody's here: gpulock_exporter.nvml alone imports it.
 THIRD_PARTY = {
     "hot": frozenset[str](),
     "warm": frozenset({"filelock", "psutil"}),
     "cold": frozenset({"click", "filelock", "prometheus_client", "psutil"}),
 }
+
+# The packages of gpulock_exporter in their order, and what each may import that is not ours.
+EXPORTER = {
+    "": frozenset[str](),
+    "nvml": frozenset({"pynvml"}),
+    "simulated": frozenset[str](),
+    "worker": frozenset[str](),
+    "state": frozenset[str](),
+    "files": frozenset[str](),
+    "metrics": frozenset({"prometheus_client"}),
+    "web": frozenset({"h11"}),
+    "webconfig": frozenset({"bcrypt", "yaml"}),
+    "app": frozenset({"filelock"}),
+}
+SOURCES = frozenset({"nvml", "simulated"})  # a driver hangs who looks at it: that is the worker
 
 
 def package_of(module: str) -> str:
@@ -89,3 +104,24 @@ def _own_violation(importer: str, imported: str) -> str | None:
     if ORDER.index(other) > ORDER.index(own) and imported != "gpulock":
         return f"{own or 'the root'} stands before {other}"
     return None
+
+
+def exporter_violation(importer: str, imported: str) -> str | None:
+    """Say which rule it breaks that a module of the exporter imports `imported`, or None."""
+    own, root = _exporter_package(importer), imported.partition(".")[0]
+    if root == "gpulock":
+        return None if layer_of(imported) == "hot" else f"the exporter imports no {imported}"
+    if root != "gpulock_exporter":
+        foreign = root not in sys.stdlib_module_names and root not in EXPORTER[own]
+        return f"{own or 'the root'} does not import {root}" if foreign else None
+    other, order = _exporter_package(imported), [*EXPORTER]
+    if order.index(other) > order.index(own) and imported != "gpulock_exporter":
+        return f"{own or 'the root'} stands before {other}"
+    if other in SOURCES and own not in (other, "worker"):
+        return f"only the worker imports {other}"
+    return None
+
+
+def _exporter_package(module: str) -> str:
+    name = (module + "..").split(".")[1]
+    return name if name in EXPORTER else ""

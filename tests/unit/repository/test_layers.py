@@ -7,26 +7,32 @@ from pathlib import Path
 import grimp
 import pytest
 
-from tests.layers import violation
+from tests.layers import exporter_violation, violation
 
 
-def broken_rules() -> list[str]:
+def broken_rules(package: str = "gpulock") -> list[str]:
     graph = grimp.build_graph(
-        "gpulock",
+        package,
         include_external_packages=True,
         exclude_type_checking_imports=True,
         cache_dir=None,
     )
+    rule_of = violation if package == "gpulock" else exporter_violation
     return [
         f"{importer} imports {imported}: {rule}"
         for importer in sorted(graph.modules)
+        if importer.partition(".")[0] == package
         for imported in sorted(graph.find_modules_directly_imported_by(importer))
-        if (rule := violation(importer, imported))
+        if (rule := rule_of(importer, imported))
     ]
 
 
 def test_every_import_of_gpulock_keeps_to_its_layer() -> None:
     assert broken_rules() == []
+
+
+def test_every_import_of_the_exporter_keeps_to_its_order() -> None:
+    assert broken_rules("gpulock_exporter") == []
 
 
 def test_a_forbidden_import_is_found_wherever_it_stands(
@@ -94,3 +100,27 @@ def test_an_import_that_points_down_is_allowed(importer: str, imported: str) -> 
 )
 def test_an_import_that_points_up_or_across_is_refused(importer: str, imported: str) -> None:
     assert violation(importer, imported) is not None
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "rule"),
+    [
+        ("nvml.source", "pynvml", None),
+        ("state.join", "pynvml", "state does not import pynvml"),
+        ("telemetry", "prometheus_client.registry", "the root does not import prometheus_client"),
+        ("worker.process", "gpulock_exporter.nvml.source", None),
+        ("app.exporter", "gpulock_exporter.nvml.source", "only the worker imports nvml"),
+        (
+            "state.collector_state",
+            "gpulock_exporter.files.sample_file",
+            "state stands before files",
+        ),
+        ("files.sample_file", "gpulock_exporter.state.collector_state", None),
+        ("clock", "gpulock_exporter.app.program", "the root stands before app"),
+        ("state.join", "gpulock.alloc.states", None),
+        ("state.join", "gpulock.cli", "the exporter imports no gpulock.cli"),
+        ("web.http", "asyncio", None),
+    ],
+)
+def test_the_order_of_the_exporter_is_told(importer: str, imported: str, rule: str | None) -> None:
+    assert exporter_violation(f"gpulock_exporter.{importer}", imported) == rule

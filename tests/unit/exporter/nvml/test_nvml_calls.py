@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import grimp
-
 from tests.nvml.double import Double
 from tests.support.exporter_nvml import Eye
 
@@ -84,20 +82,3 @@ def test_what_a_look_holds_is_given_back(tmp_path: Path) -> None:
         assert calls["nvmlGpmSampleAlloc"] == calls["nvmlGpmSampleFree"] > 0
         assert calls["nvmlEventSetCreate"] == calls["nvmlEventSetFree"] == 3
         assert not nvml.held()
-
-
-def test_only_the_worker_imports_nvml() -> None:
-    graph = grimp.build_graph("gpulock_exporter", include_external_packages=True, cache_dir=None)
-    speakers = graph.find_modules_that_directly_import("pynvml")
-    assert "gpulock_exporter.nvml.source" in speakers
-    importers = {
-        importer
-        for speaker in speakers
-        for importer in graph.find_modules_that_directly_import(speaker)
-    }
-    assert importers - speakers == {"gpulock_exporter.worker.process"}
-    assert (
-        graph.find_upstream_modules("gpulock_exporter.nvml.source")
-        & {"gpulock_exporter.simulated.source"}
-        == set()
-    )

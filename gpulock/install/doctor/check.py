@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpulock.errors import Refusal
@@ -16,7 +16,7 @@ BROKEN: Final = 3  # exit code: this node is broken
 
 @dataclass(frozen=True)
 class Check:
-    """A thing looked at, its state, what was found, and what to do."""
+    """A thing looked at (empty: the one of the look), its state, what was found, what to do."""
 
     name: str
     state: str
@@ -24,18 +24,18 @@ class Check:
     do: str = ""
 
 
-def ok_check(name: str, what: str) -> Check:
-    """Return a check that is well."""
+def ok(what: str, name: str = "") -> Check:
+    """Return that a thing is well."""
     return Check(name, OK, what)
 
 
-def warning_check(name: str, what: str, do: str = "") -> Check:
-    """Return a check that a person should look at."""
+def warning(what: str, do: str = "", name: str = "") -> Check:
+    """Return what a person should look at."""
     return Check(name, WARNING, what, do)
 
 
-def fault_check(name: str, what: str, do: str) -> Check:
-    """Return a check that keeps jobs from their GPUs, or lets them share."""
+def fault(what: str, do: str, name: str = "") -> Check:
+    """Return what keeps jobs from their GPUs, or lets them share."""
     return Check(name, FAULT, what, do)
 
 
@@ -46,7 +46,12 @@ def run_checks(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
         for check in look():
             found.append(check)  # one by one: what was found before a failure counts
     except Refusal as refusal:
-        found.append(warning_check(name, f"could not be found out: {refusal.why}", refusal.do))
+        found.append(warning(f"could not be found out: {refusal.why}", refusal.do))
     except (InstallError, OSError, ValueError, KeyError) as reason:
-        found.append(warning_check(name, f"could not be found out: {reason}"))
-    return found
+        found.append(warning(f"could not be found out: {reason}"))
+    return [replace(check, name=check.name or name) for check in found]
+
+
+def run_all(looks: Mapping[str, Callable[[], Iterable[Check]]]) -> list[Check]:
+    """Return what several looks find, by their names."""
+    return [check for name, look in looks.items() for check in run_checks(name, look)]

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulock.daemon.reconcile import cdi
 from gpulock.errors import Refusal
-from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
+from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, warning
 from gpulock.job.environment import CDI_KIND, driver_binds, loaded_driver_version
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -33,33 +33,31 @@ _READ: Final = stat.S_IROTH | stat.S_IXOTH
 
 def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
     """Return what hinders containers; of a simulated node nothing outside itself is looked at."""
-    checks = [
-        *run_checks(SET, lambda: check_driver_dir(settings)),
-        *run_checks("CDI", lambda: check_cdi_spec(settings)),
-    ]
+    looks = {SET: lambda: check_driver_dir(settings), "CDI": lambda: check_cdi_spec(settings)}
+    checks = run_all(looks)
     if settings.simulation:
         return checks
     for program in PROGRAMS:
         paths = [root / place / program / f"{program}.conf" for place in PLACES]
         for path in (path for path in paths if path.is_file()):
             checks += run_checks(path.name, partial(check_container_conf, settings, path))
-    return [
-        *checks,
-        *run_checks("enroot", lambda: check_enroot(settings, root)),
-        *run_checks("pyxis", lambda: check_pyxis(settings, root)),
-    ]
+    beside = {
+        "enroot": lambda: check_enroot(settings, root),
+        "pyxis": lambda: check_pyxis(settings, root),
+    }
+    return checks + run_all(beside)
 
 
 def check_driver_dir(settings: Settings) -> Iterator[Check]:
     """Look at this node's driver in DRIVER_DIR, as a user's container will see it."""
     if not settings.driver_dir:
-        yield ok_check(SET, "DRIVER_DIR is not set: nothing is bound onto /nvbin and /nvlib")
+        yield ok("DRIVER_DIR is not set: nothing is bound onto /nvbin and /nvlib")
         return
     try:
         driver_binds(settings)
         version = loaded_driver_version(settings.driver_root)
     except Refusal as refusal:
-        yield fault_check(SET, f"{refusal.why}: no job with GPUs starts", refusal.do)
+        yield fault(f"{refusal.why}: no job with GPUs starts", refusal.do)
         return
     folder = Path(settings.driver_dir, version)
     wrong = [
@@ -68,7 +66,7 @@ def check_driver_dir(settings: Settings) -> Iterator[Check]:
         *check_driver_files(folder),
         *check_driver_contents(folder, version),
     ]
-    yield from wrong or [ok_check(SET, f"{folder} has the files of this node's driver")]
+    yield from wrong or [ok(f"{folder} has the files of this node's driver")]
 
 
 def check_folders_readable(folder: Path) -> Iterator[Check]:
@@ -76,18 +74,14 @@ def check_folders_readable(folder: Path) -> Iterator[Check]:
     for path in (*reversed(folder.parents), folder, folder / "bin", folder / "lib"):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & stat.S_IXOTH == 0 or (folder in path.parents and mode & _READ != _READ):
-            yield fault_check(
-                SET, f"users cannot read {path} (mode {mode:04o})", f"chmod o+rx {path}"
-            )
+            yield fault(f"users cannot read {path} (mode {mode:04o})", f"chmod o+rx {path}")
 
 
 def check_folder_writers(folder: Path) -> Iterator[Check]:
     """Yield the folders in which others than root may put a driver for everybody."""
     for path in (folder.parent, folder, folder / "bin", folder / "lib"):
         if changed := other_writers(path):
-            yield fault_check(
-                SET, f"{changed} may change {path}", f"chown root {path}; chmod go-w {path}"
-            )
+            yield fault(f"{changed} may change {path}", f"chown root {path}; chmod go-w {path}")
 
 
 def other_writers(path: Path) -> str:
@@ -109,10 +103,10 @@ def check_driver_files(folder: Path) -> Iterator[Check]:
         mode = stat.S_IMODE(hidden[0].stat().st_mode)
         rest = f", nor {len(hidden) - 1} more there" if hidden[1:] else ""
         what = f"users cannot read {hidden[0]} (mode {mode:04o}){rest}"
-        yield fault_check(SET, what, f"chmod -R o+rX {folder}")
+        yield fault(what, f"chmod -R o+rX {folder}")
     for path in [path for path in found if other_writers(path)][:1]:
         what = f"{other_writers(path)} may change {path}, which everybody's jobs load"
-        yield fault_check(SET, what, f"chown -R root {folder}; chmod -R go-w {folder}")
+        yield fault(what, f"chown -R root {folder}; chmod -R go-w {folder}")
 
 
 def check_driver_contents(folder: Path, version: str) -> Iterator[Check]:
@@ -120,42 +114,34 @@ def check_driver_contents(folder: Path, version: str) -> Iterator[Check]:
     library = folder / "lib/libcuda.so.1"
     if not library.is_file():
         do = f"copy the libraries of driver {version} there"
-        yield fault_check(SET, f"{library} is missing: containers have no CUDA", do)
+        yield fault(f"{library} is missing: containers have no CUDA", do)
     else:
         of = library.resolve().name.removeprefix("libcuda.so.")
         if of not in ("1", version):
-            yield fault_check(SET, f"{library} is of driver {of}", f"copy that of {version} there")
+            yield fault(f"{library} is of driver {of}", f"copy that of {version} there")
     if not os.access(folder / "bin/nvidia-smi", os.X_OK):
-        yield warning_check(
-            SET, f"{folder}/bin/nvidia-smi is missing", f"copy that of {version} there"
-        )
+        yield warning(f"{folder}/bin/nvidia-smi is missing", f"copy that of {version} there")
 
 
 def check_container_conf(settings: Settings, path: Path) -> Iterator[Check]:
     """Look at what an apptainer.conf or singularity.conf forbids of what a job is given."""
-    name, rules, found = path.name, parse_container_conf(path.read_text(errors="replace")), False
-    binds = bool(settings.driver_dir)
-    layers = ("enable overlay", "enable underlay")
-    if binds and rules.get("user bind control") == "no":
-        found = True
+    rules = parse_container_conf(path.read_text(errors="replace"))
+    found: list[Check] = []
+    if settings.driver_dir and rules.get("user bind control") == "no":
         what = "`user bind control = no`: the driver's files are not bound onto /nvbin and /nvlib"
-        yield fault_check(
-            name, what, f"set `user bind control = yes` in {path}, or unset DRIVER_DIR"
-        )
-    if binds and all(rules.get(layer) == "no" for layer in layers):
-        found = True
+        do = f"set `user bind control = yes` in {path}, or unset DRIVER_DIR"
+        found.append(fault(what, do))
+    if settings.driver_dir and rules.get("enable overlay") == rules.get("enable underlay") == "no":
         what = "neither overlay nor underlay: an image without /nvbin and /nvlib does not start"
-        yield fault_check(name, what, f"set `enable underlay = yes` in {path}")
+        found.append(fault(what, f"set `enable underlay = yes` in {path}"))
     if rules.get("mount dev", "yes") != "yes" and rules.get("always use nv") != "yes":
-        found = True
         what = f"`mount dev = {rules['mount dev']}`: without --nv a container has no GPU"
-        yield warning_check(name, what, f"set `mount dev = yes` or `always use nv = yes` in {path}")
+        do = f"set `mount dev = yes` or `always use nv = yes` in {path}"
+        found.append(warning(what, do))
     if rules.get("use nvidia-container-cli") == "yes":
-        found = True
         what = "`use nvidia-container-cli = yes`: --nv shows all GPUs, whatever was granted"
-        yield warning_check(name, what, f"set it to `no` in {path}, or ISOLATION")
-    if not found:
-        yield ok_check(name, f"{path} forbids nothing of what a job is given")
+        found.append(warning(what, f"set it to `no` in {path}, or ISOLATION"))
+    yield from found or [ok(f"{path} forbids nothing of what a job is given")]
 
 
 def parse_container_conf(text: str) -> Mapping[str, str]:
@@ -166,34 +152,30 @@ def parse_container_conf(text: str) -> Mapping[str, str]:
 
 def check_cdi_spec(settings: Settings) -> Iterator[Check]:
     """Look whether the spec in CDI_DIR is this node's, and is found by who should."""
-    name = "CDI"
     if not settings.cdi_dir:
-        yield ok_check(name, f"CDI_DIR is not set: podman and Docker know no {CDI_KIND}")
+        yield ok(f"CDI_DIR is not set: no spec of {CDI_KIND} is wanted")
         return
     try:
         path = cdi.cdi_spec_path(settings)
         made = cdi.build_cdi_spec(settings, Node(settings).devices())
     except Refusal as refusal:
-        yield fault_check(name, f"no spec: {refusal.why}", refusal.do)
+        yield fault(f"no spec: {refusal.why}", refusal.do)
         return
+    found: list[Check] = []
     if settings.cdi_dir.rstrip("/") not in FOLDERS:
         what = f"podman and Docker do not look in {settings.cdi_dir}"
-        yield warning_check(name, what, "set CDI_DIR=/var/run/cdi, or tell them of that folder")
+        found.append(warning(what, "set CDI_DIR=/var/run/cdi, or tell them of that folder"))
     for other in other_cdi_specs(Path(path)):
-        yield fault_check(
-            name, f"{other} names {CDI_KIND} as well: neither is taken", f"remove {other}"
-        )
+        what = f"{other} names {CDI_KIND} as well: neither is taken"
+        found.append(fault(what, f"remove {other}"))
     try:
-        current = atomic.read_text(path, cdi.LIMIT) == cdi.format_cdi_spec(made)
-        found = "is not as the node is"
+        now = atomic.read_text(path, cdi.LIMIT)
     except FileNotFoundError:
-        current, found = False, "is missing"
-    if current:
-        yield ok_check(name, f"{path} has {len(made['devices'])} names")
-    else:
-        yield warning_check(
-            name, f"{path} {found}", "run gpulock cdi --write, and gpulockd to keep it"
-        )
+        now = ""
+    if now != cdi.format_cdi_spec(made):
+        what = f"{path} {'is not as the node is' if now else 'is missing'}"
+        found.append(warning(what, "run gpulock cdi --write, and gpulockd to keep it"))
+    yield from found or [ok(f"{path} has {len(made['devices'])} names")]
 
 
 def other_cdi_specs(path: Path) -> Iterator[Path]:
@@ -209,9 +191,9 @@ def check_enroot(settings: Settings, root: Path) -> Iterator[Check]:
         return
     if settings.visible_devices == "index":
         what = "a container has its own GPUs alone, counted from 0: a mask of indexes misses them"
-        yield warning_check("enroot", what, "set VISIBLE_DEVICES=uuid")
+        yield warning(what, "set VISIBLE_DEVICES=uuid")
     else:
-        yield ok_check("enroot", "the mask holds UUIDs, which are the same in a container")
+        yield ok("the mask holds UUIDs, which are the same in a container")
 
 
 def check_pyxis(settings: Settings, root: Path) -> Iterator[Check]:
@@ -220,14 +202,9 @@ def check_pyxis(settings: Settings, root: Path) -> Iterator[Check]:
     for path in (*own, *(root / name for name in PLUGSTACKS)):
         files = [path, *sorted(path.with_name("plugstack.conf.d").glob("*.conf"))]
         for file in files:
-            if file.is_file() and "spank_pyxis" in read_without_comments(file):
+            text = file.read_text(errors="replace") if file.is_file() else ""
+            if any("spank_pyxis" in line.partition("#")[0] for line in text.splitlines()):
                 what = f"{file}: pyxis starts TaskProlog inside the container, where ours is not"
                 do = "use srun enroot start in place of --container-image: docs/containers.md"
-                yield warning_check("pyxis", what, do)
+                yield warning(what, do)
                 return
-
-
-def read_without_comments(file: Path) -> str:
-    """Return a file without its comments."""
-    lines = file.read_text(errors="replace").splitlines()
-    return "\n".join(line.partition("#")[0] for line in lines)

@@ -14,10 +14,9 @@ from typing import Final
 from gpulock.install.change import install_record
 from gpulock.install.doctor.check import BROKEN, FAULT, OK, WARNING, Check, run_checks
 from gpulock.install.doctor.containers import container_checks
-from gpulock.install.doctor.health import health_checks
 from gpulock.install.doctor.isolation import isolation_checks
-from gpulock.install.doctor.leftovers import handover_checks
 from gpulock.install.doctor.node import check_settings_file, node_checks
+from gpulock.install.doctor.policies import handover_checks, policy_checks
 from gpulock.install.doctor.sge import sge_checks
 from gpulock.install.doctor.slurm import slurm_checks
 from gpulock.install.doctor.systemd import systemd_checks
@@ -60,7 +59,7 @@ def run_doctor(where: DoctorOptions) -> list[Check]:
     if settings is None:
         return [first]
     checks = [first, *node_checks(settings), *container_checks(settings)]
-    checks += health_checks(settings)
+    checks += policy_checks(settings)
     if not settings.simulation:
         prefix = where.prefix or installed_prefix(settings)
         if not is_slurm_only(settings, where.config):

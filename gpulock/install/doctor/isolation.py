@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulock.errors import Refusal
-from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
+from gpulock.install.doctor.check import Check, fault, ok, run_checks, warning
 from gpulock.isolation import bpf, group, sessions, tree
 from gpulock.isolation.group import SWITCH
 from gpulock.isolation.job import CGROUP, GROUP
@@ -38,9 +38,8 @@ def check_isolation_setting(settings: Settings, pam: Path) -> Iterator[Check]:
     elif settings.isolation == GROUP:
         yield from check_group_isolation(settings)
     else:
-        yield ok_check(
-            NAME,
-            f"off; this node can do {', '.join(possible_isolation_values(settings)) or 'none'}",
+        yield ok(
+            f"off; this node can do {', '.join(possible_isolation_values(settings)) or 'none'}"
         )
 
 
@@ -66,22 +65,24 @@ def check_cgroup_isolation(settings: Settings, pam: Path) -> Iterator[Check]:
     try:
         found = tree.find_hierarchies(settings.sys_root)
     except Refusal as refusal:
-        yield fault_check(NAME, refusal.why, refusal.do)
+        yield fault(refusal.why, refusal.do)
         return
     second = next((one for one in found if one.version == V2), None)
     versions = " and ".join(str(one.version) for one in found)
     if second is not None and os.geteuid() != 0:
-        yield warning_check(
-            NAME, f"cgroup, version {versions}: root can tell more", "run it as root"
-        )
+        yield warning(f"cgroup, version {versions}: root can tell more", "run it as root")
         return
     if why := why_no_device_program(second):
         do = "hooks need CAP_BPF and CAP_NET_ADMIN, and a kernel with CONFIG_CGROUP_BPF"
-        yield fault_check(NAME, f"no device program can be loaded: {why}", do)
+        yield fault(f"no device program can be loaded: {why}", do)
         return
-    yield ok_check(NAME, f"cgroup, version {versions}")
+    yield ok(f"cgroup, version {versions}")
     yield from check_login_bypass(found, second)
-    yield from check_daemon_cgroups(Proc(settings.proc_root), found, pam)
+    proc = Proc(settings.proc_root)
+    for pid, daemon in running_scheduler_daemons(proc):
+        yield check_daemon_cgroup(proc, found, pid, daemon)
+        if daemon == SLURMD:
+            yield check_step_sessions(pam)
 
 
 def why_no_device_program(second: CgroupHierarchy | None) -> str:
@@ -98,34 +99,25 @@ def why_no_device_program(second: CgroupHierarchy | None) -> str:
 def check_login_bypass(
     found: list[CgroupHierarchy], second: CgroupHierarchy | None
 ) -> Iterator[Check]:
-    """Look whether what a user starts past his job can be closed."""
+    """Look whether what a user starts past a job can be closed."""
     name = f"{NAME}: logins"
     if second is None:
         what = "logins, cron and systemd-run --user open every GPU: closing them takes version 2"
-        yield warning_check(name, what, SEE)
+        yield warning(what, SEE, name)
     elif not sessions.login_cgroups(found):
-        what = "no user.slice: logins, cron and at open every GPU"
-        yield warning_check(name, f"{what} where users have them", SEE)
+        what = "no user.slice: logins, cron and at open every GPU where users have them"
+        yield warning(what, SEE, name)
     elif left := sessions.unclosed_login_cgroups(found):
         what = f"no program of ours closes {cgroup_names(left)}: who is there opens every GPU"
-        yield fault_check(
-            name, what, "start gpulockd, or run gpulock reap, and look whether that says why"
-        )
+        do = "start gpulockd, or run gpulock reap, and look whether that says why"
+        yield fault(what, do, name)
     else:
-        yield ok_check(name, f"closed: {cgroup_names(sessions.login_cgroups(found))}")
+        yield ok(f"closed: {cgroup_names(sessions.login_cgroups(found))}", name)
 
 
 def cgroup_names(folders: list[str]) -> str:
     """Return the services and slices of these cgroups."""
     return " ".join(map(os.path.basename, folders))
-
-
-def check_daemon_cgroups(proc: Proc, found: list[CgroupHierarchy], pam: Path) -> Iterator[Check]:
-    """Look where the schedulers' daemons run: their jobs' cgroups are made below."""
-    for pid, daemon in running_scheduler_daemons(proc):
-        yield from check_daemon_cgroup(proc, found, pid, daemon)
-        if daemon == SLURMD:
-            yield from check_step_sessions(pam)
 
 
 def running_scheduler_daemons(proc: Proc) -> list[tuple[int, str]]:
@@ -141,23 +133,20 @@ def running_scheduler_daemons(proc: Proc) -> list[tuple[int, str]]:
     return found
 
 
-def check_daemon_cgroup(
-    proc: Proc, found: list[CgroupHierarchy], pid: int, daemon: str
-) -> Iterator[Check]:
-    """Look at the cgroup of one daemon."""
+def check_daemon_cgroup(proc: Proc, found: list[CgroupHierarchy], pid: int, daemon: str) -> Check:
+    """Look at the cgroup of one daemon: its jobs' are made below."""
     name = f"{NAME}: {daemon}"
     folders = [tree.process_cgroup_folder(one, proc, pid) for one in found]
     if any(_LOGINS in f"{folder}/" for folder in folders):
         what = f"{daemon} runs in a login's cgroup, where every GPU is closed to users"
-        yield fault_check(name, what, f"start {daemon} as a service")
-    elif any(folder == one.top for folder, one in zip(folders, found, strict=True)):
+        return fault(what, f"start {daemon} as a service", name)
+    if any(folder == one.top for folder, one in zip(folders, found, strict=True)):
         what = f"{daemon} has no cgroup of its own: to stop it does not stop its jobs"
-        yield warning_check(name, what, "run it as a systemd service with Delegate=yes")
-    else:
-        yield ok_check(name, f"jobs are confined below {folders[-1]}")
+        return warning(what, "run it as a systemd service with Delegate=yes", name)
+    return ok(f"jobs are confined below {folders[-1]}", name)
 
 
-def check_step_sessions(pam: Path) -> Iterator[Check]:
+def check_step_sessions(pam: Path) -> Check:
     """Look whether Slurm's step daemons open a session of ours."""
     name = f"{NAME}: PAM"
     try:
@@ -165,14 +154,10 @@ def check_step_sessions(pam: Path) -> Iterator[Check]:
     except FileNotFoundError:
         lines = []
     ours = [line.split() for line in lines if SESSION in line and not line.startswith("#")]
-    right = [words for words in ours if words[:2] == ["session", "required"]]
-    if right:
-        yield ok_check(name, f"{pam}: {' '.join(right[0])}")
-    else:
-        what = f"{pam} does not run {SESSION}: no task of any job starts"
-        yield fault_check(
-            name, what, "UsePAM=1 in slurm.conf, and the lines of docs/isolation.md there"
-        )
+    if right := [words for words in ours if words[:2] == ["session", "required"]]:
+        return ok(f"{pam}: {' '.join(right[0])}", name)
+    what = f"{pam} does not run {SESSION}: no task of any job starts"
+    return fault(what, "UsePAM=1 in slurm.conf, and the lines of docs/isolation.md there", name)
 
 
 def check_group_isolation(settings: Settings) -> Iterator[Check]:
@@ -180,11 +165,9 @@ def check_group_isolation(settings: Settings) -> Iterator[Check]:
     try:
         group.check_modify_device_files(settings.driver_root)
     except Refusal as refusal:
-        yield fault_check(NAME, refusal.why, refusal.do)
+        yield fault(refusal.why, refusal.do)
         return
-    yield ok_check(NAME, "group: the driver leaves owner and mode of its nodes alone")
+    yield ok("group: the driver leaves owner and mode of its nodes alone")
     if SLURMD in dict(running_scheduler_daemons(Proc(settings.proc_root))).values():
         what = "ISOLATION=group under Slurm, which gives a job no group of its own: all are refused"
-        yield fault_check(
-            NAME, what, "set ISOLATION=cgroup, or ConstrainDevices=yes in cgroup.conf"
-        )
+        yield fault(what, "set ISOLATION=cgroup, or ConstrainDevices=yes in cgroup.conf")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
+from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.sge import texts
 from gpulock.install.sge.install import SENSOR, queue_instances
 from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
@@ -46,42 +46,44 @@ class SgeClusterChecks:
 
     def checks(self) -> list[Check]:
         """Return all checks of the cluster's configuration."""
-        looks = {
-            "queues": self.queue_hooks,
-            "queue states": self.queue_states,
-            "complexes": self.complexes,
-            "complex_values": self.amounts,
-            "load sensor": self.sensor,
-            "interactive jobs": self.terminals,
-            "slave tasks": self.slave_tasks,
-            "execd_params": self.parameters,
-            "profile": self.profile,
-            "jsv": self.verifier,
-        }
-        return [check for name, look in looks.items() for check in run_checks(name, look)]
+        return run_all(
+            {
+                "queues": self.queue_hooks,
+                "queue states": self.queue_states,
+                "complexes": self.complexes,
+                "complex_values": self.amounts,
+                "load sensor": self.sensor,
+                "interactive jobs": self.terminals,
+                "slave tasks": self.slave_tasks,
+                "execd_params": self.parameters,
+                "profile": self.profile,
+                "jsv": self.verifier,
+            }
+        )
 
     def queue_hooks(self) -> Iterator[Check]:
         """Look at prolog and epilog in force for each queue of this host, and elsewhere."""
         ours = 0
         for queue in self.queues:
+            name, do = f"queue {queue}", f"gpulock install sge --queue {queue}"
             lines = {
                 hook: effective_sge_hook(self.qconf, queue, self.host, hook, self.lines)
                 for hook in texts.HOOKS
             }
             if not any(self.is_gpulock_hook(line, hook) for hook, line in lines.items()):
                 what = "neither prolog nor epilog is gpulock's: its jobs get no lock and no mask"
-                yield warning_check(f"queue {queue}", what, f"gpulock install sge --queue {queue}")
+                yield warning(what, do, name)
                 continue
             ours += 1
             bad = [f for hook, line in lines.items() if (f := self.line_fault(hook, line))]
             for what in bad:
-                yield fault_check(f"queue {queue}", what, f"gpulock install sge --queue {queue}")
+                yield fault(what, do, name)
             if not bad:
-                yield ok_check(f"queue {queue}", "prolog and epilog are ours")
+                yield ok("prolog and epilog are ours", name)
             yield from self.elsewhere(queue)
         if not ours:
             do = "gpulock install sge --queue QUEUE"
-            yield fault_check("queues", f"no queue of host {self.host} has our hooks", do)
+            yield fault(f"no queue of host {self.host} has our hooks", do, "queues")
 
     def is_gpulock_hook(self, line: str | None, hook: str) -> bool:
         """Say whether a line starts a hook of ours, rightly or not."""
@@ -112,10 +114,8 @@ class SgeClusterChecks:
             if not texts.is_gpulock_command(effective_sge_hook(self.qconf, queue, host, hook), hook)
         ]
         if bare:
-            hosts = " ".join(sorted(set(bare)))
-            yield warning_check(
-                f"queue {queue}", f"not our hooks on {hosts}", "install there as well"
-            )
+            what = f"not our hooks on {' '.join(sorted(set(bare)))}"
+            yield warning(what, "install there as well", f"queue {queue}")
 
     def queue_states(self) -> Iterator[Check]:
         """Look for queues of this host that are in error."""
@@ -123,128 +123,116 @@ class SgeClusterChecks:
             words = line.split()
             if words and "@" in words[0] and len(words) > 5 and "E" in words[5]:  # noqa: PLR2004
                 do = f"qstat -f -explain E says why; then qmod -cq {words[0]}"
-                yield fault_check("queue states", f"{words[0]} is in error: it takes no job", do)
+                yield fault(f"{words[0]} is in error: it takes no job", do)
 
     def complexes(self) -> Iterator[Check]:
         """Look at the complexes that stand for GPUs."""
         found = parse_complexes(self.qconf.run("qconf", "-sc"))
-        for name in self.settings.sge_complexes:
-            if name not in found:
-                do = f"gpulock install sge --complex {name}, or correct SGE_COMPLEXES"
-                yield fault_check(f"complex {name}", "it does not exist", do)
-            elif why := complex_fault(found[name]):
-                yield fault_check(f"complex {name}", why, "correct it: qconf -mc")
+        for one in self.settings.sge_complexes:
+            name = f"complex {one}"
+            if one not in found:
+                do = f"gpulock install sge --complex {one}, or correct SGE_COMPLEXES"
+                yield fault("it does not exist", do, name)
+            elif why := complex_fault(found[one]):
+                yield fault(why, "correct it: qconf -mc", name)
             else:
-                yield ok_check(f"complex {name}", found[name])
+                yield ok(found[one], name)
 
     def amounts(self) -> Iterator[Check]:
         """Compare what qmaster may hand out on this host with what is there."""
-        name = "complex_values"
         values = parse_sge_list(self.exechost["complex_values"])
         for queue in self.queues:
-            for key, amount in parse_sge_list(
-                self.qconf.show("-sq", f"{queue}@{self.host}").get("complex_values", "")
-            ).items():
-                values.setdefault(key, amount)
+            shown = self.qconf.show("-sq", f"{queue}@{self.host}").get("complex_values", "")
+            values = parse_sge_list(shown) | values
         found = {key: values[key] for key in self.settings.sge_complexes if key in values}
         set_it = f"qconf -mattr exechost complex_values COMPLEX=N {self.host}"
         if not found:
             names = " ".join(self.settings.sge_complexes)
-            yield fault_check(
-                name, f"host {self.host} has no {names}: no GPU job starts here", set_it
-            )
+            yield fault(f"host {self.host} has no {names}: no GPU job starts here", set_it)
+        there = self.settings.expected_gpus
         for key, amount in found.items():
-            number = float(amount)
-            if self.settings.expected_gpus and number > self.settings.expected_gpus:
-                there = self.settings.expected_gpus
-                what = f"{key}={amount}, but there are {there}: jobs are sent back"
-                yield fault_check(name, what, set_it)
-            elif self.settings.expected_gpus and number < self.settings.expected_gpus:
-                yield warning_check(
-                    name, f"{key}={amount} of {self.settings.expected_gpus} GPUs", set_it
-                )
+            if there and float(amount) > there:
+                yield fault(f"{key}={amount}, but there are {there}: jobs are sent back", set_it)
+            elif there and float(amount) < there:
+                yield warning(f"{key}={amount} of {there} GPUs", set_it)
             else:
-                yield ok_check(name, f"{key}={amount}")
+                yield ok(f"{key}={amount}")
         if len(found) > 1:
             what = f"{' and '.join(found)} stand for the same GPUs, qmaster counts each alone"
-            do = "the load sensor evens it out; better to use one"
-            yield warning_check(name, what, do)
+            yield warning(what, "the load sensor evens it out; better to use one")
 
     def sensor(self) -> Iterator[Check]:
         """Look whether the load sensor is configured and its values arrive."""
-        name, wanted = "load sensor", f"{self.current}/{SENSOR}"
-        configured_ = self.lines.get("load_sensor", "none")
-        if wanted not in [word.strip() for word in configured_.split(",")]:
-            what = f"not ours: {configured_}; jobs go where no GPU is free, and come back"
-            yield fault_check(name, what, _AGAIN)
+        set_now = self.lines.get("load_sensor", "none")
+        if f"{self.current}/{SENSOR}" not in [word.strip() for word in set_now.split(",")]:
+            what = f"not ours: {set_now}; jobs go where no GPU is free, and come back"
+            yield fault(what, _AGAIN)
         elif "gpu.free" not in parse_sge_list(self.exechost["load_values"]):
             do = "execd starts it within 2 load_report_times; then look at its messages file"
-            yield warning_check(name, "configured, but no values have arrived", do)
+            yield warning("configured, but no values have arrived", do)
         else:
-            yield ok_check(name, "its values arrive")
+            yield ok("its values arrive")
         seconds = parse_clock_seconds(self.lines.get("load_report_time", ""))
-        yield ok_check("retry", f"a job sent back starts here again after about {2 * seconds} s")
+        yield ok(f"a job sent back starts here again after about {2 * seconds} s", "retry")
 
     def terminals(self) -> Iterator[Check]:
         """Warn of Grid Engine's fault with hooks of jobs on a terminal (facts/grid-engine.md)."""
-        name, user = "interactive jobs", sge_admin_user(self.site)
+        user = sge_admin_user(self.site)
         if user in ("none", "root"):
-            yield ok_check(name, f"admin_user is {user}")
+            yield ok(f"admin_user is {user}")
         elif user == "unknown":
-            yield warning_check(name, "bootstrap cannot be read: admin_user is not known")
+            yield warning("bootstrap cannot be read: admin_user is not known")
         else:
             what = f"admin_user is {user}: with any prolog, qrsh and qlogin on a terminal break"
             do = "use qrsh -pty no, or set admin_user none in bootstrap and restart"
-            yield warning_check(name, what, do)
+            yield warning(what, do)
 
     def slave_tasks(self) -> Iterator[Check]:
         """Look at shepherd_cmd, which alone reaches slave tasks of parallel jobs."""
-        name, found = "slave tasks", self.lines.get("shepherd_cmd", "none")
+        found = self.lines.get("shepherd_cmd", "none")
         mine = found.startswith(f"{self.current}/")
         isolated = self.settings.isolation == "cgroup"  # nothing else confines a slave task
         if (self.settings.sge_slave_tasks or isolated) and not mine:
             key = "ISOLATION=cgroup" if isolated else "SGE_SLAVE_TASKS=yes"
             what = f"{key}, but shepherd_cmd is {found}"
             what += ": jobs of several hosts are refused" if isolated else ""
-            yield fault_check(name, what, f"set shepherd_cmd to the launcher below {self.current}")
+            yield fault(what, f"set shepherd_cmd to the launcher below {self.current}")
         elif mine and not Path(found.split()[0]).is_file():
-            yield fault_check(name, f"shepherd_cmd {found} is not there: no job starts", _AGAIN)
+            yield fault(f"shepherd_cmd {found} is not there: no job starts", _AGAIN)
         elif self.settings.sge_slave_tasks:
-            yield ok_check(name, f"shepherd_cmd {found}")
+            yield ok(f"shepherd_cmd {found}")
 
     def parameters(self) -> Iterator[Check]:
         """Look at what changes how jobs start and end."""
         words = self.lines.get("execd_params", "").upper().replace(",", " ").split()
         if "ENABLE_ADDGRP_KILL=FALSE" in words or "ENABLE_ADDGRP_KILL=0" in words:
             what = "ENABLE_ADDGRP_KILL=false: a job's stray processes live on and keep its GPUs"
-            yield warning_check("execd_params", what, "remove it from execd_params")
+            yield warning(what, "remove it from execd_params")
         if "INHERIT_ENV=FALSE" in words or "INHERIT_ENV=0" in words:
-            yield ok_check("execd_params", "INHERIT_ENV=false: fine, variables are replaced")
+            yield ok("INHERIT_ENV=false: fine, variables are replaced")
         if is_sge_none(self.lines.get("gid_range", "")):
             what = "there is none: jobs carry no group, nobody can tell whether they live"
-            yield fault_check("gid_range", what, "set it: qconf -mconf")
+            yield fault(what, "set it: qconf -mconf", "gid_range")
 
     def profile(self) -> Iterator[Check]:
         """Look at the login script for qlogin."""
-        name, path = "profile", self.profile_path
+        path, groups = self.profile_path, self.lines.get("gid_range", "")
         if not path.exists():
-            yield warning_check(name, f"no {path}: qlogin shells get no mask", _AGAIN)
+            yield warning(f"no {path}: qlogin shells get no mask", _AGAIN)
         elif self.execd is None:
-            yield warning_check(name, f"{path}: execd's folder is not known", "start execd")
-        elif path.read_text() != login_script_text(
-            str(self.execd.spool), self.lines.get("gid_range", "")
-        ):
+            yield warning(f"{path}: execd's folder is not known", "start execd")
+        elif path.read_text() != login_script_text(str(self.execd.spool), groups):
             what = f"{path} does not fit execd's folder {self.execd.spool} and gid_range"
-            yield fault_check(name, what, _AGAIN)
+            yield fault(what, _AGAIN)
         else:
-            yield ok_check(name, str(path))
+            yield ok(str(path))
 
     def verifier(self) -> Iterator[Check]:
-        """Look whether invalid requests are rejected at submission."""
+        """Look whether invalid requests are turned away at submission."""
         found = (self.qconf.configuration("global") or {}).get("jsv_url", "none")
         if "/sge-jsv" in found:
-            yield ok_check("jsv", found)
+            yield ok(found)
         else:
             what = "ours is not set: -l gpu=1.5 is accepted, and its job ends in error"
             do = f"qconf -mconf: jsv_url script:{self.current}/prolog/sge-jsv"
-            yield warning_check("jsv", what, do)
+            yield warning(what, do)

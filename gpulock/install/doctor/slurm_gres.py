@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.change import FilePlace
-from gpulock.install.doctor.check import Check, fault_check, ok_check, run_checks, warning_check
+from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.slurm.gres import (
     GresDeviceFiles,
     GresEntry,
@@ -27,7 +27,6 @@ from gpulock.node import devices
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import COPY, NAME
 
-_MAP: Final = "slurm-map"
 _AGAIN: Final = "run gpulock install slurm again"
 
 
@@ -43,13 +42,14 @@ class GresChecks:
 
     def checks(self) -> list[Check]:
         """Return all checks of the GPUs."""
-        looks = {
-            "ConstrainDevices": self.constrained,
-            "gres.conf": self.flag,
-            _MAP: self.map,
-            "AutoDetect": self.detection,
-        }
-        return [check for name, look_at in looks.items() for check in run_checks(name, look_at)]
+        return run_all(
+            {
+                "ConstrainDevices": self.constrained,
+                "gres.conf": self.flag,
+                "slurm-map": self.map,
+                "AutoDetect": self.detection,
+            }
+        )
 
     def constrains(self) -> bool:
         """Say whether Slurm lets a job open its own devices only."""
@@ -59,45 +59,38 @@ class GresChecks:
 
     def constrained(self) -> Iterator[Check]:
         """Look who may open which device."""
-        name = "ConstrainDevices"
         if not self.constrains():
+            if self.settings.isolation == "cgroup":
+                yield ok("no: ISOLATION=cgroup closes the cards of others instead")
+                return
+            do = "ConstrainDevices=yes in cgroup.conf" if self.by_slurm else "ISOLATION=cgroup"
             what = "no: the mask is advice, a job can open any card"
-            yield ok_check(name, what)
+            yield warning(what, f"{do} closes the others; see docs/isolation.md")
         elif not self.by_slurm:
             what = "yes, with SLURM_DEVICE_SELECTION=gpulock: Slurm confines jobs to other cards"
-            do = (
-                "set SLURM_DEVICE_SELECTION=slurm; or ConstrainDevices=no in cgroup.conf,"
-                " and restart slurmd"
-            )
-            yield fault_check(name, what, do)
+            do = "set SLURM_DEVICE_SELECTION=slurm; or ConstrainDevices=no in cgroup.conf,"
+            yield fault(what, f"{do} and restart slurmd")
         elif not self.conf.has("TaskPlugin", "task/cgroup", "cgroup"):
             what = f"yes, but TaskPlugin is {self.conf.get('TaskPlugin') or 'none'}: without effect"
-            yield warning_check(
-                name, what, "TaskPlugin=task/cgroup,task/affinity; restart all daemons"
-            )
+            yield warning(what, "TaskPlugin=task/cgroup,task/affinity; restart all daemons")
         else:
-            yield ok_check(name, "yes: a job can open its own cards only")
+            yield ok("yes: a job can open its own cards only")
 
     def flag(self) -> Iterator[Check]:
         """Look whether Slurm, too, tells jobs which cards are theirs."""
-        name = "gres.conf"
         if self.gres_conf is None:
-            yield warning_check(
-                name, f"not at {self.site.gres_conf}", "GPUs need File= lines there"
-            )
+            yield warning(f"not at {self.site.gres_conf}", "GPUs need File= lines there")
             return
         flagged = has_gres_flag(self.gres_conf)
         if self.by_slurm and flagged:
             what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
-            yield warning_check(name, what, "take Flags=no_gpu_env out, and restart slurmd")
+            yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
         elif not self.by_slurm and self.settings.slurm_count == "gpus" and not flagged:
-            what = (
-                "no no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm, too, tells jobs of cards"
-            )
+            what = "no no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm, too, tells jobs cards"
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
-            yield fault_check(name, what, do)
+            yield fault(what, do)
         else:
-            yield ok_check(name, str(self.gres_conf))
+            yield ok(str(self.gres_conf))
 
     def map(self) -> Iterator[Check]:
         """Compare the map with slurmd's list, and Slurm's numbers with CUDA's."""
@@ -106,49 +99,43 @@ class GresChecks:
         entries = read_gres_entries(self.site)
         if not entries:
             what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
-            yield warning_check(
-                _MAP, what, "if one should: look at gres.conf, and Gres= in slurm.conf"
-            )
+            yield warning(what, "if one should: look at gres.conf, and Gres= in slurm.conf")
         if not self.by_slurm:
             return  # no hook reads the map
         places = GresDeviceFiles(self.settings).devices_of_positions(gres_positions(entries))
-        yield from self.stale(slurm_map_text(self.gres_conf, places))
+        yield from self.stale(slurm_map_text(self.gres_conf, places), len(places))
         if places and not self.constrains():
             yield from self.order(entries, places)
 
-    def stale(self, wanted: str) -> Iterator[Check]:
+    def stale(self, wanted: str, positions: int) -> Iterator[Check]:
         """Compare map and copy with what they would be now."""
         folder = Path(self.settings.state_dir)
-        found = FilePlace(folder / NAME).read()
+        path, copy = folder / NAME, folder / COPY
+        found = FilePlace(path).read()
+        copied = gres_conf_identity(copy) if copy.exists() else ""
         if found is None:
-            yield fault_check(_MAP, f"no {folder / NAME}: every GPU job drains the node", _AGAIN)
+            yield fault(f"no {path}: every GPU job drains the node", _AGAIN)
         elif found != wanted:
-            what = f"{folder / NAME} is not slurmd's list of now: jobs are refused, or share cards"
-            yield fault_check(_MAP, what, f"scontrol reconfigure, then {_AGAIN}")
-        elif self.gres_conf and gres_conf_identity(self.gres_conf) != self.copied(folder / COPY):
+            what = f"{path} is not slurmd's list of now: jobs are refused, or share cards"
+            yield fault(what, f"scontrol reconfigure, then {_AGAIN}")
+        elif self.gres_conf and gres_conf_identity(self.gres_conf) != copied:
             what = f"{self.gres_conf} changed since the map was made: GPU jobs drain the node"
-            yield fault_check(_MAP, what, f"scontrol reconfigure, then {_AGAIN}")
-        else:
-            yield ok_check(_MAP, f"{len(wanted.splitlines()) - 2} positions, as slurmd has them")
-
-    def copied(self, path: Path) -> str:
-        """Return what identifies the copy, nothing where there is none."""
-        return gres_conf_identity(path) if path.exists() else ""
+            yield fault(what, f"scontrol reconfigure, then {_AGAIN}")
+        elif positions:
+            yield ok(f"{positions} positions, as slurmd has them")
 
     def order(self, entries: list[GresEntry], places: list[str]) -> Iterator[Check]:
         """Look whether position N is the card that CUDA calls N."""
         name = "order of gres.conf"
         if any("." in place for place in places):
             what = "MIG instances by number, and no ConstrainDevices: no mask of Slurm's is right"
-            yield warning_check(
-                name, what, "ConstrainDevices=yes in cgroup.conf, TaskPlugin=task/cgroup"
-            )
+            yield warning(what, "ConstrainDevices=yes in cgroup.conf, TaskPlugin=task/cgroup", name)
             return
         shown = devices.read_devices(self.settings.driver_root, self.settings.sys_root)
         index = {device.minor: device.index for device in shown}
         real = [index.get(int(place), -1) for place in places]
         if real == list(range(len(real))):
-            yield ok_check(name, "Slurm's numbers are CUDA's")
+            yield ok("Slurm's numbers are CUDA's", name)
             return
         first = next(n for n, found in enumerate(real) if n != found)
         what = f"Slurm's GPU {first} is card {real[first]} to CUDA: jobs use each other's cards"
@@ -156,7 +143,7 @@ class GresChecks:
             do = f"{order_gres_files(entries, real)}; or ConstrainDevices=yes; restart slurmd"
         else:
             do = "name all cards in gres.conf, in the order of the PCI bus, or ConstrainDevices=yes"
-        yield fault_check(name, what, f"{do}, then {_AGAIN}")
+        yield fault(what, f"{do}, then {_AGAIN}", name)
 
     def detection(self) -> Iterator[Check]:
         """Warn where the list can change without gres.conf."""
@@ -169,7 +156,7 @@ class GresChecks:
                 "slurmd lists the cards that it finds when it starts; the map is of one such time"
             )
             do = f"after a card was changed or lost, {_AGAIN}; or write File= lines"
-            yield warning_check("AutoDetect", what, do)
+            yield warning(what, do)
 
 
 def order_gres_files(entries: list[GresEntry], real: list[int]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.change import install_record
-from gpulock.install.doctor.check import FAULT, WARNING, Check, ok_check, run_checks, warning_check
+from gpulock.install.doctor.check import FAULT, WARNING, Check, ok, run_checks, warning
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.install import (
     ETC,
@@ -58,57 +58,35 @@ def manages_lock_dir(value: str, settings: Settings) -> bool:
     )
 
 
-def value_not_in(*wanted: str) -> Callable[[str, Settings], bool]:
+def lacks_watchdog(value: str, _: Settings) -> bool:
+    """Say whether systemd does not watch over a service."""
+    return value in ("0", "infinity")
+
+
+def unless(*wanted: str) -> Callable[[str, Settings], bool]:
     """Return what says whether a property has none of these values."""
     return lambda value, _: value not in wanted
 
 
-def value_in(*bad: str) -> Callable[[str, Settings], bool]:
-    """Return what says whether a property has one of these values."""
-    return lambda value, _: value in bad
-
-
+NO: Final = unless("", "no")
 _FREES: Final = "it cannot see all processes, so it frees nothing"
+_LOCKS: Final = "the locks are removed when it stops"
+_WORKER: Final = "its worker is no system user's: its processes keep every GPU of a job held"
 RULES: Final = (
     UnitRule(DAEMON, "CapabilityBoundingSet", lacks_process_visibility, _FREES),
-    UnitRule(DAEMON, "ProtectProc", value_not_in("", "default"), _FREES),
-    UnitRule(DAEMON, "ProcSubset", value_not_in("", "all"), _FREES),
-    UnitRule(DAEMON, "PrivateUsers", value_not_in("", "no"), _FREES),
-    UnitRule(DAEMON, "User", value_not_in("", "root", "0"), "gpulockd must be root"),
-    UnitRule(DAEMON, "RuntimeDirectory", manages_lock_dir, "the locks are removed when it stops"),
-    UnitRule(EXPORTER, "RuntimeDirectory", manages_lock_dir, "the locks are removed when it stops"),
-    UnitRule(
-        DAEMON,
-        "PrivateDevices",
-        value_not_in("", "no"),
-        "it cannot tell the devices' nodes",
-        WARNING,
-    ),
-    UnitRule(
-        DAEMON,
-        "Restart",
-        value_not_in("on-failure", "always"),
-        "it stays dead once it died",
-        WARNING,
-    ),
-    UnitRule(
-        DAEMON, "WatchdogUSec", value_in("0", "infinity"), "if it hangs, it hangs on", WARNING
-    ),
-    UnitRule(
-        EXPORTER,
-        "DynamicUser",
-        value_not_in("", "no"),
-        "its worker is no system user's, and is taken for what a job left behind: no GPU gets free",
-    ),
-    UnitRule(EXPORTER, "User", value_not_in(USER), f"it is meant to be {USER}", WARNING),
-    UnitRule(EXPORTER, "PrivateDevices", value_not_in("", "no"), "it sees no GPU"),
-    UnitRule(
-        EXPORTER,
-        "ProtectProc",
-        value_not_in("", "default"),
-        "it cannot tell whose the processes on a GPU are",
-        WARNING,
-    ),
+    UnitRule(DAEMON, "ProtectProc", unless("", "default"), _FREES),
+    UnitRule(DAEMON, "ProcSubset", unless("", "all"), _FREES),
+    UnitRule(DAEMON, "PrivateUsers", NO, _FREES),
+    UnitRule(DAEMON, "User", unless("", "root", "0"), "gpulockd must be root"),
+    UnitRule(DAEMON, "RuntimeDirectory", manages_lock_dir, _LOCKS),
+    UnitRule(EXPORTER, "RuntimeDirectory", manages_lock_dir, _LOCKS),
+    UnitRule(DAEMON, "PrivateDevices", NO, "it cannot tell the devices' nodes", WARNING),
+    UnitRule(DAEMON, "Restart", unless("on-failure", "always"), "it stays dead", WARNING),
+    UnitRule(DAEMON, "WatchdogUSec", lacks_watchdog, "if it hangs, it hangs on", WARNING),
+    UnitRule(EXPORTER, "DynamicUser", NO, _WORKER),
+    UnitRule(EXPORTER, "User", unless(USER), f"it is meant to be {USER}", WARNING),
+    UnitRule(EXPORTER, "PrivateDevices", NO, "it sees no GPU"),
+    UnitRule(EXPORTER, "ProtectProc", unless("", "default"), "it sees no users", WARNING),
 )
 
 
@@ -123,9 +101,8 @@ def systemd_checks(
         return []
     checks = run_checks("units", lambda: check_unit_files(options, settings))
     for service in systemd_services(ctl):
-        checks += run_checks(
-            service.name, partial(check_service_state, service, settings, etc, ctl)
-        )
+        look = partial(check_service_state, service, settings, etc, ctl)
+        checks += run_checks(service.name, look)
     return checks
 
 
@@ -133,18 +110,13 @@ def check_unit_files(options: SystemdOptions, settings: Settings) -> Iterator[Ch
     """Look whether the files are what would be installed now."""
     found, note = read_unit_inputs(options, settings)
     if note:
-        yield warning_check("units", f"were not compared: {note}")
+        yield warning(f"were not compared: {note}")
         return
-    old: list[str] = []
-    for name, text in render_units(found).items():
-        path = unit_file_path(options.etc, name)
-        if make_unit_place(path).read() != text:
-            old.append(str(path))
-    if old:
-        what = f"not as this package and its settings want them: {', '.join(old)}"
-        yield warning_check("units", what, _AGAIN)
+    paths = {unit_file_path(options.etc, name): text for name, text in render_units(found).items()}
+    if old := [str(path) for path, text in paths.items() if make_unit_place(path).read() != text]:
+        yield warning(f"not as this package and its settings want them: {', '.join(old)}", _AGAIN)
     else:
-        yield ok_check("units", f"{options.etc}/systemd/system, up to date")
+        yield ok(f"{options.etc}/systemd/system, up to date")
 
 
 def check_service_state(
@@ -154,18 +126,19 @@ def check_service_state(
     now = service.read()
     if now != ON:
         do = f"systemctl enable --now {' '.join(service.units)}"
-        yield warning_check(service.name, f"is {now or 'not there'}", do if now else _AGAIN)
-    broken = False
-    for unit in service.units:
-        for check in check_unit_properties(unit, settings, etc, unit_properties(unit, (), ctl)):
-            broken = True
-            yield check
+        yield warning(f"is {now or 'not there'}", do if now else _AGAIN)
+    odd = [
+        check
+        for unit in service.units
+        for check in check_unit_properties(unit, settings, etc, unit_properties(unit, (), ctl))
+    ]
+    yield from odd
     if now != ON:
         return
     if why := service.restart_reason(service_files(service, etc)):
-        yield warning_check(service.name, why, f"systemctl restart {' '.join(service.units)}")
-    elif not broken:
-        yield ok_check(service.name, ON)
+        yield warning(why, f"systemctl restart {' '.join(service.units)}")
+    elif not odd:
+        yield ok(ON)
 
 
 def check_unit_properties(
@@ -176,9 +149,8 @@ def check_unit_properties(
         return
     fragment = seen.get("FragmentPath", "")
     if fragment and Path(fragment) != unit_file_path(etc, unit):
-        yield warning_check(
-            unit, f"systemd goes by {fragment}, not by what was installed", f"remove {fragment}"
-        )
+        what = f"systemd goes by {fragment}, not by what was installed"
+        yield warning(what, f"remove {fragment}", unit)
     where = seen.get("DropInPaths", "")
     do = f"look at {where}" if where else _AGAIN
     for rule in RULES:

@@ -22,7 +22,7 @@ from gpulock.daemon.slots import state
 from gpulock.daemon.slots.state import DONE, THEIRS, LoweredCount
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
-from gpulock.install.doctor.health import health_checks
+from gpulock.install.doctor.policies import policy_checks
 from gpulock.node.settings import Settings
 from gpulock.store import quarantine
 from gpulock.text.advice import quarantine_end_condition
@@ -34,7 +34,7 @@ AFTER = "a reboot or a reload of the driver, then RESTORE_AFTER clean checks"
 
 def told(ward: Ward) -> list[tuple[str, str]]:
     """Return state and words of each check."""
-    checks = health_checks(Settings(dict(ward.settings)))
+    checks = policy_checks(Settings(dict(ward.settings)))
     return [(check.state, f"{check.name}: {check.what}; {check.do}") for check in checks]
 
 
@@ -90,8 +90,7 @@ def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
         "counts: gpu of node1 is 7 instead of 8",
         "counts: gpu of node2 was set to 5 by others, and gpulock does not change it",
         f"counts: this node was drained at Slurm because of {bus(1)}",
-        "counts: Grid Engine's of node1 node2 are kept here",
-        "counts: SGE_COUNT_HOSTS is set, SGE_ROOT is not",
+        "counts: SGE_COUNT_HOSTS is set, SGE_ROOT is not: no count is kept",
     ]
     ward.close()
 

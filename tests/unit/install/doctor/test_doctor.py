@@ -20,10 +20,11 @@ from gpulock.install.doctor.doctor import (
     print_checks,
     run_doctor,
 )
+from gpulock.install.doctor.policies import check_scheduler_counts
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.install import plan_sge
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import read_settings
+from gpulock.node.settings import Settings, read_settings
 from tests.support.install_site import Site, make_site, untested
 
 pytestmark = pytest.mark.slow
@@ -218,6 +219,23 @@ def test_what_is_only_doubtful_is_a_warning(
 
     assert check.state == WARNING
     assert says in check.what
+
+
+def test_hooks_that_are_not_as_installed_are_not_ticked_as_well(site: Site) -> None:
+    damage(site)
+    where = DoctorOptions(site.config, None, site.root / "profile.d/gpulock.sh")
+
+    states = [check.state for check in run_doctor(where) if check.name == "hooks"]
+
+    assert states == [FAULT]
+
+
+def test_counts_that_lack_a_root_are_not_said_to_be_kept(site: Site) -> None:
+    settings = Settings({"SGE_COUNT_HOSTS": "node1", "STATE_DIR": str(site.root / "none")})
+
+    (check,) = check_scheduler_counts(settings)
+
+    assert (check.state, check.do) == (FAULT, "set SGE_ROOT")
 
 
 def test_without_qmaster_the_node_itself_is_still_looked_at(site: Site) -> None:

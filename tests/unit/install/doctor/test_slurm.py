@@ -35,6 +35,8 @@ def installed() -> Iterator[SlurmNode]:
         node.install()
         node.put_hooks()
         node.put("LaunchParameters", "use_interactive_step")
+        node.put("SchedulerParameters", "nohold_on_prolog_fail")
+        node.put("PrologEpilogTimeout", "120")
         # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
         text = node.config.read_text().splitlines(keepends=True)
         node.config.write_text("".join(line for line in text if "SIMUL" not in line))
@@ -71,7 +73,8 @@ def test_an_installed_node_has_no_faults(node: SlurmNode) -> None:
     checks = found(node)
 
     assert [c for c in checks.values() if c.state == FAULT] == []
-    assert {c.name for c in checks.values() if c.state == WARNING} == set()
+    # Under Slurm's defaults, and without ISOLATION, nothing keeps a job from another's card.
+    assert {c.name for c in checks.values() if c.state == WARNING} == {"ConstrainDevices"}
     assert checks["slurm-map"].what == "8 positions, as slurmd has them"
     assert checks["node"].what == "node1 is IDLE"
     assert "execd" not in checks, "nothing of Grid Engine is looked at"
@@ -228,9 +231,28 @@ def constrained_without_the_plugin(node: SlurmNode) -> None:
     node.put("TaskPlugin", "task/affinity")
 
 
+def unanswered(node: SlurmNode) -> None:
+    text = (node.state / "node").read_text()
+    (node.state / "node").write_text(text.replace("State=IDLE", "State=IDLE*"))
+
+
+def nothing_listed(node: SlurmNode) -> None:
+    node.list_gpus()
+    node.install()
+
+
+def nothing(_: SlurmNode) -> None:
+    """Leave the node as it was installed."""
+
+
 @pytest.mark.parametrize(
     ("plant", "name", "says"),
     [
+        (nothing, "ConstrainDevices", "a job can open any card"),
+        (put("PrologEpilogTimeout", "(null)"), "PrologEpilogTimeout", "blocks the node"),
+        (put("SchedulerParameters", "(null)"), "SchedulerParameters", "are held"),
+        (unanswered, "node", "node1 is IDLE*"),
+        (nothing_listed, "slurm-map", "no job gets a GPU"),
         (put("PrologFlags", "Contain,Serial"), "PrologFlags", "one hook at a time"),
         (put("ProctrackType", "proctrack/linuxproc"), "ProctrackType", "lives on"),
         (put("SelectType", "select/linear"), "SelectType", "not --gpus"),
@@ -263,6 +285,32 @@ def test_under_slurms_own_device_constraint_any_order_is_right(node: SlurmNode) 
     assert "order of gres.conf" not in checks
     assert checks["ConstrainDevices"].state == OK
     assert checks["slurm-map"].state == OK
+
+
+def test_isolation_by_cgroups_closes_what_slurm_leaves_open(node: SlurmNode) -> None:
+    node.set(ISOLATION="cgroup")
+
+    check = found(node)["ConstrainDevices"]
+
+    assert (check.state, "ISOLATION=cgroup" in check.what) == (OK, True)
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"),
+    [
+        (put("PrologFlags", "Contain,Serial"), "PrologFlags"),
+        (edited_but_not_in_force, "slurm.conf"),
+        (a_site_prolog_that_hands_out_gpus, "Prolog"),
+        (nothing_listed, "slurm-map"),
+        (no_interpreter, "Slurm hooks"),
+    ],
+)
+def test_what_is_doubtful_is_not_ticked_as_well(node: SlurmNode, plant: Plant, name: str) -> None:
+    plant(node)
+
+    checks = doctor.run_doctor(doctor.DoctorOptions(node.config))
+
+    assert OK not in {check.state for check in checks if check.name == name}
 
 
 def test_without_slurmctld_slurm_conf_is_looked_at_instead(node: SlurmNode) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
-from gpulock.install.doctor.leftovers import handover_checks
+from gpulock.install.doctor.policies import handover_checks
 from gpulock.node import sample
 from tests.support.trees import BOOT, Box, bus
 

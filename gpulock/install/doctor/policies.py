@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doctor's checks of policies: quarantine, the counts at the schedulers, what jobs leave behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from gpulock.daemon.health import policy as health
+from gpulock.daemon.health.findings import CAUSES, MISSING
+from gpulock.daemon.slots import slurm, state
+from gpulock.deadline import clock_boottime
+from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
+from gpulock.node import sample
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings
+from gpulock.store.quarantine import POLICY
+from gpulock.text.advice import quarantine_end_condition
+
+SEE = "see docs/quarantine.md"
+
+
+def policy_checks(settings: Settings) -> list[Check]:
+    """Return the checks of quarantine and of what the schedulers are told of it."""
+    return run_all(
+        {
+            "quarantine": lambda: check_quarantine_policy(settings),
+            "out of service": lambda: check_quarantined_devices(settings),
+            "counts": lambda: check_scheduler_counts(settings),
+        }
+    )
+
+
+def handover_checks(settings: Settings) -> list[Check]:
+    """Return the checks of LEFTOVER_PROCESSES."""
+    return run_all({"hand-over": lambda: check_leftover_setting(settings)})
+
+
+def read_current_sample(settings: Settings) -> sample.Sample | None:
+    """Return what the exporter says now, None where it says nothing."""
+    folder, oldest = settings.exporter_dir, settings.max_sample_age
+    return sample.read_sample(folder, clock_boottime(), Node(settings).boot_id, oldest)
+
+
+def check_quarantine_policy(settings: Settings) -> Iterator[Check]:
+    """Look whether what is set can work."""
+    wanted = settings.quarantine_on
+    if wrong := [word for word in wanted if word not in CAUSES]:
+        what = f"QUARANTINE_ON={wrong[0]} is not understood, and does nothing"
+        yield fault(what, f"QUARANTINE_ON takes {' '.join(CAUSES)}")
+    if not wanted:
+        yield ok("by hand alone (QUARANTINE_ON is empty)")
+        return
+    told = [word for word in wanted if word in CAUSES and word != MISSING]
+    if told and read_current_sample(settings) is None:
+        what = f"{' '.join(told)}: no exporter tells, so nothing is seen"
+        yield warning(what, "start gpulock-exporter")
+    elif not wrong:
+        back = f"back after {max(1, settings.restore_after)} clean checks where the cause allows"
+        yield ok(f"on {' '.join(wanted)}; {back}")
+
+
+def check_quarantined_devices(settings: Settings) -> Iterator[Check]:
+    """Tell what is out of service, why, and what brings it back."""
+    for name, note in health.read_quarantine_notes(Node(settings)).items():
+        reason, by = note.get("reason", "no reason noted"), note.get("by", "")
+        back = quarantine_end_condition(f"{reason} ({by})") if by == POLICY else "an administrator"
+        who = f" ({by})" if by else ""
+        do = f"{back} brings it back; gpulock restore {name}"
+        yield warning(f"{name} is out of service: {reason}{who}", do, "quarantine")
+
+
+def check_scheduler_counts(settings: Settings) -> Iterator[Check]:
+    """Tell which counts gpulockd here keeps, and what it changed."""
+    for (host, name), one in state.load_lowered_counts(settings.state_dir).items():
+        what = f"{name} of {host} is {one.now} instead of {one.base}"
+        if one.stage == state.THEIRS:
+            what = (
+                f"{name} of {host} was set to {one.now} by others, and gpulock does not change it"
+            )
+        yield warning(what, SEE)
+    if drained := slurm.read_drained_devices(settings):
+        yield warning(f"this node was drained at Slurm because of {drained}", SEE)
+    if settings.sge_count_hosts and not settings.sge_root:
+        yield fault("SGE_COUNT_HOSTS is set, SGE_ROOT is not: no count is kept", "set SGE_ROOT")
+    elif settings.sge_count_hosts:
+        yield ok(f"Grid Engine's of {' '.join(settings.sge_count_hosts)} are kept here")
+
+
+def check_leftover_setting(settings: Settings) -> Iterator[Check]:
+    """Look at what LEFTOVER_PROCESSES is, and at what it needs."""
+    key = f"LEFTOVER_PROCESSES={settings.leftover_processes}"
+    if settings.leftover_processes == "off":
+        yield ok(f"{key}: a lock waits for what its job left behind")
+        return
+    if settings.leftover_processes == "kill" and (why := why_pidfd_unusable()):
+        yield fault(f"{key} ends nothing here: {why}", "set LEFTOVER_PROCESSES=report")
+    if is_memory_reported(settings):
+        yield ok(f"{key}, and the exporter reports device memory")
+    else:
+        do = "start gpulock-exporter; see docs/hand-over.md"
+        yield warning(f"{key}, but no exporter reports device memory here", do)
+
+
+def why_pidfd_unusable() -> str:
+    """Return why this kernel cannot send a signal that surely reaches the process meant."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as refused:
+        return f"pidfd_open: {refused.strerror} (Linux 5.3 has it)"
+    return ""
+
+
+def is_memory_reported(settings: Settings) -> bool:
+    """Return whether a fresh sample tells the memory of any device."""
+    found = read_current_sample(settings)
+    return found is not None and any(d.memory_used is not None for d in found.devices.values())

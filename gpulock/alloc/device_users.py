@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
-LONG_PATH = "/dev/..."  # what is told of one that is too long to be told: it may be a node
+LONG_PATH = "/dev/..."  # in place of a path that is too long: it may be a node
 COMMON = (
     *("/dev/null", "/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/shm/", "/dev/mqueue/"),
     *("/dev/zero", "/dev/random", "/dev/urandom", "/dev/fuse"),
@@ -207,8 +207,8 @@ class OpenFiles:
 def read_fd_link(path: str) -> str:
     """Return where a descriptor points, as far as the kernel tells; raise OSError.
 
-    A path of more than a page is told by no call (d_path(9)): anybody can have such a file open,
-    and it says nothing of what the file is.
+    No call returns a path of more than a page (d_path(9)): any user can have such a file open,
+    and it says nothing about what the file is.
     """
     try:
         return os.readlink(path)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """gpulockd itself: rounds when they are due, between them it sleeps.
 
-The service manager hears of us only as the loop goes round: a round that hangs is a watchdog's.
+Only a turn of the loop pings the service manager, so its watchdog ends a round that hangs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes are a scheduler's daemon, and which programs beside one root may run.
 
-Anybody can give a process any name, a program of his own, a directory and an environment: one is
-believed only where root started it (for an ordinary user also he himself), and what it leads to is
-run only where nobody else could have put it there.
+Any user can give a process any name, program, directory and environment. A process is believed only
+where root started it (or, for an ordinary user, that user), and a program beside it is run only
+where no other user could have put it there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SchedulerDaemon:
         """Whose programs may stand beside it: root's, our own, its admin user's.
 
         An execd's real uid is root's and its effective uid the admin user's (sge_conf(5)), who owns
-        the whole of Grid Engine in most installations: root runs his files each time execd starts.
+        the whole of Grid Engine in most installations: root runs them each time execd starts.
         """
         return trusted_program_owners() | {self.uid}
 
@@ -100,7 +100,7 @@ def _same_machine(proc: Path, entry: Path) -> bool:
 def _started_by_its_owner(name: str, entry: Path) -> bool:
     """Return whether a process runs a program of the name, and no setuid one.
 
-    A user's link named sge_execd to sudo runs as root, with his environment, in his directory.
+    A user's link named sge_execd to sudo runs as root, with the user's environment and directory.
     """
     program = os.readlink(entry / "exe").removesuffix(" (deleted)")
     mode = (entry / "exe").stat().st_mode

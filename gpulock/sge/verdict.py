@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a Grid Engine job is alive, from the node alone (docs/facts/grid-engine.md).
 
-Hot, loaded when something must be settled. Not the spool directory (it stays for seconds after
+Hot, loaded when a lock must be judged. Not the spool directory (it stays for seconds after
 the end and vanishes while processes live), not qstat (`qdel -f` drops a job whose process lives).
 """
 

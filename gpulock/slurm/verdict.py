@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a Slurm job is alive on this node (docs/facts/slurm.md, whether a job is alive).
 
-Hot, loaded when something must be settled. A hook judges no other job of this boot: between a
+Hot, loaded when a lock must be judged. A hook judges no other job of this boot: between a
 Prolog and its first step, and between the last step and its Epilog, nothing of a living job is to
 be seen. A reconcile does, and asks slurmctld where the node alone does not prove it.
 """
@@ -22,7 +22,7 @@ NEXT_RUN = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")
 
 
 def hook_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
-    """Judge for a hook: only what its own Epilog gave up may be settled, behind the last guard."""
+    """Judge for a hook: only what its own Epilog gave up may be reaped, behind the last guard."""
     del scan
     assert lock.owner is not None
     if lock.owner.draining:

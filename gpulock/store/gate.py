@@ -23,7 +23,7 @@ LONGEST_PAUSE = 0.02  # seconds
 class Gate:
     """Hold the gate of `lock_dir` for the length of a `with` block.
 
-    Raises GateShutError when it stays shut until the deadline, Refusal(BROKEN) when the gate
+    Raises LockTimeout when it stays shut until the deadline, Refusal(BROKEN) when the gate
     file is not ours. `waited` is the time spent in seconds.
     """
 

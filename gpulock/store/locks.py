@@ -151,7 +151,7 @@ class LockStore:
         atomic.replace_file(f"{self.locks_dir}/{name}/owner", data)
 
     def undo(self, name: str) -> None:
-        """Take back a lock made a moment ago by this process; what fails is settled later."""
+        """Take back a lock made a moment ago by this process; what fails is reaped later."""
         try:
             atomic.remove_folder(f"{self.locks_dir}/{name}")
         except OSError:

@@ -148,7 +148,7 @@ def guard_scan(node: Node, rounds: int = 21) -> list[float]:
     return [timed(look) for _ in range(rounds)]
 
 
-def draining(node: Node, rounds: int = 7) -> list[float]:
+def reaping(node: Node, rounds: int = 7) -> list[float]:
     """Claim where all 8 devices are a dead owner's: judge them, guard, free, lock."""
     found: list[float] = []
     for _ in range(rounds):

@@ -47,7 +47,7 @@ def measure(root: Path, options: argparse.Namespace) -> None:
         with inprocess.crowd(count):
             rows = {
                 "guard scan": inprocess.guard_scan(node),
-                "claim 2, settles 8 dead locks": inprocess.draining(node),
+                "claim 2, settles 8 dead locks": inprocess.reaping(node),
             }
             title = f"within a process, {inprocess.process_count()} processes"
             table.print_inside(title, rows)

@@ -15,7 +15,7 @@ from tests.support.trees import Box, bus, judging, record, soon
 
 
 def never() -> Judge:
-    pytest.fail("nothing had to be settled")
+    pytest.fail("nothing had to be reaped")
 
 
 def ask(box: Box, count: int = 2, **changes: object) -> Grant:

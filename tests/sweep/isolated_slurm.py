@@ -38,8 +38,8 @@ OPEN, CLOSE = "open_session", "close_session"  # PAM_TYPE of pam_exec(8)
 class ConfinedSlurmStage(SlurmStage):
     """The stage of Slurm, on which every step is confined; of one job the batch step is there."""
 
-    def __init__(self, root: Path, chooser: str) -> None:
-        super().__init__(root, chooser)
+    def __init__(self, root: Path, selection: str) -> None:
+        super().__init__(root, selection)
         self.dev = root / "dev"
         make_nodes(self.dev, GPUS)
         self.probe = root / "probe.py"

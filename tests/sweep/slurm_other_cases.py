@@ -179,9 +179,9 @@ class Adopt(SlurmPlay):
 
 CASES = (
     Case("slurm task", Task, thin=0),
-    Case("slurm task, step", partial(Task, chooser="slurm", step="0", sees="1"), thin=0),
+    Case("slurm task, step", partial(Task, selection="slurm", step="0", sees="1"), thin=0),
     Case("slurm task, no GPU", partial(Task, positions=""), thin=0),
-    Case("slurm task, refused", partial(Task, positions=HELD, chooser="slurm"), thin=0),
+    Case("slurm task, refused", partial(Task, positions=HELD, selection="slurm"), thin=0),
     Case("slurm task, component", partial(Task, step="0", leader=QUEUED), thin=0),
     Case("slurm epilog", Epilog, thin=2),
     Case("slurm epilog, a process left", partial(Epilog, process=True), thin=4),

@@ -27,7 +27,7 @@ FREE, HELD = "0,1", "2,3"  # positions of which the other job has the latter
 class SlurmPlay(Play):
     """A program on a node of Slurm. The job whose hooks run asks for `positions`.
 
-    `chooser` is who picks the devices; `sees` are the positions of a step that has not all of its
+    `selection` is who picks the devices; `sees` are the positions of a step that has not all of its
     job's. `first`: nothing was claimed in this boot yet, so there is no other job either.
     """
 
@@ -37,7 +37,7 @@ class SlurmPlay(Play):
         self,
         root: Path,
         positions: str = FREE,
-        chooser: str = "gpulock",
+        selection: str = "gpulock",
         *,
         first: bool = False,
         step: str = BATCH,
@@ -45,7 +45,7 @@ class SlurmPlay(Play):
         leader: int = 0,
         batch: bool = True,
     ) -> None:
-        self.node = self.sets(root, chooser)
+        self.node = self.sets(root, selection)
         super().__init__(self.node, () if first else (OTHER,))
         self.mine: SlurmJob = self.node.job(MINE, positions, leader=leader, batch=batch)
         self.other: SlurmJob = self.node.job(OTHER, HELD)
@@ -53,7 +53,7 @@ class SlurmPlay(Play):
         self.sees = positions if sees is None else sees
         slurms = self.mine.task(step, self.sees)
         own = {name: value for name, value in FORGED.items() if name not in (MASK, ORDINAL)}
-        self.env = {**(own if chooser == "slurm" else FORGED), **slurms}
+        self.env = {**(own if selection == "slurm" else FORGED), **slurms}
 
     def prepare(self) -> None:
         """Let the other job claim."""

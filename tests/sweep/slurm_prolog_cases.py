@@ -71,10 +71,10 @@ class Refused(Prolog):
     grants = False
 
 
-HELD_NOW = partial(Refused, positions=HELD, chooser="slurm")
+HELD_NOW = partial(Refused, positions=HELD, selection="slurm")
 CASES = (
     Case("slurm prolog", Prolog, thin=3),
-    Case("slurm prolog, Slurm chooses", partial(Prolog, chooser="slurm"), thin=3),
+    Case("slurm prolog, Slurm chooses", partial(Prolog, selection="slurm"), thin=3),
     Case("slurm prolog, no GPU", partial(Prolog, positions="")),
     Case("slurm prolog, first of a boot", partial(Prolog, first=True), thin=3),
     Case("slurm prolog, settles", Draining, thin=6),

@@ -38,12 +38,12 @@ echo "${{0##*/}} $*" >>{told}
 class SlurmStage(Stage):
     """Jobs of one user. Of OTHER a step daemon shows, all the time.
 
-    `chooser` is who picks the devices: slurm or gpulock.
+    `selection` is who picks the devices: slurm or gpulock.
     """
 
-    def __init__(self, root: Path, chooser: str) -> None:
+    def __init__(self, root: Path, selection: str) -> None:
         super().__init__(root)
-        self.chooser = chooser
+        self.selection = selection
         out = root / "out"
         out.mkdir()
         out.chmod(0o777)  # strace writes as the job's user
@@ -55,7 +55,7 @@ class SlurmStage(Stage):
         for name in ("scontrol", "scancel"):
             self._program(root / "bin" / name, OBEY)
         with self.scene.config.open("a") as file:
-            file.write(f"SLURM_BINARIES={root / 'bin'}\nSLURM_DEVICE_SELECTION={chooser}\n")
+            file.write(f"SLURM_BINARIES={root / 'bin'}\nSLURM_DEVICE_SELECTION={selection}\n")
             file.write(
                 "SLURM_WAIT=0.000001\n"
             )  # one that is refused asks once, however slow this machine is
@@ -81,7 +81,7 @@ class SlurmStage(Stage):
         self, number: int, positions: str = "", *, leader: int = 0, batch: bool = True
     ) -> SlurmJob:
         """Describe a job of the user."""
-        masked = self.chooser == "slurm"
+        masked = self.selection == "slurm"
         return SlurmJob(number, positions, is_masked=masked, leader=leader, batch=batch)
 
     def prolog(self, job: SlurmJob, head: Sequence[str] = ()) -> int:

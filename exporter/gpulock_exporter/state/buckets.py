@@ -82,7 +82,7 @@ def sum_neighbour_pairs(values: Sequence[float]) -> list[float]:
 def restore_buckets(
     since: float, width: float | None, used: Sequence[int], covered: Sequence[int]
 ) -> Buckets:
-    """Return the buckets of a file; a width that makes no sense begins anew."""
+    """Return the buckets of a file; with an invalid width they start empty."""
     if width is None or not FIRST_WIDTH <= width <= LONGEST:
         return Buckets(since)
     both = list(zip(used, covered, strict=False))[:BUCKETS]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each claim's devices did for it: one account a token and device.
 
-A look is billed to whoever held the device when it began, so that a claim that goes has its last
-second in its account; a claim that is seen for the first time starts at nothing. Pure.
+A look counts for the claim that held the device when the look began: a claim that ends has its
+last second in its account, and a claim that is seen for the first time starts at 0. Pure.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class TelemetryTotals:
         if device.uuid in taken:
             return name
         if known == name and name in self.devices and device.uuid not in self.devices:
-            # its UUID is known now; what was told of the place stays as it was told
+            # its UUID is known now; what was published by bus id stays as it was
             totals = self.devices[device.uuid] = copy.deepcopy(self.devices[name])
             totals.key = device.uuid
         return device.uuid

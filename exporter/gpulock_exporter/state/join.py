@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be told of a node at one moment: devices, locks, verdicts and use, joined. Pure.
+"""The snapshot of a node at one moment: devices, locks, verdicts and use, joined. Pure.
 
 The states are those of `gpulock.alloc.states`, from the facts that `gpulock status` has. Values of
 the driver that are older than a limit are left out; what the lock directory says stays.

@@ -66,7 +66,7 @@ class LocalState(node_view.NodeView):
 def read_local_state(node: Node, now: float, known: LockCache | None = None) -> LocalState:
     """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds.
 
-    `known` are the locks as they were read before, for whoever reads them each second.
+    `known` are the locks as they were read before, for a caller that reads them each second.
     """
     facts, locks = LocalState(), known or LockCache(read_locks_with_details)
     facts.locks = facts.read("locks", lambda: read_boot_locks(node, locks), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A counter of the driver made monotonic: it wraps, begins anew with the driver, or is garbage.
+"""A counter of the driver made monotonic: it wraps, restarts with the driver, or is garbage.
 
 A step is believed where the hardware could have done it in the time. Where a reading fits to
 nothing it waits until the counter has moved on from there: garbage does not. Of two ways to
@@ -59,8 +59,8 @@ class MonotonicCounter:
     """The total, and the last reading that was believed; `rate` is how fast it ran when it moved.
 
     `former` is the reading before a fall, kept for one more: the fall may have been the garbage.
-    `doubt` is a reading that fits to nothing yet. `text` is for whoever writes it down: how it was
-    written, None once it has moved.
+    `doubt` is a reading that fits to nothing yet. `text` is how it was
+    written to the file, None once it has moved.
     """
 
     total: float = 0
@@ -111,7 +111,7 @@ def counter_growth(
 ) -> float | None:
     """Return by how much a counter ran since a reading, None where it cannot have.
 
-    A fall is a wrap where the counter was on its way there; all others begin anew.
+    A fall is a wrap where the counter was on its way there; any other fall is a restart.
     """
     passed = max(0.0, min(at - before.since, at - before.at + REPEATED))
     most = kind.fastest * (passed + SLACK)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's own list of the devices of the node.
 
-The driver's files in /proc take its locks, so that a driver that hangs hangs whoever reads them:
-a thread of its own does, and everybody else takes what it read last.
+The driver's files in /proc take its locks, so that a driver that hangs hangs every reader. A thread
+of its own reads them, and the others take what it read last.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a node at one moment: records that page and metrics are made of.
+"""The snapshot of a node at one moment: records that page and metrics are made of.
 
 They do not change once they are made, so that a client is answered from them while the next
 moment is being put together. None is not known, which is never 0.
@@ -33,7 +33,7 @@ class SnapshotLimits:
 
 @dataclass
 class DeviceSnapshot(DeviceTelemetry):
-    """One device at one moment: what the driver told of it, and what is known here besides.
+    """One device at one moment: the values of the driver, and what is known here besides.
 
     `told` is whether the driver's values are there and not too old. What is None is not known.
     `id` is its lock id and `uuid` its identity: the lock id where NVML tells none. `card` is the

@@ -87,7 +87,7 @@ class HttpServer:
         return self._thread.is_alive()
 
     def answers(self, seconds: float) -> bool:
-        """Tell whether the thread that accepts goes round, and wait so long for it to show that."""
+        """Return whether the accepting thread still runs; wait so long for its answer."""
         self._heard.clear()
         try:
             self._ringer.send(b".", socket.MSG_DONTWAIT)

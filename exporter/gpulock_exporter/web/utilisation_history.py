@@ -76,7 +76,7 @@ def build_page(
 
 
 def in_mig_mode(seen: DeviceSnapshot) -> bool:
-    """Return whether a device is a card that nobody is granted, but its instances."""
+    """Return whether a device is a card in MIG mode: only its instances are granted."""
     return bool(seen.mig and not seen.instance)
 
 

@@ -21,7 +21,7 @@ from gpulock.errors import Refusal
 from gpulock.text import table
 from gpulock.text.words import format_device_label, format_local_time, parse_duration
 
-TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN)  # whoever it is has it
+TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN)  # by any holder
 SHORTEST, LONGEST = 0.2, 3600.0  # seconds between two frames
 
 

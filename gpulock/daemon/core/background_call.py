@@ -29,7 +29,7 @@ class BackgroundCall(Generic[T]):
     def _ask(self, question: Callable[[], T]) -> None:
         try:
             self._found.append(question())
-        except BaseException as fault:  # told to whoever waits: a thread has nobody else
+        except BaseException as fault:  # raised again for the caller that waits
             self._fault = fault
         self._done.release()
 

@@ -24,7 +24,7 @@ LENGTH = 600  # characters of a line
 
 
 class DaemonJournal:
-    """Lines go to `fd`; with `levels` they bear one, without they go to syslog as well.
+    """Lines go to `fd`; with `levels` they have one, without they go to syslog as well.
 
     `quiet`: not to syslog, of which a simulated node has none.
     """

@@ -54,7 +54,7 @@ class SystemdNotifier:
         self.send("STOPPING=1", "STATUS=stopping")
 
     def alive(self, now: float) -> None:
-        """Say that the loop goes round, if that is due at `now` (seconds)."""
+        """Ping the watchdog, if that is due at `now` (seconds)."""
         if self.watchdog and now >= self._next:
             self._next = now + self.watchdog / 3
             self.send("WATCHDOG=1")

@@ -2,8 +2,8 @@
 """What speaks against a device: by the exporter's sample, by the driver. Pure.
 
 A finding has a key and a mark. Of an event (an XID, an ECC error) the mark is how many there were
-in this boot, of what lasts (a recovery action, a card that is gone) it says what. Whoever acts on
-a finding remembers the mark: the same is then no news, also after an administrator's `restore`.
+in this boot, of what lasts (a recovery action, a card that is gone) it says what. The policy
+remembers the mark of a finding: the same is then no news, also after an administrator's `restore`.
 """
 
 from __future__ import annotations

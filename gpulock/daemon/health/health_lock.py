@@ -19,7 +19,7 @@ from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import POLICY
 
-BECAUSE: Final = "faulty, and STATE_DIR cannot be written"
+REASON: Final = "faulty, and STATE_DIR cannot be written"
 
 
 def is_health_lock(lock: Lock) -> bool:
@@ -27,7 +27,7 @@ def is_health_lock(lock: Lock) -> bool:
     record = lock.owner
     if record is None or record.scheduler != "admin":
         return False
-    return record.user == POLICY and record.comment == BECAUSE
+    return record.user == POLICY and record.comment == REASON
 
 
 def lock_bad_device(node: Node, name: str, seconds: float) -> str:
@@ -41,7 +41,7 @@ def lock_bad_device(node: Node, name: str, seconds: float) -> str:
             ]
             if held:
                 return "its holder keeps it" if not is_health_lock(held[0]) else "it stays locked"
-            note = {"by": POLICY, "reason": BECAUSE}
+            note = {"by": POLICY, "reason": REASON}
             node.store.make(name, boot.reserve_owner(name, note, node.boot_id, node.name))
     except (OSError, Refusal) as fault:
         return f"nor can it be locked: {fault}"

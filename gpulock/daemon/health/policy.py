@@ -73,7 +73,7 @@ class HealthPolicy(Chore):
         self._update_free_devices(report)
         self._tell(report, ours)
         if not report.devices or not (wanted or ours):
-            return  # without a driver nothing can be told of a card
+            return  # without a driver nothing is known about a card
         look = HealthSnapshot(node, report, self._clock())
         book = state.load_health_state(node)
         before = book.text(node.boot_id)
@@ -90,7 +90,7 @@ class HealthPolicy(Chore):
         self._journal.log_changes("health", failed, ERROR)
 
     def _tell(self, report: ReconcileReport, ours: QuarantineNotes) -> None:
-        """Tell what went out of service at a hand-over, whoever did it: a reconcile, an epilog.
+        """Log what a hand-over put out of service, at a reconcile or an epilog.
 
         What was noted before this daemon began is told already, but for what its own first
         reconcile has done.
@@ -253,7 +253,7 @@ def is_exporter_reported(reasons: list[HealthFinding]) -> bool:
 
 
 def quarantine_limit_message(name: str, reasons: list[HealthFinding]) -> str:
-    """Return what is told of a device that stays in service because too many are out."""
+    """Return the message on a device that stays in service because too many are out."""
     words = ", ".join(one.words for one in reasons)
     return (
         f"{name} stays in service, though: {words}; the exporter speaks against more than half"

@@ -56,14 +56,14 @@ class HealthSnapshot:
         return found
 
     def _fresh(self, name: str) -> sample.DeviceSample | None:
-        """Return what a fresh look of the exporter's told of a device."""
+        """Return what a fresh sample of the exporter has of a device."""
         seen = self._sample.devices.get(name) if self._sample else None
         if seen is None or seen.looked is None or self.now - seen.looked > self._oldest:
             return None
         return seen
 
     def seen(self, name: str) -> sample.DeviceSample:
-        """Return what was told of a device."""
+        """Return what the sample has of a device."""
         return self._fresh(name) or sample.DeviceSample({}, {})
 
     def memory(self, name: str, quiet: float = 0.0) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""STATE_DIR/history: its one author, the file of JSON lines that grows, and those put aside.
+"""STATE_DIR/history: its one author, the file of JSON lines that grows, and the rotated ones.
 
 Warm. A line is written whole or taken back. The file is opened anew for each batch, so that
 logrotate may rename it at any time and nobody needs a signal.
@@ -220,7 +220,7 @@ def find_written_tokens(folder: str, tokens: set[str], oldest: float) -> set[str
     """Return which tokens have their line already; raise OSError.
 
     `oldest` is when the first of these claims ended (epoch): no line of theirs can be in a file
-    that was changed for the last time before. The last file put aside is always looked at.
+    that was changed for the last time before. The last rotated file is always looked at.
     """
     found: set[str] = set()
     wanted = {token.encode() for token in tokens}

@@ -27,7 +27,7 @@ from gpulock.store.owner import Owner
 GATE_SECONDS = 5.0
 MIN_SEEN_SECONDS = 5.0  # within them a record is written; one seen no later was never seen
 CLOCK_SET = 60.0  # seconds by which a clock is off that was set since the claim
-EMPTY_SECONDS = 60.0  # whoever makes a record has written it by then
+EMPTY_SECONDS = 60.0  # the process that makes a record has written it by then
 REBOOT_PROOF = "reap: claimed before this boot; its end is when it was last seen"
 
 EndedClaims = dict[str, dict[str, ClaimedDevice]]  # by token, by device
@@ -100,7 +100,7 @@ def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now:
     """Note that claims stand now; one without a record, or on a full disk, goes unnoted.
 
     `wall` is the epoch, `now` CLOCK_BOOTTIME. The time of a claim is held against that of the
-    file: where the clock was set since the claim, the former is put right as well.
+    file: where the clock was set since the claim, the former is corrected as well.
     """
     for record in standing:
         if not is_claim_token(record.token):

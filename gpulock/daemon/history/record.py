@@ -132,7 +132,7 @@ class ExporterSamples:
         return self._sample
 
     def read_claim_accounts(self, record: Owner, standing: bool) -> dict[str, ClaimUsage]:
-        """Return what is told of a claim, by lock id: its last account, or the last sample's."""
+        """Return the usage of a claim, by lock id: its last account, or the last sample's."""
         left = None if standing else sample.read_finished_claim(self.folder, record.token)
         for found in (left, self.last()):
             if found is not None and found.boot_id == record.boot_id:

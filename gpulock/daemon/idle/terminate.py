@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""End a job that idles, through whoever started it: scancel, qdel, or a signal to its process.
+"""End a job that idles by scancel, by qdel, or by a signal to its process.
 
 Warm, used only where IDLE_KILL is set. The locks are not touched: they go when the job is gone,
 as they do for every other job.

@@ -24,7 +24,7 @@ from gpulock.store.owner import Owner
 
 def read_living_records(node: Node, scan: ProcessScan) -> list[Owner]:
     """Return the record of every living job that was granted devices; raise Refusal."""
-    # whoever else calls a process so must not stop, or steer, what root puts back
+    # of our own uid: another user's process of that name must not steer what root restores
     found = [read_shepherd_record(node, pid) for pid in find_shepherds(scan, os.geteuid())]
     return [record for record in [*found, *read_run_records(node)] if record is not None]
 
@@ -60,7 +60,7 @@ def is_in_simulation(path: str, marker: str) -> bool:
 
 
 def read_run_records(node: Node) -> list[Owner]:
-    """Return the records of Slurm jobs and of `gpulock run` of this boot; a settle judges them."""
+    """Return the records of Slurm jobs and of `gpulock run` of this boot; a reap judges them."""
     folder = f"{node.settings.state_dir}/{claim_records.FOLDER}"
     found: list[Owner] = []
     try:
@@ -136,7 +136,7 @@ def check_records_complete(node: Node) -> None:
 def write_missing_records(node: Node) -> None:
     """Write the records for which there was no room; gate held, so that no lock goes meanwhile.
 
-    Whoever claims meanwhile and finds no room notes that anew: then what was whole is not.
+    A claim that finds no room meanwhile notes that again: then what was whole is not.
     """
     state_dir = node.settings.state_dir
     if adoption_state.has_every_claim_record(state_dir):

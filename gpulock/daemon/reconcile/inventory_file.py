@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LOCK_DIR/inventory: what the exporter learned from NVML, as far as the driver bears it out.
+"""LOCK_DIR/inventory: what the exporter learned from NVML, as far as the driver confirms it.
 
 The exporter is an ordinary user. A claim relies on what stands here, so each entry is compared
 with what the kernel shows of the driver: a card must be there, its UUID must not be another one,
@@ -45,7 +45,7 @@ def check_inventory(
     cards: Mapping[str, DriverCard],
     instances: Mapping[str, frozenset[str]],
 ) -> CheckedInventory:
-    """Return the entries that the driver bears out; `instances` by bus id are `gi1.ci0`."""
+    """Return the entries that the driver confirms; `instances` by bus id are `gi1.ci0`."""
     result = CheckedInventory({}, {})
     liars = dict(find_uuid_mismatches(told, cards))
     for key, value in told.items():

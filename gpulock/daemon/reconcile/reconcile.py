@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One reconcile of this node: what `gpulock reap` does once and gpulockd again and again.
 
-Warm. Under the gate: adopt where locks were lost, settle every lock, publish the verdicts.
+Warm. Under the gate: adopt where locks were lost, reap every dead lock, publish the verdicts.
 """
 
 import os
@@ -61,7 +61,7 @@ class ReconcileReport:
 def reconcile_locks(
     node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False
 ) -> ReconcileReport:
-    """Settle every lock of this node; raise Refusal, or OSError where LOCK_DIR fails.
+    """Judge and reap every lock of this node; raise Refusal, or OSError where LOCK_DIR fails.
 
     With `dry_run` nothing is changed.
     """

@@ -40,15 +40,15 @@ def reconcile_event_messages(report: ReconcileReport) -> list[str]:
 
 
 def lasting_problem_messages(
-    report: ReconcileReport, expected: int, sightless: str = ""
+    report: ReconcileReport, expected: int, missing_right: str = ""
 ) -> dict[str, str]:
     """Return what lasts, by a key; `expected` GPUs, 0 where that is not known.
 
-    `sightless` says what this process may not see at all.
+    `missing_right` says what this process may not see at all.
     """
     found: dict[str, str] = {}
-    if sightless:
-        found["sight"] = sightless
+    if missing_right:
+        found["sight"] = missing_right
     if report.blind:
         found["blind"] = f"{BLIND}{report.blind}"
     if report.fault:
@@ -83,7 +83,7 @@ def missing_gpu_messages(report: ReconcileReport, expected: int) -> dict[str, st
 
 
 def unfreed_lock_message(outcome: ReapOutcome, blind: str) -> str:
-    """Return what is to be told of one lock that stays, or nothing."""
+    """Return the message on one lock that stays, or nothing."""
     of = f"{outcome.lock.id}{describe_lock_owner(outcome.lock.owner)}"
     if outcome.act == HELD and outcome.reason.startswith(f"draining: {CAUSE}:"):
         return f"{of} is not freed: {outcome.reason.removeprefix('draining: ')}"

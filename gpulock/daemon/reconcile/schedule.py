@@ -41,7 +41,7 @@ Due = Mapping[
 
 
 class ReconcileSchedule:
-    """`due` is when the next reconcile is; it is told of changes and of reconciles."""
+    """`due` is when the next reconcile is; it learns of changes and of reconciles."""
 
     def __init__(self, now: float) -> None:
         self.due = now

@@ -3,9 +3,9 @@
 
 Slurm 22.05 has nothing between one device and the whole node: a GRES with File= keeps its count,
 one without can be lowered but fails its node's next registration, a reservation holds no GRES
-(docs/quarantine.md has what was measured). So by default it is told to people; `drain` drains the
-node with a reason of ours, and takes back that drain and no other. The reason at slurmctld is the
-record: whoever was killed anywhere finds it there.
+(docs/quarantine.md has what was measured). So by default it is only logged; `drain` drains the node
+with a reason of ours, and takes back that drain and no other. The reason at slurmctld is the
+record: after a kill at any point the next round finds it there.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def is_slurm_node(node: Node, report: ReconcileReport) -> bool:
 def sync_slurm_drain(settings: Settings, host: str, bad: Mapping[str, str]) -> DrainAction:
     """Ask for the node's state and do what is due; raise Refusal or OSError.
 
-    Drained first and noted then: whoever is killed in between finds a drain that is ours.
+    Drained first and noted then: after a kill in between the drain is known as ours.
     """
     control = SlurmctldClient(settings)
     name = find_slurm_node_name(control, host)

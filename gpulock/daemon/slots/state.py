@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gpulockd changed of a count at qmaster, and how it puts that right. Pure, but for a file.
+"""What gpulockd changed of a count at qmaster, and how it restores it. Pure, but for a file.
 
 Grid Engine has no compare-and-set. So what is wanted is noted before it is done; the count is
-read, compared with what we know, set, and read again. Whoever was killed anywhere in between finds
-in the note and in qmaster's own value what is left to do. A value that is neither was set by
-somebody else: that one stands, and is left alone until all devices of the host are good.
+read, compared with what we know, set, and read again. After a kill at any point
+the note and qmaster's own value say what is left to do. A value that is neither was set by others:
+gpulockd does not change it until all devices of the host are good.
 """
 
 from __future__ import annotations

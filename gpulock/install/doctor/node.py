@@ -16,7 +16,7 @@ from gpulock.node.settings import Settings, read_settings
 from gpulock.store import atomic, boot
 from gpulock.store.locks import LockStore
 
-_GATE_MODE = 0o600  # whoever may open the gate can block the node
+_GATE_MODE = 0o600  # a user who may open the gate can block the node
 
 
 def check_settings_file(path: Path) -> tuple[Settings | None, Check]:

@@ -21,7 +21,7 @@ SEE = "see docs/quarantine.md"
 
 
 def policy_checks(settings: Settings) -> list[Check]:
-    """Return the checks of quarantine and of what the schedulers are told of it."""
+    """Return the checks of quarantine and of the counts at the schedulers."""
     return run_all(
         {
             "quarantine": lambda: check_quarantine_policy(settings),

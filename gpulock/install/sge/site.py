@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where this node's Grid Engine is: from the settings, or from the execd that runs here.
 
-The environment of whoever calls is not asked: it may lead to another cell than this node's.
+The environment of the caller is not used: it may lead to another cell than this node's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where this node's Slurm is: its programs, its slurm.conf, the name it gives to this machine.
 
-From the settings, else from the slurmd that runs here. The environment of whoever calls is not
-asked: it may lead to another cluster.
+From the settings, else from the slurmd that runs here. The environment of the caller is not
+used: it may lead to another cluster.
 """
 
 from __future__ import annotations

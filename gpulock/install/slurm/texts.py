@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `install slurm` tells the administrator to put into the cluster's files; as good as pure.
+"""What `install slurm` tells the administrator to put into the cluster's files.
 
 slurm.conf, gres.conf and job_submit.lua are the site's, for the whole cluster: gpulock never writes
 there.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settling under the gate: what is proven dead goes, all else stays."""
+"""Reaping under the gate: what is proven dead goes, all else stays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lock(box: Box, number: int = 0, **changes: object) -> Owner:
     return one
 
 
-def settle_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
+def reap_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
     node = box.node()
     engine = reaper.Reaper(node, judge_of(node), node.devices(), node.store.read_all_locks())
     found = reaper.reap_locks(engine, dry_run)
@@ -42,7 +42,7 @@ def settle_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
 
 
 def act(box: Box, number: int = 0) -> str:
-    return settle_all(box)[bus(number)].act
+    return reap_all(box)[bus(number)].act
 
 
 def test_a_dead_jobs_lock_is_freed_and_kept_for_the_history(box: Box) -> None:
@@ -66,7 +66,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(box: Box) -> None:
     lock(box, 1, token="b")
     box.proc.add(700, fds={9: box.dev / "nvidia1"})
     before = sorted(box.lock.rglob("*"))
-    found = settle_all(box, dry_run=True)
+    found = reap_all(box, dry_run=True)
     assert [o.act for o in found.values()] == [FREED, ORPHANS]
     assert sorted(box.lock.rglob("*")) == before
 
@@ -101,7 +101,7 @@ def test_a_lock_without_owner_is_a_claim_cut_short(box: Box) -> None:
 def test_a_record_that_cannot_be_understood_is_held(box: Box, text: str) -> None:
     (box.lock / "locks" / bus(0)).mkdir()
     (box.lock / "locks" / bus(0) / "owner").write_text(text)
-    found = settle_all(box)[bus(0)]
+    found = reap_all(box)[bus(0)]
     assert (found.act, "owner record" in found.reason) == (HELD, True)
     assert box.locks() == [bus(0)]
 
@@ -111,7 +111,7 @@ def test_an_owner_that_is_a_link_or_a_fifo_is_held_and_nobody_waits_for_it(box: 
         (box.lock / "locks" / bus(number)).mkdir()
     (box.lock / "locks" / bus(0) / "owner").symlink_to("/dev/null")
     os.mkfifo(box.lock / "locks" / bus(1) / "owner")
-    assert {o.act for o in settle_all(box).values()} == {HELD}
+    assert {o.act for o in reap_all(box).values()} == {HELD}
 
 
 @pytest.mark.parametrize("boot_id", [BOOT, OTHER_BOOT])
@@ -125,7 +125,7 @@ def test_a_draining_lock_waits_for_the_jobs_processes(box: Box) -> None:
     lock(box, draining=1)
     box.proc.shepherd(500, box.root)
     box.proc.add(700, groups=[GID])
-    found = settle_all(box)[bus(0)]
+    found = reap_all(box)[bus(0)]
     assert (found.act, "700" in found.reason) == (HELD, True)
     box.proc.remove(700)
     assert act(box) == FREED
@@ -157,7 +157,7 @@ def test_anchors_that_cannot_be_read_hold_the_lock(box: Box, name: str) -> None:
         folder = box.lock / "locks" / bus(number) / "anchors"
         folder.mkdir()
         (folder / name).write_text("7\n")
-    assert {o.act for o in settle_all(box).values()} == {HELD}
+    assert {o.act for o in reap_all(box).values()} == {HELD}
 
 
 def test_what_an_interrupted_anchor_left_is_no_anchor(box: Box) -> None:
@@ -208,7 +208,7 @@ def test_one_lock_that_cannot_be_changed_keeps_no_other(
         real(source, target, **more)
 
     monkeypatch.setattr(os, "rename", broken)
-    assert {name: o.act for name, o in settle_all(box).items()} == {bus(0): HELD, bus(1): FREED}
+    assert {name: o.act for name, o in reap_all(box).items()} == {bus(0): HELD, bus(1): FREED}
 
 
 def test_the_groups_of_other_jobs_and_of_their_tasks_do_not_stop_a_reap(box: Box) -> None:
@@ -218,4 +218,4 @@ def test_the_groups_of_other_jobs_and_of_their_tasks_do_not_stop_a_reap(box: Box
     box.proc.shepherd(501, box.root)
     box.proc.add(700, groups=[65500], fds={9: box.dev / "nvidia0"})
     box.proc.add(701, groups=[65501], fds={9: box.dev / "nvidia0"})
-    assert {name: o.act for name, o in settle_all(box).items()} == {bus(0): FREED, bus(1): HELD}
+    assert {name: o.act for name, o in reap_all(box).items()} == {bus(0): FREED, bus(1): HELD}

@@ -27,11 +27,11 @@ def proc(tmp_path: Path) -> FakeProc:
     return FakeProc(tmp_path / "proc")
 
 
-@pytest.mark.parametrize("chooser", ["slurm", "gpulock"])
+@pytest.mark.parametrize("selection", ["slurm", "gpulock"])
 def test_the_prolog_of_an_earlier_run_takes_nothing_and_says_nothing_to_its_tasks(
-    site: Site, chooser: str
+    site: Site, selection: str
 ) -> None:
-    site.set(SLURM_DEVICE_SELECTION=chooser)
+    site.set(SLURM_DEVICE_SELECTION=selection)
     site.answers(row(12, RestartCnt="1"))
     site.prolog(12, **SECOND, SLURM_JOB_NUM_NODES="2")
     before = site.locks(), site.note().token

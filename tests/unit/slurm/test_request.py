@@ -110,10 +110,10 @@ def test_where_gpulock_chooses_the_length_of_slurms_list_is_the_count(site: Site
 
 def test_a_job_without_gpus_needs_no_map_and_no_slurmctld(site: Site) -> None:
     (site.state / "slurm-map").unlink()
-    for chooser in ("slurm", "gpulock"):
+    for selection in ("slurm", "gpulock"):
         assert (
             request.count_slurm_job_gpus(
-                site.call(gpus=None), settings(site, SLURM_DEVICE_SELECTION=chooser)
+                site.call(gpus=None), settings(site, SLURM_DEVICE_SELECTION=selection)
             )
             == 0
         )

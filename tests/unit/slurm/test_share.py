@@ -167,19 +167,21 @@ def test_slurms_own_binding_is_not_split_again() -> None:
     assert found == ([101, 103], "1,3")
 
 
-@pytest.mark.parametrize("chooser", ["slurm", "gpulock"])
+@pytest.mark.parametrize("selection", ["slurm", "gpulock"])
 @pytest.mark.parametrize("step", ["0", "batch"])
 @pytest.mark.parametrize("count", ["1", "2", "3", "10", "x", ""])
 def test_a_task_that_slurm_gave_another_number_than_is_locked_is_refused(
-    chooser: str, step: str, count: str
+    selection: str, step: str, count: str
 ) -> None:
     """Of a job with several types of GPU the Prolog is told one type's alone."""
     environ = {"SLURM_GPUS_ON_NODE": count, "CUDA_VISIBLE_DEVICES": "1,3", "SLURM_STEP_GPUS": "1,3"}
     if count in ("3", "10") or (count, step) == ("1", "batch"):
-        found = refusal(lambda: see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=chooser))
+        found = refusal(
+            lambda: see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=selection)
+        )
         assert (found.kind, f"gave {count} GPUs" in found.why) == (UNKNOWN, True)
     else:
-        assert len(see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=chooser)[0]) == 2
+        assert len(see(note("1", "3"), environ, step, SLURM_DEVICE_SELECTION=selection)[0]) == 2
 
 
 def test_what_a_step_without_gpus_inherits_of_another_node_does_not_count() -> None:

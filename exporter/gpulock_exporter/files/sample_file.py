@@ -37,7 +37,7 @@ from gpulock_exporter.state.collector_state import CollectorState, ExporterMemor
 from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals, XidCount
 from gpulock_exporter.state.monotonic import CounterReading, MonotonicCounter
 from gpulock_exporter.state.plausibility import UUID
-from gpulock_exporter.state.process_attribution import DeviceProcesses
+from gpulock_exporter.state.snapshot import DeviceProcesses
 from gpulock_exporter.telemetry import DeviceTelemetry
 
 GONE = "gone"  # the first word of the line of a device that lost its place

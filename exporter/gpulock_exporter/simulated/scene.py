@@ -15,10 +15,12 @@ from gpulock_exporter.simulated.card import (
     OTHER,
     SimulatedModel,
     SimulatedState,
+    device_load,
     fill_board,
     fill_work,
+    mean_device_load,
+    memory_share,
 )
-from gpulock_exporter.simulated.load import device_load, mean_device_load, memory_share
 from gpulock_exporter.telemetry import DeviceTelemetry, Process
 
 MIB = 1 << 20

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
-from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.process_owner import FOREIGN, GONE, UNSEEN, ProcessTree, classify_process
 from gpulock.node.devices import Device, lock_ids_overlap
+from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
@@ -20,17 +20,16 @@ from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.join import DriverState, join_device_snapshots
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
 from gpulock_exporter.state.plausibility import usable_devices
-from gpulock_exporter.state.process_attribution import (
+from gpulock_exporter.state.snapshot import (
     DeviceProcesses,
-    classify_device_processes,
+    ExporterHealth,
+    NodeSnapshot,
+    SnapshotLimits,
 )
-from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry, Frame, Process
 
 # read with `counters` at once, so that they take no time of their own
 WITH_COUNTERS = ("ecc", "remapped", "pcie", "nvlink")
-
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -157,22 +156,24 @@ class CollectorState:
     def _collectors(self, facts: LocalState, fresh: bool) -> dict[str, tuple[float | None, str]]:
         """Return seconds and fault of each part of a tick, the worker's while it is heard."""
         durations, failures = dict(facts.durations), dict(facts.failures)
-        if fresh and self.last is not None:
-            durations |= known_worker_values(self.last.durations)
-            failures |= known_worker_values(self.last.failures)
+        names: tuple[str, ...] = ()
+        if fresh and self.last is not None:  # of collectors that there are: a name becomes a label
+            durations |= {k: v for k, v in self.last.durations.items() if k in COLLECTORS}
+            failures |= {k: v for k, v in self.last.failures.items() if k in COLLECTORS}
             names = WITH_COUNTERS if "counters" in durations else ()
-            return collector_results(durations, failures, names)
-        return collector_results(durations, failures)
+        every = sorted({*durations, *failures, *names})
+        return {name: (durations.get(name), failures.get(name, "")) for name in every}
 
 
-def known_worker_values(told: Mapping[str, _T]) -> dict[str, _T]:
-    """Return what the worker says of collectors that there are: a name becomes a label."""
-    return {name: value for name, value in told.items() if name in COLLECTORS}
+def classify_device_processes(
+    listed: Sequence[Process], locks: Iterable[Lock], kin: ProcessTree, services: Sequence[str]
+) -> DeviceProcesses:
+    """Return who is on a device, `locks` being those on it, on its card or its instances.
 
-
-def collector_results(
-    durations: Mapping[str, float], failures: Mapping[str, str], names: Iterable[str] = ()
-) -> dict[str, tuple[float | None, str]]:
-    """Return seconds, None where they were not taken, and fault of each collector by name."""
-    every = sorted({*durations, *failures, *names})
-    return {name: (durations.get(name), failures.get(name, "")) for name in every}
+    NVML tells pids, /proc tells the rest. What cannot be seen is not foreign: it is counted apart.
+    """
+    holders, more = list(locks), {"slurm": is_slurm_job_process}
+    judged = {one.pid: classify_process(one.pid, holders, kin, services, more) for one in listed}
+    foreign = tuple(sorted(pid for pid, of in judged.items() if of == FOREIGN))
+    found = list(judged.values())
+    return DeviceProcesses(len(judged) - found.count(GONE), foreign, found.count(UNSEEN))

@@ -19,8 +19,7 @@ from gpulock.store.verdicts import DEAD, UNKNOWN
 from gpulock_exporter.state.claim_accounting import Ledger
 from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState
-from gpulock_exporter.state.process_attribution import DeviceProcesses
-from gpulock_exporter.state.snapshot import DeviceSnapshot, SnapshotLimits
+from gpulock_exporter.state.snapshot import DeviceProcesses, DeviceSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry
 
 NOT_LISTED = "the driver lists it, NVML does not"

@@ -31,6 +31,19 @@ class SnapshotLimits:
     listed: float = 30.0
 
 
+@dataclass(frozen=True)
+class DeviceProcesses:
+    """Who is on one device: how many processes NVML listed, and what they turned out to be.
+
+    `at` is when it listed them, CLOCK_BOOTTIME seconds.
+    """
+
+    listed: int
+    foreign: tuple[int, ...] = ()
+    unseen: int = 0
+    at: float | None = None
+
+
 @dataclass
 class DeviceSnapshot(DeviceTelemetry):
     """One device at one moment: the values of the driver, and what is known here besides.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpulock_exporter.state.process_attribution import classify_device_processes
+from gpulock_exporter.state.collector_state import classify_device_processes
 from gpulock_exporter.telemetry import Process
 
 from gpulock.alloc.process_owner import ProcessTree

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.simulated.load import device_load, mean_device_load, memory_share
+from gpulock_exporter.simulated.card import device_load, mean_device_load, memory_share
 from gpulock_exporter.simulated.source import SimulatedSource
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, decode_frame, encode_frame
 from gpulock_exporter.worker.restart_policy import WorkerTimeouts

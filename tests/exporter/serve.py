@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     if options.activated:
         import os
 
-        listeners = [one for _, one in activated_sockets(os.environ)]
+        listeners = activated_sockets(os.environ)
     else:
         listeners = listen_on_addresses(
             map(parse_listen_address, options.listen or ["127.0.0.1:0"])

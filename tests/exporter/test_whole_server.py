@@ -181,6 +181,7 @@ def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml
         waiting.close()
         assert "gpulock_exporter" in command(exporter)
         exporter.up(8)
+        assert "answers on systemd's sockets\n" in exporter.errors.read_text()
 
 
 def passed(nvml: Double) -> list[str]:

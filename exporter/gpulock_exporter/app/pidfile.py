@@ -12,7 +12,8 @@ import os
 import signal
 import stat
 import time
-from types import TracebackType
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from filelock import FileLock, Timeout
 
@@ -31,33 +32,26 @@ class NotRunningError(ProcessLookupError):
     """Say that no exporter writes a folder."""
 
 
-class PidFile:
-    """The mark of the exporter that writes `folder`, as a context; the files themselves stay."""
+@contextmanager
+def hold_exporter_folder(folder: str) -> Generator[None]:
+    """Be the exporter that writes `folder`; raise Refusal where another one is, or OSError.
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._lock = FileLock(f"{folder}/{LOCK}", PATIENCE, 0o644)
-
-    def __enter__(self) -> PidFile:
-        """Take the folder; raise Refusal where another exporter has it, or OSError."""
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise Refusal(
-                BROKEN,
-                f"another gpulock-exporter writes {self._folder}",
-                "give this one a folder of its own (EXPORTER_DIR)",
-            ) from None
-        atomic.replace_file(f"{self._folder}/{NAME}", f"{os.getpid()}\n".encode())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lock.release()
+    The files themselves stay.
+    """
+    lock = FileLock(f"{folder}/{LOCK}", PATIENCE, 0o644)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise Refusal(
+            BROKEN,
+            f"another gpulock-exporter writes {folder}",
+            "give this one a folder of its own (EXPORTER_DIR)",
+        ) from None
+    try:
+        atomic.replace_file(f"{folder}/{NAME}", f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        lock.release()
 
 
 def signal_exporter(folder: str, number: signal.Signals) -> int:

@@ -25,7 +25,7 @@ from gpulock.node.settings import DEFAULT_PATH, Settings, read_settings
 from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.app.pidfile import (
     NotRunningError,
-    PidFile,
+    hold_exporter_folder,
     signal_exporter,
     wait_for_worker_exit,
 )
@@ -122,7 +122,7 @@ def serve_exporter(settings: Settings) -> int:
     make_exporter_folders(settings.exporter_dir)
     # a signal to pause may come once the pid file shows: it waits until a handler is there
     signal.pthread_sigmask(signal.SIG_BLOCK, PAUSES)
-    with PidFile(settings.exporter_dir):
+    with hold_exporter_folder(settings.exporter_dir):
         exporter.open()
         return serve_exporter_folder(settings, exporter)
 
@@ -137,22 +137,27 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     limits = WorkerTimeouts(frame=settings.sample_period + late)
     supervisor = Supervisor(worker_command(settings), lambda: SystemClock().now().boottime, limits)
     web = exporter.reloader.settings if exporter.reloader else None
-    server = HttpServer(
-        exporter.handler(), open_exporter_sockets(settings.exporter_listen), write_stderr_line, web
-    )
+    listeners, where = open_exporter_sockets(settings.exporter_listen)
+    server = HttpServer(exporter.handler(), listeners, write_stderr_line, web)
     install_signal_handlers(supervisor, settings.pause_max, stopped)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PAUSES)  # before there is a worker to inherit it
     exporter.listed.start()
     server.start()
     pulse, systemd = Heartbeat(), service_manager_from_env(os.environ, os.getpid())
-    answers = f"answers on {describe_listen_addresses(settings)}"
-    write_stderr_line(f"gpulock-exporter {gpulock.__version__} {answers}")
-    systemd.ready(answers)
+    write_stderr_line(f"gpulock-exporter {gpulock.__version__} answers on {where}")
+    systemd.ready(f"answers on {where}")
     systemd.watch(lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(systemd.limit / 2))
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
     try:
-        run_tick_loop(exporter, supervisor, stopped, lambda: beat_and_check_serving(server, pulse))
+        due = time.monotonic()
+        while not stopped.is_set() and server.is_serving:
+            pulse.beat()
+            # once a second, and at once when a frame comes
+            frames = supervisor.step(max(0.0, due - time.monotonic()))
+            if frames or time.monotonic() >= due:
+                exporter.tick(frames, supervisor)
+                due = time.monotonic() + TICK * (1.5 if frames else 1.0)  # the next frame is due
     finally:
         serving = server.is_serving
         server.stop()
@@ -163,27 +168,6 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     return 0 if serving else AT_FAULT
 
 
-def beat_and_check_serving(server: HttpServer, pulse: Heartbeat) -> bool:
-    """Show that the ticks go on; return whether somebody still answers."""
-    pulse.beat()
-    return server.is_serving
-
-
-def run_tick_loop(
-    exporter: Exporter,
-    supervisor: Supervisor,
-    stopped: threading.Event,
-    goes_on: Callable[[], bool],
-) -> None:
-    """Tick once a second, at once when a frame comes; sleep in between. `goes_on` is asked then."""
-    due = time.monotonic()
-    while not stopped.is_set() and goes_on():
-        frames = supervisor.step(max(0.0, due - time.monotonic()))
-        if frames or time.monotonic() >= due:
-            exporter.tick(frames, supervisor)
-            due = time.monotonic() + TICK * (1.5 if frames else 1.0)  # the next frame is due
-
-
 def worker_command(settings: Settings) -> list[str]:
     """Return how the worker is started: it speaks to NVML, or plays a simulated node."""
     marker = settings.simulation
@@ -192,18 +176,14 @@ def worker_command(settings: Settings) -> list[str]:
     return [*program, str(settings.sample_period), str(settings.process_period), source]
 
 
-def open_exporter_sockets(addresses: Sequence[str]) -> list[socket.socket]:
-    """Return what to listen on: systemd's sockets where it hands some over."""
-    handed = [one for _, one in activated_sockets(os.environ)]
-    if not handed and not addresses:
+def open_exporter_sockets(addresses: Sequence[str]) -> tuple[list[socket.socket], str]:
+    """Return what to listen on, and its name for people: systemd's sockets where it hands some."""
+    handed = activated_sockets(os.environ)
+    if handed:
+        return handed, "systemd's sockets"
+    if not addresses:
         raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
-    return handed or listen_on_addresses([parse_listen_address(one) for one in addresses])
-
-
-def describe_listen_addresses(settings: Settings) -> str:
-    """Return where it answers, for a log line."""
-    handed = os.environ.get("LISTEN_FDS") and "systemd's sockets"
-    return handed or " ".join(settings.exporter_listen)
+    return listen_on_addresses(map(parse_listen_address, addresses)), " ".join(addresses)
 
 
 def install_signal_handlers(

@@ -13,7 +13,7 @@ from gpulock_exporter.app.pidfile import (
     LOCK,
     NAME,
     NotRunningError,
-    PidFile,
+    hold_exporter_folder,
     is_locked,
     signal_exporter,
     signal_user_process,
@@ -36,7 +36,7 @@ def test_nobody_to_tell_is_said_and_nobody_else_is_told(tmp_path: Path, left: st
 def test_a_file_that_somebody_keeps_locked_points_at_no_other_process(
     tmp_path: Path, left: str
 ) -> None:
-    with PidFile(str(tmp_path)):
+    with hold_exporter_folder(str(tmp_path)):
         (tmp_path / NAME).write_text(left)
         with pytest.raises(NotRunningError):
             signal_exporter(str(tmp_path), signal.SIGUSR1)
@@ -52,9 +52,9 @@ def test_a_process_of_another_user_than_the_files_is_not_told(tmp_path: Path) ->
 
 
 def test_a_second_one_is_refused_and_the_first_stays_the_one_to_tell(tmp_path: Path) -> None:
-    with PidFile(str(tmp_path)):
+    with hold_exporter_folder(str(tmp_path)):
         with pytest.raises(Refusal, match=f"another gpulock-exporter writes {tmp_path}"):
-            PidFile(str(tmp_path)).__enter__()
+            hold_exporter_folder(str(tmp_path)).__enter__()
         assert (tmp_path / NAME).read_text() == f"{os.getpid()}\n"
         assert is_locked(f"{tmp_path}/{LOCK}")
     assert not is_locked(f"{tmp_path}/{LOCK}")
@@ -63,14 +63,14 @@ def test_a_second_one_is_refused_and_the_first_stays_the_one_to_tell(tmp_path: P
 def test_files_that_a_killed_one_left_are_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("4711\n")
     (tmp_path / LOCK).touch(0o600)
-    with PidFile(str(tmp_path)):
+    with hold_exporter_folder(str(tmp_path)):
         assert (tmp_path / NAME).read_text() == f"{os.getpid()}\n"
 
 
 def test_every_user_may_read_the_files_and_only_theirs_may_write_them(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        with PidFile(str(tmp_path)):
+        with hold_exporter_folder(str(tmp_path)):
             modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     finally:
         os.umask(before)
@@ -88,5 +88,5 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / LOCK).symlink_to("precious")
     with pytest.raises(OSError):
-        PidFile(str(tmp_path)).__enter__()
+        hold_exporter_folder(str(tmp_path)).__enter__()
     assert (tmp_path / "precious").read_text() == "kept"

@@ -7,7 +7,7 @@ Hot.
 import os
 
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.node import devices, inventory
+from gpulock.node import devices
 from gpulock.node.devices import Device, DeviceCache
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
@@ -48,7 +48,7 @@ class Node:
         self.read_inventory()
         settings = self.settings
         found = devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
-        return inventory.apply_nvml_inventory(found, self.inventory)
+        return devices.apply_nvml_inventory(found, self.inventory)
 
     def read_inventory(self) -> None:
         """Read what root published from NVML, where it changed since the last time."""
@@ -58,8 +58,8 @@ class Node:
         except OSError:
             version = (0, 0, 0)
         if version != self._version:
-            self.inventory = inventory.read_nvml_inventory(self.settings.lock_dir, self.boot_id)
-            self.links = inventory.nvlink_counts(self.inventory)
+            self.inventory = devices.read_nvml_inventory(self.settings.lock_dir, self.boot_id)
+            self.links = devices.nvlink_counts(self.inventory)
             self._version = version
 
     def devices_if_driver(self) -> list[Device]:

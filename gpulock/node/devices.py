@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of this node, from what the NVIDIA driver shows in /proc and the kernel in /sys.
+"""The devices of this node: from the NVIDIA driver's /proc, the kernel's /sys, and NVML.
 
-Hot; needs no NVML, which can hang for seconds (docs/facts/nvml.md, hangs). The order of the PCI bus
+Hot; asks no NVML, which can hang for seconds (docs/facts/nvml.md, hangs). The order of the PCI bus
 ids is the NVML index and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA's. The index counts the
 driver's directories, so a card whose file is garbage keeps its place and no neighbour moves; one
 that the driver excludes (NVreg_ExcludedGpus) has none.
+
+MIG instances, memory and NVLink are known to NVML alone. The exporter asks it, gpulockd publishes
+the answer in LOCK_DIR/inventory after a comparison with the driver; here it is advice.
 """
 
 import os
@@ -16,6 +19,7 @@ MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
 UNKNOWN_UUID = "?"  # the driver shows GPU-????????-... until the card is first initialised
 EXCLUDED = "the driver excludes it"
 BUS_PARTS = 3  # domain, bus, device.function
+INVENTORY_LINE = "gpulock-inventory 1"
 PAGE = 4096  # bytes; the driver writes about 700
 
 
@@ -125,7 +129,13 @@ class DeviceCache:
     def sorted(self, names: list[str]) -> list[str]:
         """Return the names that are PCI bus ids, in bus order."""
         if names != self._names:
-            self._names, self._sorted = names, sorted_buses(names)
+            buses: list[tuple[tuple[int, int, int, int], str]] = []
+            for name in names:
+                try:
+                    buses.append((pci_bus_key(name), name))
+                except ValueError:
+                    continue
+            self._names, self._sorted = names, [name for _, name in sorted(buses)]
         return self._sorted
 
     def parse(self, data: bytes, device: Device) -> None:
@@ -138,9 +148,14 @@ class DeviceCache:
         _, device.minor, device.uuid, device.model, device.fault = card
 
     def place(self, sys_root: str, device: Device) -> None:
-        """Fill in NUMA node and PCI path."""
+        """Fill in NUMA node and PCI path; what sysfs does not tell is left unknown."""
         if device.bus not in self._places:
-            read_pci_place(sys_root, device)
+            folder = f"{sys_root}/bus/pci/devices/{device.bus}"
+            try:
+                device.path = tuple([p for p in os.readlink(folder).split("/") if p != ".."][1:-1])
+                device.numa = int(atomic.read_text(f"{folder}/numa_node"))
+            except (OSError, ValueError):
+                pass
             if not device.path:
                 return
             self._places[device.bus] = (device.path, device.numa)
@@ -157,17 +172,6 @@ def read_information(path: str) -> bytes:
     if len(data) == PAGE:
         raise ValueError(f"longer than {PAGE} bytes")
     return data
-
-
-def sorted_buses(names: list[str]) -> list[str]:
-    """Return the directory names that are PCI bus ids, in bus order."""
-    buses: list[tuple[tuple[int, int, int, int], str]] = []
-    for name in names:
-        try:
-            buses.append((pci_bus_key(name), name))
-        except ValueError:
-            continue
-    return [name for _, name in sorted(buses)]
 
 
 def parse_information(text: str, device: Device) -> None:
@@ -203,16 +207,6 @@ def information_value(text: str, name: str) -> str:
     return (text[begin:] if end < 0 else text[begin:end]).strip()
 
 
-def read_pci_place(sys_root: str, device: Device) -> None:
-    """Fill in NUMA node and PCI path; what sysfs does not tell is left unknown."""
-    folder = f"{sys_root}/bus/pci/devices/{device.bus}"
-    try:
-        device.path = tuple([p for p in os.readlink(folder).split("/") if p != ".."][1:-1])
-        device.numa = int(atomic.read_text(f"{folder}/numa_node"))
-    except (OSError, ValueError):
-        return
-
-
 def card_bus_id(name: str) -> str:
     """Return the PCI bus id in a lock id."""
     return name.partition(".gi")[0]
@@ -221,3 +215,72 @@ def card_bus_id(name: str) -> str:
 def lock_ids_overlap(a: str, b: str) -> bool:
     """Return whether two lock ids stand for the same silicon: equal, or a card and its instance."""
     return a == b or a.startswith(f"{b}.gi") or b.startswith(f"{a}.gi")
+
+
+def read_nvml_inventory(lock_dir: str, boot_id: str) -> dict[str, str]:
+    """Return what root published from NVML in this boot, or nothing.
+
+    It is advice on MIG, memory and NVLink; that it is missing never stops a claim of whole GPUs.
+    """
+    try:
+        pairs = kv.decode_pairs(atomic.read_text(f"{lock_dir}/inventory"), INVENTORY_LINE)
+    except (OSError, kv.MalformedError):
+        return {}
+    return pairs if pairs.get("boot_id") == boot_id else {}
+
+
+def apply_nvml_inventory(devices: list[Device], inventory: dict[str, str]) -> list[Device]:
+    """Add what only NVML tells: a card in MIG mode gives way to its instances."""
+    if not inventory:
+        return devices
+    result: list[Device] = []
+    for device in devices:
+        of = f"gpu.{device.bus}."
+        device.uuid = device.uuid or inventory.get(f"{of}uuid", "")
+        device.memory_mib = kv.int_or_zero(inventory.get(f"{of}memory_mib", ""))
+        device.switched = inventory.get(f"{of}nvswitch") == "1"
+        if inventory.get(f"{of}mig") == "1":
+            result.extend(mig_instances(device, inventory))
+        else:
+            result.append(device)
+    return result
+
+
+def mig_instances(parent: Device, inventory: dict[str, str]) -> list[Device]:
+    """Return the MIG instances of a card that have a UUID, in order of their ids."""
+    start = f"mig.{parent.bus}."
+    found: list[Device] = []
+    names = [
+        key[len(start) : -len(".uuid")]
+        for key in inventory
+        if key.startswith(start) and key.endswith(".uuid")
+    ]
+    for name in sorted(names, key=mig_instance_key):
+        device = Device(parent.bus, parent.index)
+        device.id = f"{parent.bus}.{name}"
+        device.uuid = inventory[f"{start}{name}.uuid"]
+        device.profile = inventory.get(f"{start}{name}.profile", "")
+        device.memory_mib = kv.int_or_zero(inventory.get(f"{start}{name}.memory_mib", ""))
+        device.minor, device.model = parent.minor, parent.model
+        device.numa, device.path, device.fault = parent.numa, parent.path, parent.fault
+        found.append(device)
+    return found
+
+
+def mig_instance_key(name: str) -> tuple[int, ...]:
+    """Return the sort key of `gi10.ci0`: its numbers."""
+    return tuple(
+        [kv.int_or_zero("".join([c for c in part if c.isdigit()])) for part in name.split(".")]
+    )
+
+
+def nvlink_counts(inventory: dict[str, str]) -> dict[tuple[str, str], int]:
+    """Return the number of NVLinks between each pair of bus ids, both ways round."""
+    found: dict[tuple[str, str], int] = {}
+    for key, value in inventory.items():
+        if key.startswith("link."):
+            _, _, pair = key.partition(".")
+            middle = len(pair) // 2  # two bus ids of one length with a dot between
+            found[pair[:middle], pair[middle + 1 :]] = kv.int_or_zero(value)
+            found[pair[middle + 1 :], pair[:middle]] = kv.int_or_zero(value)
+    return found

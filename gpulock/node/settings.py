@@ -105,7 +105,9 @@ def parse_settings(text: str, path: str) -> Settings:
         if not line or line.startswith("#"):
             continue
         name, equals, value = line.partition("=")
-        name, value = name.strip(), unquote_setting(value.strip())
+        name, value = name.strip(), value.strip()
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]  # a shell or systemd may read the file as well
         if not equals:
             raise ValueError(f"{path}:{number}: not KEY=VALUE: {line[:60]!r}")
         if name not in known:
@@ -118,13 +120,6 @@ def parse_settings(text: str, path: str) -> Settings:
             raise ValueError(f"{path}:{number}: {name} {fault}") from None
         values[name] = value
     return Settings(values, path)
-
-
-def unquote_setting(value: str) -> str:
-    """Strip one pair of quotes: the file can be read by a shell or by systemd as well."""
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1]
-    return value
 
 
 def read_settings(path: str, uid: int | None = None) -> Settings:

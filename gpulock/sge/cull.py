@@ -53,21 +53,12 @@ class CullReader:
         self._data = data
         self.at = 0
 
-    def take(self, size: int) -> bytes:
-        """Read so many bytes; raise LayoutError beyond the end."""
-        self.at += size
+    def number(self) -> int:
+        """Read a 32-bit unsigned integer; raise LayoutError beyond the end."""
+        self.at += 4
         if self.at > len(self._data):
             raise LayoutError("it ends too early")
-        return self._data[self.at - size : self.at]
-
-    def number(self) -> int:
-        """Read a 32-bit unsigned integer."""
-        return int.from_bytes(self.take(4), "big")
-
-    def real(self) -> float:
-        """Read a double."""
-        value: float = unpack_from(">d", self.take(8))[0]
-        return value
+        return int.from_bytes(self._data[self.at - 4 : self.at], "big")
 
     def string(self) -> bytes:
         """Read a string; a missing one reads as empty."""
@@ -83,13 +74,6 @@ class CullReader:
             raise LayoutError(f"a descriptor of {count} fields")
         return [(self.number(), self.number() & 0xFF) for _ in range(count)]
 
-    def head(self) -> list[tuple[int, int]] | None:
-        """Read the start of an element: its own descriptor, where it is a free one."""
-        own = self.descriptor() if self.number() == FREE else None
-        bits = self.number()
-        self.at += (bits + 7) // 8  # the bit field of changed fields
-        return own
-
     def value(self, kind: int) -> object:
         """Read one value; lists and objects are walked and dropped."""
         if kind in (ULONG, BOOL):
@@ -97,7 +81,11 @@ class CullReader:
         if kind in (STRING, HOST):
             return self.string()
         if kind == DOUBLE:
-            return self.real()
+            self.at += 8
+            if self.at > len(self._data):
+                raise LayoutError("it ends too early")
+            value: float = unpack_from(">d", self._data, self.at - 8)[0]
+            return value
         if kind == LIST:
             self.elements()
         elif kind == OBJECT:
@@ -111,8 +99,10 @@ class CullReader:
         return None
 
     def element(self, fields: list[tuple[int, int]]) -> list[object]:
-        """Read one element of a list or object."""
-        own = self.head()
+        """Read one element of a list or object: its own descriptor where it is a free one."""
+        own = self.descriptor() if self.number() == FREE else None
+        bits = self.number()
+        self.at += (bits + 7) // 8  # the bit field of changed fields
         return [self.value(kind) for _, kind in own or fields]
 
     def elements(self, types: tuple[int, ...] = (), first: int = 0) -> list[list[object]]:

@@ -42,7 +42,12 @@ class SgeHookCall:
 
 def find_spool(node: Node, call: SgeHookCall) -> Spool:
     """Return the spool of the shepherd that started us, checked against execd's words."""
-    if call.shepherd not in hook_ancestor_pids(node):
+    above = [os.getppid()]  # the shepherd, or the launcher between it and us
+    try:
+        above.append(node.proc.stat(above[0]).ppid)
+    except (OSError, ValueError):
+        pass  # then it must be our parent
+    if call.shepherd not in above:
         raise Refusal(
             BROKEN, f"not started by sge_shepherd (parent {call.shepherd})", "see gpulock doctor"
         )
@@ -50,15 +55,6 @@ def find_spool(node: Node, call: SgeHookCall) -> Spool:
     found = spool.open_shepherd_spool(node.proc, call.shepherd, uid)
     spool.check_identity(found, call.job, call.task)
     return found
-
-
-def hook_ancestor_pids(node: Node) -> tuple[int, ...]:
-    """Return our parent and grandparent: the shepherd, with or without the launcher between."""
-    parent = os.getppid()
-    try:
-        return parent, node.proc.stat(parent).ppid
-    except (OSError, ValueError):
-        return (parent,)
 
 
 def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:

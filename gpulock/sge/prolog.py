@@ -72,14 +72,14 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
         if refusal.kind == UNKNOWN:
             count_unknown_refusal(node, refusal, who, deadline)
         raise
-    check_slaves_confined(node, found)
+    check_host_count(node, found, job if count else None)
     if count == 0:
-        isolate_sge_job(node, found, None, deadline)
+        if node.settings.isolation != "off":
+            isolate_sge_job(node, found, None, deadline)
         if node.settings.hide_unrequested:
             write_sge_variables(found, None, node.settings, "")
         return None
-    check_multi_host_gpus(found, job, node.settings)
-    binds = environment.driver_binds(node.settings)
+    binds = environment.driver_binds(node.settings) if node.settings.driver_dir else ""
     template = hook.make_sge_owner(node, found, job.uid)
     grant = claim_devices(
         node,
@@ -95,7 +95,8 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
     )
     try:
         check_shepherd_alive(node, found)
-        isolate_sge_job(node, found, grant, deadline)
+        if node.settings.isolation != "off":
+            isolate_sge_job(node, found, grant, deadline)
         write_spool_record(found, grant.owner)
         if grant.fresh:
             claim_records.record_pending_history(
@@ -112,35 +113,39 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
     return grant
 
 
-def check_multi_host_gpus(found: Spool, job: SgeJob, settings: Settings) -> None:
-    """Refuse GPUs on other hosts as well, where nothing would lock them for the slave tasks."""
-    if settings.sge_slave_tasks or request.is_per_job_request(job.requests, settings.sge_complexes):
-        return
-    if request.count_sge_job_hosts(found) > 1:
-        raise Refusal(
-            INVALID_REQUEST,
-            "GPUs on several hosts, but this site gives slave tasks none",
-            "use a parallel environment of one host, or ask for SGE_SLAVE_TASKS=yes",
-        )
+def check_host_count(node: Node, found: Spool, job: SgeJob | None) -> None:
+    """Raise Refusal for a job of several hosts that would have GPUs nobody locks, or confines.
 
-
-def check_slaves_confined(node: Node, found: Spool) -> None:
-    """Refuse a job of several hosts whose slave tasks nothing would confine; raise Refusal.
-
-    They have no prolog: our shepherd_cmd alone reaches them, and it has started this job's shepherd
-    where Grid Engine's configuration has it. The job's owner has no part in that environment.
+    `job` is None without GPUs. Slave tasks have no prolog: SGE_SLAVE_TASKS or a per-job complex
+    gives them theirs, and our shepherd_cmd alone confines them. It has started this job's shepherd
+    where Grid Engine's configuration has it: the job's owner has no part in that environment.
     """
-    if node.settings.isolation != "cgroup" or request.count_sge_job_hosts(found) == 1:
+    settings = node.settings
+    confined = settings.isolation != "cgroup"
+    locked = job is None or settings.sge_slave_tasks
+    if confined and locked:
         return
-    try:
-        if LAUNCHER_MARKER in node.proc.read(found.pid, "environ").split(b"\0"):
-            return
-    except OSError:
-        pass  # in doubt it was not
+    if request.count_sge_job_hosts(found) == 1:
+        return
+    if not confined:
+        try:
+            marks = node.proc.read(found.pid, "environ").split(b"\0")
+        except OSError:
+            marks = []  # in doubt it was not
+        if LAUNCHER_MARKER not in marks:
+            raise Refusal(
+                INVALID_REQUEST,
+                "slots on several hosts, but nothing would keep its tasks there from other jobs' "
+                "GPUs",
+                "use a parallel environment of one host, or have shepherd_cmd set "
+                "(docs/grid-engine.md)",
+            )
+    if locked or job is None or request.is_per_job_request(job.requests, settings.sge_complexes):
+        return
     raise Refusal(
         INVALID_REQUEST,
-        "slots on several hosts, but nothing would keep its tasks there from other jobs' GPUs",
-        "use a parallel environment of one host, or have shepherd_cmd set (docs/grid-engine.md)",
+        "GPUs on several hosts, but this site gives slave tasks none",
+        "use a parallel environment of one host, or ask for SGE_SLAVE_TASKS=yes",
     )
 
 
@@ -156,8 +161,6 @@ def check_shepherd_alive(node: Node, found: Spool) -> None:
 
 def isolate_sge_job(node: Node, found: Spool, grant: Grant | None, deadline: Deadline) -> None:
     """Let the kernel keep the job to its grant, to no GPU without one; raise Refusal."""
-    if node.settings.isolation == "off":
-        return
     from gpulock.isolation import job
 
     devices = grant.devices if grant else []

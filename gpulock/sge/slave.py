@@ -52,7 +52,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         call.who = f"job {found.job}.{found.task}, task {os.path.basename(found.path)}"
         deadline = Deadline(hook.DEADLINE)
         grant = claim_slave_task(node, found, deadline) if settings.sge_slave_tasks else None
-        if grant is None:
+        if grant is None and settings.isolation != "off":
             isolate_sge_job(node, found, None, deadline)
     except Refusal as refusal:
         told = refusal
@@ -91,7 +91,8 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> Gran
     )
     own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
     try:
-        isolate_sge_job(node, found, grant, deadline)
+        if node.settings.isolation != "off":
+            isolate_sge_job(node, found, grant, deadline)
         write_spool_record(found, own)
         if grant.fresh:
             claim_records.record_pending_history(
@@ -131,7 +132,8 @@ def mask_refused_task(found: spool.Spool | None, settings: Settings | None, sent
     if found is None or settings is None:
         return 1
     try:
-        isolate_sge_job(Node(settings), found, None, Deadline(hook.DEADLINE))
+        if settings.isolation != "off":
+            isolate_sge_job(Node(settings), found, None, Deadline(hook.DEADLINE))
         pairs = [*environment.grant_variables([], settings, EXTRA_MASK_NAMES), (REFUSED, sentence)]
         drop = environment.grant_variable_names(EXTRA_MASK_NAMES) | {REFUSED, RECORD}
         envfile.write_sge_env_file(found, pairs, drop, "")

@@ -48,11 +48,11 @@ CONFIG_KEYS = (
 class Spool:
     """One shepherd, found and checked: its pid, start time and spool directory.
 
-    `fd` stays open for the life of the hook. `task` is "1" where there is no array. `local` is
-    the name of the directory: `J.T` of a job, `N.host` of a slave task.
+    `fd` stays open for the life of the hook. `task` is "1" where there is no array. Raises
+    Refusal where `config` cannot be read, lacks the job, or is forged.
     """
 
-    __slots__ = ("config", "fd", "path", "pid", "start", "uid")
+    __slots__ = ("config", "fd", "job", "path", "pid", "start", "task", "uid")
 
     def __init__(self, pid: int, start: int, fd: int, path: str, uid: int) -> None:
         self.pid = pid
@@ -60,10 +60,15 @@ class Spool:
         self.fd = fd
         self.path = path
         self.uid = uid  # of the directory: the admin user's
-        self.config = parse_shepherd_config(read_shepherd_config(fd))
+        try:
+            self.config = parse_shepherd_config(atomic.read_text("config", CONFIG_LIMIT, fd))
+        except OSError as fault:
+            raise unread_spool_refusal("the shepherd's config", fault) from fault
         for key, values in self.config.items():
             if len(values) > 1 and key not in REPEATED:
                 raise forged_config_refusal(key)
+        self.job = str(self.number("job_id"))
+        self.task = str(self.number("ja_task_id") or 1)
 
     def need(self, key: str) -> str:
         """Return one value of `config`; raise Refusal where it is missing or forged."""
@@ -79,16 +84,6 @@ class Spool:
             raise Refusal(UNKNOWN, f"{key} is {text[:20]!r}", "see gpulock doctor")
         return int(text)
 
-    @property
-    def job(self) -> str:
-        """Return the job id."""
-        return str(self.number("job_id"))
-
-    @property
-    def task(self) -> str:
-        """Return the array task, "1" where there is none."""
-        return str(self.number("ja_task_id") or 1)
-
 
 def forged_config_refusal(key: str) -> Refusal:
     """Return the refusal of a job whose own text looks like Grid Engine's."""
@@ -97,14 +92,6 @@ def forged_config_refusal(key: str) -> Refusal:
         f"{key} stands in the shepherd's config more than once",
         "submit without newlines in names, paths and arguments",
     )
-
-
-def read_shepherd_config(fd: int) -> str:
-    """Return the text of `config`; raise Refusal where it cannot be read."""
-    try:
-        return atomic.read_text("config", CONFIG_LIMIT, fd)
-    except OSError as fault:
-        raise unread_spool_refusal("the shepherd's config", fault) from fault
 
 
 def unread_spool_refusal(what: str, fault: Exception) -> Refusal:
@@ -123,7 +110,10 @@ def parse_shepherd_config(text: str) -> dict[str, list[str]]:
     Of a line longer than its buffer it makes several, and strtok(" =") skips what leads a key.
     """
     found: dict[str, list[str]] = {}
-    for line in split_shepherd_lines(text):
+    lines = text.split("\n")
+    if len(text) * UTF8_MOST >= LINE_LIMIT:
+        lines = [piece for line in lines for piece in split_long_line(line)]
+    for line in lines:
         key, _, value = line.lstrip(" =").partition("=")
         if " " in key:
             key, _, value = line.lstrip(" =").partition(" ")
@@ -132,17 +122,11 @@ def parse_shepherd_config(text: str) -> dict[str, list[str]]:
     return found
 
 
-def split_shepherd_lines(text: str) -> list[str]:
-    """Return the lines that the shepherd makes of `config`."""
-    lines = text.split("\n")
-    if len(text) * UTF8_MOST < LINE_LIMIT:
-        return lines
-    pieces: list[str] = []
-    for line in lines:
-        data = line.encode("utf-8", "surrogateescape")
-        for begin in range(0, len(data), LINE_LIMIT):
-            pieces.append(data[begin : begin + LINE_LIMIT].decode("utf-8", "surrogateescape"))
-    return pieces
+def split_long_line(line: str) -> list[str]:
+    """Return the lines that the shepherd makes of one, by the size of its buffer."""
+    data = line.encode("utf-8", "surrogateescape")
+    pieces = [data[at : at + LINE_LIMIT] for at in range(0, len(data), LINE_LIMIT)]
+    return [piece.decode("utf-8", "surrogateescape") for piece in pieces]
 
 
 def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
@@ -151,7 +135,7 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
     `root_uid` is 0, or in a simulation the uid that owns it.
     """
     try:
-        start = proc.start(pid)
+        start = proc.stat(pid).start
         status = proc.status(pid)
         if status.name != SHEPHERD_NAME or status.uids[0] != root_uid:
             raise Refusal(
@@ -168,7 +152,7 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
                 "see gpulock doctor",
             )
         path = proc.link(pid, "cwd")
-        if proc.start(pid) != start:
+        if proc.stat(pid).start != start:
             raise ProcessLookupError(pid)
         return Spool(pid, start, fd, path, info.st_uid)
     except (OSError, ValueError) as fault:

@@ -94,24 +94,21 @@ def record_pending_history(
     try:
         if count_folders(f"{lock_dir}/released") >= RELEASED_PRUNE:
             return
-        try:
-            _link_pending_record(folder, record, kept, dir_fd)
-        except FileNotFoundError:
-            os.mkdir(folder, 0o755)
-            _link_pending_record(folder, record, kept, dir_fd)
+        path = f"{folder}/{record.token}"
+        for attempt in range(2):
+            try:
+                os.link(kept, path, src_dir_fd=dir_fd, follow_symlinks=False)
+            except FileNotFoundError:
+                if attempt:
+                    raise
+                os.mkdir(folder, 0o755)
+            except OSError:  # on another file system: a copy, which costs ten times as much
+                atomic.create_file(path, owner.encode_owner(record).encode("utf-8"))
+                return
+            else:
+                return
     except (OSError, ValueError):
         return
-
-
-def _link_pending_record(folder: str, record: Owner, kept: str, dir_fd: int | None) -> None:
-    """Link the record, which costs a tenth of a new file; or write it, on another file system."""
-    path = f"{folder}/{record.token}"
-    try:
-        os.link(kept, path, src_dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        atomic.create_file(path, owner.encode_owner(record).encode("utf-8"))
 
 
 def limit_pending_records(state_dir: str) -> None:

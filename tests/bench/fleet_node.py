@@ -27,7 +27,7 @@ from gpulock_exporter.web.negotiation import Format, RenderedMetrics
 
 import gpulock
 from gpulock.alloc.process_owner import ProcessTree
-from gpulock.node import devices, inventory
+from gpulock.node import devices
 from gpulock.node.procfs import Proc
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import atomic
@@ -76,9 +76,9 @@ def hardware(folder: Path, preset: str = "dgx-h200") -> Hardware:
     """Return the hardware of a simulated node, which is written below `folder`."""
     node = write_simulated_node(folder, preset)
     boot_id = boot().boot_id
-    told = inventory.read_nvml_inventory(str(node.lock_dir), boot_id)
+    told = devices.read_nvml_inventory(str(node.lock_dir), boot_id)
     cards = devices.read_devices(str(node.driver_root), str(node.sys_root))
-    return Hardware(cards, told, inventory.nvlink_counts(told))
+    return Hardware(cards, told, devices.nvlink_counts(told))
 
 
 def boot() -> Boot:

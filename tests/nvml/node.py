@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from gpulock.node.devices import Device, read_devices
-from gpulock.node.inventory import LINE as INVENTORY_LINE
+from gpulock.node.devices import INVENTORY_LINE, Device, read_devices
 from gpulock.store import atomic, kv
 from tests.nvml.cards import CARDS, NEWER_EVENTS, NEWER_KEYS, WITHOUT_COUNTERS
 

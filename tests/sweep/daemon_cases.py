@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gpulock.node.inventory import LINE as INVENTORY_LINE
-from gpulock.node.inventory import read_nvml_inventory as read_inventory
+from gpulock.node.devices import INVENTORY_LINE
+from gpulock.node.devices import read_nvml_inventory as read_inventory
 from tests.sweep.play import Case
 from tests.sweep.sge import Reap
 from tests.sweep.stage import CHECKOUT

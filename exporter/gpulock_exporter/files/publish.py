@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from gpulock.node.inventory import LINE as INVENTORY_LINE
+from gpulock.node.devices import INVENTORY_LINE
 from gpulock.node.sample import (
     FINISHED,
     SAMPLE,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpulock.node import devices
-from gpulock.node.inventory import mig_instances
+from gpulock.node.devices import mig_instances
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock
 from gpulock_exporter.simulated.card import (

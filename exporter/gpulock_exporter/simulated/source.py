@@ -19,8 +19,8 @@ from collections.abc import Callable
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node import devices, settings
-from gpulock.node.inventory import LINE
-from gpulock.node.inventory import nvlink_counts as links_of
+from gpulock.node.devices import INVENTORY_LINE as LINE
+from gpulock.node.devices import nvlink_counts as links_of
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock, LockStore
 from gpulock_exporter.simulated.card import SimulatedState

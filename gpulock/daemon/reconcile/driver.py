@@ -12,8 +12,7 @@ from gpulock.daemon.reconcile.reconcile import DriverCard
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node import devices
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
-from gpulock.node.inventory import apply_nvml_inventory
+from gpulock.node.devices import Device, apply_nvml_inventory
 from gpulock.node.settings import Settings
 
 SECONDS = 5.0  # a healthy driver answers in 30 us a card

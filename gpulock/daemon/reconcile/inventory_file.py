@@ -24,7 +24,7 @@ from gpulock.daemon.reconcile.schedule import (
     Due,
 )
 from gpulock.node.context import Node
-from gpulock.node.inventory import LINE as INVENTORY_LINE
+from gpulock.node.devices import INVENTORY_LINE
 from gpulock.store import atomic, kv
 
 LIMIT = 1 << 16  # bytes: what a claim reads

@@ -21,7 +21,7 @@ from gpulock.alloc.choose import (
     score_pairs,
     sum_pair_scores,
 )
-from gpulock.node import devices, inventory
+from gpulock.node import devices
 from gpulock.node.devices import Device
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
@@ -39,9 +39,9 @@ def machine(preset: str) -> tuple[list[Device], Links]:
     with tempfile.TemporaryDirectory() as folder:
         node = write_simulated_node(Path(folder) / "n", preset)
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        told = inventory.read_nvml_inventory(str(node.lock_dir), boot_id)
+        told = devices.read_nvml_inventory(str(node.lock_dir), boot_id)
         found = devices.read_devices(str(node.driver_root), str(node.sys_root))
-    return inventory.apply_nvml_inventory(found, told), inventory.nvlink_counts(told)
+    return devices.apply_nvml_inventory(found, told), devices.nvlink_counts(told)
 
 
 def best(scores: list[list[int]], count: int) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.node import devices, inventory
+from gpulock.node import devices
 from gpulock.node.devices import Device
 from gpulock.simulate.node import write_simulated_node
 from tests.support.trees import BOOT, OTHER_BOOT, Box
@@ -231,12 +231,12 @@ def test_a_card_overlaps_its_instances_and_they_not_each_other(a: str, b: str, s
 @pytest.mark.parametrize("text", ["", "gpulock-inventory 2\nboot_id=x\n", "\0\0\0", "a=b\n"])
 def test_an_inventory_that_is_none_is_no_advice(tmp_path: Path, text: str) -> None:
     (tmp_path / "inventory").write_text(text)
-    assert inventory.read_nvml_inventory(str(tmp_path), BOOT) == {}
+    assert devices.read_nvml_inventory(str(tmp_path), BOOT) == {}
 
 
 def test_links_hold_both_ways_round(box: Box) -> None:
     box.inventory("link.0000:1b:00.0.0000:43:00.0=4")
-    found = inventory.nvlink_counts(inventory.read_nvml_inventory(str(box.lock), BOOT))
+    found = devices.nvlink_counts(devices.read_nvml_inventory(str(box.lock), BOOT))
     assert found["0000:1b:00.0", "0000:43:00.0"] == found["0000:43:00.0", "0000:1b:00.0"] == 4
 
 

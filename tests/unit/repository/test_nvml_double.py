@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpulock.node.devices import read_devices
-from gpulock.node.inventory import LINE as INVENTORY_LINE
+from gpulock.node.devices import INVENTORY_LINE, read_devices
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.kv import decode_pairs

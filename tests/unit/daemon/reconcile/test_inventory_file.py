@@ -16,7 +16,7 @@ from gpulock.daemon.reconcile.inventory_file import (
     list_driver_instances,
 )
 from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
-from gpulock.node.inventory import read_nvml_inventory as read_inventory
+from gpulock.node.devices import read_nvml_inventory as read_inventory
 from gpulock.node.settings import Settings
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, Box, bus
 

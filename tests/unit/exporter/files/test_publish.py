@@ -25,7 +25,7 @@ from gpulock_exporter.telemetry import DeviceTelemetry, Process, Xid
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gpulock.node import inventory, sample
+from gpulock.node import devices, sample
 from gpulock.node.devices import Device as DriverDevice
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
 from gpulock.simulate.inventory import format_machine_inventory as simulated
@@ -362,10 +362,10 @@ def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
         f"{bus(2)}.gi2.ci0": instance(2, 2, uuid=""),
     }
     folder.write_inventory(cards, BOOT)
-    pairs = inventory.read_nvml_inventory(str(tmp_path), BOOT)
-    assert inventory.nvlink_counts(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
+    pairs = devices.read_nvml_inventory(str(tmp_path), BOOT)
+    assert devices.nvlink_counts(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
     plain = [DriverDevice(bus(number), number) for number in range(3)]
-    found = inventory.apply_nvml_inventory(plain, pairs)
+    found = devices.apply_nvml_inventory(plain, pairs)
     assert [one.id for one in found] == [bus(0), bus(1), f"{bus(2)}.gi1.ci0"]
     assert [one.switched for one in found] == [True, False, False]
     assert (found[0].uuid, found[0].memory_mib) == (uuid(0), 81920)

@@ -47,23 +47,21 @@ class ClaimRequest:
         self.join = join
 
 
-def check_claim_possible(found: list[Device], want: ClaimRequest, expected: int) -> None:
-    """Raise Refusal when the node can never, or not in its present state, grant so much."""
+def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
+    """Return the refusal of what the node can never, or not in its present state, grant."""
     healthy = [d.id for d in found if not d.fault]
     whole = max(expected, len(found))
-    if len(healthy) >= want.count:
-        missing = [name for name in want.wanted if name not in healthy]
-        if missing:
-            raise Refusal(INVALID_REQUEST, f"no device {missing[0]} here", "see gpulock status")
-        return
     asked = format_requested_gpus(want.count)
-    if want.count <= whole:
-        raise Refusal(
+    if want.count > whole:
+        return Refusal(INVALID_REQUEST, f"{asked}, this node has {whole}", "ask for fewer")
+    if want.count > len(healthy):
+        return Refusal(
             BROKEN,
             f"{asked}, {len(healthy)} of {whole} work",
             "see gpulock status for the missing card",
         )
-    raise Refusal(INVALID_REQUEST, f"{asked}, this node has {whole}", "ask for fewer")
+    missing = next(name for name in want.wanted if name not in healthy)
+    return Refusal(INVALID_REQUEST, f"no device {missing} here", "see gpulock status")
 
 
 def format_requested_gpus(count: int) -> str:

@@ -11,8 +11,8 @@ import time
 
 from gpulock.alloc.availability import (
     ClaimRequest,
-    check_claim_possible,
     foreign_device_ids,
+    impossible_refusal,
     pick_free_devices,
     reap_held_locks,
     shortage_refusal,
@@ -72,13 +72,16 @@ def claim_devices(
         return made[0]
 
     found = node.devices()
-    check_claim_possible(found, want, node.settings.expected_gpus)
+    healthy = [d.id for d in found if not d.fault]
+    if len(healthy) < want.count or any([name not in healthy for name in want.wanted]):
+        raise impossible_refusal(found, want, node.settings.expected_gpus)
     boot.ensure_lock_dir(node.store)
     try:
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
             totals = ClaimCounters(node.store)
             try:
-                boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
+                if node.store.boot_id() != node.boot_id:
+                    boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
                 grant = claim_under_gate(node, found, template, want, judge_once, totals)
             except Refusal as refusal:
                 count_refusal(totals, refusal, template, gate.waited)

@@ -139,10 +139,30 @@ class DeviceCache:
         return self._sorted
 
     def parse(self, data: bytes, device: Device) -> None:
-        """Fill in what a card's file says; raise ValueError where it is garbage."""
+        """Fill in what a card's `information` file says; raise ValueError where it is garbage."""
         card = self._cards.get(device.bus)
         if card is None or card[0] != data:
-            parse_information(data.decode("utf-8", "surrogateescape"), device)
+            text = "\n" + data.decode("utf-8", "surrogateescape")
+            minor, place = (
+                information_value(text, "Device Minor"),
+                information_value(text, "Bus Location"),
+            )
+            if not (minor.isascii() and minor.isdigit()):
+                raise ValueError(f"Device Minor is {minor[:20]!r}")
+            if place.lower() != device.bus:
+                raise ValueError(f"Bus Location is {place[:20]!r}")
+            uuid = information_value(text, "GPU UUID")
+            if not uuid.isprintable() or "," in uuid:
+                raise ValueError("GPU UUID is no UUID")
+            device.minor = int(minor)
+            device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
+            model = information_value(text, "Model")
+            device.model = model if model.isprintable() else one_line(model)
+            if "Yes" in (
+                information_value(text, "GPU Excluded"),
+                information_value(text, "Blacklisted"),
+            ):
+                device.fault = EXCLUDED
             card = (data, device.minor, device.uuid, device.model, device.fault)
             self._cards[device.bus] = card
         _, device.minor, device.uuid, device.model, device.fault = card
@@ -172,25 +192,6 @@ def read_information(path: str) -> bytes:
     if len(data) == PAGE:
         raise ValueError(f"longer than {PAGE} bytes")
     return data
-
-
-def parse_information(text: str, device: Device) -> None:
-    """Fill in what the driver's `information` file says; raise ValueError where it is garbage."""
-    text = f"\n{text}"
-    minor, place = information_value(text, "Device Minor"), information_value(text, "Bus Location")
-    if not (minor.isascii() and minor.isdigit()):
-        raise ValueError(f"Device Minor is {minor[:20]!r}")
-    if place.lower() != device.bus:
-        raise ValueError(f"Bus Location is {place[:20]!r}")
-    uuid = information_value(text, "GPU UUID")
-    if not kv.is_single_line(uuid) or "," in uuid:
-        raise ValueError("GPU UUID is no UUID")
-    device.minor = int(minor)
-    device.uuid = uuid if uuid.startswith("GPU-") and UNKNOWN_UUID not in uuid else ""
-    model = information_value(text, "Model")
-    device.model = model if model.isprintable() else one_line(model)
-    if "Yes" in (information_value(text, "GPU Excluded"), information_value(text, "Blacklisted")):
-        device.fault = EXCLUDED
 
 
 def information_value(text: str, name: str) -> str:

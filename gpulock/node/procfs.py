@@ -25,11 +25,10 @@ class ProcessStat:
 
     __slots__ = ("ppid", "session", "start", "state")
 
-    def __init__(self, ppid: int, state: str, session: int, start: int) -> None:
-        self.ppid = ppid
-        self.state = state
-        self.session = session
-        self.start = start
+    ppid: int
+    state: str
+    session: int
+    start: int
 
 
 class ProcessStatus:
@@ -41,21 +40,13 @@ class ProcessStatus:
 
     __slots__ = ("groups", "kernel", "name", "ppid", "session", "state", "uids")
 
-    def __init__(
-        self,
-        name: str,
-        state: str,
-        ppid: int,
-        uids: tuple[int, ...],
-        groups: frozenset[int],
-    ) -> None:
-        self.name = name
-        self.state = state
-        self.ppid = ppid
-        self.uids = uids
-        self.groups = groups
-        self.session = -1
-        self.kernel = False
+    name: str
+    state: str
+    ppid: int
+    uids: tuple[int, ...]
+    groups: frozenset[int]
+    session: int
+    kernel: bool
 
 
 def parse_stat(data: bytes) -> ProcessStat:
@@ -63,7 +54,10 @@ def parse_stat(data: bytes) -> ProcessStat:
     rest = data[data.rindex(b")") + 1 :].split()
     if len(rest) < STAT_FIELDS:
         raise ValueError("not a /proc/PID/stat file")
-    return ProcessStat(int(rest[1]), rest[0].decode(), int(rest[3]), int(rest[19]))
+    found = ProcessStat()
+    found.ppid, found.state = int(rest[1]), rest[0].decode()
+    found.session, found.start = int(rest[3]), int(rest[19])
+    return found
 
 
 def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) -> ProcessStatus:
@@ -72,25 +66,23 @@ def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) 
     The lines are looked up one after the other: thousands of processes are read in a scan. Most
     have the groups of another, and may have 65,536 of them: `known` keeps each list once.
     """
+    found = ProcessStatus()
     name = data[: data.index(b"\n")].partition(b":")[2].strip()
-    ppid = int(status_line_value(data, b"\nPPid:"))
+    found.name = name.decode("utf-8", "surrogateescape")
+    found.state = status_line_value(data, b"\nState:").strip()[:1].decode()
+    found.ppid = int(status_line_value(data, b"\nPPid:"))
+    found.uids = tuple([int(uid) for uid in status_line_value(data, b"\nUid:").split()])
     line = status_line_value(data, b"\nGroups:")
     known = {} if known is None else known
     if line not in known:
         if len(line) > LONG:
             known.clear()  # a user with subordinate ids may have many such lists: one is kept
         known[line] = frozenset(map(int, line.split()))
-    found = ProcessStatus(
-        name.decode("utf-8", "surrogateescape"),
-        status_line_value(data, b"\nState:").strip()[:1].decode(),
-        ppid,
-        tuple([int(uid) for uid in status_line_value(data, b"\nUid:").split()]),
-        known[line],
-    )
-    if b"\nNSsid:" in data:
-        found.session = int(status_line_value(data, b"\nNSsid:").split()[0])
+    found.groups = known[line]
+    told = b"\nNSsid:" in data
+    found.session = int(status_line_value(data, b"\nNSsid:").split()[0]) if told else -1
     # a user mode helper is a child of kthreadd as well, but it has memory of its own
-    found.kernel = ppid == KTHREADD and b"\nVmSize:" not in data
+    found.kernel = found.ppid == KTHREADD and b"\nVmSize:" not in data
     return found
 
 

@@ -136,13 +136,9 @@ def parse_cull_job(data: bytes) -> SgeJob:
         raise LayoutError(f"not a job of Grid Engine 8.1.9: {fault}") from fault
     number, name, uid = values[NUMBER_FIELD], values[OWNER_FIELD], values[UID_FIELD]
     assert isinstance(number, int) and isinstance(name, bytes) and isinstance(uid, int)
-    return SgeJob(
-        number, name.decode("utf-8", "surrogateescape"), uid, [parse_cull_request(r) for r in rows]
-    )
-
-
-def parse_cull_request(row: list[object]) -> tuple[str, float, int]:
-    """Return (name, value, consumable flag) of one hard request."""
-    name, value, consumable = row[CE_NAME], row[CE_DOUBLEVAL], row[CE_CONSUMABLE]
-    assert isinstance(name, bytes) and isinstance(value, float) and isinstance(consumable, int)
-    return name.decode("utf-8", "surrogateescape"), value, consumable
+    requests: list[tuple[str, float, int]] = []
+    for row in rows:
+        asked, amount, flag = row[CE_NAME], row[CE_DOUBLEVAL], row[CE_CONSUMABLE]
+        assert isinstance(asked, bytes) and isinstance(amount, float) and isinstance(flag, int)
+        requests.append((asked.decode("utf-8", "surrogateescape"), amount, flag))
+    return SgeJob(number, name.decode("utf-8", "surrogateescape"), uid, requests)

@@ -16,6 +16,7 @@ from gpulock.store import atomic
 
 NAME = "environment"
 LIMIT = 1 << 26  # bytes: a job may carry a large environment
+SHORT = 2499  # characters, of four bytes at most each
 LONGEST = 9998  # bytes: of a longer line the shepherd makes several (fgets of 10,000 in 8.1.9)
 
 
@@ -37,7 +38,7 @@ def rewrite_env_text(
         if equals and name in bound:
             bound[name] = value
             continue
-        kept.append(truncate_env_line(line))
+        kept.append(line if len(line) < SHORT else truncate_env_line(line))
     kept += [f"{name}={escape_env_value(value)}" for name, value in pairs]
     if binds:
         kept += [

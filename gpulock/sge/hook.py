@@ -53,7 +53,14 @@ def find_spool(node: Node, call: SgeHookCall) -> Spool:
         )
     uid = os.geteuid() if node.settings.simulation else 0
     found = spool.open_shepherd_spool(node.proc, call.shepherd, uid)
-    spool.check_identity(found, call.job, call.task)
+    task = call.task if call.task.isdigit() and call.task != "0" else "1"
+    if (found.job, found.task) != (call.job, task):
+        raise Refusal(
+            INVALID_REQUEST,
+            f"the spool is of job {found.job}.{found.task}, the hook was started for "
+            f"{call.job}.{task}",
+            "see gpulock doctor for the hook's command line",
+        )
     return found
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EXTRA_MASK_NAMES = ("SGE_GPU",)  # the name that other prologs of Grid Engine give the mask
+ALL_NAMES = environment.grant_variable_names(EXTRA_MASK_NAMES)
 LAUNCHER_MARKER = (
     b"GPULOCK_LAUNCHER=1"  # in the environment of a shepherd that shepherd_cmd started
 )
@@ -125,7 +126,7 @@ def check_host_count(node: Node, found: Spool, job: SgeJob | None) -> None:
     locked = job is None or settings.sge_slave_tasks
     if confined and locked:
         return
-    if request.count_sge_job_hosts(found) == 1:
+    if found.need("pe") == "none" or request.count_sge_job_hosts(found) == 1:
         return
     if not confined:
         try:
@@ -184,9 +185,7 @@ def write_sge_variables(found: Spool, grant: Grant | None, settings: Settings, b
     """Write the job's variables."""
     devices = grant.devices if grant else []
     pairs = environment.grant_variables(devices, settings, EXTRA_MASK_NAMES)
-    envfile.write_sge_env_file(
-        found, pairs, environment.grant_variable_names(EXTRA_MASK_NAMES), binds
-    )
+    envfile.write_sge_env_file(found, pairs, ALL_NAMES, binds)
 
 
 def undo_sge_claim(node: Node, grant: Grant, deadline: Deadline) -> None:

@@ -75,9 +75,7 @@ def is_per_job_request(requests: list[tuple[str, float, int]], complexes: tuple[
 
 
 def count_sge_job_hosts(spool: Spool) -> int:
-    """Return on how many hosts the job has slots; raise Refusal where that cannot be read."""
-    if spool.need("pe") == "none":
-        return 1
+    """Return on how many hosts a parallel job has slots; raise Refusal if that cannot be read."""
     try:
         lines = atomic.read_text("pe_hostfile", JOB_LIMIT, spool.fd).splitlines()
     except OSError as fault:

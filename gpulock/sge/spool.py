@@ -159,15 +159,3 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
         raise Refusal(
             UNKNOWN, f"the shepherd {pid} cannot be seen: {fault}", "see gpulock doctor"
         ) from fault
-
-
-def check_identity(spool: Spool, job_id: str, task_id: str) -> None:
-    """Raise Refusal unless execd's own words (the hook's arguments) name the same job and task."""
-    task = task_id if task_id.isdigit() and task_id != "0" else "1"
-    if (spool.job, spool.task) != (job_id, task):
-        raise Refusal(
-            INVALID_REQUEST,
-            f"the spool is of job {spool.job}.{spool.task}, the hook was started for "
-            f"{job_id}.{task}",
-            "see gpulock doctor for the hook's command line",
-        )

@@ -17,9 +17,10 @@ def is_single_line(value: str) -> bool:
 def encode_pairs(pairs: "list[tuple[str, str]]") -> str:
     """Return the pairs as lines; raise MalformedError for a control character or a bad key."""
     text = "".join([f"{key}={value}\n" for key, value in pairs])
-    whole = text.count("\n") == len(pairs) and is_single_line(text.replace("\n", " "))
-    if whole and all([key and "=" not in key for key, _ in pairs]):
-        return text
+    if text.count("\n") == len(pairs) and all([key and "=" not in key for key, _ in pairs]):
+        line = text.replace("\n", " ")
+        if line.isprintable() or is_single_line(line):
+            return text
     wrong = [
         p
         for p in pairs

@@ -11,8 +11,8 @@ import pytest
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
 from gpulock.sge import spool
-from gpulock.sge.spool import Spool
-from tests.support.jobs import SHEPHERD, Site, gpus
+from gpulock.sge.hook import SgeHookCall, find_spool
+from tests.support.jobs import SHEPHERD, Site, child_of, gpus
 
 ME = os.geteuid()
 
@@ -180,13 +180,14 @@ def test_a_config_that_is_no_text_is_read(site: Site) -> None:
     ],
 )
 def test_execds_own_words_must_name_the_same_job_and_task(
-    site: Site, job_id: str, task_id: str, same: bool
+    site: Site, monkeypatch: pytest.MonkeyPatch, job_id: str, task_id: str, same: bool
 ) -> None:
     site.run()
-    found: Spool = site.above()
+    child_of(monkeypatch, site)
+    call = SgeHookCall(["hook", str(SHEPHERD)], {"JOB_ID": job_id, "SGE_TASK_ID": task_id})
     if same:
-        spool.check_identity(found, job_id, task_id)
+        assert find_spool(site.node(), call).job == "12"
         return
     with pytest.raises(Refusal) as caught:
-        spool.check_identity(found, job_id, task_id)
+        find_spool(site.node(), call)
     assert caught.value.kind == INVALID_REQUEST

@@ -17,7 +17,7 @@ from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
-from gpulock_exporter.state.join import DriverState, join_device_snapshots
+from gpulock_exporter.state.join import SnapshotJoin
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
 from gpulock_exporter.state.plausibility import usable_devices
 from gpulock_exporter.state.snapshot import (
@@ -106,10 +106,18 @@ class CollectorState:
         looked, offset = self.memory.totals.at, self.offset or 0.0
         since = now.boottime - self.limits.oldest
         fresh = looked is not None and self.last is not None and looked >= since
-        heard = DriverState(self.devices, looked or 0.0, fresh, self.present(), since)
-        devices, states = join_device_snapshots(
-            listed, heard, facts, self.memory.totals, self.memory.ledger, self.limits, offset
-        )
+        devices, states = SnapshotJoin(
+            devices=self.devices,
+            at=looked or 0.0,
+            fresh=fresh,
+            since=since,
+            offset=offset,
+            present=self.present(),
+            facts=facts,
+            totals=self.memory.totals,
+            ledger=self.memory.ledger,
+            limits=self.limits,
+        ).join(listed)
         return NodeSnapshot(
             at=now,
             devices=devices,

@@ -26,49 +26,86 @@ NOT_LISTED = "the driver lists it, NVML does not"
 
 
 @dataclass(frozen=True)
-class DriverState:
-    """What the driver said last: devices by id, when, and who is on each.
+class SnapshotJoin:
+    """What is known at one moment: the driver's last words, gpulock's files, and our memory.
 
-    `at` is CLOCK_BOOTTIME, `fresh` whether that is recent enough to be told; a counter that was
-    read last before `since` is not.
+    `devices` are those of the last look by id, and `at` when that was (CLOCK_BOOTTIME); `fresh`
+    says whether that is recent enough to be told, and `since` how old a counter may be. `present`
+    has who is on each device; `offset` makes a boottime epoch seconds.
     """
 
     devices: Mapping[str, DeviceTelemetry]
     at: float
     fresh: bool
+    since: float
+    offset: float
     present: Mapping[str, DeviceProcesses]
-    since: float = 0.0
+    facts: LocalState
+    totals: TelemetryTotals
+    ledger: Ledger
+    limits: SnapshotLimits
 
-    def fresh_devices(self) -> Mapping[str, DeviceTelemetry] | None:
-        """Return the devices, None where they are old."""
-        return self.devices if self.fresh else None
+    def join(
+        self, listed: Sequence[Device] | None
+    ) -> tuple[tuple[DeviceSnapshot, ...], Mapping[str, int] | None]:
+        """Return the devices, and how many are in each state; `listed` is the driver's own list."""
+        looked = self.devices if self.fresh else None
+        devices = merge_device_lists(listed, looked, self.devices)
+        rows = self._judge(devices)
+        found = [self._device(row) for row in name_missing_rows(rows, self.totals)]
+        known = {one.id for one in found}
+        for name in looked or ():  # a card in MIG mode, or one that has no row yet
+            if name not in known:
+                found.append(self._device(states.DeviceState(name, None, None, "", "")))
+        found.sort(key=lambda one: (one.card is None, one.card or 0, one.id))
+        locks_known = self.facts.locks is not None and devices is not None
+        return make_uuids_unique(found), states.count_device_states(rows) if locks_known else None
 
+    def _judge(self, devices: list[Device] | None) -> list[states.DeviceState]:
+        """Return one row a device, as `gpulock.alloc.states` judges."""
+        foreign = idle = frozenset[str]()
+        if self.fresh:
+            foreign = frozenset(name for name, on in self.present.items() if on.foreign)
+            held = self.facts.held.items()
+            idle = frozenset(name for name, lock in held if self._is_idle(name, lock))
+        expected = self.limits.gpus if devices is not None else 0
+        return self.facts.device_rows(devices or [], expected, foreign, idle)
 
-def join_device_snapshots(
-    listed: Sequence[Device] | None,
-    heard: DriverState,
-    facts: LocalState,
-    totals: TelemetryTotals,
-    ledger: Ledger,
-    limits: SnapshotLimits,
-    offset: float,
-) -> tuple[tuple[DeviceSnapshot, ...], Mapping[str, int] | None]:
-    """Return the devices, and how many are in each state; `offset` makes a boottime epoch."""
-    looked = heard.fresh_devices()
-    devices = merge_device_lists(listed, looked, heard.devices)
-    rows = judge_device_rows(devices, heard, facts, ledger, limits)
-    found = [
-        build_device_snapshot(row, heard, facts, totals, ledger, offset)
-        for row in name_missing_rows(rows, totals)
-    ]
-    known = {one.id for one in found}
-    for name, values in (looked or {}).items():  # a card in MIG mode, or one that has no row yet
-        if name not in known:
-            row = states.DeviceState(name, None, None, "", "")
-            found.append(build_device_snapshot(row, heard, facts, totals, ledger, offset, values))
-    found.sort(key=lambda one: (one.card is None, one.card or 0, one.id))
-    locks_known = facts.locks is not None and devices is not None
-    return make_uuids_unique(found), states.count_device_states(rows) if locks_known else None
+    def _is_idle(self, name: str, lock: Lock) -> bool:
+        """Return whether a locked device is observed to do nothing, and was for long.
+
+        One that is not observed any more is not known to be idle.
+        """
+        account = self.ledger.of(name, lock.owner.token) if lock.owner else None
+        if account is None or account.seen is None or self.at - account.seen > self.limits.oldest:
+            return False
+        return account.idle >= self.limits.idle_after
+
+    def _device(self, row: states.DeviceState) -> DeviceSnapshot:
+        """Return one device with all that is known of it."""
+        counted = self.totals.of(row.id)
+        values = self.devices.get(row.id) if self.fresh else None
+        record = row.lock.owner if row.lock else None
+        uuid = row.device.uuid if row.device else record.uuid if record else ""
+        account = self.ledger.of(row.id, record.token) if record else None
+        bus, dot, part = row.id.partition(".gi")
+        found = DeviceSnapshot(**vars(values or DeviceTelemetry(bus, "", -1)))
+        found.id, found.told, found.reason = row.id, values is not None, row.reason
+        found.uuid = (counted.key if counted else "") or found.uuid or uuid or row.id
+        found.card, found.instance = card_index_of_row(row, values, counted), f"{dot}{part}"[1:]
+        card = "" if found.card is None else str(found.card)
+        found.gpu_label = f"{card}:{found.instance}" if found.instance else card
+        if self.facts.locks is not None:
+            found.state, found.lock, found.owner = row.state or None, row.lock, record
+        found.stale = is_lock_stale(record, self.facts)
+        found.quarantined = is_row_quarantined(row, self.facts) if row.state else None
+        found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
+        found.idle = account.idle if account and account.observed else None
+        if counted:
+            found.counters = current_counters(counted, self.since) if values else {}
+            found.xids = {xid: (of.count, of.at + self.offset) for xid, of in counted.xids.items()}
+            found.last_busy = None if counted.last_busy is None else counted.last_busy + self.offset
+        return found
 
 
 def make_uuids_unique(found: Sequence[DeviceSnapshot]) -> tuple[DeviceSnapshot, ...]:
@@ -79,37 +116,6 @@ def make_uuids_unique(found: Sequence[DeviceSnapshot]) -> tuple[DeviceSnapshot, 
             one.uuid = one.id
         taken.add(one.uuid)
     return tuple(found)
-
-
-def judge_device_rows(
-    devices: list[Device] | None,
-    heard: DriverState,
-    facts: LocalState,
-    ledger: Ledger,
-    limits: SnapshotLimits,
-) -> list[states.DeviceState]:
-    """Return one row a device, as `gpulock.alloc.states` judges."""
-    foreign = frozenset(name for name, on in heard.present.items() if on.foreign and heard.fresh)
-    idle = idle_ids(facts.held, ledger, limits, heard.at) if heard.fresh else frozenset[str]()
-    expected = limits.gpus if devices is not None else 0
-    return facts.device_rows(devices or [], expected, foreign, idle)
-
-
-def idle_ids(
-    held: Mapping[str, Lock], ledger: Ledger, limits: SnapshotLimits, at: float
-) -> frozenset[str]:
-    """Return the locked devices that are observed to do nothing, and were for long.
-
-    `at` is the last look: one that is not observed any more is not known to be idle.
-    """
-    found: set[str] = set()
-    for name, lock in held.items():
-        account = ledger.of(name, lock.owner.token) if lock.owner else None
-        if account is None or account.seen is None or at - account.seen > limits.oldest:
-            continue
-        if account.idle >= limits.idle_after:
-            found.add(name)
-    return frozenset(found)
 
 
 def name_missing_rows(
@@ -132,51 +138,11 @@ def name_missing_rows(
     ]
 
 
-def build_device_snapshot(
-    row: states.DeviceState,
-    heard: DriverState,
-    facts: LocalState,
-    totals: TelemetryTotals,
-    ledger: Ledger,
-    offset: float,
-    values: DeviceTelemetry | None = None,
-) -> DeviceSnapshot:
-    """Return one device with all that is known of it."""
-    counted = totals.of(row.id)
-    values = values or (heard.devices.get(row.id) if heard.fresh else None)
-    record = row.lock.owner if row.lock else None
-    uuid = row.device.uuid if row.device else record.uuid if record else ""
-    account = ledger.of(row.id, record.token) if record else None
-    found = DeviceSnapshot(**vars(values or DeviceTelemetry(row.id.partition(".gi")[0], "", -1)))
-    found.id, found.told, found.reason = row.id, values is not None, row.reason
-    found.uuid = (counted.key if counted else "") or found.uuid or uuid or row.id
-    found.card, found.instance = card_index_of_row(row, values, counted), instance_suffix(row.id)
-    card = "" if found.card is None else str(found.card)
-    found.gpu_label = f"{card}:{found.instance}" if found.instance else card
-    if facts.locks is not None:
-        found.state, found.lock, found.owner = row.state or None, row.lock, record
-    found.stale = is_lock_stale(record, facts)
-    found.quarantined = is_row_quarantined(row, facts) if row.state else None
-    found.foreign = count_foreign(heard.present.get(row.id)) if heard.fresh else None
-    found.idle = account.idle if account and account.observed else None
-    if counted:
-        found.counters = current_counters(counted, heard.since) if values else {}
-        found.xids = {xid: (of.count, of.at + offset) for xid, of in counted.xids.items()}
-        found.last_busy = None if counted.last_busy is None else counted.last_busy + offset
-    return found
-
-
 def count_foreign(present: DeviceProcesses | None) -> int | None:
     """Return how many foreign processes are on a device; none to be seen is not none at all."""
     if present is None or (present.unseen and not present.foreign):
         return None
     return len(present.foreign)
-
-
-def instance_suffix(name: str) -> str:
-    """Return which instance of its card a lock id stands for: `gi1.ci0`, empty for a card."""
-    _, dot, rest = name.partition(".gi")
-    return f"gi{rest}" if dot else ""
 
 
 def is_row_quarantined(row: states.DeviceState, facts: LocalState) -> bool | None:

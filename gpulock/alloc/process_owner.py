@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OWNERS, SERVICE, FOREIGN = "owner's", "service", "foreign"
 UNSEEN, GONE = "unseen", "gone"  # hidden from us, ended since it was listed
 INIT = 1
+RUN = "run"  # the comment of a claim whose process is the command itself
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
 COMM = 15  # characters of a process's name, proc_pid_comm(5)
 SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
@@ -163,7 +164,7 @@ def is_command_running_elsewhere(record: Owner, pid: int, tree: ProcessTree) -> 
 
     Such a command counts on its devices.
     """
-    if record.comment != "run" or not tree.proc.running(record.pid, record.start):
+    if record.comment != RUN or not tree.proc.running(record.pid, record.start):
         return False
     return not tree.descends(pid, (record.pid,))
 

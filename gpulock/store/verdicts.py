@@ -39,24 +39,13 @@ def write_verdicts(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> No
     atomic.replace_file(f"{lock_dir}/verdicts", data.encode("utf-8", "replace"))
 
 
-def read_fresh_verdicts(lock_dir: str, now: float, boot_id: str) -> dict[str, Verdict] | None:
-    """Return the verdicts by token, None where there are none that are fresh.
-
-    `now` is CLOCK_BOOTTIME in seconds, `boot_id` this boot: a LOCK_DIR may be kept over a reboot.
-    """
-    try:
-        return read_dated_verdicts(lock_dir, now, boot_id)[0]
-    except (OSError, ValueError):
-        return None
-
-
 def read_dated_verdicts(
     lock_dir: str, now: float, boot_id: str
 ) -> tuple[dict[str, Verdict] | None, float | None]:
-    """Return the verdicts as `read` does, and when they were made, also where that is long ago.
+    """Return the verdicts by token, None where none are fresh, and when they were made.
 
-    The time is CLOCK_BOOTTIME seconds, None where there are no verdicts of this boot; raise
-    OSError or ValueError where they cannot be read.
+    `now` and that time are CLOCK_BOOTTIME seconds; the time is None where there are none of this
+    boot: a LOCK_DIR may be kept over a reboot. Raises OSError or ValueError.
     """
     try:
         text = atomic.read_text(f"{lock_dir}/verdicts", 1 << 20)

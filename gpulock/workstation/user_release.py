@@ -6,7 +6,7 @@ Under the gate, and by the token that was judged. There is no --force here: that
 
 from __future__ import annotations
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_owner import is_command_running_elsewhere
 from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
@@ -14,12 +14,9 @@ from gpulock.node.context import Node
 from gpulock.node.devices import lock_ids_overlap
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
-from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.wire import SocketRequest
-
-RUN = "run"  # the comment of a claim whose process is the command itself
 
 
 def release_for_user(
@@ -36,7 +33,12 @@ def release_for_user(
         reaper.read_locks()
         locks = select_locks(reaper.held, peer, request)
         for lock in locks:
-            refuse_running_command(lock, peer, judge.scan)
+            if lock.owner and is_command_running_elsewhere(lock.owner, peer.pid, judge.scan):
+                raise Refusal(
+                    BUSY,
+                    f"held by running process {lock.owner.pid}; release it from there",
+                    "or end it",
+                )
         reaper.give_back(locks, f"released by uid {peer.uid}")
     return tuple(lock.id for lock in locks)
 
@@ -63,20 +65,3 @@ def lock_matches_request(lock: Lock, request: SocketRequest) -> bool:
         request.pid,
         request.start,
     )
-
-
-def refuse_running_command(lock: Lock, peer: Peer, scan: ProcessScan) -> None:
-    """Raise Refusal for a lock that its user may not free now."""
-    record = lock.owner
-    assert record is not None
-    if record.comment == RUN and command_runs_elsewhere(record, peer, scan):
-        raise Refusal(
-            BUSY, f"held by running process {record.pid}; release it from there", "or end it"
-        )
-
-
-def command_runs_elsewhere(record: Owner, peer: Peer, scan: ProcessScan) -> bool:
-    """Return whether a claim is of a command that runs, not above the caller."""
-    if not scan.proc.running(record.pid, record.start):
-        return False
-    return not scan.descends(peer.pid, frozenset((record.pid,)))

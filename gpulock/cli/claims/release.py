@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import click
 
+from gpulock.alloc.process_owner import ProcessTree, is_command_running_elsewhere
 from gpulock.alloc.reaper import Reaper, free_lock
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import SelectError, Subject, parse_subject
@@ -32,7 +33,6 @@ from gpulock.node.procfs import Proc
 from gpulock.store import atomic
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
-from gpulock.store.owner import Owner
 from gpulock.text.words import format_device_label, format_lock_holder
 from gpulock.workstation.process_claims import make_liveness_judge
 
@@ -192,26 +192,11 @@ def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:
         raise CommandRefusedError(
             f"{one.lock.id} is held by {format_lock_holder(record)}", FORCE_HINT
         )
-    if is_claim_running_elsewhere(record, proc):
+    if is_command_running_elsewhere(record, os.getpid(), ProcessTree(proc)):
         raise CommandRefusedError(
             f"held by running process {record.pid}; release it from there",
             f"or end it; {FORCE_HINT}",
         )
-
-
-def is_claim_running_elsewhere(record: Owner, proc: Proc) -> bool:
-    """Return whether a claim is of a command that runs, not above us: it counts on its GPUs."""
-    if record.comment != "run" or not proc.running(record.pid, record.start):
-        return False
-    pid = os.getpid()
-    while pid > 1:
-        if pid == record.pid:
-            return False
-        try:
-            pid = proc.stat(pid).ppid
-        except (OSError, ValueError):
-            return True
-    return True
 
 
 def force_lock(node: Node, one: ReleaseCandidate, how: str) -> None:

@@ -16,6 +16,7 @@ from typing import NoReturn
 import click
 
 from gpulock.alloc.claim import Grant
+from gpulock.alloc.process_owner import RUN
 from gpulock.alloc.release import release_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.acquire import (
@@ -34,7 +35,6 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.workstation import process_claims
 
-RUN = "run"  # the comment of a claim whose process is the command itself
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
 

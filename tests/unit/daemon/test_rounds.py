@@ -91,7 +91,7 @@ def test_a_round_publishes_the_verdicts(one: Round) -> None:
     one.box.proc.shepherd(500, one.box.root)
     one.hold(0, 500)
     one.go()
-    known = verdicts.read_fresh_verdicts(str(one.box.lock), clock_boottime(), BOOT)
+    known, _ = verdicts.read_dated_verdicts(str(one.box.lock), clock_boottime(), BOOT)
     assert known is not None
     assert known["t500"].state == "alive"
 

@@ -15,9 +15,17 @@ BOOT = "this-boot"
 FOUND = {"aa": Verdict(ALIVE, "its shepherd 5 runs"), "bb": Verdict(DEAD, "gone, a=b")}
 
 
+def fresh(folder: Path, now: float) -> dict[str, Verdict] | None:
+    """Return the verdicts, None where they are not known or cannot be read."""
+    try:
+        return verdicts.read_dated_verdicts(str(folder), now, BOOT)[0]
+    except ValueError:
+        return None
+
+
 def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
     verdicts.write_verdicts(str(tmp_path), FOUND, BOOT)
-    read = verdicts.read_fresh_verdicts(str(tmp_path), clock_boottime(), BOOT)
+    read = fresh(tmp_path, clock_boottime())
     assert read is not None
     assert {t: (v.state, v.proof) for t, v in read.items()} == {
         token: (v.state, v.proof) for token, v in FOUND.items()
@@ -26,9 +34,9 @@ def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
 
 
 def test_none_is_not_the_same_as_no_locks(tmp_path: Path) -> None:
-    assert verdicts.read_fresh_verdicts(str(tmp_path), clock_boottime(), BOOT) is None
+    assert fresh(tmp_path, clock_boottime()) is None
     verdicts.write_verdicts(str(tmp_path), {}, BOOT)
-    assert verdicts.read_fresh_verdicts(str(tmp_path), clock_boottime(), BOOT) == {}
+    assert fresh(tmp_path, clock_boottime()) == {}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +50,7 @@ def test_an_old_verdict_and_one_of_the_future_are_not_known(
     (tmp_path / "verdicts").write_text(
         f"{verdicts.VERSION_LINE}\nboot_id={BOOT}\nchecked_boottime={now - age:.3f}\naa=alive x\n"
     )
-    assert (verdicts.read_fresh_verdicts(str(tmp_path), now, BOOT) is not None) is known
+    assert (fresh(tmp_path, now) is not None) is known
 
 
 @pytest.mark.parametrize(
@@ -59,12 +67,12 @@ def test_an_old_verdict_and_one_of_the_future_are_not_known(
 )
 def test_a_file_that_is_none_makes_nothing_known(tmp_path: Path, text: str) -> None:
     (tmp_path / "verdicts").write_text(text)
-    assert verdicts.read_fresh_verdicts(str(tmp_path), 1000.0, BOOT) is None
+    assert fresh(tmp_path, 1000.0) is None
 
 
 def test_verdicts_of_another_boot_are_not_known(tmp_path: Path) -> None:
     verdicts.write_verdicts(str(tmp_path), FOUND, "an-earlier-boot")
-    assert verdicts.read_fresh_verdicts(str(tmp_path), clock_boottime(), BOOT) is None
+    assert fresh(tmp_path, clock_boottime()) is None
     assert verdicts.read_dated_verdicts(str(tmp_path), clock_boottime(), BOOT) == (None, None)
 
 

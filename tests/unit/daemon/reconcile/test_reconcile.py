@@ -44,7 +44,7 @@ def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> Non
     report = run(box)
     assert [o.act for o in report.outcomes] == ["held", "freed", "held"]
     assert box.locks() == [bus(0), bus(2)]
-    known = verdicts.read_fresh_verdicts(str(box.lock), clock_boottime(), box.node().boot_id)
+    known, _ = verdicts.read_dated_verdicts(str(box.lock), clock_boottime(), box.node().boot_id)
     assert known is not None
     assert {token: v.state for token, v in known.items()} == {"t500": "alive", "t502": "unknown"}
     assert kv.decode_pairs((box.lock / "totals").read_text())["reaped_shepherd"] == "1"

@@ -41,7 +41,7 @@ def seen(site: Site, number: int = 0) -> bool:
 
 def known(site: Site) -> dict[str, str]:
     """Return the published verdicts by token."""
-    found = verdicts.read_fresh_verdicts(str(site.lock), clock_boottime(), site.node().boot_id)
+    found, _ = verdicts.read_dated_verdicts(str(site.lock), clock_boottime(), site.node().boot_id)
     assert found is not None
     return {token: one.state for token, one in found.items()}
 

@@ -44,10 +44,6 @@ class SocketClaims:
         """Return GRANTED, REFUSED, or WAITING where the devices are not free yet."""
         request = client.request
         assert request is not None
-        before = tickets.count_callers_ahead(node, client.ticket)
-        if before:
-            why = f"callers ahead in the queue: {before}"
-            return SocketReply(WAITING, before=before, why=why, do="use --wait")
         question = request.number, request.devices
         if self._busy and question == self._asked and clock_boottime() < self._until:
             return self._busy

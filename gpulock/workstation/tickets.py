@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callers of `gpulock run --wait` and `claim --wait` are served in the order they came.
+"""Callers of `gpulock run` and `claim` are served in the order they came.
 
 A ticket is a file `tickets/<number>.<pid>.<start>`, numbered under the gate. The first living
-ticket tries to claim; the others wait. A ticket whose process is gone is dropped by the next
-caller. Only the first in line is served, so a large request is never starved by small ones.
+ticket tries to claim; the others wait. Any caller drops a ticket whose process is gone.
+Only the first in line is served, so a large request is never starved by small ones. A caller with
+--wait marks its ticket once it cannot be served: another one without --wait is then refused. An
+unmarked ticket is one of a moment, which a caller without --wait waits for as well.
 """
 
 import os
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 FOLDER = "tickets"
 PARTS = 3  # number, pid, start time
 PAUSE = 0.25  # seconds between two looks of one that waits
+MOMENT = 0.02  # seconds between two looks while those before are at it this moment
 
 
 def take_ticket(node: Node, deadline: Deadline, pid: int = 0) -> str:
@@ -79,12 +82,32 @@ def parse_ticket(name: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def count_callers_ahead(node: Node, name: str) -> int:
-    """Return how many living callers are before this one; tickets of dead ones are dropped.
+def mark_waiting(node: Node, name: str) -> None:
+    """Note that the caller of a ticket waits for devices; a ticket that is lost stays so."""
+    try:
+        with open(f"{node.store.path}/{FOLDER}/{name}", "r+b", buffering=0) as ticket:
+            ticket.write(b"waiting\n")
+    except OSError:
+        return
+
+
+def has_waiting_caller(node: Node, names: list[str]) -> bool:
+    """Return whether the caller of one of these tickets waits for devices."""
+    for name in names:
+        try:
+            if os.stat(f"{node.store.path}/{FOLDER}/{name}").st_size:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def list_callers_ahead(node: Node, name: str) -> list[str]:
+    """Return the tickets of living callers before this one; those of dead ones are dropped.
 
     One that was stopped (SIGSTOP, Ctrl-Z) keeps its ticket, but nobody waits for it.
     """
-    before = 0
+    before: list[str] = []
     place = parse_ticket(name)
     for other in list_tickets(f"{node.store.path}/{FOLDER}"):
         if parse_ticket(other) >= place:  # also where our own is lost
@@ -97,7 +120,7 @@ def count_callers_ahead(node: Node, name: str) -> int:
         except OSError:
             living = True
         if living:
-            before += 1
+            before.append(other)
         else:
             remove_ticket(node, other)
     return before
@@ -112,24 +135,35 @@ def claim_in_turn(
     """Call `attempt` when it is our turn, again and again while it is refused as busy.
 
     `waiting` is told how many are before us, and why it is still busy. Raises the last Refusal
-    at the deadline; without time to wait, one that would overtake the line is refused.
+    at the deadline. Without time to wait, a caller that would overtake one that waits is refused;
+    it waits for others of a moment, no longer than for the gate.
     """
     # the gate is never held for long: a caller that does not queue waits for it all the same
     ticket = take_ticket(node, Deadline(node.settings.gate_timeout))
+    moments = Deadline(node.settings.gate_timeout)
     try:
         while True:
-            before = count_callers_ahead(node, ticket)
-            refusal = Refusal(BUSY, f"callers ahead in the queue: {before}", "use --wait")
-            if before == 0:
+            ahead = list_callers_ahead(node, ticket)
+            moment = bool(ahead) and not has_waiting_caller(node, ahead)
+            refusal = line_refusal(len(ahead))
+            if not ahead:
                 try:
                     return attempt()
                 except Refusal as again:
                     if again.kind != BUSY:
                         raise
                     refusal = again
-            if deadline.left() <= 0:
+            if deadline.left() > 0:
+                waiting(len(ahead), refusal.why)
+                if not moment:
+                    mark_waiting(node, ticket)
+            elif not moment or moments.left() <= 0:
                 raise refusal
-            waiting(before, refusal.why)
-            time.sleep(min(PAUSE, deadline.left()))
+            time.sleep(MOMENT if moment else max(0.0, min(PAUSE, deadline.left())))
     finally:
         remove_ticket(node, ticket)
+
+
+def line_refusal(before: int) -> Refusal:
+    """Return what a caller is told that would overtake others."""
+    return Refusal(BUSY, f"callers ahead in the queue: {before}", "use --wait")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, LockTimeout, Refusal
 from gpulock.node.context import Node
-from gpulock.workstation import socket_claim
+from gpulock.workstation import socket_claim, tickets
 from gpulock.workstation.connection import Client
 from gpulock.workstation.socket_claim import SocketClaims
 from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply
@@ -74,42 +74,62 @@ class WaitQueue:
         self._next = now + PAUSE
         first = self._line[0]
         if first.ticket:
-            reply = self._serve(first, now)
-            if first not in self._line:
-                self._next = now if reply.state == GRANTED else now + RETRY_DELAY
-            self._tell_others(reply.before, now)
+            self._serve(first, now)
             return
         try:
             self.enqueue(first)
         except Refusal as refusal:
             self._end(first, reply_from_refusal(refusal))
 
-    def _serve(self, first: Client, now: float) -> SocketReply:
-        """Serve the first of our line; return what came of it."""
+    def _serve(self, first: Client, now: float) -> None:
+        """Serve the first of our line; tell those behind it where it stays there.
+
+        Nobody is refused for the moment of another caller that may be served.
+        """
+        node, ahead, moment = self._node(), list[str](), False
         try:
-            reply = self._attempts.serve(self._node(), first, Deadline(GATE_SECONDS))
+            ahead = tickets.list_callers_ahead(node, first.ticket)
+            moment = bool(ahead) and not tickets.has_waiting_caller(node, ahead)
+            reply = waiting_reply(len(ahead))
+            if not ahead:
+                reply = self._attempts.serve(node, first, Deadline(GATE_SECONDS))
         except Exception as fault:  # one request must not end gpulockd for all others
             why = f"gpulockd is at fault: {type(fault).__name__}: {fault}"
             reply = SocketReply(REFUSED, kind=BROKEN, why=why, do="report this as a bug")
+        patience = first.since + node.settings.gate_timeout if moment else 0.0
         if reply.state != WAITING:
             self._end(first, reply)
-        elif now >= first.until:
+        elif now >= max(first.until, patience):
             self._end(first, SocketReply(REFUSED, kind=BUSY, why=reply.why, do=reply.do))
         else:
             first.send_if_changed(reply, now)
-        return reply
+            if moment:
+                self._next = now + RETRY_DELAY
+            else:
+                self._tell_others(len(ahead), now)
+            return
+        self._next = now if reply.state == GRANTED else now + RETRY_DELAY
 
     def _tell_others(self, before: int, now: float) -> None:
-        """Tell those behind the first of our line how many are before them.
+        """Tell all that the first of our line waits, and how many are before them.
 
         `before`: how many direct callers are before all of us.
         """
-        for place, client in list(enumerate(self._line))[1:]:
-            why = f"callers ahead in the queue: {before + place}"
+        for place, client in list(enumerate(self._line)):
             if now >= client.until:
-                self._end(client, SocketReply(REFUSED, kind=BUSY, why=why, do="use --wait"))
-            else:
-                client.send_if_changed(SocketReply(WAITING, before=before + place, why=why), now)
+                refusal = reply_from_refusal(tickets.line_refusal(before + place))
+                self._end(client, refusal)
+                continue
+            if client.ticket:
+                tickets.mark_waiting(self._node(), client.ticket)
+            if place:
+                client.send_if_changed(waiting_reply(before + place), now)
+
+
+def waiting_reply(before: int) -> SocketReply:
+    """Return what a client is told while so many are before it."""
+    refusal = tickets.line_refusal(before)
+    return SocketReply(WAITING, before=before, why=refusal.why, do=refusal.do)
 
 
 def reply_from_refusal(refusal: Refusal) -> SocketReply:

@@ -206,6 +206,14 @@ def test_a_small_request_does_not_overtake_a_large_one_that_waits(site: Site) ->
     assert large.returncode == 0
 
 
+def test_of_several_at_once_nobody_is_refused_while_devices_are_free(site: Site) -> None:
+    site.node()
+    for _ in range(3):
+        at_once = [site.start("run", "-n", "1", "--", "/bin/true") for _ in range(4)]
+        said = [process.communicate(timeout=60)[1] for process in at_once]
+        assert ([process.returncode for process in at_once], said) == ([0] * 4, [""] * 4)
+
+
 def test_ctrl_c_leaves_the_line(site: Site) -> None:
     site.hold(*range(8))
     process = site.start("run", "-n", "1", "--wait", "--", "/bin/true")

@@ -201,13 +201,13 @@ def last_token(desk: Desk, number: int) -> str:
     return held.token
 
 
-def behind_two(desk: Desk) -> socket.socket:
+def behind_two(desk: Desk, waits: bool = True) -> socket.socket:
     """Stand in line behind two direct callers, although a device is free."""
     folder = desk.box.lock / tickets.FOLDER
     folder.mkdir()
     for number, pid in enumerate((901, 902), 1):
         desk.process(pid)
-        (folder / f"{number:08}.{pid}.9").touch()
+        (folder / f"{number:08}.{pid}.9").write_text("waiting" if waits else "")
     return desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
 
 
@@ -231,6 +231,42 @@ def test_who_does_not_wait_does_not_overtake_the_line(desk: Desk) -> None:
     behind_two(desk)
     reply = desk.claim(1)
     assert (reply.state, reply.kind) == (REFUSED, BUSY)
+
+
+def test_who_does_not_wait_waits_for_the_moment_of_a_direct_caller(desk: Desk) -> None:
+    folder = desk.box.lock / tickets.FOLDER
+    folder.mkdir()
+    (folder / f"{1:08}.{desk.process(901)}.9").touch()
+    caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1))
+    assert all(reply.state == WAITING for reply in answers(caller))
+    desk.box.proc.remove(901)
+    desk.go(clock_boottime() + line_module.RETRY_DELAY)
+    assert last(caller).state == GRANTED
+
+
+def test_the_moment_of_a_direct_caller_is_not_waited_for_without_end(desk: Desk) -> None:
+    folder = desk.box.lock / tickets.FOLDER
+    folder.mkdir()
+    (folder / f"{1:08}.{desk.process(901)}.9").touch()
+    caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1))
+    desk.go(clock_boottime() + desk.node.settings.gate_timeout + 1)
+    reply = last(caller)
+    assert (reply.state, reply.kind) == (REFUSED, BUSY)
+
+
+def test_of_several_at_once_who_do_not_wait_each_is_served(desk: Desk) -> None:
+    callers: list[socket.socket] = []
+    for number in range(3):
+        caller, pid = new_packet_socket(), desk.process(900 + number)
+        caller.connect(str(desk.box.lock / "socket"))
+        caller.setblocking(False)
+        caller.send(encode_request(SocketRequest(CLAIM, pid, 9, 1)))
+        desk.came.append(caller)
+        callers.append(caller)
+    for _ in range(8):  # all stand in line before the first is served
+        desk.loop.wait(clock_boottime())
+    desk.go()
+    assert [last(caller).state for caller in callers] == [GRANTED] * 3
 
 
 def test_a_caller_who_goes_leaves_the_line(desk: Desk) -> None:
@@ -265,7 +301,7 @@ def test_a_caller_without_a_ticket_delays_no_other(desk: Desk) -> None:
     (
         folder / f"{tickets.parse_ticket(mine)[0] + 1:08}.{other}.{desk.node.proc.start(other)}"
     ).touch()
-    assert tickets.count_callers_ahead(desk.node, mine) == 0
+    assert tickets.list_callers_ahead(desk.node, mine) == []
 
 
 def test_what_is_granted_to_one_who_has_gone_is_taken_back(

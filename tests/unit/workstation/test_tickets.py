@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,18 @@ def line(box: Box) -> list[str]:
     return tickets.list_tickets(f"{box.lock}/{tickets.FOLDER}")
 
 
-def stand(box: Box, number: int, pid: int, start: int = 1000) -> str:
+def stand(box: Box, number: int, pid: int, start: int = 1000, waits: bool = False) -> str:
     folder = box.lock / tickets.FOLDER
     folder.mkdir(exist_ok=True)
     name = f"{number:08}.{pid}.{start}"
     (folder / name).touch()
+    if waits:
+        tickets.mark_waiting(box.node(), name)
     return name
+
+
+def ahead(box: Box, name: str) -> int:
+    return len(tickets.list_callers_ahead(box.node(), name))
 
 
 def test_tickets_are_numbered_as_they_are_drawn(box: Box) -> None:
@@ -54,7 +61,7 @@ def test_the_living_before_us_count_and_the_dead_are_dropped(box: Box) -> None:
     stand(box, 2, 501)  # that pid is another process now
     stand(box, 3, 502)
     mine = tickets.take_ticket(box.node(), soon())
-    assert tickets.count_callers_ahead(box.node(), mine) == 1
+    assert ahead(box, mine) == 1
     assert line(box) == [alive, mine]
 
 
@@ -69,7 +76,7 @@ def test_who_cannot_be_seen_still_stands_in_line(box: Box, monkeypatch: pytest.M
         return real(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", guarded)
-    assert tickets.count_callers_ahead(box.node(), mine) == 1
+    assert ahead(box, mine) == 1
 
 
 @pytest.mark.parametrize("name", ["x", "1.2", "1.2.3.4", "a.b.c", ".1.2.3", "1.2.x"])
@@ -134,18 +141,57 @@ def test_at_the_deadline_the_last_refusal_stands_and_the_line_is_left(box: Box) 
     assert line(box) == []
 
 
-def test_without_time_to_wait_nobody_overtakes(box: Box) -> None:
+def test_without_time_to_wait_nobody_overtakes_one_that_waits(box: Box) -> None:
     box.proc.add(500)
-    stand(box, 1, 500)
+    stand(box, 1, 500, waits=True)
     with pytest.raises(Refusal, match="ahead in the queue"):
         wait(box, [GRANT], 0)
     assert len(line(box)) == 1
 
 
+def test_one_that_does_not_wait_waits_for_the_moment_of_another_that_does_not(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.proc.add(500)
+    stand(box, 1, 500)
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        box.proc.remove(500)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert wait(box, [GRANT], 0) is GRANT
+    assert (pauses, told, line(box)) == ([tickets.MOMENT], [], [])
+
+
+def test_the_moments_of_others_are_waited_for_no_longer_than_for_the_gate(box: Box) -> None:
+    box.proc.add(500)
+    stand(box, 1, 500)
+    box.settings["GATE_TIMEOUT"] = "0.05"
+    with pytest.raises(Refusal, match="ahead in the queue"):
+        wait(box, [GRANT], 0)
+
+
+def test_one_that_waits_says_so_once_it_cannot_be_served(box: Box) -> None:
+    marks: list[int] = []
+    busy = Refusal(BUSY, "full", "wait")
+
+    def attempt() -> Grant:
+        (name,) = line(box)
+        marks.append((box.lock / tickets.FOLDER / name).stat().st_size)
+        if len(marks) == 1:
+            raise busy
+        return GRANT
+
+    assert tickets.claim_in_turn(box.node(), attempt, soon(), lambda *_: None) is GRANT
+    assert marks[0] == 0 < marks[1]
+
+
 def test_a_stopped_caller_keeps_its_place_but_nobody_waits_for_it(box: Box) -> None:
     box.proc.add(500, state="T")
     stopped, ours = stand(box, 1, 500), stand(box, 2, os.getpid())
-    assert tickets.count_callers_ahead(box.node(), ours) == 0
+    assert ahead(box, ours) == 0
     assert line(box) == [stopped, ours]
     box.proc.add(500, state="S")
-    assert tickets.count_callers_ahead(box.node(), ours) == 1
+    assert ahead(box, ours) == 1

@@ -84,6 +84,7 @@ def render_page(page: Page) -> str:
     counts = {state: sum(tile.state == state for tile in page.tiles) for state in STATES}
     there = [f"{count} {page_state_label(state)}" for state, count in counts.items() if count]
     title = f"{page.node}: {', '.join(there) or 'no GPU'}"
+    together = groupby(page.tiles, key=lambda tile: tile.card)  # instances stand below their card
     return "".join(
         [
             "<!doctype html>\n<html lang=en><head><meta charset=utf-8>",
@@ -93,7 +94,7 @@ def render_page(page: Page) -> str:
             f"<header><h1>{escape(page.node)}</h1>{render_page_summary(counts)}</header>",
             render_page_warning(page),
             "<main>",
-            *[render_tile_group(card, tiles, page.span) for card, tiles in group_tiles(page.tiles)],
+            *[render_tile_group(card, list(some), page.span) for card, some in together],
             "" if page.tiles else "<p class=none>No GPU is known here.</p>",
             f"</main><footer>{render_page_footer(page)}</footer></body></html>\n",
         ]
@@ -112,12 +113,6 @@ def render_page_summary(counts: Mapping[str, int]) -> str:
     ]
     free = f"<p><b>{counts['free']}</b> of {whole} free</p>"
     return f"{free}<ul>{''.join(chips)}</ul>"
-
-
-def group_tiles(tiles: Sequence[Tile]) -> Iterator[tuple[str, list[Tile]]]:
-    """Yield the tiles that stand together: the instances of one card, or whole cards."""
-    for card, some in groupby(tiles, key=lambda tile: tile.card):
-        yield card, list(some)
 
 
 def render_tile_group(card: str, tiles: Sequence[Tile], span: str) -> str:
@@ -147,21 +142,14 @@ def render_page_warning(page: Page) -> str:
     """Return what must be said before all else: what is old, not there, or not known."""
     why = f": {escape(page.fault)}" if page.fault else ""
     locks = "" if page.unread else " Locks are shown as they are now, use is not."
-    found = ""
+    said: list[str] = []
     if page.unread:
-        found = render_page_alert(f"Who holds what is not known: {escape(page.unread)}")
+        said.append(f"Who holds what is not known: {escape(page.unread)}")
     if page.old is None:
-        return found + render_page_alert(f"No samples{why or ' yet'}.{locks}")
-    if page.old > page.limit:
-        return found + render_page_alert(
-            f"Samples are {format_sample_age(page.old)} old{why}.{locks}"
-        )
-    return found
-
-
-def render_page_alert(words: str) -> str:
-    """Return a warning in words that are HTML."""
-    return f"<p role=alert class=old>{words}</p>"
+        said.append(f"No samples{why or ' yet'}.{locks}")
+    elif page.old > page.limit:
+        said.append(f"Samples are {format_sample_age(page.old)} old{why}.{locks}")
+    return "".join(f"<p role=alert class=old>{words}</p>" for words in said)
 
 
 def format_sample_age(seconds: float) -> str:
@@ -233,9 +221,8 @@ def render_tile_sparkline(history: Sequence[float | None], span: str) -> str:
     line: list[str] = []
     shade: list[str] = []
     for begin, run in observed_runs(history):
-        points = [
-            f"{(begin + n) * step:.1f} {sparkline_height(value):.1f}" for n, value in enumerate(run)
-        ]
+        heights = [1 + (SPARK_HEIGHT - 2) * (1 - min(1.0, max(0.0, value))) for value in run]
+        points = [f"{(begin + n) * step:.1f} {height:.1f}" for n, height in enumerate(heights)]
         line.append(f"M{'L'.join(points)}" + ("h0" if len(run) == 1 else ""))
         first, last = begin * step, (begin + len(run) - 1) * step
         shade.append(f"M{first:.1f} {SPARK_HEIGHT}L{'L'.join(points)}L{last:.1f} {SPARK_HEIGHT}z")
@@ -255,11 +242,6 @@ def observed_runs(history: Sequence[float | None]) -> Iterator[tuple[int, list[f
         if known:
             yield place, [value for value in values if value is not None]
         place += len(values)
-
-
-def sparkline_height(value: float) -> float:
-    """Return where a ratio is drawn; nothing is drawn outside."""
-    return 1 + (SPARK_HEIGHT - 2) * (1 - min(1.0, max(0.0, value)))
 
 
 @cache

@@ -8,14 +8,11 @@ import gzip
 import http.client
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import bcrypt
 import pytest
-from prometheus_client import Metric as Parsed
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from tests.exporter.certificates import make_authority, make_certificate, trusting
@@ -24,6 +21,7 @@ from tests.exporter.test_server_process import PROMETHEUS
 from tests.exporter.whole import Answer, Whole
 from tests.exporter.wire import SOUND, dial
 from tests.nvml.double import Double
+from tests.support.exporter_contract import openmetrics_of
 
 Report = Callable[[str, object], None]
 MEMORY_MIB = 64.0
@@ -37,13 +35,6 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
     with Double(tmp_path_factory.mktemp("double"), preset="dgx-h200") as found:
         found.load(0, 60)
         yield found
-
-
-def openmetrics_of(text: str) -> Iterable[Parsed]:
-    """Return the families of a text in the other format; its parser has no types."""
-    parser: Any = import_module("prometheus_client.openmetrics.parser")
-    families: Iterable[Parsed] = parser.text_string_to_metric_families(text)
-    return families
 
 
 def tls(authority: Path, more: str = "", name: str = "server") -> str:

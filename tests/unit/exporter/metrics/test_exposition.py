@@ -7,9 +7,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gpulock_exporter.metrics.collectors import collect_families, render_exposition
@@ -23,7 +21,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
-from tests.support.exporter_contract import CONTRACT
+from tests.support.exporter_contract import CONTRACT, openmetrics_of
 from tests.support.exporter_nodes import (
     EPOCH,
     Node,
@@ -117,15 +115,11 @@ def test_no_label_is_called_as_prometheus_calls_its_own(scene: NodeSnapshot) -> 
     assert not used & {"job", "instance", "hostname", "node", "command", "le", "quantile"}
 
 
-def test_no_label_holds_what_nobody_should_see(scene: NodeSnapshot) -> None:
-    assert "SECRET" not in written(scene)
-
-
-def openmetrics_of(text: str) -> Iterable[Metric]:
-    """Parse OpenMetrics; this function of prometheus_client alone has no types."""
-    parser: Any = import_module("prometheus_client.openmetrics.parser")
-    found: Iterable[Metric] = parser.text_string_to_metric_families(text)
-    return found
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_no_text_holds_what_nobody_should_see(openmetrics: bool, scene: NodeSnapshot) -> None:
+    text = written(scene, openmetrics)
+    assert "SECRET" not in text
+    assert "_created" not in text, "nobody knows when a counter of the driver began"
 
 
 def flat(found: Iterable[Metric]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -7,71 +7,23 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
 import pytest
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
+from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.worker.restart_policy import (
     MOMENT,
     POLL,
     REAP,
     WorkerAction,
     WorkerStatus,
-    WorkerTimeouts,
     decide_worker_action,
     seconds_until_action,
 )
 from gpulock_exporter.worker.supervisor import Supervisor
 
+from tests.support.exporter_workers import LIMITS, Nest, children
+
 pytestmark = pytest.mark.slow
-
-LIMITS = WorkerTimeouts(first=30, frame=5)
-GOOD = encode_frame(
-    Frame(1, 2.0, 3.0, devices=[DeviceTelemetry("0000:3b:00.0", "GPU-1", 0)])
-).decode()
-
-
-class Clock:
-    """Time that goes on when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Nest:
-    """A supervisor of shell workers."""
-
-    def __init__(self, root: Path) -> None:
-        self.clock = Clock()
-        self.root = root
-        self.others = children()
-        self.made: list[Supervisor] = []
-
-    def supervise(self, body: str) -> Supervisor:
-        """Return a supervisor whose worker is a shell script."""
-        path = self.root / "worker"
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o755)
-        self.made.append(Supervisor([str(path)], self.clock, LIMITS, env={"GOOD": GOOD.strip()}))
-        return self.made[-1]
-
-
-@pytest.fixture
-def nest(tmp_path: Path) -> Iterator[Nest]:
-    found = Nest(tmp_path)
-    yield found
-    for supervisor in found.made:
-        supervisor.close()
-
-
-def children() -> set[int]:
-    """Return our children that are not reaped yet."""
-    return {one.pid for one in psutil.Process().children()}
 
 
 def frames(supervisor: Supervisor, count: int = 1) -> list[Frame]:

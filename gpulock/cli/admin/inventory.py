@@ -36,7 +36,7 @@ Links = dict[tuple[str, str], int]
 @click.command()
 @click.pass_obj
 def inventory_command(session: Session) -> None:
-    """Show the devices as gpulock sees them: index, PCI address, UUID, links."""
+    """Show the devices as gpulock sees them: index, bus id, UUID, links."""
     node = session.node()
     found = node.devices()
     click.echo(

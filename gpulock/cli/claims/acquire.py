@@ -46,7 +46,7 @@ def claim_options(function: F) -> F:
             metavar="[DURATION]",
             help="Wait in the queue: 90s, 30m, 1h; without a duration for ever.",
         ),
-        click.option("--devices", metavar="LIST", help="Exactly these: 0,1, PCI ids or UUIDs."),
+        click.option("--devices", metavar="LIST", help="Exactly these: 0,1, bus ids or UUIDs."),
         click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="How many GPUs."),
     ):
         function = option(function)

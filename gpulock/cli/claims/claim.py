@@ -25,7 +25,7 @@ from gpulock.text.words import device_name, short_model
 
 @click.command()
 @claim_options
-@click.option("--pid", type=click.IntRange(min=2), help="Their holder.  [default: the caller]")
+@click.option("--pid", type=click.IntRange(min=2), help="Process to hold them.  [default: caller]")
 @click.option("--export", is_flag=True, help="Print export lines for eval.")
 @click.pass_obj
 def claim_command(

@@ -18,7 +18,7 @@ def cluster() -> dict[str, Any]:
     return boards.board(
         "gpulock-cluster",
         "gpulock: all nodes",
-        "What is free, who has what, what is held for nothing, and what is broken.",
+        "What is free, who has what, what is held and idle, and what is broken.",
         [
             boards.choice(
                 "cluster", "cluster", "label_values(gpulock_gpus, cluster)", everything=True

@@ -70,7 +70,7 @@ GLANCE = [
         "At work",
         "percentunit",
         Query(mean_use("$__range")),
-        about="Of all time in which it was observed, in the time that is shown.",
+        about="Share of the observed time, in the time that is shown.",
     ),
     number(
         "GPU hours",
@@ -82,7 +82,7 @@ GLANCE = [
         "Energy",
         "joule",
         Query(f"sum(increase(gpulock:gpu_hold:energy_joules_total{JOB}[$__range]))"),
-        about="What its boards took while it held them, in the time that is shown. Not known of "
+        about="Energy of its boards while it held them, in the time that is shown. Not known of "
         "MIG instances and of cards without a counter.",
     ),
     number(
@@ -113,7 +113,7 @@ TIME = [
         "s",
         Query(f"gpulock:gpu_hold:idle_seconds{JOB}", GPU),
         steps=[(IDLE_AFTER, YELLOW), (LONG, RED)],
-        about="How long each GPU has done nothing for its job. Time in which it was not observed "
+        about="How long each GPU has been idle for its job. Time in which it was not observed "
         "does not count.",
     ),
     lines("Memory used", "bytes", Query(f"gpulock:gpu_hold:memory_used_bytes{JOB}", GPU)),

@@ -64,7 +64,7 @@ GLANCE = [
         "none",
         Query('sum(gpulock_gpus{instance="$instance",state=~"missing|quarantined|stale|unknown"})'),
         steps=[(1, RED)],
-        about="Missing, quarantined, stale, or held by an owner of whom nobody can tell.",
+        about="Missing, quarantined, stale, or held by an owner whose state is unknown.",
     ),
     number(
         "Foreign processes",
@@ -100,7 +100,7 @@ WORK = [
         "Held and idle for",
         "s",
         Query(f"gpulock:gpu_hold:idle_seconds{HERE}", HOLD),
-        about="How long a GPU that somebody holds has done nothing. Time in which it was not "
+        about="How long a held GPU has been idle. Time in which it was not "
         "observed does not count; a MIG instance without GPM is not here.",
     ),
     lines("Memory used", "bytes", Query(f"gpulock_gpu_memory_used_bytes{HERE}", GPU)),
@@ -108,7 +108,7 @@ WORK = [
         "States",
         "none",
         Query(f"gpulock_gpus{HERE} > 0", "{{state}}"),
-        about="As `gpulock status` tells them.",
+        about="As `gpulock status` shows them.",
     ),
 ]
 
@@ -207,7 +207,7 @@ OWN = [
         "Parts of a sample",
         "s",
         Query(f"gpulock_collector_duration_seconds{HERE}", "{{collector}}"),
-        about="How long each took at the last look.",
+        about="How long each took at the last sample.",
     ),
     lines(
         "Since the last look",

@@ -101,7 +101,7 @@ def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     )
     yield one_value(
         "reconcile_timestamp_seconds",
-        "When the owners of all locks were last looked at.",
+        "When the owners of all locks were last judged.",
         snapshot.reconciled,
     )
     yield labelled_values(
@@ -126,13 +126,13 @@ def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
     yield one_value("nvml_up", "Whether the driver answers: its values are fresh.", health.nvml_up)
     yield one_value(
         "nvml_workers_abandoned",
-        "Workers that hang in the driver and cannot even be killed.",
+        "Workers that hang in the driver and cannot be killed.",
         health.abandoned,
     )
     yield one_value("sample_timestamp_seconds", "When the driver last answered.", health.sampled)
     yield labelled_values(
         "collector_success",
-        "Whether a part of the last sample could be had.",
+        "Whether a part of the last sample could be read.",
         "collector",
         {name: not fault for name, (_, fault) in told},
     )

@@ -86,7 +86,7 @@ SINGLE: tuple[tuple[str, str, Value], ...] = (
     ),
     (
         "utilization_ratio",
-        "Share of time in which the {device} worked, at the last look.",
+        "Share of time in which the {device} worked, at the last sample.",
         attrgetter("utilization"),
     ),
     (
@@ -96,7 +96,7 @@ SINGLE: tuple[tuple[str, str, Value], ...] = (
     ),
     (
         "observed_seconds_total",
-        "Time for which it is known whether the {device} was at work.",
+        "Time in which the {device} was observed.",
         read_counter("observed"),
     ),
     ("memory_used_bytes", "Memory in use on the {device}.", attrgetter("memory_used")),
@@ -171,10 +171,10 @@ def ecc_errors(seen: DeviceSnapshot) -> Iterator[tuple[Labels, float]]:
 
 
 SEVERAL: tuple[tuple[str, str, Several], ...] = (
-    ("clock_event_active", "Whether a reason keeps the clocks down.", active_reasons),
+    ("clock_event_active", "Whether a reason lowers the clocks.", active_reasons),
     (
         "clock_event_seconds_total",
-        "Time for which a reason kept the clocks down.",
+        "Time for which a reason lowered the clocks.",
         lambda seen: [
             ({"reason": of}, value) for of, value in counters_with_prefix(seen, "reason.")
         ],

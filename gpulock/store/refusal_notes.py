@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LOCK_DIR/refused: what a hook told a job it refused, for gpulockd to bring where its user looks.
+"""LOCK_DIR/refused: what a hook told a job it refused, for gpulockd and `gpulock why`.
 
 Hot, loaded for a refusal alone. The hook has no time to speak to a scheduler, and must not fail
 because it could not leave a note: what cannot be written is lost, it stands in the log as well.
@@ -12,7 +12,9 @@ import os
 from gpulock.store import atomic
 
 FOLDER = "refused"
-MOST = 200  # notes; more than that nobody takes away
+TOLD = "refused_told"  # what gpulockd has taken and told
+MOST = 200  # notes in each folder
+LIMIT = 4096  # bytes of a note
 
 
 def write_refusal_note(lock_dir: str, job: str, sentence: str) -> None:
@@ -34,3 +36,24 @@ def make_refusal_folder(folder: str) -> str:
     except FileExistsError:
         pass
     return folder
+
+
+def keep_told_note(lock_dir: str, job: str, path: str) -> None:
+    """Move a note that was taken to those told; the oldest give way. Raises OSError."""
+    folder = make_refusal_folder(f"{lock_dir}/{TOLD}")
+    os.rename(path, f"{folder}/{job}")
+    kept = [f"{folder}/{name}" for name in os.listdir(folder)]
+    if len(kept) > MOST:
+        for old in sorted(kept, key=lambda one: os.lstat(one).st_mtime)[:-MOST]:
+            atomic.remove_quietly(old)
+
+
+def read_refusal_note(lock_dir: str, job: str) -> tuple[str, float] | None:
+    """Return what a job was told when it was refused last, and when (seconds since 1970)."""
+    for folder in (FOLDER, TOLD):
+        path = f"{lock_dir}/{folder}/{job}"
+        try:
+            return atomic.read_text(path, LIMIT), os.stat(path).st_mtime
+        except OSError:
+            continue
+    return None

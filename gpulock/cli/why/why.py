@@ -26,6 +26,7 @@ from gpulock.cli.why.evidence import (
     find_blocking_pids,
 )
 from gpulock.cli.why.released import ReleasedLock, filter_released_locks, list_released_locks
+from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
 from gpulock.text import table
@@ -182,6 +183,7 @@ def explain_no_claim(
     head = f"{table.bold_text(meant.name())} holds nothing on {view.node.name}"
     every = list_released_locks(view.node.store.released_dir)
     before = filter_released_locks(every, meant)
+    refused = [*sge_refusal_facts(view, meant), *slurm_refusal_facts(view, meant)]
     if before:
         found: FactList = []
         for token in dict.fromkeys(one.owner.token for one in before):
@@ -189,11 +191,11 @@ def explain_no_claim(
             devices = format_device_list([one.device for one in locks], view.devices)
             found.append(("held", f"{devices} from {format_local_time(locks[0].owner.claimed_at)}"))
             found.append(("released", format_released_lock(locks[0])))
-        return [head, *table.render_facts(found, width)], True
+        return [head, *table.render_facts([*refused, *found], width)], True
     earlier = history_facts(view, meant)
-    if earlier:
-        return [head, *table.render_facts(earlier, width)], True
-    found = [*slurm_refusal_facts(view, meant), *job_running_facts(sight, meant)]
+    if earlier or refused:
+        return [head, *table.render_facts([*refused, *earlier], width)], True
+    found = job_running_facts(sight, meant)
     oldest = f" since {format_local_time(every[-1].at)}" if every else ""
     found.append(("released", f"no trace of it among {len(every)} released locks{oldest}"))
     if not view.node.store.exists():
@@ -231,6 +233,16 @@ def history_facts(view: StatusView, meant: Subject) -> FactList:
         ),
         ("next", f"gpulock report {last.job}"),
     ]
+
+
+def sge_refusal_facts(view: StatusView, meant: Subject) -> FactList:
+    """Return why Grid Engine's prolog refused a job, the last time that it did so here."""
+    from gpulock.store.refusal_notes import read_refusal_note
+
+    note = read_refusal_note(view.node.store.path, meant.job) if meant.job else None
+    if note is None:
+        return []
+    return [("refused", f"{one_line(note[0])}, at {format_local_time(note[1])}")]
 
 
 def slurm_refusal_facts(view: StatusView, meant: Subject) -> FactList:

@@ -23,12 +23,11 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
 from gpulock.store import atomic
-from gpulock.store.refusal_notes import FOLDER
+from gpulock.store.refusal_notes import FOLDER, LIMIT, keep_told_note
 
 VARIABLE = "gpulock"
 LENGTH = 240  # characters that are told
 MAX_NOTES_PER_ROUND = 20  # notes of one round
-LIMIT = 4096  # bytes of a note
 OLD = 120.0  # seconds: a hook writes its note within its own deadline
 
 
@@ -49,17 +48,19 @@ class RefusalNotifier(Chore):
             for line in self.asking.answer():
                 self._journal.say(INFO, line)
             self.asking = None
-        notes = take_refusal_notes(f"{node.store.path}/{FOLDER}", time.time())
+        notes = take_refusal_notes(node.store.path, time.time())
         if notes and node.settings.sge_root:
             settings = node.settings
             self.asking = BackgroundCall(lambda: set_job_contexts(settings, notes))
 
 
-def take_refusal_notes(folder: str, now: float) -> dict[str, str]:
+def take_refusal_notes(lock_dir: str, now: float) -> dict[str, str]:
     """Return the notes by job and take them away, with what was cut short long before `now`.
 
-    Hooks write meanwhile: each is taken under another name first, so that a later note stays.
+    Hooks write meanwhile: each is taken under another name first, so that a later note stays. What
+    was taken is kept beside them for `gpulock why`.
     """
+    folder = f"{lock_dir}/{FOLDER}"
     found: dict[str, str] = {}
     try:
         names = sorted(os.listdir(folder))
@@ -73,6 +74,7 @@ def take_refusal_notes(folder: str, now: float) -> dict[str, str]:
             try:
                 os.rename(f"{folder}/{name}", taken)
                 found[name] = atomic.read_text(taken, LIMIT)
+                keep_told_note(lock_dir, name, taken)
             except OSError:
                 pass  # whatever stands there, it is no note
             atomic.remove_quietly(taken)

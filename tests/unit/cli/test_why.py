@@ -15,6 +15,8 @@ from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.cli.select import Subject
 from gpulock.cli.status.status_view import ProcessView, view_node
 from gpulock.cli.why.why import job_running_facts
+from gpulock.daemon.reconcile.refusal_context import take_refusal_notes
+from gpulock.store import refusal_notes
 from gpulock.store.boot import reserve_owner
 from tests.support.cli_site import Site, dead_process
 from tests.support.samples import Sampled
@@ -153,6 +155,32 @@ def test_a_job_nobody_knows_is_not_found(site: Site) -> None:
     result = site.call("why", "4711")
     assert result.exit_code == 1
     assert "no trace of it" in result.stdout
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_job_that_the_prolog_refused_is_told_the_reason(site: Site, told: bool) -> None:
+    lock_dir = site.node().store.path
+    sentence = "gpulock: job 4711: broken: no NVIDIA driver; load it"
+    refusal_notes.write_refusal_note(lock_dir, "4711", sentence)
+    if told:  # gpulockd has brought it to the job's context
+        assert take_refusal_notes(lock_dir, 0.0) == {"4711": sentence}
+    result = site.call("why", "4711")
+    assert result.exit_code == 0
+    assert facts(result.stdout)["refused"].startswith(f"{sentence}, at ")
+    assert "no trace" not in result.stdout
+    assert "no trace" in site.call("why", "471").stdout
+
+
+def test_of_the_refusals_that_were_told_the_last_are_kept(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusal_notes, "MOST", 2)
+    lock_dir = site.node().store.path
+    for job in ("4711", "4712", "4713"):
+        refusal_notes.write_refusal_note(lock_dir, job, "no")
+        os.utime(f"{lock_dir}/refused/{job}", (int(job), int(job)))
+        take_refusal_notes(lock_dir, 0.0)
+    assert sorted(os.listdir(f"{lock_dir}/{refusal_notes.TOLD}")) == ["4712", "4713"]
 
 
 def test_an_argument_that_names_nothing_is_refused_in_one_line(site: Site) -> None:

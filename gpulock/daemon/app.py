@@ -12,9 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from gpulock import __version__
-from gpulock.daemon.core.journal import ERROR, WARNING, DaemonJournal
-from gpulock.daemon.core.notify import is_journal_stream, notifier_from_environ
-from gpulock.daemon.core.signals import DaemonSignals, ShutdownTimeoutError
+from gpulock.daemon.core.journal import (
+    ERROR,
+    WARNING,
+    DaemonJournal,
+    is_journal_stream,
+    notifier_from_environ,
+)
+from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.idle.policy import IdlePolicy

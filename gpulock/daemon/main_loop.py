@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpulock.alloc.reaper import FREED
-from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal
-from gpulock.daemon.core.loop import EventLoop
-from gpulock.daemon.core.notify import SystemdNotifier
-from gpulock.daemon.core.signals import DaemonSignals
+from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal, SystemdNotifier
+from gpulock.daemon.core.loop import DaemonSignals, EventLoop
 from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.reconcile.lock_watch import LockDirWatch
-from gpulock.daemon.reconcile.owner_watch import OwnerWatcher
+from gpulock.daemon.reconcile.lock_watch import LockDirWatch, OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore, ReconcileSchedule
 from gpulock.daemon.rounds import Rounds, needs_recheck

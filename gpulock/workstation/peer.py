@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is at the other end of the socket, by the kernel's word (unix(7), SO_PEERCRED).
+"""One client at the socket, and which process it is by the kernel's word (unix(7), SO_PEERCRED).
 
 The pid is that of the process that connected. Its number may be another's by now, so a pidfd of
 that very process is asked for (SO_PEERPIDFD, Linux 6.5); an older kernel has the client name its
@@ -12,9 +12,12 @@ import os
 import select
 import socket
 import struct
+import sys
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
+from gpulock.workstation import tickets
+from gpulock.workstation.wire import SocketReply, SocketRequest, encode_reply
 
 PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
 CREDENTIALS = struct.Struct("3i")  # struct ucred
@@ -81,3 +84,48 @@ def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:
         raise Refusal(INVALID_REQUEST, f"pid {pid} now belongs to another process", "try again")
     if pid == peer.pid and peer.has_ended():
         raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")
+
+
+RARELY = 1.0  # seconds between two lines to one who waits
+
+
+class Client:
+    """One connection; `ticket` is its place in line, `until` when it waits no longer.
+
+    Times are CLOCK_BOOTTIME seconds.
+    """
+
+    __slots__ = ("_last", "_told", "connection", "peer", "request", "since", "ticket", "until")
+
+    def __init__(self, connection: socket.socket, peer: Peer, now: float) -> None:
+        self.connection = connection
+        self.peer = peer
+        self.request: SocketRequest | None = None
+        self.since = now
+        self.ticket = ""
+        self.until = now
+        self._last: SocketReply | None = None
+        self._told = now - RARELY
+
+    def ticket_number(self) -> int:
+        """Return the number of the ticket; who has none yet comes last."""
+        return tickets.parse_ticket(self.ticket)[0] if self.ticket else sys.maxsize
+
+    def send(self, reply: SocketReply) -> bool:
+        """Send a reply; return whether it is on its way. Who does not read is not waited for."""
+        try:
+            self.connection.send(encode_reply(reply))
+        except OSError:
+            return False
+        return True
+
+    def send_if_changed(self, reply: SocketReply, now: float) -> None:
+        """Say how the waiting goes, where that changed."""
+        if reply != self._last and now >= self._told + RARELY:
+            self._last, self._told = reply, now
+            self.send(reply)
+
+    def close(self) -> None:
+        """End the connection."""
+        self.peer.close()
+        self.connection.close()

@@ -19,11 +19,10 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
-from gpulock.workstation import socket_claim
-from gpulock.workstation.connection import Client
-from gpulock.workstation.peer import check_peer_may_hold, identify_peer
+from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
+from gpulock.workstation.tickets import remove_ticket
 from gpulock.workstation.user_release import release_for_user
-from gpulock.workstation.wait_queue import GATE_SECONDS, RETRY_DELAY, WaitQueue
+from gpulock.workstation.wait_queue import GATE_SECONDS, RETRY_DELAY, SocketClaims, WaitQueue
 from gpulock.workstation.wire import (
     CLAIM,
     LARGEST,
@@ -46,7 +45,7 @@ class ClaimServer:
     """The socket and its clients; `turn` runs once in each turn of the loop."""
 
     def __init__(self, loop: EventLoop, journal: DaemonJournal, node: Callable[[], Node]) -> None:
-        self.attempts = socket_claim.SocketClaims(journal)
+        self.attempts = SocketClaims(journal)
         self._loop = loop
         self._journal = journal
         self._node = node
@@ -213,8 +212,8 @@ class ClaimServer:
         self._line.remove(client)
         # a process that connects twice has one ticket
         keep_ticket |= any(other.ticket == client.ticket for other in self.clients.values())
-        if not keep_ticket:
-            socket_claim.return_client_ticket(self._node(), client)
+        if client.ticket and not keep_ticket:
+            remove_ticket(self._node(), client.ticket)
         client.close()
 
     def _stop_listening(self) -> None:

@@ -2,13 +2,16 @@
 """What gpulockd says: one line an event, and of a state that lasts one line when it begins.
 
 The journal takes the level from `<N>` before the line (sd-daemon(3)). Elsewhere the lines go to
-stderr and to syslog. What cannot be written stops nobody.
+stderr and to syslog. The service manager learns how gpulockd fares by sd_notify(3): one datagram
+a message, none without a NOTIFY_SOCKET. What cannot be written or sent stops nobody.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import syslog
+import time
 from collections.abc import Mapping
 
 from gpulock.errors import one_line
@@ -60,3 +63,70 @@ class DaemonJournal:
             if key not in found:
                 self.say(INFO, f"no longer: {text}")
         self._standing[part] = dict(found)
+
+
+STATUS_LENGTH = 200  # characters that `systemctl status` is given
+MICRO = 1_000_000
+
+
+class SystemdNotifier:
+    """The service manager's socket at `address`; `watchdog` is its limit in seconds, 0: none.
+
+    It is told that we live three times within the limit, however often `alive` is called.
+    """
+
+    def __init__(self, address: str = "", watchdog: float = 0.0) -> None:
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._next = 0.0
+        self.watchdog = watchdog
+
+    def send(self, *lines: str) -> None:
+        """Send one message; a manager that does not listen is not waited for."""
+        if not self._address:
+            return
+        flags = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        try:
+            with socket.socket(socket.AF_UNIX, flags) as to:
+                to.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
+        except OSError:
+            return
+
+    def ready(self, status: str) -> None:
+        """Say that the start, or a reload, is over."""
+        self.send("READY=1", f"STATUS={status[:STATUS_LENGTH]}")
+
+    def status(self, text: str) -> None:
+        """Say in one line how things stand."""
+        self.send(f"STATUS={text[:STATUS_LENGTH]}")
+
+    def reloading(self) -> None:
+        """Say that the settings are being read again; systemd 253 wants to know since when."""
+        self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        """Say that the end has begun."""
+        self.send("STOPPING=1", "STATUS=stopping")
+
+    def alive(self, now: float) -> None:
+        """Ping the watchdog, if that is due at `now` (seconds)."""
+        if self.watchdog and now >= self._next:
+            self._next = now + self.watchdog / 3
+            self.send("WATCHDOG=1")
+
+
+def notifier_from_environ(environ: Mapping[str, str], pid: int) -> SystemdNotifier:
+    """Return what the service manager asks of process `pid` (sd_watchdog_enabled(3))."""
+    limit = environ.get("WATCHDOG_USEC", "")
+    ours = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
+    seconds = int(limit) / MICRO if ours and limit.isascii() and limit.isdigit() else 0.0
+    return SystemdNotifier(environ.get("NOTIFY_SOCKET", ""), seconds)
+
+
+def is_journal_stream(environ: Mapping[str, str], fd: int = 2) -> bool:
+    """Return whether `fd` goes to the journal (systemd.exec(5), JOURNAL_STREAM)."""
+    device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        info = os.fstat(fd)
+    except OSError:
+        return False
+    return (device, inode) == (str(info.st_dev), str(info.st_ino))

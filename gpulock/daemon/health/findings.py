@@ -4,6 +4,13 @@
 A finding has a key and a mark. Of an event (an XID, an ECC error) the mark is how many there were
 in this boot, of what lasts (a recovery action, a card that is gone) it says what. The policy
 remembers the mark of a finding: the same is then no news, also after an administrator's `restore`.
+
+HARDWARE has the XIDs that speak of the card itself, by NVIDIA's catalogue
+(docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog", October 2025):
+those whose immediate action is a reset of the GPU, a restart of the machine or a look at its
+mechanics, and the two workflows that end so (48, 74). What an application does to itself (13, 31,
+43, 45, 68, ...), what needs the application alone to be restarted (94), and what is information
+(63, 92, 154) never puts a card out of service.
 """
 
 from __future__ import annotations
@@ -11,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from gpulock.daemon.health.xids import HARDWARE, describe_recovery_action
 from gpulock.node import sample
 from gpulock.node.devices import EXCLUDED, Device, card_bus_id
 
@@ -148,3 +154,41 @@ def limit_exporter_quarantine(
             break
         allowed.add(card_bus_id(one.device))
     return allowed
+
+
+HARDWARE: Final = {
+    46: "GPU stopped processing",
+    48: "uncorrectable ECC error",
+    54: "auxiliary power is not connected",
+    62: "internal micro-controller halted",
+    64: "memory row could not be remapped",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    95: "uncontained memory error",
+    109: "context switch timed out",
+    110: "security fault",
+    119: "GSP does not answer",
+    120: "GSP error",
+    136: "NVLink training failed",
+    140: "unrecovered ECC error",
+    143: "GPU could not be initialised",
+    155: "NVLink error defined by software",
+    156: "resource retired",
+    158: "GPU timed out for good",
+}
+
+# nvmlDeviceGpuRecoveryAction_t of nvml.h 13
+ACTIONS: Final = {
+    1: "a reset of the GPU",
+    2: "a reboot of the node",
+    3: "a drain of its peers",
+    4: "a drain and a reset of the GPU",
+    5: "a recovery of the IMEX domain",
+    6: "a reset of its PCIe bus",
+    7: "a reboot of the system",
+}
+
+
+def describe_recovery_action(number: int) -> str:
+    """Return what the driver asks for, in words."""
+    return ACTIONS.get(number, f"recovery action {number}")

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 from gpulock.alloc import memory_check, reaper
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
-from gpulock.daemon.health import findings, health_lock, recovery, state
+from gpulock.daemon.health import findings, recovery, state
 from gpulock.daemon.health.findings import (
     CAUSES,
     ECC,
@@ -152,10 +152,10 @@ class HealthPolicy(Chore):
             try:
                 self._quarantine(look.node, name, reasons)
             except (OSError, kv.MalformedError) as fault:
-                held = health_lock.lock_bad_device(look.node, name, GATE_SECONDS)
+                held = state.lock_bad_device(look.node, name, GATE_SECONDS)
                 failed[f"put {name}"] = f"{name} cannot be put out of service: {fault}; {held}"
                 continue
-            health_lock.unlock_bad_device(look.node, name, GATE_SECONDS)
+            state.unlock_bad_device(look.node, name, GATE_SECONDS)
             book.done.update({(one.device, one.key): one.mark for one in reasons})
         return failed
 

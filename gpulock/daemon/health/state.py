@@ -2,16 +2,24 @@
 """What the health policy remembers: of this boot in LOCK_DIR/health, of comebacks in STATE_DIR.
 
 On what was acted already, which cards were here, and the clean checks of what is out. It is lost
-with LOCK_DIR: then events count once more, which puts a card out and never back.
+with LOCK_DIR: then events count once more, which puts a card out and never back. While STATE_DIR
+takes no note of a bad device, a lock of our own keeps it from the next job: an administrator's in
+form, so that no reap frees it; `gpulock unreserve` does, and so do we, once the note stands.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from gpulock.alloc.reaper import free_lock
+from gpulock.deadline import Deadline
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import pci_bus_key
-from gpulock.store import atomic, kv, quarantine
+from gpulock.node.devices import lock_ids_overlap, pci_bus_key
+from gpulock.store import atomic, boot, kv, quarantine
+from gpulock.store.gate import Gate
+from gpulock.store.locks import Lock
+from gpulock.store.quarantine import POLICY
 
 NAME: Final = "health"  # in LOCK_DIR
 LINE: Final = "gpulock-health 1"
@@ -102,3 +110,42 @@ def note_comeback(node: Node, device: str, now: float) -> None:
     quarantine.replace_file_durably(
         f"{node.settings.state_dir}/{COMEBACKS}", kv.encode_pairs(pairs).encode()
     )
+
+
+REASON: Final = "faulty, and STATE_DIR cannot be written"
+
+
+def is_health_lock(lock: Lock) -> bool:
+    """Return whether a lock is one of these."""
+    record = lock.owner
+    if record is None or record.scheduler != "admin":
+        return False
+    return record.user == POLICY and record.comment == REASON
+
+
+def lock_bad_device(node: Node, name: str, seconds: float) -> str:
+    """Lock a device that is free; return what becomes of it, as a clause."""
+    try:
+        with Gate(node.store.path, Deadline(seconds)):
+            held = [
+                lock
+                for lock in node.store.read_all_locks().values()
+                if lock_ids_overlap(lock.id, name)
+            ]
+            if held:
+                return "its holder keeps it" if not is_health_lock(held[0]) else "it stays locked"
+            note = {"by": POLICY, "reason": REASON}
+            node.store.make(name, boot.reserve_owner(name, note, node.boot_id, node.name))
+    except (OSError, Refusal) as fault:
+        return f"nor can it be locked: {fault}"
+    return "it is locked instead"
+
+
+def unlock_bad_device(node: Node, name: str, seconds: float) -> None:
+    """Free a device that was locked instead of noted; raise OSError or Refusal."""
+    if not node.store.exists() or not is_health_lock(node.store.read(name)):
+        return
+    with Gate(node.store.path, Deadline(seconds)):
+        lock = node.store.read(name)
+        if is_health_lock(lock):
+            free_lock(node, lock, "it is quarantined now")

@@ -14,10 +14,22 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from gpulock.daemon.core.background_call import BackgroundCall
-from gpulock.daemon.idle.command import IdleCommand, build_idle_environment, check_program_trust
-from gpulock.daemon.idle.idle_claims import IdleClaim, find_idle_claims, standing_claim_tokens
-from gpulock.daemon.idle.notes import ENDING, KILL, WARN, WARNED, IdleNotes
-from gpulock.daemon.idle.terminate import terminate_idle_job
+from gpulock.daemon.idle.command import (
+    IdleCommand,
+    build_idle_environment,
+    check_program_trust,
+    terminate_idle_job,
+)
+from gpulock.daemon.idle.idle_claims import (
+    ENDING,
+    KILL,
+    WARN,
+    WARNED,
+    IdleClaim,
+    IdleNotes,
+    find_idle_claims,
+    standing_claim_tokens,
+)
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, SAMPLE, TIME, Chore, Due
 from gpulock.errors import Refusal

@@ -14,17 +14,14 @@ from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
-from gpulock.deadline import Deadline
+from gpulock.daemon.slots.sge import QmasterClient, parse_complex_values
 from gpulock.errors import Refusal
-from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
-from gpulock.sge import qstat
 from gpulock.slurm import gres_map
 
 EVERY = 600.0  # seconds between two questions
-HINT = "is qmaster up?"
 
 
 class CountDrift(Chore):
@@ -51,17 +48,11 @@ class CountDrift(Chore):
             self._next = now + EVERY
             if node.settings.sge_root and self.asking is None:
                 settings, name = node.settings, node.name
-                self.asking = BackgroundCall(lambda: query_exec_host(settings, name))
+                self.asking = BackgroundCall(
+                    lambda: QmasterClient(settings).ask("qconf", "-se", name)
+                )
         found = {**self._sge, **find_slurm_drift(node.settings, report.devices)}
         self._journal.log_changes("drift", found)
-
-
-def query_exec_host(settings: Settings, host: str) -> str:
-    """Return what qmaster keeps of this host; raise Refusal."""
-    env = {**qstat.sge_client_environment(settings), "SGE_SINGLE_LINE": "1"}
-    qconf = SchedulerProgram(qstat.find_sge_binary(settings, "qconf"), env, HINT)
-    answer = qconf.output(["-se", host], Deadline(settings.sge_qstat_timeout))
-    return answer.decode("utf-8", "replace")
 
 
 def find_sge_drift(asking: BackgroundCall[str], settings: Settings, count: int) -> dict[str, str]:
@@ -76,17 +67,6 @@ def find_sge_drift(asking: BackgroundCall[str], settings: Settings, count: int) 
         for name in settings.sge_complexes
         if name in known and known[name] != str(count)
     }
-
-
-def parse_complex_values(text: str) -> dict[str, str]:
-    """Return the consumables of a host, as `qconf -se` shows them on one line or several."""
-    whole = text.replace("\\\n", " ")
-    for line in whole.splitlines():
-        key, _, value = line.partition(" ")
-        if key == "complex_values":
-            pairs = [item.partition("=") for item in "".join(value.split()).split(",")]
-            return {name: amount for name, _, amount in pairs if amount}
-    return {}
 
 
 def find_slurm_drift(settings: Settings, devices: list[Device]) -> dict[str, str]:

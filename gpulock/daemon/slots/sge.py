@@ -5,27 +5,30 @@ By the gpulockd of one admin host, for the hosts in SGE_COUNT_HOSTS: it asks qma
 sensors report (`gpu.quarantined`) and changes `complex_values`. The load sensor alone keeps jobs
 away already; this is for sites whose tools read the configured count. It all happens in a thread:
 a qmaster that does not answer holds up nobody.
+
+Grid Engine has no compare-and-set. So what is wanted is noted before it is done; the count is
+read, compared with what we know, set, and read again. After a kill at any point the note and
+qmaster's own value say what is left to do. A value that is neither was set by others: gpulockd
+does not change it until all devices of the host are good.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
-from gpulock.daemon.slots import state
-from gpulock.daemon.slots.drift import parse_complex_values
-from gpulock.daemon.slots.state import LoweredCount
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
+from gpulock.store import atomic, kv, quarantine
 
 EVERY: Final = 15.0  # seconds between two rounds
 HINT: Final = "is qmaster up?"
@@ -82,14 +85,14 @@ class SgeSlotSync(Chore):
 def has_lowered_counts(settings: Settings) -> bool:
     """Return whether something is lowered, or was to be; in doubt it is."""
     try:
-        return bool(state.load_lowered_counts(settings.state_dir))
+        return bool(load_lowered_counts(settings.state_dir))
     except (OSError, ValueError):
         return True
 
 
 def sync_sge_counts(settings: Settings) -> SyncResult:
     """Bring every count of every host in step; raise Refusal, OSError or ValueError."""
-    notes = state.load_lowered_counts(settings.state_dir)
+    notes = load_lowered_counts(settings.state_dir)
     hosts = sorted({*settings.sge_count_hosts, *(host for host, _ in notes)})
     master = QmasterClient(settings)
     out = parse_quarantined_counts(
@@ -131,7 +134,7 @@ def sync_host_counts(
 def sync_complex_count(
     settings: Settings,
     master: QmasterClient,
-    key: state.Key,
+    key: Key,
     current: int,
     bad: int | None,
     booked: int,
@@ -139,8 +142,8 @@ def sync_complex_count(
 ) -> None:
     """Bring one count in step: note, set, read again, note; raise Refusal or OSError."""
     host, name = key
-    notes = state.load_lowered_counts(settings.state_dir)
-    act = state.next_sync_step(notes.get(key), current, bad, booked)
+    notes = load_lowered_counts(settings.state_dir)
+    act = next_sync_step(notes.get(key), current, bad, booked)
     if act.told:
         told.wrong[f"{host} {name}"] = f"{name} of {host}: {act.told}"
     update_lowered_count(settings, notes, key, act.note)
@@ -151,15 +154,15 @@ def sync_complex_count(
     if found != str(act.value):
         told.wrong[f"{host} {name}"] = f"{name} of {host} is {found}, not {act.value} as was set"
         return
-    again = state.next_sync_step(act.note, act.value, bad, booked)
+    again = next_sync_step(act.note, act.value, bad, booked)
     update_lowered_count(settings, notes, key, again.note)
     told.done.append(f"Grid Engine counts {name}={act.value} on {host}, {bad} out of service")
 
 
 def update_lowered_count(
     settings: Settings,
-    notes: dict[state.Key, LoweredCount],
-    key: state.Key,
+    notes: dict[Key, LoweredCount],
+    key: Key,
     wanted: LoweredCount | None,
 ) -> None:
     """Keep what is known of one count, where that is new; raise OSError."""
@@ -169,7 +172,7 @@ def update_lowered_count(
         del notes[key]
     else:
         notes[key] = wanted
-    state.save_lowered_counts(settings.state_dir, notes)
+    save_lowered_counts(settings.state_dir, notes)
 
 
 class QmasterClient:
@@ -188,6 +191,17 @@ class QmasterClient:
             last = one_line(text.strip())[-200:]
             raise Refusal(UNKNOWN, f"{program} {words[0]} failed: {last}", HINT)
         return text
+
+
+def parse_complex_values(text: str) -> dict[str, str]:
+    """Return the consumables of a host, as `qconf -se` shows them on one line or several."""
+    whole = text.replace("\\\n", " ")
+    for line in whole.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "complex_values":
+            pairs = [item.partition("=") for item in "".join(value.split()).split(",")]
+            return {name: amount for name, _, amount in pairs if amount}
+    return {}
 
 
 def parse_quarantined_counts(xml: str) -> dict[str, int]:
@@ -229,3 +243,90 @@ def iter_host_job_slots(xml: str, host: str) -> Iterable[str]:
         if queue.rpartition("@")[2] == host:
             slots = block.partition("<slots>")[2].partition("</slots>")[0]
             yield from [block] * max(1, int(slots) if slots.isdecimal() else 1)
+
+
+NAME: Final = "sge-count"  # in STATE_DIR
+LIMIT: Final = 1 << 20  # bytes
+WANTED, DONE, THEIRS = "wanted", "done", "theirs"
+Key = tuple[str, str]  # host, complex
+FIELDS: Final = 4
+
+
+class LoweredCount(NamedTuple):
+    """A count that we lowered: `base` before, `was` the last, `now` what is to be; how far."""
+
+    base: int
+    was: int
+    now: int
+    stage: str
+
+
+class SyncStep(NamedTuple):
+    """What to note first (None: forget), what to set then (None: nothing), what to tell."""
+
+    note: LoweredCount | None
+    value: int | None = None
+    told: str = ""
+
+
+def next_sync_step(
+    note: LoweredCount | None, current: int, bad: int | None, booked: int
+) -> SyncStep:
+    """Return the next step for one count, `current` at qmaster now.
+
+    `bad` devices are out of service, None where nobody tells; `booked` is what its jobs hold at
+    most. The count never falls below that.
+    """
+    if bad is None:
+        return SyncStep(note)
+    if note is not None and not is_own_count(note, current):
+        if not bad:
+            return SyncStep(None)
+        told = f"it was set to {current} by others, and gpulock does not change it"
+        return SyncStep(LoweredCount(current, current, current, THEIRS), None, told)
+    base = note.base if note is not None else current
+    want = max(base - bad, min(booked, base), 0) if bad else base
+    if want != current:
+        return SyncStep(LoweredCount(base, current, want, WANTED), want)
+    if not bad or note is None:
+        return SyncStep(None)
+    return SyncStep(note._replace(was=current, now=current, stage=DONE))
+
+
+def is_own_count(note: LoweredCount, current: int) -> bool:
+    """Return whether a count is what we left it at, or were about to change."""
+    if note.stage == THEIRS:
+        return False
+    return current == note.now or (note.stage == WANTED and current == note.was)
+
+
+def parse_lowered_counts(text: str) -> dict[Key, LoweredCount]:
+    """Return the notes in a text; raise ValueError."""
+    found: dict[Key, LoweredCount] = {}
+    for key, value in kv.decode_pairs(text).items():
+        host, _, name = key.partition(" ")
+        words = value.split()
+        if len(words) != FIELDS or words[3] not in (WANTED, DONE, THEIRS):
+            raise ValueError(f"not understood: {key}={value[:40]}")
+        found[host, name] = LoweredCount(int(words[0]), int(words[1]), int(words[2]), words[3])
+    return found
+
+
+def format_lowered_counts(found: Mapping[Key, LoweredCount]) -> str:
+    """Return the notes as a text."""
+    return kv.encode_pairs(
+        [(f"{host} {name}", " ".join(map(str, one))) for (host, name), one in sorted(found.items())]
+    )
+
+
+def load_lowered_counts(state_dir: str) -> dict[Key, LoweredCount]:
+    """Return the notes; raise OSError or ValueError where they cannot be read."""
+    try:
+        return parse_lowered_counts(atomic.read_text(f"{state_dir}/{NAME}", LIMIT))
+    except FileNotFoundError:
+        return {}
+
+
+def save_lowered_counts(state_dir: str, found: Mapping[Key, LoweredCount]) -> None:
+    """Write the notes, to outlive a power cut: they know what was there; raise OSError."""
+    quarantine.replace_file_durably(f"{state_dir}/{NAME}", format_lowered_counts(found).encode())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gpulock.daemon.health import policy as health
 from gpulock.daemon.health.findings import CAUSES, MISSING
-from gpulock.daemon.slots import slurm, state
+from gpulock.daemon.slots import sge, slurm
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.node import sample
@@ -72,9 +72,9 @@ def check_quarantined_devices(settings: Settings) -> Iterator[Check]:
 
 def check_scheduler_counts(settings: Settings) -> Iterator[Check]:
     """Tell which counts gpulockd here keeps, and what it changed."""
-    for (host, name), one in state.load_lowered_counts(settings.state_dir).items():
+    for (host, name), one in sge.load_lowered_counts(settings.state_dir).items():
         what = f"{name} of {host} is {one.now} instead of {one.base}"
-        if one.stage == state.THEIRS:
+        if one.stage == sge.THEIRS:
             what = (
                 f"{name} of {host} was set to {one.now} by others, and gpulock does not change it"
             )

@@ -17,9 +17,8 @@ import pytest
 from gpulock.alloc.liveness import ProcessScan
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.app import parse_config_path
-from gpulock.daemon.core.journal import DaemonJournal
-from gpulock.daemon.core.notify import SystemdNotifier
-from gpulock.daemon.core.signals import DaemonSignals, ShutdownTimeoutError
+from gpulock.daemon.core.journal import DaemonJournal, SystemdNotifier
+from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile import schedule
 from gpulock.daemon.reconcile.reconcile import ReconcileReport

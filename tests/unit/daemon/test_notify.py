@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.notify import SystemdNotifier, is_journal_stream, notifier_from_environ
+from gpulock.daemon.core.journal import SystemdNotifier, is_journal_stream, notifier_from_environ
 
 
 @pytest.fixture

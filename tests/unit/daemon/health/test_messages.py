@@ -11,15 +11,14 @@ import pytest
 from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.cli.why.why import explain_subject
+from gpulock.daemon.health.findings import ACTIONS, HARDWARE, describe_recovery_action
 from gpulock.daemon.health.recovery import (
     ADMIN_RESTORE_ONLY,
     describe_recovery,
     is_policy_note,
     parse_note_causes,
 )
-from gpulock.daemon.health.xids import ACTIONS, HARDWARE, describe_recovery_action
-from gpulock.daemon.slots import state
-from gpulock.daemon.slots.state import DONE, THEIRS, LoweredCount
+from gpulock.daemon.slots.sge import DONE, THEIRS, LoweredCount, save_lowered_counts
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
 from gpulock.install.doctor.policies import policy_checks
@@ -83,7 +82,7 @@ def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
         ("node1", "gpu"): LoweredCount(8, 8, 7, DONE),
         ("node2", "gpu"): LoweredCount(5, 5, 5, THEIRS),
     }
-    state.save_lowered_counts(str(ward.state), notes)
+    save_lowered_counts(str(ward.state), notes)
     (ward.state / "slurm-drain").write_text(f"{bus(1)}\n")
     words = [what.partition("; ")[0] for _, what in told(ward)[1:]]
     assert words == [

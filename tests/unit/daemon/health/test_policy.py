@@ -12,7 +12,7 @@ import pytest
 from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.memory_check import MIB
-from gpulock.daemon.health import health_lock, state
+from gpulock.daemon.health import state
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import LockTimeout, Refusal
 from gpulock.node import sample
@@ -617,5 +617,5 @@ def test_books_that_cannot_be_read_put_a_card_out_again_and_never_back(ward: War
 
 def test_a_reserve_of_an_administrators_is_no_lock_of_the_policys(ward: Ward) -> None:
     ward.hold(1)
-    assert not health_lock.is_health_lock(ward.node().store.read(bus(1)))
-    assert health_lock.lock_bad_device(ward.node(), bus(1), 1.0) == "its holder keeps it"
+    assert not state.is_health_lock(ward.node().store.read(bus(1)))
+    assert state.lock_bad_device(ward.node(), bus(1), 1.0) == "its holder keeps it"

@@ -16,7 +16,7 @@ import pytest
 
 from gpulock import errors
 from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
-from gpulock.daemon.idle import command, policy, terminate
+from gpulock.daemon.idle import command, policy
 from gpulock.daemon.idle.command import (
     build_idle_environment,
     check_program_trust,
@@ -488,12 +488,12 @@ def test_a_process_is_told_to_end_and_one_that_took_its_number_is_not(lab: Lab) 
     own = lab.hold(0, scheduler="process", pid=child.pid, start=start + 1, job_id=str(child.pid))
     try:
         with pytest.raises(Refusal):
-            terminate.terminate_idle_job(lab.node(), own)
+            command.terminate_idle_job(lab.node(), own)
         assert child.poll() is None
-        assert "SIGTERM" in terminate.terminate_idle_job(lab.node(), own.copy(start=start))
+        assert "SIGTERM" in command.terminate_idle_job(lab.node(), own.copy(start=start))
         assert child.wait(10) == -signal.SIGTERM
         with pytest.raises(Refusal):
-            terminate.terminate_idle_job(lab.node(), own.copy(start=start))
+            command.terminate_idle_job(lab.node(), own.copy(start=start))
     finally:
         child.kill()
         child.wait()
@@ -511,10 +511,10 @@ def test_a_grid_engine_job_is_deleted_of_an_array_the_one_task(
     qdel.chmod(0o755)
     lab.settings["SGE_BINARIES"] = str(tmp_path)
     own = lab.hold(0, spool_dir=str(folder), task_id="3" if task == "3" else "1")
-    assert f"qdel {words}" in terminate.terminate_idle_job(lab.node(), own)
+    assert f"qdel {words}" in command.terminate_idle_job(lab.node(), own)
     assert (tmp_path / "words").read_text() == f"{words}\n"
     with pytest.raises(Refusal):
-        terminate.terminate_idle_job(lab.node(), own.copy(job_id="13"))
+        command.terminate_idle_job(lab.node(), own.copy(job_id="13"))
 
 
 def squeue(folder: Path, **about: str) -> None:
@@ -546,9 +546,9 @@ def test_a_slurm_job_is_cancelled_by_the_name_of_the_one_task(
     lab.settings["SLURM_BINARIES"] = str(tmp_path)
     own = lab.hold(0, scheduler="slurm", restart=0)
     if name:
-        assert f"scancel {name}" in terminate.terminate_idle_job(lab.node(), own)
+        assert f"scancel {name}" in command.terminate_idle_job(lab.node(), own)
         assert (tmp_path / "words").read_text() == f"{name}\n"
         return
     with pytest.raises(Refusal):
-        terminate.terminate_idle_job(lab.node(), own)
+        command.terminate_idle_job(lab.node(), own)
     assert not (tmp_path / "words").exists()

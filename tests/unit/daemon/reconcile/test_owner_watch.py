@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
 from gpulock.daemon.core.loop import EventLoop
-from gpulock.daemon.reconcile.owner_watch import OwnerWatcher
+from gpulock.daemon.reconcile.lock_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.node.procfs import Proc

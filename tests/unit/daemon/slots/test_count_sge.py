@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.slots import sge, state
-from gpulock.daemon.slots.sge import SgeSlotSync, booked_complex_amount, parse_quarantined_counts
-from gpulock.daemon.slots.state import DONE, THEIRS, WANTED, LoweredCount, next_sync_step
+from gpulock.daemon.slots import sge
+from gpulock.daemon.slots.sge import (
+    DONE,
+    THEIRS,
+    WANTED,
+    LoweredCount,
+    SgeSlotSync,
+    booked_complex_amount,
+    next_sync_step,
+    parse_quarantined_counts,
+)
 from gpulock.node.settings import Settings
 from tests.support.trees import FEW, Box
 
@@ -94,8 +102,8 @@ class Site:
             assert asking is None or asking.wait(20.0)
         self.chore.run(self.box.node(), ReconcileReport([], []), self.now)
 
-    def notes(self) -> dict[state.Key, LoweredCount]:
-        return state.load_lowered_counts(str(self.box.state))
+    def notes(self) -> dict[sge.Key, LoweredCount]:
+        return sge.load_lowered_counts(str(self.box.state))
 
     def said(self) -> list[str]:
         try:
@@ -224,13 +232,13 @@ class Mortal:
     def __init__(self, box: Box, patch: pytest.MonkeyPatch) -> None:
         self.settings = box.node().settings
         self.count, self.bad, self.left = 4, 1, 1000
-        self.save = state.save_lowered_counts
+        self.save = sge.save_lowered_counts
 
         def master(_: Settings) -> Mortal:
             return self
 
         patch.setattr(sge, "QmasterClient", master)
-        patch.setattr(state, "save_lowered_counts", self.note)
+        patch.setattr(sge, "save_lowered_counts", self.note)
 
     def ask(self, *words: str) -> str:
         self.lives()
@@ -240,7 +248,7 @@ class Mortal:
             return HOST.format(host="node1", bad=self.bad)
         return f"complex_values slots=16,gpu={self.count}\n" if words[0] == "qconf" else ""
 
-    def note(self, state_dir: str, found: dict[state.Key, LoweredCount]) -> None:
+    def note(self, state_dir: str, found: dict[sge.Key, LoweredCount]) -> None:
         self.lives()
         self.save(state_dir, found)
 
@@ -275,7 +283,7 @@ def test_the_next_round_recovers_from_a_kill_between_any_two_steps(
     mortal.round()
     mortal.round()
     assert mortal.count == 4
-    assert state.load_lowered_counts(str(box.state)) == {}
+    assert sge.load_lowered_counts(str(box.state)) == {}
 
 
 @FEW
@@ -315,7 +323,7 @@ def test_an_administrators_value_is_left_alone_until_all_is_well() -> None:
     theirs = next_sync_step(note, 5, 1, 0)
     assert theirs.note == LoweredCount(5, 5, 5, THEIRS) and theirs.value is None
     assert next_sync_step(theirs.note, 5, 2, 0).value is None
-    assert next_sync_step(theirs.note, 5, 0, 0) == state.SyncStep(None)
+    assert next_sync_step(theirs.note, 5, 0, 0) == sge.SyncStep(None)
     assert next_sync_step(LoweredCount(8, 8, 7, DONE), 8, 1, 0).value is None  # put back by hand
 
 
@@ -354,7 +362,7 @@ def test_what_a_sensor_reports_is_read_from_qhost() -> None:
 @pytest.mark.parametrize("text", ["a b=1 2 3\n", "a b=1 2 3 maybe\n", "a b=x 2 3 done\n", "ab\n"])
 def test_notes_of_another_form_are_an_error(text: str) -> None:
     with pytest.raises(ValueError):
-        state.parse_lowered_counts(text)
+        sge.parse_lowered_counts(text)
 
 
 def test_notes_are_read_as_they_were_written() -> None:
@@ -362,4 +370,4 @@ def test_notes_are_read_as_they_were_written() -> None:
         ("node1", "gpu"): LoweredCount(8, 8, 7, WANTED),
         ("n2", "gpuj"): LoweredCount(4, 4, 4, DONE),
     }
-    assert state.parse_lowered_counts(state.format_lowered_counts(found)) == found
+    assert sge.parse_lowered_counts(sge.format_lowered_counts(found)) == found

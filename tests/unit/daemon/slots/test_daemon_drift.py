@@ -11,7 +11,8 @@ import pytest
 
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.slots.drift import EVERY, CountDrift, find_slurm_drift, parse_complex_values
+from gpulock.daemon.slots.drift import EVERY, CountDrift, find_slurm_drift
+from gpulock.daemon.slots.sge import parse_complex_values
 from gpulock.slurm.gres_map import LINE
 from tests.support.trees import Box
 

@@ -13,6 +13,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -48,7 +49,10 @@ class Daemon:
 
     def __init__(self, scene: Scene, listening: socket.socket) -> None:
         self._manager = listening
-        env = {"NOTIFY_SOCKET": listening.getsockname(), "PYTHONPATH": sys.path[0]}
+        env = {
+            "NOTIFY_SOCKET": listening.getsockname(),
+            "PYTHONPATH": f"{sys.path[0]}:{sysconfig.get_path('purelib')}",
+        }
         argv = [sys.executable, "-S", "-c", MAIN, "--config", str(scene.config)]
         self.process = subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL)
         self.wait()

@@ -16,7 +16,7 @@ from gpulock.node.devices import INVENTORY_LINE
 from gpulock.node.devices import read_nvml_inventory as read_inventory
 from tests.sweep.play import Case
 from tests.sweep.sge import Reap
-from tests.sweep.stage import CHECKOUT
+from tests.sweep.stage import LIBRARIES
 
 ROUND = Path(__file__).with_name("round.py")
 
@@ -45,7 +45,7 @@ class Round(Reap):
     def command(self) -> list[str]:
         """Return the command of one round."""
         scene = self.stage.scene
-        return [scene.interpreter, "-IS", str(ROUND), str(CHECKOUT), str(scene.config)]
+        return [scene.interpreter, "-IS", str(ROUND), LIBRARIES, str(scene.config)]
 
     def run(self, head: Sequence[str] = ()) -> int:
         """Go round once."""

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history's chore as a process: the sweep stops it at every system call.
 
-Usage: python -IS history.py LIBRARY CONFIG. Exits 0 whatever it could not do.
+Usage: python -IS history.py LIBRARIES CONFIG. Exits 0 whatever it could not do.
 """
 
 import os
 import sys
 
-sys.path[:0] = [sys.argv[1]]
+sys.path[:0] = sys.argv[1].split(":")
+
+import filelock  # noqa: E402, F401 (before the settings are read, from where on calls are failed)
 
 from gpulock.daemon.history.files import HistoryWriter  # noqa: E402 (the library is put on the path first)
 from gpulock.node.context import Node  # noqa: E402

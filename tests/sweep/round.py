@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One round of gpulockd as a process: reconcile, and all the chores that it has.
 
-Usage: python -IS round.py LIBRARY CONFIG. The sweep stops it at every system call.
+Usage: python -IS round.py LIBRARIES CONFIG. The sweep stops it at every system call.
 """
 
 import os
 import sys
 
-sys.path[:0] = [sys.argv[1]]
+sys.path[:0] = sys.argv[1].split(":")
+
+import filelock  # noqa: E402, F401 (before the settings are read, from where on calls are failed)
 
 from gpulock.daemon.app import make_daemon_chores  # noqa: E402 (the library is put on the path first)
 from gpulock.daemon.core.journal import DaemonJournal  # noqa: E402

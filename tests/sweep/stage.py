@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.bench.scene import Scene, linked_proc
 MINE, OTHER, GONE = 1001, 1002, 1003
 REAP = Path(__file__).with_name("reap.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
+LIBRARIES = f"{CHECKOUT}:{sysconfig.get_path('purelib')}"  # of gpulockd: gpulock and filelock
 WORKING_FOLDER = re.compile(r"AT_FDCWD<[^>]*>")  # strace -y shows it with every absolute path
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from tests.support.history_site import Ended
 from tests.support.trees import bus
+from tests.sweep.stage import LIBRARIES
 from tests.sweep.trace import KILL, STRACE, Point, failing, points_of, struck, watching
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3000)]
 PROGRAM = Path(__file__).with_name("history.py")
-CHECKOUT = Path(__file__).resolve().parents[2]
 WHOLE = bool(os.environ.get("GPULOCK_SOAK") or os.environ.get("FULL"))
 SAMPLE = 20  # points of a kind
 
@@ -40,7 +40,7 @@ def made(root: Path) -> Ended:
 
 def run(site: Ended, around: list[str]) -> subprocess.CompletedProcess[str]:
     """Run the chore as a process, under strace."""
-    command = [*around, sys.executable, "-IS", str(PROGRAM), str(CHECKOUT), site.config()]
+    command = [*around, sys.executable, "-IS", str(PROGRAM), LIBRARIES, site.config()]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from gpulock.store.gate import Gate
 ROOT = Path(__file__).resolve().parents[3]
 MAIN = f"""\
 import sys
-sys.path[:0] = [{str(ROOT)!r}]
+sys.path[:0] = [{str(ROOT)!r}, {sysconfig.get_path("purelib")!r}]
 from gpulock.daemon.app import main
 sys.exit(main())
 """

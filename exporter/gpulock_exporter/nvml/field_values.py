@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -246,24 +246,20 @@ def _with_sram(
     if ecc and any(not name.endswith(".dram") for name in ecc):
         return ecc  # it tells its caches apart, and they are the SRAM
     found = dict(ecc or {})
-    for name, way in (
-        ("corrected.sram", _corrected_sram_errors),
-        ("uncorrected.sram", _uncorrected_sram_errors),
-    ):
+    for name, way in SRAM_QUERIES.items():
         count = card.query(look, "ecc", way)
         if count is not None:
             found[name] = count
     return found or None
 
 
-def _corrected_sram_errors(handle: pynvml.c_nvmlDevice_t) -> int:
-    return _sram_errors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
+def _sram_error_query(kind: int) -> Callable[[pynvml.c_nvmlDevice_t], int]:
+    """Return the call for the errors of a kind."""
+    place, since_load = pynvml.NVML_MEMORY_LOCATION_SRAM, pynvml.NVML_VOLATILE_ECC
+    return lambda handle: pynvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, since_load, place)
 
 
-def _uncorrected_sram_errors(handle: pynvml.c_nvmlDevice_t) -> int:
-    return _sram_errors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
-
-
-def _sram_errors(handle: pynvml.c_nvmlDevice_t, kind: int) -> int:
-    place = pynvml.NVML_MEMORY_LOCATION_SRAM
-    return pynvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, pynvml.NVML_VOLATILE_ECC, place)
+SRAM_QUERIES = {
+    "corrected.sram": _sram_error_query(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+    "uncorrected.sram": _sram_error_query(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+}

@@ -11,6 +11,7 @@ of an A100 tells how busy it is.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulock_exporter.telemetry import DeviceTelemetry
@@ -124,8 +125,8 @@ def device_load(device: int, seconds: float) -> float:
     """Return how much of a device a job uses, 0 to 1, `seconds` after it was claimed."""
     if seconds <= 0:
         return 0.0
-    shapes = (_steady_load, _wave_load, _epoch_load, _starved_load)
-    return min(1.0, seconds / START) * shapes[device % len(shapes)](seconds + 5.0 * device)
+    shape = LOAD_SHAPES[device % len(LOAD_SHAPES)]
+    return min(1.0, seconds / START) * shape(seconds + 5.0 * device)
 
 
 def mean_device_load(device: int, since: float, until: float) -> float:
@@ -141,14 +142,6 @@ def memory_share(device: int, seconds: float) -> float:
     return (0.4 + 0.07 * (device % 8)) * max(0.0, min(1.0, seconds / LOADING))
 
 
-def _steady_load(seconds: float) -> float:
-    return 0.96 + 0.02 * math.sin(seconds / 3)
-
-
-def _wave_load(seconds: float) -> float:
-    return 0.62 + 0.3 * math.sin(2 * math.pi * seconds / 60)
-
-
 def _epoch_load(seconds: float) -> float:
     """Work, and write a checkpoint: nearly idle for a while."""
     phase = seconds % (EPOCH + CHECKPOINT)
@@ -156,6 +149,9 @@ def _epoch_load(seconds: float) -> float:
     return 0.06 + 0.86 * away
 
 
-def _starved_load(seconds: float) -> float:
-    """Wait for data most of the time."""
-    return 0.28 + 0.12 * math.sin(2 * math.pi * seconds / 90)
+LOAD_SHAPES: tuple[Callable[[float], float], ...] = (
+    lambda seconds: 0.96 + 0.02 * math.sin(seconds / 3),  # steady work
+    lambda seconds: 0.62 + 0.3 * math.sin(2 * math.pi * seconds / 60),  # a wave
+    _epoch_load,
+    lambda seconds: 0.28 + 0.12 * math.sin(2 * math.pi * seconds / 90),  # waits for data mostly
+)

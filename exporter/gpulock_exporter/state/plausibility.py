@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from gpulock.errors import one_line
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Process
@@ -30,37 +30,38 @@ BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
 NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}")
 
-# field: least and most, of what is measured
-MEASURED: dict[str, tuple[float, float]] = {
-    "utilization": (0, 1),
-    "memory_utilization": (0, 1),
-    "busy": (0, 1e6),  # seconds; `totals` compares them with the clock
-    "observed": (0, 1e6),
-    "memory_used": (0, MOST_BYTES),
-    "memory_total": (1, MOST_BYTES),
-    "power": (0, 5000),  # watts: the largest boards are at 1,400
-    "temperature": (-50, 200),
-    "sm_clock": (0, 2e10),  # hertz
-    "memory_clock": (0, 2e11),
-    "index": (0, MOST_ID),
-    "minor": (0, MOST_ID),
-    "numa": (0, MOST_ID),
-    "recovery_action": (0, 255),
-}
-# the same of what has names: the most of each value
-NAMED: dict[str, float] = {
-    "clock_reason_seconds": math.inf,
-    "ecc": math.inf,
-    "remapped": MOST_BYTES,
-    "gpm": 1.0,
-    "links": MOST_ID,
-}
-TOLD_BY = {  # the collector of a field that has not its name
-    **dict.fromkeys(("memory_utilization", "busy", "observed"), "utilization"),
-    **dict.fromkeys(("memory_used", "memory_total"), "memory"),
-    **dict.fromkeys(("sm_clock", "memory_clock", "clock_reason_seconds"), "clocks"),
-    **dict.fromkeys(("bus", "uuid", "index", "minor", "numa", "links"), "devices"),
-    "recovery_action": "remapped",
+
+class FieldRule(NamedTuple):
+    """What can be true of a field: its least and most, and the collector that tells it.
+
+    Of one that has names, each of them is from 0 to `most`.
+    """
+
+    collector: str
+    least: float
+    most: float
+
+
+RULES = {
+    "utilization": FieldRule("utilization", 0, 1),
+    "memory_utilization": FieldRule("utilization", 0, 1),
+    "busy": FieldRule("utilization", 0, 1e6),  # seconds; `totals` compares them with the clock
+    "observed": FieldRule("utilization", 0, 1e6),
+    "memory_used": FieldRule("memory", 0, MOST_BYTES),
+    "memory_total": FieldRule("memory", 1, MOST_BYTES),
+    "power": FieldRule("power", 0, 5000),  # watts: the largest boards are at 1,400
+    "temperature": FieldRule("temperature", -50, 200),
+    "sm_clock": FieldRule("clocks", 0, 2e10),  # hertz
+    "memory_clock": FieldRule("clocks", 0, 2e11),
+    "index": FieldRule("devices", 0, MOST_ID),
+    "minor": FieldRule("devices", 0, MOST_ID),
+    "numa": FieldRule("devices", 0, MOST_ID),
+    "recovery_action": FieldRule("remapped", 0, 255),
+    "clock_reason_seconds": FieldRule("clocks", 0, math.inf),
+    "ecc": FieldRule("ecc", 0, math.inf),
+    "remapped": FieldRule("remapped", 0, MOST_BYTES),
+    "gpm": FieldRule("gpm", 0, 1),
+    "links": FieldRule("devices", 0, MOST_ID),
 }
 BOARD = (
     *(
@@ -127,20 +128,18 @@ def drop_impossible_values(
     clean.processes = _clean_processes(device.processes)
     if clean.uuid != device.uuid:
         _note_impossible_value(failures, bus, "uuid", device.uuid)
-    for field, highest in NAMED.items():
+    for field, rule in RULES.items():
         told = getattr(device, field)
-        if told:
-            named = _clean_named_values(told, highest)
+        if isinstance(told, dict):
+            values = cast("dict[str, float]", told)
+            named = _clean_named_values(values, rule.most)
             setattr(clean, field, named)
-            if len(named) < len(told):
-                _note_impossible_value(
-                    failures, bus, field, {one: told[one] for one in told if one not in named}
-                )
-    for field, (least, most) in MEASURED.items():
-        value = getattr(clean, field)
-        if value is not None and not least <= value <= most:
+            wrong = {one: values[one] for one in values if one not in named}
+            if wrong:
+                _note_impossible_value(failures, bus, field, wrong)
+        elif told is not None and not rule.least <= told <= rule.most:
             setattr(clean, field, None if field != "index" else 0)
-            _note_impossible_value(failures, bus, field, value)
+            _note_impossible_value(failures, bus, field, told)
     if (clean.memory_used or 0) > (clean.memory_total or MOST_BYTES):
         _note_impossible_value(failures, bus, "memory_used", clean.memory_used)
         clean.memory_used = None
@@ -153,7 +152,7 @@ def drop_impossible_values(
 def _note_impossible_value(failures: dict[str, str], bus: str, field: str, value: object) -> None:
     """Say of a field's collector that it has failed, and by what."""
     text = f"{bus}: {field} cannot be {str(value)[:LONGEST_TEXT]}"
-    failures.setdefault(TOLD_BY.get(field, field), text)
+    failures.setdefault(RULES[field].collector if field in RULES else "devices", text)
 
 
 def normalize_bus_id(text: str) -> str:

@@ -71,7 +71,7 @@ class Change:
     def apply(self) -> None:
         """Make the change, unless the place no longer holds what was shown; raise InstallError."""
         if self.place.read() != self.before:
-            raise InstallError(f"{self.what} was changed meanwhile by somebody else; run it again")
+            raise InstallError(f"{self.what} was changed meanwhile; run it again")
         self.place.write(self.after)
         if self.place.read() != self.after:
             raise InstallError(f"{self.what} does not hold what was written; look at it")

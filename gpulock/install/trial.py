@@ -193,4 +193,4 @@ def rival_hook_reason(site: str) -> str:
         except OSError:
             continue
     found = [sign for sign in RIVALS if sign in text]
-    return f"it speaks of {found[0]}" if found else ""
+    return f"it names {found[0]}" if found else ""

@@ -141,7 +141,7 @@ def check_prefix_owner(path: Path) -> None:
         if info.st_uid != 0 or open_to_all:
             raise InstallError(
                 f"{folder} has uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}: hooks run"
-                " as root; make it root's and writable by nobody else"
+                " as root; make it root's and writable by no other user"
             )
 
 

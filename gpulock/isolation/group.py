@@ -47,7 +47,7 @@ def check_modify_device_files(driver_root: str) -> None:
     if value != "0":
         raise Refusal(
             BROKEN,
-            f"the driver opens its nodes to all again ({SWITCH}: {value or 'not told'})",
+            f"the driver opens its nodes to all again ({SWITCH}: {value or 'unknown'})",
             f"set the module's option NVreg_{SWITCH}=0",
         )
 

@@ -52,7 +52,7 @@ def mig_access_minors(device: Device, driver_root: str) -> list[int]:
     if not names:
         raise Refusal(
             BROKEN,
-            f"the driver does not tell the access nodes of {device.id}",
+            f"the driver does not list the access nodes of {device.id}",
             "check `nvidia-smi mig -lgi`",
         )
     return [int(name.removeprefix(CAP_NODE)) for name in names]

@@ -43,7 +43,7 @@ def grant_variables(
     if by_uuid and granted and not uuids:
         raise Refusal(
             UNKNOWN,
-            "the driver does not tell the UUIDs yet, and the mask must hold them",
+            "the driver does not list the UUIDs yet, and the mask must hold them",
             "start nvidia-persistenced, or set VISIBLE_DEVICES=index",
         )
     mask = uuids if by_uuid else ",".join([str(d.index) for d in granted])

@@ -3,7 +3,7 @@
 
 Hot. Precedence: default < file < option. The environment never configures anything: a hook runs
 as root with an environment that a job's owner wrote. A file that root obeys must be root's and
-writable by nobody else.
+writable by no other user.
 """
 
 import os
@@ -126,7 +126,7 @@ def read_settings(path: str, uid: int | None = None) -> Settings:
     """Read the settings of this node; raise Refusal(BROKEN) where they cannot be believed.
 
     A missing default file means the defaults; any other missing file is an error. The file must
-    belong to root or to `uid` (the caller) and be writable by nobody else.
+    belong to root or to `uid` (the caller) and be writable by no other user.
     """
     caller = os.geteuid() if uid is None else uid
     try:
@@ -134,7 +134,7 @@ def read_settings(path: str, uid: int | None = None) -> Settings:
         if info.st_uid not in (0, caller) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ValueError(
                 f"{path}: belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:o}, and must be"
-                " root's or the caller's and writable by nobody else"
+                " root's or the caller's and writable by no other user"
             )
         settings = parse_settings(atomic.read_text(os.path.realpath(path)), path)
     except FileNotFoundError:

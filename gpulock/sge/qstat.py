@@ -59,7 +59,7 @@ def parse_qstat_job(xml: str, job: str) -> SgeJob:
         raise ValueError("it is cut off")
     number = single_xml_element(xml, "JB_job_number")
     if number != job:
-        raise ValueError(f"it speaks of job {number[:20]}")
+        raise ValueError(f"it is of job {number[:20]}")
     requests: list[tuple[str, float, int]] = []
     for block in list_xml_elements(xml, "JB_hard_resource_list"):
         names = list_xml_elements(block, "CE_name")

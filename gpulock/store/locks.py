@@ -71,7 +71,7 @@ class LockStore:
             raise Refusal(
                 BROKEN,
                 f"LOCK_DIR {self.path} has uid {info.st_uid}, mode {info.st_mode & 0o7777:o}",
-                f"it must be uid {os.geteuid()}'s and writable by nobody else",
+                f"it must be uid {os.geteuid()}'s and writable by no other user",
             )
 
     def exists(self) -> bool:

@@ -21,7 +21,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("start", NUMBER, "sge, process", "its start time in clock ticks since boot"),
     ("restart", NUMBER, "slurm", "restart count of the job"),
     ("slurmd", TEXT, "slurm", "SLURMD_NODENAME: several may run on one machine"),
-    ("positions", TEXT, "slurm", "SLURM_JOB_GPUS of the prolog, empty: Slurm does not tell"),
+    ("positions", TEXT, "slurm", "SLURM_JOB_GPUS of the prolog, empty: not known"),
     ("het_leader", TEXT, "slurm", "job id of a heterogeneous job's leader"),
     ("user", TEXT, "all", "name of the owner"),
     ("uid", NUMBER, "all", "uid of the owner"),

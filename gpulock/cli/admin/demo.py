@@ -117,7 +117,7 @@ class Demo:
 
     def refusals(self) -> None:
         """Show what a user sees of a request that cannot be met."""
-        self.scene("No GPU is left: the job goes back into the queue, and is told why.")
+        self.scene("No GPU is left: the job goes back into the queue, with the reason.")
         self.command("qsub -l gpu=1 late.sh")
         self.refused(self.stage.submit(104, "1"), "Grid Engine queues it again")
         self.scene("Half a GPU makes no sense: the job is stopped, the queue goes on.")

@@ -65,7 +65,7 @@ def status_command(
     session: Session = ctx.obj
     for wrong, why in (
         (only_free and idle is not None, "--free and --idle: a free device is not held"),
-        (cluster and idle is not None, "--cluster and --idle: Prometheus tells no such time"),
+        (cluster and idle is not None, "--cluster and --idle: Prometheus has no idle times"),
         (as_json and period is not None, "--json and --watch: call it again for each document"),
     ):
         if wrong:

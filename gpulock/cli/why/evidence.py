@@ -77,11 +77,11 @@ def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> F
         found.append(("task", describe_process(proc, pid, start)))
     for gid in lock.groups():
         carriers = format_process_list(proc, sight.scan.carriers(gid))
-        found.append(("group", f"{gid}, carried by {carriers or 'nobody'}"))
+        found.append(("group", f"{gid}, carried by {carriers or 'no process'}"))
     if record.sid and not record.add_grp_id:
         members = [pid for pid in session_members(sight.scan, record.sid) if pid != record.pid]
         found.append(
-            ("session", f"{record.sid}: {format_process_list(proc, members) or 'nobody else'}")
+            ("session", f"{record.sid}: {format_process_list(proc, members) or 'no other process'}")
         )
     return found
 

@@ -256,8 +256,8 @@ def quarantine_limit_message(name: str, reasons: list[HealthFinding]) -> str:
     """Return the message on a device that stays in service because too many are out."""
     words = ", ".join(one.words for one in reasons)
     return (
-        f"{name} stays in service, though: {words}; the exporter speaks against more than half"
-        f" of this node: look at it, or quarantine by hand"
+        f"{name} stays in service, though: {words}; the exporter reports more than half"
+        f" of this node as faulty: check it, or quarantine by hand"
     )
 
 

@@ -197,4 +197,4 @@ def terminate_claim_process(node: Node, record: Owner) -> str:
     finally:
         if fd >= 0:
             os.close(fd)
-    return f"told to end (SIGTERM to {record.pid})"
+    return f"sent SIGTERM to {record.pid}"

@@ -179,7 +179,7 @@ def update_cdi_spec(settings: Settings, text: str) -> bool:
         raise Refusal(
             BROKEN,
             f"{settings.cdi_dir} belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:04o}",
-            "make it root's, writable by nobody else",
+            "make it root's, writable by no other user",
         )
     try:
         if atomic.read_text(path, LIMIT) == text:

@@ -46,9 +46,9 @@ def run_checks(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
         for check in look():
             found.append(check)  # one by one: what was found before a failure counts
     except Refusal as refusal:
-        found.append(warning(f"could not be found out: {refusal.why}", refusal.do))
+        found.append(warning(f"could not be checked: {refusal.why}", refusal.do))
     except (InstallError, OSError, ValueError, KeyError) as reason:
-        found.append(warning(f"could not be found out: {reason}"))
+        found.append(warning(f"could not be checked: {reason}"))
     return [replace(check, name=check.name or name) for check in found]
 
 

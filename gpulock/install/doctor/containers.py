@@ -105,7 +105,7 @@ def check_driver_files(folder: Path) -> Iterator[Check]:
         what = f"users cannot read {hidden[0]} (mode {mode:04o}){rest}"
         yield fault(what, f"chmod -R o+rX {folder}")
     for path in [path for path in found if other_writers(path)][:1]:
-        what = f"{other_writers(path)} may change {path}, which everybody's jobs load"
+        what = f"{other_writers(path)} may change {path}, which all jobs load"
         yield fault(what, f"chown -R root {folder}; chmod -R go-w {folder}")
 
 
@@ -204,7 +204,7 @@ def check_pyxis(settings: Settings, root: Path) -> Iterator[Check]:
         for file in files:
             text = file.read_text(errors="replace") if file.is_file() else ""
             if any("spank_pyxis" in line.partition("#")[0] for line in text.splitlines()):
-                what = f"{file}: pyxis starts TaskProlog inside the container, where ours is not"
+                what = f"{file}: pyxis starts TaskProlog inside the container, without gpulock"
                 do = "use srun enroot start in place of --container-image: docs/containers.md"
                 yield warning(what, do)
                 return

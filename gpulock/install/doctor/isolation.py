@@ -70,7 +70,7 @@ def check_cgroup_isolation(settings: Settings, pam: Path) -> Iterator[Check]:
     second = next((one for one in found if one.version == V2), None)
     versions = " and ".join(str(one.version) for one in found)
     if second is not None and os.geteuid() != 0:
-        yield warning(f"cgroup, version {versions}: root can tell more", "run it as root")
+        yield warning(f"cgroup, version {versions}: only root sees more", "run it as root")
         return
     if why := why_no_device_program(second):
         do = "hooks need CAP_BPF and CAP_NET_ADMIN, and a kernel with CONFIG_CGROUP_BPF"
@@ -108,7 +108,7 @@ def check_login_bypass(
         what = "no user.slice: logins, cron and at open every GPU where users have them"
         yield warning(what, SEE, name)
     elif left := sessions.unclosed_login_cgroups(found):
-        what = f"no program of ours closes {cgroup_names(left)}: who is there opens every GPU"
+        what = f"no program of gpulock closes {cgroup_names(left)}: it opens every GPU"
         do = "start gpulockd, or run gpulock reap, and look whether that says why"
         yield fault(what, do, name)
     else:

@@ -77,7 +77,9 @@ def check_locks_readable(store: LockStore) -> Iterator[Check]:
     for name, lock in found.items():
         path = f"{store.locks_dir}/{name}"
         if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
-            yield fault(f"{path} is no folder: its device goes to nobody", f"rm {path}", "locks")
+            yield fault(
+                f"{path} is no directory: its device is never granted", f"rm {path}", "locks"
+            )
         elif lock.fault:
             yield fault(f"{name}: {lock.fault}", f"run gpulock why {name}", "locks")
 
@@ -118,7 +120,7 @@ def check_boot_locks(settings: Settings) -> Iterator[Check]:
     if ours == node.boot_id:
         yield ok("LOCK_DIR is of this boot")
     elif boot.read_state_boot_id(settings.state_dir) == node.boot_id:
-        do = "run gpulock reap as root: it puts back a lock for every job that lives"
+        do = "run gpulock reap as root: it restores the lock of every living job"
         yield fault("the locks of this boot were lost: nothing is granted", do)
     else:
         yield ok("nothing was claimed since this boot")
@@ -137,7 +139,7 @@ def check_driver_devices(settings: Settings) -> Iterator[Check]:
             yield fault(f"{device.id}: {device.fault}", "look at dmesg and the card")
     yield from check_device_nodes(settings, [d for d in found if not d.fault])
     if any(not device.uuid for device in found):
-        what = "the driver does not tell all UUIDs yet:"
+        what = "the driver does not list all UUIDs yet:"
         what += " containers and VISIBLE_DEVICES=uuid lack them"
         state = fault if settings.visible_devices == "uuid" else warning
         yield state(what, "run nvidia-persistenced", "UUIDs")

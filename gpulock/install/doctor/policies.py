@@ -53,7 +53,7 @@ def check_quarantine_policy(settings: Settings) -> Iterator[Check]:
         return
     told = [word for word in wanted if word in CAUSES and word != MISSING]
     if told and read_current_sample(settings) is None:
-        what = f"{' '.join(told)}: no exporter tells, so nothing is seen"
+        what = f"{' '.join(told)}: no exporter runs here, so nothing is detected"
         yield warning(what, "start gpulock-exporter")
     elif not wrong:
         back = f"back after {max(1, settings.restore_after)} clean checks where the cause allows"

@@ -79,11 +79,11 @@ class SgeClusterChecks:
             for what in bad:
                 yield fault(what, do, name)
             if not bad:
-                yield ok("prolog and epilog are ours", name)
+                yield ok("prolog and epilog are gpulock's", name)
             yield from self.elsewhere(queue)
         if not ours:
             do = "gpulock install sge --queue QUEUE"
-            yield fault(f"no queue of host {self.host} has our hooks", do, "queues")
+            yield fault(f"no queue of host {self.host} has the hooks of gpulock", do, "queues")
 
     def is_gpulock_hook(self, line: str | None, hook: str) -> bool:
         """Say whether a line starts a hook of ours, rightly or not."""
@@ -94,7 +94,7 @@ class SgeClusterChecks:
     def line_fault(self, hook: str, line: str | None) -> str:
         """Return what is wrong with the command line in force, or nothing."""
         if not self.is_gpulock_hook(line, hook):
-            return f"its {hook} is {line or 'none'}, not ours"
+            return f"its {hook} is {line or 'none'}, not gpulock's"
         if line == texts.queue_hook_command(self.current, hook, texts.site_command_of(line, hook)):
             return ""
         assert line is not None
@@ -114,7 +114,7 @@ class SgeClusterChecks:
             if not texts.is_gpulock_command(effective_sge_hook(self.qconf, queue, host, hook), hook)
         ]
         if bare:
-            what = f"not our hooks on {' '.join(sorted(set(bare)))}"
+            what = f"not the hooks of gpulock on {' '.join(sorted(set(bare)))}"
             yield warning(what, "install there as well", f"queue {queue}")
 
     def queue_states(self) -> Iterator[Check]:
@@ -165,7 +165,7 @@ class SgeClusterChecks:
         """Look whether the load sensor is configured and its values arrive."""
         set_now = self.lines.get("load_sensor", "none")
         if f"{self.current}/{SENSOR}" not in [word.strip() for word in set_now.split(",")]:
-            what = f"not ours: {set_now}; jobs go where no GPU is free, and come back"
+            what = f"not gpulock's: {set_now}; jobs go where no GPU is free, and come back"
             yield fault(what, _AGAIN)
         elif "gpu.free" not in parse_sge_list(self.exechost["load_values"]):
             do = "execd starts it within 2 load_report_times; then look at its messages file"
@@ -206,12 +206,14 @@ class SgeClusterChecks:
         """Look at what changes how jobs start and end."""
         words = self.lines.get("execd_params", "").upper().replace(",", " ").split()
         if "ENABLE_ADDGRP_KILL=FALSE" in words or "ENABLE_ADDGRP_KILL=0" in words:
-            what = "ENABLE_ADDGRP_KILL=false: a job's stray processes live on and keep its GPUs"
+            what = (
+                "ENABLE_ADDGRP_KILL=false: stray processes of a job keep running and keep its GPUs"
+            )
             yield warning(what, "remove it from execd_params")
         if "INHERIT_ENV=FALSE" in words or "INHERIT_ENV=0" in words:
             yield ok("INHERIT_ENV=false: fine, variables are replaced")
         if is_sge_none(self.lines.get("gid_range", "")):
-            what = "there is none: jobs carry no group, nobody can tell whether they live"
+            what = "not set: jobs carry no group, so that no process proves a job alive"
             yield fault(what, "set it: qconf -mconf", "gid_range")
 
     def profile(self) -> Iterator[Check]:
@@ -233,6 +235,6 @@ class SgeClusterChecks:
         if "/sge-jsv" in found:
             yield ok(found)
         else:
-            what = "ours is not set: -l gpu=1.5 is accepted, and its job ends in error"
+            what = "it is not gpulock's: -l gpu=1.5 is accepted, and its job ends in error"
             do = f"qconf -mconf: jsv_url script:{self.current}/prolog/sge-jsv"
             yield warning(what, do)

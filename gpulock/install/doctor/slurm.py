@@ -108,7 +108,7 @@ def check_slurmctld(site: SlurmSite) -> tuple[SlurmConf | None, Check]:
 def check_slurm_conf_same(site: SlurmSite, conf: SlurmConf) -> Iterator[Check]:
     """Compare slurm.conf on this node, by which slurmd goes, with what slurmctld goes by."""
     if site.conf is None:
-        yield warning("not to be found on this node", "set SLURM_CONF in the settings")
+        yield warning("not found on this node", "set SLURM_CONF in the settings")
         return
     here = site.in_file()
     differing = [key for key in _SAME if {*here.words(key)} != {*conf.words(key)}]
@@ -116,7 +116,7 @@ def check_slurm_conf_same(site: SlurmSite, conf: SlurmConf) -> Iterator[Check]:
         differing = [key for key in differing if key != "PrologFlags"]
     for key in differing:
         mine, theirs = here.get(key) or "none", conf.get(key) or "none"
-        what = f"{key} is {mine[:_FEW]} in {here.source}, but slurmctld goes by {theirs[:_FEW]}"
+        what = f"{key} is {mine[:_FEW]} in {here.source}, but slurmctld uses {theirs[:_FEW]}"
         yield warning(what, "make slurm.conf the same everywhere, then scontrol reconfigure")
     if not differing:
         yield ok(here.source)

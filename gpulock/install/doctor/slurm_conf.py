@@ -75,7 +75,7 @@ class SlurmConfChecks:
         """Look whether one hook of ours is in force, can be run, and is in its place."""
         found = find_slurm_hook(self.conf, key, self.paths)
         if not found.ours:
-            what = f"not ours ({found.text}): {_WITHOUT[key]}"
+            what = f"not gpulock's ({found.text}): {_WITHOUT[key]}"
             if found.values and not found.programs:
                 what = f"{found.text} names nothing on this node: Slurm drains it at the next job"
             yield fault(what, _SHOW)
@@ -84,9 +84,9 @@ class SlurmConfChecks:
         if not os.access(ours, os.X_OK):
             yield fault(f"{ours} cannot be executed", f"chmod 755 {ours}")
         elif key == TASK and (why := why_users_cannot_run(ours)):
-            yield fault(f"{why}: every task fails", "make it everybody's to read and execute")
+            yield fault(f"{why}: every task fails", "let all users read and execute it")
         elif wrong := misplaced_program(found):
-            order = "before our Prolog" if key == PROLOG else "after our Epilog"
+            order = "before gpulock's Prolog" if key == PROLOG else "after gpulock's Epilog"
             do = f"give {ours} another name: Slurm goes in reverse alphabetical order"
             yield warning(f"{wrong} runs {order}: it may use GPUs that are not locked", do)
         else:
@@ -154,7 +154,7 @@ class SlurmConfChecks:
         """Warn where children of a job can outlive it."""
         found = self.conf.get("ProctrackType")
         if found in ("proctrack/linuxproc", "proctrack/pgid"):
-            what = f"{found}: what a job leaves behind lives on, and keeps its GPUs locked"
+            what = f"{found}: leftover processes of a job keep its GPUs locked"
             yield warning(what, "ProctrackType=proctrack/cgroup; needs all daemons restarted")
         else:
             yield ok(found or "the default")

@@ -86,7 +86,7 @@ class GresChecks:
             what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
             yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
         elif not self.by_slurm and self.settings.slurm_count == "gpus" and not flagged:
-            what = "no no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm, too, tells jobs cards"
+            what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
             yield fault(what, do)
         else:

@@ -80,7 +80,7 @@ RULES: Final = (
     UnitRule(DAEMON, "User", unless("", "root", "0"), "gpulockd must be root"),
     UnitRule(DAEMON, "RuntimeDirectory", manages_lock_dir, _LOCKS),
     UnitRule(EXPORTER, "RuntimeDirectory", manages_lock_dir, _LOCKS),
-    UnitRule(DAEMON, "PrivateDevices", NO, "it cannot tell the devices' nodes", WARNING),
+    UnitRule(DAEMON, "PrivateDevices", NO, "it cannot recognise device nodes", WARNING),
     UnitRule(DAEMON, "Restart", unless("on-failure", "always"), "it stays dead", WARNING),
     UnitRule(DAEMON, "WatchdogUSec", lacks_watchdog, "if it hangs, it hangs on", WARNING),
     UnitRule(EXPORTER, "DynamicUser", NO, _WORKER),
@@ -149,7 +149,7 @@ def check_unit_properties(
         return
     fragment = seen.get("FragmentPath", "")
     if fragment and Path(fragment) != unit_file_path(etc, unit):
-        what = f"systemd goes by {fragment}, not by what was installed"
+        what = f"systemd uses {fragment}, not the installed unit"
         yield warning(what, f"remove {fragment}", unit)
     where = seen.get("DropInPaths", "")
     do = f"look at {where}" if where else _AGAIN

@@ -182,7 +182,7 @@ class SgePlanner(NodePlanner):
 
     def note_site(self, queue: str, hook: str, site: str) -> None:
         """Say that the site's hook goes on running, and what is odd about it."""
-        self.note(f"{queue}: the {hook} in force goes on running with ours: {site}")
+        self.note(f"{queue}: the {hook} in force keeps running, with gpulock's: {site}")
         program = command_program(site)
         if program.is_absolute() and not program.exists():
             self.note(f"{queue}: {program} does not exist here: jobs would fail as they do now")

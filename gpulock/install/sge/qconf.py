@@ -54,7 +54,7 @@ class Qconf:
             raise QconfError(f"{line[0]}: {fault.strerror}; set SGE_BINARIES") from fault
         if done.returncode != 0:
             said = (done.stderr + done.stdout).strip().replace("\n", " ")[:300]
-            raise QconfError(f"{program} {' '.join(args)[:100]} failed: {said or 'without a word'}")
+            raise QconfError(f"{program} {' '.join(args)[:100]} failed: {said or 'no message'}")
         return done.stdout
 
     def show(self, *args: str) -> dict[str, str]:

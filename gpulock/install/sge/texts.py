@@ -97,7 +97,7 @@ def complex_fault(line: str) -> str:
     if default != "0":
         return f"its default is {default}, which no hook can see; it must be 0"
     if requestable not in ("YES", "FORCED"):
-        return "nobody can request it"
+        return "no job can request it"
     return ""
 
 

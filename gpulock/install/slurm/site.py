@@ -76,7 +76,7 @@ class SlurmSite:
     def in_file(self) -> SlurmConf:
         """Return the configuration that slurm.conf on this node holds; raise InstallError."""
         if self.conf is None:
-            raise InstallError("slurm.conf is not to be found; set SLURM_CONF in the settings")
+            raise InstallError("slurm.conf is not found; set SLURM_CONF in the settings")
         return read_slurm_conf(self.conf)
 
     def best(self) -> SlurmConf:

@@ -161,8 +161,8 @@ def keep_site_hook(hook: InForceHook, paths: HookPaths) -> tuple[str, list[str]]
     if pattern:
         name = hook_link_name(pattern, hook.key) or "NAME"
         text = [
-            f"{hook.key} {pattern} stays as it is. On every node, so that ours runs {order} (Slurm",
-            "goes in reverse alphabetical order, and stops at the first that fails):",
+            f"{hook.key} {pattern} stays as it is. On every node, so that gpulock's runs {order}",
+            "(Slurm goes in reverse alphabetical order, and stops at the first that fails):",
             "",
             f"    ln -s {target} {Path(pattern).parent}/{name}",
         ]
@@ -171,8 +171,8 @@ def keep_site_hook(hook: InForceHook, paths: HookPaths) -> tuple[str, list[str]]
     number = "90" if hook.key == PROLOG else "10"
     site = [f"    ln -s {path} {folder}/50-{path.name}" for path in hook.programs]
     text = [
-        f"The site's {hook.key} goes on running, ours {order} (Slurm goes in reverse alphabetical",
-        "order, and stops at the first that fails). On every node:",
+        f"The site's {hook.key} keeps running, gpulock's {order} (Slurm goes in reverse",
+        "alphabetical order, and stops at the first that fails). On every node:",
         "",
         f"    mkdir -p {folder}",
         *site,
@@ -187,7 +187,7 @@ def keep_site_task_prolog(site: Path, target: Path) -> tuple[str, list[str]]:
     if script == site:
         script = _FOLDER / "task-prolog-gpulock"
     text = [
-        "The site's TaskProlog goes on running from a script, since Slurm takes one program. On",
+        "The site's TaskProlog keeps running from a script, since Slurm takes one program. On",
         f"every node, as {script} (mode 0755); the last word is gpulock's:",
         "",
         "    #!/bin/sh",

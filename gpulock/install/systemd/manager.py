@@ -49,7 +49,7 @@ def run_systemd_program(*command: str) -> str:
         raise InstallError(f"{name}: {fault}") from fault
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())[:400]
-        raise InstallError(f"{name} ended with {done.returncode}: {said or 'it did not say why'}")
+        raise InstallError(f"{name} ended with {done.returncode}: {said or 'no reason given'}")
     return done.stdout
 
 

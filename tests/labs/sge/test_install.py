@@ -193,7 +193,7 @@ def test_the_sites_hooks_go_on_as_their_users_in_their_environment(
     log.write_text("")
 
     said = node.install()
-    assert "the prolog in force goes on running with ours" in said
+    assert "the prolog in force keeps running, with gpulock's" in said
     _, text = node.run(*args, script="echo $CUDA_VISIBLE_DEVICES; exit 3\n")
 
     assert text == "0,1\n"
@@ -287,7 +287,7 @@ def test_doctor_finds_planted_faults(node: Node) -> None:
     profile.write_text(profile.read_text().replace("active_jobs", "jobs"))
     assert "does not fit" in planted("profile")
     sge.set_conf("load_sensor", "none", host=NODE)
-    assert "not ours" in planted("load sensor")
+    assert "not gpulock's" in planted("load sensor")
 
 
 def _lasting(environ: str) -> list[str]:

@@ -200,7 +200,7 @@ def test_settings_that_anybody_can_write_say_what_is_expected(tmp_path: Path) ->
     path.write_text("EXPECTED_GPUS=8\n")
     path.chmod(0o666)
     error = call("--config", str(path), "status")[2]
-    assert "mode 666, and must be root's or the caller's and writable by nobody else" in error
+    assert "mode 666, and must be root's or the caller's and writable by no other user" in error
 
 
 def test_inventory_shows_instances_and_what_is_not_known(tmp_path: Path) -> None:

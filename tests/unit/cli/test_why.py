@@ -242,7 +242,7 @@ def test_what_stands_in_the_place_of_a_lock_is_named(site: Site) -> None:
         f"gpulock: release: {path} is not a directory, so it is no lock; rm {path}\n"
     )
     assert "see gpulock why 1" in site.call("reap").stdout
-    assert f"{path} is no folder" in site.call("doctor").stdout
+    assert f"{path} is no directory" in site.call("doctor").stdout
     path.unlink()
     assert site.states()[1] == "free"
 

@@ -65,7 +65,7 @@ def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> Non
     ward = Ward(tmp_path, QUARANTINE_ON="xid missing")
     assert told(ward)[0] == (
         WARNING,
-        "quarantine: xid: no exporter tells, so nothing is seen; start gpulock-exporter",
+        "quarantine: xid: no exporter runs here, so nothing is detected; start gpulock-exporter",
     )
     ward.close()
 

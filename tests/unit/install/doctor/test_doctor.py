@@ -146,7 +146,7 @@ def no_driver(site: Site) -> None:
 @pytest.mark.parametrize(
     ("plant", "name", "says", "do"),
     [
-        (open_lock_dir, "LOCK_DIR", "mode 777", "writable by nobody else"),
+        (open_lock_dir, "LOCK_DIR", "mode 777", "writable by no other user"),
         (open_gate, "gate", "any user can block it", "chmod 600"),
         (no_state_dir, "STATE_DIR", "is missing", "mkdir"),
         (lose_locks, "boot", "locks of this boot were lost", "gpulock reap"),
@@ -172,7 +172,7 @@ def no_driver(site: Site) -> None:
         (complex_line("x x INT <= YES YES 0 0"), "complex gpu", "does not exist", "--complex gpu"),
         (replace_in("se", "gpu=8", "gpu=9"), "complex_values", "gpu=9, but there are 8", "-mattr"),
         (replace_in("se", "gpu=8", "abc=8"), "complex_values", "no GPU job starts", "-mattr"),
-        (replace_in("sconf-node1", "sge-sensor", "no"), "load sensor", "not ours", "install"),
+        (replace_in("sconf-node1", "sge-sensor", "no"), "load sensor", "not gpulock's", "install"),
         (
             replace_in("sconf", "gid_range", "gid_renge"),
             "gid_range",
@@ -265,7 +265,7 @@ def test_a_look_that_fails_is_a_warning_with_its_reason() -> None:
 
     (check,) = run_checks("thing", fail)
 
-    assert check == Check("thing", WARNING, "could not be found out: qconf: no such object; look")
+    assert check == Check("thing", WARNING, "could not be checked: qconf: no such object; look")
 
 
 def test_two_gpus_with_one_minor_number_are_a_fault(site: Site) -> None:

@@ -144,7 +144,7 @@ def test_the_load_sensors_of_all_hosts_go_on_running(site: Site) -> None:
         ("gpu gpu INT <= YES YES 1 0", "its default is 1"),
         ("gpu gpu DOUBLE <= YES YES 0 0", "its type is DOUBLE"),
         ("gpu gpu INT <= YES NO 0 0", "consumable is NO"),
-        ("gpu gpu INT <= NO YES 0 0", "nobody can request it"),
+        ("gpu gpu INT <= NO YES 0 0", "no job can request it"),
     ],
 )
 def test_a_complex_that_no_hook_can_serve_is_a_fault(line: str, says: str) -> None:

@@ -53,5 +53,5 @@ def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:
     script = tmp_path / "prolog.sh"
     script.write_text("echo CUDA_VISIBLE_DEVICES=0 >> $SGE_JOB_SPOOL_DIR/environment\n")
 
-    assert rival_hook_reason(f"sgeadmin@{script} $job_id") == "it speaks of CUDA_VISIBLE_DEVICES"
+    assert rival_hook_reason(f"sgeadmin@{script} $job_id") == "it names CUDA_VISIBLE_DEVICES"
     assert rival_hook_reason("/bin/true") == ""

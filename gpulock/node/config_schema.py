@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of gpulock.conf: one table makes the parser, `gpulock config` and the man page.
+"""The keys of gpulock.conf: one table makes the parser and `gpulock config`.
 
-Hot. KEYS is the table: name, kind, default, meaning; `convert` reads one value of a kind.
+Hot. KEYS is the table: name, kind, default, meaning; `convert_setting` reads one value.
 """
 
 TEXT, PATH, COUNT, EXIT, SECONDS, ANSWER, LIMIT, FLAG, WORDS, CHOICE = (

@@ -43,24 +43,25 @@ class Node:
         self._version = (0, 0, 0)
         self._memory = DeviceCache()
 
-    def devices(self) -> list[Device]:
-        """Return the node's devices by index; raise Refusal(BROKEN) without a driver."""
-        self.read_inventory()
-        settings = self.settings
-        found = devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
-        return devices.apply_nvml_inventory(found, self.inventory)
+    def devices(self, cards: list[Device] | None = None) -> list[Device]:
+        """Return the node's devices by index; raise Refusal(BROKEN) without a driver.
 
-    def read_inventory(self) -> None:
-        """Read what root published from NVML, where it changed since the last time."""
+        `cards` are those that the driver shows, where they were read already. What root published
+        from NVML is read where it changed since the last time.
+        """
+        settings = self.settings
         try:
-            info = os.stat(f"{self.settings.lock_dir}/inventory")
+            info = os.stat(f"{settings.lock_dir}/inventory")
             version = (info.st_ino, info.st_mtime_ns, info.st_size)
         except OSError:
             version = (0, 0, 0)
         if version != self._version:
-            self.inventory = devices.read_nvml_inventory(self.settings.lock_dir, self.boot_id)
+            self.inventory = devices.read_nvml_inventory(settings.lock_dir, self.boot_id)
             self.links = devices.nvlink_counts(self.inventory)
             self._version = version
+        if cards is None:
+            cards = devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
+        return devices.apply_nvml_inventory(cards, self.inventory)
 
     def devices_if_driver(self) -> list[Device]:
         """Return the node's devices, none where no driver is loaded: then none can be open."""

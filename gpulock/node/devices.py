@@ -97,8 +97,7 @@ def read_devices(
     for bus in memory.sorted(names):
         device = Device(bus.lower(), index)
         try:
-            data = read_information(f"{driver_root}/gpus/{bus}/information")
-            memory.parse(data, device)
+            memory.read_card(f"{driver_root}/gpus/{bus}/information", device)
         except (FileNotFoundError, ProcessLookupError):
             continue
         except (OSError, ValueError) as fault:
@@ -138,8 +137,18 @@ class DeviceCache:
             self._names, self._sorted = names, [name for _, name in sorted(buses)]
         return self._sorted
 
-    def parse(self, data: bytes, device: Device) -> None:
-        """Fill in what a card's `information` file says; raise ValueError where it is garbage."""
+    def read_card(self, path: str, device: Device) -> None:
+        """Fill in what a card's `information` file says; raise OSError, or ValueError for garbage.
+
+        One read is enough: the file is shorter than a page.
+        """
+        fd = os.open(path, atomic.OPEN_READ)
+        try:
+            data = os.read(fd, PAGE)
+        finally:
+            os.close(fd)
+        if len(data) == PAGE:
+            raise ValueError(f"longer than {PAGE} bytes")
         card = self._cards.get(device.bus)
         if card is None or card[0] != data:
             text = "\n" + data.decode("utf-8", "surrogateescape")
@@ -180,18 +189,6 @@ class DeviceCache:
                 return
             self._places[device.bus] = (device.path, device.numa)
         device.path, device.numa = self._places[device.bus]
-
-
-def read_information(path: str) -> bytes:
-    """Return a card's file, by one read: it is shorter than a page; raise OSError, ValueError."""
-    fd = os.open(path, atomic.OPEN_READ)
-    try:
-        data = os.read(fd, PAGE)
-    finally:
-        os.close(fd)
-    if len(data) == PAGE:
-        raise ValueError(f"longer than {PAGE} bytes")
-    return data
 
 
 def information_value(text: str, name: str) -> str:

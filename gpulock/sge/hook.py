@@ -8,7 +8,7 @@ the job's own output file; syslog is the administrator's.
 
 import os
 
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import spool
@@ -74,10 +74,10 @@ def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
         task_id=found.task,
         pid=found.pid,
         start=found.start,
-        user=one_line(found.need("job_owner")),
+        user=found.need("job_owner"),
         uid=uid,
-        queue=one_line(found.need("queue")),
-        spool_dir=one_line(found.path),
+        queue=found.need("queue"),
+        spool_dir=found.path,
         add_grp_id=0 if node.settings.simulation else found.number("add_grp_id"),
         sid=node.proc.stat(found.pid).session if node.settings.simulation else 0,
         boot_id=node.boot_id,

@@ -11,8 +11,7 @@ import os
 import select
 
 from gpulock.errors import Refusal
-from gpulock.node.config_schema import KEYS
-from gpulock.node.settings import read_settings
+from gpulock.node.settings import KEYS, read_settings
 
 FORGED = "a newline in an argument, name or path, or more than 90 kB: submit without"
 LONGEST = 90_000  # bytes: of a longer line the shepherd makes several (fgets of 100,000 in 8.1.9)

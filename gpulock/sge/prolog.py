@@ -17,7 +17,7 @@ from gpulock.hooks.common import (
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.sge import envfile, hook, request
+from gpulock.sge import hook, request, spool
 from gpulock.sge.cull import SgeJob
 from gpulock.sge.spool import Spool
 from gpulock.store import atomic, claim_records, owner
@@ -185,7 +185,7 @@ def write_sge_variables(found: Spool, grant: Grant | None, settings: Settings, b
     """Write the job's variables."""
     devices = grant.devices if grant else []
     pairs = environment.grant_variables(devices, settings, EXTRA_MASK_NAMES)
-    envfile.write_sge_env_file(found, pairs, ALL_NAMES, binds)
+    spool.write_sge_env_file(found, pairs, ALL_NAMES, binds)
 
 
 def undo_sge_claim(node: Node, grant: Grant, deadline: Deadline) -> None:

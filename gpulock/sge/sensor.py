@@ -15,9 +15,8 @@ from gpulock.alloc import states
 from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.states import DeviceState
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.node.config_schema import KEYS
 from gpulock.node.context import Node
-from gpulock.node.settings import read_settings
+from gpulock.node.settings import KEYS, read_settings
 from gpulock.sge import hook
 
 TYPE_CHECKING = False

@@ -18,7 +18,7 @@ from gpulock.hooks.common import log_hook_line, unexpected_refusal
 from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings, read_settings
-from gpulock.sge import envfile, hook, request, spool
+from gpulock.sge import hook, request, spool
 from gpulock.sge.prolog import (
     EXTRA_MASK_NAMES,
     RECORD,
@@ -136,7 +136,7 @@ def mask_refused_task(found: spool.Spool | None, settings: Settings | None, sent
             isolate_sge_job(Node(settings), found, None, Deadline(hook.DEADLINE))
         pairs = [*environment.grant_variables([], settings, EXTRA_MASK_NAMES), (REFUSED, sentence)]
         drop = environment.grant_variable_names(EXTRA_MASK_NAMES) | {REFUSED, RECORD}
-        envfile.write_sge_env_file(found, pairs, drop, "")
+        spool.write_sge_env_file(found, pairs, drop, "")
     except Refusal:
         return 1
     return 0

@@ -5,13 +5,18 @@ Hot. The directory is opened once, through /proc/SHEPHERD/cwd, and everything is
 that descriptor. Nothing is taken from the environment, which a job's owner wrote. `config` holds
 values of the owner's too (arguments with newlines make lines of their own, seen in 8.1.9), so a
 key that stands there twice is a forgery, whether or not the job asks for GPUs.
+
+In the job's `environment` file a line is replaced, never appended: with INHERIT_ENV=false both
+lines reach execve, and C libraries take the first, which is the user's (facts/grid-engine.md). The
+file is written beside and renamed in, with its owner and mode.
 """
 
 import errno
 import os
 import stat
 
-from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line
+from gpulock.job.environment import BIND_LISTS, append_binds, user_bind_lists
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic
 
@@ -21,6 +26,12 @@ CONFIG_LIMIT = 1 << 22  # bytes: job arguments stand in it
 LINE_LIMIT = 99_999  # bytes that the shepherd reads at once (fgets of 100,000 in 8.1.9)
 UTF8_MOST = 4  # bytes of one character
 REPEATED = ("pe_task_id",)  # execd itself writes it twice for a slave task
+ENVIRONMENT = "environment"
+ENVIRONMENT_LIMIT = 1 << 26  # bytes: a job may carry a large environment
+SHORT_VARIABLE = 2499  # characters, of four bytes at most each
+LONGEST_VARIABLE = (
+    9998  # bytes: of a longer line the shepherd makes several (fgets of 10,000 in 8.1.9)
+)
 CONFIG_KEYS = (
     "add_grp_id",
     "admin_user",
@@ -58,7 +69,7 @@ class Spool:
         self.pid = pid
         self.start = start
         self.fd = fd
-        self.path = path
+        self.path = path if path.isprintable() else one_line(path)
         self.uid = uid  # of the directory: the admin user's
         try:
             self.config = parse_shepherd_config(atomic.read_text("config", CONFIG_LIMIT, fd))
@@ -105,7 +116,7 @@ def unread_spool_refusal(what: str, fault: Exception) -> Refusal:
 
 
 def parse_shepherd_config(text: str) -> dict[str, list[str]]:
-    """Return every value of the keys that matter here, read as the shepherd reads them.
+    """Return every value of the keys that matter here, on one line, read as the shepherd does.
 
     Of a line longer than its buffer it makes several, and strtok(" =") skips what leads a key.
     """
@@ -118,7 +129,7 @@ def parse_shepherd_config(text: str) -> dict[str, list[str]]:
         if " " in key:
             key, _, value = line.lstrip(" =").partition(" ")
         if key in CONFIG_KEYS:
-            found.setdefault(key, []).append(value)
+            found.setdefault(key, []).append(value if value.isprintable() else one_line(value))
     return found
 
 
@@ -158,4 +169,75 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
     except (OSError, ValueError) as fault:
         raise Refusal(
             UNKNOWN, f"the shepherd {pid} cannot be seen: {fault}", "see gpulock doctor"
+        ) from fault
+
+
+def rewrite_env_text(
+    text: str, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str
+) -> str:
+    """Return the file's text with our variables in it once, and none of `drop` besides.
+
+    `binds` is appended to the container bind lists, which are the user's as well. A line too long
+    for the shepherd is cut: its rest would be a line of its own, such as another mask. So would
+    be what follows a newline in a variable's name, which execd does not escape.
+    """
+    kept: list[str] = []
+    bound: dict[str, str] = dict.fromkeys(BIND_LISTS, "") if binds else {}
+    for line in text.split("\n"):
+        name, equals, value = line.partition("=")
+        if not name or name in drop:  # the shepherd's strtok takes `=ENVIRONMENT=x` for ENVIRONMENT
+            continue
+        if equals and name in bound:
+            bound[name] = value
+            continue
+        kept.append(line if len(line) < SHORT_VARIABLE else truncate_env_line(line))
+    kept += [f"{name}={escape_env_value(value)}" for name, value in pairs]
+    if binds:
+        kept += [
+            sge_bind_line(name, old, escape_env_value(binds))
+            for name, old in user_bind_lists(bound)
+        ]
+    return "\n".join(kept) + "\n"
+
+
+def sge_bind_line(name: str, old: str, binds: str) -> str:
+    """Return the line of a bind list; a list of the user's that leaves ours no room is dropped."""
+    line = f"{name}={append_binds(old, binds)}"
+    return line if truncate_env_line(line) == line else f"{name}={binds}"
+
+
+def truncate_env_line(line: str) -> str:
+    """Return the part of a line that the shepherd reads at once."""
+    data = line.encode("utf-8", "surrogateescape")
+    return (
+        line
+        if len(data) <= LONGEST_VARIABLE
+        else data[:LONGEST_VARIABLE].decode("utf-8", "surrogateescape")
+    )
+
+
+def escape_env_value(value: str) -> str:
+    """Return a value as the shepherd reads it back (builtin_starter.c); newlines are refused."""
+    if "\n" in value:
+        raise ValueError("a newline in a variable")
+    return value.replace("\\", "\\\\")
+
+
+def write_sge_env_file(
+    spool: Spool, pairs: list[tuple[str, str]], drop: frozenset[str], binds: str
+) -> None:
+    """Give the job its variables; raise Refusal(BROKEN) when that cannot be done."""
+    try:
+        info = os.stat(ENVIRONMENT, dir_fd=spool.fd, follow_symlinks=False)
+        if info.st_uid not in (spool.uid, os.geteuid()):
+            raise OSError(f"it belongs to uid {info.st_uid}")
+        text = atomic.read_text(ENVIRONMENT, ENVIRONMENT_LIMIT, spool.fd)
+        data = rewrite_env_text(text, pairs, drop, binds).encode("utf-8", "surrogateescape")
+        owner = (info.st_uid, info.st_gid) if os.geteuid() == 0 else None
+        atomic.replace_file(ENVIRONMENT, data, info.st_mode & 0o777, spool.fd, owner)
+    except (OSError, ValueError) as fault:
+        if isinstance(fault, OSError) and fault.errno == errno.EFBIG:
+            raise Refusal(INVALID_REQUEST, "its environment is too large", "export less") from fault
+        raise Refusal(
+            BROKEN, f"the job's environment file: {fault}", "look at execd's spool directory"
         ) from fault

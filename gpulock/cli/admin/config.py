@@ -9,8 +9,17 @@ from typing import cast
 import click
 
 from gpulock.cli.session import CommandRefusedError, Session
-from gpulock.node.config_schema import ANSWER, CHOICE, FLAG, KEYS, LIMIT, SECONDS, WORDS
-from gpulock.node.settings import Settings, parse_settings
+from gpulock.node.settings import (
+    ANSWER,
+    CHOICE,
+    FLAG,
+    KEYS,
+    LIMIT,
+    SECONDS,
+    WORDS,
+    Settings,
+    parse_settings,
+)
 from gpulock.store import atomic
 from gpulock.text import table
 

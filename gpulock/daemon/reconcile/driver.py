@@ -12,7 +12,7 @@ from gpulock.daemon.reconcile.reconcile import DriverCard
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node import devices
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, apply_nvml_inventory
+from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 
 SECONDS = 5.0  # a healthy driver answers in 30 us a card
@@ -34,7 +34,7 @@ class DaemonNode(Node):
         settings = self.settings
         return devices.read_devices(settings.driver_root, settings.sys_root, self._memory)
 
-    def devices(self) -> list[Device]:
+    def devices(self, cards: list[Device] | None = None) -> list[Device]:
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
         self.cards = {}
         late = self.asking is not None  # who waited once in vain is not waited for again
@@ -47,5 +47,4 @@ class DaemonNode(Node):
             return self.devices()
         found = asking.answer()
         self.cards = {d.bus: DriverCard(d.minor, d.uuid) for d in found if not d.fault}
-        self.read_inventory()
-        return apply_nvml_inventory(found, self.inventory)
+        return super().devices(found)

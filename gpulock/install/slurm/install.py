@@ -35,8 +35,7 @@ from gpulock.install.slurm.site import SlurmError, find_slurm_site, find_slurmds
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
 from gpulock.install.trial import check_hook_interpreter, rival_hook_reason, try_slurm_hooks
 from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
-from gpulock.node.config_schema import KEYS
-from gpulock.node.settings import DEFAULT_PATH
+from gpulock.node.settings import DEFAULT_PATH, KEYS
 from gpulock.slurm.gres_map import COPY, NAME
 
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")

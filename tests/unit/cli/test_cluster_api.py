@@ -16,7 +16,7 @@ import pytest
 from gpulock.cli.cluster import prometheus_api
 from gpulock.cli.cluster.prometheus_api import query_prometheus
 from gpulock.cli.session import CommandRefusedError
-from gpulock.node.config_schema import KEYS
+from gpulock.node.settings import KEYS
 from tests.support.cli_site import Site
 from tests.support.prometheus_server import Act, Prometheus, send
 

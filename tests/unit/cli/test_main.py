@@ -19,9 +19,9 @@ from gpulock import __version__
 from gpulock.cli import COMMANDS, command_group
 from gpulock.cli.admin.demo import gpulock_program_name
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
-from gpulock.node.config_schema import KEYS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
+from gpulock.node.settings import KEYS
 from gpulock.simulate.presets import PRESETS
 from tests.support.cli_site import ROOT, Site, until
 

@@ -10,8 +10,14 @@ import pytest
 
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node import settings
-from gpulock.node.config_schema import CHOICE, KEYS, convert_setting
-from gpulock.node.settings import Settings, parse_settings, read_settings
+from gpulock.node.settings import (
+    CHOICE,
+    KEYS,
+    Settings,
+    convert_setting,
+    parse_settings,
+    read_settings,
+)
 
 GOOD = "gpulock-simulation 1\n"
 

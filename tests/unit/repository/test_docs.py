@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.node.config_schema import KEYS
+from gpulock.node.settings import KEYS
 from tests.layers import HOT_STANDARD
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpulock.errors import BROKEN, Refusal
 from gpulock.job import environment
 from gpulock.node.settings import Settings
-from gpulock.sge import envfile
+from gpulock.sge import spool
 from tests.support.jobs import Site
 from tests.support.trees import FEW
 
@@ -23,7 +23,7 @@ PAIRS = [("CUDA_VISIBLE_DEVICES", "2,3"), ("SGE_GPU", "2,3")]
 
 
 def change(text: str, binds: str = "") -> list[str]:
-    changed = envfile.rewrite_env_text(text, PAIRS, DROP, binds)
+    changed = spool.rewrite_env_text(text, PAIRS, DROP, binds)
     assert changed.endswith("\n") and "\n\n" not in changed
     return changed.splitlines()
 
@@ -60,16 +60,16 @@ def test_a_file_without_a_last_newline_or_without_anything_is_good() -> None:
 
 
 def test_our_values_are_escaped_and_the_users_stay_as_they_are() -> None:
-    changed = envfile.rewrite_env_text("A=x\\\\y\\nz\n", [("B", "c\\d")], DROP, "")
+    changed = spool.rewrite_env_text("A=x\\\\y\\nz\n", [("B", "c\\d")], DROP, "")
     assert changed == "A=x\\\\y\\nz\nB=c\\\\d\n"
 
 
 @pytest.mark.parametrize("value", ["a\nb", "\n", "a\n"])
 def test_a_newline_never_gets_into_a_variable(value: str) -> None:
     with pytest.raises(ValueError):
-        envfile.rewrite_env_text("", [("A", value)], DROP, "")
+        spool.rewrite_env_text("", [("A", value)], DROP, "")
     with pytest.raises(ValueError):
-        envfile.rewrite_env_text("", [], DROP, value)
+        spool.rewrite_env_text("", [], DROP, value)
 
 
 def test_the_bind_lists_are_the_users_with_ours_at_the_end() -> None:
@@ -97,7 +97,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_characters="\n="), min_size=1, ma
 @given(TEXTS)
 def test_every_other_line_is_kept_in_its_order(lines: list[str]) -> None:
     kept = [f"{line}={line}=" for line in lines if line not in DROP]
-    changed = envfile.rewrite_env_text("\n".join([*kept, ""]), PAIRS, DROP, "")
+    changed = spool.rewrite_env_text("\n".join([*kept, ""]), PAIRS, DROP, "")
     assert changed.split("\n")[: len(kept)] == kept
 
 
@@ -108,8 +108,8 @@ def test_a_name_that_the_shepherd_reads_as_ours_is_dropped(line: str) -> None:
 
 def test_a_line_too_long_for_the_shepherd_cannot_become_two() -> None:
     mask = "CUDA_VISIBLE_DEVICES=0"
-    long = "A=" + "x" * (envfile.LONGEST - 2) + mask
-    assert change(long)[0] == long[: envfile.LONGEST]
+    long = "A=" + "x" * (spool.LONGEST_VARIABLE - 2) + mask
+    assert change(long)[0] == long[: spool.LONGEST_VARIABLE]
     assert len(change("B=" + "é" * 10_000)[0].encode("utf-8", "surrogateescape")) == 9998
 
 
@@ -121,7 +121,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def write(site: Site) -> None:
-    envfile.write_sge_env_file(site.above(), PAIRS, DROP, "")
+    spool.write_sge_env_file(site.above(), PAIRS, DROP, "")
 
 
 def broken(site: Site) -> None:
@@ -204,5 +204,5 @@ def test_a_full_disk_leaves_the_old_file_whole(
 
 def test_the_variables_of_an_empty_grant_mask_everything(site: Site) -> None:
     pairs = environment.grant_variables([], Settings({}), ("SGE_GPU",))
-    envfile.write_sge_env_file(site.above(), pairs, DROP, "")
+    spool.write_sge_env_file(site.above(), pairs, DROP, "")
     assert "CUDA_VISIBLE_DEVICES=\n" in path_of(site).read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.sge import envfile, hook, prolog, request
+from gpulock.sge import hook, prolog, request, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import NOT_CONSUMABLE
 from gpulock.store import quarantine
@@ -107,7 +107,7 @@ def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
     def bug(*_: object) -> None:
         raise KeyError("x\ny")
 
-    monkeypatch.setattr(envfile, "rewrite_env_text", bug)
+    monkeypatch.setattr(spool, "rewrite_env_text", bug)
     assert start(site, job) == QUEUE_ERROR
     told = capfd.readouterr().err
     assert ("KeyError" in told, "test_prolog_faults.py:" in told, told.count("\n")) == (

@@ -126,11 +126,9 @@ class FilePlace(Place):
 
     @property
     def address(self) -> tuple[str, ...]:
-        """Kind, path and mode."""
         return (self.kind, str(self.path), f"{self.mode:o}")
 
     def read(self) -> str | None:
-        """Return the text."""
         try:
             return atomic.read_text(str(self.path))
         except FileNotFoundError:
@@ -139,7 +137,6 @@ class FilePlace(Place):
             raise InstallError(f"{self.path}: {fault.strerror}; look at it") from fault
 
     def write(self, value: str | None) -> None:
-        """Replace or remove the file."""
         try:
             if value is None:
                 self.path.unlink(missing_ok=True)
@@ -159,7 +156,6 @@ class FolderPlace(Place):
     kind, coordinates, named = "folder", ("path",), "folder {path}"
 
     def read(self) -> str | None:
-        """Return owner and mode."""
         try:
             info = self.path.lstat()
         except FileNotFoundError:
@@ -171,7 +167,6 @@ class FolderPlace(Place):
         return f"uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}"
 
     def write(self, value: str | None) -> None:
-        """Make the folder ours, or remove it where nothing is in it."""
         try:
             if value is None:
                 if not any(self.path.iterdir()):

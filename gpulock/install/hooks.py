@@ -13,9 +13,9 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import gpulock
 from gpulock.bundle import NAME
@@ -59,61 +59,33 @@ class InstallError(RuntimeError):
     """Say what could not be installed, and what to do: one line."""
 
 
-@dataclass(frozen=True)
 class HookPaths:
-    """The rendered hooks below one folder."""
+    """The rendered hooks below one folder, and their library."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.launch = folder / "prolog/launch"  # lifts the job's limits: `launch HOOK`
+        self.chain = folder / "prolog/chain"  # also runs the site's own hook
+        self.prolog = folder / "prolog/sge"
+        self.epilog = folder / "epilog/sge"
+        self.sensor = folder / "prolog/sge-sensor"
+        self.jsv = folder / "prolog/sge-jsv"
+        self.slurm_prolog = folder / "prolog/slurm"
+        self.slurm_task = folder / "prolog/slurm-task"
+        self.slurm_epilog = folder / "epilog/slurm"
+        self.library = folder / "lib"  # what stands on the hooks' module path
 
-    @property
-    def launch(self) -> Path:
-        """The launcher that lifts the job's limits: `launch HOOK`."""
-        return self.folder / "prolog/launch"
 
-    @property
-    def chain(self) -> Path:
-        """The launcher that also runs the site's own hook."""
-        return self.folder / "prolog/chain"
-
-    @property
-    def prolog(self) -> Path:
-        """Grid Engine's prolog."""
-        return self.folder / "prolog/sge"
-
-    @property
-    def epilog(self) -> Path:
-        """Grid Engine's epilog."""
-        return self.folder / "epilog/sge"
-
-    @property
-    def sensor(self) -> Path:
-        """Grid Engine's load sensor."""
-        return self.folder / "prolog/sge-sensor"
-
-    @property
-    def jsv(self) -> Path:
-        """Grid Engine's job submission verifier."""
-        return self.folder / "prolog/sge-jsv"
-
-    @property
-    def slurm_prolog(self) -> Path:
-        """Slurm's Prolog."""
-        return self.folder / "prolog/slurm"
-
-    @property
-    def slurm_task(self) -> Path:
-        """Slurm's TaskProlog."""
-        return self.folder / "prolog/slurm-task"
-
-    @property
-    def slurm_epilog(self) -> Path:
-        """Slurm's Epilog."""
-        return self.folder / "epilog/slurm"
-
-    @property
-    def library(self) -> Path:
-        """What stands on the hooks' module path."""
-        return self.folder / "lib"
+def run_program(
+    command: Sequence[str | Path],
+    seconds: float,
+    env: Mapping[str, str] | None,
+    check: bool = False,
+    **more: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program without input; raise OSError or subprocess.SubprocessError."""
+    how = {"input": "", "text": True, "errors": "replace", "capture_output": True, **more}
+    return subprocess.run(command, env=env, timeout=seconds, check=check, **how)
 
 
 def find_share_folder() -> Path:
@@ -185,14 +157,7 @@ def real_interpreter(path: str = sys.executable) -> str:
 def probe_interpreter(interpreter: str) -> str:
     """Return what identifies an interpreter's byte code; raise InstallError when it is too old."""
     try:
-        done = subprocess.run(
-            [interpreter, "-IS", "-c", _PROBE],
-            env={},
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
+        done = run_program([interpreter, "-IS", "-c", _PROBE], 20, {}, check=True)
     except (OSError, subprocess.SubprocessError) as fault:
         raise InstallError(f"interpreter {interpreter} does not run: {fault}") from fault
     fits, _, identity = done.stdout.strip().partition(" ")
@@ -238,7 +203,6 @@ def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) 
             if path.is_file() and str(path.relative_to(folder)) not in {*files, f"lib/{NAME}"}:
                 path.unlink()
         _compile_library(real, folder / "lib")
-        pack_hook_bundle(folder / "lib", real)
         for path in (folder, *folder.rglob("*")):
             if path.is_dir() or path.suffix == ".pyc":
                 path.chmod(0o755 if path.is_dir() else 0o644)
@@ -256,28 +220,11 @@ def make_public_folder(path: Path) -> None:
 
 
 def _compile_library(interpreter: str, library: Path) -> None:
-    """Compile the library by the interpreter that will run it.
+    """Compile the library by the interpreter that will run it, and pack `gpulock.bundle`.
 
     Unchecked: the folder never changes once it is installed, and a hook saves the comparison.
     """
-    done = subprocess.run(
-        [interpreter, *_COMPILE, str(library)],
-        env={},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_program([interpreter, *_COMPILE, str(library)], 120, {})
     if done.returncode != 0:
         raise InstallError(f"{interpreter} cannot compile the hooks: {done.stdout[-300:].strip()}")
-
-
-def pack_hook_bundle(library: Path, interpreter: str) -> None:
-    """Write what `gpulock.bundle` loads; raise subprocess.SubprocessError or OSError."""
-    subprocess.run(
-        [interpreter, "-IS", "-c", _PACK, str(library), NAME],
-        env={},
-        check=True,
-        timeout=60,
-        capture_output=True,
-    )
+    run_program([interpreter, "-IS", "-c", _PACK, str(library), NAME], 60, {}, check=True)

@@ -14,9 +14,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from gpulock.install.hooks import HookPaths, InstallError, hook_modules
+from gpulock.install.hooks import HookPaths, InstallError, hook_modules, run_program
 
 SECONDS: Final = 5.0  # a hook that needs longer to refuse is not fit for use
 _INTERPRETER_SECONDS: Final = 20.0  # for one that was never started here
@@ -80,30 +80,14 @@ def run_trial(
     as_nobody: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program with no environment but `env`; raise OSError or TimeoutExpired."""
-    uid, gid = nobody_ids() if as_nobody else (None, None)
-    return subprocess.run(
-        command,
-        env=env or {},
-        cwd="/",
-        user=uid,
-        group=gid,
-        extra_groups=() if as_nobody else None,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=seconds,
-        check=False,
-    )
-
-
-def nobody_ids() -> tuple[int, int]:
-    """Return uid and gid of the user who may do least."""
-    try:
-        entry = pwd.getpwnam("nobody")
-    except KeyError:
-        return _NOBODY, _NOBODY
-    return entry.pw_uid, entry.pw_gid
+    more: dict[str, Any] = {}
+    if as_nobody:
+        try:
+            entry = pwd.getpwnam("nobody")
+            more = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
+        except KeyError:
+            more = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
+    return run_program(command, seconds, env or {}, cwd="/", input=stdin, **more)
 
 
 def why_users_cannot_run(path: Path) -> str:
@@ -152,13 +136,8 @@ def try_slurm_hooks(paths: HookPaths) -> None:
             raise InstallError(f"{why}; tasks run as their user, who must be able to")
     try_hook([paths.slurm_prolog], (1,), "SLURM_JOB_ID")
     try_hook([paths.slurm_epilog], (0,))
-    try_task_prolog(paths.slurm_task)
-
-
-def try_task_prolog(path: Path) -> None:
-    """Start a TaskProlog as a user who is nobody; raise InstallError unless it refuses."""
     fails, says = tuple(range(1, 256)), "not called as a TaskProlog"
-    try_hook([path], fails, says, as_nobody=os.geteuid() == 0)
+    try_hook([paths.slurm_task], fails, says, as_nobody=os.geteuid() == 0)
 
 
 def check_hook_interpreter(real: str) -> None:

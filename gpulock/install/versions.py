@@ -59,14 +59,18 @@ class InstalledHooks(Place):
         name = version_in_force(self.prefix)
         if name is None or name != self.wanted():
             return name
-        real = real_interpreter(self.interpreter)
-        damaged = changed_hook_files(
-            self.prefix / name, hook_folder_files(self.prefix / name, self.config, real)
-        )
-        return f"{name} (damaged: {damaged[0]})" if damaged else name
+        folder = self.prefix / name
+        files = hook_folder_files(folder, self.config, real_interpreter(self.interpreter))
+        for file, data in files.items():
+            try:
+                same = (folder / file).read_bytes() == data
+            except OSError:
+                same = False
+            if not same:
+                return f"{name} (damaged: {file})"
+        return name
 
     def write(self, value: str | None) -> None:
-        """Install a version and put it in force, or take all away."""
         try:
             if value is None:
                 (self.prefix / CURRENT).unlink(missing_ok=True)
@@ -90,7 +94,8 @@ class InstalledHooks(Place):
                 raise InstallError(f"{fault}; nothing was put in force") from fault
             switch_hook_version(self.prefix, value)
             if not list_locked_devices(self.lock_dir):
-                prune_hook_versions(self.prefix, {value, before or value})
+                for name in {*list_hook_versions(self.prefix)} - {value, before}:
+                    shutil.rmtree(self.prefix / name)
         except OSError as fault:
             raise InstallError(f"{self.prefix}: {fault}; are you root?") from fault
 
@@ -114,18 +119,6 @@ def list_hook_versions(prefix: Path) -> list[str]:
     return [e.name for e in entries if e.is_dir() and not e.is_symlink() and (e / "lib").is_dir()]
 
 
-def changed_hook_files(folder: Path, files: dict[str, bytes]) -> list[str]:
-    """Return the files that are not as they were installed."""
-    found: list[str] = []
-    for name, data in files.items():
-        try:
-            if (folder / name).read_bytes() != data:
-                found.append(name)
-        except OSError:
-            found.append(name)
-    return found
-
-
 def check_prefix_owner(path: Path) -> None:
     """Raise InstallError unless only root can replace a folder or what is in it.
 
@@ -135,10 +128,8 @@ def check_prefix_owner(path: Path) -> None:
         return
     for folder in (path, *path.parents):
         info = folder.stat()
-        open_to_all = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (
-            info.st_mode & stat.S_ISVTX
-        )
-        if info.st_uid != 0 or open_to_all:
+        written_by_all = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if info.st_uid != 0 or (written_by_all and not info.st_mode & stat.S_ISVTX):
             raise InstallError(
                 f"{folder} has uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}: hooks run"
                 " as root; make it root's and writable by no other user"
@@ -150,13 +141,6 @@ def switch_hook_version(prefix: Path, name: str) -> None:
     beside = prefix / f".{CURRENT}.{os.urandom(6).hex()}"
     beside.symlink_to(name)
     beside.rename(prefix / CURRENT)
-
-
-def prune_hook_versions(prefix: Path, keep: set[str]) -> None:
-    """Remove the versions that are in use no more."""
-    for name in list_hook_versions(prefix):
-        if name not in keep:
-            shutil.rmtree(prefix / name)
 
 
 def list_locked_devices(lock_dir: Path) -> list[str]:

@@ -37,7 +37,6 @@ class QueueAttribute(Place):
         return overrides.get(host) if host else default
 
     def write(self, value: str | None) -> None:
-        """Set the value, or let the queue's hold for the host again."""
         if value is None:
             self.qconf.run("qconf", "-purge", "queue", self.name, self.domain)
         else:
@@ -55,11 +54,9 @@ class HostValue(Place):
     coordinates = ("host", "name")
 
     def read(self) -> str | None:
-        """Return the amount."""
         return parse_sge_list(self.qconf.show("-se", self.host)["complex_values"]).get(self.name)
 
     def write(self, value: str | None) -> None:
-        """Set the amount; the others keep theirs, and their order."""
         values = parse_sge_list(self.qconf.show("-se", self.host)["complex_values"])
         if value is None:
             values.pop(self.name, None)
@@ -80,7 +77,6 @@ class HostConfiguration(Place):
     coordinates = ("host", "name")
 
     def read(self) -> str | None:
-        """Return the value."""
         return (self.qconf.configuration(self.host) or {}).get(self.name)
 
     def write(self, value: str | None) -> None:
@@ -113,7 +109,6 @@ class Complex(Place):
     coordinates = ("name",)
 
     def read(self) -> str | None:
-        """Return the line."""
         return parse_complexes(self.qconf.run("qconf", "-sc")).get(self.name)
 
     def write(self, value: str | None) -> None:

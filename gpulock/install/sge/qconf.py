@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.hooks import InstallError
+from gpulock.install.hooks import InstallError, run_program
 
 NONE: Final = "none"  # in any case: NONE in queues and hosts, none in configurations
 COMPLEX_FIELDS: Final = 8  # name shortcut type relop requestable consumable default urgency
@@ -36,16 +36,7 @@ class Qconf:
         """Return what a client prints; raise QconfError when it fails or hangs."""
         line = [str(self.binaries / program), *args]
         try:
-            done = subprocess.run(
-                line,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="surrogateescape",
-                timeout=self.seconds,
-                check=False,
-            )
+            done = run_program(line, self.seconds, self.env, errors="surrogateescape")
         except subprocess.TimeoutExpired as late:
             raise QconfError(
                 f"{program} did not answer in {self.seconds:g} s; is qmaster up?"

@@ -30,13 +30,11 @@ class SgeUninstaller(Uninstaller):
     scheduler = "sge"
 
     def obstacles(self) -> Iterator[tuple[str, str]]:
-        """Yield that devices are locked."""
         if locked := list_locked_devices(Path(self.settings.lock_dir)):
             what = f"{len(locked)} devices are locked ({' '.join(locked)})"
             yield what, f": wait for their jobs, or {FORCE}"
 
     def begin(self) -> None:
-        """Find qmaster, and what of ours it may still use."""
         addresses = list(self.record.load())
         self.prefixes = [address[1] for address in addresses if address[0] == "hooks"]
         self.had_sensor = any(a[0] == "configuration" and a[2] == "load_sensor" for a in addresses)
@@ -51,7 +49,6 @@ class SgeUninstaller(Uninstaller):
         self.host = sge_host_name(self.qconf, hosts[0] if hosts else "")
 
     def place(self, address: Address) -> Place:
-        """Return the place that an address of the record means; raise InstallError."""
         kind, name, *rest = address
         places = {place.kind: place for place in (QueueAttribute, HostValue, HostConfiguration)}
         if kind in places:
@@ -61,7 +58,6 @@ class SgeUninstaller(Uninstaller):
         return super().place(address)
 
     def reason_to_keep(self, address: Address) -> str:
-        """Return why a place must stay as it is for now: something still refers to it."""
         if address[0] == "hooks" or (address[0], address[1]) == ("file", self.settings.path):
             for prefix in self.prefixes:
                 if users := find_hook_references(self.qconf, self.host, prefix):

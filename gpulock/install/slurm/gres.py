@@ -249,7 +249,6 @@ class GresCopy(Place):
     kind, coordinates, named = "gres-copy", ("path", "source"), "file {path}"
 
     def read(self) -> str | None:
-        """Return what identifies the copy."""
         return gres_conf_identity(self.path) if self.path.exists() else None
 
     def write(self, value: str | None) -> None:

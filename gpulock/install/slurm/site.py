@@ -19,7 +19,7 @@ from gpulock.install.daemons import (
     trusted_program_owners,
     why_untrusted_program,
 )
-from gpulock.install.hooks import InstallError
+from gpulock.install.hooks import InstallError, run_program
 from gpulock.install.slurm.slurm_conf import SlurmConf, parse_scontrol_config, read_slurm_conf
 from gpulock.node.settings import Settings
 
@@ -103,17 +103,7 @@ class SlurmSite:
     ) -> subprocess.CompletedProcess[str]:
         env = {"PATH": _PATH, **({"SLURM_CONF": str(self.conf)} if self.conf else {})}
         try:
-            return subprocess.run(
-                command,
-                executable=program,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                check=False,
-            )
+            return run_program(command, seconds, env, executable=program)
         except subprocess.TimeoutExpired as late:
             words = " ".join(map(str, command[:3]))
             raise SlurmError(f"{words} gave no answer within {seconds:.0f} s") from late

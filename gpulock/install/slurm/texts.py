@@ -78,38 +78,35 @@ def hook_seconds(settings: Settings) -> int:
 def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSettingAdvice]:
     """Return what is to be set beside the hooks themselves, as far as it is not in force; pure."""
     found: list[SlurmSettingAdvice] = []
+
+    def want(key: str, why: str, *words: str, value: str = "", needed: bool = True) -> None:
+        kept = [word for word in conf.words(key) if word.lower() != "nohold"]
+        value = value or add_list_words(kept, *words)
+        found.append(SlurmSettingAdvice(key, value, conf.get(key), why, needed))
+
     if not conf.has("PrologFlags", "Contain", "X11"):
-        kept = [word for word in conf.words("PrologFlags") if word.lower() != "nohold"]
-        why = "a job's extern step proves that it lives"
-        value = add_list_words(kept, "Contain")
-        found.append(SlurmSettingAdvice("PrologFlags", value, conf.get("PrologFlags"), why))
+        want("PrologFlags", "a job's extern step proves that it lives", "Contain")
     code = settings.requeue_exit
     if code and not conf.holds_exit("RequeueExit", code):
-        value = add_list_words(conf.words("RequeueExit"), str(code))
-        why = "REQUEUE_EXIT: a job that finds no GPU waits again"
-        found.append(SlurmSettingAdvice("RequeueExit", value, conf.get("RequeueExit"), why))
+        want("RequeueExit", "REQUEUE_EXIT: a job that finds no GPU waits again", str(code))
     if settings.isolation == "cgroup" and not opens_pam_sessions(conf):
         why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
-        found.append(SlurmSettingAdvice("UsePAM", "1", conf.get("UsePAM"), why))
-    seconds, enough = conf.seconds("PrologEpilogTimeout"), hook_seconds(settings)
+        want("UsePAM", why, value="1")
+    key = "PrologEpilogTimeout"
+    seconds, enough = conf.seconds(key), hook_seconds(settings)
     timeout = str(max(SUGGESTED_TIMEOUT, enough))
     if seconds is None:
         why = "a hook that hangs does not block the node for ever"
-        found.append(SlurmSettingAdvice("PrologEpilogTimeout", timeout, "", why, False))
+        found.append(SlurmSettingAdvice(key, timeout, "", why, needed=False))
     elif seconds < enough:
         why = f"a hook may take {enough} s; one that is killed drains the node"
-        found.append(SlurmSettingAdvice("PrologEpilogTimeout", timeout, str(seconds), why))
+        found.append(SlurmSettingAdvice(key, timeout, str(seconds), why))
     if not conf.has("LaunchParameters", "use_interactive_step"):
-        value = add_list_words(conf.words("LaunchParameters"), "use_interactive_step")
         why = "salloc's shell gets its mask"
-        found.append(
-            SlurmSettingAdvice("LaunchParameters", value, conf.get("LaunchParameters"), why, False)
-        )
+        want("LaunchParameters", why, "use_interactive_step", needed=False)
     if not conf.has("SchedulerParameters", "nohold_on_prolog_fail"):
-        value = add_list_words(conf.words("SchedulerParameters"), "nohold_on_prolog_fail")
         why = "jobs that meet a broken node are not held"
-        now = conf.get("SchedulerParameters")
-        found.append(SlurmSettingAdvice("SchedulerParameters", value, now, why, False))
+        want("SchedulerParameters", why, "nohold_on_prolog_fail", needed=False)
     return found
 
 

@@ -24,7 +24,6 @@ class SlurmUninstaller(Uninstaller):
     scheduler = "slurm"
 
     def obstacles(self) -> Iterator[tuple[str, str]]:
-        """Yield that Slurm jobs hold devices, or that Slurm still starts the hooks."""
         if held := held_by_slurm(Path(self.settings.lock_dir)):
             what = f"Slurm jobs hold {len(held)} devices ({' '.join(held)})"
             yield what, f": wait for them, or {FORCE}"
@@ -46,7 +45,6 @@ class SlurmUninstaller(Uninstaller):
                 )
 
     def place(self, address: Address) -> Place:
-        """Return the place that an address of the record means; raise InstallError."""
         if address[0] == GresCopy.kind:
             return GresCopy(Path(address[1]), Path(address[2]))
         return super().place(address)

@@ -188,7 +188,6 @@ class SystemdUninstaller(Uninstaller):
         self.were_on: list[SystemdService] = []
 
     def begin(self) -> None:
-        """Stop and disable the services, however they are now."""
         entries = self.record.load()
         for address, (was, _) in reversed(list(entries.items())):
             if address[0] == SystemdService.kind:
@@ -200,13 +199,11 @@ class SystemdUninstaller(Uninstaller):
                 self.record.save(entries)
 
     def place(self, address: Address) -> Place:
-        """Return the place of an address; what was made from a file stays."""
         if address[0] == SystemdFilePlace.kind:
             return FilePlace(Path(address[1]))
         return super().place(address)
 
     def end(self) -> None:
-        """Start what was on before us."""
         self.ctl("daemon-reload")
         for service in self.were_on:
             service.write(ON)

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulock.install.change import Change, FilePlace, Place
 from gpulock.install.daemons import process_start_time
-from gpulock.install.hooks import InstallError
+from gpulock.install.hooks import InstallError, run_program
 
 RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 ON: Final = "enabled, active"
@@ -36,15 +36,7 @@ def run_systemd_program(*command: str) -> str:
     """Run one of systemd's programs; raise InstallError."""
     name = " ".join(command)
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
+        done = run_program(command, _SECONDS, None)
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise InstallError(f"{name}: {fault}") from fault
     if done.returncode != 0:
@@ -77,7 +69,6 @@ class SystemdService(Place):
 
     @property
     def address(self) -> tuple[str, ...]:
-        """Kind, name and units."""
         return (self.kind, self.name, *self.units)
 
     def read(self) -> str | None:
@@ -89,7 +80,6 @@ class SystemdService(Place):
         return states[0] if len({*states}) == 1 else "; ".join(odd)
 
     def write(self, value: str | None) -> None:
-        """Enable and start afresh, or stop and disable; raise InstallError."""
         self.ctl("daemon-reload")
         if value == ON:
             self.ctl("enable", "--quiet", *self.units)
@@ -184,7 +174,6 @@ class SystemdFilePlace(FilePlace):
 
     @property
     def address(self) -> tuple[str, ...]:
-        """Kind, path and program."""
         return (self.kind, str(self.path), self.program)
 
     def read(self) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 
 from gpulock.install import versions
 from gpulock.install.doctor import sge as doctor_sge
-from gpulock.install.hooks import HookPaths
+from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.sge import install, uninstall
 from gpulock.install.sge.install import SgeOptions
 from gpulock.install.sge.site import Execd
@@ -23,8 +23,30 @@ RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
 
 
-def untested(_: HookPaths) -> None:
-    """Take hooks for good without starting them."""
+def ignore(*_: object) -> None:
+    """Take a line that nobody reads, or hooks that nobody tries."""
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Return the text of every file below a folder."""
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def keep_copy(root: Path) -> None:
+    """Keep what an installed node is, for `put_back`."""
+    shutil.copytree(root, f"{root}.as-installed", symlinks=True)
+
+
+def put_back(root: Path) -> None:
+    """Make an installed node what it was."""
+    shutil.rmtree(root)
+    shutil.copytree(f"{root}.as-installed", root, symlinks=True)
+
+
+def worst_of(checks: list[Check]) -> dict[str, Check]:
+    """Return the worst check of each name."""
+    rank = {OK: 0, WARNING: 1, FAULT: 2}
+    return {check.name: check for check in sorted(checks, key=lambda c: rank[c.state])}
 
 
 @dataclass(frozen=True)
@@ -79,7 +101,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     execd = Execd(os.getpid(), {"SGE_ROOT": str(folder / "root")}, programs / "sge_execd", spool)
     for module in (install, uninstall, doctor_sge):
         patch.setattr(module, "find_execds", lambda: [execd])
-    patch.setattr(versions, "self_test_sge_hooks", untested)  # ten processes; has its own test
+    patch.setattr(versions, "self_test_sge_hooks", ignore)  # ten processes; has its own test
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     text = node.config.read_text() + f"SGE_BINARIES={programs}\n"

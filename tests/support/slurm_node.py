@@ -21,14 +21,11 @@ from gpulock.install.slurm.install import SlurmOptions, plan_slurm
 from gpulock.install.slurm.site import Slurmd
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
+from tests.support.install_site import ignore
 
 RECORDED = Path(__file__).parent / "data/slurm-22.05"
 FAKE = Path(__file__).parent / "fake_slurm.py"
 NODE = "node1"
-
-
-def ignore(*_: object) -> None:
-    """Take a line that nobody reads, or a program that is not tried."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +136,6 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     made = SlurmNode(folder, config)
     made.list_gpus(f"Type=(null) Count=8 Index=0 ID=7696487 File={made.device('[0-7]')}")
     return made
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Return the text of every file below a folder."""
-    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
 def told(node: SlurmNode) -> str:

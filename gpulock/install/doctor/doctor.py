@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.change import install_record
-from gpulock.install.doctor.check import BROKEN, FAULT, OK, WARNING, Check, run_checks
+from gpulock.install.doctor.check import BROKEN, FAULT, OK, WARNING, Check
 from gpulock.install.doctor.containers import container_checks
 from gpulock.install.doctor.isolation import isolation_checks
 from gpulock.install.doctor.node import check_settings_file, node_checks
@@ -27,17 +27,6 @@ from gpulock.install.sge.site import find_execds
 from gpulock.install.versions import DEFAULT_PREFIX
 from gpulock.node.settings import DEFAULT_PATH, Settings
 
-__all__ = [
-    "BROKEN",
-    "FAULT",
-    "OK",
-    "WARNING",
-    "Check",
-    "DoctorOptions",
-    "doctor_exit_code",
-    "run_checks",
-    "run_doctor",
-]
 MARKS: Final = {OK: "✓", WARNING: "!", FAULT: "✗"}
 
 

@@ -23,10 +23,7 @@ from gpulock.install.change import (
 )
 from gpulock.install.hooks import InstallError
 from gpulock.install.undo import Uninstaller, undo_recorded_changes
-
-
-def ignore(_: str) -> None:
-    """Take a line that nobody reads."""
+from tests.support.install_site import ignore
 
 
 def place_of(address: tuple[str, ...]) -> Place:

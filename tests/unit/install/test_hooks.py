@@ -15,7 +15,6 @@ from gpulock.install import versions
 from gpulock.install.change import plan_place_change
 from gpulock.install.hook_script import HOOKS
 from gpulock.install.hooks import (
-    HookPaths,
     InstallError,
     hook_modules,
     hooks_digest,
@@ -27,12 +26,9 @@ from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import InstalledHooks, version_in_force
 from gpulock.sge.prolog import LAUNCHER_MARKER
 from gpulock.simulate.node import write_simulated_node
+from tests.support.install_site import ignore
 
 pytestmark = pytest.mark.slow
-
-
-def untested(_: HookPaths) -> None:
-    """Take hooks for good without starting them."""
 
 
 @pytest.fixture
@@ -142,7 +138,7 @@ def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config
 def test_a_version_is_put_in_force_once(
     place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "self_test_sge_hooks", untested)
+    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
     for change in plan_place_change(place, place.wanted()):
         change.apply()
 
@@ -167,7 +163,7 @@ def test_a_version_that_fails_its_test_is_not_put_in_force(
 def test_a_damaged_file_is_seen_and_repaired(
     place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "self_test_sge_hooks", untested)
+    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
     place.write(place.wanted())
     hook = place.prefix / "current/epilog/sge"
     hook.write_text("#!/bin/sh\n")
@@ -181,7 +177,7 @@ def test_a_damaged_file_is_seen_and_repaired(
 def test_old_versions_go_when_nothing_is_locked_and_the_one_before_stays(
     place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "self_test_sge_hooks", untested)
+    monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
     for name in ("0.0.1-a", "0.0.2-b"):
         (place.prefix / name / "lib").mkdir(parents=True)
     (place.prefix / "current").symlink_to("0.0.2-b")

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.doctor import containers
+from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.doctor.containers import container_checks
-from gpulock.install.doctor.doctor import FAULT, OK, WARNING, Check, DoctorOptions, run_doctor
+from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
 from gpulock.node.settings import Settings, read_settings
 from gpulock.simulate.node import write_simulated_node
 

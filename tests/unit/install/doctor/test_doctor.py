@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from gpulock.install.doctor import node
-from gpulock.install.doctor.check import run_checks
+from gpulock.install.doctor.check import FAULT, OK, WARNING, Check, run_checks
 from gpulock.install.doctor.doctor import (
-    FAULT,
-    OK,
-    WARNING,
-    Check,
     DoctorOptions,
     doctor_exit_code,
     print_checks,
@@ -25,13 +20,9 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.sge.install import plan_sge
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings, read_settings
-from tests.support.install_site import Site, make_site, untested
+from tests.support.install_site import Site, ignore, keep_copy, make_site, put_back, worst_of
 
 pytestmark = pytest.mark.slow
-
-
-def ignore(_: str) -> None:
-    """Take a line that nobody reads."""
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +36,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         text = site.config.read_text().splitlines(keepends=True)
         site.config.write_text("".join(line for line in text if "SIMUL" not in line))
         (site.root / "node/state").mkdir(exist_ok=True)
-        patch.setattr("gpulock.install.doctor.sge.self_test_sge_hooks", untested)
-        shutil.copytree(site.root, f"{site.root}.as-installed", symlinks=True)
+        patch.setattr("gpulock.install.doctor.sge.self_test_sge_hooks", ignore)
+        keep_copy(site.root)
         yield site
 
 
@@ -54,15 +45,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def site(installed: Site) -> Iterator[Site]:
     """Return the installed node, and put it right again after the test."""
     yield installed
-    shutil.rmtree(installed.root)
-    shutil.copytree(f"{installed.root}.as-installed", installed.root, symlinks=True)
+    put_back(installed.root)
 
 
 def found(site: Site) -> dict[str, Check]:
     """Return the worst check of each name."""
     where = DoctorOptions(site.config, None, site.root / "profile.d/gpulock.sh")
-    rank = {OK: 0, WARNING: 1, FAULT: 2}
-    return {check.name: check for check in sorted(run_doctor(where), key=lambda c: rank[c.state])}
+    return worst_of(run_doctor(where))
 
 
 def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:

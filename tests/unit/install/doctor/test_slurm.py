@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.hooks import InstallError
 from gpulock.node.settings import read_settings
 from gpulock.slurm.steps import SlurmSteps
+from tests.support.install_site import ignore, keep_copy, put_back, worst_of
 from tests.support.slurm_node import SlurmNode, make_slurm_node
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def installed() -> Iterator[SlurmNode]:
         node.config.write_text("".join(line for line in text if "SIMUL" not in line))
         patch.setattr(SlurmSteps, "is_slurmd_seen", _seen)
         patch.setattr("gpulock.install.doctor.doctor.find_execds", _nothing)
-        shutil.copytree(node.root, f"{node.root}.as-installed", symlinks=True)
+        keep_copy(node.root)
         yield node
 
 
@@ -50,8 +50,7 @@ def installed() -> Iterator[SlurmNode]:
 def node(installed: SlurmNode) -> Iterator[SlurmNode]:
     """Return the installed node, and put it right again after the test."""
     yield installed
-    shutil.rmtree(installed.root)
-    shutil.copytree(f"{installed.root}.as-installed", installed.root, symlinks=True)
+    put_back(installed.root)
 
 
 def _seen(*_: object) -> bool:
@@ -64,9 +63,7 @@ def _nothing() -> list[Any]:
 
 def found(node: SlurmNode) -> dict[str, Check]:
     """Return the worst check of each name."""
-    rank = {OK: 0, WARNING: 1, FAULT: 2}
-    checks = doctor.run_doctor(doctor.DoctorOptions(node.config))
-    return {check.name: check for check in sorted(checks, key=lambda c: rank[c.state])}
+    return worst_of(doctor.run_doctor(doctor.DoctorOptions(node.config)))
 
 
 def test_an_installed_node_has_no_faults(node: SlurmNode) -> None:
@@ -241,14 +238,10 @@ def nothing_listed(node: SlurmNode) -> None:
     node.install()
 
 
-def nothing(_: SlurmNode) -> None:
-    """Leave the node as it was installed."""
-
-
 @pytest.mark.parametrize(
     ("plant", "name", "says"),
     [
-        (nothing, "ConstrainDevices", "a job can open any card"),
+        (ignore, "ConstrainDevices", "a job can open any card"),
         (put("PrologEpilogTimeout", "(null)"), "PrologEpilogTimeout", "blocks the node"),
         (put("SchedulerParameters", "(null)"), "SchedulerParameters", "are held"),
         (unanswered, "node", "node1 is IDLE*"),

@@ -12,7 +12,7 @@ from gpulock.install.planner import add_settings
 from gpulock.install.sge.install import plan_sge
 from gpulock.install.sge.texts import complex_fault, login_script_text
 from gpulock.install.sge.uninstall import SgeUninstaller
-from tests.support.install_site import Site, make_site
+from tests.support.install_site import Site, ignore, make_site, tree
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +22,6 @@ OBJECTS = ("sq", "sc", "se", "sconf", "sconf-node1")
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return make_site(tmp_path, monkeypatch)
-
-
-def ignore(_: str) -> None:
-    """Take a line that nobody reads."""
-
-
-def tree(folder: Path) -> dict[str, str]:
-    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
 def values(text: str) -> dict[str, str]:

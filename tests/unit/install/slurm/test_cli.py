@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,14 +11,9 @@ from click.testing import CliRunner, Result
 from gpulock.cli import command_group
 from gpulock.install.change import InstallRecord
 from gpulock.install.daemons import process_start_time
-from tests.support.slurm_node import SlurmNode, make_slurm_node
+from tests.support.slurm_node import SlurmNode
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
-    return make_slurm_node(tmp_path, monkeypatch)
 
 
 def call(node: SlurmNode, *args: str) -> Result:

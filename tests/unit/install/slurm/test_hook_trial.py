@@ -20,7 +20,7 @@ from gpulock.install.trial import (
 )
 from gpulock.install.versions import InstalledHooks, version_in_force
 from gpulock.simulate.node import write_simulated_node
-from tests.support.slurm_node import ignore
+from tests.support.install_site import ignore
 
 pytestmark = pytest.mark.skipif(
     bool(why_users_cannot_run(Path(real_interpreter(sys.executable)))),

@@ -11,14 +11,10 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.planner import add_settings
 from gpulock.install.slurm.texts import NEW_SETTINGS
 from gpulock.node.settings import parse_settings
-from tests.support.slurm_node import SlurmNode, ignore, make_slurm_node, told, tree
+from tests.support.install_site import ignore, tree
+from tests.support.slurm_node import SlurmNode, told
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
-    return make_slurm_node(tmp_path, monkeypatch)
 
 
 def test_a_plan_changes_nothing(node: SlurmNode) -> None:

@@ -3,17 +3,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from gpulock.slurm.request import parse_gres_count
-from tests.support.slurm_node import SlurmNode, make_slurm_node, told
-
-
-@pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
-    return make_slurm_node(tmp_path, monkeypatch)
+from tests.support.slurm_node import SlurmNode, told
 
 
 def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:

@@ -15,14 +15,10 @@ from gpulock.install.slurm.uninstall import (
 from gpulock.install.undo import transfer_shared_hooks
 from gpulock.store import owner
 from gpulock.store.owner import Owner
-from tests.support.slurm_node import SlurmNode, ignore, make_slurm_node, tree
+from tests.support.install_site import ignore, tree
+from tests.support.slurm_node import SlurmNode
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
-    return make_slurm_node(tmp_path, monkeypatch)
 
 
 def lock(node: SlurmNode, scheduler: str, name: str = "0000:06:00.0") -> None:

@@ -20,6 +20,7 @@ from gpulock.install.systemd.manager import (
     package_files,
     unit_state,
 )
+from tests.support.install_site import ignore
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service", "restart gpulockd.service"]
@@ -28,10 +29,6 @@ STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service", "restart 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
     return make_systemd_node(tmp_path, monkeypatch)
-
-
-def ignore(_: str) -> None:
-    pass
 
 
 def files(node: SystemdNode) -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,7 +231,7 @@ def install_record(settings: Settings, scheduler: str) -> InstallRecord:
 
 
 @contextmanager
-def lock_installation(folder: Path) -> Iterator[None]:
+def lock_installation(folder: Path) -> Generator[None, None, None]:
     """Let one process at a time change the installation whose records are in a folder.
 
     Raises InstallError that names the process which does so now.

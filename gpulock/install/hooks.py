@@ -84,7 +84,13 @@ def run_program(
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program without input; raise OSError or subprocess.SubprocessError."""
-    how = {"input": "", "text": True, "errors": "replace", "capture_output": True, **more}
+    how: dict[str, Any] = {
+        "input": "",
+        "text": True,
+        "errors": "replace",
+        "capture_output": True,
+        **more,
+    }
     return subprocess.run(command, env=env, timeout=seconds, check=check, **how)
 
 

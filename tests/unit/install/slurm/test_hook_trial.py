@@ -69,11 +69,12 @@ def test_settings_that_a_user_cannot_read_are_found(public: Path) -> None:
 
 
 def test_a_damaged_hook_is_not_put_in_force(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scripts(*_: object) -> dict[str, str]:
+        return {"prolog/slurm": "#!/bin/sh\n"}
+
     config = write_simulated_node(public / "node", "workstation").config
     monkeypatch.setattr(versions, "self_test_sge_hooks", ignore)
-    monkeypatch.setattr(
-        "gpulock.install.hooks.render_hook_scripts", lambda *_: {"prolog/slurm": "#!/bin/sh\n"}
-    )
+    monkeypatch.setattr("gpulock.install.hooks.render_hook_scripts", scripts)
     place = InstalledHooks(
         public / "libexec", config, sys.executable, public / "run", try_slurm_hooks
     )

@@ -91,7 +91,10 @@ def run_program(
         "capture_output": True,
         **more,
     }
-    return subprocess.run(command, env=env, timeout=seconds, check=check, **how)
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        command, env=env, timeout=seconds, check=check, **how
+    )
+    return done
 
 
 def find_share_folder() -> Path:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.bench.disturbed import take_locks_away
 from tests.bench.rounds import Act, Recorder, Samples, alone, importing, run_rounds, timing
 from tests.bench.scene import Scene
 from tests.bench.slurm_hooks import SlurmBench
@@ -91,6 +93,13 @@ class SgeBench:
             self._recorder.timed_inside(f"{name} main()", [hook, self._pid], self._env)
         self._restore()
 
+    def restore(self) -> None:
+        """Put the node back to before an act that failed."""
+        take_locks_away(self._scene.node())
+        shutil.rmtree(self._peer_locks)
+        self._peer_locks.mkdir()
+        self._restore()
+
     def _pair(self, suffix: str, prolog: Sequence[str], epilog: Sequence[str]) -> None:
         self._run(f"prolog{suffix}", *prolog)
         self._recorder.held(2, "the prolog")
@@ -113,7 +122,12 @@ def measure(scene: Scene, slurm: Scene, rounds: int, seed: int) -> Samples:
         Starter(slurm.root, "slurmd") as slurmd,
         Starter(slurm.root, "python", SlurmBench.TITLE, SlurmBench.USER) as task,
     ):
-        sge_acts = SgeBench(scene, shepherd, samples).acts()
+        sge = SgeBench(scene, shepherd, samples)
         slurm_acts = SlurmBench(slurm, slurmd, task, samples).acts()
-        run_rounds([*sge_acts, *slurm_acts], samples, rounds, seed)
+
+        def restore() -> None:
+            sge.restore()
+            take_locks_away(slurm.node())
+
+        run_rounds([*sge.acts(), *slurm_acts], samples, rounds, seed, restore)
     return samples

@@ -21,8 +21,10 @@ from gpulock.alloc.release import release_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
+from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.bare import bare, clear
+from tests.bench.disturbed import take_locks_away, undisturbed
 from tests.bench.scene import Scene, linked_proc
 
 DRAIN = 100  # rounds
@@ -85,14 +87,9 @@ def claims(root: Path, rounds: int) -> dict[str, list[float]]:
     for number in range(rounds + 20):
         if number % DRAIN == 0:
             drain(Path(node.store.released_dir))
-        with Spent(Node, "devices") as driver, Spent(OpenFiles, "_look") as look:
-            begun = time.perf_counter_ns()
-            grant = claim_devices(
-                node, record, ClaimRequest(2), lambda: make_liveness_judge(node), Deadline(20)
-            )
-            between = time.perf_counter_ns()
-            give(node, grant.owner.token)
-            ended = time.perf_counter_ns()
+        driver, look, begun, between, ended = undisturbed(
+            lambda: claim_and_release(node, record), lambda: take_locks_away(node)
+        )
         floor = timed(lambda: bare(node))
         clear(node)
         if number >= 20:
@@ -105,6 +102,18 @@ def claims(root: Path, rounds: int) -> dict[str, list[float]]:
             found["  the locks themselves"].append(rest)
             found["their bare system calls"].append(floor)
     return found
+
+
+def claim_and_release(node: Node, record: Owner) -> tuple[Spent, Spent, int, int, int]:
+    """Claim 2 and release them; return what was spent, and begin, middle and end in ns."""
+    with Spent(Node, "devices") as driver, Spent(OpenFiles, "_look") as look:
+        begun = time.perf_counter_ns()
+        grant = claim_devices(
+            node, record, ClaimRequest(2), lambda: make_liveness_judge(node), Deadline(20)
+        )
+        between = time.perf_counter_ns()
+        give(node, grant.owner.token)
+        return driver, look, begun, between, time.perf_counter_ns()
 
 
 class Spent:
@@ -145,18 +154,20 @@ def guard_scan(node: Node, rounds: int = 21) -> list[float]:
         if scan.blind:
             raise RuntimeError(f"the guard is blind: {scan.blind}")
 
-    return [timed(look) for _ in range(rounds)]
+    return [undisturbed(lambda: timed(look), lambda: None) for _ in range(rounds)]
 
 
 def reaping(node: Node, rounds: int = 7) -> list[float]:
     """Claim where all 8 devices are a dead owner's: judge them, guard, free, lock."""
-    found: list[float] = []
-    for _ in range(rounds):
+
+    def round_() -> float:
         take(node, 8, start=1)
         tokens: list[str] = []
-        found.append(timed(lambda: tokens.append(take(node, 2).owner.token)))  # noqa: B023
+        spent = timed(lambda: tokens.append(take(node, 2).owner.token))
         give(node, tokens[0])
-    return found
+        return spent
+
+    return [undisturbed(round_, lambda: take_locks_away(node)) for _ in range(rounds)]
 
 
 @contextmanager

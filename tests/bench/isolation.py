@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from tests.bench.disturbed import take_locks_away  # noqa: E402
 from tests.bench.rounds import Samples, configured, run_rounds  # noqa: E402 (the checkout first)
 from tests.bench.scene import Scene, folder  # noqa: E402
 from tests.bench.starter import Shepherd  # noqa: E402
@@ -90,7 +91,7 @@ def measure(root: Path, rounds: int) -> Samples:
         try:
             off, on = (Pair(scene, shepherd, each, dev) for each in ("off", "cgroup"))
             acts = [lambda: off.run(samples), lambda: on.run(samples)]
-            run_rounds(acts, samples, rounds, seed=1)
+            run_rounds(acts, samples, rounds, 1, lambda: take_locks_away(scene.node()))
         finally:
             service.close()
     return samples

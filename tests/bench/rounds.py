@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.bench.disturbed import undisturbed
 from tests.bench.scene import Scene, linked_proc
 from tests.bench.starter import Starter
 
@@ -76,15 +77,22 @@ class Recorder:
             raise RuntimeError(f"after {by} {len(locks)} devices are locked, not {count}")
 
 
-def run_rounds(acts: Sequence[Act], samples: Samples, rounds: int, seed: int) -> None:
-    """Do every act once a round, each round in another order."""
+def run_rounds(acts: Sequence[Act], samples: Samples, rounds: int, seed: int, restore: Act) -> None:
+    """Do every act once a round, each round in another order; `restore` clears up a failed one."""
     order, mixed = random.Random(seed), list(acts)
     for number in range(WARM_UP + rounds):
         if number == WARM_UP:
             samples.clear()
         order.shuffle(mixed)
         for act in mixed:
-            act()
+            kept = {row: len(found) for row, found in samples.items()}
+
+            def undo(before: Mapping[str, int] = kept) -> None:
+                for row, found in samples.items():
+                    del found[before.get(row, 0) :]
+                restore()
+
+            undisturbed(act, undo)
 
 
 def importing(hook: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tests.bench import daemon, hooks, inprocess, status, table  # noqa: E402 (the checkout is put on the path first)
+from tests.bench.disturbed import print_disturbances  # noqa: E402
 from tests.bench.scene import Scene, folder  # noqa: E402
 
 
@@ -27,6 +28,7 @@ def main() -> int:
     try:
         with folder("bench") as root:
             measure(root, options)
+            print_disturbances()
     except (RuntimeError, OSError) as fault:
         print(f"bench: cannot measure: {fault}", file=sys.stderr)
         return 1

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from hypothesis import settings
-
 from gpulock.alloc.liveness import Judge, ProcessScan, process_verdict
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
@@ -29,7 +27,6 @@ BOOT = "11111111-1111-1111-1111-111111111111"
 OTHER_BOOT = "22222222-2222-2222-2222-222222222222"
 HOST_NS = "pid:[4026531836]"
 NAME = "node1"
-FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)  # of hypothesis
 INIT, EXECD = 1, 50
 
 

@@ -69,6 +69,8 @@ mkdir -p /var/lib/apptainer/mnt/session /run/dev/up /run/dev/work /run/dev/befor
 mount --rbind /dev /run/dev/before
 mount -t overlay -o lowerdir=/dev,upperdir=/run/dev/up,workdir=/run/dev/work gpulock-dev /dev
 for inner in pts shm; do mount --rbind "/run/dev/before/$inner" "/dev/$inner"; done
+[ "$(stat -f -c %T /dev)" = overlayfs ]
+rm -rf /dev/nvidia* # of a machine with a GPU: hidden by the layer, and neither opened nor changed
 for node in "$2"/*; do
     : >"/dev/${node##*/}"
     mount --bind "$node" "/dev/${node##*/}"

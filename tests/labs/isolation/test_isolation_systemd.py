@@ -27,6 +27,7 @@ pytestmark = pytest.mark.lab
 REPOSITORY = Path(__file__).resolve().parents[3]
 INSIDE, DEV, SEEN = "/opt/checkout", "/opt/dev", "/run/seen"
 PYTHON = "/usr/bin/python3"
+PYTHON_INSIDE = sys.executable.replace(str(REPOSITORY), INSIDE)  # /tmp is not the host's there
 ALL = {f"nvidia{n}" for n in range(4)}
 OWN = {"ENXIO": {"nvidia1", "nvidiactl"}, "EPERM": ALL - {"nvidia1"}}
 NONE = {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
@@ -131,7 +132,7 @@ def test_a_job_of_grid_engine_stays_confined_over_a_reload_and_ends_with_its_ser
         machine.up()
         try:
             machine.run("rm", "-rf", "/etc/gpulock")  # which its nodes make themselves
-            command = (sys.executable, "-m", "tests.labs.isolation.isolation_reload", "/opt")
+            command = (PYTHON_INSIDE, "-m", "tests.labs.isolation.isolation_reload", "/opt")
             around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
             told = json.loads(machine.run(*around, *command, seconds=400).stdout)
         finally:
@@ -152,7 +153,7 @@ def test_a_job_of_slurm_stays_confined_over_a_reload() -> None:
         machine.up()
         try:
             machine.run("rm", "-rf", "/etc/gpulock", "/var/lib/gpulock")
-            command = (sys.executable, "-m", "tests.labs.slurm.isolation_reload", "/opt")
+            command = (PYTHON_INSIDE, "-m", "tests.labs.slurm.isolation_reload", "/opt")
             around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}")
             told = json.loads(machine.run(*around, *command, seconds=400).stdout)
         finally:

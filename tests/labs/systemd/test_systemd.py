@@ -202,7 +202,7 @@ def test_a_daemon_that_hangs_is_killed_and_started_again_and_says_where_it_hung(
         why=lambda: journal(node, DAEMON),
     )
     assert show(node, DAEMON, "NRestarts") == "1"
-    for words in ("Watchdog timeout (limit 8s)!", "Fatal Python error: Aborted", "daemon.py"):
+    for words in ("Watchdog timeout (limit 8s)!", "Fatal Python error: Aborted", "main_loop.py"):
         wait_journal(node, DAEMON, words)
     assert records(node.locks()) == held
 
@@ -603,7 +603,7 @@ def test_an_exporter_that_hangs_is_killed_and_started_again_and_one_that_works_i
         )
     node.wait_metric("gpulock_nvml_up", 1)
     assert show(node, EXPORTER, "NRestarts") == "1"
-    for words in ("Watchdog timeout (limit 6s)!", "Fatal Python error: Aborted", "app.py"):
+    for words in ("Watchdog timeout (limit 6s)!", "Fatal Python error: Aborted", "program.py"):
         wait_journal(node, EXPORTER, words)
 
 

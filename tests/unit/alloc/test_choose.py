@@ -25,7 +25,7 @@ from gpulock.node import devices
 from gpulock.node.devices import Device
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
-from tests.support.trees import FEW
+from tests.support.few import FEW
 
 Links = dict[tuple[str, str], int]
 

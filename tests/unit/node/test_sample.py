@@ -22,7 +22,8 @@ from gpulock.node.sample import (
 )
 from gpulock.store import kv
 from tests.layers import HOT_STANDARD
-from tests.support.trees import BOOT, FEW, OTHER_BOOT, bus
+from tests.support.few import FEW
+from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOW = 1000.0
 HEAD = f"{SAMPLE_LINE}\nboot_id={BOOT}\nsequence=7\nboottime=999.5\nwall=1700000999.5\ndriver=a b\n"

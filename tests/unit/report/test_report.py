@@ -25,7 +25,8 @@ from gpulock.report.bars import (
 )
 from gpulock.report.claims import ReportedClaim, UseTimeline, parse_reported_claim
 from gpulock.report.text import format_job_report, select_last_run
-from tests.support.trees import FEW, bus
+from tests.support.few import FEW
+from tests.support.trees import bus
 
 GIB = 1 << 30
 HOUR, DAY = 3600.0, 86400.0

@@ -13,7 +13,7 @@ from gpulock.sge import cull
 from gpulock.sge.cull import LayoutError, SgeJob, parse_cull_job
 from gpulock.simulate import execd
 from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
-from tests.support.trees import FEW
+from tests.support.few import FEW
 
 REAL = Path(__file__).parents[2] / "support/data/sge-8.1.9"
 SAMPLES = [(REAL / f"{name}.job").read_bytes() for name in ("parallel", "array")]

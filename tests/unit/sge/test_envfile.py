@@ -15,8 +15,8 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.job import environment
 from gpulock.node.settings import Settings
 from gpulock.sge import spool
+from tests.support.few import FEW
 from tests.support.jobs import Site
-from tests.support.trees import FEW
 
 DROP = environment.grant_variable_names(("SGE_GPU",))
 PAIRS = [("CUDA_VISIBLE_DEVICES", "2,3"), ("SGE_GPU", "2,3")]

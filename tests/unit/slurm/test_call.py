@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from gpulock.errors import UNKNOWN
 from gpulock.slurm.call import SlurmHookCall, expand_gpu_list
 from gpulock.store import owner
+from tests.support.few import FEW
 from tests.support.slurm_site import UID, Site, refusal
-from tests.support.trees import BOOT, FEW, HOST_NS
+from tests.support.trees import BOOT, HOST_NS
 
 NUMBERS = ("SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_RESTART_COUNT", "SLURM_JOB_NUM_NODES")
 NAMES = ("SLURMD_NODENAME", "SLURM_CLUSTER_NAME")

@@ -13,8 +13,9 @@ from gpulock.node.settings import Settings
 from gpulock.slurm import share
 from gpulock.slurm.note import TaskNote
 from gpulock.slurm.share import Task
+from tests.support.few import FEW
 from tests.support.slurm_site import UID, refusal
-from tests.support.trees import FEW, bus
+from tests.support.trees import bus
 
 
 def note(*positions: str, uuids: bool = True) -> TaskNote:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.store import kv
-from tests.support.trees import FEW
+from tests.support.few import FEW
 
 VALUES = st.text().filter(kv.is_single_line)
 KEYS = st.text(min_size=1).filter(lambda key: kv.is_single_line(key) and "=" not in key)

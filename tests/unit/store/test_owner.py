@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gpulock.store import kv, owner
 from gpulock.store.owner import FIELDS, LIST, NUMBER, REAL, TEXT, Owner
-from tests.support.trees import BOOT, FEW, record
+from tests.support.few import FEW
+from tests.support.trees import BOOT, record
 
 WORDS = st.text(alphabet=st.characters(codec="utf-8"), min_size=1).filter(kv.is_single_line)
 IDS = st.text(alphabet="0123456789abcdef:.gic", min_size=1)

@@ -21,7 +21,8 @@ from gpulock.workstation.wire import (
     parse_reply,
     parse_request,
 )
-from tests.support.trees import FEW, bus
+from tests.support.few import FEW
+from tests.support.trees import bus
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ from gpulock.daemon.health.state import HealthState
 from gpulock.node import sample
 from gpulock.node.devices import Device
 from gpulock.store import kv
-from tests.support.trees import BOOT, FEW, OTHER_BOOT, Box, bus
+from tests.support.few import FEW
+from tests.support.trees import BOOT, OTHER_BOOT, Box, bus
 
 NOW = CardStartIds(BOOT, "7", "9")
 NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "driver": "5", "place": "9"}

@@ -25,7 +25,8 @@ from gpulock.daemon.slots.sge import (
     parse_quarantined_counts,
 )
 from gpulock.node.settings import Settings
-from tests.support.trees import FEW, Box
+from tests.support.few import FEW
+from tests.support.trees import Box
 
 QCONF = """\
 #!/bin/sh

@@ -33,7 +33,8 @@ from gpulock.simulate.machine import Machine
 from gpulock.simulate.presets import PRESETS
 from gpulock.store import atomic
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, full_card, instance, lock, uuid
-from tests.support.trees import BOOT, FEW, OTHER_BOOT, FakeProc, bus
+from tests.support.few import FEW
+from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, bus
 
 A = "aaaaaaaaaaaaaaaa"
 

@@ -33,7 +33,8 @@ from tests.support.exporter_nodes import (
     lock,
     uuid,
 )
-from tests.support.trees import FEW, FakeProc
+from tests.support.few import FEW
+from tests.support.trees import FakeProc
 
 DATA = Path(__file__).parents[3] / "support/data/exporter"
 HOSTILE = 'o"h\nno\\ {}=,\x00\x1b\udcff€'

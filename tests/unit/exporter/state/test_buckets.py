@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.node.sample import BUCKETS
-from tests.support.trees import FEW
+from tests.support.few import FEW
 
 
 def filled(seconds: int, use: float = 0.5) -> Buckets:

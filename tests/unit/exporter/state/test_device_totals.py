@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.exporter_nodes import Node, card, full_card, instance, uuid
-from tests.support.trees import FEW, bus
+from tests.support.few import FEW
+from tests.support.trees import bus
 
 
 def played(*looks: DeviceTelemetry, seconds: float = 1.0) -> DeviceTotals:

@@ -19,7 +19,7 @@ from gpulock_exporter.state.monotonic import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.trees import FEW
+from tests.support.few import FEW
 
 ENERGY, NVLINK, REASON = KINDS["energy"], KINDS["nvlink_transmit"], KINDS["reason"]
 BOOTED = 100.0  # boottime of the first reading

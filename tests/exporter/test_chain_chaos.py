@@ -73,7 +73,7 @@ class Madhouse:
             passes = self.random.choice((0.0, 0.2, 1.0, 1.0, 1.0, 6.0, 400.0))
             frames.append(self.eye.look(processes=self.random.random() < 0.5, after=passes))
         except RuntimeError:
-            self.nvml.reset()  # no driver: the worker ends, and the next one begins anew
+            self.nvml.reset()  # no driver: the worker ends, and the next one opens it again
             self.eye.close()
             self.eye.open()
         if frames:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole exporter beside a driver that dies, comes late, is loaded anew, and cards that go.
 
-Whoever asks is answered in time all along (`Whole.scrape` sees to that), old values are dropped,
+Each scrape is answered in time all along (`Whole.scrape` sees to that), old values are dropped,
 locks are told, and it recovers by itself.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole exporter beside a driver that hangs, or is let go of for a while.
 
-Whoever asks is answered in time all along (`Whole.scrape` sees to that), old values are dropped,
+Each scrape is answered in time all along (`Whole.scrape` sees to that), old values are dropped,
 locks are told, and it recovers by itself.
 """
 

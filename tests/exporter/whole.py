@@ -29,7 +29,7 @@ PROGRAM = [
 ]
 GPULOCK = [sys.executable, "-c", "from gpulock.cli import main; raise SystemExit(main())"]
 PATIENCE = 60.0  # seconds for what comes by itself, on a machine that is busy
-SLOWEST = 1.0  # seconds in which whoever asks is answered, whatever the driver does
+SLOWEST = 1.0  # seconds in which a scrape is answered, whatever the driver does
 UTILISATION = "gpulock_gpu_utilization_ratio"
 
 Labels = frozenset[tuple[str, str]]

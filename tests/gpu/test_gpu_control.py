@@ -43,7 +43,7 @@ def raw(nvml: Double) -> dict[str, Any]:
 
 
 def test_a_double_that_is_fed_with_answers_gives_the_same_answers(tmp_path: Path) -> None:
-    """Another one of that card, which was idle; what it was not told of is taken away."""
+    """Another one of that card, which was idle; what it does not know is taken away."""
     table = own_fields((ROOT / "tests/nvml/fields.c").read_text())
     with Double(tmp_path / "card", preset="dgx-h200", gpus=1) as card:
         card.update(CHANGED)

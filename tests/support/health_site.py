@@ -43,7 +43,7 @@ class Ward(Box):
             os.close(fd)
 
     def start(self) -> None:
-        """Let gpulockd begin anew."""
+        """Restart gpulockd."""
         self.health = HealthPolicy(DaemonJournal(self.ends[1], levels=True), lambda: self.now)
 
     def tell(self, number: int, *pairs: str) -> None:
@@ -115,7 +115,7 @@ class Ward(Box):
 
 
 def told(at: float, facts: str) -> list[str]:
-    """Return what is told of a device: that nothing is on it, unless `facts` say otherwise."""
+    """Return the sample of a device: that nothing is on it, unless `facts` say otherwise."""
     pairs = {"looked": str(at), "memory_used": "0", "processes": "0"}
     pairs.update({key: value for key, _, value in (word.partition("=") for word in facts.split())})
     return [f"{key}={value}" for key, value in pairs.items()]

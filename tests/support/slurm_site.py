@@ -2,7 +2,7 @@
 """A node of a Slurm cluster on a Box: slurmd's words, its step daemons, programs of our own.
 
 squeue, scontrol and scancel are shell scripts that note how they were called and then say what a
-test lets them say. Root is whoever runs the tests; the jobs are of users of other uids.
+test lets them say. Root is the user of the tests; the jobs are of users of other uids.
 """
 
 from __future__ import annotations

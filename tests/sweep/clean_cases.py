@@ -57,7 +57,7 @@ class CleanStage(SgeStage):
         return quarantine.list_noted_devices(self.node.settings.state_dir, quarantine.QUARANTINE)
 
     def untold(self, device: str) -> bool:
-        """Return whether a device was freed by somebody whom nobody told of its memory."""
+        """Return whether a device was freed by a process that did not know its memory."""
         notes = Path(self.node.store.released_dir).glob(f"*.{device}/released")
         return any(MEMORY_NOT_REPORTED in note.read_text() for note in notes)
 

@@ -82,7 +82,7 @@ class SlurmPlay(Play):
         return True
 
     def wanted(self) -> dict[str, str]:
-        """Return what a task must be told of what the job holds, which must be whole."""
+        """Return what a task must learn about the job's devices, which must be whole."""
         positions = [p for p in self.mine.positions.split(",") if p]
         indexes = self.holds_whole(len(positions))
         seen = [i for p, i in zip(positions, indexes, strict=False) if p in self.sees.split(",")]
@@ -138,7 +138,7 @@ class SlurmPlay(Play):
             self.expect(held == set(self.others), "what is left took a living job's devices")
 
     def told_rightly(self) -> None:
-        """Expect that slurmctld was told of this job and this node alone."""
+        """Expect that slurmctld heard about this job and this node alone."""
         names = (str(MINE), f"JobId={MINE}", f"NodeName={SLURMD}")
         for line in self.node.told():
             mine = any(word in names for word in line.split())

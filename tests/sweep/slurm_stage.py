@@ -102,7 +102,7 @@ class SlurmStage(Stage):
     ) -> int:
         """Run the TaskProlog of a step behind `head`; return the exit code. `stderr` has its words.
 
-        It takes the job from the title of its parent: strace bears it where there is one.
+        It takes the job from the title of its parent: strace has it where there is one.
         """
         self.log.unlink(missing_ok=True)
         title = job.title(step)

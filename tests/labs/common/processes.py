@@ -54,7 +54,7 @@ def children_of(pid: int) -> list[int]:
 def eldest(family: Callable[[], Iterable[int]]) -> int:
     """Wait for the one of a family whose parent is none of it; return it.
 
-    Its number says nothing: they begin anew behind the greatest.
+    Its number says nothing: they start again behind the greatest.
     """
 
     def found() -> int | None:

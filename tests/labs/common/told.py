@@ -19,7 +19,7 @@ BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Told:
-    """What is told of each device, by lock id: `x.79=1,100.0`, `memory_used=...`."""
+    """The figures of each device, by lock id: `x.79=1,100.0`, `memory_used=...`."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         self._folder = folder

@@ -29,7 +29,7 @@ from tests.labs.sge.wait import PATIENCE, until
 PERIOD = 30.0  # seconds between two reconciles
 # the other two show what a process was started with (may_access_mm in kernel/fork.c, Linux 6.18)
 SIGHT = "-sys_ptrace,-perfmon,-sys_admin"
-SIGHTLESS = ("setpriv", f"--bounding-set={SIGHT}", f"--inh-caps={SIGHT}")
+WITHOUT_PTRACE = ("setpriv", f"--bounding-set={SIGHT}", f"--inh-caps={SIGHT}")
 HASTE = "processes came and went faster than"  # they could be read: nothing of theirs is freed
 CONTAINED = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 

@@ -40,7 +40,9 @@ class Site:
         self.config = root / "gpulock.conf"
         own = (f"LOCK_DIR={self.lock}", f"STATE_DIR={root / 'state'}", "USER_CLAIMS=yes")
         self.config.write_text("\n".join([*kept, *own]) + "\n")
-        self.taken = root / "taken"  # one file a device, locked by whoever believes to have it
+        self.taken = (
+            root / "taken"
+        )  # one file a device, locked by the process that believes to have it
         self.taken.mkdir()
         self.taken.chmod(0o1777)
         (root / "state").mkdir()

@@ -46,7 +46,7 @@ def hung(tmp_path: Path) -> Iterator[int]:
 def test_what_is_left_of_a_job_is_told_although_its_memory_cannot_be_read(
     hung: int, tmp_path: Path
 ) -> None:
-    with pytest.raises(subprocess.TimeoutExpired):  # so it is for whoever simply reads it
+    with pytest.raises(subprocess.TimeoutExpired):  # so it is for a process that simply reads it
         subprocess.run(["cat", f"/proc/{hung}/environ"], timeout=2, check=False)
     node = write_simulated_node(tmp_path / "node", "dgx1")
     command = [sys.executable, "-c", LOOK, str(node.config), str(UID)]

@@ -129,7 +129,7 @@ class Cluster:
         seconds: float = 60.0,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as an ordinary user in his home, with a login's environment and `env`."""
+        """Run a command as an ordinary user, with a login's home, environment and `env`."""
         who = self.users[user]
         login = {"HOME": str(who.home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
         return self.machines[node].run(

@@ -191,7 +191,7 @@ def mount(gpus: Gpulock, node: str, *words: str) -> None:
 
 
 def umount(gpus: Gpulock, node: str, place: str) -> None:
-    """Take a mount of one node away, whoever uses it."""
+    """Take a mount of one node away, though processes use it."""
     done = gpus.sge.run_in(node, ["umount", "-l", place])
     assert done.returncode == 0, done.stderr
 

@@ -70,7 +70,7 @@ class GridEngine(Cluster):
         node: str | None = None,
         stdin: str | None = None,
     ) -> JobId:
-        """Submit with qsub as a user, from the master or from `node`, in his home.
+        """Submit with qsub as a user, from the master or from `node`, in the user's home.
 
         A script on `stdin` is run as it is; words after `-b y` go through a shell on the node.
         """
@@ -188,7 +188,7 @@ class GridEngine(Cluster):
         self.qmod("-e", "*")
 
     def recover(self) -> None:
-        """Put right what a test has left: daemons run, no job is there, every queue is open."""
+        """Repair what a test has left: daemons run, no job is there, every queue is open."""
         if not self.qmaster_pid():
             self.start_qmaster()
         for node in NODES:

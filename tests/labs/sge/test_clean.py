@@ -74,7 +74,7 @@ def left(
 
     def alone() -> bool:
         said = {pid: command_of(pid) for pid in carriers(gid)}
-        own = {shepherd, *said}  # whoever still has a parent among these is none
+        own = {shepherd, *said}  # a process with a parent among these is none
         away = [pid for pid in said if said[pid] and parent_of(pid) not in own]
         # who starts one is on its way out by then, or the job's shell that has yet to exec
         begun = [pid for pid in away if "/job_scripts/" not in said[pid]]

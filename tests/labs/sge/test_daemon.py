@@ -23,7 +23,7 @@ from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.processes import children_of, end, running
 from tests.labs.daemon.daemon_lab import (
     CONTAINED,
-    SIGHTLESS,
+    WITHOUT_PTRACE,
     Daemon,
     assert_freed,
     assert_held,
@@ -127,7 +127,7 @@ def test_a_shepherd_that_dies_after_all_its_processes_is_the_last_that_holds(
 def test_a_device_open_in_a_foreign_process_is_freed_when_it_closes(
     gpus: Gpulock, daemon: Daemon
 ) -> None:
-    """Whoever left the job's group behind: its lock alone stays, and no claim gets the device."""
+    """A process that left the job's group: its lock alone stays, and no claim gets the device."""
     job = started(gpus, NODE, 2)
     claim = daemon.claim(job)
     minor = {name: record.minor for name, record in gpus.locks(NODE).items()}[claim.devices[1]]
@@ -337,7 +337,7 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
 
 @pytest.mark.parametrize(
     ("around", "why"),
-    [(SIGHTLESS, "cannot be seen"), (CONTAINED, "claimed in pid:")],
+    [(WITHOUT_PTRACE, "cannot be seen"), (CONTAINED, "claimed in pid:")],
     ids=["without CAP_SYS_PTRACE", "in another pid namespace"],
 )
 def test_a_gpulockd_that_cannot_see_frees_nothing_and_the_next_one_does(

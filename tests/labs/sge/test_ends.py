@@ -360,7 +360,7 @@ def test_a_judge_that_cannot_see_holds_and_the_first_that_can_see_frees(gpus: Gp
 
 
 def test_a_job_that_runs_again_gets_locks_of_its_new_run_and_nothing_leaks(gpus: Gpulock) -> None:
-    """One at a time: told of two, qmaster sends a job back while it is still ending (8.1.9)."""
+    """One at a time: with two, qmaster sends a job back while it is still ending (8.1.9)."""
     kinds = ("exit 99", "qmod -rj") if SOAK else ("exit 99",)
     for kind in kinds:
         ready = gate_file(gpus, "ready")

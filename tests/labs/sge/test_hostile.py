@@ -343,9 +343,9 @@ def test_epilogs_without_a_prolog_or_after_one_that_failed_end_well(
     gpus.sge.set_hooks("NONE", gpus.line("epilog"), queues=["cpu.q"])
     words = ("-j", "y", "-q", "cpu.q", "-l", f"h={NODE},gpu=1")
     without = gpus.sge.submit("glalice", *words, stdin="true\n")
-    senseless = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1.5"), stdin="true\n")
+    invalid = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1.5"), stdin="true\n")
     gpus.sge.wait_done(without)
-    gpus.sge.wait_state(senseless, "Eqw")
+    gpus.sge.wait_state(invalid, "Eqw")
     assert [r["failed"] for r in records(gpus, without)] == ["0"]
     assert set(gpus.sge.queue_states().values()) == {""}
     assert len(held(gpus, NODE, holder)) == 4 == len(gpus.locks(NODE))

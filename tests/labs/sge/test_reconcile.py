@@ -19,7 +19,7 @@ from tests.labs.sge.wait import until
 
 pytestmark = pytest.mark.lab
 NODE, _, THIRD = NODES
-SOON = 15.0  # seconds: half a period, which begins anew with a round
+SOON = 15.0  # seconds: half a period, which restarts with a round
 
 
 @contextlib.contextmanager

@@ -217,7 +217,7 @@ class Slurm(Cluster):
         )
 
     def recover(self) -> None:
-        """Put right what a test has left: daemons run, no job is there, every node is idle."""
+        """Repair what a test has left: daemons run, no job is there, every node is idle."""
         if not self.slurmctld_pid():
             self.start_slurmctld()
         for node in self.nodes:

@@ -120,7 +120,7 @@ class Machines:
         seconds: float = 60.0,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as an ordinary user in his home, on the head machine unless told."""
+        """Run a command as an ordinary user in the user's home, on the head machine unless told."""
         who = self.users[user]
         return self.machines[machine or self.master].run(
             command,

@@ -21,7 +21,7 @@ from tests.labs.common.freezer import frozen
 from tests.labs.common.processes import command_of, end, running
 from tests.labs.daemon.daemon_lab import (
     CONTAINED,
-    SIGHTLESS,
+    WITHOUT_PTRACE,
     Daemon,
     assert_freed,
     assert_held,
@@ -359,13 +359,13 @@ def test_a_job_that_slurmctld_forgot_is_freed_once_nothing_of_it_is_left(
         forget(slurm_gpus, JobId(job + 1))
         daemon.goes_round()
         slurm.stop_slurmd(NODE)
-        slurm.start_slurmd(NODE)  # it registers, and is told of an orphan
+        slurm.start_slurmd(NODE)  # it registers, and learns of an orphan
         until(lambda: not slurm.steps(job, NODE), what="its steps to end", why=slurm.logs)
         daemon.frees(claim.locked)
         daemon.goes_round()
         assert daemon.verdict(claim) is None
         (line,) = [line for line in daemon.history() if line["token"] == claim.token]
-        # told of two orphan steps, slurmd mostly runs no Epilog at all
+        # with two orphan steps, slurmd mostly runs no Epilog at all
         assert line["how"] == "reap" or hooks.has_run("Epilog", NODE, job)
         witness.never_free_too_soon(line)
 
@@ -458,7 +458,7 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
 
 @pytest.mark.parametrize(
     ("around", "why"),
-    [(SIGHTLESS, "cannot be seen"), (CONTAINED, "claimed in pid:")],
+    [(WITHOUT_PTRACE, "cannot be seen"), (CONTAINED, "claimed in pid:")],
     ids=["without CAP_SYS_PTRACE", "in another pid namespace"],
 )
 def test_a_gpulockd_that_cannot_see_frees_nothing_and_the_next_one_does(

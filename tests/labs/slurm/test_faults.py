@@ -158,7 +158,7 @@ def test_a_job_that_slurmctld_forgot_is_ended_and_leaks_nothing_past_a_reconcile
     slurm.stop_slurmd(NODE)
     slurm.start_slurmd(NODE)  # it registers at once
     until(lambda: slurm.steps(job) == [], what="its steps to end", why=slurm.logs)
-    # told of two orphan steps, slurmd mostly runs no Epilog at all
+    # with two orphan steps, slurmd mostly runs no Epilog at all
     ran = hooks.has_run("Epilog", NODE, job)
     until(
         lambda: (

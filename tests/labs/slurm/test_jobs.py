@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ordinary jobs of a real Slurm get GPUs that nobody else has, whoever chooses them."""
+"""Ordinary jobs of a real Slurm get GPUs that no other job has, by either selection."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.labs.slurm.modes import NODE, by_gpulock
 from tests.labs.slurm.test_ends import EXTRA, KEYS, TWO, leak
 
 pytestmark = pytest.mark.lab
-SOON = 15.0  # seconds: half a period, which begins anew with a round
+SOON = 15.0  # seconds: half a period, which restarts with a round
 
 
 @pytest.fixture

@@ -269,7 +269,7 @@ def test_a_look_that_takes_too_long_is_given_up_and_every_lock_is_kept(
 def test_the_clock_is_looked_at_before_each_file_that_may_be_a_node(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each may cost what its owner wants, and he may have fewer than are counted in one go."""
+    """Each may cost what its owner wants, and fewer than one count of descriptors."""
     stage.fake.add(700, fds={number: stage.dev / "other" for number in range(3, 9)})
     (stage.dev / "other").touch()
     asked: list[str] = []

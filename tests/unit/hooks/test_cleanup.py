@@ -308,7 +308,7 @@ def test_while_a_shepherd_lives_whose_group_cannot_be_read_no_group_proves_anyth
 def test_what_a_shepherd_forks_on_its_way_to_a_hook_is_no_shepherd(
     box: Box, tmp_path: Path
 ) -> None:
-    """It hangs in a FIFO that a user has made of his job's output, its shepherd alive or not."""
+    """It hangs in a FIFO that a user has made of the job's output, its shepherd alive or not."""
     mine, home = tmp_path / "active_jobs/12.1", tmp_path / "home"
     for folder in (mine, home):
         folder.mkdir(parents=True)

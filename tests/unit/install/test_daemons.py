@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The installer believes a scheduler's daemon only where root runs it, and what is beside it too.
 
-Anybody can start a process named sge_execd or slurmd, with his own qconf or scontrol beside it.
+Any user can start a process named sge_execd or slurmd, with another qconf or scontrol beside it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_a_strangers_process_of_that_name_is_not_even_read(machine: Machine) -> 
     machine.run(7, "sge_execd", machine.program("evil/sge_execd"), (STRANGER, STRANGER))
     machine.run(8, "slurmd", machine.program("evil/slurmd"), (STRANGER, STRANGER))
     for pid in (7, 8):
-        for name in ("environ", "cmdline"):  # whoever reads these of a process that hangs hangs
+        for name in ("environ", "cmdline"):  # a reader of these hangs where the process hangs
             (machine.proc / str(pid) / name).unlink()
             os.mkfifo(machine.proc / str(pid) / name)
 

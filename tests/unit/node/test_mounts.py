@@ -159,7 +159,7 @@ def test_what_fails_before_a_file_is_asked_says_nothing_of_it(
 def test_a_table_is_read_once_however_many_files_are_in_none(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anybody may fill the table of a namespace of his own, until it cannot be read at all."""
+    """Any user may fill the table of their own namespace, until it cannot be read at all."""
     read: list[str] = []
     real = mounts.read_mount_table
 

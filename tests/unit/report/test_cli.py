@@ -302,7 +302,7 @@ def test_instances_of_a_card_keep_apart() -> None:
 
 @pytest.fixture
 def busy(desk: Desk) -> Desk:
-    """A node with a week of claims: of alice and bob, in two queues, one file put aside."""
+    """A node with a week of claims: of alice and bob, in two queues, one file rotated."""
     for day in range(8, 0, -1):
         user, uid = ("alice", 1000) if day % 2 else ("bob", 1001)
         about: dict[str, Any] = {"user": user, "uid": uid, "queue": f"q{day % 3}"}
@@ -448,15 +448,15 @@ def test_lines_that_are_garbage_are_counted_and_the_rest_is_told(busy: Desk) -> 
 
 @pytest.mark.parametrize("kind", ["cut", "fifo", "garbage"])
 def test_a_damaged_file_is_told_and_the_others_are_read(busy: Desk, kind: str) -> None:
-    aside = busy.path.with_suffix(".jsonl.1.gz")
-    data = aside.read_bytes()
-    aside.unlink()
+    rotated = busy.path.with_suffix(".jsonl.1.gz")
+    data = rotated.read_bytes()
+    rotated.unlink()
     if kind == "fifo":
-        os.mkfifo(aside)
+        os.mkfifo(rotated)
     else:
-        aside.write_bytes(data[:-20] if kind == "cut" else b"garbage")
+        rotated.write_bytes(data[:-20] if kind == "cut" else b"garbage")
     done = busy.call("history")
-    assert str(aside) in done.output
+    assert str(rotated) in done.output
     assert "claims" in done.output and done.exit_code == 1
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests pass on a machine that was just set up, whoever starts them and wherever they lie."""
+"""The tests pass on a machine that was just set up, for any user and in any folder."""
 
 from __future__ import annotations
 

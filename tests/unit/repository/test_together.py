@@ -13,7 +13,7 @@ import pytest
 
 TOGETHER = Path(__file__).resolve().parents[2] / "together.sh"
 INTERRUPTED = 130
-# A lab: what it puts up it takes down when it is interrupted. Whoever runs below it has 3 open.
+# A lab: what it puts up it takes down when it is interrupted. A process below it has 3 open.
 LAB = """\
 exec 3>"$1"
 trap 'echo down >&3; exit 2' INT

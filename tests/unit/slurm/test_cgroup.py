@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's cgroup: whoever is in it is left of the job, and what cannot be read is not empty."""
+"""A job's cgroup: a process in it is left of the job, and what cannot be read is not empty."""
 
 from __future__ import annotations
 

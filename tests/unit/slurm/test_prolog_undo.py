@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prolog when something fails after the claim: the job is told of it all, or keeps nothing."""
+"""The Prolog when something fails after the claim: the job gets it all, or keeps nothing."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def refusal(kind: str) -> Refusal:
 def act(
     site: Site, call: SlurmHookCall, kind: str = BUSY, sentence: str = SENTENCE, **keys: str
 ) -> str:
-    """Do what is done for a whole job; return what is told of it."""
+    """Do what is done for a whole job; return the message."""
     settings = Settings({**site.settings, **keys})
     return refuse.requeue_or_cancel_job(call, settings, refusal(kind), sentence)
 

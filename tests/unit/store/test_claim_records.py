@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records for adoption: one a claim, and gone with the claim's last lock, whoever frees it."""
+"""Records for adoption: one a claim, and gone with the claim's last lock, by any process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The socket: in order, each for his own processes, and nothing lost when a client goes."""
+"""The socket: in order, each for its own processes, and nothing lost when a client goes."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_one_of_two_calls_of_a_process_that_ends_leaves_the_other_its_place(desk
 
 
 def test_a_caller_without_a_ticket_delays_no_other(desk: Desk) -> None:
-    """Somebody removed it: whoever came later is not before him, and he is before them."""
+    """It was removed: later clients are not before it, and it is before them."""
     other = desk.process(601)
     folder = desk.box.lock / "tickets"
     mine = tickets.take_ticket(desk.node, soon(), ME)
@@ -308,7 +308,7 @@ def test_a_caller_without_a_ticket_delays_no_other(desk: Desk) -> None:
 def test_what_is_granted_to_one_who_has_gone_is_taken_back(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """He goes between the claim and the answer."""
+    """The client goes between the claim and the answer."""
     serving = desk.server.attempts.serve
 
     def gone(*arguments: Any) -> SocketReply:
@@ -327,7 +327,7 @@ def test_a_gpulockd_that_ends_leaves_the_tickets_for_the_next(desk: Desk) -> Non
     mine = desk.line()[-1]
     desk.server.close()
     assert desk.line()[-1] == mine
-    assert answers(caller)[-1].state == WAITING  # no word: he is to ask the next one
+    assert answers(caller)[-1].state == WAITING  # no word: it is to ask the next one
     desk.server.open()
     again = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
     assert desk.line()[-1] == mine
@@ -509,6 +509,6 @@ def test_a_client_gone_before_its_turn_gives_nothing_back(desk: Desk) -> None:
     desk.loop.wait(clock_boottime())
     caller.close()
     desk.loop.wait(clock_boottime())
-    assert desk.server.due() > clock_boottime()  # nor does he cost anybody a turn
+    assert desk.server.due() > clock_boottime()  # nor does it cost any client a turn
     desk.server.run_due(clock_boottime())
     assert desk.box.locks() == [bus(0)]

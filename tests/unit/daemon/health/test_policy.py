@@ -371,7 +371,7 @@ def test_a_note_does_not_grow_for_ever(ward: Ward) -> None:
 def test_an_administrator_who_takes_a_device_over_keeps_it(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """His quarantine comes between our last check and the gate."""
+    """The administrator's quarantine comes between our last check and the gate."""
 
     class Late(Gate):
         def __enter__(self) -> Gate:
@@ -586,7 +586,7 @@ def test_while_the_gate_is_shut_nothing_is_done_and_the_next_round_does_it(
 
 
 def test_an_administrator_who_is_quicker_wins(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    """His quarantine comes between our look and the gate."""
+    """The administrator's quarantine comes between our look and the gate."""
 
     class Late(Gate):
         def __enter__(self) -> Gate:

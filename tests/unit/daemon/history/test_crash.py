@@ -158,9 +158,9 @@ def test_killed_before_the_file_was_rotated_it_is_still_known_after(site: Ended)
         for name, data in saved.items():
             (folder / name).write_bytes(data)
         if packed:
-            aside = Path(f"{site.path}.1")
-            Path(f"{site.path}.1.gz").write_bytes(gzip.compress(aside.read_bytes()))
-            aside.unlink()
+            rotated = Path(f"{site.path}.1")
+            Path(f"{site.path}.1.gz").write_bytes(gzip.compress(rotated.read_bytes()))
+            rotated.unlink()
         else:
             site.path.rename(f"{site.path}.1")
         assert (fresh(site), site.waiting()) == (0, [])

@@ -112,7 +112,7 @@ def test_a_record_that_is_not_roots_is_not_believed(box: Box) -> None:
 
 @pytest.mark.parametrize("parent", [500, 1], ids=["of a shepherd", "of one that is gone"])
 def test_a_fork_that_hangs_in_a_users_folder_stops_no_adoption(box: Box, parent: int) -> None:
-    """On its way to a hook, in a FIFO: its folder is the user's, who writes what he likes there."""
+    """On its way to a hook, in a FIFO: its folder is the user's, who may write anything there."""
     job(box, 500, 0)
     home = box.root / "home"
     home.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inventory: of what an ordinary user wrote, only what the driver bears out."""
+"""The inventory: of what an ordinary user wrote, only what the driver confirms."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an administrator is told of a reconcile: each free with its proof, what lasts once."""
+"""What the log says of a reconcile: each free with its proof, what lasts once."""
 
 from __future__ import annotations
 

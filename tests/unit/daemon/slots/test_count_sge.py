@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grid Engine's count goes down and up in step, whoever is killed or types in between."""
+"""Grid Engine's count goes down and up in step, though processes are killed in between."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm is told of devices that are out: a drain of ours, taken back, and no other touched."""
+"""What Slurm learns of devices that are out: a drain of ours, taken back, and no other touched."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Site:
         self.node("IDLE")
 
     def start(self) -> None:
-        """Let gpulockd begin anew."""
+        """Restart gpulockd."""
         self.chore = SlurmDrainSync(DaemonJournal(self.ends[1], levels=True))
 
     def put(self, name: str, text: str) -> None:

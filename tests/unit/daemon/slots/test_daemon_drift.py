@@ -119,7 +119,7 @@ def test_consumables_are_read_from_several_lines() -> None:
 
 
 def slurm(root: Path, *minors: int) -> dict[str, str]:
-    """Return what is told of a map with these minors, on a node of four devices."""
+    """Return the messages on a map with these minors, on a node of four devices."""
     box = Box(root)
     lines = [f"{place}={minor}" for place, minor in enumerate(minors)]
     (box.state / "slurm-map").write_text("\n".join([LINE, *lines]) + "\n")

@@ -47,7 +47,7 @@ def grown(*readings: float, kind: CounterKind = ENERGY, seconds: float = 1.0) ->
         pytest.param((1000, 9e15, 9e15, 9e15, 1300), 300, id="garbage that is repeated"),
         pytest.param((1e6, 0, 1e6 + 300), 300, id="a reading of 0 is garbage"),
         pytest.param((1e6, 0, 1e6, 1e6), 0, id="a reading of 0 between two of one value"),
-        pytest.param((1e6, 50, 350), 350, id="the driver begins anew"),
+        pytest.param((1e6, 50, 350), 350, id="the driver restarts"),
         pytest.param((1e6, 9e9, 9e9 + 300), 300, id="a jump: only what is after it counts"),
         pytest.param((1000, math.nan, math.inf, -1, 1300), 300, id="no numbers"),
     ],

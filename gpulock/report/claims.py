@@ -113,7 +113,7 @@ class ReportedClaim:
             return f"pid {self.job_id}"
         if self.scheduler == "admin":
             return "reserve"
-        return self.job_id if self.task_id in ("", "1") else f"{self.job_id}.{self.task_id}"
+        return f"{self.job_id}.{self.task_id}" if self.task_id else self.job_id
 
 
 def parse_reported_claim(record: object) -> ReportedClaim:

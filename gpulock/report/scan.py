@@ -73,7 +73,7 @@ class ClaimQuery:
             ('"job_id":', self.job),
             ('"user":', self.user),
             ("", self.device),
-            ('"task_id":', self.task),
+            ('"task_id":', "" if self.task == "1" else self.task),  # 12.1 may be no array
             ('"scheduler":', self.scheduler),
         )
         return [f"{key}{json.dumps(value)}".encode() for key, value in pairs if value]

@@ -71,7 +71,7 @@ def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
         cluster=node.settings.sge_cell,
         node=node.name,
         job_id=found.job,
-        task_id=found.task,
+        task_id=found.array_task,
         pid=found.pid,
         start=found.start,
         user=found.need("job_owner"),

@@ -67,7 +67,7 @@ class SgeLeftoverFinder:
 
         record = lock.owner
         assert record is not None
-        label, running = f"{record.job_id}.{record.task_id}", self._node.proc.running
+        label, running = f"{record.job_id}.{record.task_id or 1}", self._node.proc.running
         over = [one for one in lock.shepherds() if one[0] == record.pid or not running(*one)]
         whose = [job.IsolatedJob(label, pid, start) for pid, start in over]
         return [pid for who in whose for pid in job.isolated_job_pids(self._node, who)]

@@ -59,11 +59,11 @@ CONFIG_KEYS = (
 class Spool:
     """One shepherd, found and checked: its pid, start time and spool directory.
 
-    `fd` stays open for the life of the hook. `task` is "1" where there is no array. Raises
-    Refusal where `config` cannot be read, lacks the job, or is forged.
+    `fd` stays open for the life of the hook. Where there is no array, `task` is "1" and
+    `array_task` is empty. Raises Refusal where `config` cannot be read, lacks the job or is forged.
     """
 
-    __slots__ = ("config", "fd", "job", "path", "pid", "start", "task", "uid")
+    __slots__ = ("array_task", "config", "fd", "job", "path", "pid", "start", "task", "uid")
 
     def __init__(self, pid: int, start: int, fd: int, path: str, uid: int) -> None:
         self.pid = pid
@@ -79,7 +79,9 @@ class Spool:
             if len(values) > 1 and key not in REPEATED:
                 raise forged_config_refusal(key)
         self.job = str(self.number("job_id"))
-        self.task = str(self.number("ja_task_id") or 1)
+        number = self.number("ja_task_id")
+        self.task = str(number or 1)
+        self.array_task = str(number or "")
 
     def need(self, key: str) -> str:
         """Return one value of `config`; raise Refusal where it is missing or forged."""

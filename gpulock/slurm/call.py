@@ -76,7 +76,6 @@ class SlurmHookCall:
             node=node.name,
             slurmd=self.slurmd,
             job_id=self.job,
-            task_id="1",
             restart=self.restart,
             het_leader="" if self.leader == self.job else self.leader,
             user=self.user,

@@ -159,7 +159,6 @@ def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) ->
         cluster="admin",
         node=node,
         job_id=device,
-        task_id="1",
         user=one_line(note.get("by", "root")),
         uid=os.geteuid(),
         boot_id=boot_id,

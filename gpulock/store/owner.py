@@ -16,7 +16,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("cluster", TEXT, "all", "cluster or cell"),
     ("node", TEXT, "all", "host name of this node"),
     ("job_id", TEXT, "all", "job id; of a process its pid; of a reserve its device"),
-    ("task_id", TEXT, "all", "array task, 1 where there is none"),
+    ("task_id", TEXT, "all", "array task, empty where there is none"),
     ("pid", NUMBER, "sge, process", "shepherd, or the process that holds"),
     ("start", NUMBER, "sge, process", "its start time in clock ticks since boot"),
     ("restart", NUMBER, "slurm", "restart count of the job"),
@@ -101,7 +101,7 @@ class Owner:
             return f"pid {self.job_id}"
         if self.scheduler == "admin":
             return "reserve"
-        return self.job_id if self.task_id in ("", "1") else f"{self.job_id}.{self.task_id}"
+        return f"{self.job_id}.{self.task_id}" if self.task_id else self.job_id
 
 
 def encode_owner(owner: Owner) -> str:

@@ -54,7 +54,6 @@ def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Ow
         cluster=node.settings.cluster,
         node=node.name,
         job_id=str(pid),
-        task_id="1",
         pid=pid,
         start=stat.start,
         sid=pid if stat.session == pid else 0,

@@ -182,7 +182,7 @@ class FleetNode:
                 cluster="fleet",
                 node=self._name,
                 job_id=job_id,
-                task_id="1",
+                task_id="",
                 user=f"user{uid:03d}",
                 uid=20_000 + uid,
                 queue="gpu.q",

@@ -40,7 +40,7 @@ def template(folder: Path, number: int) -> bytes:
         cluster="main",
         node="gpu01",
         job_id="JOBMARK",
-        task_id="1",
+        task_id="",
         user="USERMARK",
         uid=1000,
         queue="gpu" if number % 3 else "short",

@@ -91,7 +91,7 @@ class Site:
             "cluster": "default",
             "node": node.name,
             "job_id": "12",
-            "task_id": "1",
+            "task_id": "",
             "user": "alice",
             "uid": 4242,
             "queue": "gpu.q",

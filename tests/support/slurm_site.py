@@ -285,7 +285,7 @@ def slurm_record(**changes: object) -> Owner:
         "node": os.uname().nodename,
         "slurmd": "n1",
         "job_id": "12",
-        "task_id": "1",
+        "task_id": "",
         "user": "alice",
         "uid": UID,
         "queue": "main",

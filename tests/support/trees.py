@@ -214,7 +214,7 @@ def record(**changes: object) -> Owner:
         "cluster": "default",
         "node": NAME,
         "job_id": "12",
-        "task_id": "1",
+        "task_id": "",
         "pid": 500,
         "start": 1000,
         "user": "alice",

@@ -113,7 +113,7 @@ def build_idle_environment(
         "CLUSTER": record.cluster,
         "JOB": f"{record.scheduler}:{record.job_id}.{record.task_id or '1'}",
         "JOB_ID": record.job_id,
-        "TASK_ID": record.task_id,
+        "TASK_ID": record.task_id or "1",
         "USER": record.user,
         "UID": str(record.uid),
         "QUEUE": record.queue,

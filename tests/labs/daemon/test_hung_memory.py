@@ -24,7 +24,7 @@ from gpulock.store.owner import Owner
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import read_settings
 from gpulock.slurm.steps import SlurmSteps
-words = dict(scheduler="slurm", node="n", slurmd="n1", task_id="1", token="t", boot_id="b")
+words = dict(scheduler="slurm", node="n", slurmd="n1", task_id="", token="t", boot_id="b")
 settings = read_settings(sys.argv[1])
 settings.simulation = ""
 for uid in (int(sys.argv[2]), int(sys.argv[2]) - 1):

@@ -64,7 +64,7 @@ def record(*cards: dict[str, Any], **fields: Any) -> dict[str, Any]:
         "cluster": "main",
         "node": "node1",
         "job_id": "12",
-        "task_id": "1",
+        "task_id": "",
         "user": "alice",
         "uid": 1000,
         "queue": "gpu",
@@ -138,7 +138,7 @@ def test_many_tasks_are_a_line_each_and_a_sum() -> None:
     tasks = [claim(card(0, use=n / 20), task_id=str(n), token=f"t{n}") for n in range(1, 21)]
     found = text_of(*tasks)
     assert len(found) == 1 + 20 + 1
-    assert found[1].split()[0] == "12" and found[2].split()[0] == "12.2"
+    assert found[1].split()[0] == "12.1" and found[2].split()[0] == "12.2"
     assert found[21] == "In all: 20.0 GPU hours, 52 % busy, 48 % idle"
 
 

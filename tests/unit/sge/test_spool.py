@@ -32,13 +32,15 @@ def test_a_shepherd_is_found_with_its_job(site: Site) -> None:
     job = site.run(gpus(1), task_id=3, owner="alice")
     found = site.above()
     assert (found.job, found.task, found.need("job_owner")) == ("12", "3", "alice")
+    assert found.array_task == "3"
     assert (found.pid, found.start, found.uid) == (SHEPHERD, 1000, ME)
     assert found.path == str(job.folder)
 
 
 def test_no_array_is_task_one(site: Site) -> None:
     site.run()
-    assert site.above().task == "1"
+    found = site.above()
+    assert (found.task, found.array_task) == ("1", "")
 
 
 @pytest.mark.parametrize(

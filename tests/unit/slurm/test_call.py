@@ -106,7 +106,7 @@ def test_the_record_holds_the_job_and_can_be_written(site: Site) -> None:
     call = site.call(12, SLURM_JOB_USER="al\nice\udcff", SLURM_JOB_PARTITION="ma\x1bin")
     made = call.make_owner(node).copy(token="t")
     found = owner.parse_owner(owner.encode_owner(made))
-    assert found.key() == ("slurm", "lab", "n1", "12", "1")
+    assert found.key() == ("slurm", "lab", "n1", "12", "")
     assert (found.user, found.queue, found.uid) == ("al?ice?", "ma?in", UID)
     assert (found.node, found.boot_id, found.pid_ns) == (node.name, BOOT, HOST_NS)
 

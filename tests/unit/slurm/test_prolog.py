@@ -47,7 +47,7 @@ def test_no_word_is_spoken_to_slurmctld(site: Site) -> None:
 def test_the_record_says_whose_it_is(site: Site) -> None:
     site.prolog(12, "1", SLURM_JOB_RESTART_COUNT="2", SLURM_HET_JOB_ID="11")
     found = site.holder(1)
-    assert found.key() == ("slurm", "lab", "n1", "12", "1")
+    assert found.key() == ("slurm", "lab", "n1", "12", "")
     assert (found.user, found.uid, found.queue) == ("alice", UID, "main")
     assert (found.restart, found.het_leader, found.positions) == (2, "11", "1")
     assert (found.boot_id, found.pid_ns, found.node) == (BOOT, HOST_NS, os.uname().nodename)

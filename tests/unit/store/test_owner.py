@@ -116,7 +116,7 @@ def test_every_field_is_an_attribute_with_a_type_and_a_meaning() -> None:
 
 def test_the_key_names_the_job_and_the_run_tells_its_runs_apart() -> None:
     one = record()
-    assert one.key() == ("sge", "default", "node1", "12", "1")
+    assert one.key() == ("sge", "default", "node1", "12", "")
     assert one.copy(start=2).key() == one.key()
     assert one.copy(start=2).run() != one.run()
     assert one.copy(job_id="123").key() != one.key()
@@ -127,6 +127,7 @@ def test_the_key_names_the_job_and_the_run_tells_its_runs_apart() -> None:
     [
         ({}, "12"),
         ({"task_id": "3"}, "12.3"),
+        ({"task_id": "1"}, "12.1"),
         ({"scheduler": "process", "job_id": "4711"}, "pid 4711"),
         ({"scheduler": "admin", "boot_id": BOOT}, "reserve"),
     ],

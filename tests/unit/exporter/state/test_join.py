@@ -249,7 +249,7 @@ def test_without_any_driver_locks_are_told() -> None:
     assert snapshot.states["missing"] == 2
     assert (seen(snapshot).uuid, seen(snapshot).card) == (uuid(0), None)
     assert list(values(snapshot, "gpu_lock_info")) == [
-        f'uuid="{uuid(0)}",scheduler="sge",job_id="12",task_id="1",user="alice",queue="gpu.q"'
+        f'uuid="{uuid(0)}",scheduler="sge",job_id="12",user="alice",queue="gpu.q"'
     ]
 
 

@@ -50,12 +50,14 @@ class Rounds:
         self._inputs: dict[str, object] = {}  # as they were when chores ran last
         self._owed = set(chores)  # those that run next time, whatever changed
         self._silence = ControllerBackoff()
+        self._missing_right = missing_ptrace(node, os.geteuid())
 
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings; raise Refusal. A chore that they switch off runs once more."""
         fresh = DaemonNode(settings)
         fresh.asking = self.node.asking  # a driver that hangs is asked once
         self.node = fresh
+        self._missing_right = missing_ptrace(fresh, os.geteuid())
         self._owed = set(self._chores)
 
     def run_round(self, now: float) -> ReconcileReport | None:
@@ -104,9 +106,7 @@ class Rounds:
         expected = self.node.settings.expected_gpus
         self._journal.log_changes(
             "node",
-            report_messages.lasting_problem_messages(
-                report, expected, missing_ptrace(self.node, os.geteuid())
-            ),
+            report_messages.lasting_problem_messages(report, expected, self._missing_right),
         )
         self.summary = report_messages.format_daemon_status(report, expected)
 

@@ -39,6 +39,7 @@ from tests.bench.rounds import profiling  # noqa: E402
 from tests.bench.scene import Scene, folder  # noqa: E402
 from tests.bench.starter import Shepherd  # noqa: E402
 
+FIRST, LAST = "OwnerWatcher._owner_ended", "append_history_lines"  # the pidfd event, the line
 PATIENCE = 30.0  # seconds
 PERCENT = 73  # a utilisation that no other number is
 DEPTH = 6  # levels at which a value is looked for in a record
@@ -95,16 +96,21 @@ def module_of(path: str) -> str:
 
 
 class Profile:
-    """Functions of ours that are called in this thread while it is on."""
+    """Functions of ours that are called in this thread from the event to the line."""
 
     def __init__(self) -> None:
         self.calls: Calls = set()
+        self._on = False
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
         """Note one call (the protocol of sys.setprofile)."""
         code = frame.f_code
         ours = any(part in code.co_filename for part in OURS)
-        if event == "call" and ours and not code.co_name.startswith("<"):
+        if event == "call" and code.co_qualname == FIRST:
+            self._on = True
+        if event == "return" and code.co_qualname == LAST:
+            self._on = False
+        if event == "call" and self._on and ours and not code.co_name.startswith("<"):
             self.calls.add((module_of(code.co_filename), code.co_qualname))
 
 

@@ -43,7 +43,7 @@ class ControllerBackoff:
 
     def probe_if_due(self, settings: Settings, now: float) -> None:
         """Ask a slurmctld that is silent again, where that is due; the gate is not held."""
-        if not self.is_active(now):
+        if now >= self._until:
             return
         if self._asking is None:
             if now < self._again:

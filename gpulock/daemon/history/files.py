@@ -117,7 +117,8 @@ class HistoryWriter(Chore):
                     continue
                 last = max(parts.values(), key=lambda part: part.at)
             if not advice.may_come(token, last.owner.boot_id, last.at, now):
-                ready[token] = pending.correct_reboot_ends(node, parts, now)
+                noted = all([part.boottime is not None for part in parts.values()])
+                ready[token] = parts if noted else pending.correct_reboot_ends(node, parts, now)
                 ends[token] = max([part.at for part in ready[token].values()])
         if not ready:
             return 0

@@ -67,21 +67,17 @@ class LockDirWatch:
         self.fault = "" if self.fd >= 0 else self.fault
         for path in [known for known in self._watches if known not in masks]:
             self._libc.inotify_rm_watch(self.fd, self._watches.pop(path))
-        for path, mask in masks.items() if self.fd >= 0 else ():
-            self._add(path, mask)
-
-    def _add(self, path: str, mask: int) -> None:
-        """Watch one folder; that it is watched already changes nothing."""
-        name = os.fsencode(path)
-        watch: int = self._libc.inotify_add_watch(self.fd, name, mask | ONLYDIR | DONT_FOLLOW)
-        known = self._watches.pop(path, -1)
-        if watch >= 0:
-            self._watches[path] = watch
-        elif ctypes.get_errno() != errno.ENOENT:
-            self.fault = f"{path}: {os.strerror(ctypes.get_errno())}"
-        if known not in (-1, watch):
-            self._lost = True
-            self._libc.inotify_rm_watch(self.fd, known)
+        for path, mask in masks.items() if self.fd >= 0 else ():  # once more changes nothing
+            name = os.fsencode(path)
+            watch: int = self._libc.inotify_add_watch(self.fd, name, mask | ONLYDIR | DONT_FOLLOW)
+            known = self._watches.pop(path, -1)
+            if watch >= 0:
+                self._watches[path] = watch
+            elif ctypes.get_errno() != errno.ENOENT:
+                self.fault = f"{path}: {os.strerror(ctypes.get_errno())}"
+            if known not in (-1, watch):
+                self._lost = True
+                self._libc.inotify_rm_watch(self.fd, known)
 
     def events(self) -> list[Event]:
         """Return what happened since, in the folders that are watched now."""

@@ -65,8 +65,13 @@ def reconcile_locks(
 
     With `dry_run` nothing is changed.
     """
-    devices, driver = read_node_devices(node)
-    if not node.store.exists() and dry_run:
+    devices: list[Device] = []
+    driver: Refusal | None = None
+    try:
+        devices = node.devices()
+    except Refusal as refusal:
+        driver = refusal
+    if dry_run and not node.store.exists():
         return ReconcileReport([], [])
     boot.ensure_lock_dir(node.store)
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
@@ -78,7 +83,6 @@ def reconcile_locks(
         report.blind = judge.scan.blind or reaper.files.blind
         if not dry_run:
             try:
-                mark_extern_steps_seen(node, report.outcomes)
                 publish_verdicts(node, report.outcomes)
                 remove_partial_writes(node)
                 adopt.write_missing_records(node)
@@ -90,14 +94,6 @@ def reconcile_locks(
 
         report.fault = report.fault or cleanup.clean_up_isolation(node, devices, deadline)
     return report
-
-
-def read_node_devices(node: Node) -> tuple[list[Device], Refusal | None]:
-    """Return the devices the driver shows, and why it shows none."""
-    try:
-        return node.devices(), None
-    except Refusal as refusal:
-        return [], refusal
 
 
 def make_node_reaper(
@@ -150,15 +146,14 @@ def prepare_boot_locks(node: Node, judge: Judge) -> list[Owner]:
     return adopted
 
 
-def mark_extern_steps_seen(node: Node, outcomes: list[ReapOutcome]) -> None:
-    """Note of which Slurm jobs the extern step was seen: from then on its absence counts."""
+def publish_verdicts(node: Node, outcomes: list[ReapOutcome]) -> None:
+    """Write verdicts and counters, and drop the notes of runs that are over.
+
+    Of which Slurm jobs the extern step was seen is noted: from then on its absence counts.
+    """
     for outcome in outcomes:
         if outcome.act != FREED and outcome.lock.extern and not outcome.lock.seen:
             node.store.mark_seen(outcome.lock.id)
-
-
-def publish_verdicts(node: Node, outcomes: list[ReapOutcome]) -> None:
-    """Write verdicts and counters, and drop the notes of runs that are over."""
     left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
     verdicts.write_verdicts(node.store.path, left, node.boot_id)
     totals = ClaimCounters(node.store)

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import clock_boottime
@@ -15,6 +13,7 @@ from gpulock.node.sample import SAMPLE_LINE
 from gpulock.store import quarantine
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import QUARANTINE
+from tests.support.journal import HeardJournal
 from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
 
 GIB = 1 << 30
@@ -34,17 +33,12 @@ class Ward(Box):
         self.now = clock_boottime()
         self.boot = BOOT
         self.facts: dict[int, str] = {}
-        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.journal = HeardJournal()
         self.start()
-
-    def close(self) -> None:
-        """Give the journal's pipe back."""
-        for fd in self.ends:
-            os.close(fd)
 
     def start(self) -> None:
         """Restart gpulockd."""
-        self.health = HealthPolicy(DaemonJournal(self.ends[1], levels=True), lambda: self.now)
+        self.health = HealthPolicy(self.journal, lambda: self.now)
 
     def tell(self, number: int, *pairs: str) -> None:
         """Let the exporter tell this of a GPU from now on."""
@@ -107,11 +101,7 @@ class Ward(Box):
         quarantine.remove_device_note(str(self.state), QUARANTINE, bus(number))
 
     def said(self) -> list[str]:
-        """Return what the chore said since the last time."""
-        try:
-            return os.read(self.ends[0], 1 << 16).decode().splitlines()
-        except BlockingIOError:
-            return []
+        return self.journal.said()
 
 
 def told(at: float, facts: str) -> list[str]:

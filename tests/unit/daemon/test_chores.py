@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.app import make_daemon_chores
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile import schedule
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -20,6 +19,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import quarantine, refusal_notes
 from gpulock.store.verdicts import PERIOD
+from tests.support.journal import HeardJournal
 from tests.support.trees import NAME, Box, bus, record
 
 ON = {"QUARANTINE_ON": "xid", "IDLE_WARN": "60", "CDI_DIR": "/nowhere", "SGE_ROOT": "/nowhere"}
@@ -53,8 +53,7 @@ class Watched:
         self.exporter.mkdir()
         self.box = Box(root, 4, EXPORTER_DIR=str(self.exporter), **settings)
         self.box.proc.execd(root)
-        self.fd = os.open(os.devnull, os.O_WRONLY)
-        journal = DaemonJournal(self.fd, levels=True)
+        journal = HeardJournal()
         self.chores = make_daemon_chores(journal)
         self.ran: set[str] = set()
         self.failing = ""
@@ -116,7 +115,6 @@ def watched(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]
     made = Watched(tmp_path, ON if request.param == "on" else {})
     yield made
     made.rounds.single.release()
-    os.close(made.fd)
 
 
 def is_on(watched: Watched) -> bool:
@@ -140,7 +138,7 @@ def test_a_chore_runs_when_its_setting_is_on_and_its_input_changed(
 
 def test_each_input_and_setting_that_a_chore_names_is_tested(tmp_path: Path) -> None:
     known = vars(Settings({}))
-    for chore in make_daemon_chores(DaemonJournal()):
+    for chore in make_daemon_chores(HeardJournal()):
         for what, settings in chore.after.items():
             assert what == schedule.ROUND or type(chore).__name__ in EXPECTED[what][0]
             assert set(settings) <= set(known)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,12 @@ from gpulock.daemon import rounds
 from gpulock.daemon.core import controller
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.controller import AGAIN, LONGEST, BackoffControl, ControllerBackoff
-from gpulock.daemon.core.instance_lock import InstanceLock
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.slurm.scontrol import SlurmctldSilentError
+from tests.support.journal import HeardJournal
 from tests.support.slurm_site import INVALID, ROOT, SILENT
 from tests.support.slurm_site import Site as SlurmSite
 from tests.support.trees import Box
@@ -182,28 +179,16 @@ def test_gpulockd_frees_in_the_round_in_which_slurmctld_is_back(
     slurm.process(60, "slurmd", uid=ROOT)
     slurm.prolog(12, "0")
     slurm.fails(SILENT)
-    ends = os.pipe2(os.O_NONBLOCK)
-    made = Rounds(DaemonNode(Settings(dict(slurm.settings))), DaemonJournal(ends[1]), ())
-    with closing(made.single, ends):
-        for _ in range(3):
-            made.run_round(clock.now)
-        assert [call[0] for call in slurm.calls()] == ["squeue"]
-        slurm.fails(INVALID)
-        clock.now += AGAIN
-        report = made.run_round(clock.now)
-        assert report is not None
-        assert [outcome.act for outcome in report.outcomes] == ["freed"]
-
-
-@contextmanager
-def closing(single: InstanceLock, ends: tuple[int, int]) -> Generator[None]:
-    """Let another gpulockd run after the test."""
-    try:
-        yield
-    finally:
-        single.release()
-        for fd in ends:
-            os.close(fd)
+    made = Rounds(DaemonNode(Settings(dict(slurm.settings))), HeardJournal(), ())
+    for _ in range(3):
+        made.run_round(clock.now)
+    assert [call[0] for call in slurm.calls()] == ["squeue"]
+    slurm.fails(INVALID)
+    clock.now += AGAIN
+    report = made.run_round(clock.now)
+    assert report is not None
+    assert [outcome.act for outcome in report.outcomes] == ["freed"]
+    made.close()
 
 
 def test_an_odd_answer_about_one_job_keeps_nobody_from_asking_about_another(

@@ -17,7 +17,7 @@ import pytest
 from gpulock.alloc.liveness import ProcessScan
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.app import parse_config_path
-from gpulock.daemon.core.journal import DaemonJournal, SystemdNotifier
+from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile import schedule
@@ -34,6 +34,7 @@ from gpulock.node.settings import DEFAULT_PATH, read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, Verdict
+from tests.support.journal import HeardJournal
 from tests.support.trees import Box, bus, record
 
 
@@ -66,7 +67,7 @@ class Field:
         self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.manager.bind(str(root / "notify"))
         self.manager.setblocking(False)
-        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.journal = HeardJournal()
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def _end(self, number: int, frame: FrameType | None) -> None:
@@ -76,9 +77,10 @@ class Field:
         """Run a gpulockd that does one of `acts` after each round; return its reports."""
         self.signals.ending = False
         script = Script(self.signals, *acts)
-        journal = DaemonJournal(self.ends[1], levels=True)
         notify = SystemdNotifier(str(self.root / "notify"))
-        GpulockDaemon(read_settings(self.config), journal, notify, self.signals, [script]).run()
+        GpulockDaemon(
+            read_settings(self.config), self.journal, notify, self.signals, [script]
+        ).run()
         return script.reports
 
     def hold(self, number: int = 0) -> None:
@@ -108,10 +110,7 @@ class Field:
                 return found
 
     def said(self) -> str:
-        try:
-            return os.read(self.ends[0], 1 << 16).decode()
-        except BlockingIOError:
-            return ""
+        return "\n".join(self.journal.said())
 
 
 @pytest.fixture
@@ -167,7 +166,7 @@ def test_a_chore_goes_on_between_the_rounds_and_lets_go_at_the_end(
     chore = Busy(field.signals, hangs)
     notify = SystemdNotifier(str(field.root / "notify"))
     daemon = GpulockDaemon(
-        read_settings(field.config), DaemonJournal(field.ends[1]), notify, field.signals, [chore]
+        read_settings(field.config), field.journal, notify, field.signals, [chore]
     )
     if hangs:
         with pytest.raises(ShutdownTimeoutError):

@@ -13,7 +13,6 @@ import pytest
 
 from gpulock.daemon import rounds
 from gpulock.daemon.core.instance_lock import InstanceLock
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
@@ -23,6 +22,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import atomic, verdicts
 from gpulock.store.gate import Gate
+from tests.support.journal import HeardJournal
 from tests.support.trees import BOOT, NAME, Box, bus, record, soon
 
 
@@ -45,8 +45,7 @@ class Round:
     def __init__(self, root: Path) -> None:
         self.box = Box(root)
         self.box.proc.execd(root)
-        self.ends = os.pipe2(os.O_NONBLOCK)
-        self.journal = DaemonJournal(self.ends[1], levels=True)
+        self.journal = HeardJournal()
         self.rounds = self.make()
 
     def make(self, *chores: Chore) -> Rounds:
@@ -58,10 +57,7 @@ class Round:
         return reports[-1]
 
     def said(self) -> list[str]:
-        try:
-            return os.read(self.ends[0], 1 << 20).decode().splitlines()
-        except BlockingIOError:
-            return []
+        return self.journal.said()
 
     def hold(self, number: int, pid: int, **changes: object) -> None:
         one = record(pid=pid, token=f"t{pid}", devices=(bus(number),), **changes)
@@ -73,8 +69,6 @@ def one(tmp_path: Path) -> Iterator[Round]:
     made = Round(tmp_path)
     yield made
     made.rounds.single.release()
-    for fd in made.ends:
-        os.close(fd)
 
 
 def test_a_round_frees_what_a_dead_owner_held_and_says_the_proof(one: Round) -> None:

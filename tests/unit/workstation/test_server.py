@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.core.loop import EventLoop
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN
@@ -35,6 +34,7 @@ from gpulock.workstation.wire import (
     new_packet_socket,
     parse_reply,
 )
+from tests.support.journal import HeardJournal
 from tests.support.trees import Box, bus, record, soon
 
 ME, MINE = os.getpid(), 4242  # start time of this process in the fake /proc
@@ -51,10 +51,7 @@ class Desk:
         for folder in (self.box.lock, self.box.lock / "locks", self.box.lock / "released"):
             folder.mkdir()
         self.loop = EventLoop()
-        self.ends = os.pipe2(os.O_NONBLOCK)
-        self.server = ClaimServer(
-            self.loop, DaemonJournal(self.ends[1], levels=True), lambda: self.node
-        )
+        self.server = ClaimServer(self.loop, HeardJournal(), lambda: self.node)
         self.server.open()
         self.came: list[socket.socket] = []
 
@@ -125,8 +122,6 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made.server.close()
     for caller in made.came:
         caller.close()
-    for fd in made.ends:
-        os.close(fd)
 
 
 def test_a_caller_holds_what_is_granted_with_its_own_process(desk: Desk) -> None:

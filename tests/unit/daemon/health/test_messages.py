@@ -45,7 +45,6 @@ def plain(lines: list[str]) -> str:
 def test_without_a_policy_doctor_says_that_it_is_by_hand(tmp_path: Path) -> None:
     ward = Ward(tmp_path, QUARANTINE_ON="")
     assert told(ward) == [(OK, "quarantine: by hand alone (QUARANTINE_ON is empty); ")]
-    ward.close()
 
 
 def test_doctor_tells_what_is_out_and_what_brings_it_back(tmp_path: Path) -> None:
@@ -58,7 +57,6 @@ def test_doctor_tells_what_is_out_and_what_brings_it_back(tmp_path: Path) -> Non
     assert first.startswith(f"quarantine: {bus(1)} is out of service: xid: XID 79 (GPU has fallen")
     assert AFTER in first and f"gpulock restore {bus(1)}" in first
     assert f"{bus(2)} is out of service: its fan died (root); an administrator brings" in second
-    ward.close()
 
 
 def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> None:
@@ -67,13 +65,11 @@ def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> Non
         WARNING,
         "quarantine: xid: no exporter runs here, so nothing is detected; start gpulock-exporter",
     )
-    ward.close()
 
 
 def test_a_word_that_is_not_understood_is_a_fault(tmp_path: Path) -> None:
     ward = Ward(tmp_path, QUARANTINE_ON="missing fan")
     assert (FAULT, "QUARANTINE_ON=fan") in [(state, what[12:29]) for state, what in told(ward)]
-    ward.close()
 
 
 def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
@@ -91,7 +87,6 @@ def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:
         f"counts: this node was drained at Slurm because of {bus(1)}",
         "counts: SGE_COUNT_HOSTS is set, SGE_ROOT is not: no count is kept",
     ]
-    ward.close()
 
 
 def test_gpulockd_tells_once_what_a_hand_over_put_out_of_service(tmp_path: Path) -> None:
@@ -108,7 +103,6 @@ def test_gpulockd_tells_once_what_a_hand_over_put_out_of_service(tmp_path: Path)
     ward.round(2)
 
     assert [line[3:] for line in ward.said()] == [f"{bus(1)} is out of service: {words}"]
-    ward.close()
 
 
 def test_gpulockds_first_reconcile_tells_what_it_put_out_itself(tmp_path: Path) -> None:
@@ -124,7 +118,6 @@ def test_gpulockds_first_reconcile_tells_what_it_put_out_itself(tmp_path: Path) 
 
     words = "memory: 1024 MiB stay in use after job 12"
     assert [line[3:] for line in ward.said()] == [f"{bus(0)} is out of service: {words}"]
-    ward.close()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +149,6 @@ def test_why_tells_the_cause_of_a_device_and_what_brings_it_back(tmp_path: Path)
     assert f"back by {AFTER}" in policy and "next gpulock restore 1" in policy
     hand = plain(explain_subject(ward.node(), "2", 200)[0])
     assert "reason its fan died (root)" in hand and "back by an administrator" in hand
-    ward.close()
 
 
 def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:

@@ -29,7 +29,6 @@ def ward(tmp_path: Path) -> Iterator[Ward]:
         made.tell(number)
     made.round()
     yield made
-    made.close()
 
 
 def grants(ward: Ward, count: int) -> list[str]:
@@ -147,7 +146,6 @@ def test_only_what_is_asked_for_puts_a_card_out(tmp_path: Path) -> None:
     quiet.tell(0, "x.79=1,100.0", "c.ecc.uncorrected.dram=2,2,90.0,0.0", f"memory_used={GIB}")
     quiet.round(3)
     assert quiet.out() == []
-    quiet.close()
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -220,7 +218,6 @@ def test_what_the_hand_over_put_away_comes_back_without_any_policy(tmp_path: Pat
     assert quiet.out() == [bus(0)]
     quiet.round()
     assert quiet.out() == []
-    quiet.close()
 
 
 # --- back -----------------------------------------------------------------------------------------
@@ -397,7 +394,6 @@ def test_a_card_that_is_not_there_does_not_come_back(tmp_path: Path) -> None:
     )
     quiet.round(9)
     assert quiet.out() == ["0000:99:00.0"]
-    quiet.close()
 
 
 def test_a_card_that_flaps_stays_out_until_an_administrator_brings_it_back(ward: Ward) -> None:
@@ -454,7 +450,6 @@ def test_the_only_card_of_a_node_goes_out(tmp_path: Path) -> None:
     small.tell(0, "x.79=1,100.0")
     small.round()
     assert small.out() == [bus(0)]
-    small.close()
 
 
 @pytest.mark.parametrize(

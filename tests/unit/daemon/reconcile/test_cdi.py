@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile import cdi
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -21,6 +20,7 @@ from gpulock.job import environment
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings, read_settings
 from tests.support.cli_site import Site, until
+from tests.support.journal import HeardJournal
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")  # validated by CDI's own parser
 PRESETS = ("dgx1", "dgx-h200", "a100-mig", "k80-node", "workstation")
@@ -253,18 +253,14 @@ class Chore:
 
     def __init__(self, site: Site, patience: float = 5.0) -> None:
         self.node = site.node()
-        self.out, write = os.pipe()
-        self.chore = CdiSpecWriter(DaemonJournal(write, levels=True), patience)
+        self.journal = HeardJournal()
+        self.chore = CdiSpecWriter(self.journal, patience)
 
     def run(self) -> None:
         self.chore.run(self.node, ReconcileReport([], []), 0.0)
 
     def said(self) -> list[str]:
-        os.set_blocking(self.out, False)
-        try:
-            return os.read(self.out, 1 << 16).decode().splitlines()
-        except BlockingIOError:
-            return []
+        return self.journal.said()
 
 
 def test_gpulockd_keeps_the_spec_as_the_node_is(tmp_path: Path) -> None:

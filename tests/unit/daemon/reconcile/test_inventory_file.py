@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.inventory_file import (
     InventoryPublisher,
@@ -18,6 +17,7 @@ from gpulock.daemon.reconcile.inventory_file import (
 from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
 from gpulock.node.devices import read_nvml_inventory as read_inventory
 from gpulock.node.settings import Settings
+from tests.support.journal import HeardJournal
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, Box, bus
 
 CARDS = {bus(number): DriverCard(number, f"GPU-{number:08d}-aaaa") for number in range(2)}
@@ -115,8 +115,8 @@ class Site:
         self.exporter.mkdir()
         self.box = Box(root / "node", EXPORTER_DIR=str(self.exporter))
         self.box.lock.mkdir()
-        self.ends = os.pipe2(os.O_NONBLOCK)
-        self.chore = InventoryPublisher(DaemonJournal(self.ends[1], levels=True))
+        self.journal = HeardJournal()
+        self.chore = InventoryPublisher(self.journal)
         self.node = DaemonNode(Settings(dict(self.box.settings)), NAME)
 
     def tell(self, *lines: str, boot_id: str = BOOT) -> None:
@@ -131,10 +131,7 @@ class Site:
         return read_inventory(str(self.box.lock), BOOT)
 
     def said(self) -> list[str]:
-        try:
-            return os.read(self.ends[0], 1 << 16).decode().splitlines()
-        except BlockingIOError:
-            return []
+        return self.journal.said()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from gpulock.daemon.reconcile.refusal_context import (
     take_refusal_notes,
 )
 from gpulock.store import atomic, refusal_notes
+from tests.support.journal import HeardJournal
 from tests.support.trees import Box
 
 WHY = "gpulock: job 12: busy: 2 GPUs asked for, 1 of 4 free; the job can run when others have ended"
@@ -36,8 +37,8 @@ class Site:
         self.box = Box(root / "node", SGE_ROOT="/opt/sge", SGE_BINARIES=str(root))
         self.box.lock.mkdir()
         self.qalter(0)
-        self.ends = os.pipe2(os.O_NONBLOCK)
-        self.chore = RefusalNotifier(DaemonJournal(self.ends[1], levels=True))
+        self.journal = HeardJournal()
+        self.chore = RefusalNotifier(self.journal)
 
     def qalter(self, code: int) -> None:
         lines = [
@@ -67,18 +68,13 @@ class Site:
         return lines
 
     def said(self) -> str:
-        try:
-            return os.read(self.ends[0], 1 << 16).decode()
-        except BlockingIOError:
-            return ""
+        return "\n".join(self.journal.said())
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path)
     yield made
-    for fd in made.ends:
-        os.close(fd)
 
 
 def test_a_refusal_is_put_into_the_jobs_context(site: Site) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.slots import sge
 from gpulock.daemon.slots.sge import (
@@ -26,6 +24,7 @@ from gpulock.daemon.slots.sge import (
 )
 from gpulock.node.settings import Settings
 from tests.support.few import FEW
+from tests.support.journal import HeardJournal
 from tests.support.trees import Box
 
 QCONF = """\
@@ -67,8 +66,8 @@ class Site:
             (root / name).chmod(0o755)
         keys = {"SGE_ROOT": "/opt/sge", "SGE_BINARIES": str(root), "SGE_COUNT_HOSTS": "node1 node2"}
         self.box = Box(root / "box", 4, **keys)
-        self.ends = os.pipe2(os.O_NONBLOCK)
-        self.chore = SgeSlotSync(DaemonJournal(self.ends[1], levels=True))
+        self.journal = HeardJournal()
+        self.chore = SgeSlotSync(self.journal)
         self.now = 0.0
         self.count("node1", 4)
         self.count("node2", 8)
@@ -107,18 +106,13 @@ class Site:
         return sge.load_lowered_counts(str(self.box.state))
 
     def said(self) -> list[str]:
-        try:
-            return os.read(self.ends[0], 1 << 16).decode().splitlines()
-        except BlockingIOError:
-            return []
+        return self.journal.said()
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path)
     yield made
-    for fd in made.ends:
-        os.close(fd)
 
 
 def test_while_all_is_well_nothing_is_changed_or_said(site: Site) -> None:

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.slots import slurm
 from gpulock.daemon.slots.slurm import (
@@ -22,6 +20,7 @@ from gpulock.daemon.slots.slurm import (
 )
 from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.store import quarantine
+from tests.support.journal import HeardJournal
 from tests.support.trees import NAME, Box, bus
 
 SCONTROL = """\
@@ -61,7 +60,7 @@ class Site:
         }
         self.box = Box(root / "box", 4, **known)
         (self.box.state / quarantine.QUARANTINE).mkdir()
-        self.ends = os.pipe2(os.O_NONBLOCK)
+        self.journal = HeardJournal()
         self.now = 0.0
         self.start()
         self.put("aliases", "n1")
@@ -70,7 +69,7 @@ class Site:
 
     def start(self) -> None:
         """Restart gpulockd."""
-        self.chore = SlurmDrainSync(DaemonJournal(self.ends[1], levels=True))
+        self.chore = SlurmDrainSync(self.journal)
 
     def put(self, name: str, text: str) -> None:
         (self.root / name).write_text(f"{text}\n")
@@ -104,18 +103,13 @@ class Site:
             assert asking is None or asking.wait(20.0)
 
     def said(self) -> list[str]:
-        try:
-            return os.read(self.ends[0], 1 << 16).decode().splitlines()
-        except BlockingIOError:
-            return []
+        return self.journal.said()
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path)
     yield made
-    for fd in made.ends:
-        os.close(fd)
 
 
 def test_a_node_is_drained_with_the_reason_and_resumed_when_all_is_well(site: Site) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.slots.drift import EVERY, CountDrift, find_slurm_drift
 from gpulock.daemon.slots.sge import parse_complex_values
 from gpulock.slurm.gres_map import LINE
+from tests.support.journal import HeardJournal
 from tests.support.trees import Box
 
 QCONF = """\
@@ -31,8 +31,8 @@ class Site:
         self.root = root
         self.gate = root / "gate"
         self.box = Box(root / "node", SGE_ROOT="/opt/sge", SGE_BINARIES=str(root))
-        self.ends = os.pipe2(os.O_NONBLOCK)
-        self.chore = CountDrift(DaemonJournal(self.ends[1], levels=True))
+        self.journal = HeardJournal()
+        self.chore = CountDrift(self.journal)
 
     def qmaster(self, count: int) -> None:
         program = self.root / "qconf"
@@ -53,18 +53,13 @@ class Site:
         self.go(1.0)
 
     def said(self) -> list[str]:
-        try:
-            return os.read(self.ends[0], 1 << 16).decode().splitlines()
-        except BlockingIOError:
-            return []
+        return self.journal.said()
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path)
     yield made
-    for fd in made.ends:
-        os.close(fd)
 
 
 def test_a_count_that_fits_is_not_told(site: Site) -> None:

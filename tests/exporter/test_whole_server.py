@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as text_of
 from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.child import until
 from tests.exporter.test_server_process import PROMETHEUS
-from tests.exporter.whole import Answer, Whole
+from tests.exporter.whole import Answer, Scrape, Whole
 from tests.exporter.wire import SOUND, dial
 from tests.nvml.double import Double
 from tests.support.exporter_contract import openmetrics_of
@@ -154,7 +154,7 @@ def test_a_bad_change_keeps_the_old_one_and_a_metric_says_so(
         config.write_text(tls(authority, f"basic_auth_users:\n  prometheus: {hashed}\n"))
         assert until(lambda: exporter.get().status == 401)
         right = basic("prometheus", "right")
-        assert until(lambda: exporter.get(headers=right).text.count(f"\n{RELOADED} 1\n") == 1)
+        assert until(lambda: Scrape(exporter.get(headers=right).text).all(RELOADED) == [1])
 
 
 def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml: Double) -> None:

@@ -70,7 +70,7 @@ def test_sentences_are_short() -> None:
 
 
 def test_comments_cite_pages_and_sections_that_are_there() -> None:
-    missing = []
+    missing: list[str] = []
     for path in listed("*.py", "*.sh", "prolog/*", "systemd/*"):
         for fact, section, page in CITED.findall(path.read_text()):
             cited = ROOT / "docs" / fact.removeprefix("docs/") if fact else ROOT / page

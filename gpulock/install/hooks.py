@@ -80,21 +80,24 @@ def run_program(
     command: Sequence[str | Path],
     seconds: float,
     env: Mapping[str, str] | None,
+    *,
+    stdin: str = "",
+    errors: str = "replace",
     check: bool = False,
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program without input; raise OSError or subprocess.SubprocessError."""
-    how: dict[str, Any] = {
-        "input": "",
-        "text": True,
-        "errors": "replace",
-        "capture_output": True,
+    """Run a program to its end; raise OSError or subprocess.SubprocessError."""
+    return subprocess.run(
+        command,
+        env=env,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        errors=errors,
+        timeout=seconds,
+        check=check,
         **more,
-    }
-    done: subprocess.CompletedProcess[str] = subprocess.run(
-        command, env=env, timeout=seconds, check=check, **how
     )
-    return done
 
 
 def find_share_folder() -> Path:

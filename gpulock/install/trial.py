@@ -87,7 +87,7 @@ def run_trial(
             more = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
         except KeyError:
             more = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
-    return run_program(command, seconds, env or {}, cwd="/", input=stdin, **more)
+    return run_program(command, seconds, env or {}, cwd="/", stdin=stdin, **more)
 
 
 def why_users_cannot_run(path: Path) -> str:

@@ -14,7 +14,7 @@ import pytest
 from gpulock.install import versions
 from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
-from gpulock.install.sge import install, uninstall
+from gpulock.install.sge import install
 from gpulock.install.sge.install import SgeOptions
 from gpulock.install.sge.site import Execd
 from gpulock.simulate.node import write_simulated_node
@@ -99,7 +99,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     spool = folder / "spool/node1"
     spool.mkdir(parents=True)
     execd = Execd(os.getpid(), {"SGE_ROOT": str(folder / "root")}, programs / "sge_execd", spool)
-    for module in (install, uninstall, doctor_sge):
+    for module in (install, doctor_sge):
         patch.setattr(module, "find_execds", lambda: [execd])
     patch.setattr(versions, "self_test_sge_hooks", ignore)  # ten processes; has its own test
     config = folder / "etc/gpulock.conf"

@@ -130,7 +130,7 @@ def uninstall_group() -> None:
 @click.pass_obj
 def uninstall_sge_command(session: Session, force: bool, reason: str) -> None:
     """Restore what was there before `install sge`."""
-    from gpulock.install.sge.uninstall import SgeUninstaller
+    from gpulock.install.sge.install import SgeUninstaller
 
     run_uninstaller(session, SgeUninstaller, force, reason)
 
@@ -141,7 +141,7 @@ def uninstall_sge_command(session: Session, force: bool, reason: str) -> None:
 @click.pass_obj
 def uninstall_slurm_command(session: Session, force: bool, reason: str) -> None:
     """Restore what was there before `install slurm`."""
-    from gpulock.install.slurm.uninstall import SlurmUninstaller
+    from gpulock.install.slurm.install import SlurmUninstaller
 
     run_uninstaller(session, SlurmUninstaller, force, reason)
 

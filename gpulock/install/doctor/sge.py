@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor looks at on a node of Grid Engine: installed hooks, execd, its job files."""
+"""What doctor looks at on a node of Grid Engine: hooks, execd, and what qmaster knows of it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from typing import Final
 from gpulock.alloc.liveness import ProcessScan
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.hooks import InstalledHookChecks
-from gpulock.install.doctor.sge_cluster import SgeClusterChecks
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.planner import current_settings
-from gpulock.install.sge.site import Execd, find_execd, find_execds
+from gpulock.install.sge import texts
+from gpulock.install.sge.install import SENSOR, parse_clock_seconds, queue_instances
+from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
+from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
+from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
+from gpulock.install.sge.texts import complex_fault, login_script_text, sge_admin_user
 from gpulock.install.trial import self_test_sge_hooks
-from gpulock.install.versions import version_in_force
+from gpulock.install.versions import CURRENT, version_in_force
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.sge import cull, verdict
 
+_AGAIN: Final = "run gpulock install sge again"
 _SYS_RESOURCE: Final = 24  # linux/capability.h CAP_SYS_RESOURCE
 _JOBS_READ: Final = 20
 
@@ -87,3 +92,222 @@ def check_execd_job_files(execd: Execd | None) -> Iterator[Check]:
             return
     if read:
         yield ok(f"{read} read")
+
+
+class SgeClusterChecks:
+    """What qmaster knows of this host; each method yields the checks of one thing."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        given: frozenset[str],
+        execd: Execd | None,
+        prefix: Path,
+        profile: Path,
+    ) -> None:
+        self.settings = settings
+        self.execd = execd
+        self.current = prefix / CURRENT
+        self.profile_path = profile
+        self.site = find_sge_site(settings, given, execd)
+        self.qconf = self.site.qconf()
+        self.instances = queue_instances(self.qconf)
+        self.host = sge_host_name(self.qconf)
+        self.lines = effective_host_conf(self.qconf, self.host)
+        self.exechost = self.qconf.show("-se", self.host)
+        self.queues = [i.partition("@")[0] for i in self.instances if i.endswith(f"@{self.host}")]
+
+    def checks(self) -> list[Check]:
+        """Return all checks of the cluster's configuration."""
+        return run_all(
+            {
+                "queues": self.queue_hooks,
+                "queue states": self.queue_states,
+                "complexes": self.complexes,
+                "complex_values": self.amounts,
+                "load sensor": self.sensor,
+                "interactive jobs": self.terminals,
+                "slave tasks": self.slave_tasks,
+                "execd_params": self.parameters,
+                "profile": self.profile,
+                "jsv": self.verifier,
+            }
+        )
+
+    def queue_hooks(self) -> Iterator[Check]:
+        """Look at prolog and epilog in force for each queue of this host, and elsewhere."""
+        ours = 0
+        for queue in self.queues:
+            name, do = f"queue {queue}", f"gpulock install sge --queue {queue}"
+            lines = {
+                hook: effective_sge_hook(self.qconf, queue, self.host, hook, self.lines)
+                for hook in texts.HOOKS
+            }
+            if not any(self.is_gpulock_hook(line, hook) for hook, line in lines.items()):
+                what = "neither prolog nor epilog is gpulock's: its jobs get no lock and no mask"
+                yield warning(what, do, name)
+                continue
+            ours += 1
+            bad = [f for hook, line in lines.items() if (f := self.line_fault(hook, line))]
+            for what in bad:
+                yield fault(what, do, name)
+            if not bad:
+                yield ok("prolog and epilog are gpulock's", name)
+            yield from self.elsewhere(queue)
+        if not ours:
+            do = "gpulock install sge --queue QUEUE"
+            yield fault(f"no queue of host {self.host} has the hooks of gpulock", do, "queues")
+
+    def is_gpulock_hook(self, line: str | None, hook: str) -> bool:
+        """Say whether a line starts a hook of ours, rightly or not."""
+        return texts.is_gpulock_command(line, hook) or any(
+            word.endswith((f"/{hook}/sge", "/prolog/chain")) for word in (line or "").split()
+        )
+
+    def line_fault(self, hook: str, line: str | None) -> str:
+        """Return what is wrong with the command line in force, or nothing."""
+        if not self.is_gpulock_hook(line, hook):
+            return f"its {hook} is {line or 'none'}, not gpulock's"
+        if line == texts.queue_hook_command(self.current, hook, texts.site_command_of(line, hook)):
+            return ""
+        assert line is not None
+        if not line.startswith("root@"):
+            return f"its {hook} does not run as root: root@ is missing"
+        if "/prolog/chain" not in line and "/usr/bin/env -i" not in line:
+            return f"its {hook} gets the job's environment as root: env -i is missing"
+        return f"its {hook} is not as installed: {line}"
+
+    def elsewhere(self, queue: str) -> Iterator[Check]:
+        """Warn of hosts where the same queue has no hooks of ours."""
+        bare = [
+            host
+            for name, _, host in (instance.partition("@") for instance in self.instances)
+            if name == queue and host != self.host
+            for hook in texts.HOOKS
+            if not texts.is_gpulock_command(effective_sge_hook(self.qconf, queue, host, hook), hook)
+        ]
+        if bare:
+            what = f"not the hooks of gpulock on {' '.join(sorted(set(bare)))}"
+            yield warning(what, "install there as well", f"queue {queue}")
+
+    def queue_states(self) -> Iterator[Check]:
+        """Look for queues of this host that are in error."""
+        for line in self.qconf.run("qstat", "-f", "-q", f"*@{self.host}").splitlines():
+            words = line.split()
+            if words and "@" in words[0] and len(words) > 5 and "E" in words[5]:  # noqa: PLR2004
+                do = f"qstat -f -explain E says why; then qmod -cq {words[0]}"
+                yield fault(f"{words[0]} is in error: it takes no job", do)
+
+    def complexes(self) -> Iterator[Check]:
+        """Look at the complexes that stand for GPUs."""
+        found = parse_complexes(self.qconf.run("qconf", "-sc"))
+        for one in self.settings.sge_complexes:
+            name = f"complex {one}"
+            if one not in found:
+                do = f"gpulock install sge --complex {one}, or correct SGE_COMPLEXES"
+                yield fault("it does not exist", do, name)
+            elif why := complex_fault(found[one]):
+                yield fault(why, "correct it: qconf -mc", name)
+            else:
+                yield ok(found[one], name)
+
+    def amounts(self) -> Iterator[Check]:
+        """Compare what qmaster may hand out on this host with what is there."""
+        values = parse_sge_list(self.exechost["complex_values"])
+        for queue in self.queues:
+            shown = self.qconf.show("-sq", f"{queue}@{self.host}").get("complex_values", "")
+            values = parse_sge_list(shown) | values
+        found = {key: values[key] for key in self.settings.sge_complexes if key in values}
+        set_it = f"qconf -mattr exechost complex_values COMPLEX=N {self.host}"
+        if not found:
+            names = " ".join(self.settings.sge_complexes)
+            yield fault(f"host {self.host} has no {names}: no GPU job starts here", set_it)
+        there = self.settings.expected_gpus
+        for key, amount in found.items():
+            if there and float(amount) > there:
+                yield fault(f"{key}={amount}, but there are {there}: jobs are sent back", set_it)
+            elif there and float(amount) < there:
+                yield warning(f"{key}={amount} of {there} GPUs", set_it)
+            else:
+                yield ok(f"{key}={amount}")
+        if len(found) > 1:
+            what = f"{' and '.join(found)} stand for the same GPUs, qmaster counts each alone"
+            yield warning(what, "the load sensor evens it out; better to use one")
+
+    def sensor(self) -> Iterator[Check]:
+        """Look whether the load sensor is configured and its values arrive."""
+        set_now = self.lines.get("load_sensor", "none")
+        if f"{self.current}/{SENSOR}" not in [word.strip() for word in set_now.split(",")]:
+            what = f"not gpulock's: {set_now}; jobs go where no GPU is free, and come back"
+            yield fault(what, _AGAIN)
+        elif "gpu.free" not in parse_sge_list(self.exechost["load_values"]):
+            do = "execd starts it within 2 load_report_times; then look at its messages file"
+            yield warning("configured, but no values have arrived", do)
+        else:
+            yield ok("its values arrive")
+        seconds = parse_clock_seconds(self.lines.get("load_report_time", ""))
+        yield ok(f"a job sent back starts here again after about {2 * seconds} s", "retry")
+
+    def terminals(self) -> Iterator[Check]:
+        """Warn of Grid Engine's fault with hooks of jobs on a terminal (facts/grid-engine.md)."""
+        user = sge_admin_user(self.site)
+        if user in ("none", "root"):
+            yield ok(f"admin_user is {user}")
+        elif user == "unknown":
+            yield warning("bootstrap cannot be read: admin_user is not known")
+        else:
+            what = f"admin_user is {user}: with any prolog, qrsh and qlogin on a terminal break"
+            do = "use qrsh -pty no, or set admin_user none in bootstrap and restart"
+            yield warning(what, do)
+
+    def slave_tasks(self) -> Iterator[Check]:
+        """Look at shepherd_cmd, which alone reaches slave tasks of parallel jobs."""
+        found = self.lines.get("shepherd_cmd", "none")
+        mine = found.startswith(f"{self.current}/")
+        isolated = self.settings.isolation == "cgroup"  # nothing else confines a slave task
+        if (self.settings.sge_slave_tasks or isolated) and not mine:
+            key = "ISOLATION=cgroup" if isolated else "SGE_SLAVE_TASKS=yes"
+            what = f"{key}, but shepherd_cmd is {found}"
+            what += ": jobs of several hosts are refused" if isolated else ""
+            yield fault(what, f"set shepherd_cmd to the launcher below {self.current}")
+        elif mine and not Path(found.split()[0]).is_file():
+            yield fault(f"shepherd_cmd {found} is not there: no job starts", _AGAIN)
+        elif self.settings.sge_slave_tasks:
+            yield ok(f"shepherd_cmd {found}")
+
+    def parameters(self) -> Iterator[Check]:
+        """Look at what changes how jobs start and end."""
+        words = self.lines.get("execd_params", "").upper().replace(",", " ").split()
+        if "ENABLE_ADDGRP_KILL=FALSE" in words or "ENABLE_ADDGRP_KILL=0" in words:
+            what = (
+                "ENABLE_ADDGRP_KILL=false: stray processes of a job keep running and keep its GPUs"
+            )
+            yield warning(what, "remove it from execd_params")
+        if "INHERIT_ENV=FALSE" in words or "INHERIT_ENV=0" in words:
+            yield ok("INHERIT_ENV=false: fine, variables are replaced")
+        if is_sge_none(self.lines.get("gid_range", "")):
+            what = "not set: jobs carry no group, so that no process proves a job alive"
+            yield fault(what, "set it: qconf -mconf", "gid_range")
+
+    def profile(self) -> Iterator[Check]:
+        """Look at the login script for qlogin."""
+        path, groups = self.profile_path, self.lines.get("gid_range", "")
+        if not path.exists():
+            yield warning(f"no {path}: qlogin shells get no mask", _AGAIN)
+        elif self.execd is None:
+            yield warning(f"{path}: execd's folder is not known", "start execd")
+        elif path.read_text() != login_script_text(str(self.execd.spool), groups):
+            what = f"{path} does not fit execd's folder {self.execd.spool} and gid_range"
+            yield fault(what, _AGAIN)
+        else:
+            yield ok(str(path))
+
+    def verifier(self) -> Iterator[Check]:
+        """Look whether invalid requests are turned away at submission."""
+        found = (self.qconf.configuration("global") or {}).get("jsv_url", "none")
+        if "/sge-jsv" in found:
+            yield ok(found)
+        else:
+            what = "it is not gpulock's: -l gpu=1.5 is accepted, and its job ends in error"
+            do = f"qconf -mconf: jsv_url script:{self.current}/prolog/sge-jsv"
+            yield warning(what, do)

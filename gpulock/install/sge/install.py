@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install sge`: what must change on a node and in its cluster, and how it is taken back.
+"""`gpulock install sge` and `uninstall sge`: what changes on a node and in its cluster.
 
 A hook that is missing on a node puts every job there into error, so the queue's prolog is set for
 this host alone, once its hooks are in place; `all_hosts` sets it for the whole queue.
@@ -8,12 +8,13 @@ this host alone, once its hooks are in place; `all_hosts` sets it for the whole 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, FilePlace, plan_place_change
+from gpulock.install.change import Change, FilePlace, Place, plan_place_change
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan, NodePlanner
 from gpulock.install.sge import texts
@@ -25,12 +26,13 @@ from gpulock.install.sge.places import (
     effective_host_conf,
     effective_sge_hook,
 )
-from gpulock.install.sge.qconf import Qconf, is_sge_none
-from gpulock.install.sge.site import find_execd, find_execds, find_sge_site, sge_host_name
-from gpulock.install.sge.texts import complex_fault, login_script_text, sge_admin_user
+from gpulock.install.sge.qconf import Qconf, is_sge_none, parse_sge_list
+from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
+from gpulock.install.sge.texts import HOOKS, complex_fault, login_script_text, sge_admin_user
 from gpulock.install.trial import command_program, rival_hook_reason
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
-from gpulock.node.settings import DEFAULT_PATH
+from gpulock.install.undo import FORCE, Address, Uninstaller
+from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, list_locked_devices
+from gpulock.node.settings import DEFAULT_PATH, Settings
 
 SENSOR: Final = "prolog/sge-sensor"
 REPORTED: Final = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
@@ -62,6 +64,15 @@ def plan_sge(options: SgeOptions) -> InstallPlan:
     return SgePlanner(options).plan()
 
 
+def find_own_execd(
+    settings: Settings, given: frozenset[str], root: str = "", cell: str = ""
+) -> Execd | None:
+    """Return the execd that was asked for or is in the settings; raise InstallError."""
+    root = root or (settings.sge_root if "SGE_ROOT" in given else "")
+    cell = cell or (settings.sge_cell if "SGE_CELL" in given else "")
+    return find_execd(find_execds(), root, cell)
+
+
 class SgePlanner(NodePlanner):
     """Find out what is there, step by step."""
 
@@ -69,11 +80,7 @@ class SgePlanner(NodePlanner):
         super().__init__(options.config, "sge")
         settings, given = self.settings, self.given
         self.options = options
-        self.execd = find_execd(
-            find_execds(),
-            options.sge_root or (settings.sge_root if "SGE_ROOT" in given else ""),
-            options.sge_cell or (settings.sge_cell if "SGE_CELL" in given else ""),
-        )
+        self.execd = find_own_execd(settings, given, options.sge_root, options.sge_cell)
         self.site = find_sge_site(settings, given, self.execd, options.sge_root, options.sge_cell)
         self.qconf = self.site.qconf()
         self.host = sge_host_name(self.qconf, options.host)
@@ -208,3 +215,108 @@ class SgePlanner(NodePlanner):
 def queue_instances(qconf: Qconf) -> list[str]:
     """Return every QUEUE@HOST of the cluster."""
     return [word for word in qconf.run("qselect").split() if "@" in word]
+
+
+class SgeUninstaller(Uninstaller):
+    """Grid Engine's part of a node and of its cluster."""
+
+    scheduler = "sge"
+
+    def obstacles(self) -> Iterator[tuple[str, str]]:
+        if locked := list_locked_devices(Path(self.settings.lock_dir)):
+            what = f"{len(locked)} devices are locked ({' '.join(locked)})"
+            yield what, f": wait for their jobs, or {FORCE}"
+
+    def begin(self) -> None:
+        addresses = list(self.record.load())
+        self.prefixes = [address[1] for address in addresses if address[0] == "hooks"]
+        self.had_sensor = any(a[0] == "configuration" and a[2] == "load_sensor" for a in addresses)
+        execd = find_own_execd(self.settings, self.given)
+        self.qconf = find_sge_site(self.settings, self.given, execd).qconf()
+        hosts = [a[1] for a in addresses if a[0] in ("exechost", "configuration")]
+        self.host = sge_host_name(self.qconf, hosts[0] if hosts else "")
+
+    def place(self, address: Address) -> Place:
+        kind, name, *rest = address
+        places = {place.kind: place for place in (QueueAttribute, HostValue, HostConfiguration)}
+        if kind in places:
+            return places[kind](self.qconf, name, rest[0])
+        if kind == Complex.kind:
+            return Complex(self.qconf, name, self.config_delay_seconds() if self.had_sensor else 0)
+        return super().place(address)
+
+    def reason_to_keep(self, address: Address) -> str:
+        if address[0] == "hooks" or (address[0], address[1]) == ("file", self.settings.path):
+            for prefix in self.prefixes:
+                if users := find_hook_references(self.qconf, self.host, prefix):
+                    return f"{address[1]} stays: {users[0]} leads to the hooks"
+            return self.sensor_reports() if address[0] == "hooks" else ""
+        if address[0] == "complex":
+            users = [host for host in self.qconf.names("-sel") if self.uses(host, address[1])]
+            if users:
+                return f"complex {address[1]} stays: host {users[0]} uses it"
+            return self.sensor_reports()
+        return ""
+
+    def sensor_reports(self) -> str:
+        """Wait until execd has stopped our sensor; return why that did not happen, or nothing.
+
+        execd takes a new configuration within two load_report_times (docs/facts/grid-engine.md).
+        """
+        if not self.had_sensor:
+            return ""
+        deadline = time.monotonic() + self.config_delay_seconds()
+        told = False
+        while self.reported():
+            if time.monotonic() > deadline:
+                return f"execd of {self.host} still runs the load sensor; run it again later"
+            if not told:
+                self.echo(f"waiting for execd of {self.host} to stop the load sensor")
+                told = True
+            time.sleep(0.5)
+        return ""
+
+    def config_delay_seconds(self) -> float:
+        """Return in how many seconds execd and qmaster follow a change of configuration."""
+        lines = effective_host_conf(self.qconf, self.host)
+        return 2.0 * parse_clock_seconds(lines.get("load_report_time", "")) + 10.0
+
+    def reported(self) -> bool:
+        """Say whether this host's report still holds values of our sensor."""
+        return bool(
+            {*REPORTED} & {*parse_sge_list(self.qconf.show("-se", self.host)["load_values"])}
+        )
+
+    def uses(self, host: str, name: str) -> bool:
+        """Say whether a host has some of a complex, or a sensor that reports it."""
+        if HostValue(self.qconf, host, name).read() is not None:
+            return True
+        lines = self.qconf.configuration(host) or {}
+        return name in REPORTED and f"/{SENSOR}" in lines.get("load_sensor", "")
+
+
+def parse_clock_seconds(text: str) -> int:
+    """Return `00:00:40` in seconds, 40 (Grid Engine's default) for anything else."""
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):  # noqa: PLR2004 (h:m:s)
+        return 40
+    hours, minutes, seconds = map(int, parts)
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def find_hook_references(qconf: Qconf, host: str, prefix: str) -> list[str]:
+    """Return what on a host still names a path below `prefix`."""
+    lines = effective_host_conf(qconf, host)
+    found = [
+        f"{hook} of {instance}"
+        for instance in queue_instances(qconf)
+        if instance.endswith(f"@{host}")
+        for hook in HOOKS
+        if f"{prefix}/"
+        in (effective_sge_hook(qconf, instance.partition("@")[0], host, hook, lines) or "")
+    ]
+    return found + [
+        f"{name} of host {host}"
+        for name in ("load_sensor", "shepherd_cmd")
+        if f"{prefix}/" in lines.get(name, "")
+    ]

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install slurm`: what must change on this node, and what to put into the cluster's files.
+"""`gpulock install slurm` and `uninstall slurm`: this node's part.
 
 On the node: the hooks, the settings, the map of slurmd's positions. slurm.conf and gres.conf are
-the cluster's, and are only read.
+the cluster's, and are only read: what to put there is said.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.change import Change, FilePlace, plan_place_change
+from gpulock.install.change import Change, FilePlace, Place, install_record, plan_place_change
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
 from gpulock.install.planner import InstallPlan, NodePlanner
@@ -33,10 +33,13 @@ from gpulock.install.slurm.gres import (
 )
 from gpulock.install.slurm.site import SlurmError, find_slurm_site, find_slurmds, slurmds_of_site
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
+from gpulock.install.slurm.texts import hook_removal_page
 from gpulock.install.trial import check_hook_interpreter, rival_hook_reason, try_slurm_hooks
-from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks
-from gpulock.node.settings import DEFAULT_PATH, KEYS
+from gpulock.install.undo import FORCE, Address, Uninstaller
+from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, list_locked_devices
+from gpulock.node.settings import DEFAULT_PATH, KEYS, Settings
 from gpulock.slurm.gres_map import COPY, NAME
+from gpulock.store.locks import LockStore
 
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
 NO_GRES: Final = (
@@ -170,3 +173,52 @@ class SlurmPlanner(NodePlanner):
             conf = self.site.in_file()
             self.note(f"{silent}: compared with {conf.source}, which may not be in force")
             return conf
+
+
+class SlurmUninstaller(Uninstaller):
+    """Slurm's part of a node."""
+
+    scheduler = "slurm"
+
+    def obstacles(self) -> Iterator[tuple[str, str]]:
+        if held := held_by_slurm(Path(self.settings.lock_dir)):
+            what = f"Slurm jobs hold {len(held)} devices ({' '.join(held)})"
+            yield what, f": wait for them, or {FORCE}"
+        records = [self.record, install_record(self.settings, "sge")]
+        prefixes = [Path(a[1]) for one in records for a in one.load() if a[0] == "hooks"]
+        for prefix in dict.fromkeys(prefixes):
+            try:
+                lines = slurm_hook_references(self.settings, self.given, prefix)
+            except InstallError as fault:
+                yield f"whether Slurm still starts the hooks cannot be found out: {fault}", ""
+                continue
+            for line in lines:
+                self.echo(line)
+            if lines:
+                yield (
+                    "Slurm still starts the hooks, and without them drains its nodes",
+                    "; take out what is named above, everywhere, then scontrol reconfigure, and"
+                    " run it again",
+                )
+
+    def place(self, address: Address) -> Place:
+        if address[0] == GresCopy.kind:
+            return GresCopy(Path(address[1]), Path(address[2]))
+        return super().place(address)
+
+
+def held_by_slurm(lock_dir: Path) -> list[str]:
+    """Return the devices that Slurm jobs hold, or of which the holder cannot be told."""
+    store = LockStore(str(lock_dir))
+    return [
+        name
+        for name in list_locked_devices(lock_dir)
+        if (owner := store.read(name).owner) is None or owner.scheduler == "slurm"
+    ]
+
+
+def slurm_hook_references(settings: Settings, given: frozenset[str], prefix: Path) -> list[str]:
+    """Return what leads Slurm to our hooks and must go first; raise InstallError."""
+    paths = HookPaths(prefix / CURRENT)
+    site = find_slurm_site(settings, given, slurmds_of_site(find_slurmds(), settings))
+    return hook_removal_page(find_slurm_hooks(site.best(), paths), paths)

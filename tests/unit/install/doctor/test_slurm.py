@@ -172,7 +172,7 @@ def no_interpreter(node: SlurmNode) -> None:
         (put("PrologFlags", "(null)"), "MessageTimeout", "srun gives up", "Contain"),
         (put("GresTypes", "(null)"), "GresTypes", "no job can ask", "restart all daemons"),
         (gpulock_chooses_and_slurm_constrains, "ConstrainDevices", "to other cards", "=slurm"),
-        (gpulock_chooses, "gres.conf", "Slurm, too, tells jobs", "restart slurmd"),
+        (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (count_by_comment, "JobSubmitPlugins", "any user says how many", "job_submit.lua"),
         (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "nvidia[0-7]"),
         (part_of_the_cards, "order of gres.conf", "GPU 0 is card 2", "name all cards"),

@@ -9,9 +9,8 @@ import pytest
 
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import add_settings
-from gpulock.install.sge.install import plan_sge
+from gpulock.install.sge.install import SgeUninstaller, plan_sge
 from gpulock.install.sge.texts import complex_fault, login_script_text
-from gpulock.install.sge.uninstall import SgeUninstaller
 from tests.support.install_site import Site, ignore, make_site, tree
 
 pytestmark = pytest.mark.slow

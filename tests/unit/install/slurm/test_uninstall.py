@@ -9,7 +9,7 @@ import pytest
 
 from gpulock.install.change import InstallRecord
 from gpulock.install.hooks import InstallError
-from gpulock.install.slurm.uninstall import (
+from gpulock.install.slurm.install import (
     SlurmUninstaller,
 )
 from gpulock.install.undo import transfer_shared_hooks

@@ -48,7 +48,7 @@ class Rounds:
         self._journal = journal
         self._chores = chores
         self._inputs: dict[str, object] = {}  # as they were when chores ran last
-        self._owed = set(chores)  # those that run next time, whatever changed
+        self._owed: set[Chore] = set(chores)  # those that run next time, whatever changed
         self._silence = ControllerBackoff()
         self._missing_right = missing_ptrace(node, os.geteuid())
 
@@ -117,7 +117,9 @@ class Rounds:
         if now >= self.regular:
             changed.add(TIME)
             self.regular = now + PERIOD
-        owed, self._inputs, self._owed = self._owed, inputs, set()
+        self._inputs = inputs
+        owed = self._owed.copy()
+        self._owed.clear()
         failed: dict[str, str] = {}
         for chore in self._chores:
             if chore not in owed and not is_chore_due(chore.after, changed, self.node.settings):

@@ -9,7 +9,7 @@ import sys
 
 sys.path[:0] = sys.argv[1].split(":")
 
-import filelock  # noqa: E402, F401 (before the settings are read, from where on calls are failed)
+__import__("filelock")  # before the settings are read, from where on calls are failed
 
 from gpulock.daemon.history.files import HistoryWriter  # noqa: E402 (the library is put on the path first)
 from gpulock.node.context import Node  # noqa: E402

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from gpulock_exporter.metrics.collectors import collect_families
 from gpulock_exporter.metrics.devices import family_name
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.join import NOT_LISTED
-from gpulock_exporter.state.node_devices import DeviceList, inventory_version
 from gpulock_exporter.state.snapshot import (
     DeviceSnapshot,
     ExporterHealth,
@@ -25,10 +22,8 @@ from gpulock_exporter.telemetry import Process, Xid
 
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.alloc.states import STATES
-from gpulock.errors import BROKEN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
-from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.exporter_nodes import (
@@ -435,68 +430,6 @@ def test_an_event_has_one_time_however_the_clocks_drift() -> None:
     offset = steady_offset(None, Moment(100.0, EPOCH + 100))
     assert steady_offset(offset, Moment(200.0, EPOCH + 200.01)) == offset == EPOCH
     assert steady_offset(offset, Moment(200.0, EPOCH + 3800)) == EPOCH + 3600
-
-
-def test_the_drivers_list_is_what_was_read_last() -> None:
-    answers: list[list[Device] | Refusal] = [
-        [listed(0)],
-        Refusal(BROKEN, "no NVIDIA driver", "load it"),
-    ]
-
-    def read() -> list[Device]:
-        answer = answers.pop(0)
-        if isinstance(answer, Refusal):
-            raise answer
-        return answer
-
-    found = DeviceList(read)
-    assert (found.devices, found.fault) == (None, "not listed yet")
-    found.read()
-    assert found.devices is not None
-    assert ([one.id for one in found.devices], found.fault) == ([bus(0)], "")
-    found.read()
-    assert (found.devices, found.fault) == ([], "no NVIDIA driver")
-
-
-def test_another_inventory_is_seen_before_the_list_is_due() -> None:
-    version, reads = [1], queue.Queue[None]()
-
-    def count() -> list[Device]:
-        reads.put(None)
-        return []
-
-    found = DeviceList(count, lambda: version[0], period=3600)
-    found.start()
-    reads.get(timeout=10)
-    version[0] = 2
-    found.refresh_if_changed()
-    reads.get(timeout=10)
-    found.stop()
-
-
-def test_an_inventory_that_is_replaced_is_another_one(tmp_path: Path) -> None:
-    assert inventory_version(str(tmp_path)) == (0, 0, 0)
-    versions: list[tuple[int, int, int]] = []
-    for text in ("a", "ab"):
-        atomic.replace_file(f"{tmp_path}/inventory", text.encode())
-        versions.append(inventory_version(str(tmp_path)))
-    assert len({(0, 0, 0), *versions}) == 3
-
-
-def test_a_driver_that_hangs_hangs_only_who_reads_its_list() -> None:
-    hanging, go_on = threading.Event(), threading.Event()
-
-    def read() -> list[Device]:
-        hanging.set()
-        go_on.wait(10)
-        return [listed(0)]
-
-    found = DeviceList(read, period=0.01)
-    found.start()
-    assert hanging.wait(10)
-    assert found.devices is None
-    found.stop()
-    go_on.set()
 
 
 def test_a_process_list_that_comes_no_more_is_not_told_for_ever() -> None:

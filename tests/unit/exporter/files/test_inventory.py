@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inventory: what only NVML can tell of the devices, for the hooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.files.publish import (
+    ExporterFolder,
+    inventory_text,
+)
+from gpulock_exporter.telemetry import DeviceTelemetry
+
+from gpulock.node import devices
+from gpulock.node.devices import Device as DriverDevice
+from gpulock.simulate.inventory import format_machine_inventory as simulated
+from gpulock.simulate.machine import Machine
+from gpulock.simulate.presets import PRESETS
+from tests.support.exporter_nodes import card, instance, uuid
+from tests.support.trees import BOOT, bus
+
+
+def from_machine(machine: Machine) -> dict[str, DeviceTelemetry]:
+    """Return the devices of a simulated machine as NVML would tell of them."""
+    found: dict[str, DeviceTelemetry] = {}
+    for index, gpu in enumerate(machine.present):
+        links = {
+            machine.gpus[b if machine.gpus[a] is gpu else a].bus: count
+            for a, b, count in machine.links
+            if gpu in (machine.gpus[a], machine.gpus[b])
+            and not machine.gpus[a].fallen
+            and not machine.gpus[b].fallen
+        }
+        found[gpu.bus] = DeviceTelemetry(
+            gpu.bus,
+            machine.uuid(gpu),
+            index,
+            memory_total=machine.card.memory_mib << 20,
+            mig=bool(gpu.mig),
+            links={**links, "switch": 6} if machine.nvswitch else links,
+        )
+        for part in gpu.mig:
+            found[f"{gpu.bus}.{part.name}"] = DeviceTelemetry(
+                gpu.bus,
+                machine.instance_uuid(gpu, part),
+                index,
+                parent=gpu.bus,
+                gi=part.gi,
+                ci=part.ci,
+                profile=part.profile,
+                memory_total=part.memory_mib << 20,
+            )
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_the_inventory_is_the_simulated_nodes_own(name: str) -> None:
+    machine = PRESETS[name]
+    found = from_machine(machine)
+    links = {bus_: one.links for bus_, one in found.items() if one.links is not None}
+    text = inventory_text(found, links, BOOT)
+    assert sorted(text.splitlines()) == sorted(simulated(machine, BOOT).splitlines())
+
+
+def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
+    folder = ExporterFolder(str(tmp_path))
+    folder.open()
+    cards = {
+        bus(0): card(0, mig=False, links={bus(1): 4, "switch": 2, "junk": 9}),
+        bus(1): card(1, mig=False, links={bus(0): 3}),
+        bus(2): card(2, mig=True, links={bus(0): 4}),
+        f"{bus(2)}.gi1.ci0": instance(2, 1),
+        f"{bus(2)}.gi2.ci0": instance(2, 2, uuid=""),
+    }
+    folder.write_inventory(cards, BOOT)
+    pairs = devices.read_nvml_inventory(str(tmp_path), BOOT)
+    assert devices.nvlink_counts(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
+    plain = [DriverDevice(bus(number), number) for number in range(3)]
+    found = devices.apply_nvml_inventory(plain, pairs)
+    assert [one.id for one in found] == [bus(0), bus(1), f"{bus(2)}.gi1.ci0"]
+    assert [one.switched for one in found] == [True, False, False]
+    assert (found[0].uuid, found[0].memory_mib) == (uuid(0), 81920)
+    assert (found[2].profile, found[2].memory_mib) == ("1g.10gb", 10240)
+
+
+def test_the_inventory_is_written_when_it_changes_or_is_gone(tmp_path: Path) -> None:
+    folder = ExporterFolder(str(tmp_path))
+    path = tmp_path / "inventory"
+    folder.write_inventory({bus(0): card(0, links={bus(1): 4}), bus(1): card(1)}, BOOT)
+    first = path.stat().st_ino
+    folder.write_inventory({bus(0): card(0), bus(1): card(1)}, BOOT)  # links are told seldom
+    assert path.stat().st_ino == first
+    path.unlink()
+    folder.write_inventory({bus(0): card(0), bus(1): card(1)}, BOOT)
+    assert "link." in path.read_text()
+    folder.write_inventory({bus(0): card(0)}, BOOT)
+    assert "link." not in path.read_text()

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sample: what is written, who reads it, and what an exporter reads back from it."""
+
+from __future__ import annotations
+
+import errno
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpulock_exporter.files.publish import (
+    ExporterFolder,
+)
+from gpulock_exporter.files.sample_file import restore_exporter_memory
+from gpulock_exporter.metrics.collectors import collect_families
+from gpulock_exporter.state.collector_state import ExporterMemory
+from gpulock_exporter.telemetry import DeviceTelemetry, Process, Xid
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from gpulock.node import sample
+from gpulock.node.sample import SAMPLE_LINE, parse_sample
+from gpulock.store import atomic
+from tests.support.exporter_nodes import Node, card, facts, full_card, lock, uuid
+from tests.support.few import FEW
+from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, bus
+
+A = "aaaaaaaaaaaaaaaa"
+
+SAMPLE = f"""\
+gpulock-sample 1
+boot_id={BOOT}
+sequence=3
+boottime=1003.0
+wall=1700001003.0
+looked=1003.0
+driver=580.1
+device {bus(0)} uuid={uuid(0)} index=0 looked=1003.0 utilization=0.5 memory_used=10737418240 \
+memory_total=85899345920 busy=1.0 observed=2.0 last_busy=1003.0 energy=700.0 \
+processes=1 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 credit=0.0 \
+c.energy=700.0,700.0,1003.0,300.0 x.79=1,1003.0
+device {bus(1)} uuid={uuid(1)} index=1 looked=1003.0
+token {A} {bus(0)} since=1001.0 until=1003.0 busy=1.0 observed=2.0 seen=1003.0 idle=0.0 \
+last_busy=1003.0 energy=600.0 memory_peak=10737418240 foreign=1.0 width=1.0 used=500,500 \
+covered=1000,1000
+"""
+
+
+def unknown(number: int) -> DeviceTelemetry:
+    """Return a card that tells nothing but who it is."""
+    return DeviceTelemetry(bus(number), uuid(number), number)
+
+
+def scene(tmp_path: Path) -> Node:
+    """Return a node after three seconds: a claim, a process of a stranger, an XID."""
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(77, "python", uids=(1000,) * 4)
+    node = Node(proc=str(proc.root))
+    node.facts = facts(lock(0, A, claimed_boottime=1001.0))
+    node.tick(card(0, energy=100.0), unknown(1))
+    node.tick(card(0, energy=400.0), unknown(1))
+    node.tick(card(0, energy=700.0, processes=[Process(77)]), unknown(1), xids=[Xid(uuid(0), 79)])
+    return node
+
+
+def again(node: Node, now: float | None = None, boot: str = BOOT) -> ExporterMemory:
+    """Return what an exporter that starts now remembers."""
+    return restore_exporter_memory(
+        parse_sample(node.text(), SAMPLE_LINE), boot, node.now if now is None else now
+    )
+
+
+def test_the_sample_is_as_the_table_says(tmp_path: Path) -> None:
+    assert scene(tmp_path).text() == SAMPLE
+
+
+def test_processes_are_told_as_of_when_they_were_listed(tmp_path: Path) -> None:
+    node = scene(tmp_path)
+    node.tick(card(0), unknown(1))
+    seen = parse_sample(node.text(), SAMPLE_LINE).devices[bus(0)]
+    assert (seen.looked, seen.listed, seen.processes) == (1004.0, 1003.0, 1)
+
+
+def test_every_word_of_it_is_in_the_table_or_the_exporters_own() -> None:
+    node = Node()
+    node.facts = facts(lock(0, A))
+    for _ in range(3):
+        node.tick(full_card(0), xids=[Xid(uuid(0), 13)])
+    for line in node.text().splitlines()[1:]:
+        kind, *words = line.split(" ")
+        keys = [word.partition("=")[0] for word in words if "=" in word]
+        for key in keys if kind in ("device", "token") else []:
+            own = kind == "device" and (key == "credit" or key[:2] in ("c.", "x."))
+            assert (kind, key) in sample.TYPES or own
+
+
+def test_a_restarted_exporter_goes_on_where_it_was(tmp_path: Path) -> None:
+    node = scene(tmp_path)
+    text = node.text()
+    node.book.memory = again(node)
+    assert node.text() == text
+
+
+def test_a_restart_in_the_middle_of_a_claim_loses_nothing_but_its_own_time() -> None:
+    whole, broken = Node(), Node()
+    for node in (whole, broken):
+        node.facts = facts(lock(0, A))
+        for second in range(10):
+            node.tick(card(0, energy=100.0 + 300 * second))
+            if node is broken and second == 5:
+                node.book = Node(again(node)).book
+    kept = [node.book.memory.ledger.accounts[A][bus(0)] for node in (whole, broken)]
+    assert kept[0] == kept[1]
+
+
+def test_energy_goes_on_while_the_exporter_is_away_and_use_does_not() -> None:
+    node = Node()
+    node.facts = facts(lock(0, A))
+    for second in range(3):
+        node.tick(card(0, energy=100.0 + 300 * second))
+    node.book = Node(again(node)).book
+    node.tick(card(0, energy=100.0 + 300 * 100), seconds=98)
+    account = node.book.memory.ledger.accounts[A][bus(0)]
+    assert (account.energy, account.observed) == (30_000.0, 3.0)
+
+
+def test_a_claim_that_went_while_the_exporter_was_away_is_finished_as_it_was() -> None:
+    node = Node()
+    node.facts = facts(lock(0, A))
+    for _ in range(3):
+        node.tick(card(0))
+    node.book = Node(again(node)).book
+    node.facts = facts()
+    over = node.tick(card(0, busy=100.0, observed=100.0), seconds=100)
+    assert over[A][bus(0)].observed == 2.0
+
+
+def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> dict[str, float]:
+        return {
+            sample.name.removeprefix("gpulock_gpu_"): sample.value
+            for metric in collect_families(node.snapshot())
+            if metric.type == "counter"
+            for sample in metric.samples
+        }
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def look(second: int) -> None:
+        seen = card(0, energy=100.0 + 300 * second, pcie_transmit=1000 * second, ecc={"a.b": 7})
+        node.tick(seen, xids=[Xid(uuid(0), 79)])
+
+    def start() -> None:
+        memory = restore_exporter_memory(folder.last(), BOOT, node.now, folder.is_overtaken())
+        node.book = Node(memory).book
+
+    node, folder = Node(), ExporterFolder(str(tmp_path / "run"))
+    folder.open()
+    for second in range(3):
+        look(second)
+        folder.write_sample(node.text())
+    start()
+    look(3)
+    before = told()
+    assert (before["busy_seconds_total"], before["xid_errors_total"]) == (1.5, 4), "it goes on"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "replace_file", full)
+        for second in range(4, 8):
+            look(second)
+            with pytest.raises(OSError, match="No space"):
+                folder.write_sample(node.text())
+    lost = told()
+    start()
+    look(8)
+    after = told()
+    fell = {name for name in lost if after[name] < lost[name]}
+    assert fell == {
+        *("busy_seconds_total", "observed_seconds_total", "xid_errors_total"),
+        "pcie_transmit_bytes_total",
+    }
+    assert after["pcie_transmit_bytes_total"] == 0
+    assert (after["busy_seconds_total"], after["observed_seconds_total"]) == (0.5, 1.0)
+    assert after["xid_errors_total"] == 1
+    assert after["energy_joules_total"] == 100 + 300 * 8, "the driver counts it"
+    assert after["ecc_errors_total"] == before["ecc_errors_total"]
+    folder.write_sample(node.text())
+    assert not folder.is_overtaken()
+
+
+def test_nothing_of_another_boot_or_of_the_future_is_remembered(tmp_path: Path) -> None:
+    node = scene(tmp_path)
+    for memory in (
+        again(node, boot=OTHER_BOOT),
+        again(node, now=10.0),
+        restore_exporter_memory(None, BOOT, 1.0),
+    ):
+        assert (memory.totals.devices, memory.ledger.accounts, memory.sequence) == ({}, {}, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"device {bus(0)} looked=nan busy=1",
+        f"device {bus(0)} looked=999999 busy=1 observed=1",
+        f"device {bus(0)} looked=5 busy=9 observed=1 c.energy=1,2 x.y=1,2 x.7=nan,1 credit=a,b",
+        f"token {A} {bus(0)} since=99999999 width=nan used=1,2",
+        "gone",
+        "gone x",
+    ],
+)
+def test_a_sample_that_was_tampered_with_is_survived(line: str) -> None:
+    memory = restore_exporter_memory(
+        parse_sample(f"{SAMPLE_LINE}\nboot_id={BOOT}\n{line}\n", SAMPLE_LINE), BOOT, 1000
+    )
+    node = Node(memory)
+    node.facts = facts(lock(0, A))
+    for _ in range(3):
+        node.tick(full_card(0))
+    for totals in memory.totals.devices.values():
+        assert totals.busy <= totals.observed
+
+
+FLOATS = st.one_of(st.none(), st.floats(), st.floats(0, 2))
+COUNTERS = st.one_of(st.none(), st.floats(), st.floats(0, 1e6), st.integers(0, 2**65))
+DEVICES = st.fixed_dictionaries(
+    {
+        "number": st.integers(0, 2),
+        "uuid": st.sampled_from(["GPU-a", "GPU-b", "", "GPU-????", "bad uuid"]),
+        "busy": FLOATS,
+        "observed": FLOATS,
+        "energy": COUNTERS,
+        "pcie_transmit": COUNTERS,
+        "nvlink_receive": COUNTERS,
+    },
+    optional={
+        "ecc": st.dictionaries(st.sampled_from(["corrected.dram", "x y", "a."]), COUNTERS),
+        "clock_reason_seconds": st.dictionaries(st.sampled_from(["sw_power_cap", "="]), COUNTERS),
+        "gi": st.one_of(st.none(), st.integers(-1, 2)),
+    },
+)
+TICKS = st.lists(
+    st.tuples(
+        st.lists(DEVICES, max_size=3), st.floats(0, 50), st.booleans(), st.sampled_from(["a", "b"])
+    ),
+    max_size=12,
+)
+
+
+def device(about: dict[str, Any]) -> DeviceTelemetry:
+    fields = dict(about)
+    number = fields.pop("number")
+    part = fields.get("gi") is not None
+    for name in ("ecc", "clock_reason_seconds"):
+        values: dict[str, float | None] = fields.get(name, {})
+        fields[name] = {key: value for key, value in values.items() if value is not None}
+    return card(number, ci=0 if part else None, parent=bus(number) if part else "", **fields)
+
+
+@settings(FEW, phases=(Phase.generate, Phase.shrink))  # to explain a failure takes a minute
+@given(TICKS, st.randoms(use_true_random=False))
+def test_no_frames_and_no_restarts_make_a_counter_fall(
+    ticks: list[tuple[list[dict[str, Any]], float, bool, str]], chance: random.Random
+) -> None:
+    node = Node()
+    served: dict[tuple[str, str], float] = {}
+    for found, seconds, restart, token in ticks:
+        node.facts = facts(lock(0, token * 16))
+        frame = node.frame(*[device(about) for about in found])
+        frame.boottime = chance.choice([frame.boottime, float("nan"), 0.0, 1e30])
+        frame.xids = [Xid(name, 79) for name in ("GPU-a", "GPU-b", bus(0))]
+        frame.driver = chance.choice(["", "1", "2"])
+        node.now += seconds
+        node.book.tick([frame], node.facts, node.moment)
+        for metric in collect_families(node.snapshot()):
+            for one in metric.samples:
+                assert math.isfinite(one.value)
+                if metric.type == "counter":
+                    own = {name: of for name, of in one.labels.items() if name != "gpu"}
+                    key = (one.name, str(own))
+                    assert one.value >= served.get(key, 0), key
+                    served[key] = one.value
+        for accounts in node.book.memory.ledger.accounts.values():
+            for account in accounts.values():
+                assert 0 <= account.busy <= account.observed * (1 + 1e-9)
+        if restart:
+            node.book = Node(again(node)).book

@@ -14,6 +14,7 @@ import click
 GAP = "  "
 UNCUT = 1 << 10  # columns: of a table that a program reads, not people
 NARROW, WIDE = 80, 100  # columns: what a table fits into at least, and where nobody says
+KEPT = 2  # columns of a table that stay however narrow the screen is
 NOTHING = ("", "-")
 EARLY = 10  # a column's `drop` from which on it is a luxury
 COLOURS = {
@@ -55,27 +56,30 @@ def state_cell(state: str) -> Cell:
     return Cell("held (idle)" if state == "held_idle" else state, COLOURS[state])
 
 
-def terminal_width() -> int:
-    """Return the columns of the terminal; COLUMNS, or WIDE, where there is none."""
+def terminal_width(least: int = NARROW) -> int:
+    """Return the columns of the terminal, at least `least`; COLUMNS or WIDE without a terminal."""
     try:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError):
         columns = 0
     told = os.environ.get("COLUMNS", "")
-    return max(NARROW, columns or (int(told) if told.isdecimal() else WIDE))
+    return max(least, columns or (int(told) if told.isdecimal() else WIDE))
 
 
 def uncut_width() -> int:
-    """Return the columns of the terminal; where there is none and COLUMNS unset, UNCUT."""
+    """Return how wide a table may be that is wider than the text: UNCUT where nobody says."""
     cut = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return terminal_width() if cut else UNCUT
+    return 0 if cut else UNCUT
 
 
 def render_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, whole: bool = False
 ) -> list[str]:
-    """Return the lines of a table no wider than `width` where its columns can shrink so far."""
-    columns, rows = fit_table_columns(columns, rows, width)
+    """Return the lines of a table no wider than `width` where its columns can shrink so far.
+
+    `whole`: columns are rather left out than shrunk, from the last on; the first two stay.
+    """
+    columns, rows = fit_table_columns(columns, rows, width, whole)
     widths = natural_column_widths(columns, rows)
     shrink_columns(widths, columns, width)
     head = [Cell(column.title) for column in columns]
@@ -84,7 +88,7 @@ def render_table(
 
 
 def fit_table_columns(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, whole: bool
 ) -> tuple[list[Column], list[list[Cell]]]:
     """Return the columns that fit into `width` once they have shrunk, and their cells."""
     kept = [
@@ -96,10 +100,11 @@ def fit_table_columns(
         left = [columns[n] for n in kept]
         cells = [[row[n] for n in kept] for row in rows]
         widths = natural_column_widths(left, cells)
-        last = max(kept, key=lambda n: columns[n].drop)
-        if columns[last].drop < EARLY:
+        more = whole and len(kept) > KEPT
+        last = max(kept, key=lambda n: (columns[n].drop, n if whole else 0))
+        if columns[last].drop < EARLY and not more:
             shrink_columns(widths, left, width)
-        if total_table_width(widths) <= width or not columns[last].drop:
+        if total_table_width(widths) <= width or not (columns[last].drop or more):
             return left, cells
         kept.remove(last)
 
@@ -174,7 +179,10 @@ def render_facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
     for label, text in pairs:
         first = "  " + click.style(label.ljust(indent), dim=True)
         wrapped = textwrap.wrap(
-            text, max(20, width - indent - 2), break_long_words=False, break_on_hyphens=False
+            text,
+            max(20, width - indent - 2),
+            break_long_words=width < NARROW,  # a path is copied as a whole, but must fit
+            break_on_hyphens=False,
         )
         lines.append((first + (wrapped[0] if wrapped else "")).rstrip())
         lines += [" " * (indent + 2) + more for more in wrapped[1:]]

@@ -52,7 +52,7 @@ def format_inventory_lines(
     if not found:
         return result
     result += table.render_table(
-        COLUMNS, [inventory_device_cells(device) for device in found], table_width
+        COLUMNS, [inventory_device_cells(device) for device in found], max(width, table_width)
     )
     result += table.render_facts(
         [(f"GPU {device_name(device)}", device.fault) for device in found if device.fault], width

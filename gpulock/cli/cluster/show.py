@@ -62,21 +62,22 @@ def select_nodes_with_free(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
 
 
 def format_cluster_tables(
-    nodes: Sequence[ClusterNode], shown: Sequence[ClusterNode], width: int
+    nodes: Sequence[ClusterNode], shown: Sequence[ClusterNode], width: int, whole: bool = False
 ) -> list[str]:
     """Return the tables: by node of `shown`, by model and by user of all, and what is wrong."""
     result: list[str] = []
     if shown:
         sums = {one.name: cluster_count_cells(one) for one in sum_by_node(shown)}
         rows = [[Cell(node.name), *sums.get(node.name, unknown_node_cells(node))] for node in shown]
-        result += table.render_table((Column("NODE", least=12), *COUNTS), rows, width)
+        result += table.render_table((Column("NODE", least=12), *COUNTS), rows, width, whole)
     if len(shown) == len(nodes):
         models = [[Cell(one.name), *cluster_count_cells(one)] for one in sum_by_model(nodes)]
         users = [cluster_user_cells(one) for one in sum_by_user(nodes)]
         if models:
-            result += ["", *table.render_table((Column("MODEL", least=12), *COUNTS), models, width)]
+            columns = (Column("MODEL", least=12), *COUNTS)
+            result += ["", *table.render_table(columns, models, width, whole)]
         if users:
-            result += ["", *table.render_table(USERS, users, width)]
+            result += ["", *table.render_table(USERS, users, width, whole)]
         result.append("")
     return [
         *result,

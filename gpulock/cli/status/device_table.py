@@ -34,9 +34,12 @@ SMALL = 9.95  # GiB, below which a decimal is shown
 UNKNOWN = Cell("-")
 
 
-def render_status_table(view: StatusView, shown: list[DeviceState], width: int) -> list[str]:
-    """Return the lines of the table."""
-    return table.render_table(COLUMNS, [status_row_cells(view, row) for row in shown], width)
+def render_status_table(
+    view: StatusView, shown: list[DeviceState], width: int, whole: bool
+) -> list[str]:
+    """Return the lines of the table, with `whole` columns only."""
+    rows = [status_row_cells(view, row) for row in shown]
+    return table.render_table(COLUMNS, rows, width, whole)
 
 
 def status_row_cells(view: StatusView, row: DeviceState) -> list[Cell]:

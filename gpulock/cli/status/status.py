@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from gpulock.text import table
 from gpulock.text.words import format_device_label, format_local_time, parse_duration
 
 TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN)  # by any holder
+NARROWEST = 20  # columns of a watched table
 SHORTEST, LONGEST = 0.2, 3600.0  # seconds between two frames
 
 
@@ -74,24 +76,29 @@ def status_command(
     if period is not None:
         from gpulock.cli.status.watch import watch_frames
 
-        watch_frames(
-            lambda: [watch_heading(period), "", *draw_status_frame(take, session, only_free, idle)],
-            period,
-        )
+        def draw() -> list[str]:
+            width = table.terminal_width(NARROWEST)
+            frame = draw_status_frame(take, session, only_free, idle, width)
+            return [*watch_heading(period, width), "", *frame]
+
+        watch_frames(draw, period)
         return
     picture = take(session, only_free, idle)
     if as_json:
         click.echo(picture.json())
     else:
-        click.echo("\n".join(picture.lines(table.terminal_width())))
+        click.echo("\n".join(picture.lines(table.terminal_width(), False)))
     if picture.empty and (only_free or idle is not None):
         ctx.exit(1)
 
 
 class StatusOutput(NamedTuple):
-    """What there is to show: as lines of some width, as JSON; `empty`: nothing was chosen."""
+    """What there is to show: as lines of some width, perhaps of whole columns only, as JSON.
 
-    lines: Callable[[int], list[str]]
+    `empty`: nothing was chosen.
+    """
+
+    lines: Callable[[int, bool], list[str]]
     json: Callable[[], str]
     empty: bool
 
@@ -103,8 +110,8 @@ def make_node_status(session: Session, only_free: bool, idle: float | None) -> S
     rows = view.rows()
     shown = select_status_rows(view, rows, only_free, idle)
 
-    def as_lines(width: int) -> list[str]:
-        return format_status_lines(view, rows, shown, width, idle, table.uncut_width())
+    def as_lines(width: int, whole: bool) -> list[str]:
+        return format_status_lines(view, rows, shown, width, idle, table.uncut_width(), whole)
 
     def as_json() -> str:
         from gpulock.cli.status.as_json import format_status_json
@@ -122,8 +129,8 @@ def make_cluster_status(session: Session, only_free: bool, _: float | None) -> S
     nodes = show.observe_cluster(url)
     shown = show.select_nodes_with_free(nodes) if only_free else nodes
 
-    def as_lines(width: int) -> list[str]:
-        return show.format_cluster_tables(nodes, shown, width)
+    def as_lines(width: int, whole: bool) -> list[str]:
+        return show.format_cluster_tables(nodes, shown, width, whole)
 
     def as_json() -> str:
         return show.format_cluster_json(url, nodes, shown)
@@ -131,11 +138,16 @@ def make_cluster_status(session: Session, only_free: bool, _: float | None) -> S
     return StatusOutput(as_lines, as_json, not shown)
 
 
-def watch_heading(period: float) -> str:
+def watch_heading(period: float, width: int) -> list[str]:
     """Return what stands above each frame: where, when, and on a terminal how it ends."""
-    now = table.bold_text(f"{os.uname().nodename}  {format_local_time(time.time())}")
-    hint = click.style(f"  every {period:g} s, q ends it", dim=True)
-    return now + hint if sys.stdout.isatty() else now
+    words = [table.bold_text(one) for one in (os.uname().nodename, format_local_time(time.time()))]
+    if sys.stdout.isatty():
+        words.append(click.style(f"every {period:g} s, q ends it", dim=True))
+    lines = words[:1]
+    for word in words[1:]:
+        longer = f"{lines[-1]}  {word}"
+        lines[-1:] = [longer] if len(click.unstyle(longer)) <= width else [lines[-1], word]
+    return lines
 
 
 def draw_status_frame(
@@ -143,14 +155,15 @@ def draw_status_frame(
     session: Session,
     only_free: bool,
     idle: float | None,
+    width: int,
 ) -> list[str]:
     """Return a frame; what is broken now may be well in the next one."""
     try:
-        return take(session, only_free, idle).lines(table.terminal_width())
+        return take(session, only_free, idle).lines(width, True)
     except Refusal as refusal:
-        return [refusal.sentence("status")]
+        return textwrap.wrap(refusal.sentence("status"), width)
     except (CommandRefusedError, OSError) as fault:
-        return [f"gpulock: status: {fault}"]
+        return textwrap.wrap(f"gpulock: status: {fault}", width)
 
 
 def select_status_rows(
@@ -178,12 +191,15 @@ def format_status_lines(
     width: int,
     idle: float | None = None,
     table_width: int = 0,
+    whole: bool = False,
 ) -> list[str]:
     """Return the table of `shown`, the totals of `rows` and what needs attention.
 
     The table may be wider than the text (`table_width`, columns), where a program reads it.
     """
-    result = device_table.render_status_table(view, shown, max(width, table_width)) if shown else []
+    result: list[str] = []
+    if shown:
+        result += device_table.render_status_table(view, shown, max(width, table_width), whole)
     result += device_table.format_status_totals(rows, width)
     if idle is not None:
         return result + format_unknown_idle(view, rows, width)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click import unstyle
 
 from gpulock.cli.status.watch import BEGIN, END, ENTER, LEAVE, format_screen_frame
 from tests.support.cli_site import ROOT, Site
@@ -135,6 +136,34 @@ def test_another_size_of_the_window_is_drawn_at_once(screen: Terminal) -> None:
     screen.resize(80, 5)
     last = screen.until(2)
     assert last.count("\n") == 4 and "more lines" in last
+
+
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [
+        (40, ["GPU", "STATE", "JOB", "USER"]),
+        (60, ["GPU", "STATE", "JOB", "USER", "HELD FOR"]),
+        (80, ["GPU", "MODEL", "STATE", "JOB", "USER", "QUEUE", "HELD FOR"]),
+    ],
+)
+def test_on_a_narrow_terminal_whole_columns_are_left_out_and_whole_words_wrapped(
+    site: Site, columns: int, titles: list[str]
+) -> None:
+    site.hold(1, job_id="123456", task_id="17", user="alexandra")
+    site.call("quarantine", "2", "--reason", "the fan of this card makes a noise that is not good")
+    screen = Terminal(site.command("status", "--watch", SELDOM), columns)
+    try:
+        lines = [line.rstrip() for line in unstyle(screen.until(1)).replace("\r", "").splitlines()]
+    finally:
+        screen.close()
+    assert max(map(len, lines)) <= columns
+    text = " ".join(" ".join(lines).split())
+    assert "fan of this card makes a noise that is not good" in text
+    assert "q ends it" in text and "8 GPUs: 6 free, 1 held, 1 quarantined" in text
+    head = next(n for n, line in enumerate(lines) if line.startswith("GPU"))
+    assert re.split(r"  +", lines[head]) == titles
+    held = dict(zip(titles, re.split(r"  +", lines[head + 2].strip()), strict=False))
+    assert (held["STATE"], held["JOB"], held["USER"]) == ("held", "123456.17", "alexandra")
 
 
 def test_while_it_is_stopped_the_terminal_is_the_shells(screen: Terminal) -> None:

@@ -264,8 +264,7 @@ def lock_info_labels(seen: DeviceSnapshot, label_user: LabelUser) -> Iterator[tu
 
 
 def collect_identity_families(found: DeviceLabels, driver: str) -> list[Metric]:
-    """Return what each device is, for those that NVML tells of: one series, so that all others
-    need nothing but the name."""
+    """Return what each device is, on one series, for those that NVML tells of."""
     cards = {seen.id: seen.uuid for seen, _ in found}
     gpus = make_family("gpu_info", "What a GPU is; always 1.")
     instances = make_family("mig_info", "What a MIG instance is, and of which GPU; always 1.")
@@ -273,27 +272,26 @@ def collect_identity_families(found: DeviceLabels, driver: str) -> list[Metric]:
         if not seen.told:
             continue
         if seen.instance:
-            pairs = [
-                ("parent_uuid", cards.get(seen.parent, seen.parent)),
-                ("gi", label_text(seen.gi)),
-                ("ci", label_text(seen.ci)),
-                ("profile", seen.profile),
-            ]
-            add_samples(instances, own, [(known_labels(pairs), 1)])
+            pairs: dict[str, object] = {
+                "parent_uuid": cards.get(seen.parent, seen.parent),
+                "gi": seen.gi,
+                "ci": seen.ci,
+                "profile": seen.profile,
+            }
         else:
-            pairs = [
-                ("name", seen.name),
-                ("pci_bus_id", seen.bus),
-                ("minor", label_text(seen.minor)),
-                ("numa_node", label_text(seen.numa)),
-                ("driver_version", driver),
-                ("mig_mode", label_text(seen.mig)),
-                ("persistence_mode", label_text(seen.persistence)),
-            ]
-            add_samples(gpus, own, [(known_labels(pairs), 1)])
+            pairs = {
+                "name": seen.name,
+                "pci_bus_id": seen.bus,
+                "minor": seen.minor,
+                "numa_node": seen.numa,
+                "driver_version": driver,
+                "mig_mode": seen.mig,
+                "persistence_mode": seen.persistence,
+            }
+        texts = [
+            (name, str(int(value) if isinstance(value, bool) else value))
+            for name, value in pairs.items()
+            if value is not None
+        ]
+        add_samples(instances if seen.instance else gpus, own, [(known_labels(texts), 1)])
     return [gpus, instances]
-
-
-def label_text(value: int | None) -> str:
-    """Return a number or a mode as a label, nothing where it is not known."""
-    return "" if value is None else str(int(value))

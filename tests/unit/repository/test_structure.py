@@ -11,7 +11,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from tests.layers import ORDER
+from tests.layers import EXPORTER, ORDER
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = {"gpulock": ROOT / "gpulock", "gpulock_exporter": ROOT / "exporter/gpulock_exporter"}
@@ -70,10 +70,13 @@ def test_each_package_says_what_belongs_there() -> None:
     assert [path for path in packages if not ast.get_docstring(module_trees()[path])] == []
 
 
-def test_every_package_has_its_place_in_the_order() -> None:
-    folder = PACKAGES["gpulock"]
+@pytest.mark.parametrize(
+    ("name", "order"), [("gpulock", ORDER), ("gpulock_exporter", tuple(EXPORTER))]
+)
+def test_every_package_has_its_place_in_the_order(name: str, order: tuple[str, ...]) -> None:
+    folder = PACKAGES[name]
     parents = {path.parent for path in module_trees() if path.is_relative_to(folder)}
-    assert {".".join(parent.relative_to(folder).parts) for parent in parents} == set(ORDER)
+    assert {".".join(parent.relative_to(folder).parts) for parent in parents} == set(order)
 
 
 def test_no_module_is_longer_than_one_idea_takes() -> None:

@@ -245,7 +245,7 @@ def lock_installation(folder: Path) -> Generator[None, None, None]:
         lock.acquire()
         path.write_text(f"{os.getpid()}\n")
     except Timeout as busy:
-        holder = path.read_text().strip() or "unknown"
+        holder = (FilePlace(path).read() or "").strip() or "unknown"
         raise InstallError(
             f"gpulock install or uninstall runs already, as process {holder}; wait until it ends"
         ) from busy

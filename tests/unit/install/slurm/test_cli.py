@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
 from click.testing import CliRunner, Result
 
 from gpulock.cli import command_group
-from gpulock.install.change import InstallRecord
+from gpulock.install.change import InstallRecord, lock_installation
 from gpulock.install.daemons import process_start_time
 from tests.support.slurm_node import SlurmNode
 
@@ -41,6 +42,15 @@ def test_no_line_that_is_shown_is_longer_than_a_terminal(node: SlurmNode) -> Non
 
     for line in page.replace(str(node.root), "/usr/local").splitlines():
         assert len(line) <= 100, line
+
+
+def test_a_second_installation_says_which_process_makes_the_first(node: SlurmNode) -> None:
+    with lock_installation(node.root / "node/state/install"):
+        refused = [install(node), call(node, "install", "slurm", "--dry-run")]
+
+    assert [done.exit_code for done in refused] == [1, 0]
+    assert f"runs already, as process {os.getpid()}; wait until it ends" in refused[0].stderr
+    assert not node.map.exists()
 
 
 def test_installing_says_what_was_done_and_what_is_left_to_do(node: SlurmNode) -> None:

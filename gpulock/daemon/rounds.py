@@ -93,10 +93,9 @@ class Rounds:
                 raise AlreadyRunningError(refusal.kind, refusal.why, refusal.do) from refusal
             raise
         self._silence.probe_if_due(self.node.settings, clock_boottime())
-        control = BackoffControl(self.node.settings, self._silence)
-        report = reconcile_locks(
-            self.node, make_liveness_judge(self.node, control), Deadline(ROUND_SECONDS)
-        )
+        settings, silence = self.node.settings, self._silence
+        judge = make_liveness_judge(self.node, lambda: BackoffControl(settings, silence))
+        report = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
         report.cards = self.node.cards
         return report
 

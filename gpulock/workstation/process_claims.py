@@ -9,6 +9,8 @@ only itself and the processes that have its devices open.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 
 from gpulock.alloc import liveness
 from gpulock.alloc.availability import ClaimRequest
@@ -24,22 +26,47 @@ from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.slurm.steps import SlurmSteps
 from gpulock.store import boot, claim_records
 from gpulock.store.gate import Gate
+from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import Verdict
 
 
-def make_liveness_judge(node: Node, control: SlurmctldClient | None = None) -> Judge:
-    """Return a judge of every kind of lock this version knows; `control` asks slurmctld."""
-    steps = SlurmSteps(node.settings)
+def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | None = None) -> Judge:
+    """Return a judge of every kind of lock this version knows; `control` makes what asks slurmctld.
+
+    What a scheduler's locks need is made for the first of them.
+    """
+
+    settings = node.settings
+
+    @cache
+    def steps() -> SlurmSteps:
+        return SlurmSteps(settings)
+
+    @cache
+    def rule(scheduler: str) -> liveness.LivenessRule:
+        if scheduler == "sge":
+            return SgeJobRule(bool(settings.simulation))
+        return verdict.SlurmJobRule(steps(), control() if control else SlurmctldClient(settings))
+
+    def judge_job(lock: Lock, scan: ProcessScan) -> Verdict:
+        return rule(lock.owner.scheduler if lock.owner else "")(lock, scan)
+
+    def attach(held: dict[str, Lock], scan: ProcessScan) -> None:
+        if any([lock.owner and lock.owner.scheduler == "slurm" for lock in held.values()]):
+            steps().attach(held, scan)
+
     rules: dict[str, liveness.LivenessRule] = {
-        "sge": SgeJobRule(bool(node.settings.simulation)),
-        "slurm": verdict.SlurmJobRule(steps, control or SlurmctldClient(node.settings)),
+        "sge": judge_job,
+        "slurm": judge_job,
         "process": liveness.process_verdict,
     }
     members: dict[str, liveness.LeftoverCheck] = {
-        "slurm": steps.describe_leftover,
-        **hook.make_sge_members(node),
+        "slurm": lambda lock, scan: steps().describe_leftover(lock, scan)
     }
-    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, steps.attach)
+    if settings.isolation == "cgroup":
+        members |= hook.make_sge_members(node)
+    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, attach)
 
 
 def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Owner:

@@ -10,17 +10,7 @@ from typing import Final
 
 from gpulock.install.change import FilePlace
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
-from gpulock.install.slurm.gres import (
-    GresDeviceFiles,
-    GresEntry,
-    counts_by_gres,
-    find_gres_conf,
-    gres_conf_identity,
-    gres_positions,
-    has_gres_flag,
-    read_gres_entries,
-    slurm_map_text,
-)
+from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf, read_slurm_file
 from gpulock.node import devices
@@ -38,7 +28,7 @@ class GresChecks:
         self.site = site
         self.conf = conf
         self.by_slurm = settings.slurm_device_selection == "slurm"
-        self.gres_conf = find_gres_conf(site)
+        self.gres_conf = gres.find_gres_conf(site)
 
     def checks(self) -> list[Check]:
         """Return all checks of the GPUs."""
@@ -81,7 +71,7 @@ class GresChecks:
         if self.gres_conf is None:
             yield warning(f"not at {self.site.gres_conf}", "GPUs need File= lines there")
             return
-        flagged = has_gres_flag(self.gres_conf)
+        flagged = gres.has_gres_flag(self.gres_conf)
         if self.by_slurm and flagged:
             what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
             yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
@@ -94,16 +84,18 @@ class GresChecks:
 
     def map(self) -> Iterator[Check]:
         """Compare the map with slurmd's list, and Slurm's numbers with CUDA's."""
-        if not counts_by_gres(self.settings):
+        if not gres.counts_by_gres(self.settings):
             return
-        entries = read_gres_entries(self.site)
+        entries = gres.read_gres_entries(self.site)
         if not entries:
             what = "slurmd has no gres/gpu with File= here: no job gets a GPU"
             yield warning(what, "if one should: look at gres.conf, and Gres= in slurm.conf")
         if not self.by_slurm:
             return  # no hook reads the map
-        places = GresDeviceFiles(self.settings).devices_of_positions(gres_positions(entries))
-        yield from self.stale(slurm_map_text(self.gres_conf, places), len(places))
+        places = gres.GresDeviceFiles(self.settings).devices_of_positions(
+            gres.gres_positions(entries)
+        )
+        yield from self.stale(gres.slurm_map_text(self.gres_conf, places), len(places))
         if places and not self.constrains():
             yield from self.order(entries, places)
 
@@ -112,19 +104,19 @@ class GresChecks:
         folder = Path(self.settings.state_dir)
         path, copy = folder / NAME, folder / COPY
         found = FilePlace(path).read()
-        copied = gres_conf_identity(copy) if copy.exists() else ""
+        copied = gres.gres_conf_identity(copy) if copy.exists() else ""
         if found is None:
             yield fault(f"no {path}: every GPU job drains the node", _AGAIN)
         elif found != wanted:
             what = f"{path} is not slurmd's list of now: jobs are refused, or share cards"
             yield fault(what, f"scontrol reconfigure, then {_AGAIN}")
-        elif self.gres_conf and gres_conf_identity(self.gres_conf) != copied:
+        elif self.gres_conf and gres.gres_conf_identity(self.gres_conf) != copied:
             what = f"{self.gres_conf} changed since the map was made: GPU jobs drain the node"
             yield fault(what, f"scontrol reconfigure, then {_AGAIN}")
         elif positions:
             yield ok(f"{positions} positions, as slurmd has them")
 
-    def order(self, entries: list[GresEntry], places: list[str]) -> Iterator[Check]:
+    def order(self, entries: list[gres.GresEntry], places: list[str]) -> Iterator[Check]:
         """Look whether position N is the card that CUDA calls N."""
         name = "order of gres.conf"
         if any("." in place for place in places):
@@ -159,9 +151,9 @@ class GresChecks:
             yield warning(what, do)
 
 
-def order_gres_files(entries: list[GresEntry], real: list[int]) -> str:
+def order_gres_files(entries: list[gres.GresEntry], real: list[int]) -> str:
     """Return gres.conf's File= in the order of the PCI bus; pure."""
-    files = [files[0] for files in gres_positions(entries)]
+    files = [files[0] for files in gres.gres_positions(entries)]
     ordered = [files[real.index(number)] for number in range(len(real))]
     types = {entry.type for entry in entries}
     if len(types) > 1:

@@ -17,20 +17,8 @@ from gpulock.install.change import Change, FilePlace, Place, install_record, pla
 from gpulock.install.daemons import process_start_time
 from gpulock.install.hooks import HookPaths, InstallError, real_interpreter
 from gpulock.install.planner import InstallPlan, NodePlanner
-from gpulock.install.slurm import texts
+from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.configured_hooks import find_slurm_hooks
-from gpulock.install.slurm.gres import (
-    GresCopy,
-    GresDeviceFiles,
-    GresEntry,
-    counts_by_gres,
-    find_gres_conf,
-    gres_conf_identity,
-    gres_positions,
-    has_gres_flag,
-    read_gres_entries,
-    slurm_map_text,
-)
 from gpulock.install.slurm.site import SlurmError, find_slurm_site, find_slurmds, slurmds_of_site
 from gpulock.install.slurm.slurm_conf import SlurmConf, find_slurm_includes
 from gpulock.install.slurm.texts import hook_removal_page
@@ -89,7 +77,7 @@ class SlurmPlanner(NodePlanner):
             options.prefix, options.config, options.interpreter, lock_dir, try_slurm_hooks
         )
         self.add(plan_place_change(hooks, hooks.wanted()))
-        entries = read_gres_entries(self.site)
+        entries = gres.read_gres_entries(self.site)
         self.add(self.map(entries))
         self.pages(entries)
         return self.plan_
@@ -104,25 +92,25 @@ class SlurmPlanner(NodePlanner):
             found["SLURM_CONF"] = str(self.site.conf)
         return found
 
-    def map(self, entries: list[GresEntry]) -> Iterable[Change]:
+    def map(self, entries: list[gres.GresEntry]) -> Iterable[Change]:
         """Write the map, then the copy: between the two a prolog sees a stale map, no wrong one."""
-        wanted = gres_positions(entries)
-        source = find_gres_conf(self.site)
-        if not wanted and counts_by_gres(self.settings):
+        wanted = gres.gres_positions(entries)
+        source = gres.find_gres_conf(self.site)
+        if not wanted and gres.counts_by_gres(self.settings):
             self.note(NO_GRES)
-        before = gres_conf_identity(source) if source else None
+        before = gres.gres_conf_identity(source) if source else None
         try:
-            places = GresDeviceFiles(self.settings).devices_of_positions(wanted)
+            places = gres.GresDeviceFiles(self.settings).devices_of_positions(wanted)
         except InstallError as fault:
             if self.settings.slurm_device_selection == "slurm":
                 raise
             self.note(f"no map of Slurm's positions, which gpulock's choice does not need: {fault}")
             return
         folder = Path(self.settings.state_dir)
-        yield from plan_place_change(FilePlace(folder / NAME), slurm_map_text(source, places))
+        yield from plan_place_change(FilePlace(folder / NAME), gres.slurm_map_text(source, places))
         if source is not None:
             self.note_gres(source)
-            for change in plan_place_change(GresCopy(folder / COPY, source), before):
+            for change in plan_place_change(gres.GresCopy(folder / COPY, source), before):
                 self.note_age(source)
                 yield change
 
@@ -146,16 +134,16 @@ class SlurmPlanner(NodePlanner):
                 " now, before the next GPU job starts here"
             )
 
-    def pages(self, entries: list[GresEntry]) -> None:
+    def pages(self, entries: list[gres.GresEntry]) -> None:
         """Say what to put into the cluster's own files."""
         paths = HookPaths(self.options.prefix / CURRENT)
         conf = self.conf()
         hooks = find_slurm_hooks(conf, paths)
         pages = [texts.slurm_conf_page(conf, hooks, paths, self.settings)]
         if self.settings.slurm_device_selection == "gpulock":
-            gres = self.site.gres_conf
-            if self.settings.slurm_count == "gpus" and not (gres and has_gres_flag(gres)):
-                pages.append(texts.gres_conf_page(entries, gres))
+            path = self.site.gres_conf
+            if self.settings.slurm_count == "gpus" and not (path and gres.has_gres_flag(path)):
+                pages.append(texts.gres_conf_page(entries, path))
             if self.settings.slurm_count == "comment":
                 pages.append(texts.job_submit_lua_page(self.settings.slurm_gres))
         self.plan_.pages += [page for page in pages if page]
@@ -202,8 +190,8 @@ class SlurmUninstaller(Uninstaller):
                 )
 
     def place(self, address: Address) -> Place:
-        if address[0] == GresCopy.kind:
-            return GresCopy(Path(address[1]), Path(address[2]))
+        if address[0] == gres.GresCopy.kind:
+            return gres.GresCopy(Path(address[1]), Path(address[2]))
         return super().place(address)
 
 

@@ -20,33 +20,14 @@ from gpulock.errors import Refusal
 from gpulock.install.change import Change, FilePlace, Place, plan_place_change
 from gpulock.install.hooks import InstallError
 from gpulock.install.planner import InstallPlan, NodePlanner
-from gpulock.install.systemd import manager
-from gpulock.install.systemd.manager import (
-    ON,
-    ServiceStart,
-    Systemctl,
-    SystemdFilePlace,
-    SystemdService,
-    package_files,
-)
-from gpulock.install.systemd.units import (
-    DAEMON,
-    EXPORTER,
-    LOGROTATE,
-    SOCKET,
-    UNITS,
-    USER,
-    UnitInputs,
-    card_minors,
-    render_units,
-)
+from gpulock.install.systemd import manager, units
 from gpulock.install.trial import try_interpreter, why_users_cannot_run
 from gpulock.install.undo import Address, Uninstaller
 from gpulock.isolation.marks import MARK
 from gpulock.node import devices
 from gpulock.node.settings import DEFAULT_PATH, Settings
 
-SERVICES: Final = {"gpulock-exporter": (SOCKET, EXPORTER), "gpulockd": (DAEMON,)}
+SERVICES: Final = {"gpulock-exporter": (units.SOCKET, units.EXPORTER), "gpulockd": (units.DAEMON,)}
 ETC: Final = Path("/etc")
 _HOMES: Final = ("/root/", "/home/", "/run/user/")  # what ProtectHome=yes hides
 _DO: Final = "install gpulock into a folder such as /opt/gpulock"
@@ -61,22 +42,22 @@ class SystemdOptions:
     config: Path = Path(DEFAULT_PATH)
     python: str = sys.executable
     etc: Path = ETC
-    ctl: Systemctl = field(default=manager.systemctl, compare=False)
+    ctl: manager.Systemctl = field(default=manager.systemctl, compare=False)
 
 
-def systemd_services(ctl: Systemctl = manager.systemctl) -> list[SystemdService]:
+def systemd_services(ctl: manager.Systemctl = manager.systemctl) -> list[manager.SystemdService]:
     """Return the services, in the order in which they are started."""
-    return [SystemdService(name, units, ctl) for name, units in SERVICES.items()]
+    return [manager.SystemdService(name, units, ctl) for name, units in SERVICES.items()]
 
 
 def unit_file_path(etc: Path, name: str) -> Path:
     """Return where one of the rendered files goes."""
-    if name == LOGROTATE:
+    if name == units.LOGROTATE:
         return etc / "logrotate.d/gpulock"
-    return etc / (f"systemd/system/{name}" if name in UNITS else name)
+    return etc / (f"systemd/system/{name}" if name in units.UNITS else name)
 
 
-def read_unit_inputs(options: SystemdOptions, settings: Settings) -> tuple[UnitInputs, str]:
+def read_unit_inputs(options: SystemdOptions, settings: Settings) -> tuple[units.UnitInputs, str]:
     """Return what to render for, and what is odd about it."""
     seen: list[int] = []
     note = ""
@@ -85,9 +66,9 @@ def read_unit_inputs(options: SystemdOptions, settings: Settings) -> tuple[UnitI
         seen = [device.minor for device in found]
     except Refusal as refusal:
         note = f"{refusal.why}: run it again once the driver is loaded"
-    minors = card_minors(seen, settings.expected_gpus)
+    minors = units.card_minors(seen, settings.expected_gpus)
     marked = Path(settings.lock_dir, MARK).exists()
-    return UnitInputs(options.python, options.config, settings, minors, marked), note
+    return units.UnitInputs(options.python, options.config, settings, minors, marked), note
 
 
 def plan_systemd(options: SystemdOptions) -> InstallPlan:
@@ -104,7 +85,7 @@ def plan_systemd(options: SystemdOptions) -> InstallPlan:
     if note:
         planner.note(note)
     planner.add_folders()
-    planner.add(plan_unit_files(options.etc, render_units(what)))
+    planner.add(plan_unit_files(options.etc, units.render_units(what)))
     plan = planner.plan_
     touched = {c.place.address[1] for c in plan.changes}
     for service in systemd_services(options.ctl):
@@ -114,46 +95,48 @@ def plan_systemd(options: SystemdOptions) -> InstallPlan:
     return plan
 
 
-def service_files(service: SystemdService, etc: Path) -> list[Path]:
+def service_files(service: manager.SystemdService, etc: Path) -> list[Path]:
     """Return the unit files of a service, then the modules it is made of."""
     packages = {"gpulock-exporter": ("gpulock", "gpulock_exporter")}
-    modules = package_files(*packages.get(service.name, ("gpulock",)))
+    modules = manager.package_files(*packages.get(service.name, ("gpulock",)))
     return [*(unit_file_path(etc, unit) for unit in service.units), *modules]
 
 
 def plan_unit_files(etc: Path, texts: dict[str, str]) -> Iterable[Change]:
     """Yield the changes of files: the user before the service that runs as it."""
-    for name in sorted(texts, key=lambda name: (name in UNITS, name)):
+    for name in sorted(texts, key=lambda name: (name in units.UNITS, name)):
         yield from plan_place_change(make_unit_place(unit_file_path(etc, name)), texts[name])
 
 
 def make_unit_place(path: Path) -> FilePlace:
     """Return the place of one of the files."""
     if path.parent.name == "sysusers.d":
-        return SystemdFilePlace(path, program="systemd-sysusers", there=exporter_user_exists)
+        return manager.SystemdFilePlace(
+            path, program="systemd-sysusers", there=exporter_user_exists
+        )
     if path.parent.name == "tmpfiles.d":
-        return SystemdFilePlace(path, program="systemd-tmpfiles --create")
+        return manager.SystemdFilePlace(path, program="systemd-tmpfiles --create")
     return FilePlace(path)
 
 
 def plan_service_start(
-    service: SystemdService, own: Sequence[Path], stale: str
+    service: manager.SystemdService, own: Sequence[Path], stale: str
 ) -> Iterable[Change]:
     """Yield the start of a service that is not on, or not what is installed; raise InstallError."""
     now = service.read()
     if now is not None and "masked" in now:
         raise InstallError(f"{service.title} is masked; systemctl unmask {' '.join(service.units)}")
     why = f"{stale} changes" if stale else ""
-    if now == ON and not why:
+    if now == manager.ON and not why:
         why = service.restart_reason(own)
-    if now != ON or why:
-        yield ServiceStart(service, now, ON, why)
+    if now != manager.ON or why:
+        yield manager.ServiceStart(service, now, manager.ON, why)
 
 
 def exporter_user_exists() -> bool:
     """Say whether the exporter's user is there."""
     try:
-        pwd.getpwnam(USER)
+        pwd.getpwnam(units.USER)
     except KeyError:
         return False
     return True
@@ -163,13 +146,13 @@ def check_exporter_python(python: str) -> None:
     """Raise InstallError for an interpreter that the exporter's own user cannot use."""
     if not Path(python).is_absolute():
         raise InstallError(f"interpreter {python} is no absolute path")
-    for path in (Path(python), Path(python).resolve(), package_files()[0]):
+    for path in (Path(python), Path(python).resolve(), manager.package_files()[0]):
         if str(path).startswith(_HOMES):
             raise InstallError(
                 f"{path} is below a home directory, which services do not see; {_DO}"
             )
     if why := why_users_cannot_run(Path(python)):
-        raise InstallError(f"interpreter {why}; the exporter runs as {USER}; {_DO}")
+        raise InstallError(f"interpreter {why}; the exporter runs as {units.USER}; {_DO}")
     last = try_interpreter(python, ("-I", "-c", _NEEDED), _SECONDS)
     if last:
         raise InstallError(f"{python} cannot run the exporter as nobody ({last}); {_DO}")
@@ -181,31 +164,31 @@ class SystemdUninstaller(Uninstaller):
     scheduler = "systemd"
 
     def __init__(
-        self, config: Path, echo: Callable[[str], None], ctl: Systemctl = manager.systemctl
+        self, config: Path, echo: Callable[[str], None], ctl: manager.Systemctl = manager.systemctl
     ) -> None:
         super().__init__(config, echo)
         self.ctl = ctl
-        self.were_on: list[SystemdService] = []
+        self.were_on: list[manager.SystemdService] = []
 
     def begin(self) -> None:
         entries = self.record.load()
         for address, (was, _) in reversed(list(entries.items())):
-            if address[0] == SystemdService.kind:
-                service = SystemdService(address[1], address[2:], self.ctl)
+            if address[0] == manager.SystemdService.kind:
+                service = manager.SystemdService(address[1], address[2:], self.ctl)
                 service.write(None)
                 self.echo(f"stopped and disabled: {service.name}")
-                self.were_on += [service] if was == ON else []
+                self.were_on += [service] if was == manager.ON else []
                 del entries[address]
                 self.record.save(entries)
 
     def place(self, address: Address) -> Place:
-        if address[0] == SystemdFilePlace.kind:
+        if address[0] == manager.SystemdFilePlace.kind:
             return FilePlace(Path(address[1]))
         return super().place(address)
 
     def end(self) -> None:
         self.ctl("daemon-reload")
         for service in self.were_on:
-            service.write(ON)
+            service.write(manager.ON)
         if exporter_user_exists():
-            self.echo(f"user {USER} stays, and so do locks and history")
+            self.echo(f"user {units.USER} stays, and so do locks and history")

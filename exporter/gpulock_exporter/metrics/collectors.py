@@ -36,7 +36,7 @@ def render_exposition(
     """Return the text; `names` are families or samples that are wanted, none meaning all."""
     wanted = WantedFamilies(families, names)
     if not openmetrics:
-        return exposition.generate_latest(wanted, **HOW)
+        return exposition.generate_latest(wanted)
     text: bytes = untyped.generate_latest(wanted, **HOW)
     return text
 

@@ -3,8 +3,8 @@
 
 Only the worker imports this. NVML's errors become one of four things here and nowhere else: None
 (and not asked again for a while) where the device or the driver has no such thing; None and a
-failure of the collector where something went wrong; LostError where the card is gone;
-StaleError where NVML must be initialised again.
+failure of the collector where something went wrong; GpuLostError where the card is gone;
+NvmlStaleError where NVML must be initialised again.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class NvmlDevice:
     def refused(self, look: PollContext, collector: str, what: Hashable, error: int) -> bool:
         """Return whether `error` says that the device does not have it; otherwise it is noted.
 
-        Raise LostError or StaleError where nothing more is to be had.
+        Raise GpuLostError or NvmlStaleError where nothing more is to be had.
         """
         if error in ABSENT:
             self._absent[what] = look.now + RETRY

@@ -28,7 +28,7 @@ Records = list[DeviceTelemetry]  # what a look finds: of a card, then of each of
 
 
 class NvmlCard(NvmlDevice):
-    """A GPU as NVML's index finds it; raise NVMLError or LostError where it does not answer."""
+    """A GPU as NVML's index finds it; raise NVMLError or GpuLostError where it does not answer."""
 
     def __init__(self, index: int, look: PollContext, sys_root: str) -> None:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)

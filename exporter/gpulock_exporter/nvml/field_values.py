@@ -200,7 +200,7 @@ class SlowCounters:
 
 
 def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
-    """Return what field values say, by the names of the attributes of `Device`."""
+    """Return what field values say, by the names of the fields of a record."""
     seconds = fields_by_name(values, REASON_SECONDS)
     links, pcie = _link_direction_pair(values, NVLINK), _link_direction_pair(values, PCIE)
     return {

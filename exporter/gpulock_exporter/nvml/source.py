@@ -38,7 +38,7 @@ ADVICE = {
 
 
 class NvmlSource:
-    """All cards of this node; see telemetry.Source."""
+    """All cards of this node; see telemetry.FrameSource."""
 
     def __init__(self, clock: Callable[[], float] = clock_boottime, sys_root: str = "/sys") -> None:
         self._clock = clock

@@ -130,7 +130,7 @@ def device_load(device: int, seconds: float) -> float:
 
 
 def mean_device_load(device: int, since: float, until: float) -> float:
-    """Return the mean of `load` between two moments, as the driver's samples would give it."""
+    """Return the mean of `device_load` between two moments, as the driver would sample it."""
     span = max(0.0, until - since)
     count = max(1, math.ceil(min(span * RATE, MOST)))
     step = span / count

@@ -29,7 +29,7 @@ from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Xid
 
 
 class SimulatedSource:
-    """The simulated node in `folder`; see telemetry.Source."""
+    """The simulated node in `folder`; see telemetry.FrameSource."""
 
     def __init__(self, folder: str, clock: Callable[[], float] = clock_boottime) -> None:
         self._folder = folder

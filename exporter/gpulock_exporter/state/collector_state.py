@@ -2,7 +2,7 @@
 """What the exporter keeps from tick to tick: frames and facts in, a snapshot out.
 
 A tick is a second, with a frame or without: a driver that hangs makes its values old, and the
-locks go on. Nothing is read or written here but, through `Kin`, the processes on a device.
+locks go on. Nothing is read or written here but, through `kin`, the processes on a device.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ class FieldRule(NamedTuple):
 RULES = {
     "utilization": FieldRule("utilization", 0, 1),
     "memory_utilization": FieldRule("utilization", 0, 1),
-    "busy": FieldRule("utilization", 0, 1e6),  # seconds; `totals` compares them with the clock
+    "busy": FieldRule(
+        "utilization", 0, 1e6
+    ),  # seconds; `device_totals` compares them with the clock
     "observed": FieldRule("utilization", 0, 1e6),
     "memory_used": FieldRule("memory", 0, MOST_BYTES),
     "memory_total": FieldRule("memory", 1, MOST_BYTES),

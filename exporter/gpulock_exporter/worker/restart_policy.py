@@ -59,7 +59,7 @@ def decide_worker_action(now: float, seen: WorkerStatus, limits: WorkerTimeouts)
 
 
 def seconds_until_action(now: float, seen: WorkerStatus, limits: WorkerTimeouts) -> float:
-    """Return for how many seconds `decide` says nothing else, as far as anybody can know."""
+    """Return for how many seconds `decide_worker_action` says nothing else, as far as known."""
     if seen.killed:
         return POLL
     due = max(seen.not_before, seen.paused_until)

@@ -3,7 +3,7 @@
 
 A frame that is late means a driver that hangs: the worker is killed. One that does not even die
 (uninterruptible, in the driver) is abandoned and counted, and no second one is started beside it:
-it would hang as well. What is due is decided in supervisor_decide; `Supervisor.step` does it. It
+it would hang as well. What is due is decided in restart_policy; `Supervisor.step` does it. It
 sleeps until there is something to do: a wakening costs the node as much as a good deal of work.
 """
 

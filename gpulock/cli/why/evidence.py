@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import psutil
+
 from gpulock.alloc.liveness import session_members
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.status.attention import format_foreign_processes
@@ -153,8 +155,13 @@ def format_process_list(proc: Proc, pids: Sequence[int]) -> str:
 
 
 def printable_process_name(proc: Proc, pid: int) -> str:
-    """Return a process's name, `?` where it is gone or hidden."""
+    """Return a process's whole name, `?` where it is gone or hidden.
+
+    psutil completes a name of more than 15 characters by the command line.
+    """
+    psutil.PROCFS_PATH = proc.root  # PROC_ROOT may be another tree; nothing else here uses psutil
     try:
-        return "".join(c if c.isprintable() else "?" for c in proc.status(pid).name) or "?"
-    except (OSError, ValueError):
+        name = psutil.Process(pid).name()
+    except (psutil.Error, OSError, ValueError):
         return "?"
+    return "".join(c if c.isprintable() else "?" for c in name) or "?"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ import pytest
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.cli.select import Subject
 from gpulock.cli.status.status_view import ProcessView, view_node
+from gpulock.cli.why.evidence import printable_process_name
 from gpulock.cli.why.why import job_running_facts
 from gpulock.daemon.reconcile.refusal_context import take_refusal_notes
+from gpulock.node.procfs import Proc
 from gpulock.store import refusal_notes
 from gpulock.store.boot import reserve_owner
 from tests.support.cli_site import Site, dead_process
@@ -169,6 +172,17 @@ def test_a_job_that_the_prolog_refused_is_told_the_reason(site: Site, told: bool
     assert facts(result.stdout)["refused"].startswith(f"{sentence}, at ")
     assert "no trace" not in result.stdout
     assert "no trace" in site.call("why", "471").stdout
+
+
+def test_a_long_name_is_told_as_a_whole(tmp_path: Path) -> None:
+    program = tmp_path / "a-program-with-a-long-name"
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "300"]) as process:
+        told = printable_process_name(Proc(), process.pid)
+        process.kill()
+    assert told == "a-program-with-a-long-name"
+    assert printable_process_name(Proc(), process.pid) == "?"
+    assert printable_process_name(Proc(str(tmp_path)), 1) == "?"
 
 
 def test_of_the_refusals_that_were_told_the_last_are_kept(

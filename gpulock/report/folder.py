@@ -30,7 +30,7 @@ UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 def write_report_file(path: str, record: Mapping[str, Any]) -> str:
     """Write a record as the user of this process; return the file's name. Raises OSError."""
-    words = [str(record.get(key) or "0") for key in ("job_id", "task_id", "node")]
+    words = [str(record.get(key) or "1") for key in ("job_id", "task_id", "node")]
     parts = [UNSAFE.sub("_", word)[:64] for word in words]
     name = f"{'.'.join(parts)}.{os.urandom(8).hex()}{SUFFIX}"
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

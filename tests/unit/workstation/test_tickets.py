@@ -184,7 +184,10 @@ def test_one_that_waits_says_so_once_it_cannot_be_served(box: Box) -> None:
             raise busy
         return GRANT
 
-    assert tickets.claim_in_turn(box.node(), attempt, soon(), lambda *_: None) is GRANT
+    def waiting(before: int, why: str) -> None:
+        assert (before, why) == (0, "full")
+
+    assert tickets.claim_in_turn(box.node(), attempt, soon(), waiting) is GRANT
     assert marks[0] == 0 < marks[1]
 
 

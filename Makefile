@@ -3,6 +3,8 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
+# A program under test would be compiled anew each time that it is started.
+unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := check
 

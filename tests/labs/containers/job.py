@@ -65,12 +65,16 @@ _FIT: Final = r"""
 set -eu
 mount -t overlay -o "lowerdir=$1/usr:/usr" gpulock-sid /usr
 cp -a "$1/etc/apptainer" /etc/
-mkdir -p /var/lib/apptainer/mnt/session /run/dev/up /run/dev/work /run/dev/before
+mkdir -p /var/lib/apptainer/mnt/session /run/dev/up /run/dev/work /run/dev/before /run/dev/host
+# As on a machine that has GPUs: its nodes are there before, and must be neither seen nor opened.
+for node in nvidiactl:255 nvidia9:9; do
+    mknod "/run/dev/host/${node%:*}" c 195 "${node#*:}"
+done
 mount --rbind /dev /run/dev/before
-mount -t overlay -o lowerdir=/dev,upperdir=/run/dev/up,workdir=/run/dev/work gpulock-dev /dev
+mount -t overlay -o lowerdir=/run/dev/host:/dev,upperdir=/run/dev/up,workdir=/run/dev/work gpulock-dev /dev
 for inner in pts shm; do mount --rbind "/run/dev/before/$inner" "/dev/$inner"; done
 [ "$(stat -f -c %T /dev)" = overlayfs ]
-rm -rf /dev/nvidia* # of a machine with a GPU: hidden by the layer, and neither opened nor changed
+rm -rf /dev/nvidia* # hides them in this layer, and changes nothing below it
 for node in "$2"/*; do
     : >"/dev/${node##*/}"
     mount --bind "$node" "/dev/${node##*/}"

@@ -64,6 +64,8 @@ fi
 for pair in "$@"; do
     mkdir -p "$root${pair#*:}"
     mount --bind "${pair%%:*}" "$root${pair#*:}"
+    # Where it lies on the host is not to count: that may be below /tmp.
+    [[ ! -d $root${pair%%:*} ]] || mount -t tmpfs -o ro tmpfs "$root${pair%%:*}"
 done
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 

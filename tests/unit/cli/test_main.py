@@ -307,6 +307,7 @@ def test_the_demo_names_a_program_that_can_be_typed(
     assert gpulock_program_name() == name
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_everything_free_and_nothing_left(tmp_path: Path) -> None:
     begun = time.monotonic()
     text, error = demo(tmp_path).communicate(timeout=30)
@@ -331,6 +332,7 @@ def test_the_demo_ends_with_everything_free_and_nothing_left(tmp_path: Path) -> 
     assert simulated(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_demo_cleans_up_when_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
     process = demo(tmp_path)
@@ -343,6 +345,7 @@ def test_the_demo_cleans_up_when_it_is_stopped(tmp_path: Path, number: signal.Si
     until(lambda: not simulated(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.another_user
 def test_the_demo_runs_as_an_ordinary_user(tmp_path: Path) -> None:
     folder = Path(f"/tmp/gpulock-test-{os.getpid()}")

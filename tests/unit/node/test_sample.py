@@ -148,6 +148,7 @@ def test_a_hook_can_afford_it() -> None:
     assert loaded <= {*HOT_STANDARD, "gpulock.store", "gpulock.store.kv", "__future__"}
 
 
+@pytest.mark.slow
 @FEW
 @given(st.text())
 def test_no_text_is_more_than_malformed(text: str) -> None:

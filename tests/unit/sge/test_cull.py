@@ -54,6 +54,7 @@ def test_flipped_bits_are_survived(sample: bytes, data: st.DataObject) -> None:
     survives(bytes(spoilt))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_every_single_byte_may_be_wrong(sample: bytes) -> None:
     for at in range(0, len(sample)):

@@ -120,6 +120,7 @@ def test_http2_is_not_agreed_on(folder: Path, server: Running) -> None:
         assert one.selected_alpn_protocol() == "http/1.1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("says_goodbye", [False, True])
 def test_sessions_are_not_kept_in_memory(

@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -16,20 +17,26 @@ from tests.sweep.tally import TALLY
 
 DAY = 86400.0
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
+EMPTY: dict[str, dict[str, int]] = {}
 NEEDS_ROOT = "need root: `make test` as root runs them"
 NEEDS_REACH = "run this checkout as another user, who cannot reach it"
+
+
+def ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: a handler is not inherited by a program, SIG_IGN is."""
 
 
 def restore_signals() -> None:
     """Undo what nohup and a shell's `&` leave ignored: a program under test would inherit it.
 
-    A hang-up stays without effect on pytest itself; a handler is not inherited, SIG_IGN is.
+    A hang-up stays without effect on pytest itself.
     """
-    for number, handler in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGQUIT, signal.SIG_DFL),
-        (signal.SIGHUP, lambda *_: None),
-    ):
+    handlers: dict[int, Callable[[int, FrameType | None], object] | signal.Handlers] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGHUP: ignore_signal,
+    }
+    for number, handler in handlers.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 
@@ -41,7 +48,11 @@ restore_signals()
 def up_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process see a machine that was booted a day earlier than it was."""
     clock = time.clock_gettime
-    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + DAY)
+
+    def later(which: int) -> float:
+        return clock(which) + DAY
+
+    monkeypatch.setattr(time, "clock_gettime", later)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -67,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_testnodedown(node: object) -> None:
     """Take over what a worker of xdist left out: each of them collects the same tests."""
     config: pytest.Config = getattr(node, "config")  # noqa: B009  # xdist has no types
-    told: dict[str, int] = getattr(node, "workeroutput", {}).get("left_out", {})
+    told: dict[str, int] = getattr(node, "workeroutput", EMPTY).get("left_out", {})
     config.stash.setdefault(LEFT_OUT, {}).update(told)
 
 
@@ -79,9 +90,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     if output is not None:
         output["left_out"] = left
     yield
-    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    found = session.config.pluginmanager.get_plugin("terminalreporter")
+    terminal: pytest.TerminalReporter | None = found
     if output is None and terminal is not None and left:
-        passed = len(terminal.stats.get("passed", ()))
+        passed = len(terminal.stats["passed"]) if "passed" in terminal.stats else 0
         words = [f"{count} {why}" for why, count in left.items()]
         terminal.write_line(f"{passed} passed; left out: {'; '.join(words)}")
 

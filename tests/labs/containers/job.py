@@ -71,7 +71,8 @@ for node in nvidiactl:255 nvidia9:9; do
     mknod "/run/dev/host/${node%:*}" c 195 "${node#*:}"
 done
 mount --rbind /dev /run/dev/before
-mount -t overlay -o lowerdir=/run/dev/host:/dev,upperdir=/run/dev/up,workdir=/run/dev/work gpulock-dev /dev
+layers=lowerdir=/run/dev/host:/dev,upperdir=/run/dev/up,workdir=/run/dev/work
+mount -t overlay -o "$layers" gpulock-dev /dev
 for inner in pts shm; do mount --rbind "/run/dev/before/$inner" "/dev/$inner"; done
 [ "$(stat -f -c %T /dev)" = overlayfs ]
 rm -rf /dev/nvidia* # hides them in this layer, and changes nothing below it

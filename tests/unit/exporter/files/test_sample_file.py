@@ -262,6 +262,7 @@ def device(about: dict[str, Any]) -> DeviceTelemetry:
     return card(number, ci=0 if part else None, parent=bus(number) if part else "", **fields)
 
 
+@pytest.mark.slow
 @settings(FEW, phases=(Phase.generate, Phase.shrink))  # to explain a failure takes a minute
 @given(TICKS, st.randoms(use_true_random=False))
 def test_no_frames_and_no_restarts_make_a_counter_fall(

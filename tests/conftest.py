@@ -17,7 +17,6 @@ from tests.sweep.tally import TALLY
 
 DAY = 86400.0
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
-EMPTY: dict[str, dict[str, int]] = {}
 NEEDS_ROOT = "need root: `make test` as root runs them"
 NEEDS_REACH = "run this checkout as another user, who cannot reach it"
 
@@ -78,8 +77,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_testnodedown(node: object) -> None:
     """Take over what a worker of xdist left out: each of them collects the same tests."""
     config: pytest.Config = getattr(node, "config")  # noqa: B009  # xdist has no types
-    told: dict[str, int] = getattr(node, "workeroutput", EMPTY).get("left_out", {})
-    config.stash.setdefault(LEFT_OUT, {}).update(told)
+    nothing: dict[str, dict[str, int]] = {}
+    output: dict[str, dict[str, int]] = getattr(node, "workeroutput", nothing)
+    config.stash.setdefault(LEFT_OUT, {}).update(output.get("left_out", {}))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

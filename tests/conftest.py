@@ -85,7 +85,7 @@ def pytest_testnodedown(node: object) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     """Say last of all how many tests were left out: the last line is what make shows."""
-    left = session.config.stash.get(LEFT_OUT, {})
+    left = session.config.stash.setdefault(LEFT_OUT, {})
     output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["left_out"] = left

@@ -52,6 +52,15 @@ def test_the_epilog_of_an_earlier_run_frees_what_was_claimed_before_it_began(sit
     assert (own.freed, site.locks()) == ([bus(0), bus(1)], [])
 
 
+@pytest.mark.parametrize(("claimed", "freed"), [(100.0006, [bus(0)]), (100.0018, [])])
+def test_a_claim_is_not_later_because_its_record_rounds_the_time_up(
+    site: Site, claimed: float, freed: list[str]
+) -> None:
+    site.hold(0, job_id="12", claimed_boottime=claimed)
+    late = epilog.release_slurm_job(site.node(), site.call(12), Deadline(5), 100.0007)
+    assert late.freed == freed
+
+
 def test_an_epilog_below_slurmd_began_when_it_says(proc: FakeProc) -> None:
     proc.add(50, name="slurmd", ppid=1, start=10)
     proc.add(60, name="site-epilog", ppid=50, start=1000)

@@ -14,6 +14,9 @@ DEV := .venv/.dev
 STEP := tests/step.sh
 QUICK := not slow and not install and not soak and not lab and not sweep
 PYTEST := $(BIN)/pytest -q
+# Unit tests keep their files in memory where they can.
+MEMORY := $(shell tests/memory.sh)
+FAST := $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
 # What a lab does to its host is looked at while it is alone; Slurm's, Grid Engine's and the others then run at the same time.
 LABS := $(wildcard tests/labs/*/test_*.py)
 ITSELF := $(filter %_itself.py,$(LABS))
@@ -40,9 +43,9 @@ mypy: $(DEV)
 pyright: $(DEV)
 	@$(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
 unit: tools $(DEV)  ## the quick unit tests alone (the layers are one of them)
-	@$(STEP) "unit tests" $(PYTEST) -n auto -m "$(QUICK)" tests/unit
+	@$(FAST) $(STEP) "unit tests" $(PYTEST) -n auto -m "$(QUICK)" tests/unit
 slow: tools $(DEV)  ## the slow unit tests: many processes, installations
-	@$(STEP) "slow tests" $(PYTEST) -n auto -m "slow and not soak" tests/unit
+	@$(FAST) $(STEP) "slow tests" $(PYTEST) -n auto -m "slow and not soak" tests/unit
 
 tools:
 	@tests/tools.sh "make $(or $(MAKECMDGOALS),check)"
@@ -61,7 +64,7 @@ test: tools $(DEV)  ## check, every lab in its short form, the sweep sampled (ro
 	@$(STEP) "labs, wheel, sweep" tests/together.sh \
 	    $(foreach lab,SLURM SGE,"$(ALONE) '$(PYTEST) -m lab --timeout 600 $($(lab)); exit \$$?'") "$(MAKE) others"
 booted: $(DEV)  ## unit and exporter tests on a machine that was booted 30 s and 10 minutes ago (root)
-	@for seconds in 30 600; do $(STEP) "booted $$seconds s" tests/booted.sh $$seconds \
+	@for seconds in 30 600; do $(FAST) $(STEP) "booted $$seconds s" tests/booted.sh $$seconds \
 	    $(PYTEST) -n 4 --dist loadfile --timeout 120 -m "$(QUICK)" tests/unit tests/exporter tests/gpu; done
 others: $(DEV)
 	@$(PYTEST) -m lab --timeout 600 $(OTHERS)

@@ -97,7 +97,7 @@ def classify_process(
             return UNSEEN
         if any([is_claim_process(pid, lock, tree, members) for lock in locks]):
             return OWNERS
-        return SERVICE if is_service_process(pid, tree, services) else FOREIGN
+        return SERVICE if is_service_process(pid, tree, services, by_name=True) else FOREIGN
     except ProcessLookupError:
         return GONE if tree.sees_all() else UNSEEN
     except (OSError, ValueError):
@@ -174,11 +174,14 @@ def is_system_process(status: ProcessStatus) -> bool:
     return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
 
 
-def is_service_process(pid: int, tree: ProcessTree, services: "Collection[str]") -> bool:
+def is_service_process(
+    pid: int, tree: ProcessTree, services: "Collection[str]", by_name: bool = False
+) -> bool:
     """Return whether a process is an allowed service: a system user's, and from no job.
 
-    An ordinary user may not see which program another user's process runs. Then the process's name
-    decides, which only a system user could have forged. Raises OSError where it cannot be seen.
+    A process whose program cannot be seen is none, so that a reap keeps its device. With `by_name`
+    its name decides then: an ordinary user who only looks may not see another user's program, and
+    only a system user could forge that name. Raises OSError where the process cannot be seen.
     """
     status = tree.status(pid)
     if not is_system_process(status):
@@ -186,10 +189,8 @@ def is_service_process(pid: int, tree: ProcessTree, services: "Collection[str]")
     try:
         named = program_name(tree.proc, pid) in services
     except OSError:
-        named = any([status.name == name[:COMM] for name in services])
-    return named and not any(
-        [one.name in DAEMONS for above, one in tree.ancestry(pid).items() if above != pid]
-    )
+        named = by_name and any([status.name == name[:COMM] for name in services])
+    return named and not any([one.name in DAEMONS for one in tree.ancestry(pid).values()])
 
 
 def program_name(proc: Proc, pid: int) -> str:

@@ -17,7 +17,7 @@ from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gpulock.alloc.memory_check import Handover
     from gpulock.deadline import Deadline
@@ -173,17 +173,23 @@ class Reaper:
                 return
             store.rewrite(lock.id, record.copy(draining=1))
 
-    def give_back(self, locks: list[Lock], how: str) -> None:
-        """Free locks that their owner gives back, all or none, gate held; raise Refusal."""
+    def give_back(
+        self, locks: list[Lock], how: str, told: "Callable[[Lock], object]" = bool
+    ) -> None:
+        """Free locks that their owner gives back, all or none, gate held; raise Refusal.
+
+        `told` is called after each that is free.
+        """
         for lock in locks:
             outcome = decide_reap(lock, self.judge, self.files, self.held, GIVEN_BACK)
             if outcome.act != FREED:
                 raise Refusal(BUSY, outcome.reason, "end it first")
-        for lock in locks:
-            if kept := self.memory_reason(lock):
-                raise Refusal(BUSY, f"{lock.id}: {kept}", "release it again in a few seconds")
+        kept = [f"{lock.id}: {why}" for lock in locks if (why := self.memory_reason(lock))]
+        if kept:
+            raise Refusal(BUSY, kept[0], "release it again in a few seconds")
         for lock in locks:
             free_lock(self.node, lock, how)
+            told(lock)
 
     def memory_reason(self, lock: Lock) -> str:
         """Return why a lock stays for the memory of its device, or nothing; gate held.

@@ -161,7 +161,7 @@ def release_previous_run(
             outcome = engine.finish(lock, reaper.DIED)
         if outcome.act != reaper.FREED:
             raise Refusal(
-                BROKEN if outcome.fault else BUSY,
+                BROKEN if own and outcome.fault else BUSY,
                 f"{lock.id} is still held by an earlier run: {outcome.reason}",
                 f"see gpulock why {lock.id}",
             )

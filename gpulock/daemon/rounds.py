@@ -129,6 +129,8 @@ class Rounds:
                 name = type(chore).__name__
                 failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
                 self._owed.add(chore)
+            written = read_chore_inputs(self.node, report)  # a quarantine drains the node at once
+            changed |= {what for what in written if written[what] != inputs.get(what)}
         self._journal.log_changes("chores", failed, ERROR)
 
     def due(self) -> float:

@@ -161,14 +161,13 @@ def release_selected_locks(
             return let
         for one in let:
             refuse_foreign_lock(one, node.proc)
+        how = one_line(f"released by {describe_caller()}")
         try:
-            reaper.give_back(locks, one_line(f"released by {describe_caller()}"))
+            reaper.give_back(locks, how, lambda lock: log_release(node, lock, how))
         except Refusal as refusal:
             if refusal.kind != BUSY:
                 raise
             raise CommandRefusedError(refusal.why, f"{refusal.do}; {FORCE_HINT}") from refusal
-        for one in let:
-            log_release(node, one, f"released by {describe_caller()}")
     return let
 
 
@@ -209,14 +208,12 @@ def force_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
         atomic.remove_folder(f"{node.store.locks_dir}/{lock.id}")
     else:
         free_lock(node, lock, one_line(how))
-    log_release(node, one, how)
+    log_release(node, lock, f"{how}; still open: {one.left}" if one.left else how)
 
 
-def log_release(node: Node, one: ReleaseCandidate, how: str) -> None:
-    """Log who released a lock, and who still has its device open."""
-    still = f"; still open: {one.left}" if one.left else ""
-    line = f"{one.lock.id}{format_past_holder(one.lock)}: {how}{still}"
-    log_to_syslog(node.settings, one_line(line))
+def log_release(node: Node, lock: Lock, how: str) -> None:
+    """Log who released a lock, and how."""
+    log_to_syslog(node.settings, one_line(f"{lock.id}{format_past_holder(lock)}: {how}"))
 
 
 def format_past_holder(lock: Lock) -> str:

@@ -21,7 +21,7 @@ from typing import ClassVar, Final, NamedTuple
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import QUARANTINE, TIME, Chore, Due
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.hooks.subprocess import SchedulerProgram
@@ -50,7 +50,7 @@ class SyncResult(NamedTuple):
 class SgeSlotSync(Chore):
     """The chore; without hosts in the settings it still puts back what it once lowered."""
 
-    after: ClassVar[Due] = {TIME: ("sge_root",)}
+    after: ClassVar[Due] = {TIME: ("sge_root",), QUARANTINE: ("sge_root",)}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

@@ -95,7 +95,7 @@ def test_whichever_call_fails_the_claim_is_whole_or_refused_and_undone(
             break
     else:
         pytest.fail("more calls than were thought of")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
 @pytest.mark.parametrize("name", CALLS)

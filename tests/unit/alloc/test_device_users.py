@@ -130,6 +130,12 @@ def test_what_only_looks_like_a_service_holds_the_device(
     assert stage.who() == [700]
 
 
+def test_a_process_whose_program_cannot_be_seen_is_no_service_by_its_name(stage: Stage) -> None:
+    """Any process sets its own name (prctl(2)); a leader that ended shows no program."""
+    stage.fake.add(700, SERVICES[0][:15], uids=ROOT, fds={9: stage.node})
+    assert stage.who() == [700]
+
+
 def test_a_service_whose_package_was_upgraded_is_still_that_service(stage: Stage) -> None:
     exe = "/usr/bin/nvidia-persistenced (deleted)"
     stage.fake.add(700, uids=ROOT, exe=exe, fds={9: stage.node})

@@ -33,7 +33,10 @@ EXPECTED = {
     ),
     schedule.SAMPLE: ({"HealthPolicy", "IdlePolicy"}, set[str]()),
     schedule.INVENTORY: ({"InventoryPublisher"}, {"InventoryPublisher"}),
-    schedule.QUARANTINE: ({"HealthPolicy", "SlurmDrainSync"}, {"HealthPolicy", "SlurmDrainSync"}),
+    schedule.QUARANTINE: (
+        {"HealthPolicy", "SlurmDrainSync", "SgeSlotSync"},
+        {"HealthPolicy", "SlurmDrainSync"},
+    ),
     schedule.REFUSALS: ({"RefusalNotifier"}, {"RefusalNotifier"}),
     schedule.TIME: (
         {
@@ -142,6 +145,22 @@ def test_each_input_and_setting_that_a_chore_names_is_tested(tmp_path: Path) -> 
         for what, settings in chore.after.items():
             assert what == schedule.ROUND or type(chore).__name__ in EXPECTED[what][0]
             assert set(settings) <= set(known)
+
+
+def test_a_quarantine_that_a_chore_writes_drains_the_node_in_the_same_round(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, ON)
+    watched.rest()
+    policy = next(chore for chore in watched.chores if type(chore).__name__ == "HealthPolicy")
+    noted = policy.run
+
+    def quarantine_a_device(node: Node, report: ReconcileReport, now: float) -> None:
+        noted(node, report, now)
+        watched.change(schedule.QUARANTINE)
+
+    policy.__dict__["run"] = quarantine_a_device
+    watched.change(schedule.SAMPLE)
+    assert watched.go() >= {"HealthPolicy", "SlurmDrainSync", "SgeSlotSync"}
+    watched.rounds.single.release()
 
 
 def test_at_the_start_all_run(watched: Watched) -> None:

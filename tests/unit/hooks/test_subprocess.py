@@ -25,7 +25,7 @@ def nothing_left() -> Iterator[None]:
     yield
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
 def program(root: Path, body: str, **env: str) -> SchedulerProgram:

@@ -50,7 +50,7 @@ def nothing_left() -> object:
     yield
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
 def program(tmp_path: Path, text: str) -> Settings:

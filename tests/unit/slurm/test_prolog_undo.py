@@ -145,7 +145,7 @@ def test_whichever_call_fails_the_job_gets_a_whole_grant_or_nothing(
             break
     else:
         pytest.fail("more calls than were thought of")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
 def nothing(*_: object) -> None:

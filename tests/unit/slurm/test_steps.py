@@ -102,7 +102,7 @@ def test_every_lock_of_a_job_is_told_and_no_other_schedulers(site: Site) -> None
     locks = {"a": slurm_lock(), "b": slurm_lock(), "c": slurm_lock(job_id="13"), "y": other}
     locks["z"] = Lock("z", None, "")
     sight.attach(locks, scan)
-    told = {name: [pid for pid, _ in lock.steps] for name, lock in locks.items()}
+    told = {name: sorted(pid for pid, _ in lock.steps) for name, lock in locks.items()}
     assert told == {"a": [700, 701], "b": [700, 701], "c": [702], "y": [], "z": []}
 
 

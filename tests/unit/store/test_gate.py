@@ -204,4 +204,4 @@ def test_no_descriptor_is_left_open_whatever_happens(tmp_path: Path) -> None:
         refusal(tmp_path)
     (tmp_path / NAME).chmod(0o644)
     refusal(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile

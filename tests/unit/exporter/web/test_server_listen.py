@@ -45,7 +45,7 @@ def test_one_that_is_taken_is_named_and_the_others_are_closed() -> None:
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ListenError, match=f"127.0.0.1:{port}: Address already in use"):
             listen_on_addresses([ListenAddress("127.0.0.1", 0), ListenAddress("127.0.0.1", port)])
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
 def test_a_name_that_does_not_resolve_is_named() -> None:

@@ -30,7 +30,9 @@ def dial(port: int, context: ssl.SSLContext | None = None, buffer: int = 0) -> s
 
 def is_gone(one: socket.socket) -> bool:
     """Tell whether the server has ended a connection on which nothing more is expected."""
-    if not select.select([one], [], [], 0)[0]:
+    poll = select.poll()  # select(2) knows no descriptor above 1023
+    poll.register(one, select.POLLIN)
+    if not poll.poll(0):
         return False
     one.settimeout(0.05)
     try:

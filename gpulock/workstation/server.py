@@ -20,7 +20,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
 from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
-from gpulock.workstation.tickets import remove_ticket
+from gpulock.workstation.tickets import drop_dead_tickets, remove_ticket
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wait_queue import GATE_SECONDS, RETRY_DELAY, SocketClaims, WaitQueue
 from gpulock.workstation.wire import (
@@ -58,6 +58,7 @@ class ClaimServer:
 
     def open(self) -> None:
         """Listen, or go on listening where the socket is still there; raise OSError."""
+        drop_dead_tickets(self._node())  # of who ended while no gpulockd ran
         path = f"{self._node().store.path}/{SOCKET}"
         if self._socket is not None and self._file == socket_file_identity(path):
             return

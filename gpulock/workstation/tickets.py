@@ -126,6 +126,17 @@ def list_callers_ahead(node: Node, name: str) -> list[str]:
     return before
 
 
+def drop_dead_tickets(node: Node) -> None:
+    """Drop the tickets of processes that are gone; one that cannot be seen keeps its place."""
+    for name in list_tickets(f"{node.store.path}/{FOLDER}"):
+        _, pid, start = parse_ticket(name)
+        try:
+            if not node.proc.running(pid, start):
+                remove_ticket(node, name)
+        except OSError:
+            continue
+
+
 def claim_in_turn(
     node: Node,
     attempt: "Callable[[], Grant]",

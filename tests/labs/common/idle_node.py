@@ -88,7 +88,7 @@ def assert_ends_the_idle_one(
     assert node.told() == []
     node.idle(idle)
     until(ended, what=f"{record.job()} to be ended", interval=0.5, why=daemon.said)
-    facts = f"{record.job_id} {record.task_id} {idle}"
+    facts = f"{record.job_id} {record.task_id or 1} {idle}"
     until(lambda: len(node.told()) > 1, what="the command to be told", why=daemon.said)
     daemon.goes_round()
     assert node.told() == [f"warn {facts}", f"kill {facts}"]

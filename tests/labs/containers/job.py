@@ -110,8 +110,8 @@ class Boxes:
             make_image(self._image)
             (self._image / "probe").write_text(_PROBE)
             library = self._sets / self.version / "lib/libcuda.so.1"
-            library.parent.mkdir(parents=True)
-            (self._sets / self.version / "bin").mkdir()
+            for name in ("lib", "bin"):  # a test before may have made them
+                (self._sets / self.version / name).mkdir(parents=True, exist_ok=True)
             library.write_text(f"{self.version}\n")
 
     @property

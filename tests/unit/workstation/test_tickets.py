@@ -65,6 +65,14 @@ def test_the_living_before_us_count_and_the_dead_are_dropped(box: Box) -> None:
     assert line(box) == [alive, mine]
 
 
+def test_the_tickets_of_dead_callers_are_dropped_though_nobody_comes_after_them(box: Box) -> None:
+    box.proc.add(500, start=1000)
+    alive = stand(box, 1, 500)
+    stand(box, 2, 501)
+    tickets.drop_dead_tickets(box.node())
+    assert line(box) == [alive]
+
+
 def test_who_cannot_be_seen_still_stands_in_line(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     stand(box, 1, 500)
     mine = tickets.take_ticket(box.node(), soon())

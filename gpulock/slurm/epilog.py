@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 DEPTH = 16  # of scripts between slurmd and us
 INIT = 1  # the parent of what slurmd left behind
-ROUNDING = 0.0005  # seconds: a record has its claim's time in milliseconds
 TICKS = os.sysconf("SC_CLK_TCK")  # a second, of a process's start time
 
 
@@ -182,7 +181,7 @@ class SlurmJobMatcher:
         if record.key() != self._key or record.uid != self._call.uid:
             return False
         boot_id, begun = self._begun
-        if record.boot_id == boot_id and record.claimed_boottime > begun + ROUNDING:
+        if record.boot_id == boot_id and record.claimed_boottime > begun:
             return False
         if record.restart > self._call.restart:
             return False

@@ -115,7 +115,7 @@ def encode_owner(owner: Owner) -> str:
         if isinstance(value, tuple):
             pairs.append((key, ",".join(owner.devices)))
         elif isinstance(value, float):
-            pairs.append((key, f"{value:.3f}"))
+            pairs.append((key, f"{value:.6f}"))  # as fine as two hooks may follow each other
         else:
             pairs.append((key, str(value)))
     return VERSION_LINE + "\n" + kv.encode_pairs(pairs)

@@ -176,9 +176,14 @@ def test_a_job_that_the_prolog_refused_is_told_the_reason(site: Site, told: bool
 
 def test_a_long_name_is_told_as_a_whole(tmp_path: Path) -> None:
     program = tmp_path / "a-program-with-a-long-name"
-    shutil.copy("/bin/sleep", program)
-    with subprocess.Popen([program, "300"]) as process:
-        told = printable_process_name(Proc(), process.pid)
+    shutil.copy("/bin/cat", program)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([program], stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"\n"
+        told = printable_process_name(Proc(), process.pid)  # it runs: its command line is there
         process.kill()
     assert told == "a-program-with-a-long-name"
     assert printable_process_name(Proc(), process.pid) == "?"

@@ -41,11 +41,11 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("DRIVER_ROOT", PATH, "/proc/driver/nvidia", "what the NVIDIA driver shows"),
     ("SYS_ROOT", PATH, "/sys", "sysfs"),
     ("DEV_ROOT", PATH, "/dev", "device nodes"),
-    ("SIMULATION", TEXT, "", "marker file of a simulated node; empty on a real one"),
+    ("SIMULATION", PATH, "", "marker file of a simulated node; empty on a real one"),
     ("EXPECTED_GPUS", COUNT, "0", "number of GPUs that this node must have; 0: not known"),
     ("VISIBLE_DEVICES", CHOICE, "index|uuid", "what CUDA_VISIBLE_DEVICES contains"),
     ("HIDE_UNREQUESTED", FLAG, "yes", "give an empty mask to a job that asked for no GPU"),
-    ("DRIVER_DIR", TEXT, "", "folder of driver versions, bound to /nvbin and /nvlib in containers"),
+    ("DRIVER_DIR", PATH, "", "folder of driver versions, bound to /nvbin and /nvlib in containers"),
     ("GATE_TIMEOUT", SECONDS, "20", "longest wait for the gate, the lock of LOCK_DIR"),
     ("ON_BUSY", CHOICE, "requeue|error", "too few devices free: requeue the job, or error"),
     ("ON_BROKEN", CHOICE, "stop|requeue", "this node is broken: stop the queue, or requeue"),
@@ -56,14 +56,14 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "programs of system users that may keep a device open",
     ),
     ("CLUSTER", TEXT, "default", "cluster name in the records of gpulock run"),
-    ("SGE_ROOT", TEXT, "", "Grid Engine's root, for qstat, qconf and the address of qmaster"),
+    ("SGE_ROOT", PATH, "", "Grid Engine's root, for qstat, qconf and the address of qmaster"),
     ("SGE_CELL", TEXT, "default", "Grid Engine's cell"),
     ("SGE_QMASTER_PORT", TEXT, "", "port, where services(5) does not name it"),
     ("SGE_EXECD_PORT", TEXT, "", "port, where services(5) does not name it"),
     ("SGE_COMPLEXES", WORDS, "gpu", "complexes that count GPUs; a job may request one of them"),
-    ("SGE_BINARIES", TEXT, "", "folder of the real qstat and qconf (no wrapper scripts)"),
+    ("SGE_BINARIES", PATH, "", "folder of the real qstat and qconf (no wrapper scripts)"),
     ("SGE_QSTAT_TIMEOUT", ANSWER, "5", "longest wait for qstat"),
-    ("SGE_SHEPHERD", TEXT, "", "the real sge_shepherd, where shepherd_cmd is gpulock's"),
+    ("SGE_SHEPHERD", PATH, "", "the real sge_shepherd, where shepherd_cmd is gpulock's"),
     ("SGE_SLAVE_TASKS", FLAG, "no", "claim for slave tasks of parallel jobs on several hosts"),
     ("SLURM_DEVICE_SELECTION", CHOICE, "slurm|gpulock", "who selects the devices of a Slurm job"),
     (
@@ -74,7 +74,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("SLURM_GRES", WORDS, "gpu", "GRES names that count GPUs"),
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
-    ("SLURM_CONF", TEXT, "", "path of slurm.conf, where it is not the default"),
+    ("SLURM_CONF", PATH, "", "path of slurm.conf, where it is not the default"),
     ("SLURM_TIMEOUT", ANSWER, "5", "longest wait for slurmctld"),
     ("SLURM_WAIT", SECONDS, "15", "longest wait for a locked device that Slurm assigned"),
     ("SLURM_SPLIT_TASKS", FLAG, "no", "where gpulock selects: give each task of a step its share"),
@@ -85,12 +85,12 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "requeue|cancel",
         "action on a refused Slurm job that spans nodes or is no batch job",
     ),
-    ("JOB_MAP_DIR", TEXT, "", "folder of the job mapping for dcgm-exporter; empty: none"),
+    ("JOB_MAP_DIR", PATH, "", "folder of the job mapping for dcgm-exporter; empty: none"),
     ("JOB_MAP_RELEASE", CHOICE, "empty|unlink", "action on a file there at the release"),
-    ("GPUSTAT_DIR", TEXT, "", "folder like /run/gpustat for nvidia_gpu_prometheus_exporter"),
+    ("GPUSTAT_DIR", PATH, "", "folder like /run/gpustat for nvidia_gpu_prometheus_exporter"),
     ("EXPORTER_DIR", PATH, "/run/gpulock-exporter", "the exporter's sample and inventory"),
     ("EXPORTER_LISTEN", WORDS, ":9465", "addresses of the exporter: HOST:PORT or :PORT"),
-    ("WEB_CONFIG", TEXT, "", "web-config.yml of the exporter: TLS and users; empty: none"),
+    ("WEB_CONFIG", PATH, "", "web-config.yml of the exporter: TLS and users; empty: none"),
     ("SAMPLE_PERIOD", SECONDS, "1", "time between two samples of the GPUs"),
     ("PROCESS_PERIOD", SECONDS, "10", "time between two reads of the GPUs' process lists"),
     ("MAX_SAMPLE_AGE", SECONDS, "10", "older values of the GPUs are not shown"),
@@ -101,9 +101,9 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("USER_CLAIMS", FLAG, "no", "gpulockd serves claims of users; only without a scheduler"),
     ("REPORT_AT_END", FLAG, "no", "print a report of a job's GPUs at its end"),
     ("REPORT_COMMAND", PATH, "/usr/local/bin/gpulock", "the gpulock that prints it in an epilog"),
-    ("REPORT_DIR", TEXT, "", "folder shared by all nodes for the reports of jobs"),
+    ("REPORT_DIR", PATH, "", "folder shared by all nodes for the reports of jobs"),
     ("IDLE_WARN", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND runs"),
-    ("IDLE_COMMAND", TEXT, "", "program that gpulockd runs once for an idle claim"),
+    ("IDLE_COMMAND", PATH, "", "program that gpulockd runs once for an idle claim"),
     ("IDLE_KILL", LIMIT, "0", "observed idle time of a claim before its job is ended"),
     ("ISOLATION", CHOICE, "off|group|cgroup", "how the kernel denies a job other jobs' devices"),
     (
@@ -118,8 +118,19 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("RESTORE_AFTER", COUNT, "3", "clean checks in a row before gpulockd restores such a device"),
     ("SGE_COUNT_HOSTS", WORDS, "", "hosts whose counts at qmaster this gpulockd lowers then"),
     ("SLURM_ON_UNHEALTHY", CHOICE, "log|drain", "action at Slurm while a device is out of service"),
-    ("CDI_DIR", TEXT, "", "folder of the CDI spec that gpulockd writes, such as /var/run/cdi"),
+    ("CDI_DIR", PATH, "", "folder of the CDI spec that gpulockd writes, such as /var/run/cdi"),
 )
+RENAMED = {  # who still writes an old name is told the new one
+    "SERVICES": "ALLOWED_PROCESSES",
+    "GPUS": "EXPECTED_GPUS",
+    "SERVE": "USER_CLAIMS",
+    "SLURM_CHOOSER": "SLURM_DEVICE_SELECTION",
+    "REFUSE": "SLURM_ON_REFUSAL",
+    "SLURM_ON_BAD": "SLURM_ON_UNHEALTHY",
+    "CLEAN": "LEFTOVER_PROCESSES",
+    "CLEAN_MEMORY": "LEFTOVER_MEMORY",
+    "CLEAN_TIMEOUT": "LEFTOVER_TIMEOUT",
+}
 
 
 class Settings:
@@ -225,7 +236,7 @@ def convert_setting(kind: str, default: str, given: str | None) -> object:
         if not 0 < number <= most and (kind, value) != (LIMIT, "0"):
             raise ValueError(f"must be between 0 and {most:,.0f} seconds, not {value!r}")
         return number
-    if kind == PATH and not value.startswith("/"):
+    if kind == PATH and not value.startswith("/") and (value or default):
         raise ValueError(f"must be an absolute path, not {value!r}")
     return value == "yes" if kind == FLAG else tuple(value.split()) if kind == WORDS else value
 
@@ -245,7 +256,8 @@ def parse_settings(text: str, path: str) -> Settings:
         if not equals:
             raise ValueError(f"{path}:{number}: not KEY=VALUE: {line[:60]!r}")
         if name not in known:
-            raise ValueError(f"{path}:{number}: unknown key {name!r}")
+            now = f": it is {RENAMED[name]} now" if name in RENAMED else ""
+            raise ValueError(f"{path}:{number}: unknown key {name!r}{now}")
         if name in values:
             raise ValueError(f"{path}:{number}: {name} is given twice")
         try:

@@ -17,7 +17,7 @@ from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, claim_preferring_unused
 from gpulock.alloc.liveness import Judge, ProcessScan
 from gpulock.deadline import Deadline
-from gpulock.errors import BROKEN, Refusal, one_line
+from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.sge import hook
 from gpulock.sge.verdict import SgeJobRule
@@ -74,6 +74,8 @@ def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Ow
     try:
         stat = node.proc.stat(pid)
         uid = node.proc.status(pid).uids[0]
+    except (FileNotFoundError, ProcessLookupError):
+        raise Refusal(INVALID_REQUEST, f"no such process: {pid}", "name one that runs") from None
     except (OSError, ValueError) as fault:
         raise Refusal(BROKEN, f"process {pid} cannot be seen: {fault}", "is it alive?") from fault
     return Owner(

@@ -9,6 +9,7 @@ from typing import cast
 import click
 
 from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.install.setting_faults import find_setting_faults
 from gpulock.node.settings import (
     ANSWER,
     CHOICE,
@@ -43,11 +44,13 @@ def config_command(session: Session, check: str | None) -> None:
 def validate_settings_file(path: str) -> int:
     """Return how many keys a right file sets; raise Refused with its first fault."""
     try:
-        parse_settings(atomic.read_text(os.path.realpath(path)), path)
+        settings = parse_settings(atomic.read_text(os.path.realpath(path)), path)
     except ValueError as fault:
         raise CommandRefusedError(str(fault), "correct that line") from fault
     except OSError as fault:
         raise CommandRefusedError(f"{path}: {fault.strerror}", "name a settings file") from fault
+    if wrong := "; ".join(f"{path}: {fault}" for fault in find_setting_faults(settings)):
+        raise CommandRefusedError(wrong, "correct that line")
     return len(list_file_settings(path))
 
 

@@ -128,6 +128,10 @@ def restore_command(session: Session, device: str) -> None:
     node, found, name = prepare_admin_device(session, device, card=True)
     label = format_device_label(name, found)
     with make_admin_gate(node):
+        reserves = notes.list_noted_devices(node.settings.state_dir, notes.RESERVES)
+        kept = [one for one in reserves if lock_ids_overlap(one, name)]
+        labels = [format_device_label(one, found).removeprefix("GPU ") for one in kept]
+        undo = "; ".join(f"gpulock unreserve {one}" for one in labels)
         listed = notes.list_noted_devices(node.settings.state_dir, notes.QUARANTINE)
         card = name.partition(".gi")[0]
         if name not in listed and card in listed:
@@ -143,9 +147,11 @@ def restore_command(session: Session, device: str) -> None:
                     f"{label} is quarantined because {lock.orphans}",
                     "end that process, then gpulock reap",
                 )
-            raise CommandRefusedError(f"{label} is not quarantined", "see gpulock status")
+            what = f"{label} is not quarantined{', but reserved' if kept else ''}"
+            raise CommandRefusedError(what, undo or "see gpulock status")
         notes.remove_device_note(node.settings.state_dir, notes.QUARANTINE, name)
-    report_admin_change(node, f"{label} is back in service")
+    done = f"is not quarantined any more, but reserved; {undo}" if kept else "is back in service"
+    report_admin_change(node, f"{label} {done}")
 
 
 def prepare_admin_device(

@@ -14,10 +14,11 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 from urllib.error import HTTPError, URLError
-from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlencode
 
 from gpulock.cli.session import CommandRefusedError
 from gpulock.errors import one_line
+from gpulock.install.setting_faults import parse_http_url
 
 SECONDS = 10.0  # for all queries of one call together
 LIMIT = 1 << 26  # bytes of an answer: 1,000 nodes with 8 GPUs are about 20 MB
@@ -81,12 +82,8 @@ def parse_prometheus_url(url: str) -> SplitResult:
             "PROMETHEUS_URL is not set: no server is known that sees all nodes",
             "set it in gpulock.conf, such as PROMETHEUS_URL=http://prometheus:9090",
         )
-    try:
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return parts
-    except ValueError:
-        pass
+    if parts := parse_http_url(url):
+        return parts
     raise CommandRefusedError(
         "PROMETHEUS_URL is no http:// or https:// address", "correct it in gpulock.conf"
     )

@@ -32,6 +32,7 @@ from gpulock.report.scan import (
     find_history_matches,
     parse_history_line,
 )
+from gpulock.report.sources import find_local_claims
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_count, format_duration, format_local_time, parse_duration
@@ -90,6 +91,14 @@ def history_command(
         echo_in_chunks(pieces(find_history_claims(folder, query, faults)))
     else:
         print_history_claims(folder, query, faults, limit)
+    if unwritten := [
+        claim
+        for claim in find_local_claims(node, lambda _: True)
+        if claim.ended is not None and query.fits(claim)
+    ]:
+        over = format_count(len(unwritten), "claim")
+        text = f"{over} {'are' if unwritten[1:] else 'is'} over and not yet written"
+        click.echo(f"gpulock: history: {text}: gpulockd or gpulock reap does it", err=True)
     for fault in faults.as_sentences():
         click.echo(f"gpulock: history: {fault}", err=True)
     if faults.files:

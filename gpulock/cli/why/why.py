@@ -76,8 +76,12 @@ def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]
         lock for lock in view.held.values() if lock.owner and is_lock_of_subject(sight, meant, lock)
     ]
     if held:
-        return explain_job_claims(view, sight, rows, held, width), True
-    return explain_no_claim(view, sight, meant, width)
+        found, known = explain_job_claims(view, sight, rows, held, width), True
+    else:
+        found, known = explain_no_claim(view, sight, meant, width)
+    if text.strip().isdigit():  # a number names a device first
+        found.append(f"(no GPU {meant.job} is here: {meant.job} is taken for a job)")
+    return found, known
 
 
 def is_lock_of_subject(sight: ProcessView, meant: Subject, lock: Lock) -> bool:

@@ -46,8 +46,8 @@ def run_doctor(where: DoctorOptions) -> list[Check]:
     """Return every check of this node, in the order of a job's way."""
     settings, first = check_settings_file(where.config)
     if settings is None:
-        return [first]
-    checks = [first, *node_checks(settings), *container_checks(settings)]
+        return first
+    checks = [*first, *node_checks(settings), *container_checks(settings)]
     checks += policy_checks(settings)
     if not settings.simulation:
         prefix = where.prefix or installed_prefix(settings)

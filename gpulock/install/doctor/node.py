@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpulock.errors import Refusal
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
+from gpulock.install.setting_faults import find_setting_faults
 from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings, read_settings
@@ -19,18 +20,18 @@ from gpulock.store.locks import LockStore
 _GATE_MODE = 0o600  # a user who may open the gate can block the node
 
 
-def check_settings_file(path: Path) -> tuple[Settings | None, Check]:
-    """Return the settings, None where no hook would take them, and the check of them."""
+def check_settings_file(path: Path) -> tuple[Settings | None, list[Check]]:
+    """Return the settings, None where no hook would take them, and the checks of them."""
     name = "settings"
     try:
         settings = read_settings(str(path))
     except Refusal as refusal:
-        return None, fault(refusal.why, refusal.do, name)
+        return None, [fault(refusal.why, refusal.do, name)]
     if not path.exists():
-        return settings, warning(
-            f"no {path}: all defaults", "run gpulock install sge or slurm", name
-        )
-    return settings, ok(str(path), name)
+        do = "run gpulock install sge or slurm"
+        return settings, [warning(f"no {path}: all defaults", do, name)]
+    wrong = [fault(what, f"correct it in {path}", name) for what in find_setting_faults(settings)]
+    return settings, wrong or [ok(str(path), name)]
 
 
 def node_checks(settings: Settings) -> list[Check]:

@@ -141,6 +141,18 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
         ("EXPECTED_GPUS=8\nFOO=1\n", ":2: unknown key 'FOO'"),
         ("EXPECTED_GPUS=x\n", ":1: EXPECTED_GPUS must be a whole number"),
         ("LOCK_DIR\n", ":1: not KEY=VALUE"),
+        ("GPUS=8\n", ":1: unknown key 'GPUS': it is EXPECTED_GPUS now"),
+        ("IDLE_COMMAND=mail\n", ":1: IDLE_COMMAND must be an absolute path"),
+        ("SGE_BINARIES=bin\n", ":1: SGE_BINARIES must be an absolute path"),
+        ("SGE_QMASTER_PORT=sge\n", ": SGE_QMASTER_PORT=sge: no port number"),
+        ("QUARANTINE_ON=xid hot\n", ": QUARANTINE_ON=hot: not one of xid ecc missing memory"),
+        ("EXPORTER_LISTEN=:9465 foo\n", ": EXPORTER_LISTEN=foo: neither HOST:PORT"),
+        ("EXPORTER_LISTEN=::1:9465\n", ": EXPORTER_LISTEN=::1:9465: neither HOST:PORT"),
+        ("EXPORTER_LISTEN=:70000\n", ": EXPORTER_LISTEN=:70000: neither HOST:PORT"),
+        ("PROMETHEUS_URL=ftp://p:9090\n", ": PROMETHEUS_URL=ftp://p:9090: neither http:"),
+        ("PROMETHEUS_URL=http://u:pw@:90\n", ": PROMETHEUS_URL=http://:90: neither http:"),
+        ("WEB_CONFIG=/none/web.yml\n", ": WEB_CONFIG=/none/web.yml: no such file"),
+        ("IDLE_COMMAND=/none/mail\n", ": IDLE_COMMAND=/none/mail: no such program"),
     ],
 )
 def test_config_check_says_file_and_line_of_the_first_fault(
@@ -151,6 +163,30 @@ def test_config_check_says_file_and_line_of_the_first_fault(
     code, _, error = call("config", "--check", str(path))
     assert code == 1
     assert f"{path}{fault}" in error
+
+
+def test_config_check_says_every_value_that_no_hook_reads_and_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "gpulock.conf"
+    path.write_text("QUARANTINE_ON=hot\nEXPORTER_LISTEN=foo\n")
+    code, _, error = call("config", "--check", str(path))
+    assert (code, "QUARANTINE_ON=hot" in error, "EXPORTER_LISTEN=foo" in error) == (1, True, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXPORTER_LISTEN=:9465 127.0.0.1:1 [::1]:9465 node1:9465",
+        "QUARANTINE_ON=xid ecc missing memory",
+        "PROMETHEUS_URL=https://user:password@prometheus:9090/prefix",
+        "IDLE_COMMAND=/bin/true",
+        "IDLE_COMMAND=",
+        "SGE_EXECD_PORT=6445",
+    ],
+)
+def test_config_check_takes_what_the_daemons_take(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "gpulock.conf"
+    path.write_text(f"{line}\n")
+    assert call("config", "--check", str(path))[0] == 0
 
 
 def test_config_check_says_that_a_file_is_right(site: Site) -> None:

@@ -160,6 +160,15 @@ def test_a_job_nobody_knows_is_not_found(site: Site) -> None:
     assert "no trace of it" in result.stdout
 
 
+def test_a_number_that_is_no_device_here_is_said_to_be_taken_for_a_job(site: Site) -> None:
+    said = "no GPU 99 is here: 99 is taken for a job"
+    assert said in site.call("why", "99").stdout
+    assert said not in site.call("why", "job", "99").stdout
+    site.hold(1, job_id="99")
+    assert said in site.call("why", "99").stdout
+    assert "taken for a job" not in site.call("why", "99.1").stdout
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_a_job_that_the_prolog_refused_is_told_the_reason(site: Site, told: bool) -> None:
     lock_dir = site.node().store.path

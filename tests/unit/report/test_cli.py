@@ -342,6 +342,21 @@ def test_claims_are_found_by_user_job_device_and_time(
 
 
 @pytest.mark.parametrize("words", [(), ("--csv",), ("--json",), ("--by", "user", "--csv")])
+def test_claims_that_are_over_and_not_yet_written_are_counted(
+    desk: Desk, words: tuple[str, ...]
+) -> None:
+    own = desk.hold(0)
+    assert "not yet" not in desk.call("history", *words).stderr
+    desk.finish(own, desk.account(own, 0))
+    desk.end(0)
+    done = desk.call("history", *words)
+    assert (done.exit_code, "1 claim is over and not yet written" in done.stderr) == (0, True)
+    assert "not yet" not in desk.call("history", *words, "--user", "carol").stderr
+    desk.write()
+    assert desk.call("history", *words).stderr == ""
+
+
+@pytest.mark.parametrize("words", [(), ("--csv",), ("--json",), ("--by", "user", "--csv")])
 def test_a_history_that_cannot_be_read_is_not_an_empty_one(
     desk: Desk, words: tuple[str, ...]
 ) -> None:

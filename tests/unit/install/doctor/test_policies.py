@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doctor says whether LEFTOVER_PROCESSES can do on this node what it is set to."""
+"""Doctor says whether settings can do on this node what they are set to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
+from gpulock.install.doctor.node import check_settings_file
 from gpulock.install.doctor.policies import handover_checks
 from gpulock.node import sample
 from tests.support.trees import BOOT, Box, bus
@@ -54,3 +55,13 @@ def test_where_the_kernel_has_no_pidfd_kill_is_a_fault(
     tell(box, "memory_used=0")
     assert states(box, "kill") == [FAULT, OK]
     assert states(box, "report") == [OK]
+
+
+def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "gpulock.conf"
+    path.write_text("QUARANTINE_ON=hot\nWEB_CONFIG=/none/web.yml\n")
+    settings, checks = check_settings_file(path)
+    assert settings is not None
+    assert [check.state for check in checks] == [FAULT, FAULT]
+    path.write_text("QUARANTINE_ON=xid\n")
+    assert [check.state for check in check_settings_file(path)[1]] == [OK]

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with settings that no hook reads, so that no job fails because of them.
+
+`gpulock config --check` and doctor say it. What a hook reads is refused by gpulock.node.settings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from gpulock.daemon.health.findings import CAUSES
+from gpulock.node.settings import Settings
+
+HIGHEST_PORT: Final = 65535
+_LISTEN: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]*):([0-9]{1,5})")
+
+
+def find_setting_faults(settings: Settings) -> Iterator[str]:
+    """Yield `KEY=VALUE: what is wrong`, of a password nothing."""
+    for word in settings.quarantine_on:
+        if word not in CAUSES:
+            yield f"QUARANTINE_ON={word}: not one of {' '.join(CAUSES)}"
+    for word in settings.exporter_listen:
+        found = _LISTEN.fullmatch(word)
+        if not found or int(found[1]) > HIGHEST_PORT:
+            yield f"EXPORTER_LISTEN={word}: neither HOST:PORT, [IPv6]:PORT nor :PORT"
+    for key in ("SGE_QMASTER_PORT", "SGE_EXECD_PORT"):
+        port = getattr(settings, key.lower())
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) <= HIGHEST_PORT):
+            yield f"{key}={port}: no port number"
+    url = settings.prometheus_url
+    if url and parse_http_url(url) is None:
+        yield f"PROMETHEUS_URL={re.sub('//.*@', '//', url)}: neither http://HOST nor https://HOST"
+    if settings.web_config and not os.path.isfile(settings.web_config):
+        yield f"WEB_CONFIG={settings.web_config}: no such file"
+    if settings.idle_command and not os.access(settings.idle_command, os.X_OK):
+        yield f"IDLE_COMMAND={settings.idle_command}: no such program"
+
+
+def parse_http_url(url: str) -> SplitResult | None:
+    """Return the parts of an address of HTTP, None where it is none."""
+    try:
+        parts = urlsplit(url)
+        return (
+            parts
+            if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            else None
+        )
+    except ValueError:
+        return None

@@ -12,7 +12,7 @@ from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import boot, quarantine
-from gpulock.store.counters import ClaimCounters, proof_kind
+from gpulock.store.counters import ClaimCounters
 from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.alloc.liveness import Judge
-    from gpulock.alloc.reaper import ReapOutcome
 
 
 class ClaimRequest:
@@ -73,9 +72,11 @@ def reap_held_locks(
     node: Node, found: list[Device], held: dict[str, Lock], judge: "Judge", totals: ClaimCounters
 ) -> None:
     """Free what dead owners hold, because the devices are needed."""
-    from gpulock.alloc.reaper import Reaper, reap_locks
+    from gpulock.alloc.reaper import FREED, Reaper, reap_locks
 
-    count_reaps(totals, reap_locks(Reaper(node, judge, found, held)))
+    for outcome in reap_locks(Reaper(node, judge, found, held)):
+        if outcome.act == FREED:
+            totals.count_reap(outcome.verdict.proof)
 
 
 def open_device_ids(node: Node, found: list[Device], judge: "Judge") -> list[str]:
@@ -114,13 +115,6 @@ def foreign_device_ids(node: Node, found: list[Device], count: int, pid: int) ->
         return frozenset([d.id for d in free if set(holders.pids_with_open(d.id)) - {pid}])
     except OSError:
         return frozenset()  # it is a preference, and refuses nobody
-
-
-def count_reaps(totals: ClaimCounters, outcomes: "list[ReapOutcome]") -> None:
-    """Count what was freed, by the kind of proof."""
-    for outcome in outcomes:
-        if outcome.act == "freed":
-            totals.add(f"reaped_{proof_kind(outcome.verdict.proof)}")
 
 
 def pick_free_devices(

@@ -62,10 +62,12 @@ class GpulockDaemon:
         self._run_round()
         self._notify.ready(self.rounds.summary)
         while not self._signals.ending:
-            self._notify.alive(clock_boottime())
+            if clock_boottime() >= self._notify.due:
+                self._notify.alive(clock_boottime())
             if self._signals.reload:
                 self._reload()
-            self.loop.wait(self._next_wakeup())
+            due = min(self.pace.due, self.rounds.regular, self.rounds.due(), self._notify.due)
+            self.loop.wait(min(due, self._server.due()) if self._server.clients else due)
             now = clock_boottime()
             if now >= min(self.pace.due, self.rounds.regular) and not self._signals.ending:
                 self._run_round()
@@ -82,14 +84,6 @@ class GpulockDaemon:
         self._owners.close()
         self.loop.forget(self._watch.fd)
         self._watch.close()
-
-    def _next_wakeup(self) -> float:
-        """Return when the loop must go round again."""
-        due = min(self.pace.due, self.rounds.regular, self.rounds.due())
-        if self._server.clients:
-            due = min(due, self._server.due())
-        watchdog = self._notify.watchdog
-        return min(due, clock_boottime() + watchdog / 3) if watchdog else due
 
     def _request_reconcile(self) -> None:
         self.pace.request_reconcile(clock_boottime())

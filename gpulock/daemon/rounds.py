@@ -16,7 +16,7 @@ from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.daemon.reconcile.schedule import ROUND, TIME, Chore, is_chore_due, read_chore_inputs
+from gpulock.daemon.reconcile.schedule import ROUND, TIME, Chore, read_chore_inputs
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
@@ -79,9 +79,14 @@ class Rounds:
             self.summary = "; ".join(failed.values())
             self.regular = now + PERIOD
             self._owed = set(self._chores)
-        else:
-            self._tell(self.last)
-            self._do_chores(self.last, now)
+            return None
+        for line in report_messages.reconcile_event_messages(self.last):
+            self._journal.say(NOTICE, line)
+        expected, lacks = self.node.settings.expected_gpus, self._missing_right
+        lasting = report_messages.lasting_problem_messages(self.last, expected, lacks)
+        self._journal.log_changes("node", lasting)
+        self.summary = report_messages.format_daemon_status(self.last, expected)
+        self._do_chores(self.last, now)
         return self.last
 
     def _reconcile(self) -> ReconcileReport:
@@ -92,22 +97,14 @@ class Rounds:
             if refusal.kind == BUSY:
                 raise AlreadyRunningError(refusal.kind, refusal.why, refusal.do) from refusal
             raise
-        self._silence.probe_if_due(self.node.settings, clock_boottime())
         settings, silence = self.node.settings, self._silence
+        now = clock_boottime()
+        if now < silence.until:
+            silence.probe(settings, now)
         judge = make_liveness_judge(self.node, lambda: BackoffControl(settings, silence))
         report = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
         report.cards = self.node.cards
         return report
-
-    def _tell(self, report: ReconcileReport) -> None:
-        for line in report_messages.reconcile_event_messages(report):
-            self._journal.say(NOTICE, line)
-        expected = self.node.settings.expected_gpus
-        self._journal.log_changes(
-            "node",
-            report_messages.lasting_problem_messages(report, expected, self._missing_right),
-        )
-        self.summary = report_messages.format_daemon_status(report, expected)
 
     def _do_chores(self, report: ReconcileReport, now: float) -> None:
         """Run the chores that are due."""
@@ -121,7 +118,11 @@ class Rounds:
         self._owed.clear()
         failed: dict[str, str] = {}
         for chore in self._chores:
-            if chore not in owed and not is_chore_due(chore.after, changed, self.node.settings):
+            needs = [chore.after[what] for what in changed & chore.after.keys()]
+            if chore not in owed and not any(
+                not names or any(getattr(self.node.settings, name) for name in names)
+                for names in needs
+            ):
                 continue
             try:
                 chore.run(self.node, report, now)

@@ -63,16 +63,11 @@ def read_shared_reports(path: str, query: ClaimQuery, faults: HistoryFaults) -> 
 
 def read_report_file(path: str) -> ReportedClaim:
     """Return the claim in a file; raise OSError, or ValueError where it is another user's."""
-    fd = os.open(path, atomic.OPEN_READ)
-    try:
-        info = os.fstat(fd)
+    with os.fdopen(os.open(path, atomic.OPEN_READ), "rb") as file:
+        info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_size > LINE_LIMIT:
             raise ValueError("no report")
-        claim = parse_reported_claim(
-            json.loads(atomic.read_descriptor(fd, LINE_LIMIT, path, info.st_size))
-        )
-    finally:
-        os.close(fd)
+        claim = parse_reported_claim(json.loads(file.read(LINE_LIMIT)))
     if info.st_uid not in (0, claim.uid):
         raise ValueError(f"a report of uid {claim.uid} that uid {info.st_uid} wrote")
     return replace(claim, user=report_user_name(claim.uid, claim.user))

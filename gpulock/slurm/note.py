@@ -7,7 +7,6 @@ node granted, or why it refused.
 
 from gpulock.node.devices import Device
 from gpulock.store import atomic, kv
-from gpulock.store.boot import mkdir_if_missing
 from gpulock.store.locks import LockStore
 
 FOLDER = "tasks"
@@ -87,7 +86,7 @@ def task_note_path(lock_dir: str, slurmd: str, job: str) -> str:
 
 def write_task_note(store: LockStore, note: TaskNote) -> None:
     """Write a job's note; raise OSError or kv.MalformedError."""
-    mkdir_if_missing(f"{store.path}/{FOLDER}")
+    atomic.mkdir_if_missing(f"{store.path}/{FOLDER}")
     data = note.encode().encode("utf-8", "surrogateescape")
     atomic.replace_file(task_note_path(store.path, note.slurmd, note.job), data)
 

@@ -25,26 +25,18 @@ def read_file(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> bytes
             raise OSError(errno.EINVAL, "not a regular file", path)
         if info.st_size > limit:
             raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
-        return read_descriptor(fd, limit, path, info.st_size)
+        parts: list[bytes] = []
+        length = 0
+        while more := os.read(fd, max(info.st_size + 1 - length, 4096)):
+            parts.append(more)
+            length += len(more)
+            if length > limit:
+                raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
+            if length == info.st_size:
+                break  # replaced by rename alone: it does not grow
+        return b"".join(parts)
     finally:
         os.close(fd)
-
-
-def read_descriptor(fd: int, limit: int, path: str, size: int = 0) -> bytes:
-    """Return what `fd` holds up to its end, at most `limit` bytes; raise OSError(EFBIG) beyond.
-
-    `size` is a guess that saves reads; a hook under the job's own limits has no room to spare.
-    """
-    parts: list[bytes] = []
-    length = 0
-    while more := os.read(fd, max(size + 1 - length, 4096)):
-        parts.append(more)
-        length += len(more)
-        if length > limit:
-            raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
-        if length == size:
-            break  # replaced by rename alone: it does not grow
-    return b"".join(parts)
 
 
 def read_text(path: str, limit: int = LIMIT, dir_fd: int | None = None) -> str:
@@ -95,6 +87,14 @@ def create_file(path: str, data: bytes, mode: int = 0o644) -> None:
         write_descriptor(fd, data)
     finally:
         os.close(fd)
+
+
+def mkdir_if_missing(path: str) -> None:
+    """Make one folder, or accept the one that is there."""
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        return
 
 
 def remove_quietly(path: str, dir_fd: int | None = None) -> None:

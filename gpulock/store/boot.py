@@ -25,7 +25,7 @@ def ensure_lock_dir(store: LockStore) -> None:
     """Check LOCK_DIR; make it first where it is missing: /run is empty after a boot."""
     if not os.path.lexists(store.path):
         try:
-            mkdir_if_missing(store.path)
+            atomic.mkdir_if_missing(store.path)
         except OSError as fault:
             raise Refusal(
                 BROKEN,
@@ -109,11 +109,11 @@ def write_boot_id(path: str, data: bytes) -> None:
 
 def make_claim_folders(store: LockStore, state_dir: str) -> None:
     """Make the folders that every claim lists; raise Refusal(BROKEN)."""
+    noted = [f"{state_dir}/{name}" for name in (quarantine.QUARANTINE, quarantine.RESERVES)]
     try:
-        for folder in (store.locks_dir, store.released_dir):
-            mkdir_if_missing(folder)
-        for name in (quarantine.QUARANTINE, quarantine.RESERVES):
-            mkdir_if_missing(f"{state_dir}/{name}")
+        for folder in (store.locks_dir, store.released_dir, *noted):
+            if not os.path.isdir(folder):
+                atomic.mkdir_if_missing(folder)
     except OSError as fault:
         raise Refusal(
             BROKEN, f"this node's state cannot be written: {fault}", "see gpulock doctor"
@@ -168,14 +168,6 @@ def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) ->
         devices=(device,),
         comment=one_line(note.get("reason", "")),
     )
-
-
-def mkdir_if_missing(path: str) -> None:
-    """Make one folder, or accept the one that is there."""
-    try:
-        os.mkdir(path, 0o755)
-    except FileExistsError:
-        return
 
 
 def read_state_boot_id(state_dir: str) -> str:

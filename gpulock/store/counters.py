@@ -45,6 +45,11 @@ class ClaimCounters:
             before = 0.0
         self.values[key] = f"{before + amount:.6f}".rstrip("0").rstrip(".")
 
+    def count_reap(self, proof: str) -> None:
+        """Count a lock that was freed, by the kind of its owner's proof of death."""
+        kinds = [kind for beginning, kind in PROOFS if proof.startswith(beginning)]
+        self.add(f"reaped_{kinds[0] if kinds else OTHER_PROOF}")
+
     def count_result(self, kind: str, waited: float) -> None:
         """Count a claim by its result; a grant ends the streak of unknowns."""
         if kind == "granted":
@@ -73,14 +78,6 @@ class ClaimCounters:
             atomic.replace_file(self._path, kv.encode_pairs(list(self.values.items())).encode())
         except (OSError, ValueError):
             return
-
-
-def proof_kind(proof: str) -> str:
-    """Return of which kind a proof of death is, one of few words."""
-    for beginning, kind in PROOFS:
-        if proof.startswith(beginning):
-            return kind
-    return OTHER_PROOF
 
 
 def note_lock_timeout(store: LockStore) -> None:

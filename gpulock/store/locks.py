@@ -160,10 +160,7 @@ class LockStore:
     def anchor(self, name: str, pid: int, start: int, gid: int) -> None:
         """Let one more shepherd, with the group of its task, keep the lock alive."""
         folder = f"{self.locks_dir}/{name}/anchors"
-        try:
-            os.mkdir(folder, 0o755)
-        except FileExistsError:
-            pass
+        atomic.mkdir_if_missing(folder)
         atomic.replace_file(f"{folder}/{pid}.{start}", f"{gid}\n".encode())
 
     def drop_anchor(self, name: str, pid: int, start: int) -> None:
@@ -196,7 +193,8 @@ class LockStore:
         )  # first: a process killed in between frees nothing
         os.rename(f"{self.locks_dir}/{lock.id}", f"{self.released_dir}/{ours}.{lock.id}")
         try:
-            self.prune()
+            if count_folders(self.released_dir) >= RELEASED_CAP:
+                self.prune()
         except OSError:
             return
 
@@ -228,9 +226,7 @@ class LockStore:
         return token is not None and f"\ntoken={token}\n" in text
 
     def prune(self) -> None:
-        """Drop the oldest released locks once there are too many; one stat where there are not."""
-        if count_folders(self.released_dir) < RELEASED_CAP:
-            return
+        """Drop the oldest released locks; raise OSError."""
         names = os.listdir(self.released_dir)
         names.sort(key=lambda name: os.lstat(f"{self.released_dir}/{name}").st_mtime)
         for name in names[:RELEASED_PRUNE]:

@@ -23,24 +23,17 @@ def write_refusal_note(lock_dir: str, job: str, sentence: str) -> None:
         return
     folder = f"{lock_dir}/{FOLDER}"
     try:
-        if len(os.listdir(make_refusal_folder(folder))) < MOST:
+        atomic.mkdir_if_missing(folder)
+        if len(os.listdir(folder)) < MOST:
             atomic.replace_file(f"{folder}/{job}", sentence.encode("utf-8", "backslashreplace"))
     except OSError:
         return
 
 
-def make_refusal_folder(folder: str) -> str:
-    """Make the folder where it is missing; return it."""
-    try:
-        os.mkdir(folder, 0o755)
-    except FileExistsError:
-        pass
-    return folder
-
-
 def keep_told_note(lock_dir: str, job: str, path: str) -> None:
     """Move a note that was taken to those told; the oldest give way. Raises OSError."""
-    folder = make_refusal_folder(f"{lock_dir}/{TOLD}")
+    folder = f"{lock_dir}/{TOLD}"
+    atomic.mkdir_if_missing(folder)
     os.rename(path, f"{folder}/{job}")
     kept = [f"{folder}/{name}" for name in os.listdir(folder)]
     if len(kept) > MOST:

@@ -20,31 +20,25 @@ LONGEST = 600.0  # seconds without even a failure of ours: then it is asked at t
 
 
 class ControllerBackoff:
-    """Until when slurmctld is not asked at the gate (CLOCK_BOOTTIME); kept from round to round."""
+    """Not `until` then is slurmctld asked at the gate (CLOCK_BOOTTIME); kept between rounds."""
 
     def __init__(self) -> None:
-        self._until = 0.0
+        self.until = 0.0
         self._again = 0.0
         self._asked = 0.0
         self._job = ""
         self._asking: BackgroundCall[dict[str, str] | None] | None = None
 
-    def is_active(self, now: float) -> bool:
-        """Return whether it is not to be asked at the gate."""
-        return now < self._until
-
     def start(self, now: float, job: str) -> None:
         """Note that it did not answer a question about a job."""
-        self._until, self._again, self._job = now + LONGEST, now + AGAIN, job
+        self.until, self._again, self._job = now + LONGEST, now + AGAIN, job
 
     def clear(self) -> None:
         """Note that it answered."""
-        self._until, self._asking = 0.0, None
+        self.until, self._asking = 0.0, None
 
-    def probe_if_due(self, settings: Settings, now: float) -> None:
+    def probe(self, settings: Settings, now: float) -> None:
         """Ask a slurmctld that is silent again, where that is due; the gate is not held."""
-        if now >= self._until:
-            return
         if self._asking is None:
             if now < self._again:
                 return
@@ -81,7 +75,7 @@ class BackoffControl(SlurmctldClient):
 
     def job(self, job: str) -> dict[str, str] | None:
         """Return what slurmctld knows of one job, None for an invalid id; raise Refusal."""
-        if self._spared.is_active(clock_boottime()):
+        if clock_boottime() < self._spared.until:
             raise SlurmctldSilentError("slurmctld did not answer a while ago")
         try:
             found = super().job(job)

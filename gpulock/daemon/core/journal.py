@@ -72,13 +72,13 @@ MICRO = 1_000_000
 class SystemdNotifier:
     """The service manager's socket at `address`; `watchdog` is its limit in seconds, 0: none.
 
-    It is told that we live three times within the limit, however often `alive` is called.
+    It is told that we live three times within the limit: `due` is when next, by the caller's clock.
     """
 
     def __init__(self, address: str = "", watchdog: float = 0.0) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self._next = 0.0
         self.watchdog = watchdog
+        self.due = 0.0 if watchdog else float("inf")
 
     def send(self, *lines: str) -> None:
         """Send one message; a manager that does not listen is not waited for."""
@@ -108,10 +108,9 @@ class SystemdNotifier:
         self.send("STOPPING=1", "STATUS=stopping")
 
     def alive(self, now: float) -> None:
-        """Ping the watchdog, if that is due at `now` (seconds)."""
-        if self.watchdog and now >= self._next:
-            self._next = now + self.watchdog / 3
-            self.send("WATCHDOG=1")
+        """Ping the watchdog at `now` (seconds)."""
+        self.due = now + self.watchdog / 3
+        self.send("WATCHDOG=1")
 
 
 def notifier_from_environ(environ: Mapping[str, str], pid: int) -> SystemdNotifier:

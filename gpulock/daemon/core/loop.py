@@ -39,6 +39,12 @@ class EventLoop:
         if self._acts.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
+    def close(self, fd: int) -> None:
+        """Close `fd`, and watch it no longer."""
+        if self._acts.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+        os.close(fd)
+
     def wait(self, until: float) -> None:
         """Sleep until something is ready, at most until then (CLOCK_BOOTTIME seconds); act."""
         left = min(max(0.0, until - clock_boottime()), LONGEST)

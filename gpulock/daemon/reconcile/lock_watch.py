@@ -172,14 +172,11 @@ class OwnerWatcher:
 
     def _owner_ended(self, owner: OwnerProcess) -> None:
         """Note that an owner ended."""
-        self._close(self._known[owner])
+        self._loop.close(self._known[owner])
         self._known[owner] = -1
         self._ended()
 
     def _unwatch(self, owner: OwnerProcess) -> None:
-        self._close(self._known.pop(owner))
-
-    def _close(self, fd: int) -> None:
+        fd = self._known.pop(owner)
         if fd >= 0:
-            self._loop.forget(fd)
-            os.close(fd)
+            self._loop.close(fd)

@@ -7,7 +7,6 @@ Warm. Under the gate: adopt where locks were lost, reap every dead lock, publish
 import os
 from typing import NamedTuple
 
-from gpulock.alloc.availability import count_reaps
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import FREED, Reaper, ReapOutcome, reap_locks
 from gpulock.daemon.reconcile import adopt
@@ -16,19 +15,14 @@ from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, card_bus_id
 from gpulock.slurm import note
-from gpulock.store import atomic, boot, verdicts
+from gpulock.store import adoption_state, atomic, boot, verdicts
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
-RECONCILE_FILES = (
-    "boot_id",
-    "inventory",
-    "lost",
-    "totals",
-    "verdicts",
-)  # by a reconcile, or under the gate
+# what a killed process leaves half written of the files of a reconcile, or written under the gate
+HALF_WRITTEN = (".boot_id.", ".inventory.", ".lost.", ".totals.", ".verdicts.")
 
 
 class DriverCard(NamedTuple):
@@ -75,7 +69,11 @@ def reconcile_locks(
         return ReconcileReport([], [])
     boot.ensure_lock_dir(node.store)
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
-        adopted = [] if dry_run else prepare_boot_locks(node, judge)
+        adopted: list[Owner] = []
+        if not dry_run and node.store.boot_id() == node.boot_id:
+            boot.make_claim_folders(node.store, node.settings.state_dir)
+        elif not dry_run:
+            adopted = begin_boot_or_adopt(node, judge)
         held = node.store.read_all_locks()
         reaper = make_node_reaper(node, devices, held, judge, driver)
         report = ReconcileReport(adopted, reap_locks(reaper, dry_run))
@@ -84,8 +82,11 @@ def reconcile_locks(
         if not dry_run:
             try:
                 publish_verdicts(node, report.outcomes)
-                remove_partial_writes(node)
-                adopt.write_missing_records(node)
+                for name in os.listdir(node.store.path):
+                    if name.startswith(HALF_WRITTEN):
+                        atomic.remove_quietly(f"{node.store.path}/{name}")
+                if not adoption_state.has_every_claim_record(node.settings.state_dir):
+                    adopt.write_missing_records(node)
             except OSError as fault:
                 report.fault = f"{node.store.path}: {fault.strerror}"
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
@@ -127,11 +128,8 @@ def make_node_reaper(
     return reaper
 
 
-def prepare_boot_locks(node: Node, judge: Judge) -> list[Owner]:
+def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:
     """Make the lock directory ready for this boot, adopting what was lost within it."""
-    if node.store.boot_id() == node.boot_id:
-        boot.make_claim_folders(node.store, node.settings.state_dir)
-        return []
     if boot.read_state_boot_id(node.settings.state_dir) != node.boot_id:
         boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
         return []
@@ -157,19 +155,11 @@ def publish_verdicts(node: Node, outcomes: list[ReapOutcome]) -> None:
     left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
     verdicts.write_verdicts(node.store.path, left, node.boot_id)
     totals = ClaimCounters(node.store)
-    count_reaps(totals, outcomes)
+    freed = [outcome for outcome in outcomes if outcome.act == FREED]
+    for outcome in freed:
+        totals.count_reap(outcome.verdict.proof)
     totals.save()
-    for outcome in outcomes:
-        record = outcome.lock.owner
-        if outcome.act != FREED or record is None:
-            continue
-        if record.scheduler == "slurm":
+    for record in [outcome.lock.owner for outcome in freed]:
+        if record is not None and record.scheduler == "slurm":
             who = record.slurmd, record.job_id, record.uid, record.restart
             note.remove_task_note(node.store, *who)
-
-
-def remove_partial_writes(node: Node) -> None:
-    """Remove what a killed process left half written in LOCK_DIR, gate held."""
-    for name in os.listdir(node.store.path):
-        if any([name.startswith(f".{file}.") for file in RECONCILE_FILES]):
-            atomic.remove_quietly(f"{node.store.path}/{name}")

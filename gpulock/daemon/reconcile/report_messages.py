@@ -55,41 +55,32 @@ def lasting_problem_messages(
         found["fault"] = f"the verdicts cannot be published: {report.fault}"
     if report.driver:
         found["driver"] = report.driver
-    found.update(missing_gpu_messages(report, expected))
-    for outcome in report.outcomes:
-        line = unfreed_lock_message(outcome, report.blind)
-        if line:
-            token = outcome.lock.owner.token if outcome.lock.owner else ""
-            found[f"{outcome.lock.id} {token} {outcome.act}"] = line
-    return found
-
-
-def missing_gpu_messages(report: ReconcileReport, expected: int) -> dict[str, str]:
-    """Return the cards that should be there or cannot be read."""
-    found = {
-        f"fault {device.id}": f"GPU {device.id}: {device.fault}"
-        for device in report.devices
-        if device.fault
-    }
-    there = len({device.bus for device in report.devices})
-    if 0 < there < expected or (expected and not there and not report.driver):
-        found[f"missing {there}"] = f"{expected} GPUs expected (EXPECTED_GPUS=), {there} are there"
+    for device in report.devices:
+        if device.fault:
+            found[f"fault {device.id}"] = f"GPU {device.id}: {device.fault}"
     known = {device.bus for device in report.devices}
-    for outcome in report.outcomes if known else ():
-        bus = card_bus_id(outcome.lock.id)
-        if bus not in known and outcome.act != FREED:
+    if 0 < len(known) < expected or (expected and not known and not report.driver):
+        text = f"{expected} GPUs expected (EXPECTED_GPUS=), {len(known)} are there"
+        found[f"missing {len(known)}"] = text
+    for outcome in report.outcomes:
+        lock = outcome.lock
+        if outcome.act == FREED:
+            continue
+        if known and (bus := card_bus_id(lock.id)) not in known:
             found[f"gone {bus}"] = f"{bus} is locked, but the driver does not show it"
+        if line := unfreed_lock_message(outcome, report.blind):
+            found[f"{lock.id} {lock.owner.token if lock.owner else ''} {outcome.act}"] = line
     return found
 
 
 def unfreed_lock_message(outcome: ReapOutcome, blind: str) -> str:
-    """Return the message on one lock that stays, or nothing."""
+    """Return the message on one lock that stays, or nothing where it just is in use."""
     of = f"{outcome.lock.id}{describe_lock_owner(outcome.lock.owner)}"
     if outcome.act == HELD and outcome.reason.startswith(f"draining: {CAUSE}:"):
         return f"{of} is not freed: {outcome.reason.removeprefix('draining: ')}"
     if outcome.act == ORPHANS:
         return f"{of} is not freed: its owner is dead, but {outcome.reason}"
-    if outcome.act != FREED and outcome.verdict.state == UNKNOWN and outcome.reason != blind:
+    if outcome.verdict.state == UNKNOWN and outcome.reason != blind:
         return f"{of} is not freed, its holder is not known: {outcome.reason}"
     return ""
 

@@ -10,13 +10,12 @@ something that concerns it changed; every 30 s TIME changes, for what no file te
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.context import Node
 from gpulock.node.sample import SAMPLE as SAMPLE_FILE
-from gpulock.node.settings import Settings
 from gpulock.store import quarantine, refusal_notes
 from gpulock.store.verdicts import PERIOD
 
@@ -78,14 +77,6 @@ class Chore:
 
     def close(self) -> None:
         """Let go of what runs: the daemon ends."""
-
-
-def is_chore_due(after: Due, changed: Set[str], settings: Settings) -> bool:
-    """Return whether something that concerns a chore changed while one of its settings is on."""
-    for what in changed & after.keys():
-        if not after[what] or any([getattr(settings, name) for name in after[what]]):
-            return True
-    return False
 
 
 def read_chore_inputs(node: Node, report: ReconcileReport) -> dict[str, object]:

@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.errors import BUSY
 from gpulock.store import kv
-from gpulock.store.counters import OTHER_PROOF, ClaimCounters, note_lock_timeout, proof_kind
+from gpulock.store.counters import OTHER_PROOF, ClaimCounters, note_lock_timeout
 from gpulock.store.locks import LockStore
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -135,10 +135,15 @@ def proofs_of_death() -> list[str]:
     return found
 
 
-def test_every_proof_of_death_is_counted_under_a_kind_of_its_own() -> None:
-    kinds = {proof: proof_kind(proof) for proof in proofs_of_death()}
-    assert len(kinds) > 8
-    assert OTHER_PROOF not in kinds.values()
-    assert proof_kind("slurmctld says COMPLETED") == "slurmctld"
-    assert proof_kind("its steps, seen before") == "steps"
-    assert proof_kind("") == OTHER_PROOF
+def test_every_proof_of_death_is_counted_under_a_kind_of_its_own(store: LockStore) -> None:
+    totals = ClaimCounters(store)
+    proofs = proofs_of_death()
+    assert len(proofs) > 8
+    for proof in proofs:
+        totals.count_reap(proof)
+    assert f"reaped_{OTHER_PROOF}" not in totals.values
+    for proof in ("slurmctld says COMPLETED", "its steps, seen before", ""):
+        totals = ClaimCounters(store)
+        totals.count_reap(proof)
+        kind = {"sl": "slurmctld", "it": "steps", "": OTHER_PROOF}[proof[:2]]
+        assert totals.values == {f"reaped_{kind}": "1"}

@@ -55,7 +55,7 @@ EXPORTER = {
     "metrics": frozenset({"prometheus_client"}),
     "web": frozenset({"h11"}),
     "webconfig": frozenset({"bcrypt", "yaml"}),
-    "app": frozenset({"filelock"}),
+    "app": frozenset[str](),
 }
 SOURCES = frozenset({"nvml", "simulated"})  # a driver hangs who looks at it: that is the worker
 

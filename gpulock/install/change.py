@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from gpulock.daemon.core.instance_lock import private_file_lock
+from gpulock.errors import Refusal
 from gpulock.install.hooks import InstallError, make_public_folder
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
@@ -236,19 +238,19 @@ def lock_installation(folder: Path) -> Generator[None, None, None]:
 
     Raises InstallError that names the process which does so now.
     """
-    from filelock import FileLock, Timeout
-
     path = folder / LOCK
-    lock = FileLock(path, timeout=0)
+    lock = private_file_lock(str(path), 0.0)
     try:
         make_public_folder(folder)
         lock.acquire()
         path.write_text(f"{os.getpid()}\n")
-    except Timeout as busy:
+    except TimeoutError as busy:
         holder = (FilePlace(path).read() or "").strip() or "unknown"
         raise InstallError(
             f"gpulock install or uninstall runs already, as process {holder}; wait until it ends"
         ) from busy
+    except Refusal as fault:
+        raise InstallError(f"{fault.why}; {fault.do}") from fault
     except OSError as fault:
         lock.release()
         raise InstallError(f"{path}: {fault.strerror}; are you root?") from fault

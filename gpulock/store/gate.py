@@ -21,7 +21,7 @@ LONGEST_PAUSE = 0.02  # seconds
 
 
 class Gate:
-    """Hold the gate of `lock_dir` for the length of a `with` block.
+    """Hold the gate of `lock_dir` for the length of a `with` block; `name` is its file.
 
     Raises LockTimeout when it stays shut until the deadline, Refusal(BROKEN) when the gate
     file is not ours. `waited` is the time spent in seconds.
@@ -29,8 +29,8 @@ class Gate:
 
     __slots__ = ("_deadline", "_fd", "_file", "_path", "waited")
 
-    def __init__(self, lock_dir: str, deadline: Deadline) -> None:
-        self._path = f"{lock_dir}/{NAME}"
+    def __init__(self, lock_dir: str, deadline: Deadline, name: str = NAME) -> None:
+        self._path = f"{lock_dir}/{name}"
         self._deadline = deadline
         self._fd = -1
         self._file = (0, 0)

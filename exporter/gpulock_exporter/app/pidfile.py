@@ -1,31 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which exporter writes a folder: it holds a lock for as long as it runs, and a file has its pid.
+"""Which exporter writes a folder: it holds a lock for as long as it runs, and a file names it.
 
-The kernel lets go of the lock when the process ends, however it ends. `pause` and `resume` may be
-root's, and the files are an ordinary user's: a signal goes to a process of that very user alone.
+The lock is a file that its user alone may open: a reader's flock would keep the exporter from
+starting (facts/locking.md). The kernel lets go of it when the process ends, however it ends.
+`pause` and `resume` may be root's, and the files are an ordinary user's: a signal goes to a process
+of that very user alone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import stat
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
-from filelock import FileLock, Timeout
-
-from gpulock.errors import BROKEN, Refusal
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, LockTimeout, Refusal
 from gpulock.node.procfs import Proc
+from gpulock.node.sample import WRITER, find_running_exporter
 from gpulock.store import atomic
+from gpulock.store.gate import Gate
 
-NAME = "pid"
-LOCK = "lock"  # a file of its own: filelock before 3.30 empties what it opens
-PATIENCE = 0.25  # seconds; a process that asks whether one runs holds the lock for an instant
+LOCK = "lock"
 PAUSE = 0.05
-INIT = 1
 
 
 class NotRunningError(ProcessLookupError):
@@ -38,20 +36,18 @@ def hold_exporter_folder(folder: str) -> Generator[None]:
 
     The files themselves stay.
     """
-    lock = FileLock(f"{folder}/{LOCK}", PATIENCE, 0o644)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise Refusal(
-            BROKEN,
-            f"another gpulock-exporter writes {folder}",
-            "give this one a folder of its own (EXPORTER_DIR)",
-        ) from None
-    try:
-        atomic.replace_file(f"{folder}/{NAME}", f"{os.getpid()}\n".encode())
+    with ExitStack() as held:
+        try:
+            held.enter_context(Gate(folder, Deadline(0.0), LOCK))
+        except LockTimeout:
+            raise Refusal(
+                BROKEN,
+                f"another gpulock-exporter writes {folder}",
+                "give this one a folder of its own (EXPORTER_DIR)",
+            ) from None
+        own = f"{os.getpid()} {Proc().start(os.getpid())}\n"
+        atomic.replace_file(f"{folder}/{WRITER}", own.encode())
         yield
-    finally:
-        lock.release()
 
 
 def signal_exporter(folder: str, number: signal.Signals) -> int:
@@ -59,37 +55,11 @@ def signal_exporter(folder: str, number: signal.Signals) -> int:
 
     Raises NotRunningError, or OSError.
     """
-    try:
-        if not is_locked(f"{folder}/{LOCK}"):
-            raise NotRunningError(folder)
-        fd = os.open(f"{folder}/{NAME}", atomic.OPEN_READ)
-    except FileNotFoundError:
-        raise NotRunningError(folder) from None
-    try:
-        info = os.fstat(fd)
-        text = os.read(fd, 32).strip() if stat.S_ISREG(info.st_mode) else b""
-    finally:
-        os.close(fd)
-    if not text.isdigit() or int(text) <= INIT:
+    pid = find_running_exporter(folder)
+    if not pid:
         raise NotRunningError(folder)
-    signal_user_process(int(text), info.st_uid, number)
-    return int(text)
-
-
-def is_locked(path: str) -> bool:
-    """Return whether a process holds the lock on a file; raise OSError.
-
-    Not by filelock: it makes a file that is not there, which would be root's, and must be allowed
-    to write the one that is.
-    """
-    fd = os.open(path, atomic.OPEN_READ)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    signal_user_process(pid, os.lstat(f"{folder}/{WRITER}").st_uid, number)
+    return pid
 
 
 def signal_user_process(pid: int, uid: int, number: signal.Signals) -> None:

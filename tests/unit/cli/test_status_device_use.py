@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from gpulock.cli.status import device_use
+from gpulock.node.procfs import Proc
 from gpulock.node.sample import Sample
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import ROOT, Site
@@ -314,7 +314,9 @@ def test_an_exporter_that_runs_and_writes_nothing_is_told_from_none(
     sampled.device(site.id(0))
     sampled.write(age=60)
     assert "no gpulock-exporter runs" in note(site.call("status").stdout, "samples")
-    with (site.files.exporter_dir / "lock").open("w") as mark:
-        fcntl.flock(mark, fcntl.LOCK_EX)
-        said = note(site.call("status").stdout, "samples")
+    start = Proc().start(os.getpid())
+    (site.files.exporter_dir / "pid").write_text(f"{os.getpid()} {start + 1}\n")
+    assert "no gpulock-exporter runs" in note(site.call("status").stdout, "samples")
+    (site.files.exporter_dir / "pid").write_text(f"{os.getpid()} {start}\n")
+    said = note(site.call("status").stdout, "samples")
     assert "runs, but has written nothing" in said and "see its journal" in said

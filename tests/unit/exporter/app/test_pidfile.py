@@ -11,35 +11,34 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.app.pidfile import (
     LOCK,
-    NAME,
     NotRunningError,
     hold_exporter_folder,
-    is_locked,
     signal_exporter,
     signal_user_process,
 )
 
 from gpulock.errors import Refusal
+from gpulock.node.procfs import Proc
+from gpulock.node.sample import WRITER, find_running_exporter
+
+HERE = f"{os.getpid()} {Proc().start(os.getpid())}\n"
 
 
-@pytest.mark.parametrize("left", [None, "", "1", "-1", "0", "99999999", "own", "x" * 99])
+@pytest.mark.parametrize(
+    "left",
+    [
+        *(None, "", "1", "1 1", "-1 1", "0 0", "99999999 1", "PID", "PID 1", "PID START 1"),
+        *("x" * 99, f"{'9' * 18} {'9' * 18}", "\udcff 1"),
+    ],
+)
 def test_nobody_to_tell_is_said_and_nobody_else_is_told(tmp_path: Path, left: str | None) -> None:
     folder = str(tmp_path)
-    (tmp_path / LOCK).touch()
     if left is not None:
-        (tmp_path / NAME).write_text(str(os.getpid()) if left == "own" else left)
+        pid, start = HERE.split()
+        text = left.replace("PID", pid).replace("START", start)
+        (tmp_path / WRITER).write_text(text, errors="surrogateescape")
     with pytest.raises(NotRunningError):
         signal_exporter(folder, signal.SIGUSR1)
-
-
-@pytest.mark.parametrize("left", ["1", "-1", "0", "99999999", "x" * 40])
-def test_a_file_that_somebody_keeps_locked_points_at_no_other_process(
-    tmp_path: Path, left: str
-) -> None:
-    with hold_exporter_folder(str(tmp_path)):
-        (tmp_path / NAME).write_text(left)
-        with pytest.raises(NotRunningError):
-            signal_exporter(str(tmp_path), signal.SIGUSR1)
 
 
 def test_a_process_of_another_user_than_the_files_is_not_told(tmp_path: Path) -> None:
@@ -55,30 +54,28 @@ def test_a_second_one_is_refused_and_the_first_stays_the_one_to_tell(tmp_path: P
     with hold_exporter_folder(str(tmp_path)):
         with pytest.raises(Refusal, match=f"another gpulock-exporter writes {tmp_path}"):
             hold_exporter_folder(str(tmp_path)).__enter__()
-        assert (tmp_path / NAME).read_text() == f"{os.getpid()}\n"
-        assert is_locked(f"{tmp_path}/{LOCK}")
-    assert not is_locked(f"{tmp_path}/{LOCK}")
+        assert (tmp_path / WRITER).read_text() == HERE
+        assert find_running_exporter(str(tmp_path)) == os.getpid()
 
 
 def test_files_that_a_killed_one_left_are_no_hindrance(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text("4711\n")
+    (tmp_path / WRITER).write_text("4711\n")
     (tmp_path / LOCK).touch(0o600)
     with hold_exporter_folder(str(tmp_path)):
-        assert (tmp_path / NAME).read_text() == f"{os.getpid()}\n"
+        assert (tmp_path / WRITER).read_text() == HERE
 
 
-def test_every_user_may_read_the_files_and_only_theirs_may_write_them(tmp_path: Path) -> None:
+def test_every_user_may_read_who_runs_and_none_may_open_the_lock(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         with hold_exporter_folder(str(tmp_path)):
             modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     finally:
         os.umask(before)
-    assert modes == {NAME: 0o644, LOCK: 0o644}
+    assert modes == {WRITER: 0o644, LOCK: 0o600}
 
 
 def test_root_who_asks_leaves_nothing_that_an_exporter_could_not_open(tmp_path: Path) -> None:
-    # filelock, asked whether a lock is held, would make the file: root's, and closed to the user
     with pytest.raises(NotRunningError):
         signal_exporter(str(tmp_path), signal.SIGUSR1)
     assert list(tmp_path.iterdir()) == []
@@ -87,6 +84,6 @@ def test_root_who_asks_leaves_nothing_that_an_exporter_could_not_open(tmp_path: 
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / LOCK).symlink_to("precious")
-    with pytest.raises(OSError):
+    with pytest.raises(Refusal):
         hold_exporter_folder(str(tmp_path)).__enter__()
     assert (tmp_path / "precious").read_text() == "kept"

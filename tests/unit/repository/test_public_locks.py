@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No file that another user can open carries a lock that counts, and no lease of one holds us up.
+
+flock(2) asks for no right but an open file, and a reader has one. So each lock of the product is on
+a file that its own uid alone may open.
+"""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from gpulock_exporter.app.pidfile import hold_exporter_folder
+from gpulock_exporter.files.publish import ExporterFolder
+from gpulock_exporter.state.claim_accounting import LedgerAccount
+
+from gpulock.cli import command_group
+from gpulock.daemon.app import make_daemon_chores
+from gpulock.daemon.core.instance_lock import InstanceLock, private_file_lock
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.inventory_file import read_inventory_file
+from gpulock.daemon.rounds import Rounds
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.install.change import lock_installation
+from gpulock.node import sample
+from gpulock.node.context import Node
+from gpulock.node.settings import Settings, read_settings
+from gpulock.report.claims import ReportedClaim
+from gpulock.report.folder import read_report_file
+from gpulock.simulate.node import write_simulated_node
+from gpulock.store import quarantine
+from gpulock.store.gate import Gate
+from gpulock.workstation.tickets import take_ticket
+from tests.support.exporter_nodes import Node as Seen
+from tests.support.exporter_nodes import card
+from tests.support.journal import HeardJournal
+
+ROOT = Path(__file__).resolve().parents[3]
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@contextmanager
+def only_gpulockd(settings: Settings) -> Iterator[None]:
+    lock = InstanceLock()
+    lock.take(settings.lock_dir)
+    yield
+    lock.release()
+
+
+# every lock of the product
+LOCKS: dict[str, Callable[[Settings], AbstractContextManager[object]]] = {
+    "gate": lambda settings: Gate(settings.lock_dir, Deadline(0)),
+    "gpulockd": only_gpulockd,
+    "history": lambda settings: private_file_lock(f"{settings.state_dir}/history/gate", 0.0),
+    "exporter": lambda settings: hold_exporter_folder(settings.exporter_dir),
+    "installation": lambda settings: lock_installation(Path(settings.state_dir, "install")),
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A node with everything that it has while it runs: claims, history, samples, notes, locks."""
+    made = write_simulated_node(tmp_path / "node", "dgx1")
+    made.config.write_text(f"{made.config.read_text()}USER_CLAIMS=yes\n")
+    found = read_settings(str(made.config))
+    who = ["--pid", str(os.getpid())]
+    for words in (["claim", "--devices", "0"], ["release"], ["claim", "--devices", "1,2"]):
+        done = CliRunner().invoke(command_group, ["--config", str(made.config), *words, *who])
+        assert done.exit_code == 0, done.output
+    seen, folder = Seen(), ExporterFolder(found.exporter_dir)
+    seen.tick(card())
+    folder.open()
+    folder.write_sample(seen.text())
+    ended = {"feedface": {"0000:06:00.0": LedgerAccount(1.0, 2.0)}}
+    folder.write_finished(ended, "boot", seen.moment)
+    folder.write_inventory({"0000:06:00.0": card()}, "boot")
+    quarantine.write_device_note(found.state_dir, quarantine.QUARANTINE, "0000:07:00.0", "me", "x")
+    journal = HeardJournal()
+    rounds = Rounds(DaemonNode(found), journal, make_daemon_chores(journal))
+    assert rounds.run_round(clock_boottime()), journal.said()
+    take_ticket(Node(found), Deadline(1))
+    with ExitStack() as everything:
+        for name in sorted(LOCKS.keys() - {"gpulockd"}):
+            everything.enter_context(LOCKS[name](found))
+    rounds.close()
+    return found
+
+
+def everything(settings: Settings) -> list[Path]:
+    """Return all files and folders of a node that gpulock made."""
+    roots = [Path(p) for p in (settings.lock_dir, settings.state_dir, settings.exporter_dir)]
+    return [path for root in roots for path in (root, *root.rglob("*"))]
+
+
+def test_a_user_who_locks_whatever_they_can_open_keeps_nobody_from_anything(
+    settings: Settings,
+) -> None:
+    found = [path for path in everything(settings) if path.stat().st_mode & OTHERS]
+    names = {path.name for path in found}
+    assert {"owner", "totals", "sample", "pid", "history.jsonl", "verdicts"} <= names
+    with ExitStack() as hostile:
+        for path in found:
+            fd = os.open(path, os.O_RDONLY)
+            hostile.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with ExitStack() as ours:
+            for take in LOCKS.values():
+                ours.enter_context(take(settings))
+
+
+def test_each_lock_that_is_held_is_on_a_file_of_its_user_alone(settings: Settings) -> None:
+    with ExitStack() as ours:
+        for take in LOCKS.values():
+            ours.enter_context(take(settings))
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        inodes = {int(words[5].rpartition(":")[2]) for words in lines if "->" not in words}
+        locked = [path for path in everything(settings) if path.stat().st_ino in inodes]
+    assert len(locked) >= len(LOCKS)
+    assert [path for path in locked if path.stat().st_mode & OTHERS] == []
+
+
+def test_locks_are_taken_in_these_two_modules_alone() -> None:
+    found: set[str] = set()
+    for path in [*ROOT.glob("gpulock/**/*.py"), *ROOT.glob("exporter/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func).rpartition(".")[2]
+                if name in ("flock", "lockf", "FileLock", "SoftFileLock", "fcntl"):
+                    found.add(str(path.relative_to(ROOT)))
+    assert found == {"gpulock/store/gate.py", "gpulock/daemon/core/instance_lock.py"}
+
+
+@contextmanager
+def leased(path: Path) -> Iterator[None]:
+    """Let another process have a lease on a file of its own, and not give it up."""
+    ends = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fd = os.open(path, os.O_RDWR)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        os.write(ends[1], b"leased")
+        signal.pause()
+    assert os.read(ends[0], 6) == b"leased"
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for fd in ends:
+            os.close(fd)
+
+
+def read_report(path: Path) -> ReportedClaim | None:
+    try:
+        return read_report_file(str(path))
+    except BlockingIOError:
+        return None
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "sample": lambda path: sample.load_sample_file(str(path), sample.SAMPLE_LINE),
+    "finished": lambda path: sample.load_sample_file(str(path), sample.FINISHED_LINE),
+    "inventory": lambda path: read_inventory_file(str(path), "boot")[0] or None,
+    "report": read_report,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_lease_on_what_another_user_writes_holds_up_no_reader(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("anything")
+    with leased(path):
+        begun = time.monotonic()
+        assert READERS[name](path) is None
+        assert time.monotonic() - begun < 5, "the kernel waits 45 s for one who does not give it up"

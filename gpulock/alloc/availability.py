@@ -81,9 +81,9 @@ def reap_held_locks(
 
 def open_device_ids(node: Node, found: list[Device], judge: "Judge") -> list[str]:
     """Return the devices that a process has open, asked only after locks were lost."""
-    from gpulock.alloc import reaper
+    from gpulock.alloc.device_users import OpenFiles
 
-    holders = reaper.make_open_files(node, found, judge)
+    holders = OpenFiles(judge.scan, found, node.settings)
     return [d.id for d in found if holders.pids_with_open(d.id) or holders.blind]
 
 
@@ -108,10 +108,8 @@ def foreign_device_ids(node: Node, found: list[Device], count: int, pid: int) ->
     from gpulock.alloc.device_users import OpenFiles
     from gpulock.alloc.liveness import ProcessScan
 
-    settings = node.settings
-    services, driver_root = settings.allowed_processes, settings.driver_root
     try:
-        holders = OpenFiles(ProcessScan(node.proc), free, settings.dev_root, services, driver_root)
+        holders = OpenFiles(ProcessScan(node.proc), free, node.settings)
         return frozenset([d.id for d in free if set(holders.pids_with_open(d.id)) - {pid}])
     except OSError:
         return frozenset()  # it is a preference, and refuses nobody

@@ -22,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpulock.node.settings import Settings
+
 LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
@@ -77,7 +79,6 @@ class OpenFiles:
     __slots__ = (
         "_dev_root",
         "_keys",
-        "_kthreadd",
         "_late",
         "_mounts",
         "_open",
@@ -90,20 +91,17 @@ class OpenFiles:
         self,
         scan: ProcessScan,
         devices: "Iterable[Device]",
-        dev_root: str,
-        services: tuple[str, ...],
-        driver_root: str,
+        settings: "Settings",
     ) -> None:
         self.scan = scan
-        self._dev_root = dev_root
-        self._services = frozenset(services)
+        self._dev_root = settings.dev_root
+        self._services = frozenset(settings.allowed_processes)
         self._keys: dict[tuple[int, int, int], list[str]] = {}
         for device in devices:
-            for key in device_node_keys(device, dev_root, driver_root):
+            for key in device_node_keys(device, settings.dev_root, settings.driver_root):
                 self._keys.setdefault(key, []).append(device.id)
         self._mounts = Mounts(scan.proc.root)
         self._open: dict[str, list[int]] | None = None
-        self._kthreadd = False
         self._late = 0.0
         self.blind = ""
 
@@ -124,11 +122,13 @@ class OpenFiles:
         One that may not be seen is tried again: a fork is hidden by its parent until its exec.
         """
         found: dict[str, list[int]] = {}
+        if not self._keys:
+            return found
         self._late = time.monotonic() + LONGEST
-        seen = set(self.scan.proc.kernel_threads())
-        self._kthreadd = self.scan.proc.has_kthreadd()
+        proc = self.scan.proc
+        seen = set(proc.kernel_threads())
         denied: list[int] = []
-        pids = list(self.scan.statuses()) if self._keys else []
+        pids = list(self.scan.statuses())
         for attempt in range(ROUNDS):
             denied = []
             vanished = False
@@ -150,17 +150,13 @@ class OpenFiles:
                 time.sleep(PAUSE * 2 ** min(attempt, 6))
             if attempt > 0 and not denied and not vanished:
                 return found
-            pids = [pid for pid in self._pids() if pid not in seen or pid in denied]
+            pids = [pid for pid in proc.pids() if pid not in seen or pid in denied]
         self.blind = (
             f"the files of process {denied[0]} cannot be seen"
             if denied
             else "processes came and went faster than their files could be read"
         )
         return found
-
-    def _pids(self) -> list[int]:
-        """Return the processes there are now, none where no device is looked for."""
-        return self.scan.proc.pids() if self._keys else []
 
     def _uid(self, pid: int) -> int:
         """Return the uid of a process, -1 for one that is gone."""
@@ -171,11 +167,11 @@ class OpenFiles:
 
     def _held_by(self, pid: int) -> set[str]:
         """Return the devices a process that is no service has open; raise OSError."""
-        status = self.scan.status(pid)
+        status, proc = self.scan.status(pid), self.scan.proc
         held: set[str] = set()
-        if (status.kernel and self._kthreadd) or self.scan.proc.finished(pid, status.state):
+        if (status.kernel and proc.has_kthreadd()) or proc.finished(pid, status.state):
             return held
-        folder = f"{self.scan.proc.root}/{pid}"
+        folder = f"{proc.root}/{pid}"
         self._add_open(pid, f"{folder}/fd", held)
         if status.state in ("Z", "X"):  # a leader that ended shows no files, its threads do
             for thread in os.listdir(f"{folder}/task"):

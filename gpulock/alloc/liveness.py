@@ -158,10 +158,11 @@ class Judge:
 
     `rules` maps a scheduler to its function of (lock, scan). A scheduler without a rule is
     unknown, and its locks are held. `members` maps a scheduler to a function that says what is
-    left of a job, for those whose jobs no group marks; `finder` tells locks their step daemons.
+    left of a job, for those whose jobs no group marks; `finders` maps one to a function that tells
+    its locks their step daemons.
     """
 
-    __slots__ = ("_finder", "_members", "_rules", "boot_id", "node", "scan")
+    __slots__ = ("_finders", "_members", "_rules", "boot_id", "node", "scan")
 
     def __init__(
         self,
@@ -170,19 +171,20 @@ class Judge:
         scan: ProcessScan,
         rules: "dict[str, LivenessRule]",
         members: "dict[str, LeftoverCheck] | None" = None,
-        finder: "StepDaemonFinder | None" = None,
+        finders: "dict[str, StepDaemonFinder] | None" = None,
     ) -> None:
         self.boot_id = boot_id
         self.node = node
         self.scan = scan
         self._rules = rules
         self._members = members or {}
-        self._finder = finder
+        self._finders = finders or {}
 
     def attach_step_daemons(self, held: dict[str, Lock]) -> None:
         """Tell locks the processes that stand for their jobs and are in no record."""
-        if self._finder:
-            self._finder(held, self.scan)
+        for scheduler, find in self._finders.items():
+            if any([lock.owner and lock.owner.scheduler == scheduler for lock in held.values()]):
+                find(held, self.scan)
 
     def leftover_reason(self, lock: Lock) -> str:
         """Return what its scheduler knows to be left of a lock's job, as a clause, or nothing."""

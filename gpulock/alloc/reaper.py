@@ -116,7 +116,7 @@ class Reaper:
         self.node = node
         self.judge = judge
         self.held = held
-        self.files = make_open_files(node, devices, judge)
+        self.files = OpenFiles(judge.scan, devices, node.settings)
         self._memory: Handover | None = None
         self._quiet: float | None = None
 
@@ -210,14 +210,6 @@ class Reaper:
             return remaining_device_user(lock.id, lock.owner, self.files, self.held)
         pids = self.files.pids_with_open(lock.id)
         return f"process {pids[0]} has {lock.id} open" if pids else self.files.blind
-
-
-def make_open_files(node: Node, devices: "Iterable[Device]", judge: Judge) -> OpenFiles:
-    """Return who has which of the devices open, not looked at yet."""
-    settings = node.settings
-    return OpenFiles(
-        judge.scan, devices, settings.dev_root, settings.allowed_processes, settings.driver_root
-    )
 
 
 def reap_locks(reaper: Reaper, dry_run: bool = False) -> list[ReapOutcome]:

@@ -170,20 +170,20 @@ class Proc:
             return frozenset()
 
     def has_kthreadd(self) -> bool:
-        """Return whether pid 2 is the kernel's: asked once, it neither comes nor goes."""
-        if self._kthreadd is None:
-            self._kthreadd = self._is_kthreadd()
-        return self._kthreadd
+        """Return whether pid 2 is the kernel's: without parent and memory, root's, of that name.
 
-    def _is_kthreadd(self) -> bool:
-        """Return whether pid 2 is without parent, without memory, root's, and of that name."""
-        try:
-            data = self.read(KTHREADD, "status")
-            found = parse_status(data)
-        except (OSError, ValueError):
-            return False
-        real = found.name == "kthreadd" and found.ppid == 0 and not any(found.uids)
-        return real and b"\nVmSize:" not in data
+        Asked once: it neither comes nor goes.
+        """
+        if self._kthreadd is None:
+            try:
+                data = self.read(KTHREADD, "status")
+                found = parse_status(data)
+            except (OSError, ValueError):
+                self._kthreadd = False
+            else:
+                real = found.name == "kthreadd" and found.ppid == 0 and not any(found.uids)
+                self._kthreadd = real and b"\nVmSize:" not in data
+        return self._kthreadd
 
     def link(self, pid: int, name: str) -> str:
         """Return where the symlink /proc/PID/NAME points; raise ProcessLookupError when gone."""

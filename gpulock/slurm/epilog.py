@@ -134,7 +134,7 @@ def make_slurm_epilog_judge(node: Node) -> "Judge":
         ProcessScan(node.proc),
         {},
         {"slurm": steps.describe_leftover},
-        steps.attach,
+        {"slurm": steps.attach},
     )
 
 

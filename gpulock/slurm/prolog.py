@@ -152,7 +152,8 @@ def make_slurm_prolog_judge(node: Node) -> "Judge":
     steps = SlurmSteps(node.settings)
     rules = {"slurm": hook_verdict, "process": process_verdict}
     members = {"slurm": steps.describe_leftover_or_step}
-    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, steps.attach)
+    finders = {"slurm": steps.attach}
+    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, finders)
 
 
 def order_slurm_devices(node: Node, positions: list[str], grant: Grant) -> list[Device]:

@@ -52,10 +52,6 @@ def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | Non
     def judge_job(lock: Lock, scan: ProcessScan) -> Verdict:
         return rule(lock.owner.scheduler if lock.owner else "")(lock, scan)
 
-    def attach(held: dict[str, Lock], scan: ProcessScan) -> None:
-        if any([lock.owner and lock.owner.scheduler == "slurm" for lock in held.values()]):
-            steps().attach(held, scan)
-
     rules: dict[str, liveness.LivenessRule] = {
         "sge": judge_job,
         "slurm": judge_job,
@@ -66,7 +62,10 @@ def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | Non
     }
     if settings.isolation == "cgroup":
         members |= hook.make_sge_members(node)
-    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, attach)
+    finders: dict[str, liveness.StepDaemonFinder] = {
+        "slurm": lambda held, scan: steps().attach(held, scan)
+    }
+    return Judge(node.boot_id, node.name, ProcessScan(node.proc), rules, members, finders)
 
 
 def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Owner:

@@ -21,6 +21,7 @@ from gpulock.alloc.release import release_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_liveness_judge, make_process_owner
 from tests.bench.bare import bare, clear
@@ -150,7 +151,7 @@ def guard_scan(node: Node, rounds: int = 21) -> list[float]:
 
     def look() -> None:
         scan = ProcessScan(Proc())
-        OpenFiles(scan, devices, "/dev", (), "/proc/driver/nvidia").pids_with_open("")
+        OpenFiles(scan, devices, Settings({})).pids_with_open("")
         if scan.blind:
             raise RuntimeError(f"the guard is blind: {scan.blind}")
 

@@ -84,14 +84,7 @@ class ProcessView:
     def __init__(self, view: StatusView) -> None:
         self.view = view
         self.scan = ProcessScan(view.node.proc)
-        settings = view.node.settings
-        self.holders = OpenFiles(
-            self.scan,
-            view.devices,
-            settings.dev_root,
-            settings.allowed_processes,
-            settings.driver_root,
-        )
+        self.holders = OpenFiles(self.scan, view.devices, view.node.settings)
 
     def find_foreign_pids(self, device: str) -> list[int]:
         """Return who has a device open and is of no claim.

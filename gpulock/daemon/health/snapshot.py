@@ -83,7 +83,9 @@ class HealthSnapshot:
         """Return whether a process has a device open, or may have: then it is not dirty yet."""
         if self._holders is None:
             judging = make_liveness_judge(self.node)
-            self._holders = reaper.make_open_files(self.node, self._report.devices, judging)
+            self._holders = device_users.OpenFiles(
+                judging.scan, self._report.devices, self.node.settings
+            )
             self._held = self.node.store.read_all_locks()
             for lock in self._held.values():
                 self.node.store.read_details(lock)

@@ -16,7 +16,7 @@ import stat
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import IO, ClassVar, Final
 
 from gpulock.alloc.reaper import FREED
@@ -124,8 +124,7 @@ class HistoryWriter(Chore):
             return 0
         folder = f"{node.settings.state_dir}/{FOLDER}"
         path = f"{folder}/{NAME}"
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o755)  # a site may set its mode, or have a link there
+        atomic.mkdir_if_missing(folder)  # a site may set its mode, or have a link there
         count = 0
         with private_file_lock(f"{folder}/gate", LOCK_SECONDS):
             done = self._find_written_claims(folder, path, ready, ends)
@@ -140,9 +139,8 @@ class HistoryWriter(Chore):
                         lines[token] = encode_history_record(claim)
                     except (ValueError, OverflowError) as fault:
                         faults.add(f"claim {token} has no line: {fault}; remove it from released")
-                append_history_lines(path, b"".join(lines.values()))
+                self._file = append_history_lines(path, b"".join(lines.values()))
                 self._left |= set(lines)
-                self._file = history_file_identity(path)
                 pending.remove_written_claims(node, {token: ready[token] for token in lines})
                 count += len(lines)
             self._left &= set(ready)
@@ -158,26 +156,23 @@ class HistoryWriter(Chore):
             for token, parts in ready.items()
             if any([part.boottime is None for part in parts.values()])
         }
-        same = self._file != (0, 0) and self._file == history_file_identity(path)
-        if not same or not unnoted.keys() <= self._sought:
+        try:
+            info = os.lstat(path)
+            file = info.st_ino, info.st_size
+        except FileNotFoundError:
+            file = 0, 0
+        if file == (0, 0) or file != self._file or not unnoted.keys() <= self._sought:
             oldest = min({**ends, **unnoted}.values())
             self._left = find_written_tokens(folder, set(ready), oldest)
             self._sought = set(unnoted)
-            self._file = history_file_identity(path)
+            self._file = file  # as it was before: one that is added meanwhile is looked for again
         return self._left & set(ready)
 
 
-def history_file_identity(path: str) -> tuple[int, int]:
-    """Return inode and size of a file, zeros where there is none."""
-    try:
-        info = os.lstat(path)
-    except FileNotFoundError:
-        return 0, 0
-    return info.st_ino, info.st_size
+def append_history_lines(path: str, lines: bytes) -> tuple[int, int]:
+    """Add whole lines, durably; return inode and size of the file.
 
-
-def append_history_lines(path: str, lines: bytes) -> None:
-    """Add whole lines, durably; raise OSError, and then nothing was added.
+    Raises OSError, and then nothing was added.
 
     What an interrupted call left of a line is cut off first: its claim is still in `released/`.
     """
@@ -192,6 +187,7 @@ def append_history_lines(path: str, lines: bytes) -> None:
             os.fsync(fd)
             if info.st_size == 0:  # perhaps it is new
                 fsync_path(os.path.realpath(os.path.dirname(path)))
+            return info.st_ino, os.fstat(fd).st_size
         except BaseException:
             os.ftruncate(fd, size)
             raise

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from gpulock.errors import one_line
 from gpulock.node import sample
 from gpulock.node.devices import Device
-from gpulock.node.sample import BUCKETS, MILLI, ClaimUsage, Sample
+from gpulock.node.sample import BUCKETS, MILLI, ClaimUsage
 from gpulock.store.owner import Owner
 
 VERSION: Final = 1
@@ -66,14 +66,12 @@ UNKNOWN_USAGE: Final = DeviceUsage()
 
 
 def clamp_device_usage(
-    account: ClaimUsage | None, record: Owner, held: float, memory: int | None
+    account: ClaimUsage, record: Owner, held: float, memory: int | None
 ) -> DeviceUsage:
     """Return what is believed of an account of a device held for `held` seconds.
 
     `memory` is the device's, in bytes, None where it is not known.
     """
-    if account is None:
-        return UNKNOWN_USAGE
     most = held + SLACK
     observed = min(account.observed or 0.0, held)
     busy = min(account.busy, observed) if account.busy is not None and observed else None
@@ -116,25 +114,16 @@ def claim_time_to_epoch(boottime: float | None, record: Owner, most: float) -> f
 
 
 class ExporterSamples:
-    """The exporter's folder at one moment, of which the sample is read when first asked for."""
+    """The exporter's folder, and the last sample in it, however old."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._sample: Sample | None = None
-        self._looked = False
-
-    def last(self) -> Sample | None:
-        """Return the last sample, however old."""
-        if not self._looked:
-            self._looked = True
-            path = f"{self.folder}/{sample.SAMPLE}"
-            self._sample = sample.load_sample_file(path, sample.SAMPLE_LINE)
-        return self._sample
+        self.last = sample.load_sample_file(f"{folder}/{sample.SAMPLE}", sample.SAMPLE_LINE)
 
     def read_claim_accounts(self, record: Owner, standing: bool) -> dict[str, ClaimUsage]:
         """Return the usage of a claim, by lock id: its last account, or the last sample's."""
         left = None if standing else sample.read_finished_claim(self.folder, record.token)
-        for found in (left, self.last()):
+        for found in (left, self.last):
             if found is not None and found.boot_id == record.boot_id:
                 accounts = found.tokens.get(record.token)
                 if accounts:
@@ -150,7 +139,7 @@ class ExporterSamples:
         """
         if not -sample.AHEAD <= now - released_at <= LONGEST_WAIT:  # written to the millisecond
             return False
-        found = self.last()
+        found = self.last
         if found is None or found.boot_id != boot_id or found.wall is None:
             return False
         if now - found.wall > sample.FRESH:
@@ -158,15 +147,6 @@ class ExporterSamples:
         if sample.read_finished_claim(self.folder, token) is not None:
             return False
         return token in found.tokens or found.wall < released_at + SLACK
-
-    def memory_bytes(self, name: str, device: Device | None) -> int | None:
-        """Return the memory of a device, by the sample or root's inventory; None: not told."""
-        found = self.last()
-        seen = found.devices.get(name) if found else None
-        total = seen.memory_total if seen else None
-        if total and total <= MOST_MEMORY:
-            return total
-        return (device.memory_mib << 20 or None) if device else None
 
 
 class ClaimedDevice(NamedTuple):
@@ -202,13 +182,14 @@ def build_history_record(
     accounts = advice.read_claim_accounts(parts[0].owner, standing)
     found: list[tuple[ClaimedDevice, DeviceUsage, int | None]] = []
     for part in parts:
-        memory = advice.memory_bytes(part.device, devices.get(part.device))
-        account = accounts.get(part.device)
-        held = part.held()
-        seen = account is not None and held is not None
-        usage = (
-            clamp_device_usage(account, part.owner, held or 0.0, memory) if seen else UNKNOWN_USAGE
-        )
+        device = devices.get(part.device)
+        memory = device.memory_mib << 20 or None if device else None
+        observed = advice.last.devices.get(part.device) if advice.last else None
+        if observed and observed.memory_total and observed.memory_total <= MOST_MEMORY:
+            memory = observed.memory_total
+        account, held, usage = accounts.get(part.device), part.held(), UNKNOWN_USAGE
+        if account is not None and held is not None:
+            usage = clamp_device_usage(account, part.owner, held, memory)
         found.append((part, usage, memory))
     last = max(parts, key=lambda part: (part.at, part.device))
     owner = last.owner

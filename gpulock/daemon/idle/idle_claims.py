@@ -73,8 +73,9 @@ def claim_idle_seconds(
     held = now - record.claimed_boottime
     least = held
     for device in devices:
-        usage = clamp_device_usage(accounts.get(device), record, held, None)
-        if usage.idle is None or usage.seen is None:
+        account = accounts.get(device)
+        usage = clamp_device_usage(account, record, held, None) if account else None
+        if usage is None or usage.idle is None or usage.seen is None:
             return None
         if not -sample.AHEAD <= now - usage.seen <= SEEN:
             return None

@@ -16,6 +16,7 @@ from gpulock.alloc.liveness import ProcessScan
 from gpulock.node.devices import Device
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
 from tests.support.trees import EXECD, FakeProc, record
 
@@ -35,10 +36,13 @@ class Stage:
         self.node.touch()
         self.device = Device("0000:3b:00.0", 0)
         self.device.minor = MINOR
+        self.settings = Settings(
+            {"DEV_ROOT": str(self.dev), "ALLOWED_PROCESSES": " ".join(SERVICES)}
+        )
 
     def holders(self, proc: Proc | None = None) -> OpenFiles:
         scan = ProcessScan(proc or Proc(str(self.fake.root)))
-        return OpenFiles(scan, [self.device], str(self.dev), SERVICES, "")
+        return OpenFiles(scan, [self.device], self.settings)
 
     def who(self) -> list[int]:
         return self.holders().pids_with_open(self.device.id)
@@ -259,7 +263,7 @@ def test_nobody_is_looked_at_where_there_is_no_device(
         pytest.fail("a look for nothing")
 
     monkeypatch.setattr(ProcessScan, "statuses", never)
-    holders = OpenFiles(ProcessScan(Proc(str(stage.fake.root))), [], str(stage.dev), SERVICES, "")
+    holders = OpenFiles(ProcessScan(Proc(str(stage.fake.root))), [], stage.settings)
     assert holders.pids_with_open("0000:3b:00.0") == []
 
 

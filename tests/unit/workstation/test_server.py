@@ -476,7 +476,7 @@ def test_what_means_nothing_costs_no_look_at_anybodys_files(
     def never(*_: object) -> None:
         pytest.fail("a look at all files")
 
-    monkeypatch.setattr("gpulock.alloc.reaper.make_open_files", never)
+    monkeypatch.setattr("gpulock.alloc.reaper.OpenFiles", never)
     for devices in ((bus(0),), (bus(1),)):
         assert (
             last(desk.ask(SocketRequest(RELEASE, ME, 0, devices=devices))).kind == INVALID_REQUEST

@@ -51,6 +51,9 @@ def remove_ended_cgroups(node: Node) -> None:
         sessions.close_login_cgroups(trees, CLOSE_ALL_GPUS)
         return
     sessions.reopen_login_cgroups(trees)
+    for folder in left:
+        if tree.is_launcher_cgroup(folder):
+            sessions.reopen_launcher(folder)
     if node.settings.isolation != GROUP and not left:
         marks.remove_cgroup_marks(node.store)
 

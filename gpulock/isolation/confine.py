@@ -62,7 +62,7 @@ def job_cgroup_folder(one: CgroupHierarchy, node: Node, pid: int, name: str) -> 
 
     Raises Refusal or ProcessLookupError.
     """
-    folder = tree.process_cgroup_folder(one, node.proc, pid)
+    folder = tree.service_cgroup_folder(one, node.proc, pid)
     return folder if os.path.basename(folder) == name else f"{folder}/{name}"
 
 
@@ -154,7 +154,7 @@ def end_confinement(node: Node, label: str, pid: int, start: int) -> None:
 def remove_step_cgroups(node: Node, prefix: str) -> None:
     """Take away the cgroups beside us of that name whose process is gone; raise as `free` does."""
     for one in tree.find_hierarchies(node.settings.sys_root):
-        outer = tree.process_cgroup_folder(one, node.proc, os.getpid())
+        outer = tree.service_cgroup_folder(one, node.proc, os.getpid())
         for name in os.listdir(outer):
             process = tree.parse_cgroup_name(name) if name.startswith(prefix) else None
             if process and not node.proc.running(*process):

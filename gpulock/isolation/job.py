@@ -7,12 +7,11 @@ Hot; the only door to this package for hooks, which load it where ISOLATION is n
 import os
 
 from gpulock.deadline import Deadline
-from gpulock.errors import BROKEN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import confine, group, marks, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.settings import Settings
 from gpulock.store import boot
 from gpulock.store.gate import Gate
 
@@ -40,14 +39,23 @@ class IsolatedJob:
         self.gid = gid
 
 
-def check_slurm_isolation(settings: Settings) -> None:
+def prepare_slurm_isolation(node: Node, slurmds: list[int], count: int) -> None:
     """Refuse, before anything is claimed, what this node cannot do for Slurm; its steps come later.
 
-    Raises Refusal.
+    Each slurmd is closed first: it may run the job's login files. Raises Refusal.
     """
-    if settings.isolation == GROUP:
-        group.check_group_grant([], 0)
-    tree.find_hierarchies(settings.sys_root)
+    if node.settings.isolation == GROUP:
+        if count:
+            group.check_group_grant([], 0)
+        return
+    try:
+        tree.find_hierarchies(node.settings.sys_root)
+        for pid in slurmds:
+            sessions.close_launcher(node, pid, CLOSE_ALL_GPUS)
+    except ProcessLookupError as gone:
+        raise Refusal(UNKNOWN, f"slurmd ended meanwhile: {gone}", "nothing to do") from gone
+    except (OSError, ValueError) as fault:
+        raise Refusal(BROKEN, f"slurmd cannot be closed: {fault}", "see gpulock doctor") from fault
 
 
 def begin_job_isolation(

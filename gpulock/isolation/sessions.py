@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ways round a job's cgroup: a program that leaves it by the user's own login or timer.
 
-Hot. `systemd-run --user`, ssh, cron and at start a user's processes in cgroups of their own. Each
-of those is closed to every GPU, but for root: an administrator's nvidia-smi goes on. It takes
-version 2; where the node has none, or no systemd, they stay open (docs/isolation.md).
+Hot. `systemd-run --user`, ssh, cron and at start a user's processes in cgroups of their own, and
+slurmd runs a user's login files in its own. Each of those is closed to every GPU, but for root: an
+administrator's nvidia-smi goes on. It takes version 2; where the node has none, or no systemd, they
+stay open (docs/isolation.md).
 """
 
 import errno
 import os
 
+from gpulock.isolation import marks, tree
 from gpulock.isolation.tree import V2, CgroupHierarchy
 
 TYPE_CHECKING = False
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gpulock.isolation.policy import Rules
+    from gpulock.node.context import Node
 
 TURNS = 5  # for a cgroup that comes and goes
 LOGIN_CGROUPS = (
@@ -53,6 +56,37 @@ def reopen_login_cgroups(trees: "Iterable[CgroupHierarchy]") -> None:
     from gpulock.isolation import bpf
 
     for_each_cgroup(login_cgroups(trees), bpf.detach_device_programs)
+
+
+def close_launcher(node: "Node", pid: int, nothing: "Rules") -> None:
+    """Move slurmd to a cgroup beside its jobs' where no user opens a GPU; raise Refusal, OSError.
+
+    slurmd starts a user's login files (`sbatch --get-user-env`), and opens files in a user's name
+    (sbcast), before or without a PAM session. A step daemon starts there too, closed, until its
+    session moves it to its job's cgroup. Raises ProcessLookupError where slurmd is gone.
+    """
+    from gpulock.isolation import bpf
+
+    for one in tree.find_hierarchies(node.settings.sys_root):
+        if one.version != V2:
+            continue
+        outer = tree.service_cgroup_folder(one, node.proc, pid)
+        folder = f"{outer}/{tree.LAUNCHER}{pid}-{node.proc.start(pid)}"
+        there = tree.process_cgroup_folder(one, node.proc, pid) == folder
+        if there and bpf.has_device_program(folder):
+            return
+        marks.note_cgroup_folders(node.store, [outer])
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o755)
+        bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
+        tree.move_to_cgroup(pid, folder)
+
+
+def reopen_launcher(folder: str) -> None:
+    """Take the program away from the cgroup of a slurmd, from which jobs start unconfined now."""
+    from gpulock.isolation import bpf
+
+    for_each_cgroup([folder], bpf.detach_device_programs)
 
 
 def unclosed_login_cgroups(trees: "Iterable[CgroupHierarchy]") -> list[str]:

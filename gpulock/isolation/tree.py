@@ -14,6 +14,7 @@ from gpulock.store import atomic
 
 V1, V2 = 1, 2
 PREFIX = "gpulock-"
+LAUNCHER = f"{PREFIX}slurmd-"  # of the cgroup in which slurmd itself lives
 PARTS = 2  # of `J.T-PID-START` behind its label: pid and start time
 
 
@@ -77,6 +78,20 @@ def process_cgroup_folder(tree: CgroupHierarchy, proc: Proc, pid: int) -> str:
             "run the scheduler's daemon in the host's cgroup namespace",
         )
     return tree.top + inside.rstrip("/")
+
+
+def service_cgroup_folder(tree: CgroupHierarchy, proc: Proc, pid: int) -> str:
+    """Return the folder below which jobs are confined; raise as process_cgroup_folder does.
+
+    What slurmd starts is in its closed cgroup at first, and a job's must not lie below that.
+    """
+    folder = process_cgroup_folder(tree, proc, pid)
+    return os.path.dirname(folder) if is_launcher_cgroup(folder) else folder
+
+
+def is_launcher_cgroup(folder: str) -> bool:
+    """Return whether a cgroup is the one in which a slurmd lives."""
+    return os.path.basename(folder).startswith(LAUNCHER)
 
 
 def cgroup_name(label: str, pid: int, start: int) -> str:

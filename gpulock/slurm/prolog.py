@@ -5,6 +5,7 @@ Hot. It exits 0 whatever becomes of the claim, because anything else drains the 
 was refused finds its reason in its note, and TaskProlog stops it. Only a broken node exits 1.
 """
 
+import os
 import time
 
 from gpulock.alloc.availability import ClaimRequest
@@ -70,14 +71,12 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Gran
     own = TaskNote(call.slurmd, call.job, call.uid, call.restart)
     if count == 0:
         try:
+            prepare_isolation(node, count)
             save_task_note(node, own)
         except Refusal as fault:  # no node is drained for a job without GPUs
             log_hook_line(settings, fault.sentence(call.who), error=False)
         return None
-    if settings.isolation != "off":
-        from gpulock.isolation import job
-
-        job.check_slurm_isolation(settings)
+    prepare_isolation(node, count)
     own.binds = environment.driver_binds(settings)
     own.positions = call.positions() if request.uses_slurm_job_gpus(settings) else []
     grant = retry_slurm_claim(node, call, own, count, deadline)
@@ -95,6 +94,15 @@ def claim_slurm_job(node: Node, call: SlurmHookCall, deadline: Deadline) -> Gran
             raise Refusal(BROKEN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
         raise
     return grant
+
+
+def prepare_isolation(node: Node, count: int) -> None:
+    """Close slurmd where the node confines jobs; raise Refusal where it cannot."""
+    if node.settings.isolation != "off":
+        from gpulock.isolation import job
+        from gpulock.slurm.steps import find_slurmds
+
+        job.prepare_slurm_isolation(node, find_slurmds(node, os.getpid()), count)
 
 
 def record_slurm_claim(settings: Settings, call: SlurmHookCall, grant: Grant) -> None:

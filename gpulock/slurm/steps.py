@@ -11,6 +11,8 @@ import os
 
 from gpulock.alloc.liveness import ProcessScan
 from gpulock.alloc.process_owner import ProcessTree
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
@@ -201,12 +203,32 @@ def scan_process_environ(pid: int, scan: ProcessScan) -> list[bytes]:
 
 
 def is_slurmd(proc: Proc, pid: int) -> bool:
-    """Return whether a process runs a program `slurmd`: a name alone can be given to any."""
+    """Return whether a process runs a program `slurmd`: a name alone can be given to any.
+
+    Debian's program is `slurmd-wlm`.
+    """
     try:
         program = proc.link(pid, "exe")
     except OSError:
         return False
-    return program.removesuffix(" (deleted)").rpartition("/")[2] == SLURMD
+    name = program.removesuffix(" (deleted)").rpartition("/")[2]
+    return name.partition("-")[0] == SLURMD
+
+
+def find_slurmds(node: Node, pid: int) -> list[int]:
+    """Return the slurmd above a process of root's, else every slurmd; raise Refusal for none.
+
+    With PrologFlags=RunInJob a Prolog is no child of slurmd's.
+    """
+    for one, status in ProcessTree(node.proc).ancestry(pid).items():
+        if status.name == SLURMD:
+            return [one]
+    scan = ProcessScan(node.proc)
+    found = [one for one in scan.named(SLURMD) if set(scan.status(one).uids[:3]) == {0}]
+    found = [one for one in found if is_slurmd(node.proc, one)]
+    if not found and not node.settings.simulation:
+        raise Refusal(UNKNOWN, "no slurmd is seen", "is /proc mounted with hidepid?")
+    return found
 
 
 def is_slurm_hook_environ(words: list[bytes]) -> bool:

@@ -83,6 +83,8 @@ def check_cgroup_isolation(settings: Settings, pam: Path) -> Iterator[Check]:
         yield check_daemon_cgroup(proc, found, pid, daemon)
         if daemon == SLURMD:
             yield check_step_sessions(pam)
+            if second is not None:
+                yield check_launcher(proc, second, pid)
 
 
 def why_no_device_program(second: CgroupHierarchy | None) -> str:
@@ -136,7 +138,7 @@ def running_scheduler_daemons(proc: Proc) -> list[tuple[int, str]]:
 def check_daemon_cgroup(proc: Proc, found: list[CgroupHierarchy], pid: int, daemon: str) -> Check:
     """Look at the cgroup of one daemon: its jobs' are made below."""
     name = f"{NAME}: {daemon}"
-    folders = [tree.process_cgroup_folder(one, proc, pid) for one in found]
+    folders = [tree.service_cgroup_folder(one, proc, pid) for one in found]
     if any(_LOGINS in f"{folder}/" for folder in folders):
         what = f"{daemon} runs in a login's cgroup, where every GPU is closed to users"
         return fault(what, f"start {daemon} as a service", name)
@@ -144,6 +146,15 @@ def check_daemon_cgroup(proc: Proc, found: list[CgroupHierarchy], pid: int, daem
         what = f"{daemon} has no cgroup of its own: to stop it does not stop its jobs"
         return warning(what, "run it as a systemd service with Delegate=yes", name)
     return ok(f"jobs are confined below {folders[-1]}", name)
+
+
+def check_launcher(proc: Proc, second: CgroupHierarchy, pid: int) -> Check:
+    """Look whether slurmd, which runs users' login files, is where no user opens a GPU."""
+    name = f"{NAME}: login files"
+    folder = tree.process_cgroup_folder(second, proc, pid)
+    if tree.is_launcher_cgroup(folder) and bpf.has_device_program(folder):
+        return ok("slurmd runs them where no user opens a GPU", name)
+    return ok("the next job's Prolog closes slurmd's cgroup, before slurmd runs one", name)
 
 
 def check_step_sessions(pam: Path) -> Check:

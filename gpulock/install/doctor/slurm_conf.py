@@ -23,6 +23,7 @@ from gpulock.install.slurm.site import SlurmError, SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.texts import hook_seconds, opens_pam_sessions, slurm_setting_advice
 from gpulock.install.trial import rival_hook_reason, why_users_cannot_run
+from gpulock.isolation import tree
 from gpulock.node.settings import Settings
 
 RECONFIGURE: Final = "then scontrol reconfigure"
@@ -47,6 +48,7 @@ class SlurmConfChecks:
         self.site = site
         self.conf = conf
         self.paths = paths
+        self.by_cgroup = settings.isolation == "cgroup"
         self.wants = {want.key: want for want in slurm_setting_advice(conf, settings)}
 
     def checks(self) -> list[Check]:
@@ -67,6 +69,7 @@ class SlurmConfChecks:
                 "LaunchParameters": self.interactive,
                 "SchedulerParameters": self.held,
                 "UsePAM": self.sessions,
+                "GetEnvTimeout": self.login_files,
                 "node": self.node,
             }
         )
@@ -199,7 +202,7 @@ class SlurmConfChecks:
 
     def sessions(self) -> Iterator[Check]:
         """Look whether step daemons open the sessions by which ISOLATION=cgroup confines them."""
-        if self.settings.isolation != "cgroup":
+        if not self.by_cgroup:
             return
         now = self.conf.get("UsePAM") or "not set"
         if opens_pam_sessions(self.conf):
@@ -207,6 +210,18 @@ class SlurmConfChecks:
         else:
             do = f"UsePAM=1 in slurm.conf, {RECONFIGURE}; see docs/isolation.md"
             yield fault(f"{now}: no task starts under ISOLATION=cgroup", do)
+
+    def login_files(self) -> Iterator[Check]:
+        """Look whether slurmd runs login files where nothing closes its cgroup to users."""
+        trees = tree.find_hierarchies(self.settings.sys_root) if self.by_cgroup else []
+        if not trees or any(one.version == tree.V2 for one in trees):
+            return  # nothing to close, or the Prolog closes slurmd's own cgroup
+        key = "GetEnvTimeout"
+        if self.conf.seconds(key) == 0:
+            yield ok("0: slurmd runs no login file")
+        else:
+            what = "slurmd runs users' login files (sbatch --get-user-env), which open every GPU"
+            yield warning(what, f"{key}=0 in slurm.conf, or mount cgroup version 2")
 
     def held(self) -> Iterator[Check]:
         """Warn of jobs that are held where they meet a broken node."""

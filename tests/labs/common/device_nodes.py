@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from gpulock.isolation import bpf, tree
-from gpulock.isolation.tree import PREFIX
+from gpulock.isolation.tree import LAUNCHER, PREFIX
 from gpulock.node.devices import MAJOR
 from tests.labs.common.processes import parent_of
 from tests.labs.sge.wait import until
@@ -122,7 +122,12 @@ class Service:
 
     def places(self) -> list[Path]:
         """Return the jobs' cgroups."""
-        return [path for folder in self.folders for path in folder.glob(f"{PREFIX}*")]
+        found = [path for folder in self.folders for path in folder.glob(f"{PREFIX}*")]
+        return [path for path in found if not tree.is_launcher_cgroup(str(path))]
+
+    def launchers(self) -> list[Path]:
+        """Return the closed cgroups in which slurmds live."""
+        return [path for folder in self.folders for path in folder.glob(f"{LAUNCHER}*")]
 
     def strays(self) -> list[int]:
         """Return who is in a job's cgroup, and not below the process that it is named after."""

@@ -3,98 +3,23 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from gpulock.install.hooks import HookPaths
-from tests.labs.common.device_nodes import (
-    PROBE,
-    Service,
-    make_nodes,
-    modes,
-    opened,
-    programs,
-    programs_beyond,
-)
+from tests.labs.common.device_nodes import modes, opened
 from tests.labs.containers import job as container_job
 from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER
 from tests.labs.daemon.daemon_lab import gpulockd
 from tests.labs.sge.wait import until
 from tests.labs.slurm import evil as slurm_evil
-from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import SOAK, gate_file, kill_steps, reap, script, waiting_for
+from tests.labs.slurm.confined import COUNT, EVERY, Site
+from tests.labs.slurm.jobs import SOAK, gate_file, kill_steps, reap, waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.machines import USERS
-from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, settings, wait_empty, wait_said
+from tests.labs.slurm.modes import NODE, wait_empty, wait_said
 
 pytestmark = pytest.mark.lab
-COUNT = 4
-ALL = {f"nvidia{n}" for n in range(COUNT)}
 ROWS = 25 if SOAK else 1
 ROW = 20  # jobs, some of them at once
-PAM = "account required pam_permit.so\nsession required pam_exec.so {hook}\n"
-WITH_PAM = {**SLURM_CONF, "UsePAM": "1"}
-# a step daemon may end when the Epilog has begun; what it leaves then is the reaper's
-LATE = """#!/bin/sh
-while /usr/bin/pgrep -f "^slurmstepd: \\[$SLURM_JOB_ID\\." >/dev/null; do /bin/sleep 0.05; done
-exec {epilog}
-"""
-
-
-class Site:
-    """A node that confines its jobs, with device nodes that have no driver."""
-
-    def __init__(self, gpus: Gpulock, dev: Path) -> None:
-        self.gpus = gpus
-        self.slurm = gpus.slurm
-        self.dev = dev
-        self.probe = f"/usr/bin/python3 -IS {script(gpus, 'probe.py', PROBE)} {dev}"
-        self.service = Service("gpulock-lab-slurmd.service", self.slurm.slurmd_pid(NODE))
-        self.programs = programs()
-
-    def configure(self, **changes: str) -> None:
-        """Write the node's settings."""
-        keys = {"ISOLATION": "cgroup", "SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
-        self.gpus.configure(NODE, **settings(self.gpus, SLURM_DEVICE_SELECTION="gpulock", **keys))
-
-    def submit(self, *asked: str, text: str) -> JobId:
-        """Submit a job of slalice to the node."""
-        return self.slurm.submit("slalice", "-w", NODE, *asked, script=text)
-
-    def own(self, job: JobId) -> set[str]:
-        """Return the names of the nodes of a job's devices."""
-        locks = self.gpus.locks(NODE).values()
-        return {f"nvidia{record.minor}" for record in locks if record.job_id == str(job)}
-
-    def left(self) -> list[str]:
-        """Return what isolation has left behind; programs go with their cgroups."""
-        if jobs := self.service.jobs():
-            return jobs
-        more = programs_beyond(self.programs)
-        return [f"{more} programs"] if more else []
-
-
-@pytest.fixture
-def site(slurm_gpus: Gpulock) -> Iterator[Site]:
-    epilog = script(slurm_gpus, "epilog", LATE.format(epilog=slurm_gpus.setup.hooks["Epilog"]))
-    by_gpulock(slurm_gpus, extra=WITH_PAM, hooks={**slurm_gpus.setup.hooks, "Epilog": epilog})
-    hooks = HookPaths(slurm_gpus.slurm.lab / "hooks")
-    stack = slurm_gpus.slurm.path_in(NODE, "/etc/pam.d/slurm")
-    stack.write_text(PAM.format(hook=hooks.folder / "prolog/slurm-session"))
-    dev = slurm_gpus.slurm.lab / "nodes"
-    make_nodes(dev, COUNT)
-    made = Site(slurm_gpus, dev)
-    made.configure()
-    try:
-        yield made
-        slurm_gpus.slurm.clear_jobs()
-    finally:
-        made.service.close()
-        stack.unlink()
-        shutil.rmtree(dev)
 
 
 def test_every_step_of_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
@@ -107,7 +32,7 @@ def test_every_step_of_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None
     assert len(own) == 2
     first, _, rest = said.partition("srun\n")
     for part in (first, *rest.split("child\n")):
-        assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+        assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
     until(lambda: not site.service.strays(), what="the child to end")
     go.touch()
     assert site.slurm.wait_done(job) == "COMPLETED"
@@ -129,7 +54,7 @@ def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(site: Site) ->
         assert site.left() == []  # of podman neither, which leaves a process of its own behind
     boxed = container_job.seen(said)
     mine = {"ENXIO": own | {"nvidiactl"}}
-    every = {name: {**mine, "EPERM": ALL - own} for name in STARTS}
+    every = {name: {**mine, "EPERM": EVERY - own} for name in STARTS}
     assert {name: one.opens for name, one in boxed.items()} == {**every, CDI: mine}
     assert {one.mask for one in boxed.values()} == {said.partition("mine=")[2].split()[0]}
     assert {name for name, one in boxed.items() if one.driver == boxes.version} == WITH_DRIVER
@@ -145,7 +70,7 @@ def test_a_hostile_environment_runs_nothing_as_root_and_opens_no_other_gpu(site:
     own = site.own(job)
     site.slurm.scancel(job)
     site.slurm.wait_done(job)
-    assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+    assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
     assert (evil.ran(0), "library" in evil.ran(USERS["slalice"])) == ("", True)
 
 
@@ -159,7 +84,7 @@ def test_two_jobs_of_one_user_cannot_open_each_others_gpu(site: Site) -> None:
     owns = [site.own(job) for job in jobs]
     for job, own in zip(jobs, owns, strict=True):
         seen = opened(wait_said(site.gpus, job, "over"))
-        assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+        assert seen == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
     assert len(owns[0] | owns[1]) == 2
     go.touch()
 
@@ -173,7 +98,7 @@ def test_a_step_without_a_script_opens_its_own_gpus_and_no_other(site: Site) -> 
 def test_a_job_that_asked_for_no_gpu_opens_none(site: Site) -> None:
     job = site.submit(text=site.probe)
     site.slurm.wait_done(job)
-    assert opened(site.slurm.said(job)) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
+    assert opened(site.slurm.said(job)) == {"ENXIO": {"nvidiactl"}, "EPERM": EVERY}
     assert site.left() == []
 
 
@@ -226,7 +151,7 @@ def test_what_a_killed_step_daemon_leaves_stays_confined_until_it_ends(site: Sit
     reap(site.gpus, NODE)
     assert len(site.service.jobs()) == 2
     late.touch()
-    assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == ALL - own
+    assert opened(wait_said(site.gpus, job, "over"))["EPERM"] == EVERY - own
     site.slurm.scancel(job)
     go.touch()
     until(lambda: reap(site.gpus, NODE) and not site.left(), what="the reaper to remove the rest")
@@ -251,7 +176,7 @@ def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> N
         probes[1].touch()
         rest = wait_said(site.gpus, job, "back over").partition("killed over")[2]
         for part in (first, rest):
-            assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": ALL - own}
+            assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
         go.touch()
         assert site.slurm.wait_done(job) == "COMPLETED"
     assert site.left() == []

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.isolation import bpf, sessions
+from gpulock.isolation import bpf, cleanup, confine, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import V2, CgroupHierarchy
+from tests.support.trees import Box
 
 USERS, SSH, CRON = "user.slice", "system.slice/ssh.service", "system.slice/cron.service"
 
@@ -121,3 +122,97 @@ def test_one_that_goes_while_they_are_opened_again_is_no_fault(cgroups: Cgroups)
     sessions.reopen_login_cgroups(cgroups.trees)
 
     assert cgroups.closed() == {SSH}  # which is gone, with its program
+
+
+# --- slurmd, which runs users' login files --------------------------------------------------------
+
+SLURMD = 700
+
+
+class Node(Box):
+    """A node with cgroups of version 2 and slurmd in its service's."""
+
+    def __init__(self, root: Path, cgroups: Cgroups) -> None:
+        super().__init__(root, ISOLATION="cgroup")
+        top = root / "sys/fs/cgroup"
+        top.mkdir(parents=True)
+        for name in ("cgroup.procs", "cgroup.controllers"):
+            (top / name).touch()
+        cgroups.top = top
+        self.service = top / "system.slice/slurmd.service"
+        self.service.mkdir(parents=True)
+        self.moved: list[tuple[int, str]] = []
+        self.slurmd("/system.slice/slurmd.service")
+
+    def slurmd(self, path: str, pid: int = SLURMD) -> None:
+        """Let slurmd be in a cgroup."""
+        self.proc.add(pid, "slurmd", start=1000, uids=(0, 0, 0, 0))
+        (self.proc.root / str(pid) / "cgroup").write_text(f"0::{path}\n")
+
+    def move(self, pid: int, folder: str) -> None:
+        """Stand for tree.move_to_cgroup."""
+        self.moved.append((pid, folder))
+        self.slurmd(folder.removeprefix(str(self.root / "sys/fs/cgroup")), pid)
+
+
+@pytest.fixture
+def node(tmp_path: Path, cgroups: Cgroups, monkeypatch: pytest.MonkeyPatch) -> Node:
+    made = Node(tmp_path / "node", cgroups)
+    monkeypatch.setattr(tree, "move_to_cgroup", made.move)
+    return made
+
+
+def test_slurmd_is_closed_before_it_is_moved_and_only_once(node: Node, cgroups: Cgroups) -> None:
+    closed = f"{node.service}/gpulock-slurmd-{SLURMD}-1000"
+
+    for _ in range(2):
+        sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+
+    assert node.moved == [(SLURMD, closed)]
+    assert cgroups.attached == {closed}
+
+
+def test_a_program_that_cannot_be_attached_moves_no_slurmd(node: Node, cgroups: Cgroups) -> None:
+    name = f"system.slice/slurmd.service/gpulock-slurmd-{SLURMD}-1000"
+    cgroups.faults[name] = [errno.EPERM]
+
+    with pytest.raises(PermissionError):
+        sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+
+    assert node.moved == []
+
+
+def test_a_step_daemon_of_a_closed_slurmd_gets_its_cgroup_beside_and_not_below(
+    node: Node, cgroups: Cgroups
+) -> None:
+    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+    node.slurmd(f"/system.slice/slurmd.service/gpulock-slurmd-{SLURMD}-1000", 800)
+
+    folder = confine.job_cgroup_folder(cgroups.trees[0], node.node(), 800, "gpulock-12.0-800-1000")
+
+    assert folder == f"{node.service}/gpulock-12.0-800-1000"
+
+
+def test_a_closed_slurmd_is_opened_when_isolation_is_given_up_and_closed_again(
+    node: Node, cgroups: Cgroups
+) -> None:
+    """A task of a job would start in slurmd's cgroup, and open no GPU, its own neither."""
+    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+    closed = cgroups.attached.copy()
+
+    node.settings["ISOLATION"] = "off"
+    cleanup.remove_ended_cgroups(node.node())
+    assert cgroups.attached == set()
+
+    node.settings["ISOLATION"] = "cgroup"
+    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+    assert cgroups.attached == closed
+
+
+def test_the_cgroup_of_a_slurmd_that_ended_is_removed(node: Node) -> None:
+    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+    node.proc.remove(SLURMD)
+
+    cleanup.remove_ended_cgroups(node.node())
+
+    assert list(node.service.glob("gpulock-*")) == []

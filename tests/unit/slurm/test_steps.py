@@ -264,7 +264,7 @@ def test_what_a_user_starts_by_sudo_is_no_hook_whatever_its_name(site: Site) -> 
     assert at_work(site) == 0
 
 
-@pytest.mark.parametrize("exe", ["/usr/sbin/slurmd", "/usr/sbin/slurmd (deleted)"])
+@pytest.mark.parametrize("exe", ["/usr/sbin/slurmd", "/usr/sbin/slurmd-wlm (deleted)"])
 def test_a_hook_of_a_slurmd_that_an_administrator_started_by_sudo_is_at_work(
     site: Site, exe: str
 ) -> None:
@@ -290,6 +290,16 @@ def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
 
     monkeypatch.setattr(os, "open", guarded)
     assert (sight.find_running_hook(owner, scan), "900" in scan.blind) == (0, True)
+
+
+def test_the_slurmd_above_a_prolog_is_the_one_that_is_closed(site: Site) -> None:
+    for pid in (700, 701):
+        site.proc.add(pid, "slurmd", uids=(0, 0, 0, 0), exe="/usr/sbin/slurmd-wlm")
+    site.proc.add(800, "slurmd", ppid=1, uids=(UID, UID, UID, UID))
+    site.proc.add(900, "python3", ppid=701, uids=(0, 0, 0, 0))
+    assert steps.find_slurmds(site.node(), 900) == [701]
+    site.proc.add(900, "python3", ppid=1, uids=(0, 0, 0, 0))  # PrologFlags=RunInJob
+    assert sorted(steps.find_slurmds(site.node(), 900)) == [700, 701]
 
 
 def test_only_roots_slurmd_is_slurmd(site: Site) -> None:

@@ -162,6 +162,19 @@ def test_a_strangers_process_of_a_daemons_name_is_no_daemon(cell: Cell, isolatio
     assert cell.checks(isolation) == before
 
 
+def test_doctor_says_whether_slurmd_is_closed_to_the_login_files_that_it_runs(cell: Cell) -> None:
+    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
+    said = {check.name: check for check in cell.checks("cgroup")}
+    assert "the next job's Prolog closes" in said["isolation: login files"].what
+
+    closed = "system.slice/slurmd.service/gpulock-slurmd-701-1000"
+    cell.daemon(701, "slurmd", f"/{closed}")
+    cell.login(closed)
+    said = {check.name: check for check in cell.checks("cgroup")}
+    assert "where no user opens a GPU" in said["isolation: login files"].what
+    assert said["isolation: slurmd"].what.endswith("slurmd.service")
+
+
 def test_a_login_service_without_a_program_of_ours_is_not_said_to_be_closed(cell: Cell) -> None:
     cell.login("system.slice/cron.service")
     assert "isolation: logins: closed: user.slice cron.service" in [

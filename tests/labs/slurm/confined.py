@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node of the Slurm lab with ISOLATION=cgroup, and device nodes that have no driver."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+from gpulock.install.hooks import HookPaths
+from tests.labs.common.device_nodes import PROBE, Service, make_nodes, programs, programs_beyond
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import script
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, settings
+
+COUNT: Final = 4
+EVERY: Final = frozenset(f"nvidia{n}" for n in range(COUNT))
+PAM: Final = "account required pam_permit.so\nsession required pam_exec.so {hook}\n"
+WITH_PAM: Final = {**SLURM_CONF, "UsePAM": "1"}
+# a step daemon may end when the Epilog has begun; what it leaves then is the reaper's
+LATE: Final = """#!/bin/sh
+while /usr/bin/pgrep -f "^slurmstepd: \\[$SLURM_JOB_ID\\." >/dev/null; do /bin/sleep 0.05; done
+exec {epilog}
+"""
+
+
+class Site:
+    """A node that confines its jobs, with device nodes that have no driver."""
+
+    def __init__(self, gpus: Gpulock, dev: Path) -> None:
+        self.gpus = gpus
+        self.slurm = gpus.slurm
+        self.dev = dev
+        self.probe = f"/usr/bin/python3 -IS {script(gpus, 'probe.py', PROBE)} {dev}"
+        self.service = Service("gpulock-lab-slurmd.service", self.slurm.slurmd_pid(NODE))
+        self.programs = programs()
+
+    def configure(self, **changes: str) -> None:
+        """Write the node's settings."""
+        keys = {"ISOLATION": "cgroup", "SYS_ROOT": "/sys", "DEV_ROOT": str(self.dev), **changes}
+        self.gpus.configure(NODE, **settings(self.gpus, SLURM_DEVICE_SELECTION="gpulock", **keys))
+
+    def submit(self, *asked: str, text: str) -> JobId:
+        """Submit a job of slalice to the node."""
+        return self.slurm.submit("slalice", "-w", NODE, *asked, script=text)
+
+    def own(self, job: JobId) -> set[str]:
+        """Return the names of the nodes of a job's devices."""
+        locks = self.gpus.locks(NODE).values()
+        return {f"nvidia{record.minor}" for record in locks if record.job_id == str(job)}
+
+    def left(self) -> list[str]:
+        """Return what isolation has left behind; programs go with their cgroups."""
+        if jobs := self.service.jobs():
+            return jobs
+        own = len(self.service.launchers())  # closed as long as slurmd lives
+        more = programs_beyond(self.programs, own)
+        return [f"{more} programs"] if more > own else []
+
+
+@contextlib.contextmanager
+def confined_site(slurm_gpus: Gpulock) -> Generator[Site]:
+    """Give a test such a node, and leave nothing of it."""
+    epilog = script(slurm_gpus, "epilog", LATE.format(epilog=slurm_gpus.setup.hooks["Epilog"]))
+    by_gpulock(slurm_gpus, extra=WITH_PAM, hooks={**slurm_gpus.setup.hooks, "Epilog": epilog})
+    hooks = HookPaths(slurm_gpus.slurm.lab / "hooks")
+    stack = slurm_gpus.slurm.path_in(NODE, "/etc/pam.d/slurm")
+    stack.write_text(PAM.format(hook=hooks.folder / "prolog/slurm-session"))
+    dev = slurm_gpus.slurm.lab / "nodes"
+    make_nodes(dev, COUNT)
+    made = Site(slurm_gpus, dev)
+    made.configure()
+    try:
+        yield made
+        slurm_gpus.slurm.clear_jobs()
+    finally:
+        made.service.close()
+        stack.unlink()
+        shutil.rmtree(dev)

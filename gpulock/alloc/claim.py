@@ -75,7 +75,7 @@ def claim_devices(
     healthy = [d.id for d in found if not d.fault]
     if len(healthy) < want.count or any([name not in healthy for name in want.wanted]):
         raise impossible_refusal(found, want, node.settings.expected_gpus)
-    boot.ensure_lock_dir(node.store)
+    node.store.check(make=True)
     try:
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
             totals = ClaimCounters(node.store)
@@ -124,7 +124,7 @@ def count_unknown_refusal(
 ) -> None:
     """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
     try:
-        boot.ensure_lock_dir(node.store)
+        node.store.check(make=True)
         with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
             count_refusal(ClaimCounters(node.store), refusal, template, gate.waited)
     except (Refusal, OSError):

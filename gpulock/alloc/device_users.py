@@ -14,6 +14,7 @@ from gpulock.alloc.liveness import ROUNDS, Judge, ProcessScan, session_members
 from gpulock.alloc.process_owner import INIT, belongs_to_other_claim, is_service_process
 from gpulock.node.devices import MAJOR, Device
 from gpulock.node.mounts import Mounts, device_file_key
+from gpulock.node.procfs import OVER
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -169,11 +170,12 @@ class OpenFiles:
         """Return the devices a process that is no service has open; raise OSError."""
         status, proc = self.scan.status(pid), self.scan.proc
         held: set[str] = set()
-        if (status.kernel and proc.has_kthreadd()) or proc.finished(pid, status.state):
+        over = status.state in OVER
+        if (status.kernel and proc.has_kthreadd()) or (over and proc.finished(pid)):
             return held
         folder = f"{proc.root}/{pid}"
         self._add_open(pid, f"{folder}/fd", held)
-        if status.state in ("Z", "X"):  # a leader that ended shows no files, its threads do
+        if over:  # a leader that ended shows no files, its threads do
             for thread in os.listdir(f"{folder}/task"):
                 try:
                     self._add_open(pid, f"{folder}/task/{thread}/fd", held)

@@ -8,7 +8,7 @@ is unknown, and unknown is held. A judge therefore proves its own sight first. A
 import time
 
 from gpulock.alloc.process_owner import ProcessTree
-from gpulock.node.procfs import Proc, ProcessStatus
+from gpulock.node.procfs import OVER, Proc, ProcessStatus
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
@@ -56,11 +56,8 @@ class ProcessScan(ProcessTree):
 
     def statuses(self) -> dict[int, ProcessStatus]:
         """Return the status of every process that is not over, by pid."""
-        if self._statuses is None:
-            self._statuses = self._look()
-        return self._statuses
-
-    def _look(self) -> dict[int, ProcessStatus]:
+        if self._statuses is not None:
+            return self._statuses
         found: dict[int, ProcessStatus] = {}
         late = time.monotonic() + LONGEST
         seen = set(self.proc.kernel_threads())
@@ -71,10 +68,11 @@ class ProcessScan(ProcessTree):
                 if time.monotonic() > late:
                     self.partial = True
                     self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
+                    self._statuses = found
                     return found
                 try:
                     status = self.proc.status(pid)
-                    if not self.proc.finished(pid, status.state):
+                    if status.state not in OVER or not self.proc.finished(pid):
                         found[pid] = status
                 except ProcessLookupError:
                     vanished = True
@@ -83,8 +81,10 @@ class ProcessScan(ProcessTree):
                     self.blind = f"process {pid} cannot be seen: {fault}"
                 seen.add(pid)
             if attempt > 0 and not vanished:
-                return found
-        self.blind = "processes came and went faster than they could be read"
+                break
+        else:
+            self.blind = "processes came and went faster than they could be read"
+        self._statuses = found
         return found
 
     def status(self, pid: int) -> ProcessStatus:
@@ -141,16 +141,7 @@ def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
 
 def session_members(scan: ProcessScan, sid: int) -> list[int]:
     """Return the processes of one session that run."""
-    members: list[int] = []
-    for pid in scan.statuses():
-        try:
-            if scan.session(pid) == sid:
-                members.append(pid)
-        except ProcessLookupError:
-            continue
-        except (OSError, ValueError) as fault:
-            scan.blind = f"process {pid} cannot be seen: {fault}"
-    return members
+    return [pid for pid, status in scan.statuses().items() if status.session == sid]
 
 
 class Judge:

@@ -49,11 +49,6 @@ class ProcessTree:
             found = self._known[pid] = self.proc.status(pid)
         return found
 
-    def session(self, pid: int) -> int:
-        """Return a process's session; raise OSError or ValueError as Proc.stat does."""
-        told = self.status(pid).session
-        return told if told >= 0 else self.proc.stat(pid).session
-
     def ancestry(self, pid: int) -> dict[int, ProcessStatus]:
         """Return a process and what is above it, as far as that can be seen."""
         found: dict[int, ProcessStatus] = {}
@@ -119,11 +114,11 @@ def is_claim_process(
     record = lock.owner
     if record is None:
         return False
-    groups = tree.status(pid).groups
+    status = tree.status(pid)
     shared = (beside.add_grp_id, beside.sid) if beside else (0, 0)
-    if any([gid in groups and gid != shared[0] for gid in lock.groups()]):
+    if any([gid in status.groups and gid != shared[0] for gid in lock.groups()]):
         return True
-    if record.sid > 0 and record.sid != shared[1] and session_if_seen(pid, tree) == record.sid:
+    if record.sid > 0 and record.sid != shared[1] and status.session == record.sid:
         return True
     above = tree.ancestry(pid)
     for keeper, start in lock.shepherds():
@@ -131,14 +126,6 @@ def is_claim_process(
             return True
     more = members.get(record.scheduler) if members else None
     return more is not None and more(pid, record, tree)
-
-
-def session_if_seen(pid: int, tree: ProcessTree) -> int:
-    """Return the session of a process, -1 of one that is gone by now or hides it."""
-    try:
-        return tree.session(pid)
-    except (OSError, ValueError):
-        return -1
 
 
 def belongs_to_other_claim(pid: int, lock: Lock, record: Owner, tree: ProcessTree) -> bool:

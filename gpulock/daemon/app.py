@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from gpulock import __version__
+from gpulock.daemon.core.instance_lock import AlreadyRunningError
 from gpulock.daemon.core.journal import (
     ERROR,
     WARNING,
@@ -28,7 +29,6 @@ from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
 from gpulock.daemon.reconcile.refusal_context import RefusalNotifier
 from gpulock.daemon.reconcile.schedule import Chore
-from gpulock.daemon.rounds import AlreadyRunningError
 from gpulock.daemon.slots.drift import CountDrift
 from gpulock.daemon.slots.sge import SgeSlotSync
 from gpulock.daemon.slots.slurm import SlurmDrainSync

@@ -38,7 +38,7 @@ class GpulockDaemon:
         self.rounds = Rounds(DaemonNode(settings), journal, chores)
         self.loop = EventLoop()
         self.pace = ReconcileSchedule(clock_boottime())
-        self._owners = OwnerWatcher(self.loop, self._request_reconcile)
+        self._owners = OwnerWatcher(self.loop, self.pace.request_reconcile)
         self._watch = LockDirWatch()
         self._server = ClaimServer(self.loop, journal, lambda: self.rounds.node)
         self._serving = ServePolicy()
@@ -66,12 +66,12 @@ class GpulockDaemon:
                 self._notify.alive(clock_boottime())
             if self._signals.reload:
                 self._reload()
-            due = min(self.pace.due, self.rounds.regular, self.rounds.due(), self._notify.due)
+            due = min(self.pace.due, self.rounds.regular, self.rounds.due, self._notify.due)
             self.loop.wait(min(due, self._server.due()) if self._server.clients else due)
             now = clock_boottime()
             if now >= min(self.pace.due, self.rounds.regular) and not self._signals.ending:
                 self._run_round()
-            if now >= self.rounds.due() and not self._signals.ending:
+            if now >= self.rounds.due and not self._signals.ending:
                 self.rounds.run_due(clock_boottime())
             if self._server.clients and not self._signals.ending:
                 self._server.run_due(clock_boottime())
@@ -85,12 +85,9 @@ class GpulockDaemon:
         self.loop.forget(self._watch.fd)
         self._watch.close()
 
-    def _request_reconcile(self) -> None:
-        self.pace.request_reconcile(clock_boottime())
-
     def _on_lock_dir_change(self, _: int) -> None:
         if self._watch.changed():
-            self._request_reconcile()
+            self.pace.request_reconcile(clock_boottime())
             self._server.retry_now()
 
     def _run_round(self) -> None:
@@ -103,7 +100,7 @@ class GpulockDaemon:
             freed = {outcome.lock.id for outcome in report.outcomes if outcome.act == FREED}
             made = {device for record in report.adopted for device in record.devices}
             if self._watch.changed(freed, made):
-                self._request_reconcile()
+                self.pace.request_reconcile(clock_boottime())
             if freed and node.settings.user_claims:
                 self._server.retry_now()
             self._owners.follow(report, node.proc)

@@ -11,17 +11,16 @@ import os
 from collections.abc import Sequence
 
 from gpulock.daemon.core.controller import BackoffControl, ControllerBackoff
-from gpulock.daemon.core.instance_lock import InstanceLock
+from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.schedule import ROUND, TIME, Chore, read_chore_inputs
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BUSY, Refusal
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.store import boot
 from gpulock.store.verdicts import PERIOD
 from gpulock.workstation.process_claims import make_liveness_judge
 
@@ -29,14 +28,11 @@ ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
 CAP_SYS_PTRACE = 19  # linux/capability.h
 
 
-class AlreadyRunningError(Refusal):
-    """Refuse to go on: another gpulockd is this node's."""
-
-
 class Rounds:
     """Rounds on one node; `last` is the report of the last one, None where it failed.
 
     `regular` is when TIME changes for the chores (CLOCK_BOOTTIME seconds): a round is due then.
+    `due` is when a chore has work before that.
     """
 
     def __init__(self, node: DaemonNode, journal: DaemonJournal, chores: Sequence[Chore]) -> None:
@@ -45,6 +41,7 @@ class Rounds:
         self.last: ReconcileReport | None = None
         self.summary = "starting"
         self.regular = 0.0
+        self.due = float("inf")
         self._journal = journal
         self._chores = chores
         self._inputs: dict[str, object] = {}  # as they were when chores ran last
@@ -64,8 +61,15 @@ class Rounds:
         """Do one round; return its report, None where it failed. Raises AlreadyRunningError."""
         self.last = None
         failed: dict[str, str] = {}
+        settings, silence = self.node.settings, self._silence
         try:
-            self.last = self._reconcile()
+            self.node.store.check(make=True)
+            self.single.take(self.node.store.path)
+            if (asked := clock_boottime()) < silence.until:
+                silence.probe(settings, asked)
+            judge = make_liveness_judge(self.node, lambda: BackoffControl(settings, silence))
+            self.last = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
+            self.last.cards = self.node.cards
         except AlreadyRunningError:
             raise
         except Refusal as refusal:
@@ -88,23 +92,6 @@ class Rounds:
         self.summary = report_messages.format_daemon_status(self.last, expected)
         self._do_chores(self.last, now)
         return self.last
-
-    def _reconcile(self) -> ReconcileReport:
-        boot.ensure_lock_dir(self.node.store)
-        try:
-            self.single.take(self.node.store.path)
-        except Refusal as refusal:
-            if refusal.kind == BUSY:
-                raise AlreadyRunningError(refusal.kind, refusal.why, refusal.do) from refusal
-            raise
-        settings, silence = self.node.settings, self._silence
-        now = clock_boottime()
-        if now < silence.until:
-            silence.probe(settings, now)
-        judge = make_liveness_judge(self.node, lambda: BackoffControl(settings, silence))
-        report = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
-        report.cards = self.node.cards
-        return report
 
     def _do_chores(self, report: ReconcileReport, now: float) -> None:
         """Run the chores that are due."""
@@ -132,11 +119,8 @@ class Rounds:
                 self._owed.add(chore)
             written = read_chore_inputs(self.node, report)  # a quarantine drains the node at once
             changed |= {what for what in written if written[what] != inputs.get(what)}
+        self.due = min([chore.due for chore in self._chores], default=self.due)
         self._journal.log_changes("chores", failed, ERROR)
-
-    def due(self) -> float:
-        """Return when a chore has work before the next round, as CLOCK_BOOTTIME seconds."""
-        return min([chore.due for chore in self._chores], default=float("inf"))
 
     def run_due(self, now: float) -> None:
         """Let the chores go on that have work between the rounds."""
@@ -148,6 +132,7 @@ class Rounds:
                 except Exception as fault:  # likewise
                     name = type(chore).__name__
                     failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
+        self.due = min([chore.due for chore in self._chores], default=self.due)
         self._journal.log_changes("turns", failed, ERROR)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ cgroup is made, and is no record of jobs.
 
 import os
 
-from gpulock.store import atomic, boot
+from gpulock.store import atomic
 from gpulock.store.locks import LockStore
 
 MARK = "isolation"
@@ -20,7 +20,7 @@ def note_cgroup_folders(store: LockStore, folders: list[str]) -> None:
     missing = [folder for folder in folders if folder not in known]
     if not missing and os.path.lexists(f"{store.path}/{MARK}"):
         return
-    boot.ensure_lock_dir(store)
+    store.check(make=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     fd = os.open(f"{store.path}/{MARK}", flags, 0o644)
     try:

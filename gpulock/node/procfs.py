@@ -17,6 +17,7 @@ MOST = 128  # chunks: 65,536 groups, the most there can be, fit in
 LONG = 1024  # bytes of a list of groups
 KEPT = 256  # lists of groups: those of the processes of most nodes
 STAT_FIELDS = 20  # after the name, up to the start time
+OVER = ("Z", "X")  # states of a process that has ended, unless a thread of it goes on
 KTHREADD = 2  # the parent of all kernel threads
 
 
@@ -34,8 +35,8 @@ class ProcessStat:
 class ProcessStatus:
     """Fields of /proc/PID/status: name, state letter, parent, user ids, groups, session.
 
-    `uids` are real, effective, saved, file system; `session` is -1 where the kernel does not tell
-    it (NSsid); `kernel` says whether it is a kernel thread, which has no files.
+    `uids` are real, effective, saved, file system; `session` is -1 where the file does not tell it
+    (NSsid, since Linux 4.1); `kernel` says whether it is a kernel thread, which has no files.
     """
 
     __slots__ = ("groups", "kernel", "name", "ppid", "session", "state", "uids")
@@ -142,10 +143,13 @@ class Proc:
         return parse_stat(self.read(pid, "stat"))
 
     def status(self, pid: int) -> ProcessStatus:
-        """Return the process's /proc/PID/status."""
+        """Return the process's /proc/PID/status, with its session in any case."""
         if len(self._groups) > KEPT:
             self._groups.clear()
-        return parse_status(self.read(pid, "status"), self._groups)
+        found = parse_status(self.read(pid, "status"), self._groups)
+        if found.session < 0:
+            found.session = self.stat(pid).session
+        return found
 
     def start(self, pid: int) -> int:
         """Return the start time in clock ticks since boot: with the pid, the process's identity."""
@@ -217,16 +221,14 @@ class Proc:
         except OSError:
             return pids
 
-    def finished(self, pid: int, state: str) -> bool:
-        """Return whether a process in `state` is over: a zombie with no thread left running.
+    def finished(self, pid: int) -> bool:
+        """Return whether a process whose state is one of OVER has no thread left running.
 
         A leader that called pthread_exit shows Z while its threads go on (and keep its files).
         """
-        if state not in ("Z", "X"):
-            return False
         try:
             for thread in os.listdir(f"{self.root}/{pid}/task"):
-                if self.thread_state(pid, thread) not in ("Z", "X"):
+                if self.thread_state(pid, thread) not in OVER:
                     return False
         except (FileNotFoundError, ProcessLookupError):
             return True
@@ -247,4 +249,4 @@ class Proc:
             return False
         if found.start != start:
             return False
-        return found.state not in ("Z", "X") or not self.finished(pid, found.state)
+        return found.state not in OVER or not self.finished(pid)

@@ -23,7 +23,6 @@ from gpulock.report import folder
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
 from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.report.scan import find_history_claims as scan_claims
-from gpulock.store import kv
 from gpulock.store.owner import Owner
 
 MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another job's
@@ -126,11 +125,8 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
     except Refusal:
         pass
     for name in released_names(node):
-        try:
-            part = read_released_lock(node.store, name)
-        except (OSError, kv.MalformedError):
-            continue
-        if wanted(part.owner):
+        part = read_released_lock(node.store, name, set())
+        if part is not None and wanted(part.owner):
             over.setdefault(part.owner.token, []).append(part)
     if not standing and not over:
         return []

@@ -8,6 +8,7 @@ cgroup of gpulock's as well, which no process can leave: a rootless container sh
 
 from gpulock.alloc.liveness import ProcessScan
 from gpulock.node.context import Node
+from gpulock.node.procfs import OVER
 from gpulock.sge.verdict import UNREADABLE_GROUP, find_shepherd_groups
 from gpulock.store.locks import Lock
 
@@ -52,7 +53,7 @@ class SgeLeftoverFinder:
         spared = own_ancestor_pids(scan)  # an epilog that could not leave
         for pid in found:
             try:
-                over = scan.proc.finished(pid, scan.proc.stat(pid).state)
+                over = scan.proc.stat(pid).state in OVER and scan.proc.finished(pid)
             except ProcessLookupError:
                 continue
             except (OSError, ValueError) as fault:

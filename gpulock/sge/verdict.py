@@ -6,6 +6,7 @@ the end and vanishes while processes live), not qstat (`qdel -f` drops a job who
 """
 
 from gpulock.alloc.liveness import ProcessScan
+from gpulock.node.procfs import OVER
 from gpulock.sge import spool
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
@@ -171,7 +172,7 @@ def is_in_spool_folder(scan: ProcessScan, pid: int, places: tuple[str, ...] = ()
 def has_process_ended(scan: ProcessScan, pid: int) -> bool:
     """Return whether a process has ended since it was listed."""
     try:
-        return scan.proc.finished(pid, scan.proc.stat(pid).state)
+        return scan.proc.stat(pid).state in OVER and scan.proc.finished(pid)
     except ProcessLookupError:
         return True
     except (OSError, ValueError):

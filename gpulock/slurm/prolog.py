@@ -25,7 +25,7 @@ from gpulock.node.settings import Settings
 from gpulock.slurm import note, request
 from gpulock.slurm.call import DEADLINE, SlurmHookCall
 from gpulock.slurm.note import TaskNote
-from gpulock.store import boot, claim_records, kv
+from gpulock.store import claim_records, kv
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -176,7 +176,7 @@ def order_slurm_devices(node: Node, positions: list[str], grant: Grant) -> list[
 def save_task_note(node: Node, own: TaskNote) -> None:
     """Write the job's note; raise Refusal(BROKEN)."""
     try:
-        boot.ensure_lock_dir(node.store)
+        node.store.check(make=True)
         note.write_task_note(node.store, own)
     except (OSError, kv.MalformedError) as fault:
         raise Refusal(BROKEN, f"the note of job {own.job}: {fault}", "look at LOCK_DIR") from fault

@@ -40,11 +40,6 @@ def mark_record_missing(state_dir: str) -> None:
     raise FileNotFoundError(errno.ENOENT, "cannot be noted", f"{state_dir}/{WHOLE}")
 
 
-def has_every_claim_record(state_dir: str) -> bool:
-    """Return whether every claim has its record."""
-    return os.path.lexists(f"{state_dir}/{WHOLE}")
-
-
 def begin_record_repair(state_dir: str) -> None:
     """Begin to write what is missing, or what an earlier version never said; raise OSError."""
     if rename_adoption_state(state_dir, PARTIAL, REPAIRING) or os.path.lexists(

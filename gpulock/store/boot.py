@@ -21,20 +21,6 @@ LOCAL_FILE_SYSTEMS = frozenset(
 )
 
 
-def ensure_lock_dir(store: LockStore) -> None:
-    """Check LOCK_DIR; make it first where it is missing: /run is empty after a boot."""
-    if not os.path.lexists(store.path):
-        try:
-            atomic.mkdir_if_missing(store.path)
-        except OSError as fault:
-            raise Refusal(
-                BROKEN,
-                f"LOCK_DIR cannot be created: {fault}",
-                "create it, owned by root, mode 0755",
-            ) from fault
-    store.check()
-
-
 def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
     """Let claims go on in this boot, gate held; raise Refusal when locks were lost."""
     if store.boot_id() == boot_id:

@@ -59,8 +59,17 @@ class LockStore:
         self.locks_dir = f"{path}/locks"
         self.released_dir = f"{path}/released"
 
-    def check(self) -> None:
-        """Raise Refusal(BROKEN) unless the directory is ours and nobody else may write there."""
+    def check(self, make: bool = False) -> None:
+        """Raise Refusal(BROKEN) unless the directory is ours and nobody else may write there.
+
+        With `make` it is made where it is missing: /run is empty after a boot.
+        """
+        if make and not os.path.lexists(self.path):
+            try:
+                atomic.mkdir_if_missing(self.path)
+            except OSError as fault:
+                why = f"LOCK_DIR cannot be created: {fault}"
+                raise Refusal(BROKEN, why, "create it, owned by root, mode 0755") from fault
         try:
             info = os.lstat(self.path)
         except OSError as fault:
@@ -187,34 +196,25 @@ class LockStore:
         if ours is None:
             atomic.remove_folder(f"{self.locks_dir}/{lock.id}")
             return
-        ended_here = lock.owner is None or boot_id in ("", lock.owner.boot_id)
-        self.note_release(
-            lock.id, how, ended_here
-        )  # first: a process killed in between frees nothing
-        os.rename(f"{self.locks_dir}/{lock.id}", f"{self.released_dir}/{ours}.{lock.id}")
+        folder = f"{self.locks_dir}/{lock.id}"
+        times = [("released_at", f"{time.time():.3f}")]
+        if lock.owner is None or boot_id in ("", lock.owner.boot_id):
+            boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
+            times.append(("released_boottime", f"{boottime:.3f}"))
+        try:  # first: a process killed in between frees nothing
+            data = kv.encode_pairs([*times, ("how", how)]).encode()
+            try:
+                atomic.create_file(f"{folder}/released", data)
+            except FileExistsError:  # of a release that was cut short
+                os.unlink(f"{folder}/released")
+                atomic.create_file(f"{folder}/released", data)
+        except (OSError, ValueError):
+            pass  # the history lacks when and how
+        os.rename(folder, f"{self.released_dir}/{ours}.{lock.id}")
         try:
             if count_folders(self.released_dir) >= RELEASED_CAP:
                 self.prune()
         except OSError:
-            return
-
-    def note_release(self, name: str, how: str, ended_here: bool = True) -> None:
-        """Note when and how a lock is released; where that fails its history lacks the how.
-
-        The clock that goes on between two readings is not that of a boot that is over.
-        """
-        path = f"{self.locks_dir}/{name}/released"
-        boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
-        times = [("released_at", f"{time.time():.3f}")]
-        times += [("released_boottime", f"{boottime:.3f}")] if ended_here else []
-        try:
-            data = kv.encode_pairs([*times, ("how", how)]).encode()
-            try:
-                atomic.create_file(path, data)
-            except FileExistsError:  # of a release that was cut short
-                os.unlink(path)
-                atomic.create_file(path, data)
-        except (OSError, ValueError):
             return
 
     def has_token(self, name: str, token: str | None) -> bool:

@@ -38,7 +38,7 @@ class Ended(Box):
         (self.exporter / "finished").mkdir(parents=True)
         super().__init__(root, gpus, EXPORTER_DIR=str(self.exporter), **keys)
         node = self.node()
-        boot.ensure_lock_dir(node.store)
+        node.store.check(make=True)
         boot.begin_boot(node.store, str(self.state), BOOT, node.name)
         self.told: list[str] = []
         self.history = HistoryWriter(self.told.append)
@@ -74,7 +74,7 @@ class Ended(Box):
         if wiped:
             shutil.rmtree(self.lock)
         node = self.node()
-        boot.ensure_lock_dir(node.store)
+        node.store.check(make=True)
         boot.prepare_boot(node.store, str(self.state), node.boot_id, node.name)
         self.history = HistoryWriter(self.told.append)
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, LockTimeout, Refusal
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import OVER, Proc
 from gpulock.node.sample import WRITER, find_running_exporter
 from gpulock.store import atomic
 from gpulock.store.gate import Gate
@@ -94,7 +94,7 @@ def find_exporter_worker(pid: int) -> int:
     for child in proc.pids():
         try:
             found = proc.stat(child)
-            if found.ppid == pid and not proc.finished(child, found.state):
+            if found.ppid == pid and (found.state not in OVER or not proc.finished(child)):
                 return child
         except (OSError, ValueError):
             continue  # it is gone, or none of ours

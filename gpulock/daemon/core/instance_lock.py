@@ -48,6 +48,10 @@ def private_file_lock(
     )
 
 
+class AlreadyRunningError(Refusal):
+    """Refuse to go on: another gpulockd is this node's."""
+
+
 class InstanceLock:
     """The right to be this node's gpulockd; `take` it before every reconcile.
 
@@ -59,7 +63,7 @@ class InstanceLock:
         self._file = (0, 0)
 
     def take(self, lock_dir: str) -> None:
-        """Take the lock, or keep it; raise Refusal: BUSY where another gpulockd runs."""
+        """Take the lock, or keep it; raise Refusal, AlreadyRunningError where another runs."""
         path = f"{lock_dir}/{NAME}"
         if self._lock is not None:
             try:
@@ -77,7 +81,7 @@ class InstanceLock:
                 who = atomic.read_text(path, PID_BYTES).strip()
             except OSError:
                 who = ""
-            raise Refusal(
+            raise AlreadyRunningError(
                 BUSY, f"gpulockd runs already, pid {who or '?'}", "stop that one"
             ) from fault
         except OSError as fault:

@@ -43,41 +43,37 @@ def read_released_claims(store: LockStore, faults: set[str]) -> EndedClaims:
         names = os.listdir(store.released_dir)
     except FileNotFoundError:
         return {}
-    parts = {name: try_read_released_lock(store, name, faults) for name in names}
+    parts = {name: read_released_lock(store, name, faults) for name in names}
     bare = [name for name, part in parts.items() if part and not part.how and part.boottime is None]
     if bare:
         with Gate(store.path, Deadline(GATE_SECONDS)):
             pass  # a release at work has finished
-        parts |= {name: try_read_released_lock(store, name, faults) for name in bare}
+        parts |= {name: read_released_lock(store, name, faults) for name in bare}
     found: EndedClaims = {}
-    for part in parts.values():
-        if part is not None:
+    for name, part in parts.items():
+        if part is None and not os.path.lexists(f"{store.released_dir}/{name}/owner"):
+            remove_released_lock(f"{store.released_dir}/{name}", faults)
+        elif part is not None:
             found.setdefault(part.owner.token, {})[part.device] = part
     return found
 
 
-def try_read_released_lock(store: LockStore, name: str, faults: set[str]) -> ClaimedDevice | None:
-    """Return one released lock, None for one that is no more, or cannot be read."""
-    folder = f"{store.released_dir}/{name}"
-    try:
-        return read_released_lock(store, name)
-    except FileNotFoundError:
-        remove_released_lock(folder, faults)
-    except (OSError, kv.MalformedError) as fault:
-        faults.add(f"{folder} cannot be read: {fault}; remove it")
-    return None
-
-
-def read_released_lock(store: LockStore, name: str) -> ClaimedDevice:
-    """Return one released lock; raise OSError, or kv.MalformedError where it makes no sense.
+def read_released_lock(store: LockStore, name: str, faults: set[str]) -> ClaimedDevice | None:
+    """Return one released lock, None for one that is no more, or cannot be read: that is a fault.
 
     Where its note is missing or cut short, it was released when the folder was moved.
     """
     folder = f"{store.released_dir}/{name}"
     token, _, device = name.partition(".")
-    record = owner.parse_owner(atomic.read_text(f"{folder}/owner"))
-    if record.token != token or not is_claim_token(token):
-        raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
+    try:
+        record = owner.parse_owner(atomic.read_text(f"{folder}/owner"))
+        if record.token != token or not is_claim_token(token):
+            raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
+    except FileNotFoundError:
+        return None
+    except (OSError, kv.MalformedError) as fault:
+        faults.add(f"{folder} cannot be read: {fault}; remove it")
+        return None
     boottime: float | None = None
     try:
         note = kv.decode_pairs(atomic.read_text(f"{folder}/released"))
@@ -259,7 +255,7 @@ def is_claim_fully_released(store: LockStore, token: str, parts: dict[str, Claim
         lock = store.read(device)
         if lock.fault or (lock.owner and lock.owner.token == token):
             return False
-        part = try_read_released_lock(store, f"{token}.{device}", set())
+        part = read_released_lock(store, f"{token}.{device}", set())
         if part is not None:
             parts[device] = part
     return True

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.loop import EventLoop
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.deadline import clock_boottime
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import LockStore
 
@@ -117,9 +118,12 @@ OwnerProcess = tuple[int, int]  # pid, start time
 
 
 class OwnerWatcher:
-    """The processes that keep locks alive; `ended` is called when one of them is no more."""
+    """The processes that keep locks alive; `ended` is called when one of them is no more.
 
-    def __init__(self, loop: EventLoop, ended: Callable[[], None]) -> None:
+    It is told when that was noticed (CLOCK_BOOTTIME seconds).
+    """
+
+    def __init__(self, loop: EventLoop, ended: Callable[[float], None]) -> None:
         self._loop = loop
         self._ended = ended
         self._known: dict[OwnerProcess, int] = {}  # their descriptors, -1 for one that is gone
@@ -154,7 +158,7 @@ class OwnerWatcher:
             fd = os.pidfd_open(owner[0])
         except ProcessLookupError:
             self._known[owner] = -1
-            self._ended()
+            self._ended(clock_boottime())
             return
         except OSError:
             return
@@ -165,7 +169,7 @@ class OwnerWatcher:
         if not same:
             os.close(fd)
             self._known[owner] = -1
-            self._ended()
+            self._ended(clock_boottime())
             return
         self._known[owner] = fd
         self._loop.watch(fd, lambda _: self._owner_ended(owner))
@@ -174,7 +178,7 @@ class OwnerWatcher:
         """Note that an owner ended."""
         self._loop.close(self._known[owner])
         self._known[owner] = -1
-        self._ended()
+        self._ended(clock_boottime())
 
     def _unwatch(self, owner: OwnerProcess) -> None:
         fd = self._known.pop(owner)

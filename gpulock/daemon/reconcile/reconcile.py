@@ -5,6 +5,7 @@ Warm. Under the gate: adopt where locks were lost, reap every dead lock, publish
 """
 
 import os
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpulock.alloc.liveness import Judge
@@ -32,6 +33,7 @@ class DriverCard(NamedTuple):
     uuid: str
 
 
+@dataclass(slots=True)
 class ReconcileReport:
     """What a reconcile did: one outcome a lock, and the records it adopted.
 
@@ -40,16 +42,13 @@ class ReconcileReport:
     `cards` by bus id what it shows without NVML's help, where the node knows that.
     """
 
-    __slots__ = ("adopted", "blind", "cards", "devices", "driver", "fault", "outcomes")
-
-    def __init__(self, adopted: list[Owner], outcomes: list[ReapOutcome]) -> None:
-        self.adopted = adopted
-        self.outcomes = outcomes
-        self.fault = ""
-        self.blind = ""
-        self.devices: list[Device] = []
-        self.driver = ""
-        self.cards: dict[str, DriverCard] = {}
+    adopted: list[Owner]
+    outcomes: list[ReapOutcome]
+    fault: str = ""
+    blind: str = ""
+    devices: list[Device] = field(default_factory=list[Device])
+    driver: str = ""
+    cards: dict[str, DriverCard] = field(default_factory=dict[str, DriverCard])
 
 
 def reconcile_locks(
@@ -67,7 +66,7 @@ def reconcile_locks(
         driver = refusal
     if dry_run and not node.store.exists():
         return ReconcileReport([], [])
-    boot.ensure_lock_dir(node.store)
+    node.store.check(make=True)
     with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
         adopted: list[Owner] = []
         if not dry_run and node.store.boot_id() == node.boot_id:
@@ -85,7 +84,8 @@ def reconcile_locks(
                 for name in os.listdir(node.store.path):
                     if name.startswith(HALF_WRITTEN):
                         atomic.remove_quietly(f"{node.store.path}/{name}")
-                if not adoption_state.has_every_claim_record(node.settings.state_dir):
+                whole = f"{node.settings.state_dir}/{adoption_state.WHOLE}"
+                if not os.path.lexists(whole):
                     adopt.write_missing_records(node)
             except OSError as fault:
                 report.fault = f"{node.store.path}: {fault.strerror}"

@@ -207,7 +207,7 @@ def test_a_schedulers_job_is_granted_what_it_always_was_and_nobody_is_looked_at(
 def test_who_waits_for_what_is_out_of_service_is_not_told_to_wait_for_jobs(box: Box) -> None:
     node = box.node()
     out = str(box.state), quarantine.QUARANTINE
-    boot.ensure_lock_dir(node.store)
+    node.store.check(make=True)
     boot.make_claim_folders(node.store, str(box.state))
     for number in range(4):
         quarantine.write_device_note(*out, bus(number), "root", "its fan died")

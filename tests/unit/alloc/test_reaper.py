@@ -23,7 +23,7 @@ def box(tmp_path: Path) -> Box:
     made = Box(tmp_path)
     made.proc.execd(tmp_path)
     node = made.node()
-    boot.ensure_lock_dir(node.store)
+    node.store.check(make=True)
     boot.begin_boot(node.store, str(made.state), BOOT, NAME)
     return made
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon import rounds
-from gpulock.daemon.core.instance_lock import InstanceLock
+from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
-from gpulock.daemon.rounds import AlreadyRunningError, Rounds, missing_ptrace, needs_recheck
+from gpulock.daemon.rounds import Rounds, missing_ptrace, needs_recheck
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings

@@ -13,7 +13,7 @@ import pytest
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.isolation import group, job
 from gpulock.node.devices import Device
-from gpulock.store import atomic, boot
+from gpulock.store import atomic
 from tests.support.claims import ask
 from tests.support.trees import OTHER_BOOT, Box, judge_of, record, soon
 
@@ -89,7 +89,7 @@ def test_the_first_job_of_a_boot_may_have_no_gpu_and_finds_every_node_closed(
     box: Box, files: Ownership
 ) -> None:
     node = box.node()
-    boot.ensure_lock_dir(node.store)
+    node.store.check(make=True)
 
     assert job.sync_device_groups(node, node.devices(), soon()) == {}
 
@@ -101,7 +101,7 @@ def test_where_the_locks_of_this_boot_were_lost_no_node_is_closed_to_who_may_hol
     box: Box, files: Ownership
 ) -> None:
     node = box.node()
-    boot.ensure_lock_dir(node.store)
+    node.store.check(make=True)
     (box.state / "boot_id").write_text(node.boot_id)
 
     with pytest.raises(Refusal) as caught:

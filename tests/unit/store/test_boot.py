@@ -256,7 +256,7 @@ def test_records_of_earlier_boots_are_forgotten_in_a_new_one(place: Place) -> No
 
 def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
-        boot.ensure_lock_dir(LockStore(str(tmp_path / "gone/run")))
+        LockStore(str(tmp_path / "gone/run")).check(make=True)
     assert caught.value.kind == BROKEN
-    boot.ensure_lock_dir(LockStore(str(tmp_path / "run")))
+    LockStore(str(tmp_path / "run")).check(make=True)
     assert (tmp_path / "run").is_dir()

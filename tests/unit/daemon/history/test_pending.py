@@ -21,7 +21,7 @@ from gpulock.report.bars import ASCII
 from gpulock.report.claims import parse_reported_claim
 from gpulock.report.scan import GpuTimeSum
 from gpulock.report.sources import read_local_records
-from gpulock.store import boot, claim_records, owner
+from gpulock.store import claim_records, owner
 from gpulock.store.locks import RELEASED_PRUNE
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import (
@@ -236,7 +236,7 @@ def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ende
 def test_while_the_lock_directory_is_lost_nothing_is_over(site: Ended) -> None:
     site.run_job(0)
     shutil.rmtree(site.lock)
-    boot.ensure_lock_dir(site.node().store)
+    site.node().store.check(make=True)
     assert (site.write(), site.owed()) == (0, ["feed"])
 
 

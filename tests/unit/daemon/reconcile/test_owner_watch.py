@@ -30,7 +30,7 @@ class Field:
         self.owners = OwnerWatcher(self.loop, self._hear)
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def _hear(self) -> None:
+    def _hear(self, _: float) -> None:
         self.heard += 1
 
     def start(self) -> int:

@@ -17,6 +17,9 @@ PYTEST := $(BIN)/pytest -q
 # Unit tests keep their files in memory where they can.
 MEMORY := $(shell tests/memory.sh)
 FAST := $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
+# The quick unit tests go to a process for each core, file by file: every worker of xdist would collect them all.
+CORES := $(shell nproc)
+PARTS := $(addprefix unit-,$(shell seq $(CORES)))
 # What a lab does to its host is looked at while it is alone; Slurm's, Grid Engine's and the others then run at the same time.
 LABS := $(wildcard tests/labs/*/test_*.py)
 ITSELF := $(filter %_itself.py,$(LABS))
@@ -31,8 +34,8 @@ demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
 	@$(BIN)/gpulock demo
 
 ##@ Check
-check: tools $(DEV)  ## format, lint, types, layers, quick unit tests, two at a time (the default)
-	@$(MAKE) -j 2 -O unit pyright mypy lint format-check
+check: tools $(DEV)  ## format, lint, types, layers, quick unit tests, all at the same time (the default)
+	@$(MAKE) -j -O pyright $(PARTS) mypy lint format-check
 
 format-check: $(DEV)
 	@$(STEP) "ruff format" $(BIN)/ruff format --check
@@ -43,7 +46,10 @@ mypy: $(DEV)
 pyright: $(DEV)
 	@$(STEP) "pyright" $(BIN)/pyright --project pyproject.toml
 unit: tools $(DEV)  ## the quick unit tests alone (the layers are one of them)
-	@$(FAST) $(STEP) "unit tests" $(PYTEST) -n auto -m "$(QUICK)" tests/unit
+	@$(MAKE) -j -O $(PARTS)
+$(PARTS): unit-%: $(DEV)
+	@$(FAST) $(STEP) "unit tests $*/$(CORES)" $(PYTEST) -m "$(QUICK)" \
+	    $$(find tests/unit -name 'test_*.py' | sort | awk 'NR % $(CORES) + 1 == $*')
 slow: tools $(DEV)  ## the slow unit tests: many processes, installations
 	@$(FAST) $(STEP) "slow tests" $(PYTEST) -n auto -m "slow and not soak" tests/unit
 
@@ -142,7 +148,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check tools booted format-check lint mypy pyright unit slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
+.PHONY: demo check tools booted format-check lint mypy pyright unit $(PARTS) slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

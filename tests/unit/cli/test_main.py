@@ -101,6 +101,7 @@ def test_a_reader_that_goes_away_is_no_error_of_the_node(site: Site) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("args", [["status"], ["--help"], ["status", "--help"], ["--version"]])
 def test_output_that_cannot_be_written_is_one_line_and_no_broken_node(

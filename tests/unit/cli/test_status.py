@@ -237,6 +237,7 @@ def test_the_schema_is_documented_key_by_key(site: Site) -> None:
         assert f"`{key}`" in text
 
 
+@pytest.mark.slow
 def test_colour_is_for_terminals_and_can_be_refused(site: Site) -> None:
     for extra in ({}, {"NO_COLOR": "1"}):
         done = site.run("status", env={**os.environ, "TERM": "xterm", **extra})
@@ -314,6 +315,7 @@ def test_an_ordinary_user_gets_no_judgement_where_none_is_published(public: Site
     assert line_of(done.stdout, 1)[3] == "held"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

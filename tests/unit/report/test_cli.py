@@ -416,6 +416,7 @@ def test_csv_has_a_line_a_claim(busy: Desk) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["--json", "--csv", "--table"])
 @pytest.mark.parametrize("sums", [(), ("--by", "user")])
 def test_an_output_that_cannot_be_written_is_one_line_and_no_broken_node(
@@ -525,6 +526,7 @@ def test_why_still_knows_who_had_a_free_device_last(desk: Desk) -> None:
     assert "until" not in desk.text("why", "gpu", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.another_user
 def test_an_ordinary_user_sees_reports_as_far_as_the_folders_mode_allows() -> None:
     os.umask(0o022)

@@ -19,6 +19,7 @@ from gpulock.simulate.node import write_simulated_node
 from tests.nvml.double import Double, Hang
 from tests.nvml.drivers import FIRST_BRANCH, missing_from
 
+pytestmark = pytest.mark.slow
 NEW = "610.43.02"
 SOON = 10.0
 TEMPERATURE = "nvmlDeviceGetTemperature"

@@ -18,6 +18,7 @@ from gpulock.deadline import Deadline
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store.gate import Gate
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 MAIN = f"""\
 import sys

@@ -77,7 +77,7 @@ def claim_devices(
         raise impossible_refusal(found, want, node.settings.expected_gpus)
     node.store.check(make=True)
     try:
-        with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
+        with Gate(node.store.path, deadline, node.settings.gate_timeout) as gate:
             totals = ClaimCounters(node.store)
             try:
                 if node.store.boot_id() != node.boot_id:
@@ -125,7 +125,7 @@ def count_unknown_refusal(
     """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
     try:
         node.store.check(make=True)
-        with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)) as gate:
+        with Gate(node.store.path, deadline, node.settings.gate_timeout) as gate:
             count_refusal(ClaimCounters(node.store), refusal, template, gate.waited)
     except (Refusal, OSError):
         return  # the first refusal is the one to tell

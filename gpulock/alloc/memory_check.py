@@ -14,6 +14,7 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node import sample
 from gpulock.node.context import Node
+from gpulock.node.devices import card_bus_id
 from gpulock.store import atomic, kv, quarantine
 from gpulock.store.locks import Lock
 
@@ -142,7 +143,7 @@ class Handover:
             if lock.id in out:
                 return ""  # that note stands
             if not may_quarantine_card(
-                lock_bus_id(lock.id), self._cards_out_by_exporter(out), self._count_cards()
+                card_bus_id(lock.id), self._cards_out_by_exporter(out), self._count_cards()
             ):
                 return f"{reason}; {QUARANTINE_LIMIT_REACHED}"
             quarantine.write_device_note(state_dir, folder, lock.id, BY, reason)
@@ -155,7 +156,7 @@ class Handover:
         """Return the cards that are out of service for what an exporter said."""
         state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
         return {
-            lock_bus_id(name)
+            card_bus_id(name)
             for name in out
             if note_set_by_exporter(quarantine.read_device_note(state_dir, folder, name))
         }
@@ -164,11 +165,6 @@ class Handover:
         """Return how many cards this node has, as far as that can be seen."""
         shown = {device.bus for device in self._node.devices_if_driver()}
         return max(self._node.settings.expected_gpus, len(shown))
-
-
-def lock_bus_id(name: str) -> str:
-    """Return the bus id of a lock id."""
-    return name.partition(".gi")[0]
 
 
 def note_set_by_exporter(note: dict[str, str]) -> bool:

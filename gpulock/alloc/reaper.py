@@ -140,7 +140,7 @@ class Reaper:
             self._memory = wait_for_memory_sample(self.node, names, self._quiet, deadline)
 
     def finish(self, lock: Lock, over: str, how: str = "") -> ReapOutcome:
-        """Decide about a lock (its details read) and do it; the gate is held.
+        """Decide about a lock (its details read), free it or note in it why not; gate held.
 
         One that cannot be changed stays held, and keeps no other from being reaped.
         """
@@ -148,8 +148,23 @@ class Reaper:
         if outcome.act == FREED and (kept := self.memory_reason(lock)):
             outcome.act = HELD
             outcome.reason = f"draining: {kept}" if over == DIED else kept
+        record, store = lock.owner, self.node.store
         try:
-            self._apply(outcome, over, how or f"reap: {outcome.reason}")
+            if outcome.act == FREED:
+                how = how or f"reap: {outcome.reason}"
+                if self._memory:
+                    how = self._memory.release_reason(lock, how)
+                    outcome.away = self._memory.away.get(lock.id, "")
+                retire_lock(self.node, lock, how)
+            elif outcome.act == ORPHANS and lock.orphans != outcome.reason:
+                store.mark_orphans(lock.id, outcome.reason)
+            elif (
+                over == ENDED
+                and record is not None
+                and not record.draining
+                and store.has_token(lock.id, record.token)
+            ):
+                store.rewrite(lock.id, record.copy(draining=1))
         except Refusal as changed:
             outcome.act, outcome.reason, outcome.changed = HELD, changed.why, True
         except OSError as fault:
@@ -157,21 +172,6 @@ class Reaper:
             outcome.fault = f"it cannot be {'changed' if over == DIED else 'freed'}: {fault}"
             outcome.act, outcome.reason = HELD, outcome.fault
         return outcome
-
-    def _apply(self, outcome: ReapOutcome, over: str, how: str) -> None:
-        """Free a lock, or note in it why it stays; raise OSError or Refusal."""
-        lock, store = outcome.lock, self.node.store
-        if outcome.act == FREED:
-            if self._memory:
-                how = self._memory.release_reason(lock, how)
-                outcome.away = self._memory.away.get(lock.id, "")
-            retire_lock(self.node, lock, how)
-        elif outcome.act == ORPHANS and lock.orphans != outcome.reason:
-            store.mark_orphans(lock.id, outcome.reason)
-        elif over == ENDED and (record := lock.owner) and not record.draining:
-            if not store.has_token(lock.id, record.token):
-                return
-            store.rewrite(lock.id, record.copy(draining=1))
 
     def give_back(
         self, locks: list[Lock], how: str, told: "Callable[[Lock], object]" = bool
@@ -210,6 +210,16 @@ class Reaper:
             return remaining_device_user(lock.id, lock.owner, self.files, self.held)
         pids = self.files.pids_with_open(lock.id)
         return f"process {pids[0]} has {lock.id} open" if pids else self.files.blind
+
+
+def make_recorded_device(lock: Lock) -> Device | None:
+    """Return the device of a lock by its record alone; None where that does not tell the node."""
+    minor = lock.owner.minor if lock.owner else ""
+    if not (minor.isascii() and minor.isdigit()):
+        return None
+    device = Device(lock.id, -1)
+    device.minor = int(minor)
+    return device
 
 
 def reap_locks(reaper: Reaper, dry_run: bool = False) -> list[ReapOutcome]:

@@ -6,7 +6,7 @@ processes are gone.
 """
 
 from gpulock.alloc.liveness import Judge
-from gpulock.alloc.reaper import ENDED, FREED, Reaper, ReapOutcome
+from gpulock.alloc.reaper import ENDED, FREED, Reaper, ReapOutcome, make_recorded_device
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -65,7 +65,7 @@ def release_locks(
         return released
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
     reaper.look([lock.id for lock in mine], deadline)
-    with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+    with Gate(node.store.path, deadline, node.settings.gate_timeout):
         for lock in mine:
             node.store.read_details(lock)
             released.add(reaper.finish(lock, ENDED, how))
@@ -84,10 +84,8 @@ def locked_devices(node: Node, locks: list[Lock]) -> list[Device]:
     """
     found: list[Device] = []
     for lock in locks:
-        minor = lock.owner.minor if lock.owner else ""
-        if not (minor.isascii() and minor.isdigit()):
+        device = make_recorded_device(lock)
+        if device is None:
             return node.devices_if_driver()
-        device = Device(lock.id.partition(".gi")[0], -1)
-        device.id, device.minor = lock.id, int(minor)
         found.append(device)
     return found

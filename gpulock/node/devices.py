@@ -26,9 +26,10 @@ PAGE = 4096  # bytes; the driver writes about 700
 class Device:
     """A GPU, or an instance of one in MIG mode, that can be granted.
 
-    `id` names the lock: PCI bus id, with `.gi<g>.ci<c>` for an instance. `index` is the GPU's
-    NVML index, `minor` the N of /dev/nvidiaN, `numa` -1 where the kernel does not know.
-    `path` is the chain of PCI bridges from the root. `fault` says why it cannot be granted.
+    `id` names the lock: PCI bus id, with `.gi<g>.ci<c>` for an instance. `parent` is the bus id of
+    an instance's GPU, empty for a GPU. `index` is the GPU's NVML index, `minor` the N of
+    /dev/nvidiaN, `numa` -1 where the kernel does not know. `path` is the chain of PCI bridges from
+    the root. `fault` says why it cannot be granted.
     """
 
     __slots__ = (
@@ -40,15 +41,17 @@ class Device:
         "minor",
         "model",
         "numa",
+        "parent",
         "path",
         "profile",
         "switched",
         "uuid",
     )
 
-    def __init__(self, bus: str, index: int) -> None:
-        self.id = bus
-        self.bus = bus
+    def __init__(self, name: str, index: int) -> None:
+        self.id = name
+        self.bus = card_bus_id(name)
+        self.parent = self.bus if name != self.bus else ""
         self.index = index
         self.minor = -1
         self.uuid = ""
@@ -59,11 +62,6 @@ class Device:
         self.profile = ""
         self.switched = False
         self.fault = ""
-
-    @property
-    def parent(self) -> str:
-        """Return the bus id of the GPU an instance lives on, empty for a GPU."""
-        return self.bus if self.id != self.bus else ""
 
 
 def pci_bus_key(bus: str) -> tuple[int, int, int, int]:
@@ -254,8 +252,7 @@ def mig_instances(parent: Device, inventory: dict[str, str]) -> list[Device]:
         if key.startswith(start) and key.endswith(".uuid")
     ]
     for name in sorted(names, key=mig_instance_key):
-        device = Device(parent.bus, parent.index)
-        device.id = f"{parent.bus}.{name}"
+        device = Device(f"{parent.bus}.{name}", parent.index)
         device.uuid = inventory[f"{start}{name}.uuid"]
         device.profile = inventory.get(f"{start}{name}.profile", "")
         device.memory_mib = kv.int_or_zero(inventory.get(f"{start}{name}.memory_mib", ""))

@@ -71,8 +71,8 @@ def parse_task_note(text: str) -> TaskNote:
         ids = [d for d in pairs["devices"].split(",") if d]
         indexes, uuids = pairs["indexes"].split(","), pairs["uuids"].split(",")
         for number, name in enumerate(ids):
-            device = Device(name.partition(".gi")[0], int(indexes[number]))
-            device.id, device.uuid = name, uuids[number]
+            device = Device(name, int(indexes[number]))
+            device.uuid = uuids[number]
             note.devices.append(device)
     except (KeyError, ValueError, IndexError) as fault:
         raise kv.MalformedError(f"not a task's note: {fault!r}") from None

@@ -36,7 +36,7 @@ def take_ticket(node: Node, deadline: Deadline, pid: int = 0) -> str:
     """
     folder = f"{node.store.path}/{FOLDER}"
     given, pid = bool(pid), pid or os.getpid()
-    with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+    with Gate(node.store.path, deadline, node.settings.gate_timeout):
         try:
             os.makedirs(folder, 0o755, exist_ok=True)
             start = node.proc.start(pid)

@@ -97,10 +97,8 @@ def instance(number: int, gi: int, **changes: Any) -> DeviceTelemetry:
 
 def listed(number: int = 0, part: str = "") -> devices.Device:
     """Return a card as the driver's own list has it."""
-    found = devices.Device(bus(number), number)
+    found = devices.Device(f"{bus(number)}.{part}" if part else bus(number), number)
     found.minor = number
-    if part:
-        found.id = f"{bus(number)}.{part}"
     return found
 
 

@@ -38,7 +38,7 @@ def hold_exporter_folder(folder: str) -> Generator[None]:
     """
     with ExitStack() as held:
         try:
-            held.enter_context(Gate(folder, Deadline(0.0), LOCK))
+            held.enter_context(Gate(folder, Deadline(0.0), name=LOCK))
         except LockTimeout:
             raise Refusal(
                 BROKEN,

@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpulock.alloc.liveness import Judge
-from gpulock.alloc.reaper import FREED, Reaper, ReapOutcome, reap_locks
+from gpulock.alloc.reaper import FREED, Reaper, ReapOutcome, make_recorded_device, reap_locks
 from gpulock.daemon.reconcile import adopt
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, card_bus_id
+from gpulock.node.devices import Device
 from gpulock.slurm import note
 from gpulock.store import adoption_state, atomic, boot, verdicts
 from gpulock.store.counters import ClaimCounters
 from gpulock.store.gate import Gate
-from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
 # what a killed process leaves half written of the files of a reconcile, or written under the gate
@@ -67,14 +66,20 @@ def reconcile_locks(
     if dry_run and not node.store.exists():
         return ReconcileReport([], [])
     node.store.check(make=True)
-    with Gate(node.store.path, deadline.sooner(node.settings.gate_timeout)):
+    with Gate(node.store.path, deadline, node.settings.gate_timeout):
         adopted: list[Owner] = []
         if not dry_run and node.store.boot_id() == node.boot_id:
             boot.make_claim_folders(node.store, node.settings.state_dir)
         elif not dry_run:
             adopted = begin_boot_or_adopt(node, judge)
         held = node.store.read_all_locks()
-        reaper = make_node_reaper(node, devices, held, judge, driver)
+        shown = {device.id for device in devices if device.minor >= 0}
+        # a card that fell off the bus is still open; without any driver nothing can be
+        hidden = [lock for lock in held.values() if lock.owner and lock.id not in shown]
+        more = [device for lock in hidden if (device := make_recorded_device(lock))]
+        reaper = Reaper(node, judge, [*devices, *more], held)
+        if len(more) < len(hidden) and driver and driver.kind == UNKNOWN:
+            reaper.files.blind = driver.why
         report = ReconcileReport(adopted, reap_locks(reaper, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""
         report.blind = judge.scan.blind or reaper.files.blind
@@ -95,37 +100,6 @@ def reconcile_locks(
 
         report.fault = report.fault or cleanup.clean_up_isolation(node, devices, deadline)
     return report
-
-
-def make_node_reaper(
-    node: Node,
-    devices: list[Device],
-    held: dict[str, Lock],
-    judge: Judge,
-    driver: Refusal | None = None,
-) -> Reaper:
-    """Return the reaper of all locks: of devices the driver shows, and of those it does not.
-
-    Of these the record says which node is theirs: a card that fell off the bus is still open.
-    Where it does not, no driver at all means that nothing can be open; a driver that did not
-    answer means that we are blind.
-    """
-    told = {device.id for device in devices if device.minor >= 0}
-    more: list[Device] = []
-    dark = ""
-    for lock in held.values():
-        minor = lock.owner.minor if lock.owner else ""
-        if lock.id in told:
-            continue
-        if minor.isascii() and minor.isdigit():
-            device = Device(card_bus_id(lock.id), -1)
-            device.id, device.minor = lock.id, int(minor)
-            more.append(device)
-        elif lock.owner is not None and driver is not None and driver.kind == UNKNOWN:
-            dark = driver.why
-    reaper = Reaper(node, judge, [*devices, *more], held)
-    reaper.files.blind = dark
-    return reaper
 
 
 def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:

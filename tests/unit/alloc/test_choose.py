@@ -187,10 +187,9 @@ def test_exact_is_the_best_of_all_sets_on_any_links(size: int, count: int, seed:
 
 
 def test_instances_of_one_card_are_nearest_to_each_other() -> None:
-    parent, other = Device("0000:1b:00.0", 0), Device("0000:43:00.0", 1)
-    twin = Device("0000:1b:00.0", 0)
-    parent.id, twin.id = "0000:1b:00.0.gi1.ci0", "0000:1b:00.0.gi2.ci0"
-    assert choose.choose_devices([parent, other, twin], 2) == [parent, twin]
+    one, twin = [Device(f"0000:1b:00.0.gi{number}.ci0", 0) for number in (1, 2)]
+    other = Device("0000:43:00.0", 1)
+    assert choose.choose_devices([one, other, twin], 2) == [one, twin]
 
 
 def test_every_preset_can_be_chosen_from() -> None:
@@ -201,9 +200,7 @@ def test_every_preset_can_be_chosen_from() -> None:
 
 def test_several_devices_are_whole_cards_where_there_are_enough_of_them() -> None:
     """CUDA shows a process one MIG instance, however many it was granted."""
-    slices = [Device("0000:1b:00.0", 0) for _ in range(2)]
-    for number, device in enumerate(slices):
-        device.id = f"0000:1b:00.0.gi{number}.ci0"
+    slices = [Device(f"0000:1b:00.0.gi{number}.ci0", 0) for number in range(2)]
     cards = [Device(f"0000:4{number}:00.0", number + 1) for number in range(2)]
     assert choose.choose_devices([*slices, *cards], 2) == cards
     assert len(choose.choose_devices([*slices, *cards], 3)) == 3

@@ -79,8 +79,8 @@ def mig(root: Path, table: str) -> list[tuple[int, int, int]]:
     (root / "dev/nvidia-caps").mkdir(parents=True)
     for name in ("nvidia7", "nvidia-caps/nvidia-cap21", "nvidia-caps/nvidia-cap22"):
         (root / "dev" / name).touch()
-    device = Device("0000:3b:00.0", 0)
-    device.id, device.minor = "0000:3b:00.0.gi2.ci0", 7
+    device = Device("0000:3b:00.0.gi2.ci0", 0)
+    device.minor = 7
     return device_users.device_node_keys(device, str(root / "dev"), str(root / "driver"))
 
 

@@ -18,9 +18,8 @@ from gpulock.store.owner import Owner
 
 
 def gpu(bus: str, index: int, uuid: str, instance: str = "") -> Device:
-    device = Device(bus, index)
+    device = Device(f"{bus}.{instance}" if instance else bus, index)
     device.uuid = uuid
-    device.id = f"{bus}.{instance}" if instance else bus
     return device
 
 

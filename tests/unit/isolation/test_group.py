@@ -256,8 +256,7 @@ def test_a_task_whose_group_is_not_its_jobs_is_refused() -> None:
 
 
 def test_a_job_without_a_group_and_an_instance_are_refused() -> None:
-    instance = Device("0000:01:00.0", 0)
-    instance.id += ".gi1.ci0"
+    instance = Device("0000:01:00.0.gi1.ci0", 0)
 
     with pytest.raises(Refusal) as none:
         group.check_group_grant([], 0)

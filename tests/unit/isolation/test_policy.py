@@ -37,8 +37,8 @@ def gpu(minor: int) -> Device:
 
 
 def instance(minor: int, name: str) -> Device:
-    device = gpu(minor)
-    device.id = f"{device.bus}.{name}"
+    device = Device(f"{gpu(minor).id}.{name}", minor)
+    device.minor = minor
     return device
 
 

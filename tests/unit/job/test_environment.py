@@ -16,10 +16,8 @@ MASKS = ("CUDA_VISIBLE_DEVICES", "SGE_GPU")
 
 
 def card(index: int, uuid: str = "", instance: str = "") -> Device:
-    device = Device(f"0000:{index + 1:02x}:00.0", index)
+    device = Device(f"0000:{index + 1:02x}:00.0{instance and f'.{instance}'}", index)
     device.uuid = uuid
-    if instance:
-        device.id = f"{device.bus}.{instance}"
     return device
 
 

@@ -120,8 +120,8 @@ def test_nobody_gets_all_cards_by_one_name(tmp_path: Path) -> None:
 
 
 def test_an_instance_whose_uuid_is_no_name_is_called_by_its_lock_id_alone() -> None:
-    device = Device("0000:07:00.0", 0)
-    device.id, device.uuid = "0000:07:00.0.gi1.ci0", "MIG-GPU-5c89852c-d268-c3f3-1b07/1/0"
+    device = Device("0000:07:00.0.gi1.ci0", 0)
+    device.uuid = "MIG-GPU-5c89852c-d268-c3f3-1b07/1/0"
 
     assert cdi.cdi_device_names(device) == ["0000:07:00.0.gi1.ci0"]
 

@@ -10,7 +10,6 @@ import time
 from gpulock.alloc.process_owner import ProcessTree
 from gpulock.node.procfs import OVER, Proc, ProcessStatus
 from gpulock.store.locks import Lock
-from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
@@ -100,27 +99,6 @@ class ProcessScan(ProcessTree):
         return [pid for pid, status in self.statuses().items() if status.name == name]
 
 
-def common_verdict(record: Owner, boot_id: str, node: str, proc: Proc) -> Verdict | None:
-    """Return what boot, node and pid namespace decide, or None where more must be seen.
-
-    Administrators' locks are alive for ever; another node's record is never judged here; a
-    record of another boot of this node is dead; a pid of another namespace means nothing to us.
-    """
-    if record.scheduler == "admin":
-        return Verdict(ALIVE, "an administrator's lock")
-    if record.node != node:
-        return Verdict(UNKNOWN, f"a record of another node, {record.node}")
-    if record.boot_id != boot_id:
-        return Verdict(DEAD, "claimed before this boot")
-    try:
-        ours = proc.pid_namespace()
-    except OSError as fault:
-        return Verdict(UNKNOWN, f"our pid namespace cannot be seen: {fault}")
-    if record.pid_ns != ours:
-        return Verdict(UNKNOWN, f"claimed in {record.pid_ns}, judged in {ours}")
-    return None
-
-
 def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
     """Judge a lock that a process holds: it, its anchors, its session."""
     record = lock.owner
@@ -183,15 +161,28 @@ class Judge:
         return ask(lock, self.scan) if ask else ""
 
     def verdict(self, lock: Lock) -> Verdict:
-        """Return the verdict on one lock (its details read already)."""
+        """Return the verdict on one lock (its details read already).
+
+        Administrators' locks are alive for ever; another node's record is never judged here; a
+        record of another boot of this node is dead; a pid of another namespace means nothing to us.
+        """
+        record = lock.owner
         if lock.fault:
             return Verdict(UNKNOWN, lock.fault)
-        if lock.owner is None:
+        if record is None:
             return Verdict(DEAD, "a claim cut short: a lock without owner under the gate")
-        decided = common_verdict(lock.owner, self.boot_id, self.node, self.scan.proc)
-        if decided is not None:
-            return decided
-        rule = self._rules.get(lock.owner.scheduler)
-        if rule is None:
-            return Verdict(UNKNOWN, f"no rule for scheduler {lock.owner.scheduler}")
-        return rule(lock, self.scan)
+        if record.scheduler == "admin":
+            return Verdict(ALIVE, "an administrator's lock")
+        if record.node != self.node:
+            return Verdict(UNKNOWN, f"a record of another node, {record.node}")
+        if record.boot_id != self.boot_id:
+            return Verdict(DEAD, "claimed before this boot")
+        try:
+            ours = self.scan.proc.pid_namespace()
+        except OSError as fault:
+            return Verdict(UNKNOWN, f"our pid namespace cannot be seen: {fault}")
+        if record.pid_ns != ours:
+            return Verdict(UNKNOWN, f"claimed in {record.pid_ns}, judged in {ours}")
+        rule = self._rules.get(record.scheduler)
+        unruled = Verdict(UNKNOWN, f"no rule for scheduler {record.scheduler}")
+        return rule(lock, self.scan) if rule else unruled

@@ -120,8 +120,10 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
         for name, lock in held.items():
             record = lock.owner
             if record is not None and wanted(record):
-                at = now if record.boot_id == node.boot_id else None
-                standing.setdefault(record.token, []).append(ClaimedDevice(name, record, wall, at))
+                seconds = now - record.claimed_boottime
+                known = record.boot_id == node.boot_id and seconds >= 0
+                own = ClaimedDevice(name, record, wall, held=seconds if known else None)
+                standing.setdefault(record.token, []).append(own)
     except Refusal:
         pass
     for name in released_names(node):

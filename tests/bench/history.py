@@ -55,7 +55,8 @@ def template(folder: Path, number: int) -> bytes:
     lines = [f"token {number:x} {d} {since} memory_peak=12345678901 {buckets}" for d in devices]
     text = "\n".join([FINISHED_LINE, "boot_id=b", *lines]) + "\n"
     (folder / "finished" / f"{number:x}").write_text(text)
-    parts = [ClaimedDevice(device, record, 2222222222.222, 4600.0, "epilog") for device in devices]
+    end = 2222222222.222
+    parts = [ClaimedDevice(device, record, end, "epilog", 3600.0, True) for device in devices]
     line = encode_history_record(build_history_record(parts, ExporterSamples(str(folder)), {}))
     return line.replace(b'"token":"%x"' % number, b'"token":"TOKENMARK"')
 

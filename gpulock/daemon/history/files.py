@@ -117,7 +117,7 @@ class HistoryWriter(Chore):
                     continue
                 last = max(parts.values(), key=lambda part: part.at)
             if not advice.may_come(token, last.owner.boot_id, last.at, now):
-                noted = all([part.boottime is not None for part in parts.values()])
+                noted = all([part.noted for part in parts.values()])
                 ready[token] = parts if noted else pending.correct_reboot_ends(node, parts, now)
                 ends[token] = max([part.at for part in ready[token].values()])
         if not ready:
@@ -154,7 +154,7 @@ class HistoryWriter(Chore):
         unnoted = {
             token: min([part.owner.claimed_at for part in parts.values()])
             for token, parts in ready.items()
-            if any([part.boottime is None for part in parts.values()])
+            if not all([part.noted for part in parts.values()])
         }
         try:
             info = os.lstat(path)

@@ -44,7 +44,7 @@ def read_released_claims(store: LockStore, faults: set[str]) -> EndedClaims:
     except FileNotFoundError:
         return {}
     parts = {name: read_released_lock(store, name, faults) for name in names}
-    bare = [name for name, part in parts.items() if part and not part.how and part.boottime is None]
+    bare = [name for name, part in parts.items() if part and not part.how and not part.noted]
     if bare:
         with Gate(store.path, Deadline(GATE_SECONDS)):
             pass  # a release at work has finished
@@ -74,22 +74,23 @@ def read_released_lock(store: LockStore, name: str, faults: set[str]) -> Claimed
     except (OSError, kv.MalformedError) as fault:
         faults.add(f"{folder} cannot be read: {fault}; remove it")
         return None
-    boottime: float | None = None
+    held: float | None = None
+    noted = False
     try:
         note = kv.decode_pairs(atomic.read_text(f"{folder}/released"))
         at, how = parse_sample_real(note["released_at"]), note["how"]
         if note.get("released_boottime"):
-            boottime = parse_sample_real(note["released_boottime"])
+            held = parse_sample_real(note["released_boottime"]) - record.claimed_boottime
+            noted = True
     except (OSError, ValueError, KeyError):
-        boottime, how = None, ""
+        how = ""
         try:
             at = os.lstat(folder).st_ctime
         except FileNotFoundError:
             at = time.time()
-    if boottime is not None:
-        return ClaimedDevice(device, record, at, boottime, how)
-    most = clock_boottime() - record.claimed_boottime  # of this boot; see correct_reboot_ends
-    return ClaimedDevice(device, record, at, None, how, min(at - record.claimed_at, most))
+    if held is None:  # in this boot; see correct_reboot_ends
+        held = min(at - record.claimed_at, clock_boottime() - record.claimed_boottime)
+    return ClaimedDevice(device, record, at, how, held if held >= 0 else None, noted)
 
 
 def touch_last_seen(state_dir: str, standing: Iterable[Owner], wall: float, now: float) -> None:
@@ -122,9 +123,7 @@ def correct_reboot_ends(
     Where a reboot ended a claim whose LOCK_DIR was kept, its locks were freed in another boot: by a
     clock that says nothing of the claim's, after a time in which the node may have been off.
     """
-    if all(
-        part.boottime is not None or part.owner.boot_id == node.boot_id for part in parts.values()
-    ):
+    if all(part.noted or part.owner.boot_id == node.boot_id for part in parts.values()):
         return dict(parts)
     token = next(iter(parts.values())).owner.token
     try:
@@ -134,8 +133,8 @@ def correct_reboot_ends(
     least = least_held_seconds(record, seen) if record else None
     return {
         device: part
-        if part.boottime is not None or part.owner.boot_id == node.boot_id
-        else part._replace(at=clamp_claim_end(part.owner, seen, now), least=least)
+        if part.noted or part.owner.boot_id == node.boot_id
+        else part._replace(at=clamp_claim_end(part.owner, seen, now), held=least)
         for device, part in parts.items()
     }
 
@@ -238,7 +237,7 @@ def lost_claim_devices(
     """Return what is known of each device of a claim that was last seen at `seen` (epoch)."""
     how = REBOOT_PROOF if record.boot_id != boot_id else ""
     part = ClaimedDevice(
-        "", record, clamp_claim_end(record, seen, now), None, how, least_held_seconds(record, seen)
+        "", record, clamp_claim_end(record, seen, now), how, least_held_seconds(record, seen)
     )
     return {device: part._replace(device=device) for device in record.devices}
 

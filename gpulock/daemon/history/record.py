@@ -152,23 +152,16 @@ class ExporterSamples:
 class ClaimedDevice(NamedTuple):
     """One device of a claim: its owner record, when it was released and how.
 
-    `at` is epoch seconds, `boottime` the same moment by the clock of the claim's boot (None: not
-    noted), `how` as the lock says. `least` is for how many seconds it was held at least, for where
-    the end was not noted; None: that is not known either.
+    `at` is epoch seconds, `how` as the lock says. `held` is for how many seconds, at least, it was
+    held (None: not known), by the clock of the claim's boot where the end was `noted`.
     """
 
     device: str
     owner: Owner
     at: float
-    boottime: float | None = None
     how: str = ""
-    least: float | None = None
-
-    def held(self) -> float | None:
-        """Return for how many seconds it was held, at least; None: not known."""
-        if self.boottime is not None and self.boottime >= self.owner.claimed_boottime:
-            return self.boottime - self.owner.claimed_boottime
-        return self.least if self.least is not None and self.least >= 0 else None
+    held: float | None = None
+    noted: bool = False
 
 
 def build_history_record(
@@ -187,7 +180,7 @@ def build_history_record(
         observed = advice.last.devices.get(part.device) if advice.last else None
         if observed and observed.memory_total and observed.memory_total <= MOST_MEMORY:
             memory = observed.memory_total
-        account, held, usage = accounts.get(part.device), part.held(), UNKNOWN_USAGE
+        account, held, usage = accounts.get(part.device), part.held, UNKNOWN_USAGE
         if account is not None and held is not None:
             usage = clamp_device_usage(account, part.owner, held, memory)
         found.append((part, usage, memory))
@@ -201,7 +194,7 @@ def build_history_record(
         "claimed_at": round_to_milli(owner.claimed_at),
         "user": owner.user,
         "gpus": len(parts),
-        "gpu_seconds": join_known_values(sum, [part.held() for part in parts]),
+        "gpu_seconds": join_known_values(sum, [part.held for part in parts]),
         "busy_seconds": join_known_values(sum, [usage.busy for usage in usages]),
         "observed_seconds": round_to_milli(sum(usage.observed for usage in usages)),
         "token": owner.token,
@@ -217,7 +210,7 @@ def build_history_record(
         "comment": owner.comment,
         "how": None if standing else how,
         "proof": proof,
-        "held_seconds": join_known_values(max, [part.held() for part in parts]),
+        "held_seconds": join_known_values(max, [part.held for part in parts]),
         "utilization": usage_utilization(usages),
         "energy_joules": join_known_values(sum, [usage.energy for usage in usages]),
         "memory_peak_bytes": max([u.memory_peak for u in usages if u.memory_peak], default=None),
@@ -249,7 +242,7 @@ def build_history_device(
     plain = minor.isascii() and minor.isdigit()
     return {
         "id": part.device,
-        "held_seconds": round_to_milli(part.held()),
+        "held_seconds": round_to_milli(part.held),
         "busy_seconds": round_to_milli(usage.busy),
         "observed_seconds": round_to_milli(usage.observed),
         "index": device.index if device else None,

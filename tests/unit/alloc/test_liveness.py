@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import liveness
-from gpulock.alloc.liveness import ROUNDS, Judge, ProcessScan, common_verdict
+from gpulock.alloc.liveness import ROUNDS, Judge, ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, FakeProc, record
 
 
@@ -48,8 +48,11 @@ def verdict(fake: FakeProc, lock: Lock) -> str:
 
 
 def common(fake: FakeProc, one: Owner) -> str:
-    found = common_verdict(one, BOOT, NAME, Proc(str(fake.root)))
-    return found.state if found else "look further"
+    rules: dict[str, liveness.LivenessRule] = {
+        one.scheduler: lambda _, __: Verdict("look further", "")
+    }
+    judge = Judge(BOOT, NAME, ProcessScan(Proc(str(fake.root))), rules)
+    return judge.verdict(Lock("x", one, "")).state
 
 
 def test_an_administrators_lock_lives_whatever_its_boot(fake: FakeProc) -> None:

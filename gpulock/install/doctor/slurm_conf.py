@@ -21,7 +21,12 @@ from gpulock.install.slurm.configured_hooks import (
 )
 from gpulock.install.slurm.site import SlurmError, SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf
-from gpulock.install.slurm.texts import hook_seconds, opens_pam_sessions, slurm_setting_advice
+from gpulock.install.slurm.texts import (
+    has_submit_script,
+    hook_seconds,
+    opens_pam_sessions,
+    slurm_setting_advice,
+)
 from gpulock.install.trial import rival_hook_reason, why_users_cannot_run
 from gpulock.isolation import tree
 from gpulock.node.settings import Settings
@@ -180,16 +185,16 @@ class SlurmConfChecks:
             yield warning(f"{found}: only --gres works, not --gpus or --gpus-per-task", do)
 
     def submission(self) -> Iterator[Check]:
-        """Look at what writes the comment by which jobs are counted."""
-        key, needed = "JobSubmitPlugins", self.settings.slurm_count == "comment"
-        if self.settings.slurm_device_selection != "gpulock" or not needed:
-            return
-        now = self.conf.get(key) or "none"
-        if self.conf.has(key, "lua", "job_submit/lua"):
+        """Look at what keeps a job from naming its GPUs itself, and from draining its node."""
+        now = self.conf.get("JobSubmitPlugins") or "none"
+        do = "gpulock install slurm --dry-run shows job_submit.lua"
+        chooses = self.settings.slurm_device_selection == "gpulock"
+        if has_submit_script(self.conf):
             yield ok(now)
-        else:
-            do = "gpulock install slurm --dry-run shows job_submit.lua"
+        elif chooses and self.settings.slurm_count == "comment":
             yield fault(f"{now}, but SLURM_COUNT=comment: any user says how many", do)
+        else:
+            yield warning(f"{now}: any user drains a node by one large SPANK variable", do)
 
     def interactive(self) -> Iterator[Check]:
         """Warn of shells without a mask."""

@@ -144,8 +144,7 @@ class SlurmPlanner(NodePlanner):
             path = self.site.gres_conf
             if self.settings.slurm_count == "gpus" and not (path and gres.has_gres_flag(path)):
                 pages.append(texts.gres_conf_page(entries, path))
-            if self.settings.slurm_count == "comment":
-                pages.append(texts.job_submit_lua_page(self.settings.slurm_gres))
+        pages.append(texts.job_submit_lua_page(conf, self.settings))
         self.plan_.pages += [page for page in pages if page]
         for hook in hooks:
             for path in hook.others:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -54,6 +55,50 @@ FORGED: Final[Mapping[str, str]] = {
     "SLURM_GTIDS": "0,1,2,3",
     "SLURM_SCRIPT_CONTEXT": "epilog_slurmd",
 }
+
+
+# A plugin of the user's own sbatch: each entry of the job's environment it sets is a Prolog's too.
+_SPANK: Final = """
+#include <stdlib.h>
+#include <string.h>
+const char plugin_name[] = "evil", plugin_type[] = "spank";
+const unsigned int plugin_version = 0x160508, spank_plugin_version = 1;
+int spank_job_control_setenv(void *, const char *, const char *, int);
+int slurm_spank_init_post_opt(void *spank, int count, char **words)
+{
+    int size = atoi(getenv("EVIL_SIZE")), number = atoi(getenv("EVIL_COUNT"));
+    char name[] = "EVILAA", *value = malloc(size + 1);
+    memset(value, 'x', size);
+    value[size] = 0;
+    for (; number; number--) {
+        name[4] = 'A' + number / 26;
+        name[5] = 'A' + number % 26;
+        spank_job_control_setenv(words, name, value, 1);
+    }
+    spank_job_control_setenv(words, "LD_PRELOAD", getenv("EVIL_LIBRARY"), 1);
+    spank_job_control_setenv(words, "SLURM_JOB_GPUS", "0,1,2,3", 1);
+    spank_job_control_setenv(words, "X\\nLD_PRELOAD", getenv("EVIL_LIBRARY"), 1);
+    spank_job_control_setenv(words, "BYTES\\xff", "\\xff\\nSLURM_JOB_UID=0", 1);
+    return 0;
+}
+"""
+
+
+def spank_plugin(gpus: Gpulock, user: str, evil: Evil, count: int, size: int) -> dict[str, str]:
+    """Return the environment in which sbatch gives a job variables of SPANK's job control."""
+    home = gpus.slurm.users[user].home
+    (home / "spank.c").write_text(_SPANK.replace("(words, ", "(spank, "))
+    build = ["gcc", "-shared", "-fPIC", "-o", str(home / "spank.so"), str(home / "spank.c")]
+    subprocess.run(build, check=True, timeout=60)
+    (home / "plugstack.conf").write_text(f"required {home}/spank.so\n")
+    own = (gpus.slurm.lab / "etc/slurm.conf").read_text()
+    (home / "slurm.conf").write_text(f"{own}PlugStackConfig={home}/plugstack.conf\n")
+    return {
+        "SLURM_CONF": str(home / "slurm.conf"),
+        "EVIL_COUNT": str(count),
+        "EVIL_SIZE": str(size),
+        "EVIL_LIBRARY": str(evil.folder / "evil.so"),
+    }
 
 
 def kit(gpus: Gpulock) -> Evil:

@@ -35,6 +35,7 @@ def installed() -> Iterator[SlurmNode]:
         node.install()
         node.put_hooks()
         node.put("LaunchParameters", "use_interactive_step")
+        node.put("JobSubmitPlugins", "lua")
         node.put("SchedulerParameters", "nohold_on_prolog_fail")
         node.put("PrologEpilogTimeout", "120")
         # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
@@ -97,6 +98,7 @@ def gpulock_chooses_and_slurm_constrains(node: SlurmNode) -> None:
 
 def count_by_comment(node: SlurmNode) -> None:
     node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT="comment")
+    node.put("JobSubmitPlugins", "(null)")
 
 
 def reorder(node: SlurmNode, numbers: str = "[2,0-1,3-7]") -> None:
@@ -249,6 +251,7 @@ def nothing_listed(node: SlurmNode) -> None:
         (put("PrologFlags", "Contain,Serial"), "PrologFlags", "one hook at a time"),
         (put("ProctrackType", "proctrack/linuxproc"), "ProctrackType", "leftover processes"),
         (put("SelectType", "select/linear"), "SelectType", "not --gpus"),
+        (put("JobSubmitPlugins", "(null)"), "JobSubmitPlugins", "drains a node"),
         (put("LaunchParameters", "(null)"), "LaunchParameters", "salloc gets no mask"),
         (drained, "node", "broken: no driver"),
         (edited_but_not_in_force, "slurm.conf", "Epilog is /another in"),

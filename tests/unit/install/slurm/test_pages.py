@@ -8,7 +8,7 @@ from tests.support.slurm_node import SlurmNode, told
 
 
 def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
-    (page,) = node.plan().pages
+    page, _ = node.plan().pages
 
     assert page[:7] == [
         "Into slurm.conf, the same on every node and at the controller:",
@@ -31,6 +31,7 @@ def test_what_is_in_force_is_not_asked_for_again(node: SlurmNode) -> None:
     node.put_hooks()
     node.put("PrologEpilogTimeout", "120")
     node.put("LaunchParameters", "use_interactive_step")
+    node.put("JobSubmitPlugins", "lua")
     node.put("SchedulerParameters", "bf_window=60,nohold_on_prolog_fail")
 
     assert node.plan().pages == []
@@ -108,6 +109,14 @@ def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> N
 
     node.conf.with_name("gres.conf").write_text("Name=gpu File=/dev/nvidia0 Flags=no_gpu_env\n")
     assert "no_gpu_env" not in told(node)
+
+
+def test_a_script_keeps_variables_that_would_drain_a_node_from_jobs(node: SlurmNode) -> None:
+    text = told(node)
+    assert "job.spank_job_env" in text and "job.comment" not in text
+
+    node.put("JobSubmitPlugins", "logging,job_submit/lua")  # the site's own, which we do not see
+    assert "job.spank_job_env" not in told(node)
 
 
 def test_for_a_count_in_the_comment_the_submit_script_is_shown(node: SlurmNode) -> None:

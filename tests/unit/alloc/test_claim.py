@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +14,6 @@ from gpulock.errors import BUSY
 from gpulock.store import boot, quarantine
 from tests.support.claims import ask, holder, ids, never, refused, totals
 from tests.support.trees import NAME, OTHER_BOOT, Box, bus, record, soon
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Box:
-    made = Box(tmp_path)
-    made.proc.execd(tmp_path)
-    made.proc.shepherd(500, tmp_path)
-    return made
 
 
 def test_a_claim_locks_what_it_grants_and_nothing_else(box: Box) -> None:

@@ -22,14 +22,6 @@ CALLS = ("mkdir", "rename", "write", "open")
 MOST = 60  # system calls of one kind in one claim
 
 
-@pytest.fixture
-def box(tmp_path: Path) -> Box:
-    made = Box(tmp_path)
-    made.proc.execd(tmp_path)
-    made.proc.shepherd(500, tmp_path)
-    return made
-
-
 def ask(box: Box, **changes: object) -> Grant:
     node = box.node()
     return claim_devices(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +15,6 @@ from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused, totals
 from tests.support.trees import BOOT, Box, bus, record, soon
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Box:
-    made = Box(tmp_path)
-    made.proc.execd(tmp_path)
-    made.proc.shepherd(500, tmp_path)
-    return made
 
 
 def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:

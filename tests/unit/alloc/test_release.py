@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,14 +20,6 @@ from gpulock.store.owner import Owner
 from tests.support.trees import Box, bus, judge_of, judging, record, soon
 
 GID = 65400
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Box:
-    made = Box(tmp_path)
-    made.proc.execd(tmp_path)
-    made.proc.shepherd(500, tmp_path)
-    return made
 
 
 def hold(box: Box, count: int = 2, **changes: object) -> Owner:

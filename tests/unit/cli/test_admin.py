@@ -17,11 +17,6 @@ from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.cli_site import Site, dead_process
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
 def noted(site: Site, folder: str) -> list[str]:
     return quarantine.list_noted_devices(str(site.files.state_dir), folder)
 

@@ -23,11 +23,6 @@ Process = subprocess.Popen[bytes]
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
-@pytest.fixture
 def process() -> Iterator[Process]:
     with subprocess.Popen(["/bin/sleep", "300"]) as started:
         yield started

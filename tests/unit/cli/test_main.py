@@ -28,11 +28,6 @@ from tests.support.cli_site import ROOT, Site, until
 NAMES = [name for _, group in COMMANDS for name, _, _ in group]
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
 def call(*args: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(command_group, args)
     return result.exit_code, result.stdout, result.stderr

@@ -24,11 +24,6 @@ OUTRUN = ("came and went faster than", "no time for process", "be looked at in t
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
 @contextmanager
 def holding(site: Site, count: int) -> Generator[subprocess.Popen[str]]:
     """Hold devices by a command that ends when its input is closed."""

@@ -22,11 +22,6 @@ from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
 @contextmanager
 def opened(site: Site, *names: int | str) -> Generator[subprocess.Popen[bytes]]:
     """Have device files open in a process of no claim: a card by its minor, others by name."""

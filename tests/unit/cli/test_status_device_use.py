@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,6 @@ from tests.support.cli_site import ROOT, Site
 from tests.support.samples import GIB, Sampled
 
 HOUR = 3600
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from click import unstyle
@@ -25,11 +24,6 @@ from tests.support.cli_site import ROOT, Site
 
 SELDOM = "3600"  # seconds: a second frame is then for another reason
 DEADLINE = 20.0
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 class Terminal:

@@ -30,11 +30,6 @@ SEEN = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
-@pytest.fixture
 def process() -> Iterator[Process]:
     with subprocess.Popen(["/bin/sleep", "300"], start_new_session=True) as started:
         yield started

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -13,15 +12,8 @@ from gpulock.deadline import Deadline
 from gpulock.sge import epilog, hook, prolog
 from gpulock.simulate.execd import SpooledJob
 from gpulock.store.gate import Gate
-from tests.support.jobs import SHEPHERD, Site, child_of, gpus
+from tests.support.jobs import SHEPHERD, Site, gpus
 from tests.support.trees import bus
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    made = Site(tmp_path)
-    child_of(monkeypatch, made)
-    return made
 
 
 def start(site: Site, job: SpooledJob) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -12,17 +11,10 @@ from gpulock.sge import prolog
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import PER_JOB
 from gpulock.store import owner
-from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.jobs import SHEPHERD, Site, gpus, variables
 from tests.support.trees import BOOT, bus
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    made = Site(tmp_path)
-    child_of(monkeypatch, made)
-    return made
 
 
 def start(site: Site, job: SpooledJob, *more: str, **keys: str) -> int:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,18 +11,11 @@ from gpulock.sge import hook, prolog, request, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import NOT_CONSUMABLE
 from gpulock.store import quarantine
-from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.jobs import SHEPHERD, Site, gpus, variables
 from tests.support.trees import BOOT, bus
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
 FALSE_JOB = {"JOB_ID": "13", "SGE_TASK_ID": "0", "QUEUE": "gpu.q"}
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    made = Site(tmp_path)
-    child_of(monkeypatch, made)
-    return made
 
 
 def start(site: Site, job: SpooledJob, *more: str, **keys: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,6 @@ from gpulock.simulate.packed_job import NOT_CONSUMABLE, PER_JOB, PER_SLOT
 from tests.support.jobs import Site, gpus
 
 COMPLEXES = ("gpu", "gpuj")
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def count(*requests: tuple[str, float, int], slots: int = 1) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,6 @@ from tests.support.jobs import Site
 from tests.support.trees import BOOT, Box, bus, record, soon
 
 HOST = os.uname().nodename
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def values(site: Box) -> dict[str, str]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,6 @@ from gpulock.sge.hook import SgeHookCall, find_spool
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus
 
 ME = os.geteuid()
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def kind(site: Site, pid: int = SHEPHERD) -> str:

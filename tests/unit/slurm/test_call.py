@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +16,6 @@ from tests.support.trees import BOOT, HOST_NS
 
 NUMBERS = ("SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_RESTART_COUNT", "SLURM_JOB_NUM_NODES")
 NAMES = ("SLURMD_NODENAME", "SLURM_CLUSTER_NAME")
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def test_a_call_is_what_slurmd_says(site: Site) -> None:

@@ -16,11 +16,6 @@ from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, scan_o
 V2 = "system.slice/slurmstepd.scope/job_12"
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
 def left(site: Site) -> str:
     """Return what is left of job 12 once its steps are over."""
     return SlurmSteps(site.node().settings).describe_leftover(slurm_lock(), scan_of(site))

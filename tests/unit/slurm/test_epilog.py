@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +16,6 @@ from gpulock.store.gate import Gate
 from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.slurm_site import OTHER_UID, ROOT, RUN, UID, Clock, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus, soon
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def draining(site: Site, *numbers: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,6 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.slurm import gres_map
 from tests.support.slurm_site import Site, refusal
 from tests.support.trees import bus
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def at(site: Site, *entries: str) -> list[str]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,16 +11,6 @@ from tests.support.slurm_site import RUN, UID, Clock, Site, row
 from tests.support.trees import BOOT, HOST_NS, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
 
 
 def test_slurms_own_positions_are_locked_and_noted(

@@ -14,16 +14,6 @@ from tests.support.trees import OTHER_BOOT, bus
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
 def test_a_second_prolog_of_a_job_that_left_nothing_claims_afresh(site: Site) -> None:
     site.prolog()
     before = site.note().token

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpulock.deadline import clock_boottime
@@ -16,11 +14,6 @@ from tests.support.slurm_site import INVALID, REQUEUE_EXIT, SILENT, Site, row
 
 KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
 SENTENCE = "gpulock: job 12: busy: 2 GPUs asked for; wait"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def refusal(kind: str) -> Refusal:

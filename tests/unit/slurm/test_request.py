@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN
@@ -14,11 +12,6 @@ from gpulock.slurm import request
 from gpulock.slurm.call import SlurmHookCall
 from tests.support.slurm_site import INVALID, SILENT, Site, refusal, row
 from tests.support.trees import bus
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def settings(site: Site, **keys: str) -> Settings:

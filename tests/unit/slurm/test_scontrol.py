@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpulock.deadline import clock_boottime
@@ -18,11 +16,6 @@ FORMAT = (
     "Requeue:24,tres-per-job:24,tres-per-socket:24,tres-per-task:24,tres-per-node:400"
 )
 NOISE = "squeue: error: Configuration option X is deprecated"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def control(site: Site, conf: str = "") -> SlurmctldClient:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,6 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock
 from tests.support.trees import record
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def found(site: Site, scan: ProcessScan | None = None) -> tuple[SlurmSteps, ProcessScan]:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
@@ -15,11 +13,6 @@ from tests.support.trees import bus
 
 OTHER = UID + 1
 SCOPE = "system.slice/slurmstepd.scope"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
 
 
 def acts(site: Site) -> list[str]:

@@ -21,11 +21,6 @@ os._exit(main(os.environ, sys.argv[2]))
 """
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
 def start(site: Site, redirect: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the TaskProlog of a job of ours below a shell that opens its files."""
     command = [sys.executable, "-IS", "-c", PROGRAM, str(HERE), site.config()]

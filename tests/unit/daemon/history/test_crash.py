@@ -33,11 +33,6 @@ KILLED = 42
 PROOF = "its shepherd is gone"
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Ended:
-    return Ended(tmp_path)
-
-
 def in_child(act: Callable[[], None]) -> int:
     """Do it in a forked process; return how that ended."""
     pid = os.fork()

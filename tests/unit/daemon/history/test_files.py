@@ -23,11 +23,6 @@ from tests.support.history_site import GIB, Ended
 from tests.support.trees import OTHER_BOOT, bus
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Ended:
-    return Ended(tmp_path)
-
-
 def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
     own = site.hold(0, 1, queue="gpu.q")
     site.sample()

@@ -39,11 +39,6 @@ from tests.unit.store.test_locks import count_no_links
 DAY = 86400.0
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Ended:
-    return Ended(tmp_path)
-
-
 # --- a record is made with each claim -------------------------------------------------------------
 
 

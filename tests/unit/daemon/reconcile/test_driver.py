@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,7 @@ from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport, reco
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
-from gpulock.store import boot
-from tests.support.trees import BOOT, NAME, Box, bus, judge_of, record, soon
+from tests.support.trees import NAME, Box, bus, judge_of, record, soon
 
 
 class Hanging(DaemonNode):
@@ -35,16 +33,6 @@ class Hanging(DaemonNode):
 
     def answer(self, how: bytes = b".") -> None:
         os.write(self.ends[1], how)
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Box:
-    made = Box(tmp_path)
-    made.proc.execd(tmp_path)
-    node = made.node()
-    node.store.check(make=True)
-    boot.begin_boot(node.store, str(made.state), BOOT, NAME)
-    return made
 
 
 @pytest.fixture

@@ -11,19 +11,9 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.store import boot, claim_records, kv, verdicts
+from gpulock.store import claim_records, kv, verdicts
 from gpulock.store.gate import Gate
-from tests.support.trees import BOOT, NAME, Box, bus, judge_of, record, soon
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Box:
-    made = Box(tmp_path)
-    made.proc.execd(tmp_path)
-    node = made.node()
-    node.store.check(make=True)
-    boot.begin_boot(node.store, str(made.state), BOOT, NAME)
-    return made
+from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
 
 
 def hold(box: Box, number: int, pid: int, **changes: object) -> None:

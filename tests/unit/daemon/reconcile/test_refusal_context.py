@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,9 +71,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
 
 
 def test_a_refusal_is_put_into_the_jobs_context(site: Site) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -110,9 +109,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
 
 
 def test_while_all_is_well_nothing_is_changed_or_said(site: Site) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,9 +106,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
 
 
 def test_a_node_is_drained_with_the_reason_and_resumed_when_all_is_well(site: Site) -> None:

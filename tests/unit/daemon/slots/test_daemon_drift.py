@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,9 +56,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
 
 
 def test_a_count_that_fits_is_not_told(site: Site) -> None:

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of Slurm's hooks share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.slurm_site import Clock, Site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Give a node of Slurm."""
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let a hook wait in no time."""
+    return Clock(monkeypatch)

@@ -101,7 +101,8 @@ def foreign_device_ids(node: Node, found: list[Device], count: int, pid: int) ->
     free = [
         d
         for d in found
-        if not d.fault and not any([devices.lock_ids_overlap(d.id, t) for t in taken])
+        if not (d.fault or d.withheld)
+        and not any([devices.lock_ids_overlap(d.id, t) for t in taken])
     ]
     if not 0 < count < len(free):
         return frozenset()
@@ -124,14 +125,13 @@ def pick_free_devices(
 ) -> tuple[list[Device], list[str]]:
     """Return the devices to lock, nothing when too few are free, and the ids that are out.
 
-    Out are those that are quarantined or reserved, and once locks were lost those that are open.
+    Out are those that are quarantined, reserved or withheld, and once locks were lost those that
+    are open.
     Raises Refusal.
     """
-    out = [
-        device
-        for folder in (quarantine.QUARANTINE, quarantine.RESERVES)
-        for device in quarantine.list_noted_devices(node.settings.state_dir, folder)
-    ]
+    out = [d.id for d in found if d.withheld]
+    for folder in (quarantine.QUARANTINE, quarantine.RESERVES):
+        out += quarantine.list_noted_devices(node.settings.state_dir, folder)
     if boot.locks_were_lost(node.store):
         out += open_device_ids(node, found, judge())
     taken = [*held, *out]

@@ -3,9 +3,9 @@
 
 Hot, loaded where LEFTOVER_PROCESSES is not off. The exporter's sample counts only if it is newer
 than the moment when no process had the device open; the lock notes that moment as `quiet`. A device
-whose memory stays in use without a process is quarantined, at most half of a node's GPUs: a faulty
-exporter cannot take a node down. Without an exporter, the check of open files has decided, and the
-record says so.
+whose memory stays in use without a process is quarantined, at most half of a node's GPUs; a further
+one stays in service, and that is told: a faulty exporter cannot take a node down. Without an
+exporter, the check of open files has decided, and the record says so.
 """
 
 import time
@@ -20,7 +20,9 @@ from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from gpulock.node.devices import Device
 
 CLEAN, DIRTY, WAIT, OTHER_PROCESSES, NO_SAMPLE = "clean", "dirty", "wait", "others", "untold"
 MIB = 1 << 20
@@ -70,13 +72,14 @@ def judge_memory_sample(
 class Handover:
     """Devices of one node on their way from a claim to the next, by one sample.
 
-    `away` has what it put out of service, by id, and why.
+    `away` has what it put out of service, by id, and why; `spared` what it did not.
     """
 
-    __slots__ = ("_found", "_node", "_now", "away")
+    __slots__ = ("_found", "_node", "_now", "away", "spared")
 
     def __init__(self, node: Node) -> None:
         self.away: dict[str, str] = {}
+        self.spared: dict[str, str] = {}
         self._node = node
         self._now = clock_boottime()
         settings = node.settings
@@ -96,7 +99,8 @@ class Handover:
         """Return why a quiet device's lock stays for now, or nothing: then it may be freed.
 
         Without `quiet` the moment is the one noted in the lock, where there is one. A device
-        that is not clean goes to quarantine first; where that fails its lock stays. Gate held.
+        that is not clean goes to quarantine first; where that fails its lock stays. On an
+        exporter's word half of a node goes out and not more, so a further one is freed. Gate held.
         """
         record = lock.owner
         if record is None or record.boot_id != self._node.boot_id:
@@ -110,10 +114,11 @@ class Handover:
         return self._quarantine_device(lock) if state == DIRTY else ""
 
     def release_reason(self, lock: Lock, how: str) -> str:
-        """Return how a lock is said to be freed: where nobody told its memory, also that."""
-        return (
-            f"{how}{MEMORY_NOT_REPORTED}" if self.memory_state(lock.id, 0.0) == NO_SAMPLE else how
-        )
+        """Return how a lock is said to be freed: also what is not well with its memory."""
+        if lock.id in self.spared:
+            return f"{how} ({self.spared[lock.id]})"
+        untold = self.memory_state(lock.id, 0.0) == NO_SAMPLE
+        return f"{how}{MEMORY_NOT_REPORTED}" if untold else how
 
     def _quiet_since(self, device: str) -> float:
         """Return since when a device is quiet: as noted in its lock, or now."""
@@ -142,37 +147,38 @@ class Handover:
             out = quarantine.list_noted_devices(state_dir, folder)
             if lock.id in out:
                 return ""  # that note stands
-            if not may_quarantine_card(
-                card_bus_id(lock.id), self._cards_out_by_exporter(out), self._count_cards()
-            ):
-                return f"{reason}; {QUARANTINE_LIMIT_REACHED}"
+            if not self._may_quarantine(card_bus_id(lock.id), out):
+                self.spared[lock.id] = f"{reason}; {QUARANTINE_LIMIT_REACHED}"
+                return ""
             quarantine.write_device_note(state_dir, folder, lock.id, BY, reason)
             self.away[lock.id] = reason
         except (OSError, kv.MalformedError, Refusal) as fault:
             return f"{reason}, and it cannot be quarantined: {fault}"
         return ""
 
-    def _cards_out_by_exporter(self, out: list[str]) -> set[str]:
-        """Return the cards that are out of service for what an exporter said."""
+    def _may_quarantine(self, bus: str, out: list[str]) -> bool:
+        """Return whether one more card may be out of service for what an exporter said."""
         state_dir, folder = self._node.settings.state_dir, quarantine.QUARANTINE
-        return {
-            card_bus_id(name)
-            for name in out
-            if note_set_by_exporter(quarantine.read_device_note(state_dir, folder, name))
-        }
-
-    def _count_cards(self) -> int:
-        """Return how many cards this node has, as far as that can be seen."""
-        shown = {device.bus for device in self._node.devices_if_driver()}
-        return max(self._node.settings.expected_gpus, len(shown))
+        notes = {name: quarantine.read_device_note(state_dir, folder, name) for name in out}
+        found = self._node.devices_if_driver()
+        cards = max(self._node.settings.expected_gpus, len({device.bus for device in found}))
+        return may_quarantine_card(bus, cards_out_by_exporter(notes, found), cards)
 
 
-def note_set_by_exporter(note: dict[str, str]) -> bool:
+def note_set_by_exporter(note: "Mapping[str, str]") -> bool:
     """Return whether a device is out for what an exporter said."""
     reasons = note.get("reason", "").split("; ")
     return note.get("by") == BY and any(
         [word.partition(":")[0] in EXPORTER_MEMORY_CAUSES for word in reasons]
     )
+
+
+def cards_out_by_exporter(
+    notes: "Mapping[str, Mapping[str, str]]", found: "Iterable[Device]"
+) -> set[str]:
+    """Return the bus ids of what is out of service for what an exporter said: by notes, or MIG."""
+    out = {card_bus_id(name) for name, note in notes.items() if note_set_by_exporter(note)}
+    return out | {device.bus for device in found if device.withheld}
 
 
 def may_quarantine_card(bus: str, out: set[str], cards: int) -> bool:

@@ -35,11 +35,12 @@ TOLD = "told"  # the state of a verdict that nobody had to find out
 class ReapOutcome:
     """What becomes of one lock: `act` is FREED, HELD or ORPHANS; the verdict and reason say why.
 
-    `away` says why its device went out of service with that, empty where it did not. `changed`
-    is True where the lock was freed or claimed anew meanwhile, `fault` what could not be written.
+    `away` says why its device went out of service with that, empty where it did not; `spared` why
+    it should have, where too many are out. `changed` is True where the lock was freed or claimed
+    anew meanwhile, `fault` what could not be written.
     """
 
-    __slots__ = ("act", "away", "changed", "fault", "lock", "reason", "verdict")
+    __slots__ = ("act", "away", "changed", "fault", "lock", "reason", "spared", "verdict")
 
     def __init__(self, lock: Lock, act: str, verdict: Verdict, reason: str) -> None:
         self.lock = lock
@@ -47,6 +48,7 @@ class ReapOutcome:
         self.verdict = verdict
         self.reason = reason
         self.away = ""
+        self.spared = ""
         self.changed = False
         self.fault = ""
 
@@ -155,6 +157,7 @@ class Reaper:
                 if self._memory:
                     how = self._memory.release_reason(lock, how)
                     outcome.away = self._memory.away.get(lock.id, "")
+                    outcome.spared = self._memory.spared.get(lock.id, "")
                 retire_lock(self.node, lock, how)
             elif outcome.act == ORPHANS and lock.orphans != outcome.reason:
                 store.mark_orphans(lock.id, outcome.reason)

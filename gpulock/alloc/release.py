@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 class ReleaseResult:
     """What a release did: ids `freed`, and (id, why) of what is `kept` until it is quiet.
 
-    `away` are those that went out of service, with why; `claims` has the uid of each claim, by
+    `away` are those that went out of service, with why; `spared` those that stay in service
+    although their memory is in use, since too many are out; `claims` has the uid of each claim, by
     token, whatever became of it.
     """
 
-    __slots__ = ("away", "claims", "freed", "kept")
+    __slots__ = ("away", "claims", "freed", "kept", "spared")
 
     def __init__(self) -> None:
         self.freed: list[str] = []
         self.kept: list[tuple[str, str]] = []
         self.away: list[tuple[str, str]] = []
+        self.spared: list[tuple[str, str]] = []
         self.claims: dict[str, int] = {}
 
     def add(self, outcome: ReapOutcome) -> None:
@@ -41,6 +43,8 @@ class ReleaseResult:
             self.claims[lock.owner.token] = lock.owner.uid
         if outcome.away:
             self.away.append((lock.id, outcome.away))
+        if outcome.spared:
+            self.spared.append((lock.id, outcome.spared))
         if outcome.act == FREED:
             self.freed.append(lock.id)
         elif not outcome.changed:

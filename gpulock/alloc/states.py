@@ -102,9 +102,9 @@ def classify_device(
     """Return (state, reason) as far as locks, quarantine and verdicts tell."""
     if device.fault:
         return MISSING, device.fault
-    for name, reason in out.items():
-        if lock_ids_overlap(name, device.id):
-            return QUARANTINED, reason
+    away = [reason for name, reason in out.items() if lock_ids_overlap(name, device.id)]
+    if away or device.withheld:
+        return QUARANTINED, away[0] if away else device.withheld
     if lock is None:
         return FREE, ""
     if lock.orphans:

@@ -18,6 +18,7 @@ from gpulock.store import atomic, kv
 MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
 UNKNOWN_UUID = "?"  # the driver shows GPU-????????-... until the card is first initialised
 EXCLUDED = "the driver excludes it"
+NO_INSTANCE = "it is in MIG mode, and no instance of it is known"
 BUS_PARTS = 3  # domain, bus, device.function
 INVENTORY_LINE = "gpulock-inventory 1"
 PAGE = 4096  # bytes; the driver writes about 700
@@ -29,7 +30,8 @@ class Device:
     `id` names the lock: PCI bus id, with `.gi<g>.ci<c>` for an instance. `parent` is the bus id of
     an instance's GPU, empty for a GPU. `index` is the GPU's NVML index, `minor` the N of
     /dev/nvidiaN, `numa` -1 where the kernel does not know. `path` is the chain of PCI bridges from
-    the root. `fault` says why it cannot be granted.
+    the root. `fault` says why it cannot be granted, by the driver; `withheld` why it is not, by
+    NVML's data.
     """
 
     __slots__ = (
@@ -46,6 +48,7 @@ class Device:
         "profile",
         "switched",
         "uuid",
+        "withheld",
     )
 
     def __init__(self, name: str, index: int) -> None:
@@ -62,6 +65,7 @@ class Device:
         self.profile = ""
         self.switched = False
         self.fault = ""
+        self.withheld = ""
 
 
 def pci_bus_key(bus: str) -> tuple[int, int, int, int]:
@@ -226,7 +230,10 @@ def read_nvml_inventory(lock_dir: str, boot_id: str) -> dict[str, str]:
 
 
 def apply_nvml_inventory(devices: list[Device], inventory: dict[str, str]) -> list[Device]:
-    """Add what only NVML tells: a card in MIG mode gives way to its instances."""
+    """Add what only NVML tells: a card in MIG mode gives way to its instances.
+
+    Without any it stays, as one that is not granted: the driver shows it, so it is not missing.
+    """
     if not inventory:
         return devices
     result: list[Device] = []
@@ -236,7 +243,10 @@ def apply_nvml_inventory(devices: list[Device], inventory: dict[str, str]) -> li
         device.memory_mib = kv.int_or_zero(inventory.get(f"{of}memory_mib", ""))
         device.switched = inventory.get(f"{of}nvswitch") == "1"
         if inventory.get(f"{of}mig") == "1":
-            result.extend(mig_instances(device, inventory))
+            parts = mig_instances(device, inventory)
+            if not parts:
+                device.withheld = NO_INSTANCE
+            result.extend(parts or [device])
         else:
             result.append(device)
     return result
@@ -260,6 +270,27 @@ def mig_instances(parent: Device, inventory: dict[str, str]) -> list[Device]:
         device.numa, device.path, device.fault = parent.numa, parent.path, parent.fault
         found.append(device)
     return found
+
+
+def driver_mig_instances(driver_root: str, minor: int) -> frozenset[str]:
+    """Return the instances of a card that the driver keeps access files of, as `gi1.ci0`."""
+    folder = f"{driver_root}/capabilities/gpu{minor}/mig"
+    return frozenset(
+        [
+            f"{gi}.{ci}"
+            for gi in list_numbered_folders(folder, "gi")
+            for ci in list_numbered_folders(f"{folder}/{gi}", "ci")
+        ]
+    )
+
+
+def list_numbered_folders(folder: str, prefix: str) -> list[str]:
+    """Return the folders `gi0`, `gi1`, ... in one, none where there is no such folder."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [name for name in names if name.startswith(prefix) and name[2:].isdecimal()]
 
 
 def mig_instance_key(name: str) -> tuple[int, ...]:

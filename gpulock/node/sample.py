@@ -14,7 +14,6 @@ and so is a value that is not of its type: the rest of the file still counts.
 
 from __future__ import annotations
 
-from gpulock.node.procfs import Proc
 from gpulock.store import atomic, kv
 
 TYPE_CHECKING = False
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 SAMPLE_LINE, FINISHED_LINE = "gpulock-sample 1", "gpulock-finished 1"
 SAMPLE, FINISHED = "sample", "finished"  # names in the exporter's folder
 WRITER = "pid"  # likewise: the pid and the start time of the exporter that writes there
-LIMIT = 1 << 21  # bytes: 128 MIG instances, each claimed on its own, are 0.3 MB
+LIMIT = 1 << 20  # bytes: 128 MIG instances, each claimed on its own, are 0.3 MB
 FRESH = 10.0  # seconds; the exporter writes once in one
 AHEAD = 1.0  # seconds that a sample may seem to be of the future: read while it was written
 BUCKETS = 64  # of a claim; when they are full, two become one
@@ -273,6 +272,8 @@ def find_running_exporter(folder: str) -> int:
 
     No lock tells: a lock that others may look at is one that others may hold.
     """
+    from gpulock.node.procfs import Proc  # no hook asks
+
     try:
         words = atomic.read_text(f"{folder}/{WRITER}").split()
         pid, start = [parse_sample_count(word) for word in words]

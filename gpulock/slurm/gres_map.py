@@ -9,8 +9,8 @@ beside it: another text is a broken node, never a guess.
 
 import os
 
-from gpulock.errors import BROKEN, Refusal
-from gpulock.node.devices import Device
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.node.devices import Device, driver_mig_instances
 from gpulock.store import atomic, kv
 
 NAME, COPY = "slurm-map", "slurm-gres.conf"
@@ -18,8 +18,13 @@ LINE = "gpulock-slurm-map 1"
 REINSTALL_HINT = "run gpulock install slurm on this node"
 
 
-def resolve_gres_devices(state_dir: str, entries: list[str], found: list[Device]) -> list[Device]:
-    """Return the devices that Slurm names; raise Refusal(BROKEN) where one cannot be told."""
+def resolve_gres_devices(
+    state_dir: str, entries: list[str], found: list[Device], driver_root: str = ""
+) -> list[Device]:
+    """Return the devices that Slurm names; raise Refusal, BROKEN where the driver has none.
+
+    UNKNOWN where NVML alone knows it: that the exporter tells nothing drains no node.
+    """
     places = {} if all([not e.isdigit() for e in entries]) else read_gres_map(state_dir)
     by_place = {gres_map_device_name(device): device for device in found}
     by_uuid = {device.uuid: device for device in found if device.uuid}
@@ -31,6 +36,12 @@ def resolve_gres_devices(state_dir: str, entries: list[str], found: list[Device]
             device = by_place.get(places[entry])
         else:
             raise Refusal(BROKEN, f"{NAME} has no position {entry}", REINSTALL_HINT)
+        if device is None and is_untold_device(entry, places.get(entry, ""), found, driver_root):
+            raise Refusal(
+                UNKNOWN,
+                f"no exporter tells which device Slurm's {entry} is",
+                "see gpulock inventory; if it was removed, run gpulock install slurm",
+            )
         if device is None:
             where = f" (/dev/nvidia{places[entry]})" if entry in places else ""
             raise Refusal(
@@ -40,6 +51,25 @@ def resolve_gres_devices(state_dir: str, entries: list[str], found: list[Device]
             raise Refusal(BROKEN, f"GPU {device.index}: {device.fault}", "see gpulock status")
         result.append(device)
     return result
+
+
+def is_untold_device(entry: str, place: str, found: list[Device], driver_root: str) -> bool:
+    """Return whether a device that is not among `found` may be there by what the driver shows.
+
+    It is an instance with an access file, or has a UUID that the driver does not tell.
+    """
+    known = [gres_map_device_name(device) for device in found]
+    untold = [
+        name
+        for minor in {device.minor for device in found}
+        for part in driver_mig_instances(driver_root, minor)
+        if (name := f"{minor}.{part}") not in known
+    ]
+    if place:
+        return place in untold
+    if entry.startswith("MIG-"):
+        return bool(untold)
+    return "?" not in entry and any([not (d.uuid or d.fault or d.parent) for d in found])
 
 
 def gres_map_device_name(device: Device) -> str:

@@ -47,7 +47,9 @@ def list_slurm_device_ids(call: SlurmHookCall, node: Node) -> tuple[str, ...]:
         return ()
     from gpulock.slurm.gres_map import resolve_gres_devices
 
-    chosen = resolve_gres_devices(node.settings.state_dir, call.positions(), node.devices())
+    chosen = resolve_gres_devices(
+        node.settings.state_dir, call.positions(), node.devices(), node.settings.driver_root
+    )
     return tuple([d.id for d in chosen])
 
 

@@ -87,6 +87,11 @@ def format_reap_report(
         for outcome in report.outcomes
         if outcome.away
     ]
+    result += [
+        format_reap_line("spared", "yellow", [outcome.lock.id], devices, outcome.spared)
+        for outcome in report.outcomes
+        if outcome.spared
+    ]
     freed = len([outcome for outcome in report.outcomes if outcome.act == FREED])
     verb = "would be freed" if dry_run else "freed"
     return [*result, f"{format_count(len(report.outcomes), 'lock')}: {freed} {verb}"]

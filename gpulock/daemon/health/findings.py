@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from gpulock.alloc.memory_check import may_quarantine_card
 from gpulock.node import sample
 from gpulock.node.devices import EXCLUDED, Device, card_bus_id
 
@@ -25,6 +26,8 @@ XID, ECC, MISSING, MEMORY = "xid", "ecc", "missing", "memory"
 CAUSES: Final = (XID, ECC, MISSING, MEMORY)
 EXPORTER_CAUSES: Final = frozenset((XID, ECC, MEMORY))  # by the exporter alone
 UNCORRECTED: Final = "c.ecc.uncorrected."
+MOST_PLACES, PLACE_LENGTH = 32, 16  # NVML has nine memories in which errors are counted
+MOST_TIMES: Final = 10**15
 LASTING_KEYS: Final = (
     "recovery",
     "remap",
@@ -69,10 +72,12 @@ def find_hardware_xids(name: str, seen: sample.DeviceSample) -> Iterator[HealthF
 
 def find_ecc_errors(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:
     """Yield the uncorrected ECC errors of a device, and a row that could not be remapped."""
-    for key in sorted(seen.own):
-        if key.startswith(UNCORRECTED) and (times := parse_first_counter(seen.own[key])):
+    keys = sorted([key for key in seen.own if key.startswith(UNCORRECTED)])
+    for key in keys[:MOST_PLACES]:
+        if times := parse_first_counter(seen.own[key]):
             place = key.removeprefix(UNCORRECTED)
-            plain = place if place.isascii() and place.isalnum() else "unknown"
+            short = len(place) <= PLACE_LENGTH
+            plain = place if short and place.isascii() and place.isalnum() else "unknown"
             words = f"{times} uncorrected ECC error{'s' if times > 1 else ''} ({plain})"
             yield HealthFinding(name, ECC, f"ecc {plain}", times, words)
     if seen.remap_failure:
@@ -98,7 +103,7 @@ def quarantinable_ids(devices: Collection[Device]) -> set[str]:
 def parse_first_counter(text: str) -> int:
     """Return the first of the exporter's numbers as a whole one, 0 where it is none."""
     try:
-        return int(sample.parse_sample_real(text.partition(",")[0]))
+        return int(min(sample.parse_sample_real(text.partition(",")[0]), MOST_TIMES))
     except ValueError:
         return 0
 
@@ -139,20 +144,16 @@ def expire_finding_marks(
     return kept
 
 
-def limit_exporter_quarantine(
-    found: Collection[HealthFinding], out: Collection[str], cards: int
-) -> set[str]:
-    """Return the cards that may be put out of service on the exporter's word alone.
+def limit_exporter_quarantine(found: Collection[str], out: Collection[str], cards: int) -> set[str]:
+    """Return the cards that may be out of service on the exporter's word alone.
 
-    It may be mad, or somebody else's by now: half of a node's `cards` at most (of one card, that
-    one) are `out` for what it says, the rest stays in service.
+    It may be mad, or somebody else's by now: half of a node's `cards` at most are `out` for what it
+    says, of which `found` are to be the next, in their order; the rest stays in service.
     """
-    most = max(1, cards // 2)
     allowed = {card_bus_id(name) for name in out}
-    for one in found:
-        if len(allowed) >= most:
-            break
-        allowed.add(card_bus_id(one.device))
+    for name in found:
+        if may_quarantine_card(card_bus_id(name), allowed, cards):
+            allowed.add(card_bus_id(name))
     return allowed
 
 

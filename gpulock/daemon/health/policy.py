@@ -9,7 +9,7 @@ free nothing. A killed daemon leaves a note, or none; the next round goes on fro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
 from gpulock.alloc import memory_check, reaper
@@ -83,7 +83,7 @@ class HealthPolicy(Chore):
         book.done = findings.expire_finding_marks(book.done, found, look.reported_devices(), clean)
         fresh = findings.select_new_findings(found, book.done)
         failed = self._quarantine_found(look, book, fresh, out)
-        bad = {one.device for one in [*fresh, *found] if one in fresh or one.key in LASTING_KEYS}
+        bad = [one for one in [*fresh, *found] if one in fresh or one.key in LASTING_KEYS]
         failed.update(self._restore_recovered(look, book, ours, bad))
         if book.text(node.boot_id) != before:
             state.save_health_state(node, book)
@@ -137,9 +137,8 @@ class HealthPolicy(Chore):
         out: QuarantineNotes,
     ) -> dict[str, str]:
         """Act on what is new; return what could not be done, by a key."""
-        theirs = [name for name, note in out.items() if set_by_exporter(note)]
-        advice = [one for one in fresh if one.cause in EXPORTER_CAUSES and one.device not in out]
-        allowed = findings.limit_exporter_quarantine(advice, theirs, look.cards())
+        advice = [o.device for o in fresh if o.cause in EXPORTER_CAUSES and o.device not in out]
+        allowed = findings.limit_exporter_quarantine(advice, look.cards_out(out), look.cards())
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in fresh}):
             reasons = [one for one in fresh if one.device == name]
@@ -190,14 +189,36 @@ class HealthPolicy(Chore):
     # --- back ---------------------------------------------------------------------------------
 
     def _restore_recovered(
-        self, look: HealthSnapshot, book: HealthState, ours: QuarantineNotes, bad: Collection[str]
+        self,
+        look: HealthSnapshot,
+        book: HealthState,
+        ours: QuarantineNotes,
+        bad: list[HealthFinding],
     ) -> dict[str, str]:
-        """Check what the policy took out; return what could not be done, by a key."""
+        """Check what the policy took out; return what could not be done, by a key.
+
+        What the driver put out the exporter keeps out as it puts devices out: half of the node.
+        """
         failed: dict[str, str] = {}
         book.clean = {name: checks for name, checks in book.clean.items() if name in ours}
+        told = [one.device for one in bad if one.cause in EXPORTER_CAUSES]
+        kept = [
+            name
+            for name in ours
+            if look.wants_repair(name) or any(lock_ids_overlap(one, name) for one in told)
+        ]
+        heard = findings.limit_exporter_quarantine(kept, look.cards_out(ours), look.cards())
         for name, note in ours.items():
-            against = any(lock_ids_overlap(one, name) for one in bad)
-            clean = recovery.check_device_recovered(note, look.observe_device(name, against))
+            believed = card_bus_id(name) in heard
+            against = any(
+                lock_ids_overlap(one.device, name)
+                for one in bad
+                if believed or one.cause not in EXPORTER_CAUSES
+            )
+            sight = look.observe_device(name, against)
+            if not believed:
+                sight = sight._replace(seen=None)
+            clean = recovery.check_device_recovered(note, sight)
             times, at = book.clean.get(name, (0, look.now - SPACING))
             if clean is False:
                 book.clean.pop(name, None)
@@ -268,13 +289,6 @@ def is_device_flapping(node: Node, name: str) -> bool:
     except (OSError, ValueError):
         return True
     return len(found.get(name, [])) >= MAX_COMEBACKS
-
-
-def set_by_exporter(note: Mapping[str, str]) -> bool:
-    """Return whether a device is out for what the exporter said."""
-    return recovery.is_policy_note(note) and bool(
-        EXPORTER_CAUSES & set(recovery.parse_note_causes(note))
-    )
 
 
 def read_quarantine_notes(node: Node) -> dict[str, dict[str, str]]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpulock.alloc import device_users, memory_check, reaper
 from gpulock.alloc.memory_check import MIB
 from gpulock.daemon.health import findings, recovery
@@ -93,6 +95,15 @@ class HealthSnapshot:
         if any(lock_ids_overlap(lock, name) for lock in self._held):
             return True
         return bool(device_users.remaining_device_user(name, Owner(), self._holders, self._held))
+
+    def cards_out(self, notes: Mapping[str, Mapping[str, str]]) -> set[str]:
+        """Return the cards that are out of service for what the exporter said."""
+        return memory_check.cards_out_by_exporter(notes, self._report.devices)
+
+    def wants_repair(self, name: str) -> bool:
+        """Return whether the exporter says that a device waits for a reset or a repair."""
+        seen = self._fresh(name)
+        return seen is not None and bool(seen.recovery_action or seen.remap_failure)
 
     def observe_device(self, name: str, bad: bool) -> DeviceObservation:
         """Return what is to be seen of a device that is out."""

@@ -89,7 +89,7 @@ def build_cdi_spec(settings: Settings, found: Iterable[Device]) -> CdiSpecFile:
     """
     named: list[CdiDevice] = []
     for device in found:
-        nodes = [] if device.fault else list_cdi_device_nodes(settings, device)
+        nodes = [] if device.fault or device.withheld else list_cdi_device_nodes(settings, device)
         if nodes:
             edits: CdiContainerEdits = {"deviceNodes": nodes}
             named += [

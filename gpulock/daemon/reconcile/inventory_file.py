@@ -9,10 +9,14 @@ left out, and said once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
+from gpulock.alloc.memory_check import (
+    QUARANTINE_LIMIT_REACHED,
+    cards_out_by_exporter,
+    may_quarantine_card,
+)
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
 from gpulock.daemon.reconcile.schedule import (
@@ -23,9 +27,10 @@ from gpulock.daemon.reconcile.schedule import (
     Chore,
     Due,
 )
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import INVENTORY_LINE
-from gpulock.store import atomic, kv
+from gpulock.node.devices import INVENTORY_LINE, driver_mig_instances
+from gpulock.store import atomic, kv, quarantine
 
 LIMIT = 1 << 16  # bytes: what a claim reads
 DIGITS = 8  # of a number
@@ -44,14 +49,26 @@ def check_inventory(
     told: Mapping[str, str],
     cards: Mapping[str, DriverCard],
     instances: Mapping[str, frozenset[str]],
+    out: frozenset[str] = frozenset(),
+    expected: int = 0,
 ) -> CheckedInventory:
-    """Return the entries that the driver confirms; `instances` by bus id are `gi1.ci0`."""
+    """Return the entries that the driver confirms; `instances` by bus id are `gi1.ci0`.
+
+    MIG mode without an instance nobody confirms. It takes a card away from jobs, so it is believed
+    of half of the node's cards (of `expected`, if they are more) less those that are `out` for
+    what the exporter said.
+    """
     result = CheckedInventory({}, {})
     liars = dict(find_uuid_mismatches(told, cards))
+    away = set(out)
+    uuids = [value for key, value in told.items() if key.endswith(".uuid")]
+    taken = {card.uuid: f"gpu.{bus}.uuid" for bus, card in cards.items()}
     for key, value in told.items():
         if key == "boot_id":
             continue
         reason = check_inventory_entry(key, value, cards, instances)
+        if key.endswith(".uuid") and (uuids.count(value) > 1 or taken.get(value, key) != key):
+            reason = "another device has that UUID"
         liar = [
             bus for bus in liars if key.startswith((f"gpu.{bus}.", f"mig.{bus}.")) or bus in key
         ]
@@ -59,6 +76,13 @@ def check_inventory(
             result.wrong[f"card {liar[0]}"] = liars[liar[0]]
         elif reason:
             result.wrong[key] = f"{key}={value[:40]}: {reason}"
+        elif is_unconfirmed_mig(key, value, instances):
+            bus = key.split(".", 1)[1].removesuffix(".mig")
+            if may_quarantine_card(bus, away, max(expected, len(cards))):
+                away.add(bus)
+                result.pairs[key] = value
+            else:
+                result.wrong[key] = f"{bus} has no MIG instance, and {QUARANTINE_LIMIT_REACHED}"
         else:
             result.pairs[key] = value
     for bus in instances:
@@ -83,6 +107,13 @@ def find_uuid_mismatches(
             )
 
 
+def is_unconfirmed_mig(key: str, value: str, instances: Mapping[str, frozenset[str]]) -> bool:
+    """Return whether an entry says that a card without instances is in MIG mode."""
+    kind, _, rest = key.partition(".")
+    bus, _, field = rest.rpartition(".")
+    return (kind, field, value) == ("gpu", "mig", "1") and not instances.get(bus)
+
+
 def check_inventory_entry(
     key: str, value: str, cards: Mapping[str, DriverCard], instances: Mapping[str, frozenset[str]]
 ) -> str:
@@ -91,11 +122,8 @@ def check_inventory_entry(
     if kind == "link":
         middle = len(rest) // 2
         ends = rest[:middle], rest[middle + 1 :]
-        return (
-            ""
-            if all(end in cards for end in ends) and is_inventory_number(value)
-            else "no such link"
-        )
+        there = all(end in cards for end in ends) and rest[middle : middle + 1] == "."
+        return "" if there and is_inventory_number(value) else "no such link"
     name, _, field = rest.rpartition(".")
     bus, _, instance = name.partition(".gi")
     if bus not in cards:
@@ -106,7 +134,7 @@ def check_inventory_entry(
             if not instance and is_valid_inventory_field(field, value, "GPU-")
             else "not understood"
         )
-    if kind != "mig" or not (is_valid_inventory_field(field, value, "MIG-") or field == "profile"):
+    if kind != "mig" or not is_valid_inventory_field(field, value, "MIG-"):
         return "not understood"
     if f"gi{instance}" not in instances.get(bus, ()):
         return "the driver shows no such instance"
@@ -116,8 +144,12 @@ def check_inventory_entry(
 def is_valid_inventory_field(field: str, value: str, prefix: str) -> bool:
     """Return whether a field of a card or an instance has a value that it may have."""
     if field == "uuid":
-        rest = value.removeprefix(prefix)
-        return rest != value and len(value) <= UUID_LENGTH and rest.replace("-", "").isalnum()
+        rest = value.removeprefix(prefix).replace("-", "")
+        plain = value.startswith(prefix) and value.isascii() and rest.isalnum()
+        return plain and len(value) <= UUID_LENGTH
+    if field == "profile":
+        short = value.isascii() and value.isprintable() and len(value) <= UUID_LENGTH
+        return short and prefix == "MIG-"
     if field in ("mig", "nvswitch"):
         return prefix == "GPU-" and value in ("0", "1")
     return field == "memory_mib" and is_inventory_number(value)
@@ -126,30 +158,6 @@ def is_valid_inventory_field(field: str, value: str, prefix: str) -> bool:
 def is_inventory_number(value: str) -> bool:
     """Return whether a value is a whole number of a few digits."""
     return value.isascii() and value.isdigit() and len(value) <= DIGITS
-
-
-def list_driver_instances(
-    driver_root: str, cards: Mapping[str, DriverCard]
-) -> dict[str, frozenset[str]]:
-    """Return the instances of each card that the driver keeps access files of."""
-    found: dict[str, frozenset[str]] = {}
-    for bus, card in cards.items():
-        folder = f"{driver_root}/capabilities/gpu{card.minor}/mig"
-        found[bus] = frozenset(
-            f"{gi}.{ci}"
-            for gi in list_numbered_folders(folder, "gi")
-            for ci in list_numbered_folders(f"{folder}/{gi}", "ci")
-        )
-    return found
-
-
-def list_numbered_folders(folder: str, prefix: str) -> list[str]:
-    """Return the folders `gi0`, `gi1`, ... in one, none where there is no such folder."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return [name for name in names if name.startswith(prefix) and name[2:].isdecimal()]
 
 
 def read_inventory_file(path: str, boot_id: str) -> tuple[dict[str, str], str]:
@@ -161,6 +169,15 @@ def read_inventory_file(path: str, boot_id: str) -> tuple[dict[str, str], str]:
     except (OSError, kv.MalformedError) as fault:
         return {}, f"{path}: {fault}"
     return (pairs, "") if pairs.get("boot_id") == boot_id else ({}, "")
+
+
+def read_cards_out(node: Node, cards: Mapping[str, DriverCard]) -> frozenset[str]:
+    """Return the cards that are out for what the exporter said; all where that cannot be read."""
+    try:
+        notes = quarantine.read_device_notes(node.settings.state_dir, quarantine.QUARANTINE)
+    except Refusal:
+        return frozenset(cards)
+    return frozenset(cards_out_by_exporter(notes, ()))
 
 
 def format_inventory(pairs: Mapping[str, str], boot_id: str) -> str:
@@ -191,7 +208,11 @@ class InventoryPublisher(Chore):
         )
         cards = report.cards
         found = check_inventory(
-            told or before, cards, list_driver_instances(node.settings.driver_root, cards)
+            told or before,
+            cards,
+            {b: driver_mig_instances(node.settings.driver_root, c.minor) for b, c in cards.items()},
+            read_cards_out(node, cards),
+            node.settings.expected_gpus,
         )
         text = format_inventory(found.pairs, node.boot_id).encode("utf-8", "surrogateescape")
         wrong = {"file": fault} if fault else {}

@@ -36,6 +36,11 @@ def reconcile_event_messages(report: ReconcileReport) -> list[str]:
         if outcome.act == FREED:
             key = (describe_lock_owner(outcome.lock.owner), outcome.reason)
             groups.setdefault(key, []).append(outcome.lock.id)
+    lines += [
+        f"{outcome.lock.id} stays in service, though: {outcome.spared}"
+        for outcome in report.outcomes
+        if outcome.spared
+    ]
     return lines + [f"freed {' '.join(ids)}{of}: {why}" for (of, why), ids in groups.items()]
 
 

@@ -202,53 +202,27 @@ def test_of_an_exporter_that_says_all_are_dirty_half_of_the_node_is_left(four: B
     released = end(four)
 
     reason = "memory: 300 MiB stay in use after job 12"
-    assert released.freed == out(four) == [bus(0), bus(1)]
+    assert out(four) == [bus(0), bus(1)]
     assert released.away == [(bus(0), reason), (bus(1), reason)]
-    assert released.kept == [
-        (bus(n), f"{reason}; {memory_check.QUARANTINE_LIMIT_REACHED}") for n in (2, 3)
-    ]
-    owner = four.node().store.read(bus(2)).owner
-    assert owner is not None and owner.draining == 1
+    told = f"{reason}; {memory_check.QUARANTINE_LIMIT_REACHED}"
+    assert released.spared == [(bus(2), told), (bus(3), told)]
+    assert (four.locks(), released.kept) == ([], []), "a lock that stays is out of service as well"
+    said = (four.lock / "released").glob(f"*.{bus(2)}/*")
+    assert any(told in path.read_text() for path in said), "the history tells it"
 
 
-def test_so_has_it_a_reconcile_however_long_the_exporter_says_so(four: Box) -> None:
+def test_the_other_half_stays_in_service_however_long_the_exporter_says_so(four: Box) -> None:
     tell(four, 300 * MIB, clock_boottime() + LATER, cards=4)
     end(four)
 
     for _ in range(3):
         node = four.node()
-        report = reconcile_locks(node, judge_of(node), soon())
-        assert [
-            o.reason.endswith(memory_check.QUARANTINE_LIMIT_REACHED) for o in report.outcomes
-        ] == [True, True]
+        claim_devices(node, record(token="", devices=()), ClaimRequest(2), judging(node), soon())
+        assert four.locks() == [bus(2), bus(3)]
+        end(four)
+        assert four.locks() == []
 
     assert out(four) == [bus(0), bus(1)]
-    assert four.locks() == [bus(2), bus(3)]
-
-
-def test_what_is_left_is_freed_when_the_exporter_says_it_is_clean(four: Box) -> None:
-    tell(four, 300 * MIB, clock_boottime() + LATER, cards=4)
-    end(four)
-    tell(four, 0, clock_boottime() + LATER, cards=4)
-
-    node = four.node()
-    reconcile_locks(node, judge_of(node), soon())
-
-    assert four.locks() == []
-    assert out(four) == [bus(0), bus(1)]
-
-
-def test_what_is_left_an_administrator_may_put_out(four: Box) -> None:
-    tell(four, 300 * MIB, clock_boottime() + LATER, cards=4)
-    end(four)
-    quarantine.write_device_note(
-        str(four.state), quarantine.QUARANTINE, bus(2), "root", "looked at it"
-    )
-
-    node = four.node()
-    reconcile_locks(node, judge_of(node), soon())
-
-    assert four.locks() == [bus(3)]
 
 
 def test_what_is_out_for_another_reason_does_not_count(four: Box) -> None:
@@ -288,25 +262,32 @@ def test_each_decision_is_told(four: Box) -> None:
         f"quarantined GPU 0: {words}",
         f"quarantined GPU 1: {words}",
     ]
-    left = report_messages.lasting_problem_messages(report, 4)
-    assert sorted(left.values()) == [
-        f"{bus(n)} of job 12 (alice) is not freed: {words}; {memory_check.QUARANTINE_LIMIT_REACHED}"
-        for n in (2, 3)
+    spared = f"{words}; {memory_check.QUARANTINE_LIMIT_REACHED}"
+    assert [line for line in reaped if line.startswith("spared")] == [
+        f"spared      GPU {n}: {spared}" for n in (2, 3)
+    ]
+    said = report_messages.reconcile_event_messages(report)
+    assert [line for line in said if "stays in service" in line] == [
+        f"{bus(n)} stays in service, though: {spared}" for n in (2, 3)
     ]
 
 
 def test_an_epilog_tells_what_went_out_of_service() -> None:
     released = ReleaseResult()
     released.freed, released.away = [bus(0)], [(bus(0), "memory: 300 MiB stay in use")]
+    released.spared = [(bus(1), "memory: 300 MiB stay in use; too many are out")]
 
     told = f"{bus(0)} is out of service: memory: 300 MiB stay in use"
+    spared = f"{bus(1)} stays in service, though: memory: 300 MiB stay in use; too many are out"
 
     call = SgeCall([], {"JOB_ID": "12", "SGE_TASK_ID": "1", "QUEUE": "gpu.q"})
-    assert (f"{call.who}: {told}", False) in sge_epilog.format_sge_release(call, released, 0.1)
+    lines = sge_epilog.format_sge_release(call, released, 0.1)
+    assert {(f"{call.who}: {told}", False), (f"{call.who}: {spared}", False)} <= {*lines}
     keys = {"JOB_ID": "12", "JOB_UID": "7", "CLUSTER_NAME": "lab"}
     environ = {f"SLURM_{key}": value for key, value in keys.items()}
     other = SlurmCall({**environ, "SLURMD_NODENAME": "n1"})
-    assert f"{other.who}: {told}" in slurm_epilog.format_slurm_release(other, released, 0.1)
+    found = slurm_epilog.format_slurm_release(other, released, 0.1)
+    assert {f"{other.who}: {told}", f"{other.who}: {spared}"} <= {*found}
 
 
 # --- when it is looked at ------------------------------------------------------------------------

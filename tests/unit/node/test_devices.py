@@ -205,7 +205,7 @@ def test_a_card_in_mig_mode_is_its_instances_and_never_granted_whole(box: Box) -
 def test_a_card_in_mig_mode_without_instances_or_information_gives_nothing(box: Box) -> None:
     path = box.gpu("0000:1b:00.0", 0)
     box.inventory("gpu.0000:1b:00.0.mig=1")
-    assert ids(box) == []
+    assert [(d.id, bool(d.withheld)) for d in read(box)] == [("0000:1b:00.0", True)]
     box.inventory(*MIG)
     path.write_text("garbage")
     assert [bool(d.fault) for d in read(box)] == [True] * 3

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpulock.errors import BROKEN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.slurm import gres_map
 from tests.support.slurm_site import Site, refusal
 from tests.support.trees import bus
@@ -16,7 +16,8 @@ from tests.support.trees import bus
 
 def at(site: Site, *entries: str) -> list[str]:
     """Return the ids of the devices at Slurm's positions."""
-    found = gres_map.resolve_gres_devices(str(site.state), list(entries), site.node().devices())
+    devices, driver = site.node().devices(), str(site.driver)
+    found = gres_map.resolve_gres_devices(str(site.state), list(entries), devices, driver)
     return [device.id for device in found]
 
 
@@ -178,3 +179,18 @@ def test_a_whole_card_in_mig_mode_and_an_instance_that_is_gone_are_broken(site: 
     site.map("0", "0.gi7.ci0", "0.gi1")
     for entry in ("0", "1", "2"):
         broken(site, entry)
+
+
+def test_an_instance_that_the_driver_has_and_no_exporter_tells_breaks_no_node(site: Site) -> None:
+    site.mig()
+    site.map("0.gi7.ci0", "1.gi1.ci0")
+    for name in ("gpu0/mig/gi7/ci0", "gpu1/mig/gi1/ci0"):
+        (site.driver / "capabilities" / name).mkdir(parents=True)
+    assert refusal(lambda: at(site, "0")).kind == UNKNOWN
+    assert refusal(lambda: at(site, "1")).kind == UNKNOWN
+    assert refusal(lambda: at(site, "MIG-9")).kind == UNKNOWN
+
+
+def test_a_uuid_that_the_driver_does_not_tell_yet_breaks_no_node(site: Site) -> None:
+    site.gpu(bus(0), 0, "GPU-????????-????-????-????-????????????")
+    assert refusal(lambda: at(site, "GPU-00000000-aaaa")).kind == UNKNOWN

@@ -141,15 +141,15 @@ def test_what_is_over_will_be_news_again_but_only_where_all_was_told() -> None:
 
 @pytest.mark.parametrize(("cards", "most"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (16, 8)])
 def test_half_of_the_cards_are_out_at_most_whatever_is_said(cards: int, most: int) -> None:
-    said = [found("xid 79", 1, bus(number)) for number in range(cards)]
+    said = [bus(number) for number in range(cards)]
     assert len(limit_exporter_quarantine(said, [], cards)) == most
     out = [bus(number) for number in range(most)]
     assert limit_exporter_quarantine(said, out, cards) == set(out)
 
 
 def test_instances_of_one_card_are_one_card() -> None:
-    said = [found("xid 79", 1, f"{bus(0)}.gi{n}.ci0") for n in range(7)]
-    assert limit_exporter_quarantine([*said, found("xid 79", 1, bus(1))], [], 2) == {bus(0)}
+    said = [f"{bus(0)}.gi{n}.ci0" for n in range(7)]
+    assert limit_exporter_quarantine([*said, bus(1)], [], 2) == {bus(0)}
 
 
 def test_a_book_is_of_one_boot(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_whatever_a_sample_says_it_speaks_of_devices_of_this_node_alone(
     assert all(
         one.mark > 0 and kv.is_single_line(one.words) and ";" not in one.words for one in said
     )
-    assert len(limit_exporter_quarantine(said, [], 4)) <= 2
+    assert len(limit_exporter_quarantine([one.device for one in said], [], 4)) <= 2
 
 
 def test_the_exporter_tells_of_repairs_that_are_due() -> None:

@@ -12,9 +12,9 @@ from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.inventory_file import (
     InventoryPublisher,
     check_inventory,
-    list_driver_instances,
 )
 from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
+from gpulock.node.devices import driver_mig_instances
 from gpulock.node.devices import read_nvml_inventory as read_inventory
 from gpulock.node.settings import Settings
 from tests.support.journal import HeardJournal
@@ -103,8 +103,8 @@ def test_a_card_with_instances_is_never_granted_whole() -> None:
 def test_instances_are_told_by_their_access_files(tmp_path: Path) -> None:
     for name in ("gi1/ci0", "gi1/ci1", "gi9/ci0", "config/ci0", "gi1/access"):
         (tmp_path / "capabilities/gpu1/mig" / name).mkdir(parents=True)
-    found = list_driver_instances(str(tmp_path), CARDS)
-    assert found == {bus(0): frozenset(), bus(1): {"gi1.ci0", "gi1.ci1", "gi9.ci0"}}
+    assert driver_mig_instances(str(tmp_path), 0) == frozenset()
+    assert driver_mig_instances(str(tmp_path), 1) == {"gi1.ci0", "gi1.ci1", "gi9.ci0"}
 
 
 class Site:

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the exporter's user can make root do: at most half of a node's cards go out of service.
+
+The exporter here is its user's: each word of its files is hostile (docs/quarantine.md).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulock.alloc import states
+from gpulock.alloc.availability import ClaimRequest
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.memory_check import WAIT, judge_memory_sample
+from gpulock.alloc.node_view import read_node_view
+from gpulock.daemon.health.findings import CAUSES, findings_from_sample
+from gpulock.daemon.history.files import LINE_LIMIT
+from gpulock.daemon.history.record import (
+    MOST_MEMORY,
+    ClaimedDevice,
+    ExporterSamples,
+    build_history_record,
+    clamp_device_usage,
+    encode_history_record,
+)
+from gpulock.daemon.idle.idle_claims import claim_idle_seconds
+from gpulock.daemon.idle.policy import IdlePolicy
+from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.inventory_file import (
+    InventoryPublisher,
+    check_inventory,
+    format_inventory,
+)
+from gpulock.daemon.reconcile.reconcile import DriverCard, reconcile_locks
+from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.errors import BUSY, Refusal
+from gpulock.node import sample
+from gpulock.node.devices import Device, apply_nvml_inventory, nvlink_counts
+from gpulock.node.settings import Settings
+from gpulock.store import kv
+from tests.support.few import FEW
+from tests.support.health_site import Ward
+from tests.support.trees import BOOT, NAME, bus, judge_of, record, soon
+
+CARDS = 8
+MIB = 1 << 20
+
+
+class Hostile(Ward):
+    """A node of eight cards whose exporter belongs to an attacker."""
+
+    def __init__(self, root: Path, **keys: str) -> None:
+        super().__init__(root, CARDS, **keys)
+        self.lines: list[str] = []
+        idle = IdlePolicy(self.lines.append)
+        self.chores: list[Chore] = [InventoryPublisher(self.journal), self.health, idle]
+
+    def invent(self, *lines: str) -> None:
+        """Let the attacker write an inventory."""
+        text = "\n".join(["gpulock-inventory 1", f"boot_id={BOOT}", *lines]) + "\n"
+        (self.exporter / "inventory").write_text(text, errors="surrogateescape")
+
+    def turn(self, times: int = 2) -> None:
+        """Let gpulockd do rounds; what fails in a chore fails the test."""
+        for _ in range(times):
+            self.now += 30
+            node = DaemonNode(Settings(dict(self.settings)), NAME)
+            report = reconcile_locks(node, judge_of(node), soon())
+            report.cards = node.cards
+            for chore in self.chores:
+                chore.run(node, report, self.now)
+
+    def states(self) -> list[str]:
+        """Return the state of each device."""
+        node = self.node()
+        rows = read_node_view(node, self.now).device_rows(node.devices(), CARDS)
+        return [row.state for row in rows]
+
+    def usable(self) -> int:
+        """Return how many whole cards a job can have."""
+        return self.states().count(states.FREE)
+
+    def claim(self, count: int, *wanted: int) -> list[str]:
+        """Let a job claim."""
+        node = self.node()
+        want = ClaimRequest(count, tuple(bus(number) for number in wanted))
+
+        def judging() -> Judge:
+            return judge_of(node)
+
+        owner = record(token="", devices=())
+        return [d.id for d in claim_devices(node, owner, want, judging, soon()).devices]
+
+    def instances(self, number: int, *names: str) -> None:
+        """Let the driver show instances of a card."""
+        for name in names:
+            folder = self.driver / f"capabilities/gpu{number}/mig" / name.replace(".", "/")
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Hostile:
+    return Hostile(tmp_path)
+
+
+def test_mig_mode_of_every_card_is_believed_of_half_and_none_is_missing(node: Hostile) -> None:
+    node.turn()
+    node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(CARDS)])
+    node.turn(4)
+    assert node.out() == [], "no card is quarantined: the driver shows each"
+    assert node.usable() == CARDS // 2
+    assert states.MISSING not in node.states()
+
+
+def test_mig_mode_and_faults_are_one_half_together(node: Hostile) -> None:
+    node.turn()
+    node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(3)])
+    node.turn()
+    for number in range(3, CARDS):
+        node.tell(number, "x.79=1,1.0")
+    node.round(3)
+    assert node.usable() == CARDS // 2
+    assert len([line for line in node.said() if "stays in service" in line]) >= CARDS // 2 - 3
+
+
+def test_faults_first_leave_mig_mode_nothing(node: Hostile) -> None:
+    for number in range(CARDS):
+        node.tell(number, "x.79=1,1.0")
+    node.round(3)
+    node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(CARDS)])
+    node.turn(4)
+    assert node.usable() == CARDS // 2
+
+
+def test_a_job_of_the_whole_node_waits_and_no_queue_is_at_fault(node: Hostile) -> None:
+    node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(CARDS)])
+    node.turn()
+    for wanted in ((CARDS,), (1, 0)):
+        with pytest.raises(Refusal) as refused:
+            node.claim(*wanted)
+        assert refused.value.kind == BUSY, "a node that is at fault would be drained"
+    assert len(node.claim(CARDS // 2)) == CARDS // 2
+
+
+def test_a_card_that_has_instances_is_split_whoever_says_so(node: Hostile) -> None:
+    for number in range(CARDS):
+        node.instances(number, "gi1.ci0")
+    node.invent(f"gpu.{bus(0)}.mig=0", f"link.{bus(0)}\r{bus(1)}=1", "x\r=1")
+    node.turn()
+    assert node.usable() == 0, "none is granted whole beside its own instances"
+
+
+def test_an_instance_has_no_uuid_of_another(node: Hostile) -> None:
+    node.gpu(bus(2), 2, "GPU-22222222-aaaa")
+    node.instances(0, "gi1.ci0", "gi2.ci0")
+    node.instances(1, "gi1.ci0")
+    node.invent(
+        *[f"gpu.{bus(number)}.mig=1" for number in (0, 1)],
+        f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1",
+        f"mig.{bus(0)}.gi2.ci0.uuid=MIG-2",
+        f"mig.{bus(1)}.gi1.ci0.uuid=MIG-1",
+        f"gpu.{bus(3)}.uuid=GPU-22222222-aaaa",
+    )
+    node.turn()
+    devices = {device.id: device.uuid for device in node.node().devices() if device.uuid}
+    assert len(set(devices.values())) == len(devices)
+    assert devices[f"{bus(0)}.gi2.ci0"] == "MIG-2"
+
+
+def test_memory_that_stays_in_use_everywhere_leaves_half_of_the_node(node: Hostile) -> None:
+    for number in range(CARDS):
+        node.tell(number, f"memory_used={300 * MIB}")
+    node.round(9)
+    assert node.usable() == CARDS // 2
+
+
+def test_what_the_driver_put_out_comes_back_whatever_the_exporter_says(node: Hostile) -> None:
+    node.settings["QUARANTINE_ON"] = "missing"
+    node.turn()
+    files = [node.driver / "gpus" / bus(number) / "information" for number in range(1, CARDS)]
+    texts = [file.read_text() for file in files]
+    for file in files:
+        file.write_text("")
+    node.turn()
+    assert len(node.out()) == CARDS - 1
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    for number in range(CARDS):
+        node.tell(number, "recovery_action=1", "remap_failure=1")
+    node.round(9)
+    assert len(node.out()) <= CARDS // 2
+
+
+WORDS = st.text("gpumilnk.:0123456789abcdf=\x1b\r;, -/'\"\udcff$", max_size=40)
+KEYS = st.sampled_from(
+    [
+        *(f"gpu.{bus(n)}.{word}" for n in range(4) for word in ("mig", "uuid", "memory_mib")),
+        *(f"mig.{bus(n)}.gi1.ci0.{word}" for n in range(3) for word in ("uuid", "profile")),
+        *(f"link.{bus(n)}.{bus(n + 1)}" for n in range(3)),
+        f"gpu.{bus(0)}.nvswitch",
+    ]
+)
+VALUES = st.sampled_from(["1", "0", "GPU-1", "MIG-1", "GPU-00000000-aaaa", "99999999"]) | WORDS
+INVENTORIES = st.lists(st.tuples(KEYS | WORDS, VALUES).map("=".join), max_size=20)
+
+
+def holds_of_devices(found: list[Device]) -> None:
+    """See that a node is the driver's; its last card has an instance by the driver."""
+    assert {device.bus for device in found} == {bus(number) for number in range(CARDS)}
+    assert len([d for d in found if d.withheld and d.bus != bus(7)]) <= CARDS // 2
+    assert bus(7) not in [d.id for d in found if not d.withheld]
+    uuids = [device.uuid for device in found if device.uuid]
+    assert len(set(uuids)) == len(uuids)
+    assert all(one.isascii() and one.replace("-", "").isalnum() for one in uuids)
+    assert all(kv.is_single_line(device.profile) for device in found)
+
+
+@FEW
+@given(INVENTORIES)
+def test_whatever_an_inventory_says_the_driver_decides(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
+    node = Hostile(tmp_path_factory.mktemp("node"))
+    node.instances(7, "gi1.ci0")
+    node.invent(*lines)
+    node.turn(1)
+    holds_of_devices(node.node().devices())
+    assert node.out() == []
+
+
+def publish(lines: list[str]) -> None:
+    """Check an inventory as gpulockd does, and add it to a driver's cards."""
+    cards = {bus(n): DriverCard(n, f"GPU-{n:08d}-aaaa" if n % 2 else "") for n in range(CARDS)}
+    instances = {name: frozenset({"gi1.ci0"} if name == bus(7) else ()) for name in cards}
+    try:
+        told = kv.decode_pairs("\n".join(lines))
+    except kv.MalformedError:
+        told = {}
+    found = check_inventory(told, cards, instances)
+    pairs = kv.decode_pairs(format_inventory(found.pairs, BOOT), "gpulock-inventory 1")
+    devices = [Device(name, card.minor) for name, card in cards.items()]
+    for device in devices:
+        device.uuid = cards[device.bus].uuid
+    holds_of_devices(apply_nvml_inventory(devices, pairs))
+    assert all(count >= 0 for count in nvlink_counts(pairs).values())
+
+
+MILLION = settings(max_examples=1_000_000, deadline=None, database=None)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+@MILLION
+@given(INVENTORIES)
+def test_a_million_inventories(lines: list[str]) -> None:
+    publish(lines)
+
+
+# --- its sample -----------------------------------------------------------------------------------
+
+TOKEN = "feedface"
+HELD = 1000.0  # seconds
+NOW = 5000.0
+FIELD_NAMES = [key for _, key, _, _ in sample.FIELDS] + ["x.79", "c.ecc.uncorrected.dram"]
+NUMBERS = ["0", "1", "1e308", "9" * 18, "4990", "5000", "nan", "-1", "1,1", "1e-320"]
+PAIRS = st.tuples(
+    st.sampled_from(FIELD_NAMES), st.sampled_from(NUMBERS) | st.floats().map(str) | WORDS
+).map("=".join)
+HEADS = st.sampled_from(
+    ["", f"device {bus(0)} ", f"device {bus(9)} ", f"token {TOKEN} {bus(0)} ", "token . .. ", " "]
+)
+LINES = st.lists(st.tuples(HEADS, st.lists(PAIRS, max_size=8).map(" ".join)).map("".join))
+
+
+def believe(lines: list[str]) -> None:
+    """Let root believe a sample: what it makes of it stays within what root itself knows."""
+    head = [sample.SAMPLE_LINE, f"boot_id={BOOT}"]
+    found = sample.parse_sample("\n".join([*head, *lines]), sample.SAMPLE_LINE)
+    devices = [Device(bus(number), number) for number in range(CARDS)]
+    said = list(findings_from_sample(found, devices, CAUSES))
+    assert {one.device for one in said} <= {bus(0)}
+    assert all(0 < one.mark < 1 << 60 and len(one.words) < 120 for one in said)
+    assert len(said) < 64
+    own = record(token=TOKEN, claimed_boottime=NOW - HELD)
+    account = found.tokens.get(TOKEN, {}).get(bus(0)) or sample.ClaimUsage({})
+    usage = clamp_device_usage(account, own, HELD, None)
+    assert 0 <= (usage.busy or 0) <= usage.observed <= HELD
+    assert (usage.idle or 0) <= usage.observed
+    assert (usage.foreign or 0) <= HELD
+    assert (usage.memory_peak or 0) <= MOST_MEMORY
+    assert len(usage.used) == len(usage.covered) <= sample.BUCKETS
+    idle = claim_idle_seconds(own, [bus(0)], found.tokens.get(TOKEN, {}), NOW)
+    assert idle is None or 0 <= idle <= HELD, "no claim idles for longer than it is held"
+    part = ClaimedDevice(bus(0), own, 1.7e9, held=HELD)
+    advice = ExporterSamples("")
+    advice.last = found
+    line = encode_history_record(build_history_record([part], advice, {}))
+    assert len(line) < LINE_LIMIT and line.count(b"\n") == 1
+    seen = found.devices.get(bus(0))
+    state = judge_memory_sample(seen, NOW, NOW + 100, 10.0, MIB, 10.0)
+    assert state != WAIT, "nobody waits for longer than a sample is believed"
+
+
+@settings(FEW, max_examples=300)
+@given(LINES)
+def test_whatever_a_sample_says_root_believes_no_more_than_it_knows(lines: list[str]) -> None:
+    believe(lines)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+@MILLION
+@given(LINES)
+def test_a_million_samples(lines: list[str]) -> None:
+    believe(lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"device {bus(0)} " + "a=1 " * 500_000,
+        "token a b used=" + "1," * 1_000_000 + "1",
+        "device x busy=" + "1" * 2_000_000,
+        "device x y=1\n" * 150_000,
+        "=\n" * 1_000_000,
+        " " * 2_000_000,
+    ],
+)
+def test_the_longest_sample_is_read_in_a_second_or_two(tmp_path: Path, line: str) -> None:
+    (tmp_path / "sample").write_text(f"{sample.SAMPLE_LINE}\n{line}"[: sample.LIMIT])
+    begun = time.process_time()
+    sample.load_sample_file(str(tmp_path / "sample"), sample.SAMPLE_LINE)
+    assert time.process_time() - begun < 3

@@ -20,6 +20,7 @@ from gpulock.daemon.reconcile.schedule import ROUND, TIME, Chore, read_chore_inp
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
+from gpulock.node.procfs import status_line_value
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import PERIOD
 from gpulock.workstation.process_claims import make_liveness_judge
@@ -158,18 +159,12 @@ def missing_ptrace(node: Node, uid: int) -> str:
         return ""
     try:
         status = node.proc.read(os.getpid(), "status")
-        effective = int(find_status_field(status, b"\nCapEff:"), 16)
+        effective = int(status_line_value(status, b"\nCapEff:"), 16)
     except (OSError, ValueError):
         return ""
     if effective >> CAP_SYS_PTRACE & 1:
         return ""
     return "without CAP_SYS_PTRACE no other process's files can be seen: nothing is freed"
-
-
-def find_status_field(status: bytes, key: bytes) -> bytes:
-    """Return what follows `key` on its line; raise ValueError."""
-    begin = status.index(key) + len(key)
-    return status[begin : status.index(b"\n", begin)]
 
 
 def needs_recheck(report: ReconcileReport | None, node: Node) -> bool:

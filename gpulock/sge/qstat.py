@@ -13,32 +13,22 @@ from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
 from gpulock.sge.cull import SgeJob
 
+HINT = "is qmaster up?"
 FOLDERS = ("/usr/lib/gridengine", "/usr/bin")
 
 
 def query_qmaster_job(settings: Settings, job: str) -> SgeJob:
     """Return the job as qmaster knows it; raise Refusal(UNKNOWN) for no or a strange answer."""
-    qstat = SchedulerProgram(
-        find_sge_binary(settings, "qstat"), sge_client_environment(settings), "is qmaster up?"
-    )
+    qstat = make_sge_client(settings, "qstat")
     answer = qstat.output(["-j", job, "-xml"], Deadline(settings.sge_qstat_timeout))
     try:
         return parse_qstat_job(answer.decode("utf-8", "replace"), job)
     except ValueError as fault:
-        raise Refusal(UNKNOWN, f"qstat's answer: {fault}", "is qmaster up?") from fault
+        raise Refusal(UNKNOWN, f"qstat's answer: {fault}", HINT) from fault
 
 
-def find_sge_binary(settings: Settings, name: str) -> str:
-    """Return the path of one of Grid Engine's programs; raise Refusal when there is none."""
-    folders = (settings.sge_binaries,) if settings.sge_binaries else FOLDERS
-    for folder in folders:
-        if os.access(f"{folder}/{name}", os.X_OK):
-            return f"{folder}/{name}"
-    raise Refusal(UNKNOWN, f"no {name} in {' '.join(folders)}", "set SGE_BINARIES")
-
-
-def sge_client_environment(settings: Settings) -> dict[str, str]:
-    """Return the whole environment of a Grid Engine client."""
+def make_sge_client(settings: Settings, name: str) -> SchedulerProgram:
+    """Return one of Grid Engine's programs with its environment; raise Refusal for none."""
     pairs = {
         "PATH": "/usr/bin:/bin",
         "SGE_ROOT": settings.sge_root,
@@ -46,7 +36,12 @@ def sge_client_environment(settings: Settings) -> dict[str, str]:
         "SGE_QMASTER_PORT": settings.sge_qmaster_port,
         "SGE_EXECD_PORT": settings.sge_execd_port,
     }
-    return {name: value for name, value in pairs.items() if value}
+    env = {key: value for key, value in pairs.items() if value}
+    folders = (settings.sge_binaries,) if settings.sge_binaries else FOLDERS
+    for folder in folders:
+        if os.access(f"{folder}/{name}", os.X_OK):
+            return SchedulerProgram(f"{folder}/{name}", env, HINT)
+    raise Refusal(UNKNOWN, f"no {name} in {' '.join(folders)}", "set SGE_BINARIES")
 
 
 def parse_qstat_job(xml: str, job: str) -> SgeJob:

@@ -64,22 +64,16 @@ def drop_device_from_record(state_dir: str, record: Owner, device: str) -> None:
     except FileNotFoundError:
         return
     except OSError as fault:
-        if fault.errno in atomic.FULL and not try_mark_record_missing(state_dir):
-            return
+        if fault.errno in atomic.FULL:
+            from gpulock.store import adoption_state
+
+            try:
+                adoption_state.mark_record_missing(state_dir)
+            except OSError:
+                return
     except kv.MalformedError:
         pass  # whatever it is, it is no claim to come back to
     atomic.remove_quietly(path)
-
-
-def try_mark_record_missing(state_dir: str) -> bool:
-    """Note that a record is missing; return whether that is noted."""
-    from gpulock.store import adoption_state
-
-    try:
-        adoption_state.mark_record_missing(state_dir)
-    except OSError:
-        return False
-    return True
 
 
 def record_pending_history(

@@ -92,10 +92,6 @@ class ClaimServer:
                 client.send(SocketReply(REFUSED, kind=BROKEN, why=why, do="use the scheduler"))
             self._drop(client, keep_ticket=not why)
 
-    def is_open(self) -> bool:
-        """Return whether the socket is there."""
-        return self._socket is not None
-
     def retry_now(self) -> None:
         """Try again at once: a lock came or went."""
         self._line.retry_now()

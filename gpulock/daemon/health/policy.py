@@ -28,15 +28,7 @@ from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
 from gpulock.daemon.health.snapshot import HealthSnapshot
 from gpulock.daemon.health.state import HealthState
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import (
-    DEVICES,
-    LOCKS,
-    QUARANTINE,
-    SAMPLE,
-    TIME,
-    Chore,
-    Due,
-)
+from gpulock.daemon.reconcile.schedule import DEVICES, LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
@@ -142,11 +134,13 @@ class HealthPolicy(Chore):
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in fresh}):
             reasons = [one for one in fresh if one.device == name]
-            if is_exporter_reported(reasons) and not {name, card_bus_id(name)} & {
-                *allowed,
-                *out,
-            }:
-                failed[f"cap {name}"] = quarantine_limit_message(name, reasons)
+            told = any(one.cause in EXPORTER_CAUSES for one in reasons)
+            if told and not {name, card_bus_id(name)} & {*allowed, *out}:
+                words = ", ".join(one.words for one in reasons)
+                failed[f"cap {name}"] = (
+                    f"{name} stays in service, though: {words}; the exporter reports more than half"
+                    f" of this node as faulty: check it, or quarantine by hand"
+                )
                 continue
             try:
                 self._quarantine(look.node, name, reasons)
@@ -266,20 +260,6 @@ def merge_note_reasons(
             f" {ADMIN_RESTORE_ONLY}"
         )
     return list(dict.fromkeys(words))
-
-
-def is_exporter_reported(reasons: list[HealthFinding]) -> bool:
-    """Return whether only the exporter says so, of one of these at least."""
-    return any(one.cause in EXPORTER_CAUSES for one in reasons)
-
-
-def quarantine_limit_message(name: str, reasons: list[HealthFinding]) -> str:
-    """Return the message on a device that stays in service because too many are out."""
-    words = ", ".join(one.words for one in reasons)
-    return (
-        f"{name} stays in service, though: {words}; the exporter reports more than half"
-        f" of this node as faulty: check it, or quarantine by hand"
-    )
 
 
 def is_device_flapping(node: Node, name: str) -> bool:

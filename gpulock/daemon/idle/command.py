@@ -18,7 +18,6 @@ from typing import Final
 
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.sge import qstat, spool
 from gpulock.slurm.scontrol import SlurmctldClient, slurm_array_task_name, slurm_job_uid
@@ -175,11 +174,7 @@ def delete_sge_job(node: Node, record: Owner) -> str:
     words = [record.job_id]
     if config.get("ja_task_id", ["0"])[0] != "0":
         words += ["-t", record.task_id]
-    qdel = SchedulerProgram(
-        qstat.find_sge_binary(settings, "qdel"),
-        qstat.sge_client_environment(settings),
-        "is qmaster up?",
-    )
+    qdel = qstat.make_sge_client(settings, "qdel")
     qdel.output(words, Deadline(settings.sge_qstat_timeout))
     return f"deleted (qdel {' '.join(words)})"
 

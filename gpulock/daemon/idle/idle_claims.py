@@ -35,7 +35,8 @@ class IdleClaim(NamedTuple):
 
     def describe_holder(self) -> str:
         """Return how people name the holder."""
-        return f"{format_claim_job(self.owner)} of {self.owner.user or self.owner.uid}"
+        job = "" if self.owner.scheduler == "process" else "job "
+        return f"{job}{self.owner.job()} of {self.owner.user or self.owner.uid}"
 
     def describe_idle(self) -> str:
         """Return what it holds, and for how long in vain."""
@@ -88,11 +89,6 @@ def standing_claim_tokens(report: ReconcileReport) -> set[str]:
     return {o.lock.owner.token for o in report.outcomes if o.lock.owner}
 
 
-def format_claim_job(record: Owner) -> str:
-    """Return how people name the holder."""
-    return record.job() if record.scheduler == "process" else f"job {record.job()}"
-
-
 NAME: Final = "idle"
 WARN: Final = "warn"  # said in the journal; its command is due
 WARNED: Final = "told"  # the command of its warning has ended, or there is none
@@ -137,7 +133,9 @@ class IdleNotes:
 
     def _write(self) -> None:
         pairs = [
-            (token, encode_idle_acts(acts)) for token, acts in sorted(self._acts.items()) if acts
+            (token, " ".join([f"{act}@{at:.3f}" for act, at in acts.items()]))
+            for token, acts in sorted(self._acts.items())
+            if acts
         ]
         try:
             atomic.replace_file(self._path, kv.encode_pairs(pairs).encode())
@@ -145,11 +143,6 @@ class IdleNotes:
             self.fault = f"{self._path}: {fault.strerror}"
         else:
             self.fault = ""
-
-
-def encode_idle_acts(acts: dict[str, float]) -> str:
-    """Return the acts of one claim as words."""
-    return " ".join([f"{act}@{at:.3f}" for act, at in acts.items()])
 
 
 def decode_idle_acts(text: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ nothing. What was done is kept in LOCK_DIR/idle: a gpulockd that starts goes on 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Final
 
 from gpulock.daemon.core.background_call import BackgroundCall
@@ -35,7 +36,6 @@ from gpulock.daemon.reconcile.schedule import LOCKS, SAMPLE, TIME, Chore, Due
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.store.owner import Owner
 
 POLL: Final = 0.25  # seconds between two looks at a command or a scheduler at work
 AGAIN: Final = 60.0  # seconds until a job that could not be ended is tried again
@@ -170,7 +170,8 @@ class IdlePolicy(Chore):
             if self._notes.noted_at(token, KILL) is not None or now < self._again.get(token, now):
                 continue
             if self._noted(token, ENDING, now):
-                self.ending = idler, BackgroundCall(make_terminate_call(node, idler.owner))
+                # a scheduler may take its time, and gpulockd has none
+                self.ending = idler, BackgroundCall(partial(terminate_idle_job, node, idler.owner))
                 return
 
     def _record_termination(
@@ -202,8 +203,3 @@ class IdlePolicy(Chore):
         if key not in self._said:
             self._said.add(key)
             self._say(line)
-
-
-def make_terminate_call(node: Node, record: Owner) -> Callable[[], str]:
-    """Return what ends a job: a scheduler may take its time, and gpulockd has none."""
-    return lambda: terminate_idle_job(node, record)

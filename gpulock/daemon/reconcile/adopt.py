@@ -22,13 +22,6 @@ from gpulock.store import adoption_state, atomic, claim_records, kv, owner
 from gpulock.store.owner import Owner
 
 
-def read_living_records(node: Node, scan: ProcessScan) -> list[Owner]:
-    """Return the record of every living job that was granted devices; raise Refusal."""
-    # of our own uid: another user's process of that name must not steer what root restores
-    found = [read_shepherd_record(node, pid) for pid in find_shepherds(scan, os.geteuid())]
-    return [record for record in [*found, *read_run_records(node)] if record is not None]
-
-
 def read_shepherd_record(node: Node, pid: int) -> Owner | None:
     """Return the record a shepherd's job was given, None for one that has no GPU."""
     try:
@@ -47,16 +40,10 @@ def read_shepherd_record(node: Node, pid: int) -> Owner | None:
         ) from fault
     if (record.node, record.boot_id, record.pid) != (node.name, node.boot_id, pid):
         return None
-    if node.settings.simulation and not is_in_simulation(
-        record.spool_dir, node.settings.simulation
-    ):
+    marker = node.settings.simulation
+    if marker and not record.spool_dir.startswith(f"{os.path.dirname(marker)}/"):
         return None  # of the real node, or of another simulation beside this one
     return record if node.proc.running(record.pid, record.start) else None
-
-
-def is_in_simulation(path: str, marker: str) -> bool:
-    """Return whether `path` is in the simulated node that `marker` stands for."""
-    return path.startswith(f"{os.path.dirname(marker)}/")
 
 
 def read_run_records(node: Node) -> list[Owner]:
@@ -93,8 +80,11 @@ def adopt_lost_locks(node: Node, scan: ProcessScan) -> list[Owner]:
     """
     adopted: dict[str, Owner] = {}
     known = {device.id: device for device in node.devices()}
+    # of our own uid: another user's process of that name must not steer what root restores
+    kept = [read_shepherd_record(node, pid) for pid in find_shepherds(scan, os.geteuid())]
+    living = [record for record in [*kept, *read_run_records(node)] if record is not None]
     # of two records that name one device the later one holds it: the earlier is a leftover
-    living = sorted(read_living_records(node, scan), key=lambda one: -one.claimed_boottime)
+    living.sort(key=lambda one: -one.claimed_boottime)
     for record in living:
         first = adopted.setdefault(record.token, record)
         for device in record.devices:

@@ -19,14 +19,7 @@ from gpulock.alloc.memory_check import (
 )
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
-from gpulock.daemon.reconcile.schedule import (
-    DEVICES,
-    INVENTORY,
-    INVENTORY_FILE,
-    TIME,
-    Chore,
-    Due,
-)
+from gpulock.daemon.reconcile.schedule import DEVICES, INVENTORY, INVENTORY_FILE, TIME, Chore, Due
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import INVENTORY_LINE, driver_mig_instances

@@ -18,7 +18,6 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import REFUSALS, TIME, Chore, Due
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal, one_line
-from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
@@ -67,28 +66,19 @@ def take_refusal_notes(lock_dir: str, now: float) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     for name in names:
-        if not name.isdecimal():
-            remove_stale_note(f"{folder}/{name}", now)
-        elif len(found) < MAX_NOTES_PER_ROUND:
-            taken = f"{folder}/.{name}.taken"
-            try:
-                os.rename(f"{folder}/{name}", taken)
+        path, taken = f"{folder}/{name}", f"{folder}/.{name}.taken"
+        try:
+            if not name.isdecimal():
+                if now - os.lstat(path).st_mtime > OLD:
+                    atomic.remove_quietly(path)
+            elif len(found) < MAX_NOTES_PER_ROUND:
+                os.rename(path, taken)
                 found[name] = atomic.read_text(taken, LIMIT)
                 keep_told_note(lock_dir, name, taken)
-            except OSError:
-                pass  # whatever stands there, it is no note
-            atomic.remove_quietly(taken)
+        except OSError:
+            pass  # whatever stands there, it is no note
+        atomic.remove_quietly(taken)
     return found
-
-
-def remove_stale_note(path: str, now: float) -> None:
-    """Remove what nobody writes any more; `now` is seconds since 1970."""
-    try:
-        old = now - os.lstat(path).st_mtime > OLD
-    except OSError:
-        return
-    if old:
-        atomic.remove_quietly(path)
 
 
 def set_job_contexts(settings: Settings, notes: dict[str, str]) -> list[str]:
@@ -97,12 +87,8 @@ def set_job_contexts(settings: Settings, notes: dict[str, str]) -> list[str]:
     deadline = Deadline(settings.sge_qstat_timeout * 2)
     for job, text in notes.items():
         try:
-            qalter = SchedulerProgram(
-                qstat.find_sge_binary(settings, "qalter"),
-                qstat.sge_client_environment(settings),
-                "is qmaster up?",
-            )
-            qalter.output(["-ac", f"{VARIABLE}={format_context_value(text)}", job], deadline)
+            words = ["-ac", f"{VARIABLE}={format_context_value(text)}", job]
+            qstat.make_sge_client(settings, "qalter").output(words, deadline)
         except (Refusal, OSError) as fault:
             failed.append(f"job {job} was refused, but its context was not updated: {fault}")
     return failed

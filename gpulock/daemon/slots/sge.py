@@ -24,14 +24,12 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import QUARANTINE, TIME, Chore, Due
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
-from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
 from gpulock.store import atomic, kv, quarantine
 
 EVERY: Final = 15.0  # seconds between two rounds
-HINT: Final = "is qmaster up?"
 QUARANTINED_SENSOR: Final = "gpu.quarantined"  # what a load sensor reports: quarantined or missing
 ALL: Final = 1_000_000  # more than any host has
 DIGITS: Final = 6
@@ -160,10 +158,7 @@ def sync_complex_count(
 
 
 def update_lowered_count(
-    settings: Settings,
-    notes: dict[Key, LoweredCount],
-    key: Key,
-    wanted: LoweredCount | None,
+    settings: Settings, notes: dict[Key, LoweredCount], key: Key, wanted: LoweredCount | None
 ) -> None:
     """Keep what is known of one count, where that is new; raise OSError."""
     if notes.get(key) == wanted:
@@ -183,13 +178,13 @@ class QmasterClient:
 
     def ask(self, program: str, *words: str) -> str:
         """Return what a client prints; raise Refusal for one that fails or hangs."""
-        env = {**qstat.sge_client_environment(self._settings), "SGE_SINGLE_LINE": "1"}
-        client = SchedulerProgram(qstat.find_sge_binary(self._settings, program), env, HINT)
+        client = qstat.make_sge_client(self._settings, program)
+        client.env["SGE_SINGLE_LINE"] = "1"
         code, said = client.answer(list(words), Deadline(self._settings.sge_qstat_timeout))
         text = said.decode("utf-8", "replace")
         if code != 0:
             last = one_line(text.strip())[-200:]
-            raise Refusal(UNKNOWN, f"{program} {words[0]} failed: {last}", HINT)
+            raise Refusal(UNKNOWN, f"{program} {words[0]} failed: {last}", qstat.HINT)
         return text
 
 
@@ -279,7 +274,10 @@ def next_sync_step(
     """
     if bad is None:
         return SyncStep(note)
-    if note is not None and not is_own_count(note, current):
+    ours = note is not None and (
+        current in (note.now, note.was) if note.stage == WANTED else current == note.now
+    )
+    if note is not None and (note.stage == THEIRS or not ours):
         if not bad:
             return SyncStep(None)
         told = f"it was set to {current} by others, and gpulock does not change it"
@@ -291,13 +289,6 @@ def next_sync_step(
     if not bad or note is None:
         return SyncStep(None)
     return SyncStep(note._replace(was=current, now=current, stage=DONE))
-
-
-def is_own_count(note: LoweredCount, current: int) -> bool:
-    """Return whether a count is what we left it at, or were about to change."""
-    if note.stage == THEIRS:
-        return False
-    return current == note.now or (note.stage == WANTED and current == note.was)
 
 
 def parse_lowered_counts(text: str) -> dict[Key, LoweredCount]:

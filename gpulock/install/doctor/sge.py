@@ -20,7 +20,7 @@ from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_si
 from gpulock.install.sge.texts import complex_fault, login_script_text, sge_admin_user
 from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import CURRENT, version_in_force
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import Proc, status_line_value
 from gpulock.node.settings import Settings
 from gpulock.sge import cull, verdict
 
@@ -70,8 +70,7 @@ def check_execd(settings: Settings, execd: Execd | None) -> Iterator[Check]:
         yield fault(blind, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
         return
     yield ok(f"pid {execd.pid}, spool {execd.spool}")
-    status = Path(f"/proc/{execd.pid}/status").read_text()
-    bounds = int(status.partition("CapBnd:")[2].split(None, 1)[0], 16)
+    bounds = int(status_line_value(Proc().read(execd.pid, "status"), b"\nCapBnd:"), 16)
     if not bounds >> _SYS_RESOURCE & 1:
         what = "execd lacks CAP_SYS_RESOURCE: hooks run under the job's own limits"
         yield warning(what, "use prolog/sge-jsv-limits as jsv_url", "limits")

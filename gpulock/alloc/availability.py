@@ -107,7 +107,7 @@ def foreign_device_ids(node: Node, found: list[Device], count: int, pid: int) ->
     if not 0 < count < len(free):
         return frozenset()
     from gpulock.alloc.device_users import OpenFiles
-    from gpulock.alloc.liveness import ProcessScan
+    from gpulock.alloc.process_scan import ProcessScan
 
     try:
         holders = OpenFiles(ProcessScan(node.proc), free, node.settings)

@@ -10,8 +10,9 @@ import errno
 import os
 import time
 
-from gpulock.alloc.liveness import ROUNDS, Judge, ProcessScan, session_members
+from gpulock.alloc.liveness import Judge, session_members
 from gpulock.alloc.process_owner import INIT, belongs_to_other_claim, is_service_process
+from gpulock.alloc.process_scan import ROUNDS, ProcessScan
 from gpulock.node.devices import MAJOR, Device
 from gpulock.node.mounts import Mounts, device_file_key
 from gpulock.node.procfs import OVER
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gpulock.node.settings import Settings
 
 LONGEST = 5.0  # seconds for a whole look, which may be taken with the gate held
+SHARE = 0.5  # seconds of it for the processes of one user, where it is at those of all
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
 LONG_PATH = "/dev/..."  # in place of a path that is too long: it may be a node
@@ -74,18 +76,27 @@ def mig_access_nodes(device: Device, driver_root: str) -> list[str]:
     return found
 
 
+class FileLook:
+    """What a pass over file descriptors found: `pids` by device, `blind` why there may be more."""
+
+    __slots__ = ("blind", "pids")
+
+    def __init__(self) -> None:
+        self.blind = ""
+        self.pids: dict[str, list[int]] = {}
+
+
 class OpenFiles:
-    """Who has which device's node open; one pass over all file descriptors, when first asked."""
+    """Who has which device's node open; one pass over the descriptors of a user, or of all users.
+
+    A lock is held by its owner's processes alone, so only those decide. To look at everybody's is
+    for people, and may be partial. `blind` is the first reason why something may have been missed,
+    `dark` one that is told from outside: which nodes there are is not known.
+    """
 
     __slots__ = (
-        "_dev_root",
-        "_keys",
-        "_late",
-        "_mounts",
-        "_open",
-        "_services",
-        "blind",
-        "scan",
+        *("_dev_root", "_end", "_keys", "_late", "_looks", "_mounts"),
+        *("_services", "_spent", "blind", "dark", "scan"),
     )
 
     def __init__(
@@ -102,45 +113,61 @@ class OpenFiles:
             for key in device_node_keys(device, settings.dev_root, settings.driver_root):
                 self._keys.setdefault(key, []).append(device.id)
         self._mounts = Mounts(scan.proc.root)
-        self._open: dict[str, list[int]] | None = None
-        self._late = 0.0
+        self._looks: dict[int | None, FileLook] = {}
+        self._end = self._late = 0.0
+        self._spent: dict[int, float] = {}
         self.blind = ""
+        self.dark = ""
 
-    def pids_with_open(self, device: str) -> list[int]:
-        """Return the processes, services left out, that have a device's node open."""
-        if self._open is None:
-            self._open = self._look()
-        return self._open.get(device, [])
+    def pids_with_open(self, device: str, uid: int | None = None) -> list[int]:
+        """Return the processes, services left out, that have a device's node open.
 
-    def any_device_open(self) -> bool:
-        """Return whether any process has any of the devices open."""
-        self.pids_with_open("")
-        return bool(self._open)
+        Those of user `uid` (docs/hand-over.md, whose a process is), or anybody's.
+        """
+        return self._look(uid).pids.get(device, [])
 
-    def _look(self) -> dict[str, list[int]]:
-        """Look at every process as Scan does: list again until nothing vanished unread.
+    def any_device_open(self, uids: "Iterable[int]") -> bool:
+        """Return whether a process of any of these users has any of the devices open."""
+        return any([self._look(uid).pids for uid in uids])
+
+    def why_blind_about(self, uid: int) -> str:
+        """Return why processes of a user may have been missed, or nothing."""
+        return self.dark or self._look(uid).blind
+
+    def _look(self, uid: int | None) -> FileLook:
+        """Return the look at one user's processes, or at all; each is taken once."""
+        found = self._looks.get(uid)
+        if found is None:
+            found = self._looks[uid] = FileLook()
+            if self._keys and (uid is None or self.scan.may_run(uid)):
+                found.blind = self._fill(found.pids, uid)
+            self.blind = self.blind or self.dark or found.blind
+        return found
+
+    def _fill(self, found: dict[str, list[int]], uid: int | None) -> str:
+        """Look at every process as ProcessScan does: list again until nothing vanished unread.
 
         One that may not be seen is tried again: a fork is hidden by its parent until its exec.
+        Returns why there may be more.
         """
-        found: dict[str, list[int]] = {}
-        if not self._keys:
-            return found
-        self._late = time.monotonic() + LONGEST
+        self._end = time.monotonic() + LONGEST
         proc = self.scan.proc
-        seen = set(proc.kernel_threads())
-        denied: list[int] = []
         pids = list(self.scan.statuses())
+        seen = {*proc.kernel_threads(), *self.scan.others}
+        denied: list[int] = []
+        missed = ""
         for attempt in range(ROUNDS):
             denied = []
             vanished = False
             for pid in pids:
                 seen.add(pid)
                 try:
-                    for device in self._held_by(pid):
+                    for device in self._opened_by(pid, uid):
                         found.setdefault(device, []).append(pid)
                 except TimeoutError:
-                    self.blind = f"process {pid} has more files open than can be looked at in time"
-                    return found
+                    missed = f"process {pid} has more files open than can be looked at in time"
+                    if uid is not None:
+                        return missed
                 except (FileNotFoundError, ProcessLookupError):
                     vanished = True
                 except (OSError, ValueError):
@@ -150,19 +177,35 @@ class OpenFiles:
             if denied:
                 time.sleep(PAUSE * 2 ** min(attempt, 6))
             if attempt > 0 and not denied and not vanished:
-                return found
-            pids = [pid for pid in proc.pids() if pid not in seen or pid in denied]
-        self.blind = (
-            f"the files of process {denied[0]} cannot be seen"
-            if denied
-            else "processes came and went faster than their files could be read"
-        )
-        return found
+                return missed
+            pids = [*denied, *[pid for pid in proc.pids() if pid not in seen]]
+        if denied:
+            return f"the files of process {denied[0]} cannot be seen"
+        if uid is not None and not self.scan.may_fork(uid):
+            return ""
+        return "processes came and went faster than their files could be read"
+
+    def _opened_by(self, pid: int, uid: int | None) -> set[str]:
+        """Return the devices that a process has open, if it is of user `uid`; raise OSError.
+
+        In a look at everybody's no user takes more than a share of the time.
+        """
+        if uid is not None:
+            self._late = self._end
+            return self._held_by(pid) if self.scan.is_process_of(pid, uid) else set()
+        whose, begun = self._uid(pid), time.monotonic()
+        self._late = min(self._end, begun + SHARE - self._spent.get(whose, 0.0))
+        try:
+            if self._late <= begun:
+                raise TimeoutError
+            return self._held_by(pid)
+        finally:
+            self._spent[whose] = self._spent.get(whose, 0.0) + time.monotonic() - begun
 
     def _uid(self, pid: int) -> int:
-        """Return the uid of a process, -1 for one that is gone."""
+        """Return the user of a process, of a subordinate uid its user; -1 of one that is gone."""
         try:
-            return self.scan.status(pid).uids[0]
+            return self.scan.account(pid, self.scan.status(pid).uids[0])
         except (OSError, ValueError):
             return -1
 
@@ -253,19 +296,28 @@ def remaining_job_process(lock: Lock, judge: Judge) -> str:
         members = [pid for pid in session_members(scan, record.sid) if pid != record.pid]
         if members:
             return f"process {members[0]} is of its session {record.sid}"
-    return judge.leftover_reason(lock) or scan.blind
+    return judge.leftover_reason(lock) or scan.why_blind_about(record.uid)
 
 
 def remaining_device_user(
-    device: str, record: Owner, holders: OpenFiles, held: dict[str, Lock]
+    device: str, record: Owner, files: OpenFiles, held: dict[str, Lock]
 ) -> str:
-    """Return who has one device open, as a clause for people, or nothing.
+    """Return which process of a lock's owner has its device open, as a clause, or nothing.
 
     Processes of other claims in `held` are not this job's and do not keep its lock: without a
-    device cgroup, CUDA opens every node it can see.
+    device cgroup, CUDA opens every node it can see. Another user's without a claim are foreign.
     """
-    for pid in holders.pids_with_open(device):
-        scan, locks = holders.scan, held.values()
-        if not any([belongs_to_other_claim(pid, lock, record, scan) for lock in locks]):
-            return f"process {pid} has {device} open"
-    return holders.blind
+    pids = files.pids_with_open(device, record.uid)
+    left = unclaimed_processes(pids, files.scan, held.values(), record)
+    return f"process {left[0]} has {device} open" if left else files.why_blind_about(record.uid)
+
+
+def unclaimed_processes(
+    pids: list[int], scan: ProcessScan, locks: "Iterable[Lock]", record: Owner
+) -> list[int]:
+    """Return the processes that are of no other claim than `record`; raise as is_claim_process."""
+    return [
+        pid
+        for pid in pids
+        if not any([belongs_to_other_claim(pid, lock, record, scan) for lock in locks])
+    ]

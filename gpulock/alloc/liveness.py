@@ -5,10 +5,7 @@ Hot, but loaded only when a lock must be judged. Dead only when proven: what can
 is unknown, and unknown is held. A judge therefore proves its own sight first. Age proves nothing.
 """
 
-import time
-
-from gpulock.alloc.process_owner import ProcessTree
-from gpulock.node.procfs import OVER, Proc, ProcessStatus
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 
@@ -19,84 +16,17 @@ if TYPE_CHECKING:
     class LivenessRule(Protocol):
         """A scheduler's own way to judge a lock of its jobs."""
 
-        def __call__(self, lock: Lock, scan: "ProcessScan") -> "Verdict": ...
+        def __call__(self, lock: Lock, scan: ProcessScan) -> "Verdict": ...
 
     class LeftoverCheck(Protocol):
         """A scheduler's own way to find what is left of a job."""
 
-        def __call__(self, lock: Lock, scan: "ProcessScan") -> str: ...
+        def __call__(self, lock: Lock, scan: ProcessScan) -> str: ...
 
     class StepDaemonFinder(Protocol):
         """A scheduler's own way to find the processes that stand for its jobs."""
 
-        def __call__(self, held: dict[str, Lock], scan: "ProcessScan") -> None: ...
-
-
-LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.2
-ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
-
-
-class ProcessScan(ProcessTree):
-    """One look at all processes, taken when first needed and shared by all judgements.
-
-    /proc is listed twice at least, and again until nothing of a listing vanished before it was
-    read: one that forks and ends all the time cannot hide between two reads, nor by a pid that
-    wrapped behind the place the listing has reached. `blind` says why the look is not
-    to be trusted, and is empty where it is.
-    """
-
-    __slots__ = ("_statuses", "blind", "partial")
-
-    def __init__(self, proc: Proc) -> None:
-        super().__init__(proc)
-        self.blind = ""
-        self.partial = False
-        self._statuses: dict[int, ProcessStatus] | None = None
-
-    def statuses(self) -> dict[int, ProcessStatus]:
-        """Return the status of every process that is not over, by pid."""
-        if self._statuses is not None:
-            return self._statuses
-        found: dict[int, ProcessStatus] = {}
-        late = time.monotonic() + LONGEST
-        seen = set(self.proc.kernel_threads())
-        for attempt in range(ROUNDS):
-            fresh = [pid for pid in self.proc.pids() if pid not in seen]
-            vanished = False
-            for pid in fresh:
-                if time.monotonic() > late:
-                    self.partial = True
-                    self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
-                    self._statuses = found
-                    return found
-                try:
-                    status = self.proc.status(pid)
-                    if status.state not in OVER or not self.proc.finished(pid):
-                        found[pid] = status
-                except ProcessLookupError:
-                    vanished = True
-                    continue
-                except (PermissionError, ValueError) as fault:
-                    self.blind = f"process {pid} cannot be seen: {fault}"
-                seen.add(pid)
-            if attempt > 0 and not vanished:
-                break
-        else:
-            self.blind = "processes came and went faster than they could be read"
-        self._statuses = found
-        return found
-
-    def status(self, pid: int) -> ProcessStatus:
-        """Return one process's status, read afresh where it appeared since."""
-        return self.statuses().get(pid) or super().status(pid)
-
-    def carriers(self, gid: int) -> list[int]:
-        """Return the processes that carry a supplementary group."""
-        return [pid for pid, status in self.statuses().items() if gid in status.groups]
-
-    def named(self, name: str) -> list[int]:
-        """Return the processes of one name (at most 15 characters, comm)."""
-        return [pid for pid, status in self.statuses().items() if status.name == name]
+        def __call__(self, held: dict[str, Lock], scan: ProcessScan) -> None: ...
 
 
 def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
@@ -112,8 +42,8 @@ def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
     members = session_members(scan, record.sid) if record.sid > 0 else []
     if members:
         return Verdict(ALIVE, f"process {members[0]} of its session runs")
-    if scan.blind:
-        return Verdict(UNKNOWN, scan.blind)
+    if blind := scan.why_blind_about(record.uid):
+        return Verdict(UNKNOWN, blind)
     return Verdict(DEAD, f"process {record.pid} is gone, its session is empty")
 
 

@@ -73,10 +73,9 @@ def decide_reap(
         return ReapOutcome(lock, HELD, verdict, f"draining: {left}" if over == DIED else left)
     if verdict.state == ALIVE:
         verdict = Verdict(DEAD, "released by its job, whose processes are gone")
-    if record is not None:
-        left = remaining_device_user(lock.id, record, files, held)
-    if left:
-        kept = HELD if left == files.blind or over != DIED else ORPHANS
+    if record is not None and (left := remaining_device_user(lock.id, record, files, held)):
+        blind = left == files.why_blind_about(record.uid)
+        kept = HELD if blind or over != DIED else ORPHANS
         return ReapOutcome(lock, kept, verdict, left)
     return ReapOutcome(lock, FREED, verdict, verdict.proof)
 
@@ -128,17 +127,19 @@ class Reaper:
         for lock in self.held.values():
             self.node.store.read_details(lock)
 
-    def look(self, names: "Iterable[str]", deadline: "Deadline") -> None:
+    def look(self, locks: "Iterable[Lock]", deadline: "Deadline") -> None:
         """Look at open files now, then wait until the exporter has looked at these devices.
 
         To be called before the gate is taken, so that it is held shortly.
         """
-        if self.files.any_device_open():
+        mine = list(locks)
+        if self.files.any_device_open({lock.owner.uid for lock in mine if lock.owner}):
             self.judge.attach_step_daemons(self.held)
         self._quiet = clock_boottime()  # what was seen of open files was not later
         if self.node.settings.leftover_processes != "off":
             from gpulock.alloc.memory_check import wait_for_memory_sample
 
+            names = [lock.id for lock in mine]
             self._memory = wait_for_memory_sample(self.node, names, self._quiet, deadline)
 
     def finish(self, lock: Lock, over: str, how: str = "") -> ReapOutcome:

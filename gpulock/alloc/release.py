@@ -67,8 +67,9 @@ def release_locks(
     mine = select_job_locks(held, ours)
     if not mine:
         return released
+    judge.scan.restrict({lock.owner.uid: lock.owner.user for lock in mine if lock.owner})
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
-    reaper.look([lock.id for lock in mine], deadline)
+    reaper.look(mine, deadline)
     with Gate(node.store.path, deadline, node.settings.gate_timeout):
         for lock in mine:
             node.store.read_details(lock)

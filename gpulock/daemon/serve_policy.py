@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.context import Node
 from gpulock.sge.verdict import EXECD

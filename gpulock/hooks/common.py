@@ -27,7 +27,8 @@ def read_hook_settings(path: str) -> Settings:
 
 def observer_judge(node: Node, members: "dict[str, LeftoverCheck] | None" = None) -> "Judge":
     """Return a judge without rules, for a release: it looks at processes and judges nobody."""
-    from gpulock.alloc.liveness import Judge, ProcessScan
+    from gpulock.alloc.liveness import Judge
+    from gpulock.alloc.process_scan import ProcessScan
 
     return Judge(node.boot_id, node.name, ProcessScan(node.proc), {}, members)
 

@@ -87,7 +87,8 @@ def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
 
 def make_sge_judge(node: Node) -> "Judge":
     """Return a judge of the locks that a Grid Engine node may hold."""
-    from gpulock.alloc.liveness import Judge, ProcessScan, process_verdict
+    from gpulock.alloc.liveness import Judge, process_verdict
+    from gpulock.alloc.process_scan import ProcessScan
     from gpulock.sge import verdict
 
     rules: dict[str, LivenessRule] = {

@@ -6,7 +6,7 @@ proves membership only while no other living shepherd owns it. With ISOLATION=cg
 cgroup of gpulock's as well, which no process can leave: a rootless container sheds the group.
 """
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.node.procfs import OVER
 from gpulock.sge.verdict import UNREADABLE_GROUP, find_shepherd_groups

@@ -5,7 +5,7 @@ Hot, loaded when a lock must be judged. Not the spool directory (it stays for se
 the end and vanishes while processes live), not qstat (`qdel -f` drops a job whose process lives).
 """
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import OVER
 from gpulock.sge import spool
 from gpulock.store import atomic
@@ -35,30 +35,30 @@ class SgeJobRule:
                     return Verdict(ALIVE, f"its shepherd {pid} runs")
             except (OSError, ValueError) as fault:
                 return Verdict(UNKNOWN, f"its shepherd {pid} cannot be seen: {fault}")
-        blind = "" if self._simulated else self.why_blind(scan)
+        blind = "" if self._simulated else self.why_blind(scan, record.uid)
         if blind:
             return Verdict(UNKNOWN, blind)
         if not record.add_grp_id:
             return self.without_group(lock, scan)
-        found = [self.by_group(gid, scan) for gid in lock.groups()]
+        found = [self.by_group(gid, record.uid, scan) for gid in lock.groups()]
         for state in (ALIVE, UNKNOWN):
             for verdict in found:
                 if verdict.state == state:
                     return verdict
         return found[0]
 
-    def why_blind(self, scan: ProcessScan) -> str:
+    def why_blind(self, scan: ProcessScan, uid: int) -> str:
         """Return why this judge cannot see what it must, or nothing: execd and its directory."""
         if self._sight is None:
             self._sight = why_execd_hidden(scan)
-        return scan.blind or self._sight
+        return scan.why_blind_about(uid) or self._sight
 
-    def by_group(self, gid: int, scan: ProcessScan) -> Verdict:
+    def by_group(self, gid: int, uid: int, scan: ProcessScan) -> Verdict:
         """Judge by the job's supplementary group, which execd may hand out again."""
         carriers = scan.carriers(gid)
         if not carriers:
-            if scan.blind:
-                return Verdict(UNKNOWN, scan.blind)
+            if blind := scan.why_blind_about(uid, gid):
+                return Verdict(UNKNOWN, blind)
             return Verdict(DEAD, f"its shepherd is gone, no process carries its group {gid}")
         if self._gids is None:
             self._gids = find_shepherd_groups(scan)

@@ -124,7 +124,8 @@ def make_slurm_epilog_judge(node: Node) -> "Judge":
     slurmd calls an Epilog when the job's steps on this node are over, so a step daemon of that id
     is another node's on the same machine, and does not count.
     """
-    from gpulock.alloc.liveness import Judge, ProcessScan
+    from gpulock.alloc.liveness import Judge
+    from gpulock.alloc.process_scan import ProcessScan
     from gpulock.slurm.steps import SlurmSteps
 
     steps = SlurmSteps(node.settings)

@@ -153,7 +153,8 @@ def retry_slurm_claim(
 
 def make_slurm_prolog_judge(node: Node) -> "Judge":
     """Return a judge for a prolog: of Slurm jobs only what their own epilog gave up."""
-    from gpulock.alloc.liveness import Judge, ProcessScan, process_verdict
+    from gpulock.alloc.liveness import Judge, process_verdict
+    from gpulock.alloc.process_scan import ProcessScan
     from gpulock.slurm.steps import SlurmSteps
     from gpulock.slurm.verdict import hook_verdict
 

@@ -6,7 +6,7 @@ Hot, loaded by an Epilog where LEFTOVER_PROCESSES is not off. Where Slurm keeps 
 must be the user's own.
 """
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.locks import Lock
 

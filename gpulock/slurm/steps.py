@@ -9,8 +9,8 @@ the job alive.
 
 import os
 
-from gpulock.alloc.liveness import ProcessScan
 from gpulock.alloc.process_owner import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
@@ -159,7 +159,7 @@ class SlurmSteps:
             try:
                 words = scan_process_environ(pid, scan)
             except TimeoutError as fault:
-                scan.blind = str(fault)
+                scan.mark_blind(str(fault))
                 return 0
             ours = wanted in words and node in words and is_slurm_hook_environ(words)
             if ours and not self._is_below_user(pid, scan):
@@ -198,7 +198,7 @@ def scan_process_environ(pid: int, scan: ProcessScan) -> list[bytes]:
     except ProcessLookupError:
         return []
     except OSError as fault:
-        scan.blind = f"process {pid} cannot be seen: {fault}"
+        scan.mark_blind(f"process {pid} cannot be seen: {fault}")
         return []
 
 

@@ -6,7 +6,7 @@ Prolog and its first step, and between the last step and its Epilog, nothing of 
 be seen. A reconcile does, and asks slurmctld where the node alone does not prove it.
 """
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import Refusal
 from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.locks import Lock
@@ -71,7 +71,8 @@ class SlurmJobRule:
         left = self._steps.describe_leftover(lock, scan)
         if left:
             return Verdict(ALIVE, left)
-        return Verdict(UNKNOWN, scan.blind) if scan.blind else None
+        blind = scan.why_blind_about(record.uid)
+        return Verdict(UNKNOWN, blind) if blind else None
 
 
 def judge_slurmctld_answer(found: dict[str, str] | None, record: Owner) -> Verdict:

@@ -15,7 +15,8 @@ from functools import cache
 from gpulock.alloc import liveness
 from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices, claim_preferring_unused
-from gpulock.alloc.liveness import Judge, ProcessScan
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node

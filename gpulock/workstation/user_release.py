@@ -28,7 +28,7 @@ def release_for_user(
     )  # a look at all files is not for what means nothing
     judge = process_claims.make_liveness_judge(node)
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
-    reaper.files.pids_with_open("")
+    reaper.files.any_device_open((peer.uid,))
     with Gate(node.store.path, deadline, node.settings.gate_timeout):
         reaper.read_locks()
         locks = select_locks(reaper.held, peer, request)

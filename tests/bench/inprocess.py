@@ -16,7 +16,7 @@ from pathlib import Path
 from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.release import release_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node

@@ -16,7 +16,7 @@ from typing import Unpack
 import pytest
 
 from gpulock import deadline
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from gpulock.alloc.liveness import Judge, ProcessScan, process_verdict
+from gpulock.alloc.liveness import Judge, process_verdict
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings

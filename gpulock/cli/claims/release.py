@@ -147,8 +147,8 @@ def release_selected_locks(
         raise CommandRefusedError("nothing is held on this node", "see gpulock status")
     node.store.check()
     reaper = Reaper(node, make_liveness_judge(node), found, {})
-    names = [lock.id for lock in node.store.read_all_locks().values() if ours(lock)]
-    reaper.look([] if force else names, Deadline(node.settings.gate_timeout))
+    mine = [lock for lock in node.store.read_all_locks().values() if ours(lock)]
+    reaper.look([] if force else mine, Deadline(node.settings.gate_timeout))
     with Gate(node.store.path, Deadline(node.settings.gate_timeout)):
         reaper.read_locks()
         locks = [lock for lock in reaper.held.values() if ours(lock)]

@@ -12,10 +12,10 @@ import time
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.liveness import ProcessScan
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.node_view import NodeView, read_node_view
 from gpulock.alloc.process_owner import FOREIGN, classify_process
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.cli.status.device_use import SampleView
 from gpulock.cli.status.device_use import read_sample_view as read_use
 from gpulock.deadline import clock_boottime

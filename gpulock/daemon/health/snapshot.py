@@ -94,7 +94,9 @@ class HealthSnapshot:
             judging.attach_step_daemons(self._held)
         if any(lock_ids_overlap(lock, name) for lock in self._held):
             return True
-        return bool(device_users.remaining_device_user(name, Owner(), self._holders, self._held))
+        pids, locks = self._holders.pids_with_open(name), self._held.values()
+        left = device_users.unclaimed_processes(pids, self._holders.scan, locks, Owner())
+        return bool(left or self._holders.blind)
 
     def cards_out(self, notes: Mapping[str, Mapping[str, str]]) -> set[str]:
         """Return the cards that are out of service for what the exporter said."""

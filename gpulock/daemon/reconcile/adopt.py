@@ -8,7 +8,7 @@ every living job was looked at; one that cannot be read stops the adoption.
 
 import os
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.job import environment
 from gpulock.node.context import Node

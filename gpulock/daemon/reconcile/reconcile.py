@@ -79,10 +79,12 @@ def reconcile_locks(
         more = [device for lock in hidden if (device := make_recorded_device(lock))]
         reaper = Reaper(node, judge, [*devices, *more], held)
         if len(more) < len(hidden) and driver and driver.kind == UNKNOWN:
-            reaper.files.blind = driver.why
+            reaper.files.dark = driver.why
         report = ReconcileReport(adopted, reap_locks(reaper, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""
         report.blind = judge.scan.blind or reaper.files.blind
+        if judge.scan.restless and report.blind not in {one.reason for one in report.outcomes}:
+            report.blind = reaper.files.blind  # who forks all the time holds up no lock of others
         if not dry_run:
             try:
                 publish_verdicts(node, report.outcomes)

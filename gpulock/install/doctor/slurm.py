@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.install.change import install_record
 from gpulock.install.doctor.check import Check, fault, ok, run_all, run_checks, warning
 from gpulock.install.doctor.hooks import InstalledHookChecks

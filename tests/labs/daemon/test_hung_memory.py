@@ -18,7 +18,7 @@ UID = 65533
 JOB = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "n1", "PATH": "/usr/bin:/bin"}
 LOOK = """\
 import sys
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.node.procfs import Proc

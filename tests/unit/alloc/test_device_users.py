@@ -12,7 +12,7 @@ import pytest
 
 from gpulock.alloc import device_users
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.devices import Device
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc
@@ -190,10 +190,10 @@ def test_a_process_of_the_job_itself_keeps_it_although_its_group_is_listed(stage
     assert stage.left(add_grp_id=record().add_grp_id) != ""
 
 
-def test_a_process_whose_files_may_not_be_seen_keeps_every_lock(
+def test_a_process_whose_files_may_not_be_seen_keeps_every_lock_of_its_user(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage.fake.add(700, uids=(os.geteuid(),) * 4)
+    stage.fake.add(700, uids=(os.geteuid(), 1000, 1000, 1000))
     real = os.listdir
 
     def guarded(path: str) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import device_users
-from gpulock.alloc.liveness import Judge, ProcessScan
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import mounts
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc import liveness
-from gpulock.alloc.liveness import ROUNDS, Judge, ProcessScan
+from gpulock.alloc import liveness, process_scan
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ROUNDS, ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -185,7 +186,7 @@ def test_a_look_that_takes_too_long_is_blind_and_not_endless(
 ) -> None:
     """The kernel may take long over a process of 65,536 groups, and a user may have thousands."""
     fake.add(700)
-    monkeypatch.setattr(liveness, "LONGEST", -1.0)
+    monkeypatch.setattr(process_scan, "LONGEST", -1.0)
     scan = ProcessScan(Proc(str(fake.root)))
     assert scan.statuses() == {} and "no time" in scan.blind
 

@@ -144,7 +144,8 @@ def test_a_dry_reap_changes_nothing(site: Site) -> None:
 
 def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
     pid, start = dead_process()
-    site.hold(4, scheduler="process", job_id=str(pid), pid=pid, start=start)
+    uid = os.getuid()
+    site.hold(4, scheduler="process", job_id=str(pid), pid=pid, start=start, uid=uid)
     with subprocess.Popen(
         ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia4; echo; read -r _"],
         stdin=subprocess.PIPE,

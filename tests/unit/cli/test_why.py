@@ -90,7 +90,7 @@ def test_who_keeps_the_device_of_a_dead_job_open_is_named(site: Site) -> None:
     ) as user:
         assert user.stdout is not None
         user.stdout.readline()
-        site.hold(5, pid=pid, start=start, sid=pid)
+        site.hold(5, pid=pid, start=start, sid=pid, uid=os.getuid())
         text = site.call("why", "5").stdout
         assert "quarantined" in text.splitlines()[0]
         found = facts(text)

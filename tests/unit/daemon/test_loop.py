@@ -14,7 +14,7 @@ from types import FrameType
 
 import pytest
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.app import parse_config_path
 from gpulock.daemon.core.journal import SystemdNotifier

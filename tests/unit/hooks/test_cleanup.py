@@ -14,7 +14,8 @@ import pytest
 
 from gpulock.alloc.availability import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.liveness import Judge, ProcessScan
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.hooks import cleanup
 from gpulock.isolation.marks import MARK

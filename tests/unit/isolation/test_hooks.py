@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpulock.alloc import reaper
-from gpulock.alloc.liveness import Judge, ProcessScan
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import job, marks, tree
 from gpulock.node.context import Node

@@ -72,10 +72,13 @@ def test_a_process_that_is_left_keeps_the_lock_and_the_exit_code_is_0(site: Site
     assert site.locks() == []
 
 
-def test_an_open_device_keeps_its_lock(site: Site) -> None:
+def test_a_device_that_its_owner_has_open_keeps_its_lock(site: Site) -> None:
     job = site.run(gpus(2))
     start(site, job)
-    site.proc.add(700, fds={9: site.dev / "nvidia0"})
+    owner = site.node().store.read(bus(0)).owner
+    assert owner is not None
+    site.proc.add(700, uids=(owner.uid,) * 4, fds={9: site.dev / "nvidia0"})
+    site.proc.add(701, uids=(owner.uid + 1,) * 4, fds={9: site.dev / "nvidia1"})
     end(site, job)
     assert site.locks() == [bus(0)]
 

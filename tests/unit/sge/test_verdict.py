@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.liveness import Judge, ProcessScan
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.sge.verdict import SgeJobRule
 from gpulock.store.locks import Lock

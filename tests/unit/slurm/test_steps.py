@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpulock.alloc.liveness import ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import timed_read
 from gpulock.slurm import steps
 from gpulock.slurm.steps import SlurmSteps

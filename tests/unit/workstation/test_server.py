@@ -446,9 +446,16 @@ def test_of_several_devices_none_is_given_back_when_one_is_anothers(desk: Desk) 
 
 def test_a_device_that_is_open_is_not_given_back(desk: Desk) -> None:
     desk.hold(0, ME, uid=UIDS[0], start=MINE)
-    desk.box.proc.add(900, fds={3: desk.box.dev / "nvidia0"})
+    desk.box.proc.add(900, uids=(UIDS[0],) * 4, fds={3: desk.box.dev / "nvidia0"})
     reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])
+
+
+def test_a_device_that_another_user_has_open_is_given_back(desk: Desk) -> None:
+    desk.hold(0, ME, uid=UIDS[0], start=MINE)
+    desk.box.proc.add(900, uids=(UIDS[0] + 1,) * 4, fds={3: desk.box.dev / "nvidia0"})
+    reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
+    assert (reply.devices, desk.box.locks()) == ((bus(0),), [])
 
 
 def test_the_claim_of_a_command_that_runs_is_not_given_back_from_outside(desk: Desk) -> None:

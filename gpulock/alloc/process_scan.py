@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One look at the processes of a node, and whom it may have missed.
+
+Hot, loaded when a lock must be judged. A release asks for its job's owner alone: another user who
+hides, forks or multiplies processes costs it nothing, and keeps no lock that is not that user's.
+"""
+
+import os
+import time
+
+from gpulock.alloc.process_owner import SYSTEM_UIDS, ProcessTree
+from gpulock.node.procfs import OVER, Proc, ProcessStatus
+from gpulock.store import atomic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
+ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
+CROWD = 5000  # threads of a node from which on a release lists no processes without need
+SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
+SAMPLING = 0.2  # seconds
+SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
+
+
+class ProcessScan(ProcessTree):
+    """One look at all processes, taken when first needed and shared by all judgements.
+
+    /proc is listed twice at least, and again until nothing of a listing vanished before it was
+    read: one that forks and ends all the time cannot hide between two reads, nor by a pid that
+    wrapped behind the place the listing has reached. `blind` says why the look is not
+    to be trusted, and is empty where it is. `others` are the pids of users not asked for.
+    """
+
+    __slots__ = (
+        *("_accounts", "_newest", "_statuses", "_users"),
+        *("blind", "others", "partial", "restless"),
+    )
+
+    def __init__(self, proc: Proc) -> None:
+        super().__init__(proc)
+        self.blind = ""
+        self.partial = False
+        self.others: set[int] = set()
+        self._users: dict[int, str] | None = None
+        self._accounts: dict[int, int] = {}
+        self.restless = False
+        self._newest: list[ProcessStatus] | None = None
+        self._statuses: dict[int, ProcessStatus] | None = None
+
+    def restrict(self, users: dict[int, str]) -> None:
+        """Leave out processes of ordinary users but these (uid -> name); called before the look."""
+        self._users = users
+
+    def statuses(self) -> dict[int, ProcessStatus]:
+        """Return the status of every process that is not over, by pid."""
+        if self._statuses is None:
+            self._statuses = self._look()
+        return self._statuses
+
+    def mark_blind(self, why: str) -> None:
+        """Say that nothing of this look is to be trusted, of no user."""
+        self.blind, self.restless = why, False
+
+    def _look(self) -> dict[int, ProcessStatus]:
+        found: dict[int, ProcessStatus] = {}
+        users = self._users
+        nobody = users is not None and not any([self.may_run(uid) for uid in users])
+        if nobody and self._is_crowded():
+            return found
+        late = time.monotonic() + LONGEST
+        seen = set(self.proc.kernel_threads())
+        for attempt in range(ROUNDS):
+            fresh = [pid for pid in self.proc.pids() if pid not in seen]
+            vanished = False
+            if users is not None:
+                fresh = self._leave_out_others(fresh, users)
+            for pid in fresh:
+                if time.monotonic() > late:
+                    self.partial = True
+                    self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
+                    return found
+                try:
+                    status = self.proc.status(pid)
+                    if status.state not in OVER or not self.proc.finished(pid):
+                        found[pid] = status
+                except ProcessLookupError:
+                    vanished = True
+                    continue
+                except (PermissionError, ValueError) as fault:
+                    self.blind = f"process {pid} cannot be seen: {fault}"
+                seen.add(pid)
+            seen |= self.others
+            if nobody or (attempt > 0 and not vanished):
+                return found
+        if not self.blind:
+            self.restless = True
+            self.blind = "processes came and went faster than they could be read"
+        return found
+
+    def _leave_out_others(self, pids: list[int], users: "Collection[int]") -> list[int]:
+        """Return the processes of these users, of root and of system users; note the others.
+
+        One that vanished meanwhile may be anybody's, and is among them.
+        """
+        uids = self.proc.effective_uids(pids)
+        others = {
+            uid
+            for uid, pid in {uid: pid for pid, uid in reversed(uids.items())}.items()
+            if not self._is_asked_for(pid, uid, users)
+        }
+        self.others.update([pid for pid, uid in uids.items() if uid in others])
+        return [pid for pid in pids if uids.get(pid) not in others]
+
+    def _is_crowded(self) -> bool:
+        """Return whether to list all processes takes longer than a release may."""
+        try:
+            return self.proc.thread_count() > CROWD
+        except (OSError, ValueError, IndexError):
+            return False
+
+    def _is_asked_for(self, pid: int, uid: int, users: "Collection[int]") -> bool:
+        """Return whether an effective uid is root's, a system user's, or of one of these users."""
+        if uid < SYSTEM_UIDS or uid in users or uid == os.geteuid():
+            return True
+        try:
+            return self.account(pid, uid) in users
+        except OSError:
+            return True  # it is looked at more closely
+
+    def account(self, pid: int, uid: int) -> int:
+        """Return whose a process of an ordinary uid is: of a subordinate uid, its user's.
+
+        That is who made the user namespace it runs in. A uid is asked about once: it is either
+        an account of its own or in one user's range of subordinate uids. Raises OSError.
+        """
+        found = self._accounts.get(uid)
+        if found is None:
+            try:
+                found = self.proc.namespace_owner(pid)
+            except PermissionError:
+                if os.geteuid() == 0:
+                    raise
+                found = -1
+            found = self._accounts[uid] = uid if found <= 0 else found
+        return found
+
+    def is_process_of(self, pid: int, uid: int) -> bool:
+        """Return whether a process is a user's: by a uid of its own, or as its subordinate uid.
+
+        Raises OSError or ValueError where it cannot be seen.
+        """
+        if pid in self.others and uid in (self._users or ()):
+            return False
+        if pid not in self.statuses() and not self._leave_out_others([pid], (uid,)):
+            return False
+        uids = self.status(pid).uids[:3]
+        return uid in uids or (uids[0] >= SYSTEM_UIDS and self.account(pid, uids[0]) == uid)
+
+    def may_run(self, uid: int) -> bool:
+        """Return whether a user may have a process here at all: one call where there is none."""
+        name = (self._users or {}).get(uid, "")
+        return self.proc.has_real_uid(uid) or may_have_subordinate_uids(uid, name)
+
+    def why_blind_about(self, uid: int, gid: int = 0) -> str:
+        """Return why processes of a user, or of a group, may have been missed, or nothing."""
+        if self.restless and not self.may_fork(uid, gid):
+            return ""
+        return self.blind
+
+    def may_fork(self, uid: int, gid: int = 0) -> bool:
+        """Return whether it may be a user, or a group, that forks faster than can be read.
+
+        Who does so hides itself alone: whose the newest processes are is looked at, once.
+        """
+        if not gid and not self.may_run(uid):
+            return False
+        if self._newest is None:
+            self._newest = self._look_at_newest()
+        for status in self._newest:
+            if uid in (*status.uids, self._accounts.get(status.uids[0])) or gid in status.groups:
+                return True
+        return len(self._newest) < ENOUGH
+
+    def _look_at_newest(self) -> list[ProcessStatus]:
+        """Return the status of processes that have just started, as many as are met in a while."""
+        found: dict[int, ProcessStatus] = {}
+        late = time.monotonic() + SAMPLING
+        while len(found) < SAMPLES and time.monotonic() < late:
+            try:
+                pid = self.proc.last_pid()
+                if pid not in found:
+                    status = self.proc.status(pid)
+                    if status.uids[0] >= SYSTEM_UIDS:
+                        self.account(pid, status.uids[0])
+                    found[pid] = status
+            except ProcessLookupError:
+                continue
+            except (OSError, ValueError, IndexError):
+                break
+        return list(found.values())
+
+    def status(self, pid: int) -> ProcessStatus:
+        """Return one process's status, read afresh where it appeared since."""
+        return self.statuses().get(pid) or super().status(pid)
+
+    def carriers(self, gid: int) -> list[int]:
+        """Return the processes that carry a supplementary group."""
+        return [pid for pid, status in self.statuses().items() if gid in status.groups]
+
+    def named(self, name: str) -> list[int]:
+        """Return the processes of one name (at most 15 characters, comm)."""
+        return [pid for pid, status in self.statuses().items() if status.name == name]
+
+
+def may_have_subordinate_uids(
+    uid: int, user: str, subuid: str = SUBUID, nsswitch: str = NSSWITCH
+) -> bool:
+    """Return whether a user may have subordinate uids (subuid(5)); without a name, anybody."""
+    try:
+        lines = atomic.read_text(subuid, 1 << 22).split("\n")
+    except FileNotFoundError:
+        lines = []
+    except OSError:
+        return True
+    own = (f"{user}:", f"{uid}:") if user else ("",)
+    if any([line.startswith(own) for line in lines if line]):
+        return True
+    try:
+        return "\nsubid:" in f"\n{atomic.read_text(nsswitch)}"
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

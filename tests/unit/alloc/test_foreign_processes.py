@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose processes keep a lock: its owner's alone. Another user's are foreign and keep none."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulock.alloc import device_users, process_scan
+from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.process_scan import ProcessScan, may_have_subordinate_uids
+from gpulock.node.devices import Device
+from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
+from gpulock.store.locks import Lock
+from tests.support.trees import FakeProc, record
+
+OWNER, OTHER, SUBORDINATE = 61_001, 61_002, 3_000_005
+DEVICE = "0000:3b:00.0"
+MINOR = 7
+CLONE_NEWUSER = 0x10000000
+PR_SET_DUMPABLE = 4
+
+
+def full_device() -> Device:
+    """Return a GPU that is what /dev/full is to the kernel: 1, 7."""
+    device = Device(DEVICE, 0)
+    device.minor = MINOR
+    return device
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
+    monkeypatch.setattr(device_users, "MAJOR", 1)
+    return FakeProc(tmp_path / "proc")
+
+
+def ask(proc: Proc, uid: int = OWNER, restrict: bool = True, **other: object) -> str:
+    """Return what keeps the owner's lock, beside another claim with these fields."""
+    scan = ProcessScan(proc)
+    if restrict:
+        scan.restrict({uid: "owner"})
+    files = OpenFiles(scan, [full_device()], Settings({}))
+    held = {"0000:af:00.0": Lock("0000:af:00.0", record(token="other", **other), "")}
+    mine = record(uid=uid, add_grp_id=65_400)
+    return device_users.remaining_device_user(DEVICE, mine, files, held if other else {})
+
+
+def left(fake: FakeProc, **other: object) -> str:
+    return ask(Proc(str(fake.root)), **other)  # type: ignore[arg-type]
+
+
+FULL = {9: Path("/dev/full")}
+
+
+@pytest.mark.parametrize("restrict", [True, False])
+def test_another_users_process_of_no_claim_keeps_no_lock(fake: FakeProc, restrict: bool) -> None:
+    fake.add(700, uids=(OTHER,) * 4, fds=FULL)
+    fake.add(701, uids=(0,) * 4, fds=FULL)
+    assert left(fake, restrict=restrict) == ""
+
+
+@pytest.mark.parametrize(
+    "uids", [(OWNER,) * 4, (OWNER, 0, 0, 0), (OWNER, 6, 6, 6), (0, 0, OWNER, 0), (0, OWNER, 0, 0)]
+)
+def test_a_process_with_any_uid_of_the_owner_keeps_it(
+    fake: FakeProc, uids: tuple[int, ...]
+) -> None:
+    fake.add(700, uids=uids, fds=FULL)
+    assert left(fake) == f"process 700 has {DEVICE} open"
+
+
+def test_a_process_of_the_owner_that_is_of_another_claim_keeps_none(fake: FakeProc) -> None:
+    fake.add(700, uids=(OWNER,) * 4, groups=[65_499], fds=FULL)
+    assert left(fake, add_grp_id=65_499) == ""
+    assert left(fake, add_grp_id=65_498) != ""
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
+    """Let the kernel hide the files of these processes."""
+    real = os.listdir
+
+    def guarded(path: str) -> list[str]:
+        if path.endswith(tuple(f"/{pid}/fd" for pid in pids)):
+            raise PermissionError(13, "denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", guarded)
+
+
+@pytest.mark.root
+def test_who_hides_files_blinds_the_look_at_that_user_alone(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.add(700, uids=(OTHER,) * 4)
+    fake.add(701, uids=(0,) * 4)
+    refuse(monkeypatch, 700, 701)
+    assert left(fake) == ""
+    assert left(fake, uid=OTHER) == "the files of process 700 cannot be seen"
+
+
+def test_who_has_too_many_files_open_blinds_the_look_at_that_user_alone(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.add(700, uids=(OTHER,) * 4, fds=FULL)
+    monkeypatch.setattr(device_users, "LONGEST", -1.0)
+    assert left(fake) == ""
+    assert "process 700 has more files open" in left(fake, uid=OTHER)
+
+
+def test_a_look_at_everybody_gives_no_user_more_than_a_share(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid in (600, 601, 700):
+        fake.add(pid, uids=(OTHER if pid < 700 else OWNER,) * 4, fds=FULL)
+    monkeypatch.setattr(device_users, "SHARE", 0.0)
+    found, blind = openers(fake)
+    assert found == [] and "more files open than can be looked at in time" in blind
+    monkeypatch.setattr(device_users, "SHARE", 0.5)
+    real, asked = OpenFiles._held_by, list[int]()
+
+    def slow(self: OpenFiles, pid: int) -> set[str]:
+        asked.append(pid)
+        if pid < 700:
+            self._spent[OTHER] = 1.0
+        return real(self, pid)
+
+    monkeypatch.setattr(OpenFiles, "_held_by", slow)
+    found, blind = openers(fake)
+    assert 700 in found and len(found) == 2 and sorted(found) == sorted({*asked} - {1})
+    assert "more files open than can be looked at in time" in blind
+
+
+def openers(fake: FakeProc) -> tuple[list[int], str]:
+    files = OpenFiles(ProcessScan(Proc(str(fake.root))), [full_device()], Settings({}))
+    return files.pids_with_open(DEVICE), files.blind
+
+
+class Restless(Proc):
+    """A /proc in which a process of `uid` ends in each listing before it is read."""
+
+    def __init__(self, fake: FakeProc, uid: int, met: int = process_scan.SAMPLES) -> None:
+        super().__init__(str(fake.root))
+        self._fake, self._uid, self._met = fake, uid, met
+        self._next = 10_000
+
+    def pids(self) -> list[int]:
+        self._next += 1
+        return [*super().pids(), self._next]
+
+    def last_pid(self) -> int:
+        if self._met <= 0:
+            raise OSError(5, "no more")
+        self._met -= 1
+        return self._fake.add(20_000 + self._met, uids=(self._uid,) * 4)
+
+
+@pytest.mark.parametrize("restrict", [True, False])
+def test_who_forks_all_the_time_blinds_the_look_at_that_user_alone(
+    fake: FakeProc, restrict: bool
+) -> None:
+    faster = "processes came and went faster than their files could be read"
+    assert ask(Restless(fake, OTHER), restrict=restrict) == ""
+    assert ask(Restless(fake, OWNER), restrict=restrict) == faster
+    assert ask(Restless(fake, OTHER, process_scan.ENOUGH - 1), restrict=restrict) == faster
+
+
+def test_a_restless_scan_is_blind_about_a_group_that_a_new_process_carries(fake: FakeProc) -> None:
+    scan = ProcessScan(Restless(fake, OTHER))
+    scan.statuses()
+    assert scan.blind and scan.why_blind_about(-1, 65_400) == ""
+    again = ProcessScan(Restless(fake, OTHER))
+    again.statuses()
+    fake.add(20_063, uids=(OTHER,) * 4, groups=[65_400])
+    fake_add = fake.add
+    fake.add = lambda pid, *_, **__: pid if pid == 20_063 else fake_add(pid)  # type: ignore[method-assign]
+    assert "faster" in again.why_blind_about(-1, 65_400)
+
+
+def test_what_a_scheduler_could_not_see_is_not_taken_for_restlessness(fake: FakeProc) -> None:
+    scan = ProcessScan(Restless(fake, OTHER))
+    scan.statuses()
+    assert scan.why_blind_about(OWNER) == ""
+    scan.mark_blind("process 5 hangs")
+    assert scan.why_blind_about(OWNER) == "process 5 hangs"
+
+
+@pytest.mark.parametrize(
+    ("subuid", "nsswitch", "may"),
+    [
+        (None, None, False),
+        ("alice:100000:65536\n", None, False),
+        ("alice:100000:65536\nowner:165536:65536\n", None, True),
+        ("61001:165536:65536\n", "subuids: x\n", True),
+        ("owners:165536:65536\n", "passwd: files\nsubid: sss\n", True),
+        ("owners:165536:65536\n", "passwd: files\n", False),
+    ],
+)
+def test_who_may_have_subordinate_uids(
+    tmp_path: Path, subuid: str | None, nsswitch: str | None, may: bool
+) -> None:
+    paths = tmp_path / "subuid", tmp_path / "nsswitch.conf"
+    for path, text in zip(paths, (subuid, nsswitch), strict=True):
+        if text is not None:
+            path.write_text(text)
+    assert may_have_subordinate_uids(OWNER, "owner", *map(str, paths)) is may
+    if subuid:
+        assert may_have_subordinate_uids(OWNER, "", *map(str, paths))
+
+
+Start = Callable[[Callable[[], object]], int]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start a process that has the device open, and does something first."""
+    monkeypatch.setattr(device_users, "MAJOR", 1)
+    pids: list[int] = []
+
+    def run(first: Callable[[], object]) -> int:
+        ready, told = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                os.open("/dev/full", os.O_RDWR)
+                first()
+                os.write(told, b"x")
+                signal.pause()
+            finally:
+                os._exit(1)
+        pids.append(pid)
+        os.close(told)
+        assert os.read(ready, 1) == b"x"
+        os.close(ready)
+        return pid
+
+    yield run
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def become(real: int, effective: int, dumpable: bool = True) -> None:
+    os.setresgid(65_534, 65_534, 65_534)
+    os.setresuid(real, effective, effective)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
+
+
+def unshare() -> None:
+    if ctypes.CDLL(None).unshare(CLONE_NEWUSER):
+        os._exit(2)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("restrict", [True, False])
+def test_a_real_process_of_another_user_keeps_no_lock(start: Start, restrict: bool) -> None:
+    start(lambda: become(OTHER, OTHER))
+    start(lambda: None)  # root's own
+    assert ask(Proc(), restrict=restrict) == ""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("restrict", [True, False])
+@pytest.mark.parametrize(
+    ("effective", "dumpable"), [(OWNER, True), (OWNER, False), (0, True), (0, False), (6, False)]
+)
+def test_a_real_process_of_the_owner_keeps_it(
+    start: Start, effective: int, dumpable: bool, restrict: bool
+) -> None:
+    """Also one that runs a setuid program, and one whose files show as root's in /proc."""
+    pid = start(lambda: become(OWNER, effective, dumpable))
+    assert ask(Proc(), restrict=restrict) == f"process {pid} has {DEVICE} open"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("restrict", [True, False])
+def test_a_process_under_a_subordinate_uid_of_the_owner_keeps_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, restrict: bool
+) -> None:
+    """As newuidmap makes it: in a namespace of the owner's, under a uid that nobody else has."""
+    (tmp_path / "subuid").write_text("owner:3000000:65536\n")
+    monkeypatch.setattr(
+        process_scan.may_have_subordinate_uids,
+        "__defaults__",
+        (str(tmp_path / "subuid"), str(tmp_path / "none")),
+    )
+    ready, told = os.pipe()
+    go, went = os.pipe()
+
+    def enter() -> None:
+        become(OWNER, OWNER)
+        unshare()
+        os.write(told, b"%d" % os.getpid())
+        os.read(go, 1)
+        os.setresuid(5, 5, 5)  # uid 5 in there
+        unshare()  # a namespace within that namespace
+
+    def map_ids() -> None:
+        folder = Path(f"/proc/{int(os.read(ready, 16))}")
+        (folder / "uid_map").write_text(f"0 {OWNER} 1\n1 3000001 100\n")
+        (folder / "gid_map").write_text("0 65534 1\n")
+        os.write(went, b"x")
+
+    thread = threading.Thread(target=map_ids)
+    thread.start()
+    pid = start(enter)
+    thread.join()
+    assert Proc().status(pid).uids[0] == SUBORDINATE
+    assert not Proc().has_real_uid(OWNER)
+    assert ask(Proc(), restrict=restrict) == f"process {pid} has {DEVICE} open"
+    assert ask(Proc(), uid=OTHER, restrict=restrict) == ""
+
+
+@pytest.mark.root
+def test_where_the_owner_has_no_process_no_file_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object) -> None:
+        pytest.fail("a look for nothing")
+
+    monkeypatch.setattr(OpenFiles, "_fill", never)
+    monkeypatch.setattr(process_scan, "may_have_subordinate_uids", lambda *_: False)
+    assert ask(Proc()) == ""
+
+
+@pytest.mark.root
+def test_a_crowd_of_other_users_is_not_listed_where_the_owner_has_no_process(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_scan, "CROWD", 0)
+    monkeypatch.setattr(process_scan, "may_have_subordinate_uids", lambda *_: False)
+    scan = ProcessScan(Proc())
+    scan.restrict({OWNER: "owner"})
+    assert scan.statuses() == {}
+    pid = start(lambda: become(OWNER, OWNER))
+    again = ProcessScan(Proc())
+    again.restrict({OWNER: "owner"})
+    assert pid in again.statuses()

@@ -35,11 +35,7 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
                 "history.history:history_command",
                 "Show finished claims and their GPU hours.",
             ),
-            (
-                "inventory",
-                "admin.inventory:inventory_command",
-                "Show the devices and their links.",
-            ),
+            ("inventory", "admin.inventory:inventory_command", "Show the devices and their links."),
             (
                 "config",
                 "admin.config:config_command",
@@ -59,11 +55,7 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Administer",
         (
             ("reap", "admin.reap:reap_command", "Free what dead owners hold, with the proof."),
-            (
-                "reserve",
-                "admin.devices:reserve_command",
-                "Lock a device for administration.",
-            ),
+            ("reserve", "admin.devices:reserve_command", "Lock a device for administration."),
             ("unreserve", "admin.devices:unreserve_command", "End a reserve."),
             ("quarantine", "admin.devices:quarantine_command", "Take a device out of service."),
             ("restore", "admin.devices:restore_command", "Put a device back into service."),
@@ -72,19 +64,11 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Set up",
         (
-            (
-                "install",
-                "admin.install:install_group",
-                "Install hooks or services.",
-            ),
-            ("uninstall", "admin.install:uninstall_group", "Remove hooks or services."),
+            ("install", "admin.install:install_group", "Install hooks or services."),
+            ("uninstall", "admin.install:uninstall_command", "Remove hooks or services."),
             ("doctor", "admin.install:doctor_command", "Check this node and its scheduler."),
-            ("cdi", "admin.cdi:cdi_command", "Print the CDI spec for podman and Docker."),
-            (
-                "simulate",
-                "admin.simulate:simulate_command",
-                "Write a simulated node for tests.",
-            ),
+            ("cdi", "admin.inventory:cdi_command", "Print the CDI spec for podman and Docker."),
+            ("simulate", "admin.demo:simulate_command", "Write a simulated node for tests."),
             ("demo", "admin.demo:demo_command", "Show gpulock at work, without a GPU."),
         ),
     ),

@@ -17,7 +17,6 @@ LITTLE: Final = 0.1  # share of the time at work
 SLICE: Final = 8  # a card's memory has so many MIG slices (A100, H100 and later)
 SLICES: Final = 7  # and its processors so many
 WITH_MIG: Final = ("A100", "A30", "H100", "H200", "H800", "GH200", "B100", "B200", "B300", "GB200")
-NUMBERS: Final = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
 def advise_job_owner(claims: Sequence[ReportedClaim]) -> str:
@@ -34,7 +33,7 @@ def advise_job_owner(claims: Sequence[ReportedClaim]) -> str:
     if never:
         was = "was" if len(never) == 1 else "were"
         names = format_device_names(never, len(claims) > 1)
-        return f"{names} {was} never used: ask for {spell_number(len(used))}."
+        return f"{names} {was} never used: ask for {len(used)}."
     return advise_mig_slice(cards) or advise_low_use(cards)
 
 
@@ -77,33 +76,11 @@ def advise_low_use(cards: Sequence[tuple[ReportedClaim, ReportedDevice]]) -> str
 def format_device_names(
     cards: Sequence[tuple[ReportedClaim, ReportedDevice]], several: bool
 ) -> str:
-    """Return `GPU 3`, `GPUs 1-3`, or `GPUs 1-3 of node1 and GPU 0 of node2`."""
-    nodes: dict[str, list[ReportedDevice]] = {}
+    """Return `GPU 3`, `GPUs 1, 2`, or `GPUs 1, 2 of node1 and GPU 0 of node2`."""
+    nodes: dict[str, list[str]] = {}
     for claim, card in cards:
-        nodes.setdefault(claim.node, []).append(card)
-    parts: list[str] = []
-    for node, found in nodes.items():
-        plural = "s" if len(found) > 1 else ""
-        parts.append(
-            f"GPU{plural} {format_index_ranges(found)}" + (f" of {node}" if several else "")
-        )
-    return " and ".join(parts)
-
-
-def format_index_ranges(cards: Sequence[ReportedDevice]) -> str:
-    """Return `1-3, 5` for devices of one node."""
-    indexes = sorted({card.index for card in cards if card.index is not None})
-    if len(indexes) != len(cards):
-        return ", ".join(card.name for card in cards)
-    runs: list[list[int]] = []
-    for index in indexes:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-
-
-def spell_number(value: int) -> str:
-    """Return a small number as a word."""
-    return NUMBERS[value] if value < len(NUMBERS) else str(value)
+        nodes.setdefault(claim.node, []).append(card.name)
+    return " and ".join(
+        f"GPU{'s' if names[1:] else ''} {', '.join(names)}{f' of {node}' if several else ''}"
+        for node, names in nodes.items()
+    )

@@ -129,23 +129,16 @@ def parse_reported_claim(record: object) -> ReportedClaim:
         parse_reported_device(one, shapes)
         for one in as_json_array(fields.get("devices"))[:MOST_CARDS]
     ]
+    keys = ("scheduler", "cluster", "node", "job_id", "task_id", "user", "queue", "how", "proof")
     return ReportedClaim(
         token=token,
-        scheduler=get_record_text(fields, "scheduler"),
-        cluster=get_record_text(fields, "cluster"),
-        node=get_record_text(fields, "node"),
-        job_id=get_record_text(fields, "job_id"),
-        task_id=get_record_text(fields, "task_id"),
         restart=get_record_count(fields, "restart") or 0,
-        user=get_record_text(fields, "user"),
         uid=get_record_count(fields, "uid") or 0,
-        queue=get_record_text(fields, "queue"),
         begun=begun,
         ended=get_record_number(fields, "released_at"),
-        how=get_record_text(fields, "how"),
-        proof=get_record_text(fields, "proof"),
         cards=tuple(cards),
         record=fields,
+        **{key: get_record_text(fields, key) for key in keys},
     )
 
 

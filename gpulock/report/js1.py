@@ -14,7 +14,6 @@ import base64
 import gzip
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gpulock.report.claims import ReportedClaim, ReportedDevice
@@ -23,22 +22,13 @@ PREFIX: Final = "JS1:"
 SHORT, NONE = "JS1:Short", "JS1:None"
 LEAST: Final = 2.0  # seconds: two samples of ours
 PERCENT: Final = 100
+HOST: Final = {"cpus": 1, "total_time": 0.0, "total_memory": 1, "used_memory": 0}  # not known
 
 
-@dataclass(frozen=True)
-class HostUsage:
-    """What a node did besides its GPUs: cores, CPU seconds, bytes granted and used."""
-
-    cpus: int = 1
-    cpu_seconds: float = 0.0
-    memory: int = 1
-    memory_used: int = 0
-
-
-def make_jobstats_comment(claims: Sequence[ReportedClaim], host: HostUsage = HostUsage()) -> str:
-    """Return the comment of a job's run: its claims, one a node; `host` is of each node."""
+def make_jobstats_comment(claims: Sequence[ReportedClaim]) -> str:
+    """Return the comment of a job's run: its claims, one a node."""
     held = max([claim.held for claim in claims], default=0.0)
-    nodes = {claim.node: jobstats_node(claim, host) for claim in claims}
+    nodes = {claim.node: jobstats_node(claim) for claim in claims}
     nodes = {name: node for name, node in nodes.items() if node is not None}
     if not nodes:
         return SHORT if claims and held < LEAST else NONE
@@ -48,16 +38,13 @@ def make_jobstats_comment(claims: Sequence[ReportedClaim], host: HostUsage = Hos
     return PREFIX + base64.b64encode(gzip.compress(data, mtime=0)).decode()
 
 
-def jobstats_node(claim: ReportedClaim, host: HostUsage) -> dict[str, Any] | None:
+def jobstats_node(claim: ReportedClaim) -> dict[str, Any] | None:
     """Return one node, None where nothing was observed there."""
     cards = [card for card in claim.cards if card.utilization is not None and card.memory]
     if not cards:
         return None
     return {
-        "cpus": max(1, host.cpus),
-        "total_time": host.cpu_seconds,
-        "total_memory": max(1, host.memory),
-        "used_memory": host.memory_used,
+        **HOST,
         "gpu_total_memory": {jobstats_minor(card): card.memory for card in cards},
         "gpu_used_memory": {jobstats_minor(card): card.memory_peak or 0 for card in cards},
         "gpu_utilization": {

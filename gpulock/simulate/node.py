@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.simulate.driver import device_tree, driver_tree
-from gpulock.simulate.inventory import format_machine_inventory
-from gpulock.simulate.machine import Machine
+from gpulock.simulate.machine import Machine, format_machine_inventory
 from gpulock.simulate.presets import PRESETS
 from gpulock.simulate.sysfs import sys_tree
 from gpulock.simulate.tree import (

@@ -8,7 +8,7 @@ sender may choose; who sends it is the kernel's word (workstation.peer). Pure, b
 from __future__ import annotations
 
 import socket
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from gpulock.errors import one_line
 from gpulock.store import kv
@@ -19,6 +19,7 @@ LARGEST = 1 << 14  # bytes of a packet: 128 bus ids are 2 KiB
 CLAIM, RELEASE = "claim", "release"
 WAITING, GRANTED, RELEASED, REFUSED = "waiting", "granted", "released", "refused"
 MOST_DEVICES = 1024
+LONGEST = 1000  # characters of a text
 FOR_EVER = float("inf")
 
 
@@ -55,16 +56,7 @@ class SocketReply(NamedTuple):
 
 def encode_request(request: SocketRequest) -> bytes:
     """Return the packet of a request."""
-    pairs = [
-        ("act", request.act),
-        ("pid", str(request.pid)),
-        ("start", str(request.start)),
-        ("count", str(request.number)),
-        ("devices", ",".join(request.devices)),
-        ("wait", str(request.wait)),
-        ("comment", one_line(request.comment)),
-    ]
-    return encode_packet(REQUEST_LINE, pairs)
+    return encode_packet(REQUEST_LINE, request._asdict())
 
 
 def parse_request(data: bytes) -> SocketRequest:
@@ -75,7 +67,7 @@ def parse_request(data: bytes) -> SocketRequest:
         raise ValueError("neither claim nor release")
     names = pairs.get("devices", "")
     devices = tuple(names.split(",")) if names else ()
-    count = parse_whole_number(pairs, "count")
+    count = parse_whole_number(pairs, "number")
     if len(devices) > MOST_DEVICES or len(set(devices)) != len(devices):
         raise ValueError("no set of devices")
     if act == CLAIM and not 0 < count <= MOST_DEVICES:
@@ -85,48 +77,35 @@ def parse_request(data: bytes) -> SocketRequest:
     comment = pairs.get("comment", "")
     if comment not in ("", "run"):
         raise ValueError("no such comment")
-    return SocketRequest(
-        act,
-        parse_whole_number(pairs, "pid"),
-        parse_whole_number(pairs, "start"),
-        count,
-        devices,
-        wait,
-        comment,
-    )
+    pid, start = parse_whole_number(pairs, "pid"), parse_whole_number(pairs, "start")
+    return SocketRequest(act, pid, start, count, devices, wait, comment)
 
 
 def encode_reply(reply: SocketReply) -> bytes:
     """Return the packet of a reply."""
-    pairs = [
-        ("state", reply.state),
-        ("token", reply.token),
-        ("devices", ",".join(reply.devices)),
-        ("before", str(reply.before)),
-        ("kind", reply.kind),
-        ("why", one_line(reply.why)[:1000]),
-        ("do", one_line(reply.do)[:1000]),
-    ]
-    return encode_packet(REPLY_LINE, pairs)
+    return encode_packet(REPLY_LINE, reply._asdict())
 
 
 def parse_reply(data: bytes) -> SocketReply:
     """Return the reply in a packet; raise ValueError for anything else."""
     pairs = kv.decode_pairs(data.decode("utf-8", "replace"), REPLY_LINE)
     names = pairs.get("devices", "")
-    return SocketReply(
-        pairs.get("state", ""),
-        pairs.get("token", ""),
-        tuple(names.split(",")) if names else (),
-        parse_whole_number(pairs, "before"),
-        pairs.get("kind", ""),
-        pairs.get("why", ""),
-        pairs.get("do", ""),
-    )
+    devices, before = tuple(names.split(",")) if names else (), parse_whole_number(pairs, "before")
+    texts = {key: pairs.get(key, "") for key in ("state", "token", "kind", "why", "do")}
+    return SocketReply(devices=devices, before=before, **texts)
 
 
-def encode_packet(first_line: str, pairs: list[tuple[str, str]]) -> bytes:
-    """Return one packet."""
+def encode_packet(first_line: str, fields: dict[str, object]) -> bytes:
+    """Return one packet: a line for each field, no text longer than 1000 characters."""
+    pairs = [
+        (
+            key,
+            ",".join(cast("tuple[str, ...]", value))
+            if isinstance(value, tuple)
+            else one_line(str(value))[:LONGEST],
+        )
+        for key, value in fields.items()
+    ]
     return f"{first_line}\n{kv.encode_pairs(pairs)}".encode("utf-8", "replace")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock demo`: the life of a few jobs on a simulated DGX-1, under the real hooks."""
+"""`gpulock simulate`, a node of files; `demo`, the life of a few jobs on one, by the real hooks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 import textwrap
 import time
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -24,6 +25,8 @@ from gpulock.deadline import Deadline
 from gpulock.install.hooks import InstallError
 from gpulock.node.context import Node
 from gpulock.node.settings import read_settings
+from gpulock.simulate.node import SimulationError, write_simulated_node
+from gpulock.simulate.presets import PRESETS
 from gpulock.simulate.stage import DemoJob, DemoNode, open_demo_node
 from gpulock.text import table
 from gpulock.text.words import format_count
@@ -32,6 +35,7 @@ from gpulock.workstation.process_claims import make_liveness_judge
 PAUSE = 1.0  # seconds after a scene, where somebody watches
 SETTLE_SECONDS = 3.0
 INDENT = "   "
+HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESETS.values())
 
 
 @click.command()
@@ -227,3 +231,19 @@ class Demo:
         """Give a reader time; a log needs none."""
         if self._live:
             time.sleep(PAUSE)
+
+
+@click.command(epilog=HELP)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--preset", default="dgx1", show_default=True, metavar="NAME", help="Machine type.")
+@click.option("--gpus", type=click.IntRange(min=1), help="Only its first GPUs, this many.")
+def simulate_command(directory: Path, preset: str, gpus: int | None) -> None:
+    """Write a simulated node into DIRECTORY, which must be empty or an older simulation."""
+    try:
+        node = write_simulated_node(directory, preset, gpus)
+    except SimulationError as fault:
+        raise CommandRefusedError(str(fault)) from fault
+    machine = node.machine
+    click.echo(f"{machine.name}: {machine.summary}")
+    click.echo(f"{len(machine.gpus)} GPUs below {node.directory}; look at them with")
+    click.echo(f"  gpulock --config {node.config} status")

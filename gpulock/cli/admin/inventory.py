@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock inventory`: what gpulock sees of the devices, and how they are joined."""
+"""`gpulock inventory` and `cdi`: the devices as gpulock sees them, and as containers name them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import click
 
 from gpulock.alloc import choose
 from gpulock.cli.session import Session
+from gpulock.daemon.reconcile.cdi import (
+    build_cdi_spec,
+    cdi_spec_path,
+    format_cdi_spec,
+    update_cdi_spec,
+)
 from gpulock.errors import Refusal
 from gpulock.job.environment import loaded_driver_version
 from gpulock.node.context import Node
@@ -123,3 +129,20 @@ def device_link_cell(a: Device, b: Device, links: Links) -> Cell:
     if choose.behind_one_switch(a, b):
         return Cell("PIX", "cyan")
     return Cell("NODE") if a.numa == b.numa and a.numa >= 0 else Cell("SYS")
+
+
+@click.command()
+@click.option("--write", is_flag=True, help="Write it into CDI_DIR, as gpulockd does.")
+@click.pass_obj
+def cdi_command(session: Session, write: bool) -> None:
+    """Print the CDI spec of this node, which names its devices for podman and Docker.
+
+    In a job, where CDI_DIR is set: podman run $GPULOCK_CDI IMAGE
+    """
+    node = session.node()
+    text = format_cdi_spec(build_cdi_spec(node.settings, node.devices()))
+    if not write:
+        click.echo(text, nl=False)
+        return
+    written = update_cdi_spec(node.settings, text)
+    click.echo(f"{cdi_spec_path(node.settings)}: {'written' if written else 'up to date'}")

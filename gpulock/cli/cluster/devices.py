@@ -8,8 +8,9 @@ were busy longest ago count as idle.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpulock.alloc import states as state
@@ -85,7 +86,7 @@ def build_cluster_nodes(answers: Sequence[Sequence[Series]]) -> list[ClusterNode
     }
     for one in infos:
         add_device_model(nodes, one, parents)
-    for instance in find_down_exporters(targets, frozenset(nodes), list_target_instances(seen)):
+    for instance in find_down_exporters(targets, nodes, seen):
         nodes[instance] = ClusterNode(instance, instance, up=False)
     for node in nodes.values():
         assign_device_states(node)
@@ -128,30 +129,25 @@ def add_device_model(
     device.model = f"{short_model(name)} {one.labels.get('profile', '')}".strip()
 
 
-def list_target_instances(seen: Iterable[Series]) -> frozenset[str]:
-    """Return the targets that series came from."""
-    return frozenset(one.labels.get("instance", "") for one in seen)
-
-
 def find_down_exporters(
-    targets: Iterable[Series], heard: frozenset[str], seen: frozenset[str]
+    targets: Sequence[Series], heard: Collection[str], seen: Iterable[Series]
 ) -> list[str]:
     """Return the exporters that do not answer.
 
     A job that scrapes something else besides says nothing of a target that was never heard.
     """
-    every = list(targets)
+    known = {one.labels.get("instance", "") for one in seen}
     mixed = {
         one.labels.get("job", "")
-        for one in every
+        for one in targets
         if one.value == 1 and one.labels.get("instance", "") not in heard
     }
     return [
         instance
-        for one in every
+        for one in targets
         if one.value == 0
         and (instance := one.labels.get("instance", "")) not in heard
-        and (instance in seen or one.labels.get("job", "") not in mixed)
+        and (instance in known or one.labels.get("job", "") not in mixed)
     ]
 
 
@@ -212,17 +208,8 @@ def strip_instance_port(instance: str) -> str:
 
 
 def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
-    """Return what sorts `gpu9` before `gpu10`."""
-    parts: list[tuple[int, int, str]] = []
-    word = ""
-    for character in name:
-        if word and character.isdecimal() != word[-1].isdecimal():
-            parts.append(natural_word_key(word))
-            word = ""
-        word += character
-    return [*parts, natural_word_key(word)] if word else parts
-
-
-def natural_word_key(word: str) -> tuple[int, int, str]:
-    """Return a number before a word."""
-    return (0, int(word), "") if word.isdecimal() and len(word) <= DIGITS else (1, 0, word)
+    """Return what sorts `gpu9` before `gpu10`, and numbers before words."""
+    return [
+        (0, int(word), "") if word.isdecimal() and len(word) <= DIGITS else (1, 0, word)
+        for word in re.findall(r"\d+|\D+", name)
+    ]

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import deque
+from datetime import datetime
 
 import click
 
@@ -40,7 +42,6 @@ from gpulock.text.words import format_count, format_duration, format_local_time,
 HOUR = 3600.0
 REFUSED = 1  # exit code
 LAST = 50  # claims that a table lists unless told otherwise
-TIMES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
 COLUMNS = (
     Column("ENDED"),
     Column("JOB", least=8),
@@ -143,14 +144,11 @@ def find_history_device_id(node: Node, text: str) -> str:
 
 def parse_time(text: str, now: float) -> float:
     """Return a point in time (epoch) of `7d` (ago) or `2026-11-01 12:30`; raise ValueError."""
-    for form in TIMES:
-        try:
-            return time.mktime(time.strptime(text, form))
-        except (ValueError, OverflowError):
-            continue
     try:
+        if re.match("[0-9]{4}-", text):
+            return datetime.fromisoformat(text).timestamp()
         return now - parse_duration(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is no time: 7d, 12h, 2026-11-01 or 2026-11-01T12:30") from None
 
 

@@ -8,6 +8,7 @@ None, never 0: a device that nobody observed is not idle.
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 from gpulock.errors import one_line
 from gpulock.node import sample
@@ -21,26 +22,18 @@ LONGEST_FAULT = 60  # characters that are shown of what it says
 NOT_SHOWN = "utilisation and memory are not shown"
 
 
-class SampleView:
+class SampleView(NamedTuple):
     """The last sample, None where it is not to be believed; `why` says so, empty for no exporter.
 
     `age` is how many seconds ago it was written, None where that is not known. `oldest` is the
     age in seconds at which a value is dropped (MAX_SAMPLE_AGE).
     """
 
-    def __init__(
-        self,
-        found: Sample | None,
-        now: float,
-        oldest: float,
-        why: str = "",
-        age: float | None = None,
-    ) -> None:
-        self.sample = found
-        self.now = now
-        self.oldest = oldest
-        self.why = why
-        self.age = age
+    sample: Sample | None
+    now: float
+    oldest: float
+    why: str = ""
+    age: float | None = None
 
     def seen(self, device: str) -> DeviceSample | None:
         """Return what was seen of a device, None where that is old."""

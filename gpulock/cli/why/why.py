@@ -20,12 +20,14 @@ from gpulock.cli.status.status_view import (
 )
 from gpulock.cli.why.evidence import (
     FactList,
+    ReleasedLock,
     describe_lock,
     describe_observed_use,
     describe_open_device,
+    filter_released_locks,
     find_blocking_pids,
+    list_released_locks,
 )
-from gpulock.cli.why.released import ReleasedLock, filter_released_locks, list_released_locks
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock

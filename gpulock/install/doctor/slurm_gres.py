@@ -158,21 +158,4 @@ def order_gres_files(entries: list[gres.GresEntry], real: list[int]) -> str:
     types = {entry.type for entry in entries}
     if len(types) > 1:
         return f"in gres.conf, and types in slurm.conf's Gres= likewise: {' '.join(ordered)}"
-    return f"in gres.conf: File={shorten_device_files(ordered)}"
-
-
-def shorten_device_files(files: list[str]) -> str:
-    """Return `/dev/nvidia[2,0-1]` for files that differ in a number alone; pure."""
-    split = [re.fullmatch(r"(.*?)(\d+)", name) for name in files]
-    if not all(split) or len({match[1] for match in split if match}) > 1 or len(files) == 1:
-        return ",".join(files)
-    numbers = [int(match[2]) for match in split if match]
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    inner = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
-    assert split[0] is not None
-    return f"{split[0][1]}[{inner}]"
+    return f"in gres.conf: File={','.join(ordered)}"

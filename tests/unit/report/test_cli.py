@@ -270,15 +270,6 @@ def test_the_comment_of_jobstats_can_be_read_by_its_readers(desk: Desk, shared: 
     assert node["used_memory"] / node["total_memory"] == 0
 
 
-def test_host_figures_stand_in_the_comment() -> None:
-    host = js1.HostUsage(cpus=4, cpu_seconds=7200.0, memory=8 * GIB, memory_used=GIB)
-    node = decoded(js1.make_jobstats_comment([parse_reported_claim(record(card(0)))], host))[
-        "nodes"
-    ]["node1"]
-    assert (node["cpus"], node["total_time"]) == (4, 7200.0)
-    assert (node["total_memory"], node["used_memory"]) == (8 * GIB, GIB)
-
-
 def test_a_short_job_and_one_that_was_not_seen_have_jobstats_own_words(desk: Desk) -> None:
     unseen = card(0, observed_seconds=0, busy_seconds=None)
     assert js1.make_jobstats_comment([parse_reported_claim(record(unseen))]) == "JS1:None"

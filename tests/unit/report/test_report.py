@@ -99,7 +99,7 @@ def test_a_report_says_what_each_device_did() -> None:
         "  0  " + "_-# " * 13 + "_-#",
     ]
     assert "In all: 2.0 GPU hours, 30 % busy, 70 % idle" in found
-    assert found[-1] == "GPU 1 was never used: ask for one."
+    assert found[-1] == "GPU 1 was never used: ask for 1."
 
 
 def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
@@ -189,10 +189,13 @@ def test_no_line_is_wider_than_80_columns(
 @pytest.mark.parametrize(
     ("cards", "said"),
     [
-        ([card(0), *(card(n, use=0) for n in (1, 2, 3))], "GPUs 1-3 were never used: ask for one."),
+        (
+            [card(0), *(card(n, use=0) for n in (1, 2, 3))],
+            "GPUs 1, 2, 3 were never used: ask for 1.",
+        ),
         (
             [card(0), card(1, use=0), card(2), card(3, use=0)],
-            "GPUs 1, 3 were never used: ask for two.",
+            "GPUs 1, 3 were never used: ask for 2.",
         ),
         (
             [card(0, use=0.0005)],
@@ -200,7 +203,7 @@ def test_no_line_is_wider_than_80_columns(
         ),
         (
             [card(0, MONTH, use=0.9), card(1, MONTH, use=9 / MONTH)],
-            "GPU 1 was never used: ask for one.",
+            "GPU 1 was never used: ask for 1.",
         ),
         ([card(0, MONTH, use=0.9), card(1, MONTH, use=0.0009)], ""),
         (
@@ -237,9 +240,7 @@ def test_advice_of_several_nodes_names_them() -> None:
         claim(card(0), card(1, use=0)),
         claim(card(0, use=0), card(1), node="node2", token="b"),
     ]
-    assert (
-        advise_job_owner(both) == "GPU 1 of node1 and GPU 0 of node2 were never used: ask for two."
-    )
+    assert advise_job_owner(both) == "GPU 1 of node1 and GPU 0 of node2 were never used: ask for 2."
 
 
 # --- bars -------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from gpulock.simulate.inventory import format_machine_inventory
-from gpulock.simulate.machine import Machine
+from gpulock.simulate.machine import Machine, format_machine_inventory
 from gpulock.simulate.presets import PRESETS
 from gpulock.simulate.sysfs import gpu_sysfs_path, sys_tree
 from gpulock.simulate.tree import LinkEntry, merge_trees

@@ -14,8 +14,8 @@ from gpulock_exporter.telemetry import DeviceTelemetry
 
 from gpulock.node import devices
 from gpulock.node.devices import Device as DriverDevice
-from gpulock.simulate.inventory import format_machine_inventory as simulated
 from gpulock.simulate.machine import Machine
+from gpulock.simulate.machine import format_machine_inventory as simulated
 from gpulock.simulate.presets import PRESETS
 from tests.support.exporter_nodes import card, instance, uuid
 from tests.support.trees import BOOT, bus

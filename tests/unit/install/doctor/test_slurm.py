@@ -176,7 +176,7 @@ def no_interpreter(node: SlurmNode) -> None:
         (gpulock_chooses_and_slurm_constrains, "ConstrainDevices", "to other cards", "=slurm"),
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (count_by_comment, "JobSubmitPlugins", "any user says how many", "job_submit.lua"),
-        (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "nvidia[0-7]"),
+        (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "nvidia0,/"),
         (part_of_the_cards, "order of gres.conf", "GPU 0 is card 2", "name all cards"),
         (edit_gres_conf, "slurm-map", "changed since the map was made", "install slurm again"),
         (lose_the_map, "slurm-map", "every GPU job drains the node", "install slurm again"),

@@ -13,8 +13,9 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice, zip_longest
 from typing import Any, Final
 
 from gpulock.daemon.history.files import LINE_LIMIT
@@ -24,7 +25,7 @@ from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.store import atomic
 
 SUFFIX: Final = ".json"
-MOST: Final = 10_000  # files of one job that are looked at
+MOST: Final = 10_000  # files of one job that are read
 UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -41,16 +42,30 @@ def write_report_file(path: str, record: Mapping[str, Any]) -> str:
     return name
 
 
-def read_shared_reports(path: str, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
-    """Return the claims of a job that its owner's processes wrote there."""
+def read_shared_reports(
+    path: str,
+    query: ClaimQuery,
+    faults: HistoryFaults,
+    uids: Collection[int] = (),
+    others: bool = True,
+    most: int = MOST,
+) -> list[ReportedClaim]:
+    """Return the claims of a job that its owner's processes wrote there.
+
+    Files of `uids` and root are read first, those of `others` if that is asked for: nobody hides a
+    report behind files of their own.
+    """
     beginning = f"{UNSAFE.sub('_', query.job)}."
     try:
-        names = [n for n in os.listdir(path) if n.startswith(beginning) and n.endswith(SUFFIX)]
+        files = list_report_files(path, beginning, faults)
     except OSError as fault:
         faults.files.append(f"REPORT_DIR {path}: {fault.strerror}")
         return []
+    names = list(islice(order_report_files(files, uids, others), most + 1))
+    if len(names) > most:
+        faults.files.append(f"REPORT_DIR {path}: more than {most} files of job {query.job}")
     found: list[ReportedClaim] = []
-    for name in sorted(names)[:MOST]:
+    for name in names[:most]:
         try:
             claim = read_report_file(f"{path}/{name}")
         except (OSError, ValueError, RecursionError):
@@ -59,6 +74,36 @@ def read_shared_reports(path: str, query: ClaimQuery, faults: HistoryFaults) -> 
         if query.fits(claim):
             found.append(claim)
     return found
+
+
+def list_report_files(path: str, beginning: str, faults: HistoryFaults) -> dict[int, list[str]]:
+    """Return the names of files that may be reports, by their owner; raise OSError."""
+    files: dict[int, list[str]] = {}
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(beginning) and entry.name.endswith(SUFFIX)):
+                continue
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(info.st_mode) and 0 < info.st_size <= LINE_LIMIT:
+                files.setdefault(info.st_uid, []).append(entry.name)
+            else:
+                faults.lines += 1
+    return files
+
+
+def order_report_files(
+    files: Mapping[int, list[str]], uids: Collection[int], others: bool
+) -> Iterator[str]:
+    """Yield names: all of root and `uids`, then of the `others` one by one, low uids first."""
+    first = [0, *sorted({*uids} - {0})]
+    for uid in first:
+        yield from sorted(files.get(uid, ()))
+    rest = [sorted(files[uid]) for uid in sorted(files) if others and uid not in first]
+    for turn in zip_longest(*rest):
+        yield from [name for name in turn if name is not None]
 
 
 def read_report_file(path: str) -> ReportedClaim:

@@ -44,7 +44,10 @@ def find_job_claims(
     if uid is not None:
         found = {token: claim for token, claim in found.items() if claim.uid == uid}
     if node.settings.report_dir:
-        shared = folder.read_shared_reports(node.settings.report_dir, query, faults)
+        known = {uid} if uid is not None else {claim.uid for claim in found.values()}
+        shared = folder.read_shared_reports(
+            node.settings.report_dir, query, faults, known or {os.getuid()}, not known
+        )
         for claim in select_trusted_claims(shared, found.values(), uid, os.getuid()):
             found.setdefault(claim.token, claim)
     return select_last_job(list(found.values()))

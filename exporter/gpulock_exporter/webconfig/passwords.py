@@ -2,8 +2,8 @@
 """Users with passwords: bcrypt verdicts, one check at a time, remembered.
 
 bcrypt is slow on purpose (48 ms at cost 10), so strangers could spend all of a node's time on wrong
-passwords. One thread does the checks, first come first served. One client has few waiting, and all
-together few more, so that a thousand from one address delay another by two.
+passwords. One thread does the checks. Clients take turns, so that a thousand from one address delay
+another by one check each; a user's first login from that very address waits for those before it.
 """
 
 from __future__ import annotations
@@ -14,49 +14,65 @@ import ipaddress
 import os
 import threading
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, error_response
 
-_WAITING_OF_ONE_CLIENT = 2
-_WAITING = 16
+PLACES_OF_ONE, PLACES = 64, 96  # for checks that wait: of one client, and of all
 _WRONG_REMEMBERED = 256
 _LONGEST_PASSWORD = 72  # bcrypt knows no more bytes of it
 _CHALLENGE = ("WWW-Authenticate", 'Basic realm="gpulock"')
 
 
 class CheckQueue:
-    """A short queue of slow checks with one worker."""
+    """Slow checks, one at a time: each client has its turn, and its own come in their order."""
 
     def __init__(self) -> None:
-        self._waiting: Counter[str] = Counter()
+        self._waiting: dict[str, deque[tuple[Future[bool], Callable[[], bool]]]] = {}
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "passwords")
         self._worker.submit(int)  # its thread starts here, or RuntimeError says that it cannot
 
     def __len__(self) -> int:
-        return self._waiting.total()
+        return sum(map(len, self._waiting.values()))
 
     def run(self, client: str, check: Callable[[], bool], deadline: float) -> bool | None:
         """Return what the check says; None when there is no place, or no time, for it."""
+        asked: Future[bool] = Future()
         with self._lock:
-            if len(self) >= _WAITING or self._waiting[client] >= _WAITING_OF_ONE_CLIENT:
+            own = len(self._waiting.get(client, ()))
+            if own >= PLACES_OF_ONE or (len(self) >= PLACES and not self._drop_last(own + 1)):
                 return None
-            self._waiting[client] += 1
-            asked = self._worker.submit(check)
-        asked.add_done_callback(lambda _: self._leave(client))
+            self._waiting.setdefault(client, deque()).append((asked, check))
+        self._worker.submit(self._check_next)
         try:
             left = deadline - time.monotonic()
             return asked.result(min(max(left, 0), threading.TIMEOUT_MAX))
-        except (TimeoutError, ValueError):  # ValueError: bcrypt does not like the hash
+        except (CancelledError, TimeoutError, ValueError):  # ValueError: a hash bcrypt dislikes
             asked.cancel()
             return None
 
-    def _leave(self, client: str) -> None:
+    def _drop_last(self, most: int) -> bool:
+        """Take a place from who has more than `most`; return whether there was one."""
+        longest = max(self._waiting.values(), key=len)
+        return len(longest) > most and longest.pop()[0].cancel()
+
+    def _check_next(self) -> None:
         with self._lock:
-            self._waiting -= Counter([client])  # a client without any is forgotten
+            client = next(iter(self._waiting), None)
+            if client is None:
+                return  # it was dropped
+            waiting = self._waiting.pop(client)
+            asked, check = waiting.popleft()
+            if waiting:
+                self._waiting[client] = waiting  # behind all others
+        if asked.set_running_or_notify_cancel():
+            try:
+                asked.set_result(check())
+            except Exception as fault:  # its client's, who waits for it
+                asked.set_exception(fault)
 
 
 class Passwords:

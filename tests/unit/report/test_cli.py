@@ -230,6 +230,37 @@ def test_a_hostile_file_is_left_out_and_told(desk: Desk, shared: Path, kind: str
     assert (len(found), faults.lines) == (1, 1)
 
 
+def flooded(shared: Path, *names: str) -> None:
+    for name in names:
+        (shared / name).touch()
+        if os.getuid() == 0:
+            os.chown(shared / name, NOBODY, -1)
+
+
+def test_a_job_is_not_hidden_by_files_of_its_number(desk: Desk, shared: Path) -> None:
+    flooded(shared, *[f"12.0.{number}.json" for number in range(folder.MOST)])
+    folder.write_report_file(str(shared), own())
+    assert len(json.loads(desk.call("report", "12", "--json").stdout)["claims"]) == 1
+    comment = desk.call("report", "12", "--js1", "--uid", str(os.getuid())).stdout
+    assert comment.startswith("JS1:H4s")
+
+
+def test_each_owner_has_a_turn_and_the_one_who_is_meant_the_first() -> None:
+    files = {1000: ["a", "b", "c"], 100_000: ["d"], 7: ["e", "f"], 0: ["g"]}
+    order = list(folder.order_report_files(files, (7,), True))
+    assert order == ["g", "e", "f", "a", "d", "b", "c"]
+    assert list(folder.order_report_files(files, (7,), False)) == ["g", "e", "f"]
+
+
+def test_no_more_than_so_many_files_are_read_and_that_is_told(shared: Path) -> None:
+    for number in range(3):
+        folder.write_report_file(str(shared), own(token=f"t{number}"))
+    faults = HistoryFaults()
+    found = folder.read_shared_reports(str(shared), ClaimQuery(job="12"), faults, most=2)
+    assert len(found) == 2
+    assert "more than 2 files of job 12" in faults.files[0]
+
+
 def test_a_report_dir_that_is_gone_is_told(desk: Desk) -> None:
     desk.settings["REPORT_DIR"] = str(desk.root / "none")
     desk.past(0)

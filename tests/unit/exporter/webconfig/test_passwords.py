@@ -13,6 +13,8 @@ import pytest
 from gpulock_exporter.web.http import HttpRequest
 from gpulock_exporter.web.listen import peer_address
 from gpulock_exporter.webconfig.passwords import (
+    PLACES,
+    PLACES_OF_ONE,
     CheckQueue,
     Passwords,
     bcrypt_cost,
@@ -134,9 +136,11 @@ class Gate:
     def __init__(self) -> None:
         self.open = threading.Event()
         self.order: list[str] = []
+        self.checks = 0
 
     def __call__(self, who: str) -> Callable[[], bool]:
         def check() -> bool:
+            self.checks += 1
             self.open.wait(10)
             self.order.append(who)
             return True
@@ -144,47 +148,69 @@ class Gate:
         return check
 
 
-def test_one_client_has_few_places_and_another_still_has_one() -> None:
-    gate, queue = Gate(), CheckQueue()
-    results: list[tuple[str, bool | None]] = []
+class Crowd:
+    """Clients that ask one after the other while one check takes its time."""
 
-    def ask(client: str) -> None:
-        results.append((client, queue.run(client, gate(client), NEVER)))
+    def __init__(self) -> None:
+        self.gate, self.queue = Gate(), CheckQueue()
+        self.answers: list[tuple[str, bool | None]] = []
+        self.threads: list[threading.Thread] = []
 
-    threads = [threading.Thread(target=ask, args=("flood",)) for _ in range(50)]
-    for thread in threads:
-        thread.start()
-    assert until(lambda: len(results) == 48)
-    assert all(result == ("flood", None) for result in results)
-    late = threading.Thread(target=ask, args=("other",))
-    late.start()
-    gate.open.set()
-    for thread in [*threads, late]:
-        thread.join()
-    assert sorted(results[48:]) == [("flood", True), ("flood", True), ("other", True)]
+    def ask(self, client: str, times: int = 1) -> None:
+        """Let a client ask so many times; return when each has a place, or an answer."""
+        for _ in range(times):
+            self.threads.append(threading.Thread(target=self._run, args=(client,)))
+            self.threads[-1].start()
+            assert until(self._is_settled)
+
+    def _run(self, client: str) -> None:
+        self.answers.append((client, self.queue.run(client, self.gate(client), NEVER)))
+
+    def _is_settled(self) -> bool:
+        return len(self.queue) + len(self.answers) + self.gate.checks == len(self.threads)
+
+    def end(self) -> None:
+        self.gate.open.set()
+        for thread in self.threads:
+            thread.join()
 
 
-def test_all_clients_together_have_sixteen_places_in_order() -> None:
-    gate, queue = Gate(), CheckQueue()
-    threads: list[threading.Thread] = []
-    for n in range(16):
-        name = f"{n:02}"
-        threads.append(threading.Thread(target=queue.run, args=(name, gate(name), NEVER)))
-        threads[-1].start()
-        assert until(lambda: len(queue) == len(threads))
-    assert queue.run("late", gate("late"), NEVER) is None
-    gate.open.set()
-    for thread in threads:
-        thread.join()
-    assert gate.order == [f"{n:02}" for n in range(16)]
-    assert queue.run("late", lambda: False, NEVER) is False
+def test_a_login_from_the_address_of_a_flood_waits_for_its_turn_and_is_answered() -> None:
+    crowd = Crowd()
+    crowd.ask("same", 41)
+    crowd.end()
+    assert crowd.answers == [("same", True)] * 41
+
+
+def test_another_address_has_its_turn_before_the_rest_of_a_flood() -> None:
+    crowd = Crowd()
+    crowd.ask("flood", 40)
+    crowd.ask("other")
+    crowd.end()
+    assert ("other", True) in crowd.answers
+    assert crowd.gate.order.index("other") <= 2, "one is checked, and one has its turn"
+
+
+def test_places_are_few_and_who_has_most_gives_one_up() -> None:
+    crowd = Crowd()
+    crowd.ask("flood", PLACES_OF_ONE + 2)
+    assert crowd.answers == [("flood", None)], "one is checked, and all places are taken"
+    crowd.ask("second", PLACES - PLACES_OF_ONE)
+    assert len(crowd.queue) == PLACES
+    crowd.ask("other")
+    assert crowd.answers == [("flood", None)] * 2
+    crowd.end()
+    refused = [client for client, answer in crowd.answers if not answer]
+    assert refused == ["flood", "flood"]
+    assert ("other", True) in crowd.answers
+    assert crowd.queue.run("late", lambda: False, NEVER) is False
 
 
 def test_who_cannot_wait_longer_is_not_checked_any_more() -> None:
     gate, queue = Gate(), CheckQueue()
     first = threading.Thread(target=queue.run, args=("a", gate("first"), NEVER))
     first.start()
-    assert until(lambda: len(queue) == 1)
+    assert until(lambda: gate.checks == 1)
     assert queue.run("b", gate("late"), time.monotonic() + 0.05) is None
     gate.open.set()
     first.join()

@@ -117,11 +117,13 @@ def self_test_sge_hooks(paths: HookPaths) -> None:
     must([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
     must([paths.prolog, "1"], _REFUSES, "not started by sge_shepherd")
     must([paths.epilog, "1"], (0,), "not started by sge_shepherd")
-    must([paths.launch, paths.prolog], _REFUSES, "no shepherd")
-    must([paths.launch, paths.epilog], (0,), "no shepherd")
-    chained = ["self-test", "0", "queue", "root", "root@/bin/true"]
-    must([paths.chain, "prolog", *chained], _REFUSES, "no shepherd")
-    must([paths.chain, "epilog", *chained], (0,), "no shepherd")
+    job = ("self-test", "0", "queue")
+    site = (*job, "root", "root@/bin/true")
+    hostile = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}
+    for hook, path, codes in (("prolog", paths.prolog, _REFUSES), ("epilog", paths.epilog, (0,))):
+        try_hook([paths.clean, paths.launch, path, *job], codes, "no shepherd", env=hostile)
+        both = (*codes, 1)  # no spool directory, so no environment for a hook of the site's
+        try_hook([paths.clean, paths.chain, hook, *site], both, "no shepherd", env=hostile)
     must([paths.sensor], (0,), stdin="quit\n")
     must([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n")
 

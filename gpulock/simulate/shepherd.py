@@ -50,7 +50,7 @@ class Shepherd:
     """A process that looks like an sge_shepherd and runs prolog, job and epilog of one job.
 
     The hooks are argument lists, empty for none. They get JOB_ID, SGE_TASK_ID (0 where it is no
-    array job), QUEUE and PATH, and nothing else, as behind the configured `/usr/bin/env -i`.
+    array job), QUEUE and PATH, and nothing else.
     """
 
     def __init__(

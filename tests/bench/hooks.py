@@ -27,6 +27,7 @@ class SgeBench:
         self._scene = scene
         self._env = parent.environment()
         self._pid = str(parent.pid)
+        self._job = (self._env["JOB_ID"], self._env["SGE_TASK_ID"], self._env["QUEUE"])
         self._environment = parent.job.folder / "environment"
         self._text = self._environment.read_bytes()
         self._peer_locks = scene.root / "peer"
@@ -75,8 +76,11 @@ class SgeBench:
 
     def launched(self) -> None:
         """Claim and release as the queue is configured."""
-        launch = str(self._scene.hooks.launch)
-        self._pair("+launch", [launch, self._prolog], [launch, self._epilog])
+        clean, launch = str(self._scene.hooks.clean), str(self._scene.hooks.launch)
+        job = self._job
+        self._pair(
+            "+launch", [clean, launch, self._prolog, *job], [clean, launch, self._epilog, *job]
+        )
 
     def peer(self) -> None:
         """Claim and release in shell."""

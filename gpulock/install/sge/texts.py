@@ -3,6 +3,7 @@
 
 The site's command stands in our line as it stood in its own, so Grid Engine goes on splitting it
 and filling in its $variables; `prolog/chain` runs it with its own user and environment.
+`prolog/clean` stands first: whatever the job's environment holds, it starts.
 """
 
 from __future__ import annotations
@@ -16,17 +17,13 @@ from gpulock.install.sge.site import SgeSite
 from gpulock.install.trial import command_program
 
 HOOKS: Final = ("prolog", "epilog")
-_VARIABLES: Final = "JOB_ID=$job_id SGE_TASK_ID=$ja_task_id QUEUE=$queue"
-_CHAIN_WORDS: Final = "$job_id $ja_task_id $queue $job_owner"
-_CHAIN_COUNT: Final = 2 + len(_CHAIN_WORDS.split())  # with `root@.../chain` and the hook's name
+_JOB_WORDS: Final = "$job_id $ja_task_id $queue"
+_CHAIN_COUNT: Final = 7  # clean, chain, prolog or epilog, those three, $job_owner
 
 
 def hook_command(current: Path, hook: str) -> str:
     """Return the command line of a hook alone."""
-    return (
-        f"root@/usr/bin/env -i PATH=/usr/bin:/bin {_VARIABLES} "
-        f"{current}/prolog/launch {current}/{hook}/sge"
-    )
+    return f"root@{current}/prolog/clean {current}/prolog/launch {current}/{hook}/sge {_JOB_WORDS}"
 
 
 def chained_hook_command(current: Path, hook: str, site: str) -> str:
@@ -42,7 +39,8 @@ def chained_hook_command(current: Path, hook: str, site: str) -> str:
             )
     if "=" in str(command_program(site)):
         raise InstallError(f"the {hook} in force cannot be kept, '=' in its path: {site}; move it")
-    return f"root@{current}/prolog/chain {hook} {_CHAIN_WORDS} {site}"
+    start = f"root@{current}/prolog/clean {current}/prolog/chain {hook}"
+    return f"{start} {_JOB_WORDS} $job_owner {site}"
 
 
 def queue_hook_command(current: Path, hook: str, site: str | None) -> str:
@@ -55,9 +53,11 @@ def queue_hook_command(current: Path, hook: str, site: str | None) -> str:
 def is_gpulock_command(value: str | None, hook: str) -> bool:
     """Say whether a command line is gpulock's, wherever it is installed."""
     words = (value or "").split()
-    if len(words) >= _CHAIN_COUNT and words[0].endswith("/prolog/chain") and words[1] == hook:
-        return True
-    return bool(words) and words[-1].endswith(f"/{hook}/sge") and "/prolog/launch" in (value or "")
+    if len(words) < len(("clean", "launch", hook)) or not words[0].endswith("/prolog/clean"):
+        return False
+    if words[1].endswith("/prolog/chain"):
+        return len(words) >= _CHAIN_COUNT and words[2] == hook
+    return words[1].endswith("/prolog/launch") and words[2].endswith(f"/{hook}/sge")
 
 
 def site_command_of(value: str | None, hook: str) -> str | None:
@@ -65,7 +65,7 @@ def site_command_of(value: str | None, hook: str) -> str | None:
     if value is None or not is_gpulock_command(value, hook):
         return value
     words = value.split()
-    if words[0].endswith("/prolog/chain"):
+    if words[1].endswith("/prolog/chain"):
         return " ".join(words[_CHAIN_COUNT:]) or None
     return None
 

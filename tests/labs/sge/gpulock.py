@@ -10,6 +10,7 @@ from pathlib import Path
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.install.hooks import HookPaths, render_hooks
+from gpulock.install.sge.texts import hook_command
 from gpulock.node.context import Node
 from gpulock.node.settings import parse_settings
 from gpulock.simulate.node import write_simulated_node
@@ -45,11 +46,7 @@ class Gpulock:
 
     def line(self, hook: str) -> str:
         """Return the line of a queue that starts a hook."""
-        program = self.hooks.prolog if hook == "prolog" else self.hooks.epilog
-        return (
-            "root@/usr/bin/env -i PATH=/usr/bin:/bin JOB_ID=$job_id SGE_TASK_ID=$ja_task_id "
-            f"QUEUE=$queue {self.hooks.launch} {program}"
-        )
+        return hook_command(self.hooks.folder, hook)
 
     def configure(self, node: str, **changes: str) -> None:
         """Write a node's settings, with some of them changed."""

@@ -49,8 +49,7 @@ case $JOB_NAME in
 *lost*) cd -P /proc/$PPID/cwd && rm ../../jobs/*/*/$(printf %04d "$JOB_ID").* ;;
 esac
 cd /
-exec /usr/bin/env -i PATH=/usr/bin:/bin JOB_ID="$JOB_ID" SGE_TASK_ID="$SGE_TASK_ID" \\
-    QUEUE="$QUEUE" {launch} {prolog}
+exec {clean} {launch} {prolog} "$JOB_ID" "$SGE_TASK_ID" "$QUEUE"
 """
 # each call gives the next wrong answer; the first argument after the program is -j, then the id
 LIES = """#!/bin/sh
@@ -70,7 +69,8 @@ esac
 def around(gpus: Gpulock) -> Gpulock:
     """Let a job's name decide what befalls it before its prolog."""
     go = gate_file(gpus, "go")
-    text = AROUND.format(go=go, launch=gpus.hooks.launch, prolog=gpus.hooks.prolog)
+    hooks = gpus.hooks
+    text = AROUND.format(go=go, clean=hooks.clean, launch=hooks.launch, prolog=hooks.prolog)
     line = (
         "root@/usr/bin/env -i JOB_NAME=$job_name JOB_ID=$job_id SGE_TASK_ID=$ja_task_id "
         f"QUEUE=$queue {script(gpus, 'around', text)}"

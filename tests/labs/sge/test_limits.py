@@ -18,6 +18,7 @@ pytestmark = pytest.mark.lab
 NODE = NODES[0]
 CAP_SYS_RESOURCE = 24
 SIGNALLED = 128
+JOB = ("1", "0", "gpu.q")
 MEMORY = ("h_vmem=8M", "h_vmem=0", "h_vmem=1")  # no room for an interpreter: facts/grid-engine.md
 ALL = "h_vmem=8M,h_data=1M,h_stack=16k,h_fsize=0,h_cpu=1"
 OTHERS = ("h_data=1M", "h_stack=16k", "h_fsize=0", "h_cpu=1")
@@ -132,7 +133,7 @@ def test_an_epilog_is_0_to_grid_engine_and_a_prolog_under_limits_never_stops_a_q
         ended: dict[str, int] = {}
         for hook in ("epilog", "prolog"):
             path = hook_script(tmp_path, hook, last)
-            limited = ["prlimit", "--data=12000000", str(gpus.hooks.launch), str(path)]
+            limited = ["prlimit", "--data=12000000", str(gpus.hooks.launch), str(path), *JOB]
             ended[hook] = subprocess.run(limited, check=False).returncode
         assert ended["epilog"] == 0
         if may_raise(gpus):
@@ -155,7 +156,7 @@ def traced(gpus: Gpulock, folder: Path, hook: str, how: str) -> list[str]:
     program = hook_script(folder, hook, f'echo $# >"{folder}/argv"')
     log = folder / "strace"
     trace = ["strace", "-f", "-o", str(log), "-e", "trace=prlimit64,setrlimit,execve", "-e", how]
-    subprocess.run([*trace, str(gpus.hooks.launch), str(program)], check=True, timeout=120)
+    subprocess.run([*trace, str(gpus.hooks.launch), str(program), *JOB], check=True, timeout=120)
     found: list[str] = []
     for line in log.read_text().splitlines():
         if set_ := re.search(r"(?:prlimit64\(0, |setrlimit\()(RLIMIT_\w+), \{", line):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.install.clean_program import build_clean_program
+
 ROOT = Path(__file__).parents[3]
 OURS = """#!/bin/sh
 echo "ours $*" "$(/usr/bin/env | /usr/bin/sort | /usr/bin/tr '\\n' ' ')" >>{log}
@@ -43,8 +45,8 @@ class Chain:
         command = self.script(self.folder / "site", SITE, site)
         words = ["12", "3", "gpu.q", "nobody", f"{user}{command}", "a", "b c"]
         done = subprocess.run(
-            [self.folder / "prolog/chain", hook, *words],
-            env={"PATH": "/usr/bin:/bin", "SECRET": "x", "CDPATH": "/"},
+            [self.folder / "prolog/clean", self.folder / "prolog/chain", hook, *words],
+            env={"PATH": "/usr/bin:/bin", "SECRET": "of nobody", "SGE_JOBEXIT_STAT": "137"},
             cwd=self.folder,
             check=False,
             timeout=20,
@@ -56,10 +58,14 @@ class Chain:
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> Chain:
-    # Not below pytest's folder, which other users may not enter.
+def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
+    """Be the shepherd of a chain: our directory holds the job's environment file."""
     folder = tmp_path / "chain"
     (folder / "prolog").mkdir(parents=True)
+    (folder / "prolog/clean").write_bytes(build_clean_program())
+    (folder / "prolog/clean").chmod(0o755)
+    (folder / "environment").write_text("PATH=/usr/bin:/bin\nSECRET=x\n")
+    monkeypatch.chdir(folder)
     for name in ("chain", "limits"):
         shutil.copy(ROOT / "prolog" / name, folder / "prolog" / name)
     return Chain(folder, tmp_path / "log")
@@ -108,10 +114,8 @@ def test_the_sites_epilog_comes_first_and_its_code_counts(
 @pytest.mark.root
 @pytest.mark.parametrize("user", ["", "nobody@"])
 def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environment(
-    chain: Chain, user: str, monkeypatch: pytest.MonkeyPatch
+    chain: Chain, user: str
 ) -> None:
-    # We are its shepherd: our directory holds the job's environment file.
-    monkeypatch.chdir(chain.folder)
     (chain.folder / "environment").write_text(
         "SECRET=of the file\nTMPDIR=/job\nLD_X=a\\\\b\\nc \\n\n-odd=1\n=none\nBAD\n"
     )
@@ -133,6 +137,18 @@ def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environmen
     assert "TMPDIR=/job\n" in text
     assert "LD_X=a\\b\nc \n\n" in text
     assert "-odd=1\n" in text
+
+
+@pytest.mark.root
+def test_a_site_hook_of_roots_gets_nothing_that_a_loader_or_a_shell_obeys(chain: Chain) -> None:
+    kept = ["PATH=/usr/bin:/bin", "RESTARTED=1", "TERM=x", "JOB_ID=12", "OMP_NUM_THREADS=4"]
+    gone = ["GLIBC_TUNABLES=a", "LD_X=a", "LC_ALL=../x", "PYTHONPATH=/x", "BASH_ENV=/x", "ENV=x"]
+    (chain.folder / "environment").write_text("\n".join([*kept, *gone]) + "\n")
+
+    assert chain.run("epilog") == 0
+
+    seen = Path(f"{chain.log}.env").read_text().splitlines()
+    assert sorted(seen) == sorted([*kept, "SGE_JOBEXIT_STAT=137"])
 
 
 @pytest.mark.root

@@ -5,6 +5,9 @@ Hot. It always exits 0: anything else would run a finished job again (facts/grid
 cannot free is left to the next claim and the reaper.
 """
 
+import os
+import stat
+
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
@@ -18,7 +21,14 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import hook
 from gpulock.sge.spool import Spool
+from gpulock.store import atomic
 from gpulock.store.owner import Owner
+
+EXIT_STATUS, JOB_PID = "exit_status", "job_pid"  # files of the shepherd's
+EXIT_STATUS_LIMIT = 1 << 16  # bytes
+APPLICATION_ERROR = 30  # the job is in error (common/execution_states.h of 8.1.9)
+# What a job's end can mean to itself: done, again, no output file, shell, folder or group.
+OWN_STATES = ("0", "25", "26", "27", "28", "30", "38")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,6 +69,11 @@ def print_sge_report(settings: Settings, released: ReleaseResult) -> None:
 def release_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> ReleaseResult:
     """Release the locks of this run; raise Refusal."""
     found = hook.find_spool(node, call)
+    if not call.site_failed:
+        try:
+            secure_exit_status(found)
+        except OSError as fault:  # the locks matter more
+            log_hook_line(node.settings, f"{call.who}: exit_status: {fault}", error=True)
     if node.settings.leftover_processes != "off":
         clean_sge_leftovers(node, call, found, deadline)
     if node.settings.isolation == "off":
@@ -76,6 +91,33 @@ def release_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> R
     if left:
         released.kept.append(("its isolation", left))
     return released
+
+
+def secure_exit_status(found: Spool) -> None:
+    """Take `exit_status` from the job's owner, with nothing in it that stops a queue.
+
+    The shepherd gives the file to the owner, and execd believes the first number in it: a job that
+    writes 7 there puts every queue of the host in error (facts/grid-engine.md, exit_status).
+    """
+    try:
+        os.stat(JOB_PID, dir_fd=found.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return  # the job never ran: the number is the shepherd's, for a prolog that failed
+    try:
+        info = os.stat(EXIT_STATUS, dir_fd=found.fd, follow_symlinks=False)
+        words = atomic.read_text(EXIT_STATUS, EXIT_STATUS_LIMIT, found.fd).split(None, 1)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError):
+        words = ["unreadable"]
+    data = f"{decide_exit_status(words[0] if words else '0')}\n".encode()
+    owner = (found.uid, -1) if os.geteuid() == 0 else None
+    atomic.replace_file(EXIT_STATUS, data, stat.S_IMODE(info.st_mode), found.fd, owner)
+
+
+def decide_exit_status(word: str) -> int:
+    """Return what execd may be told of a job that ran, by the first word of `exit_status`; pure."""
+    return int(word) if word in OWN_STATES else APPLICATION_ERROR
 
 
 def clean_sge_leftovers(

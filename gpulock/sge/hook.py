@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Grid Engine hooks share: arguments, the shepherd above, the record of a job, words.
 
-Hot. A hook is started as `HOOK SHEPHERD_PID [--limited]` with JOB_ID, SGE_TASK_ID and QUEUE in an
-environment that env -i emptied: execd's words, not the job's. stdout decides nothing; stderr is
-the job's own output file; syslog is the administrator's.
+Hot. A hook is started as `HOOK SHEPHERD_PID [--limited] [--site-failed]` with JOB_ID, SGE_TASK_ID
+and QUEUE in an environment that `clean` emptied: execd's words, not the job's. stdout decides
+nothing; stderr is the job's own output file; syslog is the administrator's.
 """
 
 import os
@@ -28,12 +28,13 @@ DEADLINE = 60.0  # seconds for a whole hook: Grid Engine itself sets none
 class SgeHookCall:
     """How a hook was started: whose it is, by execd's own words."""
 
-    __slots__ = ("job", "limited", "shepherd", "task", "who")
+    __slots__ = ("job", "limited", "shepherd", "site_failed", "task", "who")
 
     def __init__(self, argv: list[str], environ: "Mapping[str, str]") -> None:
         given = argv[1] if len(argv) > 1 else ""
         self.shepherd = int(given) if given.isascii() and given.isdigit() else os.getppid()
         self.limited = "--limited" in argv
+        self.site_failed = "--site-failed" in argv  # the site's own epilog, which came first
         self.job = environ.get("JOB_ID", "")
         self.task = environ.get("SGE_TASK_ID", "")
         task = f".{self.task}" if self.task not in ("", "0", "undefined") else ""

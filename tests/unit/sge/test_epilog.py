@@ -134,3 +134,59 @@ def test_a_lock_directory_that_is_not_private_is_not_touched(site: Site) -> None
     site.lock.chmod(0o777)
     end(site, job)
     assert len(site.locks()) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("", "0"),
+        ("0\n", "0"),
+        ("25\n", "25"),
+        ("30\n", "30"),
+        ("7\n", "30"),  # every queue of the host would be in error
+        ("7", "30"),
+        ("  8\n0\n", "30"),
+        ("36\n", "30"),
+        ("24 25\n", "30"),
+        ("+30", "30"),
+        ("nonsense", "30"),
+        ("\udcff\n", "30"),
+        ("1" * 100_000, "30"),
+    ],
+)
+def test_a_job_that_ran_stops_no_queue_by_its_exit_status(
+    site: Site, written: str, told: str
+) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    status = job.folder / "exit_status"
+    status.write_bytes(written.encode("utf-8", "surrogateescape"))
+    (job.folder / "job_pid").touch()
+    with status.open("a") as held:
+        end(site, job)
+        held.write("7\n")  # the owner's descriptor leads nowhere by now
+
+    assert status.read_text() == f"{told}\n"
+    assert site.locks() == []
+
+
+def test_what_a_prolog_that_failed_left_as_exit_status_stays(site: Site) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    (job.folder / "exit_status").write_text("8\n")
+
+    end(site, job)
+
+    assert (job.folder / "exit_status").read_text() == "8\n"
+
+
+def test_an_epilog_of_the_sites_that_failed_keeps_its_say(site: Site) -> None:
+    job = site.run(gpus(2))
+    start(site, job)
+    for name in ("exit_status", "job_pid"):
+        (job.folder / name).write_text("15\n")
+
+    words = ["sge", str(site.pid), "--site-failed"]
+    assert epilog.main(words, site.environ(job), site.config()) == 0
+
+    assert (job.folder / "exit_status").read_text() == "15\n"

@@ -115,18 +115,19 @@ def claim_sge_job(node: Node, call: hook.SgeHookCall, deadline: Deadline) -> Gra
 
 
 def check_host_count(node: Node, found: Spool, job: SgeJob | None) -> None:
-    """Raise Refusal for a job of several hosts that would have GPUs nobody locks, or confines.
+    """Raise Refusal for a parallel job whose tasks would have GPUs nobody locks, or confines.
 
     `job` is None without GPUs. Slave tasks have no prolog: SGE_SLAVE_TASKS or a per-job complex
-    gives them theirs, and our shepherd_cmd alone confines them. It has started this job's shepherd
-    where Grid Engine's configuration has it: the job's owner has no part in that environment.
+    gives them theirs, and our shepherd_cmd alone confines them, also on the job's own host. It has
+    started this job's shepherd where Grid Engine's configuration has it: the job's owner has no
+    part in that environment.
     """
     settings = node.settings
     confined = settings.isolation != "cgroup"
     locked = job is None or settings.sge_slave_tasks
     if confined and locked:
         return
-    if found.need("pe") == "none" or request.count_sge_job_hosts(found) == 1:
+    if found.need("pe") == "none":
         return
     if not confined:
         try:
@@ -136,12 +137,12 @@ def check_host_count(node: Node, found: Spool, job: SgeJob | None) -> None:
         if LAUNCHER_MARKER not in marks:
             raise Refusal(
                 INVALID_REQUEST,
-                "slots on several hosts, but nothing would keep its tasks there from other jobs' "
-                "GPUs",
-                "use a parallel environment of one host, or have shepherd_cmd set "
-                "(docs/grid-engine.md)",
+                "a parallel job, but nothing would keep its tasks from other jobs' GPUs",
+                "ask for no parallel environment, or have shepherd_cmd set (docs/grid-engine.md)",
             )
-    if locked or job is None or request.is_per_job_request(job.requests, settings.sge_complexes):
+    if locked or job is None or request.count_sge_job_hosts(found) == 1:
+        return
+    if request.is_per_job_request(job.requests, settings.sge_complexes):
         return
     raise Refusal(
         INVALID_REQUEST,

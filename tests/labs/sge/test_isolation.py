@@ -352,8 +352,11 @@ def test_a_group_that_is_handed_out_again_opens_no_older_jobs_device(grouped: Si
     until(lambda: reap(gpus, NODE) and not gpus.locks(NODE), what="the older job to be over")
 
 
-def test_a_job_of_several_hosts_whose_tasks_nothing_confines_does_not_start(site: Site) -> None:
-    without = ("-j", "y", "-q", "gpu.q", "-masterq", f"gpu.q@{NODE}", "-pe", "mpi", "6")
+@pytest.mark.parametrize("slots", [("mpi", "6"), ("smp", "2")])
+def test_a_parallel_job_whose_tasks_nothing_confines_does_not_start(
+    site: Site, slots: tuple[str, str]
+) -> None:
+    without = ("-j", "y", "-q", "gpu.q", "-masterq", f"gpu.q@{NODE}", "-pe", *slots)
     job = site.gpus.sge.submit("glalice", *without, stdin="echo started\n")
     site.gpus.sge.wait_state(job, "Eqw")
     text = wait_said(site.gpus, job, "nothing would keep its tasks")
@@ -377,6 +380,17 @@ def parallel(site: Site) -> Iterator[Site]:
     gpus.sge.clear_jobs()
     for node in NODES:
         gpus.sge.set_conf("shepherd_cmd", "none", host=node)
+
+
+def test_a_task_of_a_job_of_one_host_opens_what_the_job_holds(parallel: Site) -> None:
+    """`qrsh -inherit` to the job's own host: execd starts that shepherd outside of the job."""
+    ask = f"qrsh -inherit {NODE} '{parallel.probe.strip()}'\necho over\n"
+    job = parallel.submit("-pe", "smp", "2", "-l", "gpuj=1", script=ask)
+    seen = opened(wait_said(parallel.gpus, job, "over"))
+
+    assert {name for name in seen["ENXIO"] if name != "nvidiactl"} < ALL
+    assert len(seen["ENXIO"]) == 2
+    assert seen["EPERM"] == ALL - seen["ENXIO"]
 
 
 def test_a_slave_task_opens_what_its_job_holds_on_its_own_host(parallel: Site) -> None:

@@ -220,24 +220,35 @@ def test_a_slave_task_that_cannot_be_confined_does_not_start(tasks: Site, kernel
     assert tasks.locks() == []
 
 
-# --- a job of several hosts, on its first one -----------------------------------------------------
+# --- a parallel job, on its first host ------------------------------------------------------------
 
 
-def launched(site: Site, *resources: ResourceRequest, by: bytes) -> SpooledJob:
-    """Spool a job of two hosts whose shepherd was started with this in its environment."""
-    spooled = site.run(*resources, pe="mpi", hosts=HOSTS)
+ONE_HOST = (("node", 4),)
+
+
+def launched(
+    site: Site, *resources: ResourceRequest, by: bytes, hosts: tuple[tuple[str, int], ...] = HOSTS
+) -> SpooledJob:
+    """Spool a parallel job whose shepherd was started with this in its environment."""
+    spooled = site.run(*resources, pe="mpi", hosts=hosts)
     (site.proc.root / str(SHEPHERD) / "environ").write_bytes(b"SGE_ROOT=/sge\0" + by + b"\0")
     return spooled
 
 
+@pytest.mark.parametrize("hosts", [HOSTS, ONE_HOST])
 @pytest.mark.parametrize("asked", [(), (gpus(1),)])
 @pytest.mark.parametrize(
     ("by", "code"), [(b"GPULOCK_LAUNCHER=1", RUN), (b"XGPULOCK_LAUNCHER=1", JOB_ERROR)]
 )
-def test_a_job_of_several_hosts_starts_where_shepherd_cmd_confines_its_tasks(
-    site: Site, kernel: Kernel, asked: tuple[ResourceRequest, ...], by: bytes, code: int
+def test_a_parallel_job_starts_where_shepherd_cmd_confines_its_tasks(
+    site: Site,
+    kernel: Kernel,
+    asked: tuple[ResourceRequest, ...],
+    by: bytes,
+    code: int,
+    hosts: tuple[tuple[str, int], ...],
 ) -> None:
-    spooled = launched(site, *asked, by=by)
+    spooled = launched(site, *asked, by=by, hosts=hosts)
 
     assert start(site, spooled, SGE_SLAVE_TASKS="yes", **CGROUP) == code
     assert bool(kernel.asked) is (code == RUN)
@@ -260,8 +271,8 @@ def test_only_a_cgroup_needs_the_launcher(site: Site, kernel: Kernel, isolation:
     assert start(site, spooled, ISOLATION=isolation) == RUN
 
 
-def test_a_job_of_one_host_needs_no_launcher(site: Site, kernel: Kernel) -> None:
-    spooled = site.run(pe="mpi", hosts=(("node", 4),))
+def test_a_job_without_a_parallel_environment_needs_no_launcher(site: Site, kernel: Kernel) -> None:
+    spooled = site.run()
 
     assert start(site, spooled, **CGROUP) == RUN
     assert kernel.asked == [("12.1", SHEPHERD, [])]

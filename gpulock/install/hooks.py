@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import gpulock
 from gpulock.bundle import NAME
+from gpulock.install.clean_program import build_clean_program
 from gpulock.install.hook_script import HOOKS, render_python_hook
 from gpulock.node.settings import parse_settings
 from gpulock.store import atomic
@@ -64,7 +65,10 @@ class HookPaths:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.launch = folder / "prolog/launch"  # lifts the job's limits: `launch HOOK`
+        self.clean = folder / "prolog/clean"  # empties the environment: `clean PROGRAM`
+        self.launch = (
+            folder / "prolog/launch"
+        )  # lifts the job's limits: `launch HOOK JOB TASK QUEUE`
         self.chain = folder / "prolog/chain"  # also runs the site's own hook
         self.prolog = folder / "prolog/sge"
         self.epilog = folder / "epilog/sge"
@@ -107,9 +111,10 @@ def find_share_folder() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
-def render_hook_scripts(interpreter: str, library: Path, config: Path) -> dict[str, str]:
-    """Return every hook with interpreter, library and settings file in it, by its path."""
-    shepherd = read_site_shepherd(config)
+def render_hook_scripts(
+    interpreter: str, library: Path, config: Path, shepherd: str = ""
+) -> dict[str, str]:
+    """Return every hook with interpreter, library, settings and shepherd in it, by its path."""
     share = find_share_folder() / "prolog"
     limits = (share / LIMITS).read_text().partition("\n\n")[2].rstrip()
     shell: dict[str, str] = {}
@@ -179,10 +184,14 @@ def probe_interpreter(interpreter: str) -> str:
 
 
 def hooks_digest(config: Path, interpreter: str, identity: str) -> str:
-    """Return a short name for all that goes into a folder, so that equal folders are one."""
+    """Return a short name for all that goes into a folder, so that equal folders are one.
+
+    But for SGE_SHEPHERD, which an installation writes into the settings on its way.
+    """
     seen = hashlib.sha256(f"{gpulock.__version__}\0{identity}\0".encode())
     scripts = render_hook_scripts(interpreter, Path("lib"), config)
     files = {name: text.encode() for name, text in scripts.items()} | hook_modules()
+    files["prolog/clean"] = build_clean_program()
     for name, data in files.items():
         seen.update(name.encode() + b"\0" + data + b"\0")
     return seen.hexdigest()[:12]
@@ -190,10 +199,11 @@ def hooks_digest(config: Path, interpreter: str, identity: str) -> str:
 
 def hook_folder_files(target: Path, config: Path, interpreter: str) -> dict[str, bytes]:
     """Return every file of the folder by its path, but for the byte code."""
-    rendered = render_hook_scripts(interpreter, target / "lib", config)
-    return {name: text.encode() for name, text in rendered.items()} | {
-        f"lib/{name}": data for name, data in hook_modules().items()
-    }
+    shepherd = read_site_shepherd(config)
+    rendered = render_hook_scripts(interpreter, target / "lib", config, shepherd)
+    library = {f"lib/{name}": data for name, data in hook_modules().items()}
+    scripts = {name: text.encode() for name, text in rendered.items()}
+    return {**scripts, **library, "prolog/clean": build_clean_program()}
 
 
 def render_hooks(target: Path, config: Path, interpreter: str = sys.executable) -> HookPaths:

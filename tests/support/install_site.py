@@ -93,6 +93,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     (programs / "state/states").write_text("")
     for name in ("qconf", "qselect", "qstat", "gethostname"):
         shutil.copy(FAKE, programs / name)
+    (programs / "sge_shepherd").touch()
     common = folder / "root/default/common"
     common.mkdir(parents=True)
     (common / "bootstrap").write_text("admin_user              sgeadmin\n")

@@ -13,7 +13,7 @@ from gpulock.install.doctor.hooks import InstalledHookChecks
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.planner import current_settings
 from gpulock.install.sge import texts
-from gpulock.install.sge.install import SENSOR, parse_clock_seconds, queue_instances
+from gpulock.install.sge.install import SENSOR, SHEPHERD, parse_clock_seconds, queue_instances
 from gpulock.install.sge.places import effective_host_conf, effective_sge_hook
 from gpulock.install.sge.qconf import is_sge_none, parse_complexes, parse_sge_list
 from gpulock.install.sge.site import Execd, find_execd, find_execds, find_sge_site, sge_host_name
@@ -25,8 +25,14 @@ from gpulock.node.settings import Settings
 from gpulock.sge import cull, verdict
 
 _AGAIN: Final = "run gpulock install sge again"
+_NONE: Final = "then shepherd_cmd none, and run gpulock install sge again"
+_DEBIAN_SHEPHERD: Final = "/usr/lib/gridengine/sge_shepherd"
 _SYS_RESOURCE: Final = 24  # linux/capability.h CAP_SYS_RESOURCE
 _JOBS_READ: Final = 20
+# Options of qalter whose text is no line of a shepherd's config (docs/facts/grid-engine.md).
+_HARMLESS: Final = frozenset(
+    ("none", "ac", "dc", "sc", "h", "hold_jid", "j", "js", "m", "p", "R", "w")
+)
 
 
 def _try_hooks(paths: HookPaths, _: str) -> None:
@@ -126,7 +132,7 @@ class SgeClusterChecks:
                 "complex_values": self.amounts,
                 "load sensor": self.sensor,
                 "interactive jobs": self.terminals,
-                "slave tasks": self.slave_tasks,
+                "shepherd_cmd": self.shepherd,
                 "execd_params": self.parameters,
                 "profile": self.profile,
                 "jsv": self.verifier,
@@ -172,8 +178,8 @@ class SgeClusterChecks:
         assert line is not None
         if not line.startswith("root@"):
             return f"its {hook} does not run as root: root@ is missing"
-        if "/prolog/chain" not in line and "/usr/bin/env -i" not in line:
-            return f"its {hook} gets the job's environment as root: env -i is missing"
+        if "/prolog/clean " not in line:
+            return f"its {hook} is loaded with the job's environment: prolog/clean is missing"
         return f"its {hook} is not as installed: {line}"
 
     def elsewhere(self, queue: str) -> Iterator[Check]:
@@ -259,20 +265,26 @@ class SgeClusterChecks:
             do = "use qrsh -pty no, or set admin_user none in bootstrap and restart"
             yield warning(what, do)
 
-    def slave_tasks(self) -> Iterator[Check]:
-        """Look at shepherd_cmd, which alone reaches slave tasks of parallel jobs."""
+    def shepherd(self) -> Iterator[Check]:
+        """Look at shepherd_cmd: it refuses forged jobs, and alone reaches slave tasks."""
         found = self.lines.get("shepherd_cmd", "none")
-        mine = found.startswith(f"{self.current}/")
-        isolated = self.settings.isolation == "cgroup"  # nothing else confines a slave task
-        if (self.settings.sge_slave_tasks or isolated) and not mine:
-            key = "ISOLATION=cgroup" if isolated else "SGE_SLAVE_TASKS=yes"
-            what = f"{key}, but shepherd_cmd is {found}"
-            what += ": jobs of several hosts are refused" if isolated else ""
-            yield fault(what, f"set shepherd_cmd to the launcher below {self.current}")
-        elif mine and not Path(found.split()[0]).is_file():
-            yield fault(f"shepherd_cmd {found} is not there: no job starts", _AGAIN)
-        elif self.settings.sge_slave_tasks:
-            yield ok(f"shepherd_cmd {found}")
+        if not found.startswith(f"{self.current}/"):
+            what = f"it is {found}: a newline in a job's own text can run any program as root"
+            if self.settings.isolation == "cgroup":
+                what += "; parallel jobs are refused (ISOLATION=cgroup)"
+            elif self.settings.sge_slave_tasks:
+                what += "; slave tasks get no GPU (SGE_SLAVE_TASKS=yes)"
+            yield fault(
+                what, _AGAIN if is_sge_none(found) else f"set SGE_SHEPHERD={found}, {_NONE}"
+            )
+            return
+        real = Path(self.settings.sge_shepherd or _DEBIAN_SHEPHERD)
+        if not Path(found.split()[0]).is_file():
+            yield fault(f"{found} is not there: no job starts", _AGAIN)
+        elif not real.is_file():
+            yield fault(f"{real} is not there: no job starts", "correct SGE_SHEPHERD, " + _AGAIN)
+        else:
+            yield ok(f"{found}, then {real}")
 
     def parameters(self) -> Iterator[Check]:
         """Look at what changes how jobs start and end."""
@@ -303,8 +315,13 @@ class SgeClusterChecks:
 
     def verifier(self) -> Iterator[Check]:
         """Look whether invalid requests are turned away at submission."""
-        found = (self.qconf.configuration("global") or {}).get("jsv_url", "none")
-        if "/sge-jsv" in found:
+        lines = self.qconf.configuration("global") or {}
+        found = lines.get("jsv_url", "none")
+        unseen = {*parse_sge_list(lines.get("jsv_allowed_mod", "ac,h,i,e,o,j,M,N,p,w"))} - _HARMLESS
+        if "/sge-jsv" in found and unseen and SHEPHERD not in self.lines.get("shepherd_cmd", ""):
+            what = f"{found} does not see what qalter changes: -{' -'.join(sorted(unseen))}"
+            yield fault(what, "set shepherd_cmd, or take them from jsv_allowed_mod")
+        elif "/sge-jsv" in found:
             yield ok(found)
         else:
             what = "it is not gpulock's: -l gpu=1.5 is accepted, and its job ends in error"

@@ -35,6 +35,7 @@ from gpulock.install.versions import CURRENT, DEFAULT_PREFIX, InstalledHooks, li
 from gpulock.node.settings import DEFAULT_PATH, Settings
 
 SENSOR: Final = "prolog/sge-sensor"
+SHEPHERD: Final = "prolog/sge_shepherd"
 REPORTED: Final = ("gpu.free", "gpu.held", "gpu.stale", "gpu.quarantined")
 PROFILE: Final = Path("/etc/profile.d/gpulock.sh")
 # gpu's fields behind name and shortcut: type relop requestable consumable default urgency
@@ -100,6 +101,8 @@ class SgePlanner(NodePlanner):
                 " its jobs would get no lock; add it"
             )
         keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": options.complex}
+        if self.execd and (real := self.execd.program.parent / "sge_shepherd").is_file():
+            keys["SGE_SHEPHERD"] = str(real)
         self.add_settings(keys)
         lock_dir = Path(self.settings.lock_dir)
         hooks = InstalledHooks(options.prefix, options.config, options.interpreter, lock_dir)
@@ -108,6 +111,7 @@ class SgePlanner(NodePlanner):
         self.add(self.complexes())
         self.add(self.amount(gpus))
         self.add(self.sensor())
+        self.add(self.shepherd())
         for hook in ("epilog", "prolog"):  # no job may claim before there is an epilog
             for queue in options.queues:
                 self.add(self.hook(queue, hook))
@@ -158,6 +162,18 @@ class SgePlanner(NodePlanner):
         return plan_place_change(
             HostConfiguration(self.qconf, self.host, "load_sensor"), ",".join([*others, wanted])
         )
+
+    def shepherd(self) -> Iterable[Change]:
+        """Have every job's config looked at before its shepherd reads it."""
+        found = self.lines.get("shepherd_cmd", "none")
+        if not is_sge_none(found) and not found.endswith(f"/{SHEPHERD}"):
+            self.note(
+                f"shepherd_cmd stays {found}, so a job's text can name a prolog of its own: set"
+                f" SGE_SHEPHERD={found}, then shepherd_cmd none, and run this again"
+            )
+            return ()
+        place = HostConfiguration(self.qconf, self.host, "shepherd_cmd")
+        return plan_place_change(place, f"{self.current}/{SHEPHERD}")
 
     def hook(self, queue: str, hook: str) -> Iterable[Change]:
         """Set a queue's prolog or epilog, with the one in force behind it."""

@@ -261,10 +261,7 @@ def test_names_accounts_and_folders_of_odd_bytes_are_served_or_turned_away(
 def hook_line(gpus: Gpulock, job: object, hook: Path, env: Mapping[str, str] = NOTHING) -> str:
     """Return the shell line of a queue's hook, with more in its environment."""
     more = " ".join(f"{name}={value}" for name, value in env.items())
-    return (
-        f"/usr/bin/env -i PATH=/usr/bin:/bin JOB_ID={job} SGE_TASK_ID=0 QUEUE=gpu.q {more} "
-        f"{gpus.hooks.launch} {hook}"
-    )
+    return f"/usr/bin/env -i {more} {gpus.hooks.launch} {hook} {job} 0 gpu.q"
 
 
 def stand_in(gpus: Gpulock, job: object, line: str, config: str, mode: int = 0o755) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -126,6 +127,26 @@ def queue_error(site: Site) -> None:
 
 def slave_tasks(site: Site) -> None:
     site.config.write_text(site.config.read_text() + "SGE_SLAVE_TASKS=yes\n")
+    other_shepherd_cmd(site, "/site/shepherd")
+
+
+def no_shepherd_cmd(site: Site) -> None:
+    other_shepherd_cmd(site, "none")
+
+
+def other_shepherd_cmd(site: Site, command: str) -> None:
+    text = re.sub(r"(?m)^shepherd_cmd .*$", f"shepherd_cmd {command}", site.show("sconf-node1"))
+    (site.state / "sconf-node1").write_text(text)
+
+
+def no_shepherd(site: Site) -> None:
+    (site.root / "sge/sge_shepherd").unlink()
+
+
+def unseen_changes(site: Site) -> None:
+    no_shepherd_cmd(site)
+    site.edit("sconf", "ac,h,i,e,o,j,M,N,p,w", "ac,M,h,N,w")
+    site.edit("sconf", "jsv_url                      none", "jsv_url /x/prolog/sge-jsv")
 
 
 def no_driver(site: Site) -> None:
@@ -152,9 +173,9 @@ def no_driver(site: Site) -> None:
         ),
         (replace_in("sq", "[node1=root@", "[node1="), "queue gpu.q", "root@ is missing", "--queue"),
         (
-            replace_in("sq", "/usr/bin/env -i PATH", "/usr/bin/env PATH"),
+            replace_in("sq", "/prolog/clean ", "/prolog/dirty "),
             "queue gpu.q",
-            "env -i is missing",
+            "prolog/clean is missing",
             "--queue",
         ),
         (complex_line("gpu gpu INT <= YES YES 1 0"), "complex gpu", "default is 1", "qconf -mc"),
@@ -170,7 +191,10 @@ def no_driver(site: Site) -> None:
         ),
         (other_spool, "profile", "does not fit execd's folder", "install sge again"),
         (queue_error, "queue states", "is in error", "qmod -cq gpu.q@node1"),
-        (slave_tasks, "slave tasks", "shepherd_cmd is none", "set shepherd_cmd"),
+        (slave_tasks, "shepherd_cmd", "slave tasks get no GPU", "SGE_SHEPHERD=/site/shepherd"),
+        (no_shepherd_cmd, "shepherd_cmd", "can run any program as root", "install sge again"),
+        (no_shepherd, "shepherd_cmd", "no job starts", "correct SGE_SHEPHERD"),
+        (unseen_changes, "jsv", "does not see what qalter changes: -M -N", "set shepherd_cmd"),
     ],
 )
 def test_a_planted_fault_is_found(

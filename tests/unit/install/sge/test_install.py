@@ -43,6 +43,7 @@ def test_a_plan_changes_nothing(site: Site) -> None:
         "complex gpu.stale",
         "complex gpu.quarantined",
         "load_sensor in the configuration of host node1",
+        "shepherd_cmd in the configuration of host node1",
         "epilog of queue gpu.q@node1",
         "prolog of queue gpu.q@node1",
     ]
@@ -53,7 +54,9 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(site: Sit
     plan_sge(site.options()).apply(ignore)
 
     current = site.root / "libexec/current"
-    assert f"{current}/prolog/launch {current}/prolog/sge]" in site.show("sq")
+    assert f"{current}/prolog/launch {current}/prolog/sge $job_id $ja_task_id $queue]" in site.show(
+        "sq"
+    )
     assert f"load_sensor {current}/prolog/sge-sensor" in site.show("sconf-node1")
     assert "gpu.quarantined gpu.quarantined INT <= YES NO 0 0" in site.show("sc")
     assert f"SGE_ROOT={site.root}/root\n" in site.config.read_text()
@@ -85,7 +88,7 @@ def test_uninstall_puts_everything_back(site: Site) -> None:
 
 def test_what_an_administrator_changed_since_is_left_alone(site: Site) -> None:
     plan_sge(site.options()).apply(ignore)
-    site.edit("sq", "QUEUE=$queue", "QUEUE=$queue MINE=1")
+    site.edit("sq", "prolog/sge $job_id", "prolog/sge mine $job_id")
 
     left = SgeUninstaller(site.config, ignore).undo()
 
@@ -113,7 +116,8 @@ def test_the_global_epilog_and_the_queues_prolog_go_on_running(site: Site) -> No
 
     plan_sge(site.options()).apply(ignore)
 
-    chain = f"root@{site.root}/libexec/current/prolog/chain"
+    current = site.root / "libexec/current"
+    chain = f"root@{current}/prolog/clean {current}/prolog/chain"
     words = "$job_id $ja_task_id $queue $job_owner"
     assert f"[node1={chain} prolog {words} /site/pro $job_id]" in site.show("sq")
     assert f"[node1={chain} epilog {words} sgeadmin@/site/epi $queue]" in site.show("sq")

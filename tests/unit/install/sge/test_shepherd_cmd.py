@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`prolog/sge_shepherd` starts no shepherd whose config a job's own text has forged."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulock.install.hooks import render_hooks
+from gpulock.sge.prolog import LAUNCHER_MARKER
+
+RECORDED = Path(__file__).parents[3] / "support/data/sge-8.1.9"
+CONFIGS = ("array", "parallel")
+STARTED = "the shepherd was started"
+APPERROR = 30  # common/execution_states.h: the job is in error, the queue is not
+Edit = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the launcher, with a shepherd that shows its environment."""
+    folder = tmp_path_factory.mktemp("launcher")
+    shepherd = folder / "shepherd"
+    shepherd.write_text(f"#!/bin/sh\ntr '\\0' '\\n' </proc/$$/environ\necho {STARTED}\n")
+    shepherd.chmod(0o755)
+    config = folder / "gpulock.conf"
+    config.write_text(f"SGE_SHEPHERD={shepherd}\n")
+    return render_hooks(folder / "hooks", config).folder / "prolog/sge_shepherd"
+
+
+def start(launcher: Path, folder: Path, config: str, shell: str = "") -> tuple[int, str]:
+    """Start the launcher as execd does; return its exit code and what was written."""
+    (folder / "config").write_text(config, errors="surrogateescape")
+    words = [*([shell] if shell else []), str(launcher)]
+    done = subprocess.run(
+        words, cwd=folder, env={}, capture_output=True, check=False, timeout=60, text=True
+    )
+    return done.returncode, done.stdout
+
+
+def recorded(name: str) -> str:
+    """Return a config that execd wrote."""
+    return (RECORDED / f"{name}.config").read_text()
+
+
+def behind(key: str, text: str) -> Edit:
+    """Put a job's own text behind the value of a line."""
+
+    def edit(config: str) -> str:
+        head, found, tail = config.partition(f"\n{key}=")
+        assert found
+        value, _, rest = tail.partition("\n")
+        return f"{head}{found}{value}{text}\n{rest}"
+
+    return edit
+
+
+def with_arguments(*values: str) -> Edit:
+    """Give the job arguments."""
+    lines = "".join(f"job_arg{n}={value}\n" for n, value in enumerate(values, 1))
+    given = f"njob_args={len(values)}\n{lines}"
+    return lambda config: re.sub(
+        r"(?m)^njob_args=.*\n(job_arg.*\n)*", given.replace("\\", r"\\"), config
+    )
+
+
+def unchanged(config: str) -> str:
+    """Leave it as execd wrote it."""
+    return config
+
+
+@pytest.mark.parametrize("shell", ["", "/bin/bash"])
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "edit",
+    [
+        unchanged,
+        with_arguments("a", "", "b=c", "x" * 80_000),
+        with_arguments(*("=" * 5 for _ in range(40))),
+        behind("job_name", " odd $(name) \udcff * [a-z]"),
+        behind("account", "prolog=root@/x"),
+    ],
+)
+def test_what_execd_writes_is_started_and_marked(
+    launcher: Path, tmp_path: Path, name: str, edit: Edit, shell: str
+) -> None:
+    code, said = start(launcher, tmp_path, edit(recorded(name)), shell)
+
+    assert code == 0
+    assert STARTED in said
+    assert LAUNCHER_MARKER.decode() in said.splitlines()
+    assert not (tmp_path / "error").exists()
+
+
+FORGED = "\nprolog=root@/tmp/evil\ny="
+KEYS = (
+    "stdin_path",
+    "stdout_path",
+    "shell_path",
+    "script_file",
+    "cwd",
+    "mail_list",
+    "job_name",
+    "account",
+    "acct_project",
+)
+
+
+@pytest.mark.parametrize("shell", ["", "/bin/bash"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *(behind(key, FORGED) for key in KEYS),
+        *(behind(key, "\nprolog=root@/tmp/evil") for key in KEYS),
+        *(behind(key, "\n =prolog=root@/tmp/evil") for key in KEYS),
+        *(behind(key, "\nepilog root@/tmp/evil") for key in KEYS),
+        *(behind(key, "\n") for key in KEYS),
+        behind("cwd", "\njob_owner=root\nmin_uid=0\nmin_gid=0\ny="),
+        behind("cwd", "\nadd_grp_id=65499"),
+        behind("stdin_path", "\njob_owner=root\nmin_gid=0\nmin_uid=0"),
+        behind("job_name", "\npe_task_id=1\njob_id=1"),
+        behind("acct_project", "\ndisplay=:0\nuse_afs=1\ncoshepherd=/tmp/evil"),
+        with_arguments("a\nprolog=root@/tmp/evil"),
+        with_arguments("a\njob_arg2=b", "c"),
+        with_arguments("a\nqueue_tmpdir=/root"),
+        with_arguments("x" * 100_000 + "prolog=root@/tmp/evil"),
+        behind("job_name", "x" * 100_000 + "prolog=root@/tmp/evil"),
+        behind("qsub_gid", "\nstdin_path merge_stderr=x"),
+        lambda config: config + "prolog=root@/tmp/evil",
+        lambda config: "x=y\n" + config,
+        lambda config: config[: len(config) // 2],
+    ],
+)
+def test_a_line_that_is_not_execds_puts_the_job_in_error(
+    launcher: Path, tmp_path: Path, edit: Edit, shell: str
+) -> None:
+    code, said = start(launcher, tmp_path, edit(recorded("array")), shell)
+
+    assert (code, said) == (APPERROR, "")
+    assert (tmp_path / "exit_status").read_text() == f"{APPERROR}\n"
+    assert "in the job's config is not Grid Engine's" in (tmp_path / "error").read_text()
+
+
+@pytest.mark.parametrize("real", ["qlogin_daemon", "rlogin_daemon"])
+def test_a_control_port_with_a_newline_names_no_daemon(
+    launcher: Path, tmp_path: Path, real: str
+) -> None:
+    lines = f"master_host=m\ncommd_port=-1\nqrsh_control_port=h:1\n{real}=builtin\n"
+    good = recorded("array").replace("write_osjob_id", lines + "write_osjob_id")
+    bad = good.replace("h:1\n", "h:1\nrsh_daemon=/tmp/evil\n")
+
+    assert start(launcher, tmp_path, good)[0] == 0
+    assert start(launcher, tmp_path, bad)[0] == APPERROR
+
+
+def test_a_config_that_cannot_be_read_starts_nothing(launcher: Path, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    done = subprocess.run([launcher], cwd=tmp_path, env={}, check=False, timeout=60)
+
+    assert done.returncode == APPERROR
+    shutil.rmtree(tmp_path / "config")

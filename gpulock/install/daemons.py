@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,26 +109,6 @@ def _started_by_its_owner(name: str, entry: Path) -> bool:
 
 def _split_nul_words(data: bytes) -> list[str]:
     return data.decode("utf-8", "surrogateescape").split("\0")
-
-
-def why_untrusted_program(path: Path, owners: Collection[int]) -> str:
-    """Return who else than `owners` could have put a program there, as a clause, or nothing.
-
-    Looks at the real file and every folder above it. A sticky folder (/tmp) lets others add, not
-    replace.
-    """
-    try:
-        real = path.resolve(strict=True)
-        for place in (real, *real.parents):
-            info = place.stat()
-            sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
-            if info.st_uid not in owners:
-                return f"{place} belongs to uid {info.st_uid}"
-            if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
-                return f"{place} is writable by others (mode {stat.S_IMODE(info.st_mode):04o})"
-    except (OSError, RuntimeError) as fault:  # RuntimeError: links in a circle
-        return f"{path}: {getattr(fault, 'strerror', None) or fault}"
-    return ""
 
 
 def process_start_time(pid: int) -> float:

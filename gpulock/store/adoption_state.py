@@ -18,22 +18,17 @@ TRIES = 3  # a reconcile renames at most twice while we look
 
 def begin_adoption_state(state_dir: str) -> None:
     """Let a boot begin, in which nothing was claimed; what fails lets a full disk refuse claims."""
-    if rename_adoption_state(state_dir, PARTIAL, WHOLE) or rename_adoption_state(
-        state_dir, REPAIRING, WHOLE
-    ):
-        return
-    try:
-        atomic.create_file(f"{state_dir}/{WHOLE}", b"")
-    except OSError:  # among others: it is there
-        return
+    if not rename_adoption_state(state_dir, WHOLE, PARTIAL, REPAIRING):
+        try:
+            atomic.create_file(f"{state_dir}/{WHOLE}", b"")
+        except OSError:  # among others: it is there
+            return
 
 
 def mark_record_missing(state_dir: str) -> None:
     """Note that a claim has no record; raise OSError where that cannot be noted."""
     for _ in range(TRIES):
-        if rename_adoption_state(state_dir, WHOLE, PARTIAL) or rename_adoption_state(
-            state_dir, REPAIRING, PARTIAL
-        ):
+        if rename_adoption_state(state_dir, PARTIAL, WHOLE, REPAIRING):
             return
         if os.path.lexists(f"{state_dir}/{PARTIAL}"):
             return
@@ -42,17 +37,17 @@ def mark_record_missing(state_dir: str) -> None:
 
 def begin_record_repair(state_dir: str) -> None:
     """Begin to write what is missing, or what an earlier version never said; raise OSError."""
-    if rename_adoption_state(state_dir, PARTIAL, REPAIRING) or os.path.lexists(
-        f"{state_dir}/{REPAIRING}"
-    ):
-        return
-    atomic.create_file(f"{state_dir}/{REPAIRING}", b"")
+    path = f"{state_dir}/{REPAIRING}"
+    if not rename_adoption_state(state_dir, REPAIRING, PARTIAL) and not os.path.lexists(path):
+        atomic.create_file(path, b"")
 
 
-def rename_adoption_state(state_dir: str, old: str, new: str) -> bool:
-    """Rename the file; return whether it was there; raise OSError."""
-    try:
-        os.rename(f"{state_dir}/{old}", f"{state_dir}/{new}")
-    except FileNotFoundError:
-        return False
-    return True
+def rename_adoption_state(state_dir: str, new: str, *names: str) -> bool:
+    """Rename the file, which has one of these names; return whether it has; raise OSError."""
+    for name in names:
+        try:
+            os.rename(f"{state_dir}/{name}", f"{state_dir}/{new}")
+        except FileNotFoundError:
+            continue
+        return True
+    return False

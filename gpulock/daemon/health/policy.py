@@ -170,7 +170,7 @@ class HealthPolicy(Chore):
             facts = recovery.read_card_start_ids(
                 node.boot_id, node.settings.sys_root, card_bus_id(name)
             )
-            more = facts.pairs()
+            more = tuple(facts._asdict().items())
             if known and not any(one.cause in (XID, ECC) for one in reasons):
                 more = tuple((key, known.get(key, "")) for key, _ in more)
             if reason == known.get("reason") and dict(more).items() <= known.items():

@@ -19,12 +19,12 @@ from gpulock.store.quarantine import POLICY
 
 MAX_COMEBACKS: Final = 3  # comebacks in a day, after which a device stays out
 ADMIN_RESTORE_ONLY: Final = "only an administrator brings it back"
-BOOT, DRIVER, PLACE = "boot", "driver", "place"  # what a note has of the time it was made in
 
 
 class CardStartIds(NamedTuple):
     """What root sees of the time in which a card runs; empty where it cannot be seen.
 
+    A note has what was seen when it was made, by these names.
     `driver` and `place` are inode numbers in sysfs, which the kernel never gives twice in a boot:
     of the driver's module, and of the card below its PCI bridge.
     """
@@ -32,10 +32,6 @@ class CardStartIds(NamedTuple):
     boot: str
     driver: str
     place: str
-
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return them as a note has them."""
-        return ((BOOT, self.boot), (DRIVER, self.driver), (PLACE, self.place))
 
 
 def read_card_start_ids(boot_id: str, sys_root: str, bus: str) -> CardStartIds:
@@ -54,11 +50,11 @@ def read_inode(path: str) -> str:
 
 def was_card_restarted(note: Mapping[str, str], now: CardStartIds) -> bool:
     """Return whether the card was started again since a note was made."""
-    if not note.get(BOOT):
+    if not note.get("boot"):
         return False
-    if note[BOOT] != now.boot:
+    if note["boot"] != now.boot:
         return True
-    pairs = ((note.get(DRIVER, ""), now.driver), (note.get(PLACE, ""), now.place))
+    pairs = [(note.get(name), getattr(now, name)) for name in ("driver", "place")]
     return any(before and after and before != after for before, after in pairs)
 
 

@@ -14,6 +14,8 @@ import os
 import re
 import signal
 import stat
+from collections.abc import Collection
+from pathlib import Path
 from typing import Final
 
 from gpulock.deadline import Deadline
@@ -79,24 +81,29 @@ def check_program_trust(path: str) -> str:
     """Return why a program is not run, or nothing: who else than root could have written it."""
     if not path.startswith("/"):
         return "it is not an absolute path"
-    real = os.path.realpath(path)
-    place = real
+    program = Path(path)
+    if why := why_untrusted_program(program, (0, os.geteuid())):
+        return why
+    return "" if program.is_file() and program.stat().st_mode & stat.S_IXUSR else "it is no program"
+
+
+def why_untrusted_program(path: Path, owners: Collection[int]) -> str:
+    """Return who else than `owners` could have put a program there, as a clause, or nothing.
+
+    Looks at the real file and every folder above it. A sticky folder (/tmp) lets others add, not
+    replace.
+    """
     try:
-        while True:
-            info = os.stat(place)
+        real = path.resolve(strict=True)
+        for place in (real, *real.parents):
+            info = place.stat()
             sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
-            if info.st_uid not in (0, os.geteuid()):
+            if info.st_uid not in owners:
                 return f"{place} belongs to uid {info.st_uid}"
             if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
-                return f"{place} is writable by others than its owner"
-            if place == "/":
-                break
-            place = os.path.dirname(place)
-        info = os.stat(real)
-    except OSError as fault:
-        return f"{place}: {fault.strerror}"
-    if not stat.S_ISREG(info.st_mode) or not info.st_mode & stat.S_IXUSR:
-        return f"{real} is no program"
+                return f"{place} is writable by others (mode {stat.S_IMODE(info.st_mode):04o})"
+    except (OSError, RuntimeError) as fault:  # RuntimeError: links in a circle
+        return f"{path}: {getattr(fault, 'strerror', None) or fault}"
     return ""
 
 

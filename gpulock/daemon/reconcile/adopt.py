@@ -147,7 +147,7 @@ def write_missing_records(node: Node) -> None:
                 claim_records.write_claim_record(state_dir, record)
     except OSError:
         return
-    adoption_state.rename_adoption_state(state_dir, adoption_state.REPAIRING, adoption_state.WHOLE)
+    adoption_state.rename_adoption_state(state_dir, adoption_state.WHOLE, adoption_state.REPAIRING)
 
 
 def build_adopted_slurm_note(node: Node, record: Owner, known: dict[str, Device]) -> note.TaskNote:

@@ -11,10 +11,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.daemons import (
     find_scheduler_daemons,
     trusted_program_owners,
-    why_untrusted_program,
 )
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.qconf import Qconf, QconfError

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.daemons import (
     find_scheduler_daemons,
     trusted_program_owners,
-    why_untrusted_program,
 )
 from gpulock.install.hooks import InstallError, run_program
 from gpulock.install.slurm.slurm_conf import SlurmConf, parse_scontrol_config, read_slurm_conf

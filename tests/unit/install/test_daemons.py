@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.daemons import find_scheduler_daemons, why_untrusted_program
+from gpulock.daemon.idle.command import why_untrusted_program
+from gpulock.install.daemons import find_scheduler_daemons
 from gpulock.install.hooks import InstallError
 from gpulock.install.sge.site import Execd, find_execds, find_sge_binaries
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds

@@ -26,14 +26,16 @@ CREDENTIALS = struct.Struct("3i")  # struct ucred
 class Peer:
     """The process that connected: pid, uid, and a pidfd of it, -1 where there is none.
 
-    `certain`: the pidfd is of the process that connected, whatever its number is now.
+    `certain`: the pidfd is of the process that connected, whatever its number is now. `account` is
+    the user who answers for it: of a subordinate uid, who made its user namespace.
     """
 
-    __slots__ = ("certain", "fd", "pid", "uid")
+    __slots__ = ("account", "certain", "fd", "pid", "uid")
 
-    def __init__(self, pid: int, uid: int, fd: int, certain: bool) -> None:
+    def __init__(self, pid: int, uid: int, fd: int, certain: bool, account: int = -1) -> None:
         self.pid = pid
         self.uid = uid
+        self.account = account if account >= 0 else uid
         self.fd = fd
         self.certain = certain
 
@@ -50,8 +52,25 @@ class Peer:
         return bool(poll.poll(0))
 
 
-def identify_peer(connection: socket.socket) -> Peer:
+def identify_peer(connection: socket.socket, proc: Proc) -> Peer:
     """Return who connected; raise Refusal for one that is gone or of another pid namespace."""
+    peer = read_peer_credentials(connection)
+    try:
+        if (owner := proc.namespace_owner(peer.pid)) > 0:
+            peer.account = owner
+    except PermissionError:
+        pass  # without CAP_SYS_PTRACE each uid answers for itself
+    except OSError:
+        peer.close()
+        raise
+    if peer.has_ended():  # and another process may have its number
+        peer.close()
+        raise Refusal(UNKNOWN, f"process {peer.pid} has ended", "nothing to do")
+    return peer
+
+
+def read_peer_credentials(connection: socket.socket) -> Peer:
+    """Return who connected, by the kernel's word alone; raise Refusal as identify_peer."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, uid, _ = CREDENTIALS.unpack(data)
     if pid <= 0:

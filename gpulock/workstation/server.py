@@ -125,12 +125,12 @@ class ClaimServer:
             return
         connection.setblocking(False)
         try:
-            peer = identify_peer(connection)
+            peer = identify_peer(connection, self._node().proc)
         except (Refusal, OSError):
             connection.close()
             return
         client = Client(connection, peer, clock_boottime())
-        mine = [c for c in self.clients.values() if c.peer.uid == peer.uid]
+        mine = [c for c in self.clients.values() if c.peer.account == peer.account]
         if len(mine) >= MOST_OF_USER or len(self.clients) >= MOST:
             who = "you" if len(mine) >= MOST_OF_USER else "others"
             why = f"{who} have too many open calls"
@@ -185,7 +185,7 @@ class ClaimServer:
     def _release(self, client: Client, request: SocketRequest) -> None:
         """Give back what a client asked for; raise Refusal or OSError."""
         freed = release_for_user(self._node(), client.peer, request, Deadline(GATE_SECONDS))
-        self._journal.say(INFO, f"uid {client.peer.uid} gave back {' '.join(freed)}")
+        self._journal.say(INFO, f"uid {client.peer.account} gave back {' '.join(freed)}")
         self._end(client, SocketReply(RELEASED, devices=freed))
         self.retry_now()
 

@@ -28,7 +28,7 @@ def release_for_user(
     )  # a look at all files is not for what means nothing
     judge = process_claims.make_liveness_judge(node)
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
-    reaper.files.any_device_open((peer.uid,))
+    reaper.files.any_device_open((peer.account,))
     with Gate(node.store.path, deadline, node.settings.gate_timeout):
         reaper.read_locks()
         locks = select_locks(reaper.held, peer, request)
@@ -39,7 +39,7 @@ def release_for_user(
                     f"held by running process {lock.owner.pid}; release it from there",
                     "or end it",
                 )
-        reaper.give_back(locks, f"released by uid {peer.uid}")
+        reaper.give_back(locks, f"released by uid {peer.account}")
     return tuple(lock.id for lock in locks)
 
 
@@ -50,7 +50,7 @@ def select_locks(held: dict[str, Lock], peer: Peer, request: SocketRequest) -> l
         raise Refusal(INVALID_REQUEST, "no matching claim", "see gpulock status")
     for lock in locks:
         record = lock.owner
-        if record is None or record.scheduler != "process" or record.uid != peer.uid:
+        if record is None or record.scheduler != "process" or record.uid != peer.account:
             raise Refusal(INVALID_REQUEST, f"{lock.id} is not yours", "ask its owner, or root")
     return locks
 

@@ -200,14 +200,14 @@ class SocketClaims:
 
     def _record(self, node: Node, client: Client, request: SocketRequest) -> Owner:
         """Return the record of a claim by a process that is still the client's; raise Refusal."""
-        name = self._name(client.peer.uid)
+        name = self._name(client.peer.account)
         record = process_claims.make_process_owner(node, request.pid, name, request.comment)
         check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
         if (record.start, record.uid) != (request.start, client.peer.uid):
             raise Refusal(
                 INVALID_REQUEST, f"pid {request.pid} now belongs to another process", "try again"
             )
-        return record
+        return record.copy(uid=client.peer.account)
 
     def _name(self, uid: int) -> str:
         """Return the name of a user, for people; a name service that is slow is not waited for."""

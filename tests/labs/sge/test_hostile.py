@@ -14,6 +14,7 @@ import pytest
 
 from gpulock.job.environment import loaded_driver_version
 from tests.labs.common.processes import running
+from tests.labs.common.stranger import stranger_script
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.evil import Evil, kit
 from tests.labs.sge.gpulock import GPUS, Gpulock
@@ -490,3 +491,31 @@ def test_an_epilog_at_a_shut_gate_ends_well_and_the_next_claim_frees(gpus: Gpulo
     gpus.sge.wait_running(again)
     assert len(held(gpus, NODE, again)) == GPUS
     assert gpus.sge.queue_states()[NODE] == ""
+
+
+@pytest.mark.attack
+def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
+    gpus: Gpulock,
+) -> None:
+    """Tried: a job without a GPU opens all, duplicates descriptors, and forks for ever.
+
+    Stopped by: a lock is held by its owner's processes alone.
+    """
+    devices = [gpus.drivers / NODE / f"dev/nvidia{minor}" for minor in range(GPUS)]
+    for device in devices:
+        device.chmod(0o666)
+    gate_file(gpus, "stranger.stop", "glbob")
+    told, go = gate_file(gpus, "stranger", "glbob"), gate_file(gpus, "go")
+    job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS}"), stdin=waiting_for(go))
+    gpus.sge.wait_running(job)
+    stranger = gpus.sge.submit("glbob", *on(NODE), stdin=stranger_script(told, devices))
+    until(told.exists, what="the stranger to be ready", seconds=120)
+    go.touch()
+    gpus.sge.wait_done(job)
+    assert gpus.locks(NODE) == {}
+    again = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS}"), stdin="echo ran\n")
+    gpus.sge.wait_done(again)
+    assert "ran" in said(gpus, again)
+    told.with_name("stranger.stop").touch()
+    gpus.sge.qdel(str(stranger))
+    gpus.sge.wait_done(stranger, seconds=120)

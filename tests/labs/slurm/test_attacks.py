@@ -14,11 +14,12 @@ from gpulock.install.slurm.slurm_conf import parse_scontrol_config
 from gpulock.install.slurm.texts import job_submit_lua_page
 from gpulock.node.settings import Settings
 from tests.labs.common.device_nodes import opened
+from tests.labs.common.stranger import stranger_script
 from tests.labs.sge.wait import until
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import EVERY, Site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import SHOW_MASK, gate_file, notes, script
+from tests.labs.slurm.jobs import SHOW_MASK, gate_file, notes, script, waiting_for
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
@@ -234,3 +235,31 @@ def honest_job_runs(gpus: Gpulock) -> None:
     assert not slurm.is_out(NODE), slurm.node_state(NODE)
     until(lambda: notes(gpus, NODE) == [], what="the Epilog's last act")
     assert gpus.locks(NODE) == {}
+
+
+def test_a_job_that_hides_and_has_every_device_open_keeps_no_other_users_lock(
+    slurm_gpus: Gpulock,
+) -> None:
+    """Tried: a job without a GPU opens all, duplicates descriptors, and forks for ever.
+
+    Stopped by: a lock is held by its owner's processes alone.
+    """
+    by_gpulock(slurm_gpus, extra=SLURM_CONF)
+    slurm = slurm_gpus.slurm
+    devices = [slurm_gpus.device(NODE, minor) for minor in range(4)]
+    for device in devices:
+        device.chmod(0o666)
+    gate_file(slurm_gpus, "stranger.stop", OTHER)
+    told, go = gate_file(slurm_gpus, "stranger", OTHER), gate_file(slurm_gpus, "go")
+    job = slurm.submit(USER, "-w", NODE, "--gres=gpu:4", script=waiting_for(go))
+    slurm.wait_running(job)
+    stranger = slurm.submit(OTHER, "-w", NODE, script=stranger_script(told, devices))
+    until(told.exists, what="the stranger to be ready", seconds=120)
+    go.touch()
+    assert slurm.wait_done(job) == "COMPLETED"
+    until(lambda: not slurm_gpus.locks(NODE), what="the Epilog")
+    again = slurm.submit(USER, "-w", NODE, "--gres=gpu:4", script=SHOW_MASK)
+    assert slurm.wait_done(again) == "COMPLETED"
+    told.with_name("stranger.stop").touch()
+    slurm.scancel(stranger)
+    slurm.wait_done(stranger)

@@ -15,9 +15,12 @@ from gpulock.daemon.core.loop import EventLoop
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN
 from gpulock.node.context import Node
+from gpulock.node.procfs import Proc
 from gpulock.store.gate import Gate
+from gpulock.workstation import server as server_module
 from gpulock.workstation import tickets
 from gpulock.workstation import wait_queue as line_module
+from gpulock.workstation.peer import Peer
 from gpulock.workstation.server import MOST_OF_USER, SILENCE, ClaimServer
 from gpulock.workstation.wire import (
     CLAIM,
@@ -341,6 +344,37 @@ def test_one_user_cannot_take_all_places(desk: Desk) -> None:
     callers = [desk.come() for _ in range(MOST_OF_USER + 1)]
     assert last(callers[-1]).kind == BUSY
     assert answers(callers[0]) == []
+
+
+def test_who_has_many_uids_has_the_places_of_one_user(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with subordinate uids: 14 of them would fill the places of all users."""
+    uids = iter(range(100_000, 100_100))
+
+    def identify(_: socket.socket, proc: Proc) -> Peer:
+        assert proc is desk.node.proc
+        return Peer(ME, next(uids), os.pidfd_open(ME), True, account=61_001)
+
+    monkeypatch.setattr(server_module, "identify_peer", identify)
+    callers = [desk.come() for _ in range(MOST_OF_USER + 1)]
+    assert last(callers[-1]).kind == BUSY
+    assert answers(callers[0]) == []
+
+
+def test_a_claim_under_a_subordinate_uid_is_of_the_user_who_has_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def namespace_owner(_: Proc, pid: int) -> int:
+        return 61_001 if pid == ME else -1
+
+    monkeypatch.setattr(Proc, "namespace_owner", namespace_owner)
+    told = desk.claim(1)
+    assert told.state == GRANTED, told.why
+    owner = desk.node.store.read(bus(0)).owner
+    assert owner is not None
+    assert (owner.uid, owner.user) == (61_001, "uid 61001")
+    assert last(desk.ask(SocketRequest(RELEASE, ME, MINE))).devices == (bus(0),)
 
 
 def test_who_says_nothing_is_sent_away(desk: Desk) -> None:

@@ -14,6 +14,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused, totals
+from tests.support.faults import raising
 from tests.support.trees import BOOT, Box, bus, record, soon
 
 
@@ -67,12 +68,14 @@ def test_a_card_that_cannot_be_read_is_not_granted(box: Box) -> None:
 
 def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
     node = box.node()
-
-    def no(_: object) -> None:
-        raise Refusal(UNKNOWN, "no UUID", "wait")
-
     with pytest.raises(Refusal):
-        claim_devices(node, record(token=""), ClaimRequest(2, check=no), never, soon())
+        claim_devices(
+            node,
+            record(token=""),
+            ClaimRequest(2, check=raising(Refusal(UNKNOWN, "no UUID", "wait"))),
+            never,
+            soon(),
+        )
     assert box.locks() == []
 
 

@@ -18,6 +18,7 @@ from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
+from tests.support.faults import fail_at
 from tests.support.trees import EXECD, FakeProc, record
 
 SERVICES = ("nvidia-persistenced", "gpulock-exporter")
@@ -194,27 +195,13 @@ def test_a_process_whose_files_may_not_be_seen_keeps_every_lock_of_its_user(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.fake.add(700, uids=(os.geteuid(), 1000, 1000, 1000))
-    real = os.listdir
-
-    def guarded(path: str) -> list[str]:
-        if path.endswith("/700/fd"):
-            raise PermissionError(13, "denied", path)
-        return real(path)
-
-    monkeypatch.setattr(os, "listdir", guarded)
+    fail_at(monkeypatch, "listdir", "/700/fd", PermissionError(13, "denied"))
     assert stage.who() == []
     assert "700" in stage.left()
 
 
 def test_init_alone_may_hide_its_files(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.listdir
-
-    def guarded(path: str) -> list[str]:
-        if path.endswith("/1/fd"):
-            raise PermissionError(13, "denied", path)
-        return real(path)
-
-    monkeypatch.setattr(os, "listdir", guarded)
+    fail_at(monkeypatch, "listdir", "/1/fd", PermissionError(13, "denied"))
     assert stage.left() == ""
 
 
@@ -297,17 +284,10 @@ def test_the_clock_is_looked_at_before_each_file_that_may_be_a_node(
 def test_a_path_too_long_to_be_told_hides_nothing_and_hinders_nobody(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.readlink
-
-    def readlink(path: str) -> str:
-        if path.endswith("/700/fd/9"):
-            raise OSError(errno.ENAMETOOLONG, "File name too long", path)
-        return real(path)
-
     plain = tmp_path / "plain"
     plain.touch()
     stage.fake.add(700, fds={9: plain})
-    monkeypatch.setattr(os, "readlink", readlink)
+    fail_at(monkeypatch, "readlink", "/700/fd/9", OSError(errno.ENAMETOOLONG, "File name too long"))
     assert stage.left() == ""
     stage.fake.add(700, fds={9: stage.node})
     assert "process 700 has" in stage.left()

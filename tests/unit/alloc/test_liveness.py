@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
+from tests.support.faults import fail_at
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, FakeProc, record
 
 
@@ -146,14 +146,7 @@ def test_a_process_that_may_not_be_looked_at_is_unknown(
 
 def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Let the kernel refuse one file of every process, as it does without CAP_SYS_PTRACE."""
-    real = os.open
-
-    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if path.endswith(f"/{name}"):
-            raise PermissionError(1, "not permitted", path)
-        return real(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", guarded)
+    fail_at(monkeypatch, "open", f"/{name}", PermissionError(1, "not permitted"))
 
 
 def test_a_process_that_forks_and_ends_while_it_is_scanned_is_found(fake: FakeProc) -> None:

@@ -31,6 +31,7 @@ from gpulock.store.owner import Owner
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wire import RELEASE, SocketRequest
+from tests.support.faults import disk_full
 from tests.support.trees import BOOT, Box, bus, judge_of, judging, record, soon
 
 KEYS = {"LEFTOVER_PROCESSES": "report", "SAMPLE_PERIOD": "0.05", "LEFTOVER_MEMORY": "256"}
@@ -369,12 +370,9 @@ def test_the_record_says_so_too_where_the_driver_told_the_exporter_nothing(box: 
 def test_a_device_that_cannot_be_put_out_of_service_stays_locked(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     one = hold(box)
     tell(box, 300 * MIB, clock_boottime() + LATER)
-    monkeypatch.setattr(quarantine, "write_device_note", full)
+    monkeypatch.setattr(quarantine, "write_device_note", disk_full)
     kept = let_go(box, one).kept
     assert kept[0][1].startswith("memory: 300 MiB stay in use after job 12, and it cannot be")
     assert box.locks() == [bus(0)]

@@ -13,6 +13,7 @@ from gpulock.alloc import reaper
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.store import boot
 from gpulock.store.owner import Owner
+from tests.support.faults import fail_at
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, Box, bus, judge_of, record
 
 GID = 65400
@@ -172,14 +173,7 @@ def test_a_lock_whose_folder_cannot_be_listed_is_held(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock(box)
-    real = os.listdir
-
-    def guarded(path: str) -> list[str]:
-        if path.endswith(bus(0)):
-            raise OSError(errno.EMFILE, "too many open files", path)
-        return real(path)
-
-    monkeypatch.setattr(os, "listdir", guarded)
+    fail_at(monkeypatch, "listdir", bus(0), OSError(errno.EMFILE, "too many open files"))
     assert act(box) == HELD
 
 

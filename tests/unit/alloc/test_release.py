@@ -17,6 +17,7 @@ from gpulock.errors import Refusal
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
+from tests.support.faults import raising
 from tests.support.trees import Box, bus, judge_of, judging, record, soon
 
 GID = 65400
@@ -155,11 +156,7 @@ def test_a_rename_that_fails_leaves_each_lock_and_says_why(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = hold(box)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, "read-only file system")
-
-    monkeypatch.setattr(os, "rename", full)
+    monkeypatch.setattr(os, "rename", raising(OSError(errno.EROFS, "read-only file system")))
     kept = let_go(box, one).kept
     assert [why for _, why in kept] == ["it cannot be freed: [Errno 30] read-only file system"] * 2
     assert len(box.locks()) == 2

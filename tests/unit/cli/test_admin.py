@@ -15,6 +15,7 @@ from gpulock.deadline import Deadline
 from gpulock.store import quarantine
 from gpulock.workstation.process_claims import make_liveness_judge
 from tests.support.cli_site import Site, dead_process
+from tests.support.faults import disk_full
 
 
 def noted(site: Site, folder: str) -> list[str]:
@@ -57,10 +58,7 @@ def test_what_a_dead_owner_left_does_not_stop_a_reserve(site: Site) -> None:
 def test_a_reserve_that_cannot_be_noted_is_undone(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: object) -> None:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr("gpulock.store.quarantine.write_device_note", full)
+    monkeypatch.setattr("gpulock.store.quarantine.write_device_note", disk_full)
     result = site.call("reserve", "3", "--reason", "x")
     assert (result.exit_code, "No space left" in result.stderr) == (3, True)
     assert site.states()[3] == "free"

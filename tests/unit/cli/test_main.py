@@ -24,6 +24,7 @@ from gpulock.node.devices import Device
 from gpulock.node.settings import KEYS
 from gpulock.simulate.presets import PRESETS
 from tests.support.cli_site import ROOT, Site, until
+from tests.support.faults import raising
 
 NAMES = [name for _, group in COMMANDS for name, _, _ in group]
 
@@ -66,10 +67,9 @@ def test_an_unknown_command_or_option_is_a_usage_error() -> None:
 def test_a_refusal_is_one_line_and_an_exit_code(
     kind: str, code: int, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: object, **others: object) -> None:
-        raise Refusal(kind, "it is\nso", "do that")
-
-    monkeypatch.setattr("gpulock.cli.status.status.view_node", refuse)
+    monkeypatch.setattr(
+        "gpulock.cli.status.status.view_node", raising(Refusal(kind, "it is\nso", "do that"))
+    )
     result = site.call("status")
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr == f"gpulock: status: {kind}: it is?so; do that\n"
@@ -78,10 +78,10 @@ def test_a_refusal_is_one_line_and_an_exit_code(
 def test_an_unexpected_os_error_is_one_line_and_a_broken_node(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object, **others: object) -> None:
-        raise OSError(5, "Input/output error", "/run/gpulock")
-
-    monkeypatch.setattr("gpulock.cli.status.status.view_node", fail)
+    monkeypatch.setattr(
+        "gpulock.cli.status.status.view_node",
+        raising(OSError(5, "Input/output error", "/run/gpulock")),
+    )
     result = site.call("status")
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
     assert "Input/output error: '/run/gpulock'" in result.stderr

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import atomic, verdicts
 from gpulock.store.gate import Gate
+from tests.support.faults import disk_full, raising
 from tests.support.journal import HeardJournal
 from tests.support.trees import BOOT, NAME, Box, bus, record, soon
 
@@ -156,11 +156,7 @@ def test_a_lock_directory_that_is_anothers_to_write_is_said_once(one: Round) -> 
 def test_a_full_disk_stops_no_round(one: Round, monkeypatch: pytest.MonkeyPatch) -> None:
     one.go()
     one.hold(0, 501)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(atomic, "replace_file", full)
+    monkeypatch.setattr(atomic, "replace_file", disk_full)
     assert one.go(3) is not None
     said = [line for line in one.said() if "cannot be published" in line]
     assert len(said) == 1
@@ -177,14 +173,11 @@ def test_another_gpulockd_ends_this_one(one: Round) -> None:
 
 
 def test_a_chore_that_fails_is_said_once_and_stops_no_other(one: Round) -> None:
-    def fail() -> None:
-        raise ValueError("no such thing")
-
     good = Counting()
-    one.rounds = one.make(Counting(fail), good)
+    one.rounds = one.make(Counting(raising(ValueError("no such thing"))), good)
     one.go(3)
     (line,) = one.said()
-    assert "Counting failed: ValueError: no such thing (test_rounds.py:" in line
+    assert "Counting failed: ValueError: no such thing (faults.py:" in line
     assert len(good.seen) == 3
 
 
@@ -200,13 +193,10 @@ def test_chores_wait_for_a_round_that_can_be_done(one: Round) -> None:
 def test_an_unforeseen_fault_in_a_round_is_said_with_its_place(
     one: Round, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise KeyError("surprise")
-
-    monkeypatch.setattr(rounds, "reconcile_locks", fail)
+    monkeypatch.setattr(rounds, "reconcile_locks", raising(KeyError("surprise")))
     assert one.go(2) is None
     (line,) = one.said()
-    assert "KeyError: 'surprise' (test_rounds.py:" in line
+    assert "KeyError: 'surprise' (faults.py:" in line
 
 
 def test_what_ends_and_is_not_free_yet_is_looked_at_again_soon(one: Round) -> None:

@@ -24,6 +24,7 @@ from gpulock.node.procfs import Proc
 from gpulock.sge.remains import SgeLeftoverFinder
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from tests.support.faults import raising
 from tests.support.trees import EXECD, Box, bus, judge_of, judging, record, soon
 
 pytestmark = pytest.mark.slow
@@ -151,12 +152,9 @@ def test_what_does_not_end_is_told_when_the_time_is_up(
 def test_where_the_kernel_has_no_pidfd_nothing_is_killed(
     real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent(_: int) -> int:
-        raise OSError(38, "Function not implemented")
-
     real.node.settings.leftover_timeout = 0.2
     one = real.leave()
-    monkeypatch.setattr(os, "pidfd_open", absent)
+    monkeypatch.setattr(os, "pidfd_open", raising(OSError(38, "Function not implemented")))
     assert any("cannot be ended safely" in line for line in real.clean())
     assert one.poll() is None
 

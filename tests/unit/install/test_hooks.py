@@ -25,6 +25,7 @@ from gpulock.install.hooks import (
 from gpulock.install.trial import self_test_sge_hooks
 from gpulock.install.versions import InstalledHooks, version_in_force
 from gpulock.simulate.node import write_simulated_node
+from tests.support.faults import raising
 from tests.support.install_site import ignore
 
 pytestmark = pytest.mark.slow
@@ -148,10 +149,7 @@ def test_a_version_is_put_in_force_once(
 def test_a_version_that_fails_its_test_is_not_put_in_force(
     place: InstalledHooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: object) -> None:
-        raise InstallError("self-test: no")
-
-    monkeypatch.setattr(versions, "self_test_sge_hooks", fail)
+    monkeypatch.setattr(versions, "self_test_sge_hooks", raising(InstallError("self-test: no")))
 
     with pytest.raises(InstallError, match="self-test"):
         place.write(place.wanted())

@@ -12,6 +12,7 @@ from gpulock.isolation import sessions
 from gpulock.isolation.marks import MARK
 from gpulock.isolation.tree import CgroupHierarchy, cgroup_name
 from tests.support.claims import ask
+from tests.support.faults import raising
 from tests.support.trees import Box, judge_of, soon
 
 JOB, OTHER = cgroup_name("12.1", 500, 1000), cgroup_name("13.1", 501, 1000)
@@ -144,10 +145,7 @@ def test_sessions_are_closed_under_cgroup_and_opened_when_that_is_given_up(
 def test_a_cgroup_that_cannot_be_removed_is_told_and_harms_nothing_else(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: str) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("os.rmdir", refuse)
+    monkeypatch.setattr("os.rmdir", raising(PermissionError(1, "Operation not permitted")))
 
     report = cell.reconcile()
 

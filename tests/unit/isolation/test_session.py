@@ -13,6 +13,7 @@ from gpulock.isolation import job
 from gpulock.isolation.tree import cgroup_name
 from gpulock.node.context import Node
 from gpulock.slurm import session
+from tests.support.faults import raising
 from tests.support.slurm_site import NODE_BROKEN, RUN, STEPD, UID, Site, row
 from tests.support.trees import bus
 
@@ -95,10 +96,7 @@ def test_the_end_of_the_session_frees_the_step(site: Site, kernel: Kernel) -> No
 def test_a_fault_at_the_end_puts_no_finished_job_back(
     site: Site, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fault(*_: object) -> str:
-        raise MemoryError
-
-    monkeypatch.setattr(job, "end_job_isolation", fault)
+    monkeypatch.setattr(job, "end_job_isolation", raising(MemoryError))
     site.stepd(STEPD, "12.batch")
     site.answers(row(12))
     assert run(site, CLOSE) == 1

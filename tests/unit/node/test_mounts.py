@@ -12,6 +12,7 @@ import pytest
 
 from gpulock.node import mounts
 from gpulock.node.mounts import Mounts, cached_file_key, device_file_key
+from tests.support.faults import raising
 
 Opened = tuple[Path, int]
 
@@ -53,8 +54,7 @@ def fake(tmp_path: Path, opened: Opened) -> Fake:
     return Fake(tmp_path / "proc", opened)
 
 
-def never(*_: object) -> os.stat_result:
-    raise AssertionError("a file system was asked that may never answer")
+never = raising(AssertionError("a file system was asked that may never answer"))
 
 
 def test_what_this_process_has_open_is_told_as_stat_tells_it(opened: Opened) -> None:

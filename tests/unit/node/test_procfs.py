@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.node.procfs import CHUNK, Proc, parse_stat, parse_status
+from tests.support.faults import raising
 from tests.support.trees import HOST_NS, FakeProc, stat_line, status_text
 
 NASTY = ["a b", ") R 1 2 3 (", "((", "))", "sh) S 1 (x", "a\nb", "\xff"]
@@ -75,11 +76,7 @@ def test_a_process_that_is_gone_is_not_one_that_may_not_be_seen(
         proc.link(7, "cwd")
     assert not proc.running(7, 1000)
     fake.add(7)
-
-    def denied(*_: object, **__: object) -> int:
-        raise PermissionError(1, "not permitted")
-
-    monkeypatch.setattr(os, "open", denied)
+    monkeypatch.setattr(os, "open", raising(PermissionError(1, "not permitted")))
     with pytest.raises(PermissionError):
         proc.running(7, 1000)
 

@@ -13,6 +13,7 @@ import pytest
 from gpulock.node import timed_read
 from gpulock.node.procfs import Proc
 from gpulock.node.timed_read import TimedReader
+from tests.support.faults import raising
 
 SHORT = 0.05  # seconds
 
@@ -37,12 +38,9 @@ def hang(event: threading.Event) -> bytes:
 
 
 def test_what_is_read_and_what_goes_wrong_comes_back(found: TimedReader) -> None:
-    def gone() -> bytes:
-        raise ProcessLookupError(3, "no such process")
-
     assert found.read(7, lambda: b"words") == b"words"
     with pytest.raises(ProcessLookupError):
-        found.read(7, gone)
+        found.read(7, raising(ProcessLookupError(3, "no such process")))
     assert found.read(7, lambda: b"more") == b"more"
 
 

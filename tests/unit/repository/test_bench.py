@@ -11,6 +11,7 @@ import pytest
 
 from tests.bench import disturbed
 from tests.bench.rounds import Samples, run_rounds
+from tests.support.faults import raising
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNTIME_ONLY = """
@@ -67,8 +68,5 @@ def test_a_disturbed_act_is_undone_measured_again_and_told(
 
 
 def test_what_is_disturbed_every_time_is_an_error_that_says_how_busy_the_machine_is() -> None:
-    def act() -> None:
-        raise RuntimeError("128 held, dead: 3 locks held")
-
     with pytest.raises(RuntimeError, match=r"3 locks held, 10 times running; load .* processes"):
-        disturbed.undisturbed(act, lambda: None)
+        disturbed.undisturbed(raising(RuntimeError("128 held, dead: 3 locks held")), lambda: None)

@@ -15,6 +15,7 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.job import environment
 from gpulock.node.settings import Settings
 from gpulock.sge import spool
+from tests.support.faults import disk_full
 from tests.support.few import FEW
 from tests.support.jobs import Site
 
@@ -191,11 +192,7 @@ def test_a_full_disk_leaves_the_old_file_whole(
 ) -> None:
     path = path_of(site)
     before = path.read_bytes()
-
-    def full(*_: object, **__: object) -> int:
-        raise OSError(28, "no space left on device")
-
-    monkeypatch.setattr(os, call, full)
+    monkeypatch.setattr(os, call, disk_full)
     broken(site)
     monkeypatch.undo()
     assert path.read_bytes() == before

@@ -12,6 +12,7 @@ from gpulock.deadline import Deadline
 from gpulock.sge import epilog, hook, prolog
 from gpulock.simulate.execd import SpooledJob
 from gpulock.store.gate import Gate
+from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, gpus
 from tests.support.trees import bus
 
@@ -108,11 +109,7 @@ def test_a_fault_nobody_foresaw_ends_with_0(
 ) -> None:
     job = site.run(gpus(2))
     start(site, job)
-
-    def bug(*_: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(Reaper, "finish", bug)
+    monkeypatch.setattr(Reaper, "finish", raising(fault))
     end(site, job)
     assert len(site.locks()) == 2
 

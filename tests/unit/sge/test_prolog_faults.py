@@ -11,6 +11,7 @@ from gpulock.sge import hook, prolog, request, spool
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import NOT_CONSUMABLE
 from gpulock.store import quarantine
+from tests.support.faults import fail_at, raising
 from tests.support.jobs import SHEPHERD, Site, gpus, variables
 from tests.support.trees import BOOT, bus
 
@@ -95,14 +96,10 @@ def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
     site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = site.run(gpus(1))
-
-    def bug(*_: object) -> None:
-        raise KeyError("x\ny")
-
-    monkeypatch.setattr(spool, "rewrite_env_text", bug)
+    monkeypatch.setattr(spool, "rewrite_env_text", raising(KeyError("x\ny")))
     assert start(site, job) == QUEUE_ERROR
     told = capfd.readouterr().err
-    assert ("KeyError" in told, "test_prolog_faults.py:" in told, told.count("\n")) == (
+    assert ("KeyError" in told, "faults.py:" in told, told.count("\n")) == (
         True,
         True,
         1,
@@ -114,11 +111,7 @@ def test_a_fault_under_the_jobs_own_limits_is_blamed_on_the_job(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = site.run(gpus(1))
-
-    def no_memory(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(request, "read_sge_job_gpus", no_memory)
+    monkeypatch.setattr(request, "read_sge_job_gpus", raising(MemoryError))
     assert start(site, job) == QUEUE_ERROR
     assert start(site, job, "--limited") == JOB_ERROR
 
@@ -187,13 +180,6 @@ def test_a_shepherd_that_is_a_strange_number_is_not_a_crash(site: Site) -> None:
 def test_what_is_told_never_spoils_the_exit_code(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.write
-
-    def closed(fd: int, data: bytes) -> int:
-        if fd == 2:
-            raise BrokenPipeError(32, "broken pipe")
-        return real(fd, data)
-
-    monkeypatch.setattr(os, "write", closed)
+    fail_at(monkeypatch, "write", "/2", BrokenPipeError(32, "broken pipe"))
     assert start(site, site.run(gpus(99))) == JOB_ERROR
     assert hook.DONE == RUN

@@ -14,6 +14,7 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.sge import hook, sensor
 from gpulock.store import verdicts
 from gpulock.store.verdicts import DEAD, Verdict
+from tests.support.faults import raising
 from tests.support.jobs import Site
 from tests.support.trees import BOOT, Box, bus, record, soon
 
@@ -134,8 +135,5 @@ def test_a_quarantine_counts_before_the_first_claim_of_a_boot(site: Site) -> Non
 def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def bug(*_: object) -> None:
-        raise KeyError("x")
-
-    monkeypatch.setattr(sensor, "read_sensor_rows", bug)
+    monkeypatch.setattr(sensor, "read_sensor_rows", raising(KeyError("x")))
     assert sensor.main(site.config(), io.StringIO("\n"), io.StringIO()) == 0

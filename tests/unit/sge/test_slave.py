@@ -13,6 +13,7 @@ from gpulock.sge import prolog, slave
 from gpulock.simulate.execd import SpooledJob
 from gpulock.simulate.packed_job import PER_JOB, ResourceRequest
 from gpulock.store import owner
+from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.support.trees import bus
 
@@ -114,11 +115,9 @@ def test_a_task_that_cannot_be_told_keeps_nothing(
 ) -> None:
     job = parallel(site, gpus(1))
     site.task(job, FIRST)
-
-    def full(*_: object) -> None:
-        raise Refusal(BROKEN, "no space", "make some")
-
-    monkeypatch.setattr(slave, "write_spool_record", full)
+    monkeypatch.setattr(
+        slave, "write_spool_record", raising(Refusal(BROKEN, "no space", "make some"))
+    )
     assert start(site, FIRST) == 0
     assert site.locks() == []
 

@@ -11,6 +11,7 @@ from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
 from gpulock.sge import spool
 from gpulock.sge.hook import SgeHookCall, find_spool
+from tests.support.faults import fail_at
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus
 
 ME = os.geteuid()
@@ -94,14 +95,7 @@ def test_a_directory_that_may_not_be_seen_is_unknown(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.run()
-    real = os.open
-
-    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if path.endswith("/cwd"):
-            raise PermissionError(13, "denied", path)
-        return real(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", guarded)
+    fail_at(monkeypatch, "open", "/cwd", PermissionError(13, "denied"))
     assert kind(site) == UNKNOWN
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gpulock.node.procfs import Proc
 from gpulock.sge.verdict import SgeJobRule
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
+from tests.support.faults import fail_at
 from tests.support.trees import BOOT, EXECD, NAME, FakeProc, record
 
 GID = 65400
@@ -108,14 +108,7 @@ def test_a_hidden_execd_is_unknown(host: Host) -> None:
 def test_an_execd_whose_directory_cannot_be_read_is_unknown(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.readlink
-
-    def guarded(path: str) -> str:
-        if path.endswith("/cwd"):
-            raise PermissionError(1, "not permitted", path)
-        return real(path)
-
-    monkeypatch.setattr(os, "readlink", guarded)
+    fail_at(monkeypatch, "readlink", "/cwd", PermissionError(1, "not permitted"))
     assert host.verdict().state == UNKNOWN
 
 
@@ -123,14 +116,7 @@ def test_a_shepherd_that_may_not_be_seen_is_unknown(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.fake.shepherd(500, host.spool("12.1"))
-    real = os.open
-
-    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if path.endswith("/500/stat"):
-            raise PermissionError(1, "not permitted", path)
-        return real(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", guarded)
+    fail_at(monkeypatch, "open", "/500/stat", PermissionError(1, "not permitted"))
     assert host.verdict().state == UNKNOWN
 
 

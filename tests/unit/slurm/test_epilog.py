@@ -14,6 +14,7 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.slurm import epilog
 from gpulock.store.gate import Gate
 from gpulock.workstation.process_claims import make_liveness_judge
+from tests.support.faults import raising
 from tests.support.slurm_site import OTHER_UID, ROOT, RUN, UID, Clock, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus, soon
 
@@ -289,11 +290,7 @@ def test_a_fault_nobody_foresaw_ends_with_0(
     site: Site, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     site.prolog()
-
-    def bug(*_: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(Reaper, "finish", bug)
+    monkeypatch.setattr(Reaper, "finish", raising(fault))
     site.epilog()
     assert (len(site.locks()), site.notes()) == (2, [])
 

@@ -14,6 +14,7 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.job import environment
 from gpulock.slurm import prolog, request
 from gpulock.store.gate import Gate
+from tests.support.faults import fail_at, raising
 from tests.support.slurm_site import INVALID, NODE_BROKEN, RUN, SILENT, Clock, Site, row
 from tests.support.trees import BOOT, bus
 
@@ -220,13 +221,10 @@ def test_a_gate_that_stays_shut_is_could_not_be_found_out(site: Site) -> None:
 def test_a_fault_nobody_foresaw_is_a_broken_node_that_says_where(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]
 ) -> None:
-    def bug(*_: object) -> None:
-        raise KeyError("x\ny")
-
-    monkeypatch.setattr(*where, bug)
+    monkeypatch.setattr(*where, raising(KeyError("x\ny")))
     assert site.prolog() == NODE_BROKEN
     (reason,) = site.drained()
-    assert ("KeyError" in reason, "test_prolog_faults.py:" in reason) == (True, True)
+    assert ("KeyError" in reason, "faults.py:" in reason) == (True, True)
     assert site.locks() == []
 
 
@@ -266,14 +264,7 @@ def test_an_srun_that_is_refused_is_cancelled_since_nothing_else_would_stop_it(
 def test_what_is_told_never_spoils_the_exit_code(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.write
-
-    def closed(fd: int, data: bytes) -> int:
-        if fd == 2:
-            raise BrokenPipeError(32, "broken pipe")
-        return real(fd, data)
-
-    monkeypatch.setattr(os, "write", closed)
+    fail_at(monkeypatch, "write", "/2", BrokenPipeError(32, "broken pipe"))
     assert site.prolog(12, "x") == RUN
     no_map(site)
     assert site.prolog(12, "1") == NODE_BROKEN

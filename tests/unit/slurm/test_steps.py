@@ -13,6 +13,7 @@ from gpulock.slurm import steps
 from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from tests.support.faults import fail_at
 from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock
 from tests.support.trees import record
 
@@ -275,14 +276,7 @@ def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
     owner = slurm_lock().owner
     assert owner is not None
     assert (sight.find_running_hook(owner, scan), scan.blind) == (0, "")
-    real = os.open
-
-    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if path.endswith("/900/environ"):
-            raise PermissionError(13, "denied", path)
-        return real(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", guarded)
+    fail_at(monkeypatch, "open", "/900/environ", PermissionError(13, "denied"))
     assert (sight.find_running_hook(owner, scan), "900" in scan.blind) == (0, True)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.slurm import note, task
+from tests.support.faults import fail_at, raising
 from tests.support.slurm_site import OTHER_UID, RUN, STEPD, UID
 from tests.support.slurm_tasks import TaskSite, Told, stopped
 from tests.support.trees import bus
@@ -112,14 +113,7 @@ def test_a_lock_dir_that_may_not_be_read_stops_the_task(
     site: TaskSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.prolog()
-    real = os.open
-
-    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if "/tasks/" in path:
-            raise PermissionError(13, "denied\nexport A=b", path)
-        return real(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", guarded)
+    fail_at(monkeypatch, "open", "/tasks/n1.12", PermissionError(13, "denied\nexport A=b"))
     stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
 
 
@@ -235,10 +229,7 @@ def test_no_value_of_the_users_becomes_a_line_of_ours(
 def test_a_fault_nobody_foresaw_stops_the_task(
     site: TaskSite, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    def bug(*_: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(note, "find_task_note", bug)
+    monkeypatch.setattr(note, "find_task_note", raising(fault))
     assert type(fault).__name__ in stopped(site.run())
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gpulock.node.context import Node
 from gpulock.slurm import epilog, prolog
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import make_liveness_judge
+from tests.support.faults import fail_at
 from tests.support.slurm_site import (
     INVALID,
     OTHER_UID,
@@ -196,14 +196,7 @@ def test_an_environment_that_cannot_be_read_makes_absence_unknown(
 ) -> None:
     site.fails(INVALID)
     site.process(700, "sh", uid=ROOT)
-    real = os.open
-
-    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if path.endswith("/700/environ"):
-            raise PermissionError(13, "denied", path)
-        return real(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", guarded)
+    fail_at(monkeypatch, "open", "/700/environ", PermissionError(13, "denied"))
     assert state(site, True) == UNKNOWN
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.store import atomic
+from tests.support.faults import disk_full
 
 
 def plant_fifo(path: Path) -> None:
@@ -121,11 +122,7 @@ def test_a_replacement_that_fails_leaves_the_old_file_and_nothing_beside(
 ) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-
-    def full(*_: object, **__: object) -> int:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    monkeypatch.setattr(os, call, full)
+    monkeypatch.setattr(os, call, disk_full)
     with pytest.raises(OSError):
         atomic.replace_file(str(path), b"new")
     monkeypatch.undo()

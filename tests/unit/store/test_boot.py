@@ -12,6 +12,7 @@ import pytest
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic, boot, quarantine
 from gpulock.store.locks import LockStore
+from tests.support.faults import raising
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, bus, record
 
 
@@ -107,12 +108,9 @@ def test_a_crash_between_the_two_boot_ids_leads_to_an_adoption_not_to_a_grant(
         real(path, data)
         written.append(path)
 
-    def die_now(*_: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(atomic, "replace_file", die)
     if after == "reserves":
-        monkeypatch.setattr(boot, "restore_reserves", die_now)
+        monkeypatch.setattr(boot, "restore_reserves", raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         place.ready()
     monkeypatch.undo()

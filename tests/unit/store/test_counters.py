@@ -13,6 +13,7 @@ from gpulock.errors import BUSY
 from gpulock.store import kv
 from gpulock.store.counters import OTHER_PROOF, ClaimCounters, note_lock_timeout
 from gpulock.store.locks import LockStore
+from tests.support.faults import disk_full
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -63,10 +64,7 @@ def test_a_value_that_cannot_be_written_stops_nobody(store: LockStore, text: str
 
 
 def test_a_full_disk_stops_nobody(store: LockStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "no space left on device")
-
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", disk_full)
     totals = ClaimCounters(store)
     totals.add("releases")
     totals.save()

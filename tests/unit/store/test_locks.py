@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import locks
 from gpulock.store.locks import Lock, LockStore
+from tests.support.faults import disk_full, raising
 from tests.support.trees import bus, record
 
 ONE = bus(0)
@@ -116,11 +116,7 @@ def test_a_release_that_cannot_write_its_note_has_released(
 ) -> None:
     store.make(ONE, record())
     lock = store.read(ONE)
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", disk_full)
     store.retire(lock, "epilog")
     assert store.read_all_locks() == {}
 
@@ -129,12 +125,8 @@ def test_a_release_that_is_killed_before_its_end_is_still_held_and_the_next_one_
     store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.make(ONE, record())
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", die)
+        patch.setattr(os, "rename", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             store.retire(store.read(ONE), "epilog")
     assert store.read(ONE).owner is not None
@@ -250,10 +242,7 @@ def test_a_link_to_a_good_directory_is_refused(store: LockStore, tmp_path: Path)
 def test_a_directory_that_cannot_be_listed_is_unknown_not_empty(
     store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied(_: str) -> list[str]:
-        raise PermissionError(13, "denied")
-
-    monkeypatch.setattr(os, "listdir", denied)
+    monkeypatch.setattr(os, "listdir", raising(PermissionError(13, "denied")))
     with pytest.raises(Refusal) as caught:
         store.read_all_locks()
     assert caught.value.kind == UNKNOWN

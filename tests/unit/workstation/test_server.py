@@ -37,6 +37,7 @@ from gpulock.workstation.wire import (
     new_packet_socket,
     parse_reply,
 )
+from tests.support.faults import raising
 from tests.support.journal import HeardJournal
 from tests.support.trees import Box, bus, record, soon
 
@@ -437,10 +438,7 @@ def test_who_does_not_wait_does_not_wait_for_the_gate(
 def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> SocketReply:
-        raise KeyError("surprise")
-
-    monkeypatch.setattr(desk.server.attempts, "serve", fail)
+    monkeypatch.setattr(desk.server.attempts, "serve", raising(KeyError("surprise")))
     reply = desk.claim(1)
     assert (reply.state, reply.kind) == (REFUSED, BROKEN)
     assert "KeyError: 'surprise'" in reply.why

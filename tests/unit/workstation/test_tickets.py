@@ -14,6 +14,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.node.devices import Device
 from gpulock.workstation import tickets
+from tests.support.faults import fail_at
 from tests.support.trees import Box, record, soon
 
 
@@ -76,14 +77,7 @@ def test_the_tickets_of_dead_callers_are_dropped_though_nobody_comes_after_them(
 def test_who_cannot_be_seen_still_stands_in_line(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     stand(box, 1, 500)
     mine = tickets.take_ticket(box.node(), soon())
-    real = os.open
-
-    def guarded(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if path.endswith("/500/stat"):
-            raise PermissionError(1, "not permitted", path)
-        return real(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", guarded)
+    fail_at(monkeypatch, "open", "/500/stat", PermissionError(1, "not permitted"))
     assert ahead(box, mine) == 1
 
 

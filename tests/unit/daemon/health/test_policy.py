@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gpulock.errors import LockTimeout, Refusal
 from gpulock.node import sample
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
+from tests.support.faults import disk_full
 from tests.support.health_site import GIB, Ward
 from tests.support.trees import bus, judge_of, judging, record, soon
 
@@ -494,16 +494,12 @@ def test_a_sample_of_another_boot_or_an_old_one_puts_nothing_out(ward: Ward) -> 
 # --- faults ---------------------------------------------------------------------------------------
 
 
-def full(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_state_dir_that_is_full_locks_the_device_instead_and_notes_it_later(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ward.tell(1, "x.79=1,100.0")
     with monkeypatch.context() as broken:
-        broken.setattr(quarantine, "write_device_note", full)
+        broken.setattr(quarantine, "write_device_note", disk_full)
         ward.round(3)
         assert (ward.out(), ward.locks()) == ([], [bus(1)])
         lines = ward.said()
@@ -520,7 +516,7 @@ def test_a_comeback_that_cannot_be_noted_does_not_happen(
     ward.round()
     ward.reload()
     with monkeypatch.context() as broken:
-        broken.setattr(state, "note_comeback", full)
+        broken.setattr(state, "note_comeback", disk_full)
         ward.round(5)
         assert ward.out() == [bus(1)]
         assert any("could be back in service" in line for line in ward.said())

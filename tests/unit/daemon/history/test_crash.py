@@ -19,6 +19,7 @@ import pytest
 
 from gpulock.daemon.history import files
 from gpulock.daemon.history.files import HistoryWriter
+from tests.support.faults import raising
 from tests.support.history_site import Ended
 from tests.support.trees import bus
 
@@ -248,10 +249,7 @@ def test_a_released_lock_that_cannot_be_removed_is_not_written_again(
 ) -> None:
     site.claim(0)
     real = os.rmdir
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, "read-only file system")
-
+    fail = raising(OSError(errno.EROFS, "read-only file system"))
     monkeypatch.setattr(os, "unlink", fail)
     monkeypatch.setattr(os, "rmdir", fail)
     assert (site.write(), site.write(), fresh(site)) == (1, 0, 0)

@@ -19,6 +19,7 @@ from gpulock.deadline import Deadline
 from gpulock.report import scan
 from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
 from gpulock.store.gate import Gate
+from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended
 from tests.support.trees import OTHER_BOOT, bus
 
@@ -371,12 +372,9 @@ def test_a_folder_that_is_a_link_to_a_larger_disk_is_as_good(site: Ended) -> Non
 def test_where_a_new_file_is_not_made_durable_nothing_was_added(
     site: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sync(_: str) -> None:
-        raise OSError(errno.EIO, "worn out")
-
     site.claim(0)
     with monkeypatch.context() as patch:
-        patch.setattr(history_file, "fsync_path", sync)
+        patch.setattr(history_file, "fsync_path", raising(OSError(errno.EIO, "worn out")))
         assert (site.write(), site.records()) == (0, [])
     assert site.write() == 1
 

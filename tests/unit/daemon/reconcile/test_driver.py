@@ -14,6 +14,7 @@ from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport, reco
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
+from tests.support.faults import raising
 from tests.support.trees import NAME, Box, bus, judge_of, record, soon
 
 
@@ -145,10 +146,7 @@ def test_a_card_that_shows_garbage_and_is_open_is_not_freed(box: Box) -> None:
 
 
 def test_a_question_that_fails_raises_for_who_asked() -> None:
-    def fail() -> int:
-        raise KeyError("nobody")
-
-    asking = BackgroundCall(fail)
+    asking = BackgroundCall(raising(KeyError("nobody")))
     assert asking.wait(10.0)
     with pytest.raises(KeyError):
         asking.answer()

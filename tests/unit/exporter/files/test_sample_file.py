@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import random
 from pathlib import Path
@@ -24,6 +23,7 @@ from gpulock.node import sample
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
 from gpulock.store import atomic
 from tests.support.exporter_nodes import Node, card, facts, full_card, lock, uuid
+from tests.support.faults import disk_full
 from tests.support.few import FEW
 from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, bus
 
@@ -148,9 +148,6 @@ def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
             for sample in metric.samples
         }
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     def look(second: int) -> None:
         seen = card(0, energy=100.0 + 300 * second, pcie_transmit=1000 * second, ecc={"a.b": 7})
         node.tick(seen, xids=[Xid(uuid(0), 79)])
@@ -170,7 +167,7 @@ def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
     assert (before["busy_seconds_total"], before["xid_errors_total"]) == (1.5, 4), "it goes on"
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic, "replace_file", full)
+        patch.setattr(atomic, "replace_file", disk_full)
         for second in range(4, 8):
             look(second)
             with pytest.raises(OSError, match="No space"):

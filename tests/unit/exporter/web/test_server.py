@@ -22,6 +22,7 @@ from gpulock_exporter.web.server import HttpServer
 from tests.exporter.child import until
 from tests.exporter.inprocess import Running, running
 from tests.exporter.wire import SOUND, answer, dial, exchange, is_gone, left_open
+from tests.support.faults import raising
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +35,7 @@ def sample(form: Format) -> bytes:
     return b"gpulock_nvml_up 1\n" * 200 + end
 
 
-def fail(_request: HttpRequest) -> HttpResponse:
-    raise ZeroDivisionError
+fail = raising(ZeroDivisionError)
 
 
 def break_header(_request: HttpRequest) -> HttpResponse:

@@ -23,6 +23,7 @@ from gpulock_exporter.webconfig.passwords import (
 )
 
 from tests.exporter.child import until
+from tests.support.faults import raising
 
 NEVER = float("inf")
 
@@ -219,11 +220,8 @@ def test_who_cannot_wait_longer_is_not_checked_any_more() -> None:
 
 
 def test_a_check_that_fails_does_not_end_the_worker() -> None:
-    def fail() -> bool:
-        raise ValueError("invalid salt")
-
     queue = CheckQueue()
-    assert queue.run("a", fail, NEVER) is None
+    assert queue.run("a", raising(ValueError("invalid salt")), NEVER) is None
     assert queue.run("a", lambda: True, NEVER) is True
 
 

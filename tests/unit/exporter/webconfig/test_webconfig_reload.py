@@ -19,6 +19,7 @@ from tests.exporter.certificates import make_authority, make_certificate, trusti
 from tests.exporter.child import until
 from tests.exporter.inprocess import running
 from tests.exporter.wire import SOUND, answer, dial
+from tests.support.faults import raising
 
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
 NEWER = "  min_version: TLS13\n"
@@ -89,15 +90,14 @@ def test_a_bad_change_keeps_the_old_one_and_says_so_once(config: Path) -> None:
 def test_what_failed_for_a_passing_reason_is_tried_again(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
     log: list[str] = []
     reloader = Reloader(str(config), log.append)
     replace(config, TLS + NEWER)
     monkeypatch.setattr(reload, "RETRY_SECONDS", 0.0)
     with monkeypatch.context() as broken:
-        broken.setattr(ssl.SSLContext, "load_cert_chain", fail)
+        broken.setattr(
+            ssl.SSLContext, "load_cert_chain", raising(OSError(errno.EMFILE, "Too many open files"))
+        )
         assert [reloader.look(), reloader.look()] == [None, None]
     assert not reloader.last_reload_successful
     assert len(log) == 1

@@ -21,6 +21,7 @@ from gpulock.install.hooks import InstallError
 from gpulock.install.sge.install import plan_sge
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings, read_settings
+from tests.support.faults import disk_full, raising
 from tests.support.install_site import Site, ignore, keep_copy, make_site, put_back, worst_of
 
 pytestmark = pytest.mark.slow
@@ -273,10 +274,7 @@ def test_settings_that_no_hook_would_take_end_the_examination(site: Site) -> Non
 
 
 def test_a_look_that_fails_is_a_warning_with_its_reason() -> None:
-    def fail() -> list[Check]:
-        raise InstallError("qconf: no such object; look")
-
-    (check,) = run_checks("thing", fail)
+    (check,) = run_checks("thing", raising(InstallError("qconf: no such object; look")))
 
     assert check == Check("thing", WARNING, "could not be checked: qconf: no such object; look")
 
@@ -308,10 +306,7 @@ def test_only_faults_make_the_node_broken_and_each_says_what_to_do() -> None:
 def test_a_directory_that_cannot_be_written_is_a_fault(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("gpulock.store.atomic.replace_file", full)
+    monkeypatch.setattr("gpulock.store.atomic.replace_file", disk_full)
     checks = found(site)
     for name in ("LOCK_DIR", "STATE_DIR"):
         assert checks[name].state == FAULT and "No space left" in checks[name].what

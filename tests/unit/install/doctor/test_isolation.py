@@ -15,6 +15,7 @@ from gpulock.install.slurm.slurm_conf import parse_scontrol_config
 from gpulock.install.slurm.texts import slurm_setting_advice
 from gpulock.isolation import bpf
 from gpulock.node.settings import Settings
+from tests.support.faults import raising
 from tests.support.trees import Box
 
 LINE = "session required pam_exec.so quiet /opt/gpulock/current/prolog/slurm-session\n"
@@ -135,10 +136,9 @@ def test_where_a_daemon_runs_matters(cell: Cell, path: str, state: str) -> None:
 def test_a_kernel_that_takes_no_program_is_a_fault(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: bytes) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(bpf, "load_device_program", refuse)
+    monkeypatch.setattr(
+        bpf, "load_device_program", raising(PermissionError(1, "Operation not permitted"))
+    )
 
     worst = cell.worst("cgroup")
     assert worst.state == FAULT and "Operation not permitted" in worst.what

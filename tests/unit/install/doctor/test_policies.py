@@ -13,6 +13,7 @@ from gpulock.install.doctor.check import FAULT, OK, WARNING
 from gpulock.install.doctor.node import check_settings_file
 from gpulock.install.doctor.policies import handover_checks
 from gpulock.node import sample
+from tests.support.faults import raising
 from tests.support.trees import BOOT, Box, bus
 
 
@@ -48,10 +49,7 @@ def test_without_an_exporter_memory_is_not_seen(box: Box, clean: str) -> None:
 def test_where_the_kernel_has_no_pidfd_kill_is_a_fault(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent(_: int) -> int:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(os, "pidfd_open", absent)
+    monkeypatch.setattr(os, "pidfd_open", raising(OSError(38, "Function not implemented")))
     tell(box, "memory_used=0")
     assert states(box, "kill") == [FAULT, OK]
     assert states(box, "report") == [OK]

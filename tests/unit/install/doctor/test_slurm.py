@@ -15,6 +15,7 @@ from gpulock.install.doctor.check import FAULT, OK, WARNING, Check
 from gpulock.install.hooks import InstallError
 from gpulock.node.settings import read_settings
 from gpulock.slurm.steps import SlurmSteps
+from tests.support.faults import raising
 from tests.support.install_site import ignore, keep_copy, put_back, worst_of
 from tests.support.slurm_node import SlurmNode, make_slurm_node
 
@@ -323,10 +324,11 @@ def test_without_slurmctld_slurm_conf_is_looked_at_instead(node: SlurmNode) -> N
 def test_hooks_that_a_user_cannot_run_are_a_fault(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: object) -> None:
-        raise InstallError("interpreter /root/python3: users may not enter /root")
-
-    monkeypatch.setattr(slurm, "check_hook_interpreter", refuse)
+    monkeypatch.setattr(
+        slurm,
+        "check_hook_interpreter",
+        raising(InstallError("interpreter /root/python3: users may not enter /root")),
+    )
 
     check = found(node)["Slurm hooks"]
 

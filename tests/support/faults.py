@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults for a test: what fails whatever it is asked, and system calls that fail for one file."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, Never
+
+import pytest
+
+
+def raising(fault: BaseException | type[BaseException]) -> Callable[..., Never]:
+    """Return a function that raises this, whatever it is asked."""
+
+    def fail(*_: object, **__: object) -> Never:
+        raise fault
+
+    return fail
+
+
+disk_full = raising(OSError(errno.ENOSPC, "No space left on device"))
+
+
+def fail_at(patch: pytest.MonkeyPatch, name: str, end: str, fault: OSError) -> None:
+    """Let a function of `os` fail where its first argument, a path or a number, ends so."""
+    real = getattr(os, name)
+
+    def call(first: object, *more: Any, **named: Any) -> Any:
+        if f"/{first}".endswith(end):
+            raise type(fault)(*fault.args, first)
+        return real(first, *more, **named)
+
+    patch.setattr(os, name, call)

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpulock.node.sample import SAMPLE, SAMPLE_LINE, Sample, load_sample_file
+from tests.labs.common.installed import CONFIG
 from tests.labs.sge.wait import PATIENCE, until
 from tests.nvml.double import Double
 
-CONFIG = "/etc/gpulock/gpulock.conf"
 PROGRAM = [
     sys.executable,
     "-c",

@@ -19,10 +19,10 @@ from typing import Any, Self
 from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
 from gpulock.store.verdicts import Verdict
+from tests.labs.common.installed import CONFIG, Installed
 from tests.labs.common.processes import state_of
 from tests.labs.daemon.daemon_site import GPULOCKD
 from tests.labs.daemon.daemon_witness import Claim, claims_of
-from tests.labs.sge.gpulock import CONFIG
 from tests.labs.sge.machines import PATH
 from tests.labs.sge.wait import PATIENCE, until
 
@@ -195,9 +195,11 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def gpulockd(enter: Sequence[str], lock_dir: Path, log: Path, *around: str) -> Generator[Daemon]:
+def daemon_on(gpus: Installed, node: str, *around: str) -> Generator[Daemon]:
     """Run a gpulockd on a node, ended at last; `around` are words before its command."""
-    daemon = Daemon(enter, lock_dir, log, around)
+    lab = gpus.cluster
+    enter, lock_dir = lab.machines[node].enter(), lab.path_in(node, "/run/gpulock")
+    daemon = Daemon(enter, lock_dir, lab.lab / "gpulockd.log", around)
     try:
         yield daemon.ready()
         daemon.stop()

@@ -5,29 +5,45 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.labs.common import reaped
-from tests.labs.common import shut_gate as gate
+from tests.labs.common.installed import (
+    SOAK,
+    empty,
+    gate_file,
+    lose_locks,
+    mount,
+    other_boot,
+    reap,
+    script,
+    shut_gate,
+    totals,
+    umount,
+)
 from tests.labs.common.lock_folder import owners
 from tests.labs.common.processes import command_of, end
-from tests.labs.common.reaped import REPOSITORY, Reaped
 from tests.labs.sge.cluster import MASTER
-from tests.labs.sge.gpulock import CONFIG, Gpulock
+from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.wait import until
 
+__all__ = [
+    "SOAK",
+    "empty",
+    "gate_file",
+    "lose_locks",
+    "mount",
+    "other_boot",
+    "reap",
+    "script",
+    "shut_gate",
+    "totals",
+    "umount",
+]
+
 # a daemon of its own, and itself: two that sleep
 DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
-SOAK = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
-
-
-def reap(gpus: Gpulock, node: str, *around: str) -> Reaped:
-    """Reconcile on a node; `around` are words before the command, such as `unshare --pid`."""
-    line = [*around, *reaped.command(CONFIG)]
-    return reaped.reaped(gpus.sge.run_in(node, line, env=reaped.ENV))
 
 
 def on(node: str, *more: str) -> tuple[str, ...]:
@@ -166,53 +182,6 @@ def at_gate(pid: int) -> bool:
     return False
 
 
-def shut_gate(gpus: Gpulock, node: str) -> contextlib.AbstractContextManager[None]:
-    """Hold a node's gate by a process that is stopped."""
-    return gate.held(gpus.sge.path_in(node, "/run/gpulock/gate"))
-
-
-@contextlib.contextmanager
-def other_boot(gpus: Gpulock, node: str) -> Generator[None]:
-    """Let a node have another boot id, as after a reboot."""
-    fake = gpus.sge.lab / f"boot_id.{node}"
-    fake.write_text("0b00b00b-0000-4000-8000-000000000001\n")
-    place = "/proc/sys/kernel/random/boot_id"
-    mount(gpus, node, "--bind", str(fake), place)
-    try:
-        yield
-    finally:
-        umount(gpus, node, place)
-
-
-def mount(gpus: Gpulock, node: str, *words: str) -> None:
-    """Mount something on one node."""
-    done = gpus.sge.run_in(node, ["mount", *words])
-    assert done.returncode == 0, done.stderr
-
-
-def umount(gpus: Gpulock, node: str, place: str) -> None:
-    """Take a mount of one node away, though processes use it."""
-    done = gpus.sge.run_in(node, ["umount", "-l", place])
-    assert done.returncode == 0, done.stderr
-
-
-def script(gpus: Gpulock, name: str, text: str) -> Path:
-    """Write a program into the lab's scratch folder; return its path."""
-    folder = gpus.sge.lab / "programs"
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
-def gate_file(gpus: Gpulock, name: str, user: str = "glalice") -> Path:
-    """Return a file in a user's home for which jobs wait, not there yet."""
-    path = gpus.sge.users[user].home / name
-    path.unlink(missing_ok=True)
-    return path
-
-
 def waiting_for(path: Path) -> str:
     """Return a job's line that waits for a file."""
     return f"until [ -e {path} ]; do sleep 0.1; done\n"
@@ -238,20 +207,6 @@ def wait_refused(gpus: Gpulock, node: str, job: JobId) -> None:
 
 def command(gpus: Gpulock, node: str, *words: str) -> str:
     """Run `gpulock` as root on a node; return what it printed."""
-    start = "from gpulock.cli import main; main()"
-    done = gpus.sge.run_in(
-        node,
-        [sys.executable, "-c", start, "--config", CONFIG, *words],
-        env={"PYTHONPATH": str(REPOSITORY)},
-    )
+    done = gpus.command(node, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def totals(gpus: Gpulock, node: str) -> dict[str, str]:
-    """Return the counters of a node."""
-    try:
-        text = gpus.sge.path_in(node, "/run/gpulock/totals").read_text()
-    except FileNotFoundError:
-        return {}
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

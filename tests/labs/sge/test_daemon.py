@@ -29,7 +29,7 @@ from tests.labs.daemon.daemon_lab import (
     assert_held,
     assert_over,
     assert_over_by_boot,
-    gpulockd,
+    daemon_on,
     restless,
 )
 from tests.labs.daemon.daemon_witness import Claim, Witness
@@ -40,6 +40,7 @@ from tests.labs.sge.jobs import (
     SOAK,
     at_gate,
     carriers,
+    empty,
     end_carriers,
     gate_file,
     group_of,
@@ -60,14 +61,6 @@ pytestmark = pytest.mark.lab
 NODE, OTHER, THIRD = NODES
 NOBODY = "its shepherd is gone, no process carries its group"
 FOUR = 4
-
-
-@contextlib.contextmanager
-def daemon_on(gpus: Gpulock, node: str, *around: str) -> Generator[Daemon]:
-    lock_dir = gpus.sge.path_in(node, "/run/gpulock")
-    enter = gpus.sge.machines[node].enter()
-    with gpulockd(enter, lock_dir, gpus.sge.lab / "gpulockd.log", *around) as daemon:
-        yield daemon
 
 
 @pytest.fixture
@@ -298,12 +291,6 @@ def test_after_a_reboot_the_first_round_frees_what_was_held_before(
             daemon.goes_round()
             told = [(line["job_id"], line["how"]) for line in daemon.history()]
             assert told == [(str(job), "reap"), (str(later), "epilog")]
-
-
-def empty(folder: Path) -> None:
-    """Remove all that is in a folder."""
-    for place in folder.iterdir():
-        shutil.rmtree(place) if place.is_dir() else place.unlink()
 
 
 def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(

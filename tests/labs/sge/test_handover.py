@@ -20,7 +20,7 @@ from tests.labs.common.handover_node import (
     wait_out,
 )
 from tests.labs.common.processes import eldest
-from tests.labs.daemon.daemon_lab import gpulockd
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import carriers, gate_file, group_of, held, on, reap, waiting_for
@@ -69,9 +69,8 @@ def test_memory_that_stays_puts_the_device_out_until_it_is_clean_and_the_rest_go
     gpus: Gpulock, node: Gpus
 ) -> None:
     job = working(gpus, node, "go")
-    lock_dir, enter = gpus.sge.path_in(NODE, "/run/gpulock"), gpus.sge.machines[NODE].enter()
     assert_waits(node, job)
-    with gpulockd(enter, lock_dir, gpus.sge.lab / "gpulockd.log") as daemon:
+    with daemon_on(gpus, NODE) as daemon:
         assert_put_away(node, job, daemon)
         assert job.device not in holding(gpus, GPUS - 1)
         node.rest(job.device, 0)

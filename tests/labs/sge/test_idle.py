@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.labs.common.idle_node import assert_ends_the_idle_one, idling, keys
-from tests.labs.daemon.daemon_lab import gpulockd
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import on
@@ -23,7 +23,7 @@ def test_the_task_that_idles_is_warned_and_deleted_and_no_other(gpus: Gpulock) -
     enter = sge.machines[NODE].enter()
     with (
         idling(place, gpus.drivers / NODE, enter, gpus.node(NODE).devices()) as node,
-        gpulockd(enter, sge.path_in(NODE, "/run/gpulock"), sge.lab / "gpulockd.log") as daemon,
+        daemon_on(gpus, NODE) as daemon,
     ):
         job = sge.submit("glalice", "-t", "1-2", *on(NODE, "-l", "gpu=1"), stdin="exec sleep 600\n")
         until(lambda: len(gpus.locks(NODE)) == 2, what="two tasks to have their GPUs")

@@ -20,7 +20,7 @@ from tests.labs.common.device_nodes import (
 )
 from tests.labs.containers import job as container_job
 from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER, Boxes, Seen
-from tests.labs.daemon.daemon_lab import gpulockd
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.isolation.test_isolation_kernel import inside
 from tests.labs.sge import jobs
 from tests.labs.sge.cluster import NODES
@@ -231,11 +231,7 @@ def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> N
     go = gate_file(site.gpus, "go")
     probes = [gate_file(site.gpus, name) for name in ("killed", "back")]
     script = "".join(f"{waiting_for(one)}{site.probe}echo {one.name} over\n" for one in probes)
-    enter, lock_dir = (
-        site.gpus.sge.machines[NODE].enter(),
-        site.gpus.sge.path_in(NODE, "/run/gpulock"),
-    )
-    with gpulockd(enter, lock_dir, site.gpus.sge.lab / "gpulockd.log") as daemon:
+    with daemon_on(site.gpus, NODE) as daemon:
         job = site.submit("-l", "gpu=1", script=script + waiting_for(go))
         site.gpus.sge.wait_running(job)
         own = site.own(job)

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
-
 import pytest
 
 from gpulock.store import quarantine
 from tests.labs.common.told import PLACE, exporter
-from tests.labs.daemon.daemon_lab import Daemon, gpulockd
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge import test_sensor
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
@@ -23,15 +20,6 @@ sensed = test_sensor.sensed  # a fixture
 NODE = NODES[0]
 SLEEP = "exec sleep 600\n"
 KEYS = {"QUARANTINE_ON": "xid memory", "RESTORE_AFTER": "2", "PROCESS_PERIOD": "1"}
-
-
-@contextlib.contextmanager
-def daemon_on(gpus: Gpulock) -> Generator[Daemon]:
-    """Run a gpulockd on the node."""
-    lock_dir = gpus.sge.path_in(NODE, "/run/gpulock")
-    enter = gpus.sge.machines[NODE].enter()
-    with gpulockd(enter, lock_dir, gpus.sge.lab / "gpulockd.log") as daemon:
-        yield daemon
 
 
 def configured(gpus: Gpulock) -> int:
@@ -71,7 +59,7 @@ def test_a_device_that_failed_goes_to_no_job_and_the_count_falls_and_comes_back(
     gpus.configure(NODE, EXPORTER_DIR=PLACE, SGE_COUNT_HOSTS=NODE, **KEYS)
     reload_driver(gpus)
     reap(gpus, NODE)
-    with exporter(place, names_of(gpus)) as told, daemon_on(gpus) as daemon:
+    with exporter(place, names_of(gpus)) as told, daemon_on(gpus, NODE) as daemon:
         wait_reported(gpus, hl_gpu_free=GPUS, hl_gpu_quarantined=0)
         first = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin=SLEEP)
         gpus.sge.wait_running(first)
@@ -128,7 +116,7 @@ def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(
     gpus.configure(NODE, EXPORTER_DIR=PLACE, **KEYS)
     reap(gpus, NODE)
     names = names_of(gpus)
-    with exporter(place, names) as told, daemon_on(gpus) as daemon:
+    with exporter(place, names) as told, daemon_on(gpus, NODE) as daemon:
         told.tell(names[0], f"memory_used={3 << 30}")
 
         def away() -> bool:

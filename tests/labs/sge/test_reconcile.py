@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
-
 import pytest
 
 from tests.labs.common.processes import end
-from tests.labs.daemon.daemon_lab import Daemon, gpulockd
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import DAEMONISES, end_carriers, group_of, held, on, sleepers
@@ -20,14 +17,6 @@ from tests.labs.sge.wait import until
 pytestmark = pytest.mark.lab
 NODE, _, THIRD = NODES
 SOON = 15.0  # seconds: half a period, which restarts with a round
-
-
-@contextlib.contextmanager
-def daemon_on(gpus: Gpulock, node: str, *around: str) -> Generator[Daemon]:
-    lock_dir = gpus.sge.path_in(node, "/run/gpulock")
-    enter = gpus.sge.machines[node].enter()
-    with gpulockd(enter, lock_dir, gpus.sge.lab / "gpulockd.log", *around) as daemon:
-        yield daemon
 
 
 def locked(gpus: Gpulock, node: str, job: JobId) -> bool:

@@ -27,7 +27,7 @@ from tests.labs.daemon.daemon_lab import (
     assert_held,
     assert_over,
     assert_over_by_boot,
-    gpulockd,
+    daemon_on,
     restless,
 )
 from tests.labs.daemon.daemon_witness import Claim, Witness
@@ -60,14 +60,6 @@ SETTLED = "released by its job, whose processes are gone"
 SEEN = "its steps, seen before, are gone"
 
 
-@contextlib.contextmanager
-def daemon_on(gpus: Gpulock, *around: str) -> Generator[Daemon]:
-    lock_dir = gpus.slurm.path_in(NODE, "/run/gpulock")
-    enter = gpus.slurm.machines[NODE].enter()
-    with gpulockd(enter, lock_dir, gpus.slurm.lab / "gpulockd.log", *around) as daemon:
-        yield daemon
-
-
 @pytest.fixture
 def hooks(slurm_installation: Gpulock) -> Stops:
     """Give a test hooks that it can stop."""
@@ -94,7 +86,7 @@ def slurm_gpus(
 @pytest.fixture
 def daemon(slurm_gpus: Gpulock) -> Generator[Daemon]:
     """Give a test a gpulockd on NODE."""
-    with daemon_on(slurm_gpus) as daemon:
+    with daemon_on(slurm_gpus, NODE) as daemon:
         yield daemon
 
 
@@ -230,13 +222,13 @@ def test_a_job_whose_epilog_did_not_run_is_freed_on_slurmctlds_word(
 ) -> None:
     with contextlib.ExitStack() as stack:
         job = started(slurm_gpus, NODE, TWO)
-        early = [stack.enter_context(daemon_on(slurm_gpus))] if seen else []
+        early = [stack.enter_context(daemon_on(slurm_gpus, NODE))] if seen else []
         pids = slurm_gpus.slurm.job_processes(job, NODE)
         hooks.set("Epilog", NODE, "instead")
         slurm_gpus.slurm.scancel(job)
         hooks.wait("Epilog", NODE, "instead", job)
         until(lambda: not slurm_gpus.slurm.job_processes(job, NODE), what="its end")
-        daemon = early[0] if seen else stack.enter_context(daemon_on(slurm_gpus))
+        daemon = early[0] if seen else stack.enter_context(daemon_on(slurm_gpus, NODE))
         claim = daemon.claim(job)
         assert pids
         assert_held(daemon, claim, "its prolog or epilog")
@@ -464,14 +456,14 @@ def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
 def test_a_gpulockd_that_cannot_see_frees_nothing_and_the_next_one_does(
     slurm_gpus: Gpulock, hooks: Stops, around: tuple[str, ...], why: str
 ) -> None:
-    with daemon_on(slurm_gpus, *around) as blind:
+    with daemon_on(slurm_gpus, NODE, *around) as blind:
         job = started(slurm_gpus, NODE, TWO)
         claim = blind.claim(job)
         blind.goes_round()
         leak(slurm_gpus, hooks, job)
         assert_held(blind, claim, why, "unknown")
         assert blind.freed() == []
-    with daemon_on(slurm_gpus) as daemon:
+    with daemon_on(slurm_gpus, NODE) as daemon:
         assert_over(daemon, claim, "slurmctld says CANCELLED")
 
 
@@ -530,7 +522,7 @@ def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(slurm_gpus: Gp
     keys = settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock", SLURM_TIMEOUT="6")
     slurm_gpus.configure(NODE, **{**keys, "SLURM_WAIT": "50"})
     script = slurm_gpus.journal.around("sleep 0.3")
-    with daemon_on(slurm_gpus) as daemon, restless(daemon) as rounds:
+    with daemon_on(slurm_gpus, NODE) as daemon, restless(daemon) as rounds:
         for _ in range(number):
             slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=script)
         wait_empty(slurm_gpus, seconds=600)

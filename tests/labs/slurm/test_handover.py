@@ -20,7 +20,7 @@ from tests.labs.common.handover_node import (
     wait_out,
 )
 from tests.labs.common.processes import eldest
-from tests.labs.daemon.daemon_lab import gpulockd
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import gate_file, reap, started, waiting_for
 from tests.labs.slurm.modes import NODE, by_gpulock
@@ -66,11 +66,9 @@ def test_memory_that_is_given_back_lets_the_epilog_free_the_device(
 def test_memory_that_stays_puts_the_device_out_until_it_is_clean_and_the_rest_goes_on(
     slurm_gpus: Gpulock, node: Gpus
 ) -> None:
-    slurm = slurm_gpus.slurm
     job = working(slurm_gpus, node, "go")
-    lock_dir, enter = slurm.path_in(NODE, "/run/gpulock"), slurm.machines[NODE].enter()
     assert_waits(node, job)
-    with gpulockd(enter, lock_dir, slurm.lab / "gpulockd.log") as daemon:
+    with daemon_on(slurm_gpus, NODE) as daemon:
         assert_put_away(node, job, daemon)
         assert job.device not in holding(slurm_gpus, GPUS - 1)
         node.rest(job.device, 0)

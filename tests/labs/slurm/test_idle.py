@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.labs.common.idle_node import assert_ends_the_idle_one, idling, keys
-from tests.labs.daemon.daemon_lab import gpulockd
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import SLEEP
@@ -23,7 +23,7 @@ def test_the_task_that_idles_is_warned_and_cancelled_and_no_other(slurm_gpus: Gp
     devices = slurm_gpus.node(NODE).devices()
     with (
         idling(place, slurm_gpus.drivers / NODE, enter, devices) as node,
-        gpulockd(enter, slurm.path_in(NODE, "/run/gpulock"), slurm.lab / "gpulockd.log") as daemon,
+        daemon_on(slurm_gpus, NODE) as daemon,
     ):
         words = ("--array=1-2", "--gres=gpu:1", "-w", NODE)
         job = slurm.submit("slalice", *words, script=SLEEP)

@@ -8,7 +8,7 @@ import pytest
 from tests.labs.common.device_nodes import modes, opened
 from tests.labs.containers import job as container_job
 from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER
-from tests.labs.daemon.daemon_lab import gpulockd
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge.wait import until
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import COUNT, EVERY, Site
@@ -162,8 +162,7 @@ def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> N
     probes = [gate_file(site.gpus, name) for name in ("killed", "back")]
     parts = [f"{waiting_for(one)}{site.probe}\necho {one.name} over\n" for one in probes]
     text = "echo begun\n" + "".join(parts) + waiting_for(go)
-    enter, lab = site.slurm.machines[NODE].enter(), site.slurm.lab
-    with gpulockd(enter, site.slurm.path_in(NODE, "/run/gpulock"), lab / "gpulockd.log") as daemon:
+    with daemon_on(site.gpus, NODE) as daemon:
         job = site.submit("--gres=gpu:1", text=text)
         wait_said(site.gpus, job, "begun")
         own = site.own(job)

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
-
 import pytest
 
 from gpulock.daemon.slots.slurm import PREFIX
 from gpulock.store import quarantine
 from tests.labs.common.told import PLACE, exporter
-from tests.labs.daemon.daemon_lab import Daemon, gpulockd
+from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import held, reap, started, wait_requeued
@@ -25,15 +22,6 @@ KEYS = {
     "EXPORTER_DIR": PLACE,
 }
 USED = f"memory_used={3 << 30}"
-
-
-@contextlib.contextmanager
-def daemon_on(gpus: Gpulock) -> Generator[Daemon]:
-    """Run a gpulockd on the node."""
-    lock_dir = gpus.slurm.path_in(NODE, "/run/gpulock")
-    enter = gpus.slurm.machines[NODE].enter()
-    with gpulockd(enter, lock_dir, gpus.slurm.lab / "gpulockd.log") as daemon:
-        yield daemon
 
 
 def out(gpus: Gpulock) -> list[str]:
@@ -76,7 +64,7 @@ def test_no_job_gets_a_device_that_is_out_and_slurm_is_told_nothing_by_default(
     reap(slurm_gpus, NODE)
     names = names_of(slurm_gpus)
     place = slurm_gpus.slurm.path_in(NODE, PLACE)
-    with exporter(place, [*names.values()]) as told, daemon_on(slurm_gpus) as daemon:
+    with exporter(place, [*names.values()]) as told, daemon_on(slurm_gpus, NODE) as daemon:
         job = started(slurm_gpus, NODE, "--gres=gpu:1")
         mine = held(slurm_gpus, job, NODE)
         bad = names[mine[0]]
@@ -104,7 +92,7 @@ def test_a_node_is_drained_with_the_reason_and_resumed_when_its_device_is_clean(
     reap(slurm_gpus, NODE)
     slurm, names = slurm_gpus.slurm, names_of(slurm_gpus)
     place = slurm.path_in(NODE, PLACE)
-    with exporter(place, [*names.values()]) as told, daemon_on(slurm_gpus) as daemon:
+    with exporter(place, [*names.values()]) as told, daemon_on(slurm_gpus, NODE) as daemon:
         job = started(slurm_gpus, NODE, "--gres=gpu:1")
         free = next(minor for minor in names if minor not in held(slurm_gpus, job, NODE))
         told.tell(names[free], USED)
@@ -123,7 +111,7 @@ def test_an_administrators_drain_and_resume_stand(slurm_gpus: Gpulock) -> None:
     by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_UNHEALTHY": "drain"})
     reap(slurm_gpus, NODE)
     slurm = slurm_gpus.slurm
-    with daemon_on(slurm_gpus) as daemon:
+    with daemon_on(slurm_gpus, NODE) as daemon:
         slurm_gpus.command(NODE, "quarantine", "1", "--reason", "its fan died")
         assert "its fan died" in wait_drained(slurm_gpus, daemon, drained=True)
         slurm.resume_node(NODE)

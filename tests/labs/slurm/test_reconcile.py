@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Generator
 
 import pytest
 
 from tests.labs.common.processes import end
-from tests.labs.daemon.daemon_lab import Daemon, gpulockd
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, stops
 from tests.labs.slurm.jobs import held, kill_steps, shut_gate, started
@@ -30,14 +28,6 @@ def hooks(slurm_gpus: Gpulock) -> Stops:
     return found
 
 
-@contextlib.contextmanager
-def daemon_on(gpus: Gpulock, node: str = NODE) -> Generator[Daemon]:
-    lock_dir = gpus.slurm.path_in(node, "/run/gpulock")
-    enter = gpus.slurm.machines[node].enter()
-    with gpulockd(enter, lock_dir, gpus.slurm.lab / "gpulockd.log") as daemon:
-        yield daemon
-
-
 def locked(gpus: Gpulock, job: JobId) -> bool:
     return bool(held(gpus, job, NODE))
 
@@ -45,7 +35,7 @@ def locked(gpus: Gpulock, job: JobId) -> bool:
 def test_a_job_whose_epilog_did_not_run_is_freed_at_once_where_its_steps_were_seen(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
-    with daemon_on(slurm_gpus) as daemon:
+    with daemon_on(slurm_gpus, NODE) as daemon:
         job = started(slurm_gpus, NODE, TWO)
         daemon.goes_round()
         begun = time.monotonic()
@@ -57,7 +47,7 @@ def test_a_job_whose_epilog_did_not_run_is_freed_at_once_where_its_steps_were_se
 def test_a_job_whose_step_daemons_were_killed_is_held_as_long_as_it_lives(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
-    with daemon_on(slurm_gpus) as daemon:
+    with daemon_on(slurm_gpus, NODE) as daemon:
         job = started(slurm_gpus, NODE, TWO)
         daemon.goes_round()
         living = kill_steps(slurm_gpus, job, NODE)
@@ -74,7 +64,7 @@ def test_a_job_whose_step_daemons_were_killed_is_held_as_long_as_it_lives(
 def test_what_only_looks_dead_keeps_its_devices(slurm_gpus: Gpulock, hooks: Stops) -> None:
     """A slurmd that is restarted, a slurmctld that is down, a gate that is held too long."""
     slurm = slurm_gpus.slurm
-    with daemon_on(slurm_gpus) as daemon:
+    with daemon_on(slurm_gpus, NODE) as daemon:
         job = started(slurm_gpus, NODE, TWO)
         before = held(slurm_gpus, job, NODE)
         slurm.stop_slurmd(NODE, kill=True)
@@ -103,7 +93,7 @@ def test_without_slurmctld_an_unseen_job_is_held_and_told_once(
     leak(slurm_gpus, hooks, job)
     slurm.stop_slurmctld()
     try:
-        with daemon_on(slurm_gpus) as daemon:
+        with daemon_on(slurm_gpus, NODE) as daemon:
             for _ in range(2):
                 daemon.goes_round()
             assert len(held(slurm_gpus, job, NODE)) == 2
@@ -111,6 +101,6 @@ def test_without_slurmctld_an_unseen_job_is_held_and_told_once(
             assert len(told) == 2, told  # one a device
     finally:
         slurm.start_slurmctld()
-    with daemon_on(slurm_gpus) as daemon:
+    with daemon_on(slurm_gpus, NODE) as daemon:
         daemon.frees(lambda: locked(slurm_gpus, job))
         assert "slurmctld says CANCELLED" in daemon.said()

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpulock on the nodes of whatever lab: settings, locks, and what a test does to a node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.deadline import Deadline
+from gpulock.node.context import Node
+from gpulock.node.settings import parse_settings
+from gpulock.store.owner import Owner
+from gpulock.workstation import process_claims
+from tests.labs.common import reaped
+from tests.labs.common import shut_gate as gate
+from tests.labs.common.lock_folder import owners
+from tests.labs.common.reaped import REPOSITORY, Reaped
+from tests.labs.sge.machines import Machine, User
+from tests.labs.sge.wait import PATIENCE, until
+
+CONFIG: Final = "/etc/gpulock/gpulock.conf"
+SOAK: Final = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
+
+
+class Cluster(Protocol):
+    """The machines of a lab, whatever scheduler they run."""
+
+    lab: Path
+    machines: dict[str, Machine]
+    users: dict[str, User]
+
+    def path_in(self, node: str, inside: str, /) -> Path:
+        """Where this process finds a path of a machine."""
+        ...
+
+    def run_in(
+        self, node: str, command: Sequence[str], /, *, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as root on a machine."""
+        ...
+
+
+@dataclass(frozen=True)
+class Installed(ABC):
+    """gpulock as installed on every node of a lab; `drivers` has a simulated driver for each."""
+
+    drivers: Path
+
+    @property
+    @abstractmethod
+    def cluster(self) -> Cluster:
+        """Return the lab."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> tuple[str, ...]:
+        """Return the names of its nodes."""
+
+    def write_settings(self, node: str, **keys: str) -> None:
+        """Write a node's settings: these, and where its driver is."""
+        tree = self.drivers / node
+        all_keys = {
+            "DRIVER_ROOT": f"{tree}/proc/driver/nvidia",
+            "SYS_ROOT": f"{tree}/sys",
+            "DEV_ROOT": f"{tree}/dev",
+            **keys,
+        }
+        place = self.cluster.path_in(node, CONFIG)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("".join(f"{key}={value}\n" for key, value in all_keys.items()))
+
+    def forget(self, node: str) -> None:
+        """Leave nothing in a node's LOCK_DIR and STATE_DIR."""
+        for folder in ("/run/gpulock", "/var/lib/gpulock"):
+            place = self.cluster.path_in(node, folder)
+            place.mkdir(mode=0o755, parents=True, exist_ok=True)
+            empty(place)
+
+    def locks(self, node: str) -> dict[str, Owner]:
+        """Return the owner of every lock of a node."""
+        return owners(self.cluster.path_in(node, "/run/gpulock/locks"))
+
+    def held_by(self, job: int) -> dict[str, list[str]]:
+        """Return the devices a job holds, by node."""
+        return {
+            node: [name for name, record in self.locks(node).items() if record.job_id == str(job)]
+            for node in self.nodes
+        }
+
+    def wait_free(self, *, seconds: float = PATIENCE) -> None:
+        """Wait until no node has a lock."""
+        until(
+            lambda: not any(self.locks(node) for node in self.nodes),
+            what="all locks to be gone",
+            seconds=seconds,
+            why=lambda: str({node: self.locks(node) for node in self.nodes}),
+        )
+
+    def command(self, node: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `gpulock` as root on a node."""
+        start = "from gpulock.cli import main; main()"
+        line = [sys.executable, "-c", start, "--config", CONFIG, *words]
+        return self.cluster.run_in(node, line, env={"PYTHONPATH": str(REPOSITORY)})
+
+    def node(self, name: str) -> Node:
+        """Return a node as its own root would see it, for use inside this process."""
+        settings = parse_settings(self.cluster.path_in(name, CONFIG).read_text(), CONFIG)
+        settings.lock_dir = str(self.cluster.path_in(name, "/run/gpulock"))
+        settings.state_dir = str(self.cluster.path_in(name, "/var/lib/gpulock"))
+        return Node(settings, name)
+
+    def reconcile(self, name: str) -> ReconcileReport:
+        """Reconcile a node once, as `gpulock reap` there does."""
+        node = self.node(name)
+        return reconcile_locks(node, process_claims.make_liveness_judge(node), Deadline(20))
+
+
+def reap(gpus: Installed, node: str, *around: str) -> Reaped:
+    """Reconcile on a node; `around` are words before the command, such as `unshare --pid`."""
+    line = [*around, *reaped.command(CONFIG)]
+    return reaped.reaped(gpus.cluster.run_in(node, line, env=reaped.ENV))
+
+
+def totals(gpus: Installed, node: str) -> dict[str, str]:
+    """Return the counters of a node."""
+    try:
+        text = gpus.cluster.path_in(node, "/run/gpulock/totals").read_text()
+    except FileNotFoundError:
+        return {}
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def empty(folder: Path) -> None:
+    """Remove all that is in a folder."""
+    for place in folder.iterdir():
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+
+def lose_locks(gpus: Installed, node: str) -> None:
+    """Empty a node's LOCK_DIR."""
+    empty(gpus.cluster.path_in(node, "/run/gpulock"))
+
+
+def script(gpus: Installed, name: str, text: str) -> Path:
+    """Write a program into the lab's scratch folder; return its path."""
+    path = gpus.cluster.lab / "programs" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def gate_file(gpus: Installed, name: str, user: str = "") -> Path:
+    """Return a file in a user's home for which jobs wait, not there yet; the first user's."""
+    users = gpus.cluster.users
+    path = users[user or next(iter(users))].home / name
+    path.unlink(missing_ok=True)
+    return path
+
+
+def shut_gate(gpus: Installed, node: str) -> contextlib.AbstractContextManager[None]:
+    """Hold a node's gate by a process that is stopped."""
+    return gate.held(gpus.cluster.path_in(node, "/run/gpulock/gate"))
+
+
+def mount(gpus: Installed, node: str, *words: str) -> None:
+    """Mount something on one node."""
+    done = gpus.cluster.run_in(node, ["mount", *words])
+    assert done.returncode == 0, done.stderr
+
+
+def umount(gpus: Installed, node: str, place: str) -> None:
+    """Take a mount of one node away, though processes use it."""
+    done = gpus.cluster.run_in(node, ["umount", "-l", place])
+    assert done.returncode == 0, done.stderr
+
+
+@contextlib.contextmanager
+def mounted(gpus: Installed, node: str, place: str, *words: str) -> Generator[None]:
+    """Mount something over a place of one node."""
+    mount(gpus, node, *words, place)
+    try:
+        yield
+    finally:
+        umount(gpus, node, place)
+
+
+@contextlib.contextmanager
+def other_boot(gpus: Installed, node: str) -> Generator[None]:
+    """Let a node have another boot id, as after a reboot."""
+    fake = gpus.cluster.lab / f"boot_id.{node}"
+    fake.write_text("0b00b00b-0000-4000-8000-000000000001\n")
+    with mounted(gpus, node, "/proc/sys/kernel/random/boot_id", "--bind", str(fake)):
+        yield

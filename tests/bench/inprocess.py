@@ -29,12 +29,16 @@ from tests.bench.disturbed import take_locks_away, undisturbed
 from tests.bench.scene import Scene, linked_proc
 
 DRAIN = 100  # rounds
+OWNER, GROUP = 64_001, 65_400  # of the job that ended
+SPARE = 1500  # pids
 CROWD = """\
 import os, signal, sys
 pids = []
 for _ in range(int(sys.argv[1])):
     pid = os.fork()
     if not pid:
+        if os.getuid() == 0:
+            os.setresuid(64002, 64002, 64002)
         signal.pause()
     pids.append(pid)
 print("ready", flush=True)
@@ -145,17 +149,39 @@ def drain(released: Path) -> None:
         shutil.rmtree(path)
 
 
-def guard_scan(node: Node, rounds: int = 21) -> list[float]:
-    """Look at all processes and their files, as a release does before the gate."""
+def guard_scan(node: Node, everybody: bool = False, rounds: int = 21) -> list[float]:
+    """Look at what a job's owner left, as a release does before the gate; or at all open files."""
     devices = node.devices()
 
     def look() -> None:
         scan = ProcessScan(Proc())
-        OpenFiles(scan, devices, Settings({})).pids_with_open("")
-        if scan.blind:
-            raise RuntimeError(f"the guard is blind: {scan.blind}")
+        files = OpenFiles(scan, devices, Settings({}))
+        if everybody:
+            files.pids_with_open("")
+        else:
+            scan.restrict({OWNER: "bench-owner"})
+            files.any_device_open((OWNER,))
+            scan.carriers(GROUP)
+        if scan.blind or files.blind:
+            raise RuntimeError(f"the guard is blind: {scan.blind or files.blind}")
 
     return [undisturbed(lambda: timed(look), lambda: None) for _ in range(rounds)]
+
+
+@contextmanager
+def owner_runs() -> Generator[None]:
+    """Let the owner have a process elsewhere on the node, as in a login; needs root."""
+    process = subprocess.Popen(["/bin/sleep", "1000"], user=OWNER if os.getuid() == 0 else None)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def room_for(count: int) -> bool:
+    """Return whether this machine has pids for so many processes more, and for others' beside."""
+    return int(Path("/proc/sys/kernel/pid_max").read_text()) - process_count() > count + SPARE
 
 
 def reaping(node: Node, rounds: int = 7) -> list[float]:

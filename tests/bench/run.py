@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the order within a round")
     parser.add_argument("--claims", type=int, default=2000, help="claims within a process")
     parser.add_argument("--crowd", type=int, default=3000, help="processes in the large scan")
+    parser.add_argument("--most", type=int, default=30000, help="processes in the largest look")
     options = parser.parse_args()
     try:
         with folder("bench") as root:
@@ -45,16 +46,25 @@ def measure(root: Path, options: argparse.Namespace) -> None:
     claims = inprocess.claims(root / "claims", options.claims)
     table.print_inside("within a process, /proc shows one process", claims)
     node = scene.node()
-    for count in (0, options.crowd):
-        with inprocess.crowd(count):
-            rows = {
-                "guard scan": inprocess.guard_scan(node),
-                "claim 2, settles 8 dead locks": inprocess.reaping(node),
-            }
+    targets: list[table.Target] = []
+    for count, limit in ((200, 3.0), (options.crowd, 10.0), (options.most, 30.0)):
+        more = max(0, count - inprocess.process_count())
+        if not inprocess.room_for(more):
+            print(f"\n{count} processes are not measured: kernel.pid_max is too low")
+            continue
+        with inprocess.crowd(more):
+            rows = {"a release's look, owner gone": inprocess.guard_scan(node)}
+            with inprocess.owner_runs():
+                rows["the same, owner runs elsewhere"] = inprocess.guard_scan(node)
+            if count < options.most:
+                rows["a look at everybody's files"] = inprocess.guard_scan(node, everybody=True)
+                rows["claim 2, settles 8 dead locks"] = inprocess.reaping(node)
             title = f"within a process, {inprocess.process_count()} processes"
             table.print_inside(title, rows)
+            found = table.quantile(rows["a release's look, owner gone"], 0.5)
+            targets.append((f"a release's look at {count} processes, ms", found, limit))
     over = status.over_interpreter(scene, options.rounds)
-    targets = [*table.hook_targets(samples), *table.claim_targets(claims)]
+    targets += [*table.hook_targets(samples), *table.claim_targets(claims)]
     targets += daemon.measure(root, options.crowd)
     table.print_targets([*targets, ("gpulock status - interpreter, ms", over, 60.0)])
 

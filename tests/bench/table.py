@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+Target = tuple[str, float, float]  # what, found, limit
 WIDTHS = (8, 8, 8, 9, 9, 8, 9)
 ROWS = (
     "true",

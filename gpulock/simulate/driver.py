@@ -1,36 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the NVIDIA driver shows below /proc/driver, letter for letter.
+"""What the NVIDIA driver shows below /proc/driver, letter for letter, as far as gpulock reads it,
+and the kernel in /sys.
 
 Facts: kernel-open/nvidia/nv-procfs.c and nv-caps.c of NVIDIA/open-gpu-kernel-modules, and what
-users pasted of older releases: before 435 there is no `power`, before 450 no capabilities and
-`Blacklisted` stands where 460 and later say `GPU Excluded`, before 495 no `GPU Firmware`.
+users pasted of older releases: before 450 there are no capabilities and `Blacklisted` stands where
+460 and later say `GPU Excluded`, before 495 no `GPU Firmware`.
 """
 
 from __future__ import annotations
 
 from gpulock.simulate.machine import DriverRelease, Gpu, Machine, MigDevice
-from gpulock.simulate.tree import DeviceEntry, FolderEntry, Tree
-
-MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
-CONTROL_MINOR = 255  # /dev/nvidiactl
+from gpulock.simulate.tree import DeviceEntry, FolderEntry, LinkEntry, Tree
 
 # The release branch in which something first appeared.
-WITH_POWER, WITH_CAPABILITIES, WITH_EXCLUDED, WITH_FIRMWARE, WITH_BOOST = 435, 450, 460, 495, 570
+WITH_CAPABILITIES, WITH_EXCLUDED, WITH_FIRMWARE = 450, 460, 495
 
 UNREAD_UUID = "GPU-????????-????-????-????-????????????"
 UNREAD_BIOS = "??.??.??.??.??"
 
 # nv-caps.c: a static table, in this order; 32 GPUs of 15 GPU instances of 8 compute instances.
-FABRIC_MINOR, CONFIG_MINOR, MONITOR_MINOR, FIRST_GPU_MINOR = 0, 1, 2, 3
+CONFIG_MINOR, MONITOR_MINOR, FIRST_GPU_MINOR = 1, 2, 3
 GPUS, GPU_INSTANCES, COMPUTE_INSTANCES = 32, 15, 8
 OWNER_READS, ALL_READ = 0o400, 0o444
-
-_WARNINGS = (
-    "The NVIDIA graphics driver tries to detect potential problems\n"
-    "with the host system and warns about them using the system's\n"
-    "logging mechanisms. Important warning message are also logged\n"
-    "to dedicated text files in this directory.\n"
-)
 
 
 def driver_tree(machine: Machine) -> Tree:
@@ -39,18 +30,12 @@ def driver_tree(machine: Machine) -> Tree:
     tree: Tree = {
         f"{root}/version": format_driver_version(machine.driver).encode(),
         f"{root}/params": format_driver_params(machine.driver).encode(),
-        f"{root}/registry": b'Binary: ""\n',
-        f"{root}/warnings/README": _WARNINGS.encode(),
         f"{root}/gpus": FolderEntry(),
     }
     for gpu in machine.present:
         tree[f"{root}/gpus/{gpu.bus}/information"] = format_gpu_information(machine, gpu).encode()
-        tree[f"{root}/gpus/{gpu.bus}/registry"] = b'Binary: ""\n'
-        if machine.driver.branch >= WITH_POWER:
-            tree[f"{root}/gpus/{gpu.bus}/power"] = format_gpu_power(machine).encode()
     if machine.driver.branch >= WITH_CAPABILITIES:
         tree["proc/driver/nvidia-caps/mig-minors"] = format_mig_minors().encode()
-        tree["proc/driver/nvidia-caps/nvlink-minors"] = f"fabric-mgmt {FABRIC_MINOR}\n".encode()
         for name, minor in list_capability_minors(machine).items():
             mode = OWNER_READS if name == "mig/config" else ALL_READ
             tree[f"{root}/capabilities/{name}"] = format_capability_file(minor, mode).encode()
@@ -59,17 +44,26 @@ def driver_tree(machine: Machine) -> Tree:
 
 def device_tree(machine: Machine) -> Tree:
     """Return the device files of a machine; those of MIG only where a card is split."""
-    tree: Tree = {
-        "dev/nvidiactl": DeviceEntry(MAJOR, CONTROL_MINOR),
-        "dev/nvidia-uvm": DeviceEntry(None, 0),
-        "dev/nvidia-uvm-tools": DeviceEntry(None, 1),
-    }
-    tree.update(
-        {f"dev/nvidia{gpu.minor}": DeviceEntry(MAJOR, gpu.minor) for gpu in machine.present}
-    )
+    names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
+    names += [f"nvidia{gpu.minor}" for gpu in machine.present]
     if any(gpu.mig for gpu in machine.present):
-        for minor in list_capability_minors(machine).values():
-            tree[f"dev/nvidia-caps/nvidia-cap{minor}"] = DeviceEntry(None, minor)
+        minors = list_capability_minors(machine).values()
+        names += [f"nvidia-caps/nvidia-cap{minor}" for minor in minors]
+    return {f"dev/{name}": DeviceEntry() for name in names}
+
+
+def sys_tree(machine: Machine) -> Tree:
+    """Return `sys` of a machine: each GPU at its place in the PCI tree, where a link leads.
+
+    Documentation/ABI/testing/sysfs-bus-pci of the kernel, and sysfs(5).
+    """
+    tree: Tree = {}
+    for gpu in machine.present:
+        root = gpu.bridges[0].rsplit(":", 1)[0]
+        folder = "/".join((f"devices/pci{root}", *gpu.bridges, gpu.bus))
+        tree[f"sys/{folder}/numa_node"] = b"%d\n" % gpu.numa
+        tree[f"sys/{folder}/local_cpulist"] = machine.cpus[gpu.numa].encode() + b"\n"
+        tree[f"sys/bus/pci/devices/{gpu.bus}"] = LinkEntry(f"../../../{folder}")
     return tree
 
 
@@ -97,25 +91,6 @@ def format_gpu_information(machine: Machine, gpu: Gpu) -> str:
     excluded = "GPU Excluded" if branch >= WITH_EXCLUDED else "Blacklisted"
     lines.append(f"{excluded}:\t No")
     return "\n".join(lines) + "\n"
-
-
-def format_gpu_power(machine: Machine) -> str:
-    """Return `power` of a GPU of a server: it never sleeps."""
-    known = machine.initialised
-    support, sleep = ("Not Supported", "Disabled by default") if known else ("?", "?")
-    text = (
-        f"Runtime D3 status:          {sleep}\n"
-        f"Video Memory:               {'Active' if known else '?'}\n\n"
-        "GPU Hardware Support:\n"
-        f" Video Memory Self Refresh: {support}\n"
-        f" Video Memory Off:          {support}\n\n"
-        "S0ix Power Management:\n"
-        " Platform Support:          Not Supported\n"
-        f" Status:                    {'Disabled' if known else '?'}\n"
-    )
-    if machine.driver.branch >= WITH_BOOST:
-        text += f"\nNotebook Dynamic Boost:     {support}\n"
-    return text
 
 
 def format_driver_params(driver: DriverRelease) -> str:

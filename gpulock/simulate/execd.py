@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,7 +89,7 @@ def packed_job_path(job_id: int, task_id: int) -> str:
 def spool_job(node: Path, job: SimulatedJob) -> SpooledJob:
     """Write a job's files below the folder of a simulated node.
 
-    A job that is spooled already raises FileExistsError: remove it before it runs again.
+    A job that is spooled already raises FileExistsError.
     """
     spool, sge = node / SPOOL, node / "sge"
     folder = spool / "active_jobs" / job.key
@@ -113,13 +112,6 @@ def spool_job(node: Path, job: SimulatedJob) -> SpooledJob:
         os.chown(tmpdir, job.uid, job.gid)
     write_tree(spool, {"active_jobs": FolderEntry(), "jobs": FolderEntry(), **active})
     return spooled
-
-
-def remove_job(spooled: SpooledJob) -> None:
-    """Remove a job's files, as execd does some seconds after its end; the output stays."""
-    shutil.rmtree(spooled.folder, ignore_errors=True)
-    shutil.rmtree(spooled.tmpdir, ignore_errors=True)
-    spooled.job_file.unlink(missing_ok=True)
 
 
 def pack_simulated_job(job: SimulatedJob) -> bytes:

@@ -38,8 +38,6 @@ class GpuModel:
     """A model of GPU. `dma_bits` is the width of a DMA address, `memory_mib` NVML's total."""
 
     model: str
-    pci_device: int
-    pci_class: int
     video_bios: str
     memory_mib: int
     dma_bits: int
@@ -78,8 +76,7 @@ class Gpu:
 class Machine:
     """A whole machine. `links` are direct NVLinks as (index, index, count) with a < b.
 
-    `root_port` and `switch` are (vendor, device) of the PCI bridges; `cpus[n]` is the cpulist of
-    NUMA node n, and the last one is used where the node is unknown.
+    `cpus[n]` is the cpulist of NUMA node n, and the last one is used where the node is unknown.
     """
 
     name: str
@@ -88,8 +85,6 @@ class Machine:
     card: GpuModel
     gpus: tuple[Gpu, ...]
     cpus: tuple[str, ...]
-    root_port: tuple[int, int]
-    switch: tuple[int, int]
     links: tuple[tuple[int, int, int], ...] = ()
     nvswitch: bool = False
     initialised: bool = True  # False: no client has opened the cards yet, UUIDs are unread

@@ -9,15 +9,13 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulock.simulate.driver import device_tree, driver_tree
+from gpulock.simulate.driver import device_tree, driver_tree, sys_tree
 from gpulock.simulate.machine import Machine, format_machine_inventory
 from gpulock.simulate.presets import PRESETS
-from gpulock.simulate.sysfs import sys_tree
 from gpulock.simulate.tree import (
     FOLDER_MODE,
     FolderEntry,
     Tree,
-    merge_trees,
     write_tree,
     write_tree_file,
 )
@@ -84,17 +82,13 @@ class SimulatedNode:
         return self.directory / "state"
 
 
-def write_simulated_node(
-    directory: Path, preset: str, gpus: int | None = None, *, device_nodes: bool = False
-) -> SimulatedNode:
+def write_simulated_node(directory: Path, preset: str, gpus: int | None = None) -> SimulatedNode:
     """Write the node `preset` with its first `gpus` GPUs below `directory`.
 
     A folder with anything in it is refused unless it is a simulation of the caller's, which is
-    then written anew. `device_nodes`: make real character devices, which only root can.
+    then written anew.
     """
     machine = _cut_preset_machine(preset, gpus)
-    if device_nodes and os.geteuid() != 0:
-        raise SimulationError("device nodes can be made by root only: leave them out")
     node = SimulatedNode(_prepare_node_folder(directory), machine)
     told = format_machine_inventory(machine, _read_kernel_boot_id()).encode()
     own: Tree = {
@@ -103,9 +97,9 @@ def write_simulated_node(
         "state": FolderEntry(),
         "gpulock.conf": os.fsencode(format_node_config(node)),
     }
-    whole = merge_trees((driver_tree(machine), sys_tree(machine), device_tree(machine), own))
+    whole = driver_tree(machine) | sys_tree(machine) | device_tree(machine) | own
     try:
-        write_tree(node.directory, whole, device_nodes=device_nodes)
+        write_tree(node.directory, whole)
     except OSError as fault:
         raise SimulationError(f"{directory}: {fault}; run it again elsewhere") from fault
     return node

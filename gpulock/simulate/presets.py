@@ -16,8 +16,6 @@ from types import MappingProxyType
 
 from gpulock.simulate.machine import DriverRelease, Gpu, GpuModel, Machine, MigDevice
 
-DISPLAY, COMPUTE = 0x030000, 0x030200  # PCI classes: VGA controller, 3D controller
-
 _418 = DriverRelease(
     "418.87.00",
     "NVIDIA UNIX x86_64 Kernel Module  418.87.00  Thu Aug  8 15:35:46 CDT 2019",
@@ -35,12 +33,12 @@ _570 = DriverRelease(
     "gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04.2) ",
 )
 
-_K80 = GpuModel("Tesla K80", 0x102D, COMPUTE, "80.21.25.00.02", 11441, 40, False)
-_V100 = GpuModel("Tesla V100-SXM2-32GB", 0x1DB5, COMPUTE, "88.00.43.00.04", 32768, 47, False)
-_V100_SXM3 = GpuModel("Tesla V100-SXM3-32GB", 0x1DB8, COMPUTE, "88.00.6B.00.01", 32768, 47, False)
-_A100 = GpuModel("NVIDIA A100-SXM4-80GB", 0x20B2, COMPUTE, "92.00.36.00.10", 81920, 47, True)
-_H200 = GpuModel("NVIDIA H200", 0x2335, COMPUTE, "96.00.BC.00.04", 143771, 52, True)
-_4090 = GpuModel("NVIDIA GeForce RTX 4090", 0x2684, DISPLAY, "95.02.3C.00.B4", 24564, 47, True)
+_K80 = GpuModel("Tesla K80", "80.21.25.00.02", 11441, 40, False)
+_V100 = GpuModel("Tesla V100-SXM2-32GB", "88.00.43.00.04", 32768, 47, False)
+_V100_SXM3 = GpuModel("Tesla V100-SXM3-32GB", "88.00.6B.00.01", 32768, 47, False)
+_A100 = GpuModel("NVIDIA A100-SXM4-80GB", "92.00.36.00.10", 81920, 47, True)
+_H200 = GpuModel("NVIDIA H200", "96.00.BC.00.04", 143771, 52, True)
+_4090 = GpuModel("NVIDIA GeForce RTX 4090", "95.02.3C.00.B4", 24564, 47, True)
 
 # DGX-1 with V100: a hybrid cube mesh, six NVLinks a card.
 _CUBE_MESH = (
@@ -86,8 +84,6 @@ _DGX1 = Machine(
         16,
     ),
     cpus=("0-19,40-59", "20-39,60-79"),
-    root_port=(0x8086, 0x6F04),
-    switch=(0x10B5, 0x8764),
     links=_CUBE_MESH,
 )
 
@@ -115,8 +111,6 @@ _K80_NODE = Machine(
         33,
     ),
     cpus=("0-7,16-23", "8-15,24-31"),
-    root_port=(0x8086, 0x2F04),
-    switch=(0x10B5, 0x8747),
     initialised=False,
 )
 
@@ -137,8 +131,6 @@ _DGX_H200 = Machine(
         18,
     ),
     cpus=("0-55,112-167", "56-111,168-223"),
-    root_port=(0x8086, 0x352A),
-    switch=(0x1000, 0xC030),
     nvswitch=True,
 )
 
@@ -168,8 +160,6 @@ _A100_MIG = Machine(
         *_A100_PLAIN[2:],
     ),
     cpus=tuple(f"{n * 16}-{n * 16 + 15},{n * 16 + 128}-{n * 16 + 143}" for n in range(8)),
-    root_port=(0x1022, 0x1483),
-    switch=(0x1000, 0xC010),
     nvswitch=True,
 )
 
@@ -202,8 +192,6 @@ _BIG = Machine(
         48,
     ),
     cpus=("0-23,48-71", "24-47,72-95"),
-    root_port=(0x8086, 0x2030),
-    switch=(0x10B5, 0x9797),
     nvswitch=True,
 )
 
@@ -214,8 +202,6 @@ _WORKSTATION = Machine(
     card=_4090,
     gpus=_make_preset_gpus((("01", "00:01.1"), ("41", "40:01.1")), (-1, -1), range(2), 120),
     cpus=("0-31",),
-    root_port=(0x1022, 0x1483),
-    switch=(0x1022, 0x1484),
 )
 
 PRESETS: Mapping[str, Machine] = MappingProxyType(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a spooled job under a simulated sge_shepherd.
 
-What follows from each exit status is what was measured on Son of Grid Engine 8.1.9. Not
-simulated: the job's rlimits, signals queued during a hook, the kill by additional group. The
-shepherd's session stands for that group: job and descendants are in it, the hooks are not.
+Not simulated: what qmaster makes of the exit statuses, the job's rlimits, signals queued during a
+hook, the kill by additional group. The shepherd's session stands for that group: job and
+descendants are in it, the hooks are not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from typing import Literal
 
 from gpulock.simulate.execd import SpooledJob
 
-FINISHED, REQUEUED, ERROR, LOST = "finished", "requeued", "error", "lost"
-RESCHEDULE, APPLICATION_ERROR = 99, 100  # exit statuses with a meaning to Grid Engine
 POLL_SECONDS = 0.005
 PROGRAM = Path(__file__).with_name("shepherd_process.py")
 
@@ -34,16 +32,11 @@ class ShepherdResult:
     """How a job ended: the exit statuses of its children, None for one that did not run.
 
     A child ended by a signal counts as 128 + signal, "missing" could not be started.
-    `job_state` is finished, requeued, error or, after the shepherd was killed, lost;
-    `failed` is the code that `qacct -j` shows.
     """
 
     prolog: Status
     job: Status
     epilog: Status
-    job_state: str
-    queue_error: bool
-    failed: int
 
 
 class Shepherd:
@@ -60,7 +53,6 @@ class Shepherd:
         self.prolog = list(prolog)
         self.epilog = list(epilog)
         self._process: subprocess.Popen[str] | None = None
-        self._killed = False
 
     @property
     def pid(self) -> int:
@@ -93,7 +85,6 @@ class Shepherd:
 
     def kill(self) -> None:
         """Kill the shepherd alone, as the OOM killer may; the job's processes live on."""
-        self._killed = True
         self._started().kill()
         self._started().wait()
 
@@ -148,30 +139,7 @@ class Shepherd:
         for line in _read_spool_file(self.spooled.folder / "simulated_results").splitlines():
             name, _, status = line.partition("=")
             statuses[name] = "missing" if status == "missing" else int(status)
-        ends = (statuses.get("prolog"), statuses.get("job"), statuses.get("epilog"))
-        return killed_shepherd_result(*ends) if self._killed else result_from_statuses(*ends)
-
-
-def result_from_statuses(prolog: Status, job: Status, epilog: Status) -> ShepherdResult:
-    """Return what Grid Engine makes of these exit statuses. The epilog's counts for more."""
-    state, queue_error, failed = FINISHED, False, 0
-    for status, failed_here in ((prolog, 8), (epilog, 15)):
-        if status in (None, 0):
-            continue
-        if status == "missing":
-            state, failed = ERROR, 27
-        elif status == RESCHEDULE:
-            state, failed = REQUEUED, 25
-        elif status == APPLICATION_ERROR:
-            state, failed = ERROR, 30
-        else:
-            state, queue_error, failed = REQUEUED, True, failed_here
-    return ShepherdResult(prolog, job, epilog, state, queue_error, failed)
-
-
-def killed_shepherd_result(prolog: Status, job: Status, epilog: Status) -> ShepherdResult:
-    """Return the result of a job whose shepherd was killed: qacct says failed 19."""
-    return ShepherdResult(prolog, job, epilog, LOST, False, 19)
+        return ShepherdResult(*(statuses.get(name) for name in ("prolog", "job", "epilog")))
 
 
 def _read_spool_file(path: Path) -> str:

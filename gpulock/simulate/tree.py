@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -29,30 +28,14 @@ class FolderEntry:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """A character device; an empty regular file of mode 0666 unless nodes are asked for.
-
-    `major` None: the kernel gives the number out at load time, so it is never made a node.
-    """
-
-    major: int | None
-    minor: int
+    """A device file: an empty regular file of mode 0666."""
 
 
 Entry: TypeAlias = bytes | LinkEntry | FolderEntry | DeviceEntry
 Tree: TypeAlias = dict[str, Entry]
 
 
-def merge_trees(parts: Iterable[Mapping[str, Entry]]) -> Tree:
-    """Return one tree of several; raise ValueError when two have the same path."""
-    whole: Tree = {}
-    for part in parts:
-        for path, entry in part.items():
-            if whole.setdefault(path, entry) != entry:
-                raise ValueError(f"{path} is given twice")
-    return whole
-
-
-def write_tree(root: Path, tree: Mapping[str, Entry], *, device_nodes: bool = False) -> None:
+def write_tree(root: Path, tree: Mapping[str, Entry]) -> None:
     """Write `tree` below `root`, which must not hold any of its files yet.
 
     Modes are set whatever the umask is: hooks refuse a lock folder that a group may write.
@@ -66,7 +49,7 @@ def write_tree(root: Path, tree: Mapping[str, Entry], *, device_nodes: bool = Fa
         elif isinstance(entry, bytes):
             write_tree_file(target, entry)
         elif isinstance(entry, DeviceEntry):
-            _write_device_entry(target, entry, device_nodes)
+            write_tree_file(target, b"", DEVICE_MODE)
 
 
 def _make_tree_folders(folder: Path, made: set[Path]) -> None:
@@ -88,11 +71,3 @@ def write_tree_file(target: Path, data: bytes, mode: int = FILE_MODE) -> None:
     with open(descriptor, "wb") as file:
         file.write(data)
         os.fchmod(descriptor, mode)
-
-
-def _write_device_entry(target: Path, device: DeviceEntry, device_nodes: bool) -> None:
-    if not device_nodes or device.major is None:
-        write_tree_file(target, b"", DEVICE_MODE)
-        return
-    os.mknod(target, stat.S_IFCHR | DEVICE_MODE, os.makedev(device.major, device.minor))
-    target.chmod(DEVICE_MODE)

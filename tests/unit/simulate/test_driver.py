@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from gpulock.simulate import driver
 from gpulock.simulate.presets import PRESETS
 
@@ -111,14 +109,3 @@ def test_a_driver_older_than_a_file_does_not_have_it() -> None:
     ):
         assert name not in old
         assert name in new
-    assert not [path for path in old if path.endswith("/power")]
-    assert len([path for path in new if path.endswith("/power")]) == 8
-
-
-def test_power_of_a_card_that_nobody_opened_is_unread() -> None:
-    machine = PRESETS["dgx1"]
-    assert driver.format_gpu_power(machine).startswith(
-        "Runtime D3 status:          Disabled by default\n"
-    )
-    unread = dataclasses.replace(machine, initialised=False)
-    assert driver.format_gpu_power(unread).startswith("Runtime D3 status:          ?\n")

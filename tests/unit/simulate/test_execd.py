@@ -197,8 +197,6 @@ def test_a_job_that_is_spooled_already_is_not_overwritten(tmp_path: Path) -> Non
     with pytest.raises(FileExistsError):
         execd.spool_job(tmp_path, a_job(name="second"))
     assert "job_name=first\n" in (spooled.folder / "config").read_text()
-    execd.remove_job(spooled)
-    execd.spool_job(tmp_path, a_job(name="second"))
 
 
 @pytest.mark.parametrize("kind", ["config", "environment"])

@@ -186,21 +186,3 @@ def test_what_cannot_be_had_is_refused_in_one_line_before_anything_is_written(
         write_simulated_node(tmp_path / "n", preset, gpus)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "n").exists()
-
-
-def test_device_nodes_are_for_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SimulationError, match="root"):
-        write_simulated_node(tmp_path / "n", "dgx1", device_nodes=True)
-
-
-@pytest.mark.root
-def test_root_can_have_real_device_nodes(tmp_path: Path) -> None:
-    try:
-        node = write_simulated_node(tmp_path / "n", "dgx-h200", device_nodes=True)
-    except SimulationError as fault:
-        pytest.skip(f"no mknod here: {fault}")
-    status = (node.dev_root / "nvidia3").stat()
-    assert stat.S_ISCHR(status.st_mode)
-    assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == (195, 3)
-    assert stat.S_ISREG((node.dev_root / "nvidia-uvm").stat().st_mode)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.simulate import execd
-from gpulock.simulate.shepherd import Shepherd, ShepherdResult, result_from_statuses
+from gpulock.simulate.shepherd import Shepherd, ShepherdResult
 
 LONG = ("/bin/sleep", "300")
 
@@ -87,7 +87,7 @@ def test_prolog_job_and_epilog_run_one_after_another(tmp_path: Path) -> None:
     spooled = spool(tmp_path, *shell("echo job >> order"))
     result = run(spooled, "echo prolog >> order", "echo epilog >> order")
     assert (tmp_path / "order").read_text().split() == ["prolog", "job", "epilog"]
-    assert result == ShepherdResult(0, 0, 0, "finished", False, 0)
+    assert result == ShepherdResult(0, 0, 0)
 
 
 def test_what_a_prolog_writes_into_environment_reaches_the_job(tmp_path: Path) -> None:
@@ -114,40 +114,28 @@ def test_hooks_and_job_print_into_the_output_of_the_job(tmp_path: Path) -> None:
     assert spooled.output.read_text() == "prolog\njob\n"
 
 
-@pytest.mark.parametrize(
-    ("status", "state", "queue_error", "failed"),
-    [
-        (99, "requeued", False, 25),
-        (100, "error", False, 30),
-        (1, "requeued", True, 8),
-        (127, "requeued", True, 8),
-    ],
-)
+@pytest.mark.parametrize("status", [99, 100, 1, 127])
 def test_a_prolog_that_fails_keeps_the_job_from_running_but_not_the_epilog(
-    tmp_path: Path, status: int, state: str, queue_error: bool, failed: int
+    tmp_path: Path, status: int
 ) -> None:
     result = run(spool(tmp_path), f"exit {status}", "true")
-    assert result == ShepherdResult(status, None, 0, state, queue_error, failed)
+    assert result == ShepherdResult(status, None, 0)
 
 
-def test_a_prolog_ended_by_a_signal_is_a_queue_error(tmp_path: Path) -> None:
+def test_a_prolog_ended_by_a_signal_keeps_the_job_from_running(tmp_path: Path) -> None:
     result = run(spool(tmp_path), "kill -9 $$")
-    assert (result.prolog, result.job, result.queue_error) == (137, None, True)
+    assert (result.prolog, result.job) == (137, None)
 
 
 def test_a_missing_prolog_is_an_error_of_the_job_and_no_epilog_runs(tmp_path: Path) -> None:
     shepherd = Shepherd(spool(tmp_path), [str(tmp_path / "none")], shell("touch epilog"))
     shepherd.start()
-    assert shepherd.wait(30) == ShepherdResult("missing", None, None, "error", False, 27)
+    assert shepherd.wait(30) == ShepherdResult("missing", None, None)
     assert not (tmp_path / "epilog").exists()
 
 
-def test_an_epilog_that_fails_puts_a_finished_job_back(tmp_path: Path) -> None:
-    assert run(spool(tmp_path), "true", "exit 3") == ShepherdResult(0, 0, 3, "requeued", True, 15)
-
-
-def test_a_job_that_fails_is_finished_all_the_same() -> None:
-    assert result_from_statuses(0, 1, 0) == ShepherdResult(0, 1, 0, "finished", False, 0)
+def test_the_end_of_an_epilog_is_told(tmp_path: Path) -> None:
+    assert run(spool(tmp_path), "true", "exit 3") == ShepherdResult(0, 0, 3)
 
 
 def test_the_job_lives_on_when_the_shepherd_is_killed(running: Shepherd) -> None:
@@ -155,7 +143,7 @@ def test_the_job_lives_on_when_the_shepherd_is_killed(running: Shepherd) -> None
     running.kill()
     assert not Path(f"/proc/{running.pid}").exists()
     assert "sleep" in Path(f"/proc/{pid}/comm").read_text()
-    assert running.wait().failed == 19
+    assert running.wait().epilog is None
     running.kill_job()
 
 
@@ -163,7 +151,7 @@ def test_the_epilog_runs_after_a_job_that_was_killed(tmp_path: Path) -> None:
     shepherd = Shepherd(spool(tmp_path, *LONG), epilog=shell("touch epilog"))
     shepherd.start()
     shepherd.kill_job()
-    assert shepherd.wait(30) == ShepherdResult(None, 137, 0, "finished", False, 0)
+    assert shepherd.wait(30) == ShepherdResult(None, 137, 0)
     assert (tmp_path / "epilog").exists()
 
 

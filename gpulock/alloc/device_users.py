@@ -10,7 +10,7 @@ import errno
 import os
 import time
 
-from gpulock.alloc.liveness import Judge, session_members
+from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_owner import INIT, belongs_to_other_claim, is_service_process
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
 from gpulock.node.devices import MAJOR, Device
@@ -76,16 +76,6 @@ def mig_access_nodes(device: Device, driver_root: str) -> list[str]:
     return found
 
 
-class FileLook:
-    """What a pass over file descriptors found: `pids` by device, `blind` why there may be more."""
-
-    __slots__ = ("blind", "pids")
-
-    def __init__(self) -> None:
-        self.blind = ""
-        self.pids: dict[str, list[int]] = {}
-
-
 class OpenFiles:
     """Who has which device's node open; one pass over the descriptors of a user, or of all users.
 
@@ -113,7 +103,8 @@ class OpenFiles:
             for key in device_node_keys(device, settings.dev_root, settings.driver_root):
                 self._keys.setdefault(key, []).append(device.id)
         self._mounts = Mounts(scan.proc.root)
-        self._looks: dict[int | None, FileLook] = {}
+        # by user, or None for all: the pids by device, and why there may be more
+        self._looks: dict[int | None, tuple[dict[str, list[int]], str]] = {}
         self._end = self._late = 0.0
         self._spent: dict[int, float] = {}
         self.blind = ""
@@ -124,25 +115,26 @@ class OpenFiles:
 
         Those of user `uid` (docs/hand-over.md, whose a process is), or anybody's.
         """
-        return self._look(uid).pids.get(device, [])
+        return self._look(uid)[0].get(device, [])
 
     def any_device_open(self, uids: "Iterable[int]") -> bool:
         """Return whether a process of any of these users has any of the devices open."""
-        return any([self._look(uid).pids for uid in uids])
+        return any([self._look(uid)[0] for uid in uids])
 
     def why_blind_about(self, uid: int) -> str:
         """Return why processes of a user may have been missed, or nothing."""
-        return self.dark or self._look(uid).blind
+        return self.dark or self._look(uid)[1]
 
-    def _look(self, uid: int | None) -> FileLook:
+    def _look(self, uid: int | None) -> tuple[dict[str, list[int]], str]:
         """Return the look at one user's processes, or at all; each is taken once."""
-        found = self._looks.get(uid)
-        if found is None:
-            found = self._looks[uid] = FileLook()
+        if uid not in self._looks:
+            pids: dict[str, list[int]] = {}
+            blind = ""
             if self._keys and (uid is None or self.scan.may_run(uid)):
-                found.blind = self._fill(found.pids, uid)
-            self.blind = self.blind or self.dark or found.blind
-        return found
+                blind = self._fill(pids, uid)
+            self._looks[uid] = pids, blind
+            self.blind = self.blind or self.dark or blind
+        return self._looks[uid]
 
     def _fill(self, found: dict[str, list[int]], uid: int | None) -> str:
         """Look at every process as ProcessScan does: list again until nothing vanished unread.
@@ -232,9 +224,16 @@ class OpenFiles:
         for number, fd in enumerate(os.listdir(folder)):
             if number % OFTEN == 0 and time.monotonic() > self._late:
                 raise TimeoutError(folder)
-            path = f"{folder}/{fd}"
             try:
-                if not may_be_device_node(read_fd_link(path), self._dev_root):
+                try:
+                    link = os.readlink(f"{folder}/{fd}")
+                except OSError as fault:
+                    if fault.errno != errno.ENAMETOOLONG:
+                        raise
+                    # no call returns a path of more than a page (d_path(9)): any user can have
+                    # such a file open, and it says nothing about what the file is
+                    link = LONG_PATH
+                if not may_be_device_node(link, self._dev_root):
                     continue
                 key = self._mounts.key(pid, folder, fd)
             except FileNotFoundError:
@@ -243,20 +242,6 @@ class OpenFiles:
                 raise TimeoutError(folder)
             if key is not None:
                 held.update(self._keys.get(key, ()))
-
-
-def read_fd_link(path: str) -> str:
-    """Return where a descriptor points, as far as the kernel tells; raise OSError.
-
-    No call returns a path of more than a page (d_path(9)): any user can have such a file open,
-    and it says nothing about what the file is.
-    """
-    try:
-        return os.readlink(path)
-    except OSError as fault:
-        if fault.errno != errno.ENAMETOOLONG:
-            raise
-        return LONG_PATH
 
 
 def may_be_device_node(link: str, dev_root: str) -> bool:
@@ -293,7 +278,7 @@ def remaining_job_process(lock: Lock, judge: Judge) -> str:
         if scan.proc.running(pid, start):
             return f"shepherd {pid} of a task runs"
     if not record.add_grp_id and record.sid > 0:
-        members = [pid for pid in session_members(scan, record.sid) if pid != record.pid]
+        members = [pid for pid in scan.session_members(record.sid) if pid != record.pid]
         if members:
             return f"process {members[0]} is of its session {record.sid}"
     return judge.leftover_reason(lock) or scan.why_blind_about(record.uid)

@@ -39,17 +39,12 @@ def process_verdict(lock: Lock, scan: ProcessScan) -> Verdict:
                 return Verdict(ALIVE, f"process {pid} runs")
         except (OSError, ValueError) as fault:
             return Verdict(UNKNOWN, f"process {pid} cannot be seen: {fault}")
-    members = session_members(scan, record.sid) if record.sid > 0 else []
-    if members:
-        return Verdict(ALIVE, f"process {members[0]} of its session runs")
+    for pid, status in scan.statuses().items():
+        if status.session == record.sid > 0:
+            return Verdict(ALIVE, f"process {pid} of its session runs")
     if blind := scan.why_blind_about(record.uid):
         return Verdict(UNKNOWN, blind)
     return Verdict(DEAD, f"process {record.pid} is gone, its session is empty")
-
-
-def session_members(scan: ProcessScan, sid: int) -> list[int]:
-    """Return the processes of one session that run."""
-    return [pid for pid, status in scan.statuses().items() if status.session == sid]
 
 
 class Judge:

@@ -55,23 +55,15 @@ class ProcessScan(ProcessTree):
 
     def statuses(self) -> dict[int, ProcessStatus]:
         """Return the status of every process that is not over, by pid."""
-        if self._statuses is None:
-            self._statuses = self._look()
-        return self._statuses
-
-    def mark_blind(self, why: str) -> None:
-        """Say that nothing of this look is to be trusted, of no user."""
-        self.blind, self.restless = why, False
-
-    def _look(self) -> dict[int, ProcessStatus]:
+        if self._statuses is not None:
+            return self._statuses
         found: dict[int, ProcessStatus] = {}
         users = self._users
         nobody = users is not None and not any([self.may_run(uid) for uid in users])
-        if nobody and self._is_crowded():
-            return found
+        unneeded = nobody and self._is_crowded()
         late = time.monotonic() + LONGEST
-        seen = set(self.proc.kernel_threads())
-        for attempt in range(ROUNDS):
+        seen = set() if unneeded else set(self.proc.kernel_threads())
+        for attempt in range(0 if unneeded else ROUNDS):
             fresh = [pid for pid in self.proc.pids() if pid not in seen]
             vanished = False
             if users is not None:
@@ -80,7 +72,7 @@ class ProcessScan(ProcessTree):
                 if time.monotonic() > late:
                     self.partial = True
                     self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
-                    return found
+                    break
                 try:
                     status = self.proc.status(pid)
                     if status.state not in OVER or not self.proc.finished(pid):
@@ -92,12 +84,18 @@ class ProcessScan(ProcessTree):
                     self.blind = f"process {pid} cannot be seen: {fault}"
                 seen.add(pid)
             seen |= self.others
-            if nobody or (attempt > 0 and not vanished):
-                return found
-        if not self.blind:
-            self.restless = True
-            self.blind = "processes came and went faster than they could be read"
+            if self.partial or nobody or (attempt > 0 and not vanished):
+                break
+        else:
+            if not unneeded and not self.blind:
+                self.restless = True
+                self.blind = "processes came and went faster than they could be read"
+        self._statuses = found
         return found
+
+    def mark_blind(self, why: str) -> None:
+        """Say that nothing of this look is to be trusted, of no user."""
+        self.blind, self.restless = why, False
 
     def _leave_out_others(self, pids: list[int], users: "Collection[int]") -> list[int]:
         """Return the processes of these users, of root and of system users; note the others.
@@ -208,6 +206,10 @@ class ProcessScan(ProcessTree):
     def carriers(self, gid: int) -> list[int]:
         """Return the processes that carry a supplementary group."""
         return [pid for pid, status in self.statuses().items() if gid in status.groups]
+
+    def session_members(self, sid: int) -> list[int]:
+        """Return the processes of one session."""
+        return [pid for pid, status in self.statuses().items() if status.session == sid]
 
     def named(self, name: str) -> list[int]:
         """Return the processes of one name (at most 15 characters, comm)."""

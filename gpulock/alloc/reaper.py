@@ -109,7 +109,7 @@ class Reaper:
     it is first needed, or by `look` before the gate.
     """
 
-    __slots__ = ("_memory", "_quiet", "files", "held", "judge", "node")
+    __slots__ = ("_asks_memory", "_memory", "_quiet", "files", "held", "judge", "node")
 
     def __init__(
         self, node: Node, judge: Judge, devices: "Iterable[Device]", held: dict[str, Lock]
@@ -118,6 +118,7 @@ class Reaper:
         self.judge = judge
         self.held = held
         self.files = OpenFiles(judge.scan, devices, node.settings)
+        self._asks_memory = node.settings.leftover_processes != "off"
         self._memory: Handover | None = None
         self._quiet: float | None = None
 
@@ -136,7 +137,7 @@ class Reaper:
         if self.files.any_device_open({lock.owner.uid for lock in mine if lock.owner}):
             self.judge.attach_step_daemons(self.held)
         self._quiet = clock_boottime()  # what was seen of open files was not later
-        if self.node.settings.leftover_processes != "off":
+        if self._asks_memory:
             from gpulock.alloc.memory_check import wait_for_memory_sample
 
             names = [lock.id for lock in mine]
@@ -148,7 +149,8 @@ class Reaper:
         One that cannot be changed stays held, and keeps no other from being reaped.
         """
         outcome = decide_reap(lock, self.judge, self.files, self.held, over)
-        if outcome.act == FREED and (kept := self.memory_reason(lock)):
+        asked = outcome.act == FREED and self._asks_memory
+        if asked and (kept := self.memory_reason(lock)):
             outcome.act = HELD
             outcome.reason = f"draining: {kept}" if over == DIED else kept
         record, store = lock.owner, self.node.store
@@ -188,7 +190,8 @@ class Reaper:
             outcome = decide_reap(lock, self.judge, self.files, self.held, GIVEN_BACK)
             if outcome.act != FREED:
                 raise Refusal(BUSY, outcome.reason, "end it first")
-        kept = [f"{lock.id}: {why}" for lock in locks if (why := self.memory_reason(lock))]
+        asked = locks if self._asks_memory else []
+        kept = [f"{lock.id}: {why}" for lock in asked if (why := self.memory_reason(lock))]
         if kept:
             raise Refusal(BUSY, kept[0], "release it again in a few seconds")
         for lock in locks:
@@ -200,8 +203,6 @@ class Reaper:
 
         A device that is not clean goes to quarantine, and its lock may go.
         """
-        if self.node.settings.leftover_processes == "off":
-            return ""
         if self._memory is None:
             from gpulock.alloc.memory_check import Handover
 

@@ -305,18 +305,14 @@ class Proc:
         """
         try:
             for thread in os.listdir(f"{self.root}/{pid}/task"):
-                if self.thread_state(pid, thread) not in OVER:
-                    return False
+                try:
+                    if parse_stat(self.read(pid, f"task/{thread}/stat")).state not in OVER:
+                        return False
+                except ProcessLookupError:
+                    continue
         except (FileNotFoundError, ProcessLookupError):
             return True
         return True
-
-    def thread_state(self, pid: int, thread: str) -> str:
-        """Return the state letter of one thread; a thread that is gone counts as dead."""
-        try:
-            return parse_stat(self.read(pid, f"task/{thread}/stat")).state
-        except ProcessLookupError:
-            return "X"
 
     def running(self, pid: int, start: int) -> bool:
         """Return whether that very process (pid and start time) still runs."""

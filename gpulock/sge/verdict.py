@@ -78,9 +78,7 @@ class SgeJobRule:
         assert record is not None
         if not self._simulated:
             return Verdict(UNKNOWN, "its record names no supplementary group")
-        from gpulock.alloc.liveness import session_members
-
-        members = session_members(scan, record.sid)
+        members = scan.session_members(record.sid)
         if members:
             return Verdict(ALIVE, f"its process {members[0]} runs without a shepherd")
         return Verdict(DEAD, "its shepherd is gone, its session is empty")

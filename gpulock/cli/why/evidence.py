@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import psutil
 
-from gpulock.alloc.liveness import session_members
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
 from gpulock.cli.status.attention import format_foreign_processes
@@ -84,7 +83,7 @@ def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> F
         carriers = format_process_list(proc, sight.scan.carriers(gid))
         found.append(("group", f"{gid}, carried by {carriers or 'no process'}"))
     if record.sid and not record.add_grp_id:
-        members = [pid for pid in session_members(sight.scan, record.sid) if pid != record.pid]
+        members = [pid for pid in sight.scan.session_members(record.sid) if pid != record.pid]
         found.append(
             ("session", f"{record.sid}: {format_process_list(proc, members) or 'no other process'}")
         )

@@ -14,6 +14,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+class NoAnswerError(Exception):
+    """Say that the answer is not there yet."""
+
+
 class BackgroundCall(Generic[T]):
     """One question, at work."""
 
@@ -40,8 +44,14 @@ class BackgroundCall(Generic[T]):
         self._done.release()
         return True
 
-    def answer(self) -> T:
-        """Return the answer, once it is there; raise what the question raised."""
+    def answer(self, seconds: float = 0.0) -> T:
+        """Return the answer, at the latest after so many seconds; raise what the question raised.
+
+        Or NoAnswerError, where there is none in time.
+        """
+        if not self._done.acquire(timeout=seconds):
+            raise NoAnswerError
+        self._done.release()
         if self._fault is not None:
             raise self._fault
         return self._found[0]

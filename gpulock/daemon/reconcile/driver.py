@@ -7,7 +7,7 @@ thread asks at a time: as long as one does not come back, nobody asks again.
 
 from __future__ import annotations
 
-from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
 from gpulock.daemon.reconcile.reconcile import DriverCard
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node import devices
@@ -15,6 +15,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 
+SILENT = "the NVIDIA driver does not answer"
 SECONDS = 5.0  # a healthy driver answers in 30 us a card
 
 
@@ -37,14 +38,15 @@ class DaemonNode(Node):
     def devices(self, cards: list[Device] | None = None) -> list[Device]:
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
         self.cards = {}
-        late = self.asking is not None  # who waited once in vain is not waited for again
-        asking = self.asking or BackgroundCall(self.ask_driver)
-        if not asking.wait(0.0 if late else self.patience):
+        if self.asking is not None:  # who waited once in vain is not waited for again
+            if not self.asking.wait(0.0):
+                raise Refusal(UNKNOWN, SILENT, "look at dmesg")
+            self.asking = None  # that answer is as old as the question
+        asking = BackgroundCall(self.ask_driver)
+        try:
+            found = asking.answer(self.patience)
+        except NoAnswerError:
             self.asking = asking
-            raise Refusal(UNKNOWN, "the NVIDIA driver does not answer", "look at dmesg")
-        self.asking = None
-        if late:  # that answer is as old as the question
-            return self.devices()
-        found = asking.answer()
+            raise Refusal(UNKNOWN, SILENT, "look at dmesg") from None
         self.cards = {d.bus: DriverCard(d.minor, d.uuid) for d in found if not d.fault}
         return super().devices(found)

@@ -293,7 +293,7 @@ def remaining_device_user(
     device cgroup, CUDA opens every node it can see. Another user's without a claim are foreign.
     """
     pids = files.pids_with_open(device, record.uid)
-    left = unclaimed_processes(pids, files.scan, held.values(), record)
+    left = unclaimed_processes(pids, files.scan, held.values(), record) if pids else []
     return f"process {left[0]} has {device} open" if left else files.why_blind_about(record.uid)
 
 

@@ -158,8 +158,13 @@ class ProcessScan(ProcessTree):
 
     def may_run(self, uid: int) -> bool:
         """Return whether a user may have a process here at all: one call where there is none."""
-        name = (self._users or {}).get(uid, "")
-        return self.proc.has_real_uid(uid) or may_have_subordinate_uids(uid, name)
+        if self.proc.root != "/proc":
+            return True
+        try:  # the kernel answers at one moment: no process can fork away from it
+            os.getpriority(os.PRIO_USER, uid)
+        except ProcessLookupError:
+            return may_have_subordinate_uids(uid, (self._users or {}).get(uid, ""))
+        return True
 
     def why_blind_about(self, uid: int, gid: int = 0) -> str:
         """Return why processes of a user, or of a group, may have been missed, or nothing."""

@@ -177,19 +177,6 @@ class Proc:
                 continue
         return found
 
-    def has_real_uid(self, uid: int) -> bool:
-        """Return whether any process has this real uid, True where that cannot be asked.
-
-        The kernel answers at one moment (getpriority(2)): no process can fork away from it.
-        """
-        if self.root != "/proc":
-            return True
-        try:
-            os.getpriority(os.PRIO_USER, uid)
-        except ProcessLookupError:
-            return False
-        return True
-
     def thread_count(self) -> int:
         """Return how many threads there are; raise OSError, ValueError or IndexError."""
         return int(self.read_load()[-2].partition(b"/")[2])

@@ -7,13 +7,16 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gpulock.daemon.history.files import HistoryWriter
+from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
 from gpulock.node.sample import FINISHED_LINE, SAMPLE_LINE
 from gpulock.store import boot, claim_records
 from gpulock.store.owner import Owner
@@ -28,6 +31,12 @@ def public_place(mode: int = 0o755) -> Generator[Path]:
     with tempfile.TemporaryDirectory(prefix="gpulock-test-") as name:
         Path(name).chmod(mode)
         yield Path(name)
+
+
+def write_history(history: HistoryWriter, node: Node, devices: Sequence[Device] = ()) -> int:
+    """Let an author write what is over, where no claim stands; return how many lines."""
+    history.run(node, ReconcileReport([], [], devices=list(devices)), 0.0)
+    return history.written
 
 
 class Ended(Box):
@@ -127,9 +136,9 @@ class Ended(Box):
         (self.exporter / "sample").write_text("\n".join([*head, *cards, *lines]) + "\n")
 
     def write(self) -> int:
-        """Run the chore once."""
+        """Run the chore once; return how many lines it wrote."""
         node = self.node()
-        return self.history.write_finished_claims(node, node.devices())
+        return write_history(self.history, node, node.devices())
 
     @property
     def path(self) -> Path:

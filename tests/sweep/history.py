@@ -12,6 +12,7 @@ sys.path[:0] = sys.argv[1].split(":")
 __import__("filelock")  # before the settings are read, from where on calls are failed
 
 from gpulock.daemon.history.files import HistoryWriter  # noqa: E402 (the library is put on the path first)
+from gpulock.daemon.reconcile.reconcile import ReconcileReport  # noqa: E402
 from gpulock.node.context import Node  # noqa: E402
 from gpulock.node.settings import read_settings  # noqa: E402
 
@@ -23,7 +24,7 @@ def say(text: str) -> None:
 
 def main(config: str) -> int:
     """Write what is over."""
-    HistoryWriter(say).write_finished_claims(Node(read_settings(config), "node1"))
+    HistoryWriter(say).run(Node(read_settings(config), "node1"), ReconcileReport([], []), 0.0)
     return 0
 
 

@@ -15,7 +15,7 @@ import re
 import stat
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, ClassVar, Final
 
@@ -68,39 +68,31 @@ class HistoryWriter(Chore):
         self._sought: set[str] = set()  # of those without a note, looked for in that history
         self._file = (0, 0)  # the history as this process left it
         self._saw = -PERIOD  # when it was noted last which claims stand
+        self.written = 0  # lines, by the last run
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Write what is over; `now` is CLOCK_BOOTTIME in seconds."""
+        faults: set[str] = set()
+        self.written = 0
         left = [one.lock.owner for one in report.outcomes if one.act != FREED]
         standing = {record.token: record for record in left if record}
         if now - self._saw >= PERIOD:
             here = [one for one in standing.values() if one.boot_id == node.boot_id]
             pending.touch_last_seen(node.settings.state_dir, here, time.time(), clock_boottime())
             self._saw = now
-        self.write_finished_claims(node, report.devices, standing.keys())
-
-    def write_finished_claims(
-        self, node: Node, devices: Iterable[Device] = (), standing: Set[str] = frozenset()
-    ) -> int:
-        """Write what is over; return how many lines.
-
-        `devices` are those the driver shows, `standing` tokens of claims that are not over.
-        """
-        faults: set[str] = set()
-        lines = 0
         try:
             found = pending.read_released_claims(node.store, faults)
-            found |= pending.find_lost_claims(node, found.keys() | standing, faults, time.time())
+            known = found.keys() | standing.keys()
+            found |= pending.find_lost_claims(node, known, faults, time.time())
             if found:
-                known = {device.id: device for device in devices}
-                lines = self._write(node, found, known, faults)
+                devices = {device.id: device for device in report.devices}
+                self.written = self._write(node, found, devices, faults)
         except (OSError, Refusal) as failed:
             why = failed.why if isinstance(failed, Refusal) else str(failed)
             faults.add(f"the history of finished claims waits in {node.store.released_dir}: {why}")
         for fault in sorted(faults - self._said):
             self._say(fault)
         self._said = faults
-        return lines
 
     def _write(
         self, node: Node, found: EndedClaims, devices: Mapping[str, Device], faults: set[str]

@@ -20,7 +20,7 @@ import pytest
 from gpulock.daemon.history import files
 from gpulock.daemon.history.files import HistoryWriter
 from tests.support.faults import raising
-from tests.support.history_site import Ended
+from tests.support.history_site import Ended, write_history
 from tests.support.trees import bus
 
 pytestmark = pytest.mark.slow
@@ -136,7 +136,7 @@ def reap(site: Ended) -> None:
 
 def fresh(site: Ended) -> int:
     """Run the chore as a process that starts now."""
-    return HistoryWriter(site.told.append).write_finished_claims(site.node())
+    return write_history(HistoryWriter(site.told.append), site.node())
 
 
 def chore(site: Ended) -> None:

@@ -20,7 +20,7 @@ from gpulock.report import scan
 from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
 from gpulock.store.gate import Gate
 from tests.support.faults import raising
-from tests.support.history_site import GIB, Ended
+from tests.support.history_site import GIB, Ended, write_history
 from tests.support.trees import OTHER_BOOT, bus
 
 
@@ -312,7 +312,7 @@ def test_what_another_author_wrote_is_not_written_again(site: Ended) -> None:
     other = HistoryWriter(site.told.append)
     site.write()
     site.claim(1, token="beef")
-    other.write_finished_claims(site.node())
+    write_history(other, site.node())
     site.claim(2, token="cafe")
     site.write()
     assert site.tokens() == ["feed", "beef", "cafe"]

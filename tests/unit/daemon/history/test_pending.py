@@ -29,7 +29,7 @@ from gpulock.workstation.process_claims import (
     make_liveness_judge,
     make_process_owner,
 )
-from tests.support.history_site import Ended
+from tests.support.history_site import Ended, write_history
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.slurm_site import Site as SlurmSite
 from tests.support.trees import BOOT, bus, record, soon
@@ -456,7 +456,7 @@ def test_an_empty_record_goes_once_nobody_can_be_writing_it(site: Ended, left: s
 def test_a_node_without_records_has_no_folder_for_them(site: Ended) -> None:
     assert (site.write(), site.owed()) == (0, [])
     assert not (site.state / "owed").exists()
-    assert HistoryWriter(site.told.append).write_finished_claims(site.node()) == 0
+    assert write_history(HistoryWriter(site.told.append), site.node()) == 0
 
 
 def test_a_claim_does_not_end_before_it_began_by_a_clock_that_ticks_seldom() -> None:

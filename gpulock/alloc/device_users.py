@@ -86,7 +86,7 @@ class OpenFiles:
 
     __slots__ = (
         *("_dev_root", "_end", "_keys", "_late", "_looks", "_mounts"),
-        *("_services", "_spent", "blind", "dark", "scan"),
+        *("_services", "_spent", "blind", "dark", "scan", "seconds"),
     )
 
     def __init__(
@@ -109,6 +109,7 @@ class OpenFiles:
         self._spent: dict[int, float] = {}
         self.blind = ""
         self.dark = ""
+        self.seconds = LONGEST  # for one look
 
     def pids_with_open(self, device: str, uid: int | None = None) -> list[int]:
         """Return the processes, services left out, that have a device's node open.
@@ -142,7 +143,7 @@ class OpenFiles:
         One that may not be seen is tried again: a fork is hidden by its parent until its exec.
         Returns why there may be more.
         """
-        self._end = time.monotonic() + LONGEST
+        self._end = time.monotonic() + min(self.seconds, LONGEST)
         proc = self.scan.proc
         pids = list(self.scan.statuses())
         seen = {*proc.kernel_threads(), *self.scan.others}

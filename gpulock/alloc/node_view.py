@@ -12,6 +12,7 @@ from gpulock.alloc.states import DeviceState, device_states
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import boot, verdicts
+from gpulock.store.foreign import ForeignUse, read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
 from gpulock.store.verdicts import Verdict
@@ -40,6 +41,7 @@ class NodeView:
         self.verdicts = verdicts
         self.reconciled = reconciled
         self.lost = lost
+        self.open_foreign: dict[str, ForeignUse] = {}  # by device, as gpulockd saw it
 
     @property
     def held(self) -> dict[str, Lock]:
@@ -69,6 +71,7 @@ def read_node_view(node: Node, now: float) -> NodeView:
     view.quarantined = read_quarantine_reasons(node.settings.state_dir)
     try:
         view.verdicts, view.reconciled = read_node_verdicts(node, now)
+        view.open_foreign = read_foreign_uses(node.store.path, now, node.boot_id) or {}
     except (OSError, ValueError):
         pass
     return view

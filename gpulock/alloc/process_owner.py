@@ -13,7 +13,7 @@ from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from typing import Protocol
 
     class ClaimMembership(Protocol):
@@ -97,6 +97,26 @@ def classify_process(
         return GONE if tree.sees_all() else UNSEEN
     except (OSError, ValueError):
         return UNSEEN
+
+
+def find_foreign_pids(
+    pids: "Iterable[int]",
+    held: "Mapping[str, Lock]",
+    tree: ProcessTree,
+    services: "Collection[str]",
+    members: "Mapping[str, ClaimMembership]",
+) -> list[int]:
+    """Return which of these processes are of no claim in `held`, nor a service, nor this process.
+
+    Without a device cgroup CUDA opens every node it can see, so that a job's process has free
+    devices open as well.
+    """
+    locks = [lock for lock in held.values() if lock.owner]
+    return [
+        pid
+        for pid in pids
+        if pid != os.getpid() and classify_process(pid, locks, tree, services, members) == FOREIGN
+    ]
 
 
 def is_claim_process(

@@ -26,6 +26,7 @@ from gpulock.daemon.history.files import HistoryWriter
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter
+from gpulock.daemon.reconcile.foreign_watch import ForeignWatch
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
 from gpulock.daemon.reconcile.refusal_context import RefusalNotifier
 from gpulock.daemon.reconcile.schedule import Chore
@@ -58,6 +59,7 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         HistoryWriter(say),
         IdlePolicy(say),
         CountDrift(journal),
+        ForeignWatch(journal),
         RefusalNotifier(journal),
         SgeSlotSync(journal),
         SlurmDrainSync(journal),

@@ -68,6 +68,7 @@ class SnapshotJoin:
             foreign = frozenset(name for name, on in self.present.items() if on.foreign)
             held = self.facts.held.items()
             idle = frozenset(name for name, lock in held if self._is_idle(name, lock))
+        foreign |= {*self.facts.open_foreign}
         expected = self.limits.gpus if devices is not None else 0
         return self.facts.device_rows(devices or [], expected, foreign, idle)
 
@@ -100,6 +101,8 @@ class SnapshotJoin:
         found.stale = is_lock_stale(record, self.facts)
         found.quarantined = is_row_quarantined(row, self.facts) if row.state else None
         found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
+        if opened := self.facts.open_foreign.get(row.id):  # also one that uses it without CUDA
+            found.foreign = max(found.foreign or 0, opened.count)
         found.idle = account.idle if account and account.observed else None
         if counted:
             found.counters = current_counters(counted, self.since) if values else {}

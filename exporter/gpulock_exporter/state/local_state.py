@@ -16,6 +16,7 @@ from gpulock.alloc import node_view
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store import atomic, kv
+from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import Verdict
 from gpulock_exporter.state.claim_accounting import LedgerClaim
@@ -76,6 +77,9 @@ def read_local_state(node: Node, now: float, known: LockCache | None = None) -> 
     nothing: Judged = (None, None)
     judged = facts.read("verdicts", lambda: node_view.read_node_verdicts(node, now), nothing)
     facts.verdicts, facts.reconciled = judged
+    facts.open_foreign = facts.read(
+        "foreign", lambda: read_foreign_uses(node.store.path, now, node.boot_id) or {}, {}
+    )
     facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})
     return facts
 

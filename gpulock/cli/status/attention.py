@@ -66,7 +66,7 @@ def format_row_sentence(view: StatusView, row: DeviceState) -> str:
 
 def has_foreign_beside_claim(view: StatusView, row: DeviceState) -> bool:
     """Return whether somebody else's processes are on a device that is held."""
-    return row.state in IN_USE and bool(count_seen_foreign(view.use.seen(row.id)))
+    return row.state in IN_USE and bool(format_foreign_processes(view, row))
 
 
 def describe_foreign_use(view: StatusView, row: DeviceState) -> str:
@@ -83,7 +83,7 @@ def format_foreign_processes(view: StatusView, row: DeviceState) -> str:
     seen = view.use.seen(row.id)
     count = count_seen_foreign(seen)
     if seen is None or not count:
-        return ""
+        return str(view.open_foreign.get(row.id, ""))
     if len(seen.foreign_pids) < count:
         named = f", such as {seen.foreign_pids[0]}" if seen.foreign_pids else ""
         return f"{format_count(count, 'process')}{named}"

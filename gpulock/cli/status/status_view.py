@@ -14,7 +14,7 @@ from gpulock.alloc import states
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.node_view import NodeView, read_node_view
-from gpulock.alloc.process_owner import FOREIGN, classify_process
+from gpulock.alloc.process_owner import find_foreign_pids
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.cli.status.device_use import SampleView
 from gpulock.cli.status.device_use import read_sample_view as read_use
@@ -45,6 +45,7 @@ class StatusView(NodeView):
         super().__init__(
             found.locks, found.quarantined, found.verdicts, found.reconciled, found.lost
         )
+        self.open_foreign = found.open_foreign
         self.foreign: frozenset[str] = frozenset()
         settings = node.settings
         self.use: SampleView = read_use(
@@ -54,7 +55,7 @@ class StatusView(NodeView):
     def rows(self) -> list[states.DeviceState]:
         """Return one row a device."""
         settings = self.node.settings
-        foreign = self.foreign | self.use.foreign_ids()
+        foreign = self.foreign | self.use.foreign_ids() | {*self.open_foreign}
         idle = self.use.idle_ids(self.held, settings.idle_after)
         found = self.device_rows(self.devices, settings.expected_gpus, foreign, idle)
         for row in found:
@@ -87,24 +88,15 @@ class ProcessView:
         self.holders = OpenFiles(self.scan, view.devices, view.node.settings)
 
     def find_foreign_pids(self, device: str) -> list[int]:
-        """Return who has a device open and is of no claim.
-
-        Without a device cgroup CUDA opens every node it can see, so that a job's process has
-        free devices open as well.
-        """
-        locks = [lock for lock in self.view.held.values() if lock.owner]
+        """Return who has a device open and is of no claim."""
         members: dict[str, ClaimMembership] = {}
-        if any(lock.owner and lock.owner.scheduler == "slurm" for lock in locks):
+        held, services = self.view.held, self.view.node.settings.allowed_processes
+        if any(lock.owner and lock.owner.scheduler == "slurm" for lock in held.values()):
             from gpulock.slurm.steps import is_slurm_job_process
 
             members["slurm"] = is_slurm_job_process
-        services = self.view.node.settings.allowed_processes
-        return [
-            pid
-            for pid in self.holders.pids_with_open(device)
-            if pid != os.getpid()
-            and classify_process(pid, locks, self.scan, services, members) == FOREIGN
-        ]
+        pids = self.holders.pids_with_open(device)
+        return find_foreign_pids(pids, held, self.scan, services, members)
 
     def outcomes(self) -> list[ReapOutcome]:
         """Judge every lock, changing nothing; of Slurm's jobs only those without a fresh verdict.

@@ -127,7 +127,8 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     found: FactList = []
     who = format_foreign_processes(view, row)
     if who:
-        found.append(("foreign", f"{who}, as gpulock-exporter saw it"))
+        seen_by = "gpulockd" if row.id in view.open_foreign else "gpulock-exporter"
+        found.append(("foreign", f"{who}, as {seen_by} saw it"))
     idle = view.use.idle(row.id, row.lock) if row.state == HELD_IDLE else None
     if idle is not None:
         found.append(
@@ -140,7 +141,7 @@ def find_blocking_pids(view: StatusView, sight: ProcessView, row: DeviceState) -
     """Return the processes that keep a device: of no claim, or left by its dead owner."""
     if row.lock and row.lock.orphans:
         told = PROCESS_IN_PROOF.search(row.lock.orphans)
-        there = sight.holders.pids_with_open(row.id)
+        there = sight.holders.pids_with_open(row.id, row.lock.owner.uid if row.lock.owner else None)
         pid = int(told[1]) if told else 0
         return [pid] if pid in there or not there else there
     if row.state != FOREIGN:

@@ -22,7 +22,7 @@ from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
 # what a killed process leaves half written of the files of a reconcile, or written under the gate
-HALF_WRITTEN = (".boot_id.", ".inventory.", ".lost.", ".totals.", ".verdicts.")
+HALF_WRITTEN = (".boot_id.", ".foreign.", ".inventory.", ".lost.", ".totals.", ".verdicts.")
 
 
 class DriverCard(NamedTuple):

@@ -24,6 +24,7 @@ from gpulock.alloc.process_owner import ProcessTree
 from gpulock.alloc.states import STATES
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
+from gpulock.store.foreign import ForeignUse
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.exporter_nodes import (
@@ -382,6 +383,15 @@ def test_process_lists_are_looked_up_when_they_are_new_and_when_the_holder_is(
     assert seen(node.snapshot([listed(0)])).foreign == 0
     node.tick(card(1))
     assert seen(node.snapshot([listed(0)])).foreign is None
+
+
+def test_what_gpulockd_saw_open_counts_although_nvml_lists_no_process() -> None:
+    node = Node()
+    node.facts = facts()
+    node.facts.open_foreign = {bus(0): ForeignUse(3, [(700, 61_002, "nvtop")])}
+    node.tick(card(0, processes=[]))
+    assert seen(node.snapshot([listed(0)])).foreign == 3
+    assert state_of(node.snapshot([listed(0)])) == "foreign"
 
 
 def test_processes_that_were_never_listed_are_not_none() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 from collections.abc import Generator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpulock.install.hooks import HookPaths
 from tests.labs.common.device_nodes import PROBE, Service, make_nodes, programs, programs_beyond
@@ -62,13 +62,14 @@ class Site:
 
 
 @contextlib.contextmanager
-def confined_site(slurm_gpus: Gpulock) -> Generator[Site]:
-    """Give a test such a node, and leave nothing of it."""
+def confined_site(slurm_gpus: Gpulock, **setup: Any) -> Generator[Site]:
+    """Give a test such a node, and leave nothing of it; `setup` are fields of the lab's."""
     epilog = script(slurm_gpus, "epilog", LATE.format(epilog=slurm_gpus.setup.hooks["Epilog"]))
-    by_gpulock(slurm_gpus, extra=WITH_PAM, hooks={**slurm_gpus.setup.hooks, "Epilog": epilog})
-    hooks = HookPaths(slurm_gpus.slurm.lab / "hooks")
+    hooks = {**slurm_gpus.setup.hooks, "Epilog": epilog}
+    by_gpulock(slurm_gpus, **{"extra": WITH_PAM, "hooks": hooks, **setup})
+    session = HookPaths(slurm_gpus.slurm.lab / "hooks").folder / "prolog/slurm-session"
     stack = slurm_gpus.slurm.path_in(NODE, "/etc/pam.d/slurm")
-    stack.write_text(PAM.format(hook=hooks.folder / "prolog/slurm-session"))
+    stack.write_text(PAM.format(hook=session))
     dev = slurm_gpus.slurm.lab / "nodes"
     make_nodes(dev, COUNT)
     made = Site(slurm_gpus, dev)

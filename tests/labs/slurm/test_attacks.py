@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -14,12 +16,21 @@ from gpulock.install.slurm.slurm_conf import parse_scontrol_config
 from gpulock.install.slurm.texts import job_submit_lua_page
 from gpulock.node.settings import Settings
 from tests.labs.common.device_nodes import opened
+from tests.labs.common.hostile_jobs import STEERING, environ_bytes
 from tests.labs.common.stranger import stranger_script
 from tests.labs.sge.wait import until
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import EVERY, Site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import SHOW_MASK, gate_file, notes, script, waiting_for
+from tests.labs.slurm.jobs import (
+    SHOW_MASK,
+    gate_file,
+    notes,
+    record_of,
+    script,
+    started,
+    waiting_for,
+)
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
@@ -122,24 +133,6 @@ def test_a_users_own_task_prolog_and_epilog_open_the_jobs_gpus_alone(site: Site)
 
 # --- default settings: what a job brings along ----------------------------------------------------
 
-STEERING: Final[dict[str, dict[str, str]]] = {
-    "tunables": {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"},
-    "loader": {"LD_AUDIT": "/nonexistent.so", "LD_DEBUG": "all", "LD_BIND_NOW": "1"},
-    "python": {"PYTHONHOME": "/nonexistent", "PYTHONMALLOC": "x", "PYTHONUTF8": "x"},
-    "locale": {
-        "LC_ALL": "\udcff",
-        "LANG": "../../x",
-        "LOCPATH": "/nonexistent",
-        "TZ": ":/dev/zero",
-    },
-    "shell": {"BASH_ENV": "/dev/zero", "ENV": "/dev/zero", "SHELLOPTS": "noexec", "IFS": "s"},
-    "memory": {"MALLOC_PERTURB_": "255", "MALLOC_ARENA_MAX": "x", "MALLOC_TOP_PAD_": "1" * 18},
-    "large": {f"LARGE{n}": "x" * 100_000 for n in range(12)},
-    "too large": {"LARGE": "x" * 200_000},
-    "too much": {f"LARGE{n}": "x" * 100_000 for n in range(60)},
-    "many": {f"MANY{n}": "\n" for n in range(4_000)},
-}
-
 
 @pytest.mark.parametrize("kind", STEERING)
 def test_no_variable_of_a_job_fails_a_hook(slurm_gpus: Gpulock, kind: str) -> None:
@@ -151,8 +144,7 @@ def test_no_variable_of_a_job_fails_a_hook(slurm_gpus: Gpulock, kind: str) -> No
     by_gpulock(slurm_gpus, extra=SLURM_CONF)
     slurm = slurm_gpus.slurm
     brought = slurm.users[USER].home / "export"
-    pairs = [f"{name}={value}\0" for name, value in STEERING[kind].items()]
-    brought.write_bytes("".join(pairs).encode("utf-8", "surrogateescape"))
+    brought.write_bytes(environ_bytes(STEERING[kind]))
     words = ["-w", NODE, "--gres=gpu:1", "--no-requeue", f"--export-file={brought}"]
     job = slurm.submit(USER, *words, script="#!/bin/cat /proc/self/environ\n")
     slurm.wait_done(job)
@@ -224,6 +216,33 @@ def test_no_login_file_fails_a_hook_or_forges_a_mask(slurm_gpus: Gpulock, login:
     assert state == "COMPLETED"
     assert "mask=0." in slurm.said(job)
     honest_job_runs(slurm_gpus)
+
+
+def test_a_device_that_slurmd_holds_for_a_user_keeps_no_other_users_gpu(
+    slurm_gpus: Gpulock,
+) -> None:
+    """Tried: `sbcast` to a GPU that another user's job has, stopped when slurmd has it open.
+
+    Stopped by: a lock is held by its owner's processes alone, and slurmd is root's.
+    """
+    by_gpulock(slurm_gpus, extra=SLURM_CONF)
+    slurm = slurm_gpus.slurm
+    victim = started(slurm_gpus, NODE, "--gres=gpu:1")
+    device = slurm_gpus.device(NODE, int(record_of(slurm_gpus, victim, NODE).minor))
+    device.chmod(0o666)
+    text = f"truncate -s 200M big\nsbcast --force --size=4k big {device}\nsleep 600\n"
+    job = slurm.submit(OTHER, "-w", NODE, script=text)
+    fds = Path(f"/proc/{slurm.slurmd_pid(NODE)}/fd")
+    until(
+        lambda: any(os.path.realpath(fd).endswith(device.name) for fd in fds.iterdir()),
+        what="slurmd to open the device",
+        why=lambda: slurm.said(job),
+    )
+    slurm.run_as(OTHER, ["pkill", "-STOP", "-x", "sbcast"], machine=NODE)
+    slurm.scancel(victim)
+    slurm.wait_done(victim)
+    assert any(os.path.realpath(fd).endswith(device.name) for fd in fds.iterdir())
+    assert slurm_gpus.locks(NODE) == {}
 
 
 def honest_job_runs(gpus: Gpulock) -> None:

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random hostile jobs beside honest ones: these all run, the node stays, nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.labs.common.hostile_jobs import (
+    Hostile,
+    complaints,
+    environ_bytes,
+    honest_script,
+    hostile_job,
+    parse_journal,
+)
+from tests.labs.sge.wait import LabError, until
+from tests.labs.slurm.confined import COUNT, confined_site
+from tests.labs.slurm.gpulock import Gpulock
+from tests.labs.slurm.jobs import SOAK, notes
+from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm
+
+pytestmark = [pytest.mark.lab, pytest.mark.attack]
+HOSTILE, HONEST = "slalice", "slbob"
+SECONDS: Final = 600.0 if SOAK else 18.0  # of each of three settings
+LONGEST: Final = 4.0  # seconds of a hostile job, then it is cancelled
+AT_ONCE: Final = {HOSTILE: 6, HONEST: 3}
+SLURMS: Final[Mapping[str, str]] = {
+    "requeues itself": "scontrol requeue $SLURM_JOB_ID; sleep 2",
+    "cancels itself": "scancel $SLURM_JOB_ID; sleep 2",
+    "cancels its steps": "srun sleep 2 & scancel -s KILL $SLURM_JOB_ID.0; sleep 2",
+    "changes itself": "scontrol update jobid=$SLURM_JOB_ID comment=gres:gpu:4 name=root nice=99",
+    "steps without end": "for i in {{1..8}}; do srun --overlap --gres=none true & done; wait",
+    "ends its task prolog": "srun --task-prolog=/bin/false --task-epilog=/bin/false true",
+    "copies to devices": "for d in {devices}; do timeout 1 sbcast --force /bin/ls $d; done",
+}
+SETTINGS: Final = {"SLURM_WAIT": "2", "LEFTOVER_PROCESSES": "kill"}
+SETUP: Final = {"extra": {**SLURM_CONF, "KillWait": "1"}, "proctrack": "cgroup"}
+
+
+class Fair:
+    """One node, a hostile and an honest user, and what each has submitted."""
+
+    def __init__(self, gpus: Gpulock, devices: list[Path], rng: random.Random) -> None:
+        self.gpus = gpus
+        self.slurm = gpus.slurm
+        self.devices = devices
+        self.rng = rng
+        self.asked: dict[int, int] = {}
+        self.tried: dict[JobId, tuple[Hostile, float]] = {}
+        self.journal = self.slurm.users[HONEST].home / "journal"
+        self.journal.unlink(missing_ok=True)
+
+    def run(self, seconds: float) -> None:
+        """Let both submit for a while, then wait until the honest ones have run."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            waiting = self.queued()
+            self.cancel_old()
+            if len(waiting[HONEST]) < AT_ONCE[HONEST]:
+                self.submit_honest()
+            if len(waiting[HOSTILE]) < AT_ONCE[HOSTILE]:
+                self.submit_hostile()
+            time.sleep(0.05)
+        until(self.is_quiet, what="every honest job to be over", why=self.describe)
+
+    def queued(self) -> dict[str, list[JobId]]:
+        """Return the jobs of each user that are to run, or run."""
+        found: dict[str, list[JobId]] = {HOSTILE: [], HONEST: []}
+        said = self.slurm.queue("-h", "-o", "%u %i %r") or ""
+        for user, job, reason in (line.split(" ", 2) for line in said.splitlines()):
+            if reason not in ("BeginTime", "JobHeldUser") or user == HONEST:
+                found[user].append(JobId(int(job)))
+        return found
+
+    def submit_honest(self) -> None:
+        """Submit a job that says which devices it has."""
+        number, gpus = len(self.asked), self.rng.randint(1, COUNT)
+        self.asked[number] = gpus
+        text = honest_script(number, self.journal)
+        self.slurm.submit(HONEST, "-w", NODE, f"--gres=gpu:{gpus}", script=text)
+
+    def submit_hostile(self) -> None:
+        """Submit a job of the zoo; one that kills all of its user's processes may kill sbatch."""
+        one = hostile_job(self.rng, self.devices, "/run/gpulock", SLURMS)
+        brought = self.slurm.users[HOSTILE].home / f"export{len(self.tried)}"
+        brought.write_bytes(environ_bytes(one.env))
+        words = ["-w", NODE, "--output=/dev/null", *([f"--gres=gpu:{one.gpus}"] * bool(one.gpus))]
+        words += [f"--export-file={brought}"] * bool(one.env)
+        with contextlib.suppress(LabError):
+            job = self.slurm.submit(HOSTILE, *words, script=one.script)
+            self.tried[job] = (one, time.monotonic())
+
+    def cancel_old(self) -> None:
+        """End hostile jobs that do not end by themselves."""
+        now = time.monotonic()
+        old = [job for job, (_, begun) in self.tried.items() if 0 < begun < now - LONGEST]
+        if old:
+            self.slurm.scancel(*old)
+        for job in old:
+            self.tried[job] = (self.tried[job][0], 0.0)
+
+    def is_quiet(self) -> bool:
+        """Return whether no honest job is left."""
+        self.cancel_old()
+        return not self.queued()[HONEST]
+
+    def describe(self) -> str:
+        """Return the queue, the node and what was tried last."""
+        last = [f"{job} {one.name} {one.gpus}" for job, (one, _) in list(self.tried.items())[-20:]]
+        queue = self.slurm.queue("--all") or ""
+        return "\n".join([queue, str(self.slurm.node_state(NODE)), *last, self.slurm.logs()])
+
+    def judge(self) -> None:
+        """Expect that all honest jobs ran, and that nothing is left of any job."""
+        assert complaints(self.asked, parse_journal(self.journal.read_text())) == [], (
+            self.describe()
+        )
+        assert not self.slurm.is_out(NODE), self.describe()
+        self.slurm.clear_jobs()
+        self.gpus.wait_free()
+        until(lambda: notes(self.gpus, NODE) == [], what="no note to be left")
+        runs = self.slurm.path_in(NODE, "/var/lib/gpulock/runs")
+        assert not runs.is_dir() or list(runs.iterdir()) == []
+        assert len(self.asked) > SECONDS / 4 and len(self.tried) > SECONDS / 4
+        print(f"{len(self.asked)} honest jobs, {len(self.tried)} hostile ones")
+
+
+@pytest.mark.parametrize("mode", [by_gpulock, by_slurm])
+def test_honest_jobs_all_run_beside_hostile_ones(slurm_gpus: Gpulock, mode: Mode) -> None:
+    """Tried: the zoo of tests/labs/common/hostile_jobs.py, at random. The seed is printed.
+
+    Stopped by: a lock is held by its owner's processes alone, and Slurm ends a job's processes.
+    """
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    mode(slurm_gpus, SETTINGS, **SETUP)
+    devices = [slurm_gpus.device(NODE, minor) for minor in range(COUNT)]
+    fair = Fair(slurm_gpus, devices, random.Random(seed))
+    fair.run(SECONDS)
+    fair.judge()
+
+
+def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
+    slurm_gpus: Gpulock,
+) -> None:
+    """Tried: the same with ISOLATION=cgroup. Stopped by: as above, and by the job's own cgroup."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    with confined_site(slurm_gpus, proctrack="cgroup") as site:
+        site.configure(**SETTINGS)
+        devices = [site.dev / f"nvidia{n}" for n in range(COUNT)]
+        fair = Fair(site.gpus, devices, random.Random(seed))
+        fair.run(SECONDS)
+        fair.judge()
+        until(lambda: site.left() == [], what="no cgroup of a job to be left")

@@ -23,6 +23,7 @@ SEE = "see docs/isolation.md"
 PAM_STACK = Path("/etc/pam.d/slurm")
 SESSION = "slurm-session"  # the hook that pam_exec runs
 EXECD, SLURMD = "sge_execd", "slurmd"
+USER_ENVIRON = "user_readenv=1"  # of pam_env(8): ~/.pam_environment, which pam_exec passes on
 _LOGINS = "/user.slice/"
 
 
@@ -157,14 +158,29 @@ def check_launcher(proc: Proc, second: CgroupHierarchy, pid: int) -> Check:
     return ok("the next job's Prolog closes slurmd's cgroup, before slurmd runs one", name)
 
 
+def read_pam_stack(pam: Path, depth: int = 4) -> list[list[str]]:
+    """Return the words of each line of a PAM stack and of what it includes; raise OSError."""
+    try:
+        text = atomic.read_text(os.path.realpath(pam))
+    except FileNotFoundError:
+        return []
+    found: list[list[str]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        words = line.partition("#")[0].split()
+        found.append(words)
+        if depth and not {"@include", "include", "substack"}.isdisjoint(words[:2]):
+            found += read_pam_stack(pam.parent / words[-1], depth - 1)
+    return found
+
+
 def check_step_sessions(pam: Path) -> Check:
     """Look whether Slurm's step daemons open a session of ours."""
     name = f"{NAME}: PAM"
-    try:
-        lines = atomic.read_text(os.path.realpath(pam)).splitlines()
-    except FileNotFoundError:
-        lines = []
-    ours = [line.split() for line in lines if SESSION in line and not line.startswith("#")]
+    lines = read_pam_stack(pam)
+    if steered := [words for words in lines if USER_ENVIRON in words]:
+        what = f"{pam} takes variables from users' files: any user's LD_PRELOAD runs as root"
+        return fault(what, f"take {USER_ENVIRON} out of: {' '.join(steered[0])}", name)
+    ours = [words for words in lines if any(SESSION in word for word in words)]
     if right := [words for words in ours if words[:2] == ["session", "required"]]:
         return ok(f"{pam}: {' '.join(right[0])}", name)
     what = f"{pam} does not run {SESSION}: no task of any job starts"

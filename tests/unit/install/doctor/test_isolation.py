@@ -117,6 +117,22 @@ def test_a_stack_of_pam_that_starts_no_session_of_ours_is_a_fault(
     assert cell.worst("cgroup").state == state
 
 
+@pytest.mark.parametrize("way", ["", "@include login\n", "session include login\n"])
+def test_a_stack_that_takes_variables_of_users_is_a_fault(cell: Cell, way: str) -> None:
+    """Tried on a real Slurm: LD_PRELOAD in ~/.pam_environment was loaded as root by our session."""
+    cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
+    taken = "auth required pam_env.so user_readenv=1\n"
+    cell.pam.with_name("login").write_text(taken)
+    cell.pam.write_text(f"{way or taken}{LINE}")
+
+    worst = cell.worst("cgroup")
+    assert worst.state == FAULT and "user_readenv=1" in worst.do
+
+    cell.pam.with_name("login").write_text(f"#{taken}")
+    cell.pam.write_text(f"{way}{LINE}")
+    assert cell.worst("cgroup").state == OK
+
+
 def test_a_missing_stack_is_a_fault(cell: Cell) -> None:
     cell.daemon(701, "slurmd", "/system.slice/slurmd.service")
 

@@ -34,7 +34,7 @@ from tests.labs.slurm.jobs import (
 from tests.labs.slurm.lab import STARTED, JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, wait_said
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.attack]
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 KEYS = {"SLURM_WAIT": "0.2", "SLURM_TIMEOUT": "6"}
 EXTRA = {**SLURM_CONF, "KillWait": "1"}
@@ -87,6 +87,10 @@ def mask_of(shown: list[tuple[str, str]]) -> list[str]:
 def test_a_hostile_environment_runs_nothing_as_root_and_forges_no_mask(
     slurm_gpus: Gpulock, evil: Evil, mode: Mode
 ) -> None:
+    """Tried: a whole kit of variables, files and programs, with forged variables of Slurm's.
+
+    Stopped by: hooks of root's have slurmd's environment alone; a TaskProlog sets each mask itself.
+    """
     mode(slurm_gpus, KEYS, extra=EXTRA)
     slurm = slurm_gpus.slurm
     other = slurm.submit("slbob", "-w", NODE, "--gres=gpu:1", script="exec sleep 600\n")
@@ -125,7 +129,10 @@ def test_a_hostile_environment_runs_nothing_as_root_and_forges_no_mask(
 def test_a_job_without_its_submitters_environment_is_masked_too(
     slurm_gpus: Gpulock, evil: Evil, mode: Mode, export: str
 ) -> None:
-    """slurmd has the login files of the user run then, as the user."""
+    """Tried: a login file that sets the mask; slurmd runs it, as the user.
+
+    Stopped by: slurmstepd obeys the TaskProlog behind it.
+    """
     mode(slurm_gpus, KEYS, extra=EXTRA)
     profile = slurm_gpus.slurm.users["slalice"].home / ".bash_profile"
     profile.write_text(f". {evil.folder}/rc\nexport {MASK}=0,1,2,3\n")
@@ -141,6 +148,10 @@ def test_a_job_without_its_submitters_environment_is_masked_too(
 
 @BOTH
 def test_a_job_without_gpus_forges_itself_none(slurm_gpus: Gpulock, evil: Evil, mode: Mode) -> None:
+    """Tried: a job without GPUs says that it has some, in its script and in its step.
+
+    Stopped by: the note of root's decides, and a step that contradicts it does not start.
+    """
     mode(slurm_gpus, KEYS, extra=EXTRA)
     slurm = slurm_gpus.slurm
     words = ["-w", NODE, f"--export=ALL,{MASK}=0"]
@@ -158,6 +169,10 @@ def test_a_job_without_gpus_forges_itself_none(slurm_gpus: Gpulock, evil: Evil, 
 
 
 def test_limits_of_the_submitter_starve_no_hook(slurm_gpus: Gpulock) -> None:
+    """Tried: `ulimit -v -n -f -t` of the submitter, which Slurm propagates to the job.
+
+    Stopped by: slurmd gives them to the tasks alone.
+    """
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
     limits = "ulimit -v 400000; ulimit -n 30; ulimit -f 64; ulimit -t 20; "
     line = f"{limits}exec sbatch --parsable --propagate=ALL -o out.%j -w {NODE} --gres=gpu:2"
@@ -183,6 +198,10 @@ def rows(job: JobId, uid: int, state: str) -> str:
 def test_names_and_comments_that_look_like_slurmctlds_answers_free_nothing(
     slurm_gpus: Gpulock,
 ) -> None:
+    """Tried: a job's name, comment and folder that look like squeue's or scontrol's answer.
+
+    Stopped by: squeue is asked for columns of fixed width, none of them the user's text.
+    """
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
     slurm = slurm_gpus.slurm
     held_job = slurm.submit("slalice", "--hold", "-w", NODE)
@@ -229,6 +248,10 @@ def pretend(
 def test_a_process_that_pretends_to_be_slurms_neither_keeps_nor_frees_anothers_lock(
     slurm_gpus: Gpulock, hooks: Stops
 ) -> None:
+    """Tried: titles of step daemons and slurmd, and a hook's environment, on a user's processes.
+
+    Stopped by: daemons and hooks are root's, and the kernel says whose a process is.
+    """
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)
     slurm = slurm_gpus.slurm
     living = started(slurm_gpus, NODE, "--gres=gpu:1")
@@ -267,6 +290,10 @@ def test_a_process_that_pretends_to_be_slurms_neither_keeps_nor_frees_anothers_l
 
 
 def test_a_user_can_write_nothing_where_hooks_read(slurm_gpus: Gpulock) -> None:
+    """Tried: to write, remove or rename each file and folder that a hook reads.
+
+    Stopped by: all of it is root's, and no mode lets others write.
+    """
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, "--gres=gpu:1")
@@ -314,6 +341,10 @@ def tree(gpus: Gpulock) -> dict[str, tuple[int, int, bytes]]:
 def test_a_killed_or_stopped_taskprolog_starts_no_task(
     slurm_gpus: Gpulock, hooks: Stops, number: signal.Signals
 ) -> None:
+    """Tried: to kill or stop the own TaskProlog, which runs as the user.
+
+    Stopped by: Slurm starts no task without its TaskProlog's success.
+    """
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)
     slurm = slurm_gpus.slurm
     hooks.set("TaskProlog", NODE, "before")
@@ -338,7 +369,10 @@ def test_a_killed_or_stopped_taskprolog_starts_no_task(
 def test_a_taskprolog_of_the_users_own_changes_what_is_advice_and_no_lock(
     slurm_gpus: Gpulock,
 ) -> None:
-    """docs/slurm.md: without a device cgroup a mask is advice."""
+    """Tried: `srun --task-prolog` with a mask of every GPU, which is advice without a cgroup.
+
+    Stopped by: the device cgroup, and the lock stays as it is.
+    """
     own = script(slurm_gpus, "own", f"#!/bin/sh\necho export {MASK}=0,1,2,3\n")
     by_slurm(slurm_gpus, KEYS, extra=EXTRA, proctrack="cgroup", constrain_devices=True)
     slurm = slurm_gpus.slurm
@@ -358,6 +392,10 @@ def test_a_taskprolog_of_the_users_own_changes_what_is_advice_and_no_lock(
 def test_a_job_whose_output_cannot_be_written_runs_neither_unmasked_nor_refused(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
+    """Tried: outputs that are full, missing or closed, while a job is granted or refused.
+
+    Stopped by: mask and refusal go through slurmstepd's pipe, not through the job's output.
+    """
     mode(slurm_gpus, KEYS, extra=EXTRA)
     slurm = slurm_gpus.slurm
     told = gate_file(slurm_gpus, "told")
@@ -456,6 +494,10 @@ SPOILED: Mapping[Callable[[Gpulock, JobId], None], str] = {
 def test_in_doubt_a_task_never_runs(
     slurm_gpus: Gpulock, hooks: Stops, mode: Mode, spoil: Callable[[Gpulock, JobId], None]
 ) -> None:
+    """Tried: each way in which the words of root may be missing or wrong for a TaskProlog.
+
+    Stopped by: a TaskProlog that doubts fails, and its task does not start.
+    """
     mode(slurm_gpus, KEYS, extra=EXTRA, hooks=hooks.hooks)
     slurm = slurm_gpus.slurm
     hooks.set("Prolog", NODE, "after")
@@ -471,6 +513,10 @@ def test_in_doubt_a_task_never_runs(
 
 
 def test_a_step_whose_job_has_lost_its_lock_does_not_run(slurm_gpus: Gpulock) -> None:
+    """Tried: a step of a job whose lock is another's by now.
+
+    Stopped by: each TaskProlog compares the token of its note with the lock's.
+    """
     by_gpulock(slurm_gpus, KEYS, extra=EXTRA)
     slurm = slurm_gpus.slurm
     go = gate_file(slurm_gpus, "go")
@@ -487,7 +533,10 @@ def test_a_step_whose_job_has_lost_its_lock_does_not_run(slurm_gpus: Gpulock) ->
 def test_a_task_of_a_refused_job_cannot_be_run_by_a_step_that_hides_its_job(
     slurm_gpus: Gpulock,
 ) -> None:
-    """A refused salloc-like allocation is cancelled; a batch job's script never starts an srun."""
+    """Tried: `srun --jobid --overlap` into a refused job, from outside.
+
+    Stopped by: a refused allocation is cancelled, and a batch job's script never starts an srun.
+    """
     by_gpulock(slurm_gpus, {**KEYS, "SLURM_WAIT": "8"}, extra=EXTRA)  # time for some tries
     slurm = slurm_gpus.slurm
     told = gate_file(slurm_gpus, "told")

@@ -41,9 +41,12 @@ EXPECTED = {
     schedule.TIME: (
         {
             *("InventoryPublisher", "HealthPolicy", "CdiSpecWriter", "IdlePolicy", "CountDrift"),
-            *("RefusalNotifier", "SgeSlotSync", "SlurmDrainSync"),
+            *("RefusalNotifier", "SgeSlotSync", "SlurmDrainSync", "ForeignWatch"),
         },
-        {"InventoryPublisher", "HealthPolicy", "CountDrift", "RefusalNotifier", "SlurmDrainSync"},
+        {
+            *("InventoryPublisher", "HealthPolicy", "CountDrift", "RefusalNotifier"),
+            *("SlurmDrainSync", "ForeignWatch"),
+        },
     ),
 }
 

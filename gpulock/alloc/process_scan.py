@@ -62,7 +62,7 @@ class ProcessScan(ProcessTree):
         nobody = users is not None and not any([self.may_run(uid) for uid in users])
         unneeded = nobody and self._is_crowded()
         late = time.monotonic() + LONGEST
-        seen = set() if unneeded else set(self.proc.kernel_threads())
+        seen = set[int]() if unneeded else set(self.proc.kernel_threads())
         for attempt in range(0 if unneeded else ROUNDS):
             fresh = [pid for pid in self.proc.pids() if pid not in seen]
             vanished = False

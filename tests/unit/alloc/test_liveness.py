@@ -49,10 +49,10 @@ def verdict(fake: FakeProc, lock: Lock) -> str:
 
 
 def common(fake: FakeProc, one: Owner) -> str:
-    rules: dict[str, liveness.LivenessRule] = {
-        one.scheduler: lambda _, __: Verdict("look further", "")
-    }
-    judge = Judge(BOOT, NAME, ProcessScan(Proc(str(fake.root))), rules)
+    def ask(lock: Lock, scan: ProcessScan) -> Verdict:
+        return Verdict("look further", "")
+
+    judge = Judge(BOOT, NAME, ProcessScan(Proc(str(fake.root))), {one.scheduler: ask})
     return judge.verdict(Lock("x", one, "")).state
 
 

@@ -7,7 +7,7 @@ A job is compared as a whole, never by its beginning: 12 is not 123, and task 1 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpulock.node.devices import Device, pci_bus_key
@@ -50,7 +50,7 @@ class Subject(NamedTuple):
         return f"job {self.job}{'.' if self.task else ''}{self.task}"
 
 
-def parse_subject(text: str, devices: Sequence[Device], jobs: Iterable[Owner] = ()) -> Subject:
+def parse_subject(text: str, devices: Sequence[Device]) -> Subject:
     """Return what `text` names; a plain number is a device where there is one, else a job.
 
     `job 3`, `gpu 3` and `pid 3` leave no doubt. Raises SelectError.
@@ -93,7 +93,7 @@ def match_device_list(text: str, devices: Sequence[Device]) -> list[Device]:
 
 def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
     """Return the devices that `text` may mean: index, bus id, or a UUID's beginning."""
-    if len(text) > LONGEST:
+    if not text or len(text) > LONGEST:
         return []
     if text.isascii() and text.isdigit():
         return [device for device in devices if device.index == int(text)]

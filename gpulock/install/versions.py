@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import gpulock
+from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.change import Place
 from gpulock.install.hooks import (
     HookPaths,
@@ -81,7 +81,8 @@ class InstalledHooks(Place):
                 return
             before = version_in_force(self.prefix)
             make_public_folder(self.prefix)
-            check_prefix_owner(self.prefix)
+            if os.geteuid() == 0 and (why := why_untrusted_program(self.prefix, (0,))):
+                raise InstallError(f"{why}: hooks run as root; make it writable by root alone")
             if value == self.wanted():
                 paths = render_hooks(self.prefix / value, self.config, self.interpreter)
             else:
@@ -117,23 +118,6 @@ def list_hook_versions(prefix: Path) -> list[str]:
     except OSError:
         return []
     return [e.name for e in entries if e.is_dir() and not e.is_symlink() and (e / "lib").is_dir()]
-
-
-def check_prefix_owner(path: Path) -> None:
-    """Raise InstallError unless only root can replace a folder or what is in it.
-
-    Root runs what stands below it. A sticky folder (/tmp) lets others add, not replace.
-    """
-    if os.geteuid() != 0:
-        return
-    for folder in (path, *path.parents):
-        info = folder.stat()
-        written_by_all = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if info.st_uid != 0 or (written_by_all and not info.st_mode & stat.S_ISVTX):
-            raise InstallError(
-                f"{folder} has uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}: hooks run"
-                " as root; make it root's and writable by no other user"
-            )
 
 
 def switch_hook_version(prefix: Path, name: str) -> None:

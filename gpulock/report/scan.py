@@ -124,6 +124,10 @@ class GpuTimeSum:
             pass  # null: nothing is known of the rest
         self.claims += 1
 
+    def times(self) -> tuple[float, float, float, float]:
+        """Return the GPU seconds held, at work, idle, and of which nothing is known."""
+        return self.held, self.busy, self.idle, self.unobserved
+
     @property
     def idle(self) -> float:
         """Return the observed GPU seconds in which nothing was done."""

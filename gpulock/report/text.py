@@ -168,21 +168,30 @@ def report_device_cells(card: ReportedDevice, chars: Charset) -> list[Cell]:
     ]
 
 
+def sum_device_times(cards: Sequence[ReportedDevice]) -> tuple[float, float, float]:
+    """Return the seconds held, at work, and not observed of some devices."""
+    busy = sum(card.busy or 0.0 for card in cards)
+    return sum(card.held for card in cards), busy, sum(card.unobserved for card in cards)
+
+
+def format_claim_shares(claim: ReportedClaim) -> tuple[str, str, str]:
+    """Return how much of its time a claim was at work, idle, and not observed."""
+    held, busy, unseen = sum_device_times(claim.cards)
+    gone = format_percent(unseen / held if held > 0 else None)
+    if held <= unseen:
+        return "-", "-", gone
+    return format_percent(busy / held), format_percent((held - unseen - busy) / held), gone
+
+
 def short_claim_cells(claim: ReportedClaim) -> list[Cell]:
     """Return one claim of many."""
-    held = sum(card.held for card in claim.cards)
-    busy = sum(card.busy or 0.0 for card in claim.cards)
-    unseen = sum(card.unobserved for card in claim.cards)
-    known = held > unseen
     return [
         Cell(claim.job),
         Cell(claim.node),
         Cell(format_local_time(claim.begun)[:-3]),
         Cell(format_duration(claim.held) if claim.timed else "-"),
         Cell(str(len(claim.cards))),
-        Cell(format_percent(busy / held) if known else "-"),
-        Cell(format_percent((held - unseen - busy) / held) if known else "-"),
-        Cell(format_percent(unseen / held if held else None)),
+        *map(Cell, format_claim_shares(claim)),
         Cell(claim.how if claim.ended is not None else "runs"),
     ]
 
@@ -190,9 +199,7 @@ def short_claim_cells(claim: ReportedClaim) -> list[Cell]:
 def format_claims_summary(claims: Sequence[ReportedClaim]) -> str:
     """Return the sum of all devices in a line."""
     cards = [card for claim in claims for card in claim.cards]
-    held = sum(card.held for card in cards)
-    unseen = sum(card.unobserved for card in cards)
-    busy = sum(card.busy or 0.0 for card in cards)
+    held, busy, unseen = sum_device_times(cards)
     if held <= 0:
         return "In all: no time" if any(card.timed for card in cards) else "In all: not known"
     if unseen >= held:

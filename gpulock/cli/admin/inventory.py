@@ -69,19 +69,7 @@ def format_inventory_lines(
         )
     if len(found) > 1:
         result += ["", *format_link_matrix(found, node.links), *textwrap.wrap(LEGEND, width)]
-    bridges = {device.bus: device for device in found if device.path}
-    if bridges:
-        result += ["", "PCI bridges from the root:"]
-        result += table.render_facts(
-            [(f"GPU {d.index}", format_bridge_path(d)) for d in bridges.values()], width
-        )
     return result
-
-
-def format_bridge_path(device: Device) -> str:
-    """Return the bridges above a device; the domain is the device's."""
-    above = [part for part in device.path if not part.startswith(("devices", "pci"))]
-    return " ".join(part.partition(":")[2] for part in above) or "none"
 
 
 def describe_driver_version(node: Node) -> str:

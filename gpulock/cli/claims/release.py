@@ -16,7 +16,14 @@ import click
 from gpulock.alloc.process_owner import ProcessTree, is_command_running_elsewhere
 from gpulock.alloc.reaper import Reaper, free_lock
 from gpulock.cli.claims import socket_client
-from gpulock.cli.select import SelectError, Subject, parse_subject
+from gpulock.cli.select import (
+    SelectError,
+    Subject,
+    match_devices,
+    match_one_device,
+    parse_lock_id,
+    parse_subject,
+)
 from gpulock.cli.session import (
     CommandRefusedError,
     Session,
@@ -84,14 +91,17 @@ def release_command(
         raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
     found = node.devices_if_driver()
+    holder = pid or find_calling_shell(node.proc)
+    try:
+        ids = tuple(resolve_lock_id(name, found) for name in devices)
+        ours = make_lock_filter(ids, holder, job)
+    except SelectError as fault:
+        raise CommandRefusedError(str(fault), "see gpulock status") from fault
     if socket_client.is_daemon_needed(node) and not (force or job):
-        for name in release_through_daemon(
-            node, found, devices, pid or find_calling_shell(node.proc)
-        ):
+        for name in socket_client.request_daemon_release(node, holder, ids):
             click.echo(f"freed {format_device_label(name, found)}")
         return
     node = session.writable_node()
-    ours = make_lock_filter(found, devices, pid or find_calling_shell(node.proc), job)
     let = release_selected_locks(node, found, ours, force, one_line(reason or ""))
     for one in let:
         click.echo(f"freed {format_device_label(one.lock.id, found)}{format_past_holder(one.lock)}")
@@ -99,44 +109,19 @@ def release_command(
             click.echo(f"STILL IN USE: {one.left}", err=True)
 
 
-def release_through_daemon(
-    node: Node, found: Sequence[Device], names: Sequence[str], pid: int
-) -> tuple[str, ...]:
-    """Have gpulockd free what is ours; return the ids. Raises Refused or Refusal."""
-    try:
-        ids = tuple(resolve_lock_id(name, found) for name in names)
-    except SelectError as fault:
-        raise CommandRefusedError(str(fault), "see gpulock status") from fault
-    return socket_client.request_daemon_release(node, pid, ids)
-
-
-def make_lock_filter(
-    found: Sequence[Device], names: Sequence[str], pid: int, job: str | None
-) -> Callable[[Lock], bool]:
-    """Return what tells the locks that are meant; raise Refused."""
-    try:
-        if names:
-            ids = [resolve_lock_id(name, found) for name in names]
-            return lambda lock: any(lock_ids_overlap(lock.id, name) for name in ids)
-        what = parse_subject(f"job {job}", found) if job else Subject(pid=pid)
-    except SelectError as fault:
-        raise CommandRefusedError(str(fault), "see gpulock status") from fault
+def make_lock_filter(ids: Sequence[str], pid: int, job: str | None) -> Callable[[Lock], bool]:
+    """Return what tells the locks that are meant; raise SelectError."""
+    if ids:
+        return lambda lock: any(lock_ids_overlap(lock.id, name) for name in ids)
+    what = parse_subject(f"job {job}", ()) if job else Subject(pid=pid)
     return lambda lock: lock.owner is not None and what.owns(lock.owner)
 
 
 def resolve_lock_id(name: str, found: Sequence[Device]) -> str:
     """Return the lock id a name stands for; a full id is taken although nothing shows it."""
-    meant = (
-        parse_subject(f"gpu {name}", found).device if not is_missing_card_id(name, found) else None
-    )
-    return meant.id if meant else name
-
-
-def is_missing_card_id(name: str, found: Sequence[Device]) -> bool:
-    """Return whether `name` is a lock id of a card that the driver does not show (any more)."""
-    from gpulock.cli.select import match_devices, parse_lock_id
-
-    return not match_devices(name, found) and parse_lock_id(name) is not None
+    if not match_devices(name, found) and parse_lock_id(name) is not None:
+        return name  # of a card that the driver does not show (any more)
+    return match_one_device(name, found).id
 
 
 def release_selected_locks(

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from io import StringIO
+from itertools import chain
 
 import click
 
-from gpulock.cli.history.formats import (
-    VERSION,
-    claims_to_csv,
-    claims_to_json,
-    echo_in_chunks,
-    rows_to_csv,
-)
 from gpulock.cli.select import SelectError, parse_lock_id, parse_subject
 from gpulock.cli.session import Session
 from gpulock.daemon.history.files import FOLDER
@@ -35,10 +32,19 @@ from gpulock.report.scan import (
     parse_history_line,
 )
 from gpulock.report.sources import find_local_claims
+from gpulock.report.text import format_claim_shares
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_count, format_duration, format_local_time, parse_duration
 
+VERSION = 1
+CHUNK = 1 << 16  # characters that are written at once
+FIELDS = (
+    *("released_at", "claimed_at", "node", "scheduler", "job_id", "task_id", "user", "uid"),
+    *("queue", "gpus", "held_seconds", "gpu_seconds", "busy_seconds", "observed_seconds"),
+    *("utilization", "energy_joules", "memory_peak_bytes", "last_busy", "foreign_seconds"),
+    *("how", "proof", "token"),
+)
 HOUR = 3600.0
 REFUSED = 1  # exit code
 LAST = 50  # claims that a table lists unless told otherwise
@@ -53,6 +59,7 @@ COLUMNS = (
     Column("UNSEEN", right=True),
     Column("HOW"),
 )
+SUM_FIELDS = ("claims", "gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds")
 SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 
 
@@ -187,38 +194,24 @@ def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, 
 
 def history_claim_cells(claim: ReportedClaim) -> list[Cell]:
     """Return one row of the table."""
-    held = sum(card.held for card in claim.cards)
-    busy = sum(card.busy or 0.0 for card in claim.cards)
-    unseen = sum(card.unobserved for card in claim.cards)
-    seen = held > unseen
     return [
         Cell(format_local_time(claim.ended or 0.0)),
         Cell(claim.job),
         Cell(claim.user),
         Cell(str(len(claim.cards))),
         Cell(format_duration(claim.held) if claim.timed else "-"),
-        Cell(format_history_share(busy, held) if seen else "-"),
-        Cell(format_history_share(held - unseen - busy, held) if seen else "-"),
-        Cell(format_history_share(unseen, held)),
+        *map(Cell, format_claim_shares(claim)),
         Cell(claim.how),
     ]
-
-
-def format_history_share(part: float, whole: float) -> str:
-    """Return a part as percent."""
-    return format_percent(part / whole if whole > 0 else None)
 
 
 def format_history_total(total: GpuTimeSum) -> str:
     """Return the sum of all in a line."""
     if not total.claims:
         return "no finished claim"
-    return (
-        f"{format_count(total.claims, 'claim')}: "
-        f"{format_history_hours(total.held)} GPU hours held, "
-        f"{format_history_hours(total.busy)} busy, {format_history_hours(total.idle)} idle, "
-        f"{format_history_hours(total.unobserved)} not observed"
-    )
+    held, busy, idle, unseen = map(format_history_hours, total.times())
+    count = format_count(total.claims, "claim")
+    return f"{count}: {held} GPU hours held, {busy} busy, {idle} idle, {unseen} not observed"
 
 
 def format_history_hours(seconds: float) -> str:
@@ -230,21 +223,14 @@ def print_history_sums(found: dict[str, GpuTimeSum], by: str, form: str) -> None
     """Print sums, the largest first."""
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0]))
     rows = [
-        {
-            by: name,
-            "claims": one.claims,
-            "gpu_seconds": round(one.held, 3),
-            "busy_seconds": round(one.busy, 3),
-            "idle_seconds": round(one.idle, 3),
-            "unobserved_seconds": round(one.unobserved, 3),
-        }
+        {by: name, "claims": one.claims}
+        | {key: round(value, 3) for key, value in zip(SUM_FIELDS[1:], one.times(), strict=True)}
         for name, one in ordered
     ]
     if form == "json":
         click.echo(json.dumps({"version": VERSION, "by": by, "sums": rows}, indent=2))
     elif form == "csv":
-        fields = [by, "claims", "gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds"]
-        echo_in_chunks(rows_to_csv([fields, *([row[key] for key in fields] for row in rows)]))
+        echo_in_chunks(rows_to_csv([[by, *SUM_FIELDS], *(row.values() for row in rows)]))
     else:
         columns = [Column(by.upper(), least=8), *(Column(name, right=True) for name in SUMS)]
         shown = [history_sum_cells(name or "-", one) for name, one in ordered]
@@ -253,8 +239,47 @@ def print_history_sums(found: dict[str, GpuTimeSum], by: str, form: str) -> None
 
 def history_sum_cells(name: str, one: GpuTimeSum) -> list[Cell]:
     """Return one row of sums."""
-    use = format_history_share(one.busy, one.observed)
-    times = [
-        format_history_hours(value) for value in (one.held, one.busy, one.idle, one.unobserved)
-    ]
-    return [Cell(name), Cell(f"{one.claims:,}"), *map(Cell, times), Cell(use)]
+    use = format_percent(one.busy / one.observed if one.observed > 0 else None)
+    times = [Cell(format_history_hours(value)) for value in one.times()]
+    return [Cell(name), Cell(f"{one.claims:,}"), *times, Cell(use)]
+
+
+def claims_to_json(found: Iterable[ReportedClaim]) -> Iterator[str]:
+    """Yield the records as text."""
+    yield f'{{"version": {VERSION}, "claims": ['
+    comma = "\n"
+    for claim in found:
+        yield comma + json.dumps(claim.record)
+        comma = ",\n"
+    yield "\n]}\n"
+
+
+def claims_to_csv(found: Iterable[ReportedClaim]) -> Iterator[str]:
+    """Yield a line a claim, without its devices."""
+    return rows_to_csv(
+        chain([FIELDS], ([claim.record.get(key) for key in FIELDS] for claim in found))
+    )
+
+
+def rows_to_csv(rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """Yield rows as CSV."""
+    line = StringIO()
+    writer = csv.writer(line, lineterminator="\n")
+    for row in rows:
+        writer.writerow(row)
+        yield line.getvalue()
+        line.seek(0)
+        line.truncate()
+
+
+def echo_in_chunks(pieces: Iterable[str]) -> None:
+    """Print a text of many pieces; all of it by echo, so that it is known what a fault is of."""
+    some: list[str] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece)
+        if size >= CHUNK:
+            click.echo("".join(some), nl=False)
+            some, size = [], 0
+    click.echo("".join(some), nl=False)

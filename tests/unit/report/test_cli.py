@@ -459,7 +459,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_no_broken_node(
 
 def test_what_is_written_in_chunks_is_whole(busy: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [busy.text("history", form) for form in ("--json", "--csv")]
-    monkeypatch.setattr("gpulock.cli.history.formats.CHUNK", 1)
+    monkeypatch.setattr("gpulock.cli.history.history.CHUNK", 1)
     assert [busy.text("history", form) for form in ("--json", "--csv")] == whole
 
 

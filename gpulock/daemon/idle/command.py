@@ -79,8 +79,6 @@ class IdleCommand:
 
 def check_program_trust(path: str) -> str:
     """Return why a program is not run, or nothing: who else than root could have written it."""
-    if not path.startswith("/"):
-        return "it is not an absolute path"
     program = Path(path)
     if why := why_untrusted_program(program, (0, os.geteuid())):
         return why
@@ -90,20 +88,27 @@ def check_program_trust(path: str) -> str:
 def why_untrusted_program(path: Path, owners: Collection[int]) -> str:
     """Return who else than `owners` could have put a program there, as a clause, or nothing.
 
-    Looks at the real file and every folder above it. A sticky folder (/tmp) lets others add, not
-    replace.
+    Looks at the file, at the folders and links that lead to it, and at all that these lead to. A
+    sticky folder (/tmp) lets others add, not replace.
     """
+    ways, seen = [path.absolute()], set[Path]()
     try:
-        real = path.resolve(strict=True)
-        for place in (real, *real.parents):
-            info = place.stat()
-            sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
-            if info.st_uid not in owners:
-                return f"{place} belongs to uid {info.st_uid}"
-            if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
-                return f"{place} is writable by others (mode {stat.S_IMODE(info.st_mode):04o})"
-    except (OSError, RuntimeError) as fault:  # RuntimeError: links in a circle
-        return f"{path}: {getattr(fault, 'strerror', None) or fault}"
+        while ways:
+            way = ways.pop()
+            for place in [one for one in (way, *way.parents) if one not in seen]:
+                info = place.lstat()
+                link, folder = stat.S_ISLNK(info.st_mode), stat.S_ISDIR(info.st_mode)
+                if info.st_uid not in owners:
+                    return f"{place} belongs to uid {info.st_uid}"
+                sticky = folder and info.st_mode & stat.S_ISVTX
+                if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (sticky or link):
+                    return f"{place} is writable by others (mode {stat.S_IMODE(info.st_mode):04o})"
+                if link:
+                    ways.append(place.parent / place.readlink())
+                seen.add(place)
+        path.stat()  # links in a circle lead nowhere
+    except OSError as fault:
+        return f"{path}: {fault.strerror}"
     return ""
 
 

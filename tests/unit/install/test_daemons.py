@@ -161,6 +161,30 @@ def test_a_program_that_others_can_replace_is_not_run(
     assert "is writable by others" in why_untrusted_program(machine.root / "link", (0, ME))
 
 
+def test_a_folder_that_a_link_stands_in_counts_as_well(tmp_path: Path) -> None:
+    program, links = tmp_path / "safe/program", tmp_path / "open"
+    program.parent.mkdir()
+    program.touch(0o755)
+    links.mkdir(0o755)
+    (links / "hop").symlink_to(program.parent)
+    (tmp_path / "way").symlink_to("open/hop")
+    for path in (links / "hop/program", tmp_path / "way/program"):
+        assert why_untrusted_program(path, (0, ME)) == ""
+        links.chmod(0o777)
+        assert f"{links} is writable by others" in why_untrusted_program(path, (0, ME))
+        links.chmod(0o755)
+
+
+@pytest.mark.root
+def test_a_link_of_a_strangers_in_a_sticky_folder_is_not_followed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    link = tmp_path / "link"
+    link.symlink_to("/bin/sh")
+    assert why_untrusted_program(link, (0,)) == ""
+    os.lchown(link, STRANGER, STRANGER)
+    assert f"{link} belongs to uid {STRANGER}" in why_untrusted_program(link, (0,))
+
+
 def test_a_program_of_a_strangers_is_not_run(machine: Machine) -> None:
     path = machine.program("bin/qconf")
 

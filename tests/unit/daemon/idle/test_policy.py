@@ -238,7 +238,7 @@ def test_a_command_that_does_not_end_is_ended_with_all_it_started(lab: Lab) -> N
     assert lab.idle.command is None
 
 
-@pytest.mark.parametrize("act", ["group", "folder", "missing", "relative", "plain", "link"])
+@pytest.mark.parametrize("act", ["group", "folder", "missing", "plain", "link"])
 def test_a_command_that_others_could_have_written_is_not_run(
     lab: Lab, act: str, tmp_path: Path
 ) -> None:
@@ -251,8 +251,6 @@ def test_a_command_that_others_could_have_written_is_not_run(
         path = str(lab.program.rename(tmp_path / "open" / "command"))
     elif act == "missing":
         lab.program.unlink()
-    elif act == "relative":
-        path = "command"
     elif act == "plain":
         lab.program.chmod(0o644)
     else:

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,27 @@ class Site:
             check=False,
             **options,
         )
+
+    def shell(self, script: str, shell: str = "/bin/sh", **others: Any) -> str:
+        """Let a shell run a script whose `"$@"` is gpulock, well; return what it printed."""
+        line = [shell, "-c", script, "sh", *self.command()]
+        output: str = subprocess.check_output(line, text=True, cwd=ROOT, **others)
+        return output
+
+    @contextmanager
+    def opened(self, *names: int | str) -> Generator[subprocess.Popen[bytes]]:
+        """Have device files open in a process of no claim: a card by its minor, others by name."""
+        files = [f"nvidia{name}" if isinstance(name, int) else name for name in names]
+        folder = self.files.dev_root
+        opens = "; ".join(f"exec {3 + n}<{folder}/{name}" for n, name in enumerate(files))
+        with subprocess.Popen(
+            ["/bin/sh", "-c", f"{opens}; echo; read -r line"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
 
     def json(self, *args: str) -> Any:
         """Return what `status --json` says."""

@@ -144,13 +144,7 @@ def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
     pid, start = dead_process()
     uid = os.getuid()
     site.hold(4, scheduler="process", job_id=str(pid), pid=pid, start=start, uid=uid)
-    with subprocess.Popen(
-        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia4; echo; read -r _"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as user:
-        assert user.stdout is not None
-        user.stdout.readline()
+    with site.opened(4) as user:
         text = site.call("reap").stdout
         assert text.startswith(f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has")
         assert "orphans" in site.call("status").stdout

@@ -15,7 +15,7 @@ from gpulock.cli.session import uid_to_user_name
 from gpulock.deadline import clock_boottime
 from gpulock.job.environment import BIND_LISTS, loaded_driver_version
 from gpulock.node.settings import Settings
-from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
+from tests.support.cli_site import NOBODY, Site, dead_process
 
 pytestmark = pytest.mark.slow
 
@@ -47,14 +47,7 @@ def test_a_claim_is_held_for_the_process_that_is_named(site: Site, process: Proc
 
 def test_a_claim_without_pid_is_the_callers(site: Site) -> None:
     script = '"$@" claim -n 1 >/dev/null 2>&1; echo $$; "$@" status --json'
-    done = subprocess.run(
-        ["/bin/sh", "-c", script, "sh", *site.command()],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
-    shell, _, text = done.stdout.partition("\n")
+    shell, _, text = site.shell(script).partition("\n")
     assert f'"pid": {shell}' in text
 
 
@@ -66,28 +59,14 @@ def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
     if program is None:
         pytest.skip(f"there is no {shell} here")
     script = 'x=$("$@" claim -n 1 2>&1 | cat); echo $$; "$@" status --json; "$@" release; true'
-    done = subprocess.run(
-        [program, "-c", script, "sh", *site.command()],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
-    pid, _, text = done.stdout.partition("\n")
+    pid, _, text = site.shell(script, program).partition("\n")
     assert f'"pid": {pid}' in text
     assert text.endswith(f"freed GPU 0 (was pid {pid} of {uid_to_user_name(os.getuid())})\n")
 
 
 def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:
     script = 'eval "$("$@" claim --devices 3,5 --export 2>/dev/null)"; echo $CUDA_VISIBLE_DEVICES'
-    done = subprocess.run(
-        ["/bin/sh", "-c", script, "sh", *site.command()],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
-    assert done.stdout == "3,5\n"
+    assert site.shell(script) == "3,5\n"
 
 
 def test_a_shells_containers_get_this_nodes_driver_besides_its_own_binds(site: Site) -> None:
@@ -139,15 +118,7 @@ def test_release_gives_back_what_the_process_holds(site: Site, process: Process)
 
 def test_a_shell_releases_its_claim_although_it_leads_its_session(site: Site) -> None:
     script = '"$@" claim -n 1 && "$@" release && echo done'
-    done = subprocess.run(
-        ["/bin/sh", "-c", script, "sh", *site.command()],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-        check=True,
-    )
-    assert done.stdout.endswith("done\n")
+    assert site.shell(script, start_new_session=True).endswith("done\n")
     assert site.states() == ["free"] * 8
 
 
@@ -212,13 +183,7 @@ def test_a_device_in_use_is_kept_without_force_and_named_with_it(
     site: Site, process: Process
 ) -> None:
     site.call("claim", "--devices", "6", "--pid", str(process.pid))
-    with subprocess.Popen(
-        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia6; echo; read -r _"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as user:
-        assert user.stdout is not None
-        user.stdout.readline()
+    with site.opened(6) as user:
         refused = site.call("release", "6")
         assert refused.exit_code == 1
         assert f"process {user.pid} has {site.id(6)} open" in refused.stderr

@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,21 +19,6 @@ from gpulock.store import quarantine
 from gpulock.store.owner import TYPES
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
-
-
-@contextmanager
-def opened(site: Site, *names: int | str) -> Generator[subprocess.Popen[bytes]]:
-    """Have device files open in a process of no claim: a card by its minor, others by name."""
-    files = [f"nvidia{name}" if isinstance(name, int) else name for name in names]
-    opens = "; ".join(f"exec {3 + n}<{site.files.dev_root}/{name}" for n, name in enumerate(files))
-    with subprocess.Popen(
-        ["/bin/sh", "-c", f"{opens}; echo; read -r line"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process
 
 
 def line_of(text: str, index: int) -> list[str]:
@@ -109,7 +93,7 @@ def test_the_owner_of_the_locks_sees_what_came_after_the_verdicts(site: Site) ->
 def test_a_process_that_came_after_the_verdicts_is_foreign_at_once(site: Site) -> None:
     site.node()
     site.publish()
-    with opened(site, 5):
+    with site.opened(5):
         assert site.states()[5] == "foreign"
         assert site.call("why", "5").stdout.splitlines()[0].endswith("foreign")
 
@@ -155,7 +139,7 @@ def test_an_unreadable_record_is_unknown_not_free(site: Site) -> None:
 
 def test_a_device_open_in_a_process_of_no_claim_is_foreign(site: Site) -> None:
     site.node()
-    with opened(site, 5) as process:
+    with site.opened(5) as process:
         assert site.states()[5] == "foreign"
         pid, start = process.pid, site.node().proc.start(process.pid)
         site.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start)
@@ -168,7 +152,7 @@ def test_of_a_card_in_mig_mode_only_the_instance_that_is_used_is_foreign(tmp_pat
     used = next(device for device in node.devices() if device.id.endswith(".gi3.ci0"))
     caps = mig_access_nodes(used, node.settings.driver_root)
     assert len(caps) == 2
-    with opened(site, used.minor, "nvidiactl", *caps) as process:
+    with site.opened(used.minor, "nvidiactl", *caps) as process:
         found = {gpu["id"]: gpu["state"] for gpu in site.json()["gpus"]}
         assert [name for name, state in found.items() if state == "foreign"] == [used.id]
         assert f"end process {process.pid} " in site.call("why", used.id).stdout

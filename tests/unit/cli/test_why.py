@@ -83,13 +83,7 @@ def test_a_dead_job_is_explained_with_its_proof(site: Site) -> None:
 
 def test_who_keeps_the_device_of_a_dead_job_open_is_named(site: Site) -> None:
     pid, start = dead_process()
-    with subprocess.Popen(
-        ["/bin/sh", "-c", f"exec 3<{site.files.dev_root}/nvidia5; echo; read -r _"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as user:
-        assert user.stdout is not None
-        user.stdout.readline()
+    with site.opened(5) as user:
         site.hold(5, pid=pid, start=start, sid=pid, uid=os.getuid())
         text = site.call("why", "5").stdout
         assert "quarantined" in text.splitlines()[0]

@@ -102,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise Refusal(BROKEN, f"gpulockd runs as uid {os.geteuid()}", "it must be root's")
         journal.quiet = bool(settings.simulation)
         GpulockDaemon(settings, journal, notify, signals, make_daemon_chores(journal)).run()
+        signals.close()
     except AlreadyRunningError as other:
         journal.say(ERROR, f"{other.why}; {other.do}")
         return REFUSED

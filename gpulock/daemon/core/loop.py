@@ -69,6 +69,7 @@ class DaemonSignals:
         self.fd, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.ending = False
         self.reload = False
+        self.over = False
 
     def install(self) -> None:
         """Take the signals over."""
@@ -78,6 +79,11 @@ class DaemonSignals:
         signal.signal(signal.SIGHUP, self._hang_up)
         signal.signal(signal.SIGALRM, self._alarm)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def close(self) -> None:
+        """Let the interpreter take its time to end: its own SIGALRM would kill it by then."""
+        self.over = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def drain(self, _: int = 0) -> None:
         """Take the wake-ups away."""
@@ -96,4 +102,5 @@ class DaemonSignals:
         self.reload = True
 
     def _alarm(self, number: int, frame: FrameType | None) -> None:
-        raise ShutdownTimeoutError
+        if not self.over:
+            raise ShutdownTimeoutError

@@ -39,9 +39,9 @@ class Started:
         self.manager.settimeout(SECONDS)
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, *words: str, watchdog: str = "") -> subprocess.Popen[str]:
+    def start(self, *words: str, watchdog: str = "", program: str = MAIN) -> subprocess.Popen[str]:
         """Start a gpulockd."""
-        argv = [sys.executable, "-IS", "-c", MAIN, *(words or self.config())]
+        argv = [sys.executable, "-IS", "-c", program, *(words or self.config())]
         env = {"NOTIFY_SOCKET": self.manager.getsockname(), "WATCHDOG_USEC": watchdog}
         started = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
         self.processes.append(started)
@@ -88,6 +88,15 @@ def test_a_signal_ends_it_while_it_waits_at_the_gate(field: Started) -> None:
         field.wait_for("RELOADING=1")
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(SECONDS) == 0
+
+
+def test_an_exit_that_takes_longer_than_its_patience_is_no_fault(field: Started) -> None:
+    """On a busy machine an interpreter that ends takes its time."""
+    daemon = field.start(program=f"import atexit, time\natexit.register(time.sleep, 1.0)\n{MAIN}")
+    field.wait_for("READY=1")
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.stderr is not None
+    assert (daemon.wait(SECONDS), daemon.stderr.read()) == (0, "")
 
 
 def test_the_second_says_who_runs(field: Started) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from gpulock.node.sample import SAMPLE, SAMPLE_LINE, Sample, load_sample_file
-from tests.labs.common.installed import CONFIG
+from tests.labs.common.installed import CONFIG, Installed
 from tests.labs.sge.wait import PATIENCE, until
 from tests.nvml.double import Double
 
@@ -42,25 +42,27 @@ class Observer:
 
 @contextmanager
 def exporter(
+    gpus: Installed,
+    node: str,
     place: Path,
-    driver: Path,
-    enter: Sequence[str],
     until_then: Callable[[Sample], bool],
     prepare: Callable[[Double], None] = lambda _: None,
 ) -> Generator[Observer]:
     """Run an exporter on a node whose settings have `place/exporter` as EXPORTER_DIR.
 
-    `enter` begins a command line that runs there; `prepare` sets the double before the exporter's
+    `prepare` sets the double before the exporter's
     first look, `until_then` says what it must have told before we go on.
     """
     folder, stderr = place / "exporter", place / "stderr"
-    with Double(place / "nvml", node=driver) as nvml:
+    with Double(place / "nvml", node=gpus.drivers / node) as nvml:
         prepare(nvml)
         words = ["--config", CONFIG, "--folder", str(folder), "--listen", ADDRESS]
         env = [f"{key}={value}" for key, value in nvml.env.items()]
         with stderr.open("wb") as errors:
             process = subprocess.Popen(
-                [*enter, "env", *env, *PROGRAM, *words], stderr=errors, stdin=subprocess.DEVNULL
+                [*gpus.cluster.machines[node].enter(), "env", *env, *PROGRAM, *words],
+                stderr=errors,
+                stdin=subprocess.DEVNULL,
             )
         made = Observer(nvml, folder, process)
 

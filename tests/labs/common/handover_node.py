@@ -11,8 +11,8 @@ from gpulock.alloc.memory_check import MEMORY_NOT_REPORTED, MIB
 from gpulock.deadline import clock_boottime
 from gpulock.node.devices import Device
 from gpulock.node.sample import DeviceSample, Sample
-from gpulock.store import quarantine
 from tests.labs.common.exporter_node import Observer, exporter
+from tests.labs.common.installed import Installed, out_of_service
 from tests.labs.common.lock_folder import owners
 from tests.labs.common.processes import running
 from tests.labs.common.reaped import Reaped
@@ -110,12 +110,7 @@ class Gpus:
 
     def out(self) -> dict[str, str]:
         """Return why each device that is out of service is so."""
-        folder = quarantine.QUARANTINE
-        names = quarantine.list_noted_devices(self._state_dir, folder)
-        return {
-            n: quarantine.read_device_note(self._state_dir, folder, n).get("reason", "")
-            for n in names
-        }
+        return out_of_service(self._state_dir)
 
     def freed_as(self, device: str) -> str:
         """Return how a device was freed, as its claim's record says; gpulockd must not run."""
@@ -169,23 +164,17 @@ def assert_untold(gpus: Gpus, first: Job, second: Job, reap: Callable[[], Reaped
 
 def wait_out(gpus: Gpus, daemon: Daemon, reason: Mapping[str, str]) -> None:
     """Wait until gpulockd has just these devices out of service, for these reasons."""
-
-    def so() -> bool:
-        daemon.goes_round()
-        return gpus.out() == reason
-
-    until(so, what=f"{reason} to be out", seconds=120, interval=0.5, why=daemon.said)
+    daemon.rounds_until(lambda: gpus.out() == reason, f"{reason} to be out", interval=0.5)
     daemon.goes_round()  # what put one out is over, and has freed it
 
 
 @contextmanager
-def observed(
-    place: Path, driver: Path, enter: Sequence[str], root: Path, devices: Sequence[Device]
-) -> Generator[Gpus]:
+def observed(gpus: Installed, node: str, place: Path) -> Generator[Gpus]:
     """Observe a node whose settings have `KEYS`, and `place/exporter` as EXPORTER_DIR."""
+    devices = gpus.node(node).devices()
 
     def all_of_them(told: Sample) -> bool:
         return {device.id for device in devices} <= set(told.devices)
 
-    with exporter(place, driver, enter, all_of_them) as found:
-        yield Gpus(found, root, devices)
+    with exporter(gpus, node, place, all_of_them) as found:
+        yield Gpus(found, gpus.cluster.path_in(node, "/"), devices)

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpulock.node.devices import Device
 from gpulock.store.owner import Owner
 from tests.labs.common.exporter_node import Observer, exporter
+from tests.labs.common.installed import Installed
 from tests.labs.daemon.daemon_lab import Daemon
 from tests.labs.sge.wait import until
 from tests.nvml.double import Double
@@ -54,16 +55,15 @@ def keys(place: Path) -> dict[str, str]:
 
 
 @contextmanager
-def idling(
-    place: Path, driver: Path, enter: Sequence[str], devices: Sequence[Device]
-) -> Generator[Idling]:
+def idling(gpus: Installed, node: str, place: Path) -> Generator[Idling]:
     """Observe a node with the settings that `keys` made; all its GPUs are busy."""
+    devices = gpus.node(node).devices()
 
     def work(nvml: Double) -> None:
         for device in devices:
             nvml.load(device.index, BUSY)
 
-    with exporter(place, driver, enter, lambda told: bool(told.devices), work) as seen_by:
+    with exporter(gpus, node, place, lambda told: bool(told.devices), work) as seen_by:
         yield Idling(place, seen_by, devices)
 
 
@@ -80,14 +80,13 @@ def assert_ends_the_idle_one(
     (other,) = set(before) - {idle}
 
     def ended() -> bool:
-        daemon.goes_round()
         assert other in locks(), daemon.said()
         return idle not in locks()
 
     daemon.goes_round()
     assert node.told() == []
     node.idle(idle)
-    until(ended, what=f"{record.job()} to be ended", interval=0.5, why=daemon.said)
+    daemon.rounds_until(ended, f"{record.job()} to be ended", interval=0.5)
     facts = f"{record.job_id} {record.task_id or 1} {idle}"
     until(lambda: len(node.told()) > 1, what="the command to be told", why=daemon.said)
     daemon.goes_round()

@@ -18,6 +18,7 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings import parse_settings
+from gpulock.store import quarantine
 from gpulock.store.owner import Owner
 from gpulock.workstation import process_claims
 from tests.labs.common import reaped
@@ -137,6 +138,16 @@ def totals(gpus: Installed, node: str) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def out_of_service(state_dir: str) -> dict[str, str]:
+    """Return why each device of a node is out of service, by lock id."""
+    folder = quarantine.QUARANTINE
+    names = quarantine.list_noted_devices(state_dir, folder)
+    return {
+        name: quarantine.read_device_note(state_dir, folder, name).get("reason", "")
+        for name in names
+    }
 
 
 def empty(folder: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from gpulock.node.sample import Sample
 from tests.labs.common.exporter_node import exporter
+from tests.labs.common.installed import Installed
 from tests.nvml.double import Double
 from tests.nvml.node import ENERGY
 
@@ -20,12 +21,12 @@ WATTS, GIB = 200, 1 << 30
 
 @contextmanager
 def observed(
+    gpus: Installed,
+    node: str,
     folder: Path,
-    driver: Path,
-    enter: Sequence[str],
     configure: Callable[..., None],
 ) -> Generator[Double]:
-    """Let a node be observed; `enter` begins a command line that runs there.
+    """Let a node be observed.
 
     GPU 0 works for 75 % of the time and uses 3 GiB, GPU 1 does nothing; reports are made.
     """
@@ -42,7 +43,7 @@ def observed(
         REPORT_DIR=str(shared),
         REPORT_COMMAND=str(program),
     )
-    with exporter(folder, driver, enter, looks, at_work) as found:
+    with exporter(gpus, node, folder, looks, at_work) as found:
         yield found.nvml
 
 

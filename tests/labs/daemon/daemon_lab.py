@@ -130,6 +130,17 @@ class Daemon:
         told = [line for line in self.said()[self._before :].splitlines() if HASTE in line]
         return not told or "no longer: " in told[-1]
 
+    def rounds_until(
+        self, holds: Callable[[], object], what: str, *, seconds: float = 120, interval: float = 2
+    ) -> None:
+        """Have it reconcile until something holds."""
+
+        def so() -> object:
+            self.goes_round()
+            return holds()
+
+        until(so, what=what, seconds=seconds, interval=interval, why=self.said)
+
     def frees(self, locked: Callable[[], object]) -> float:
         """Wait until nothing is `locked` any more and that is told; return how long it took."""
         begun = time.monotonic()

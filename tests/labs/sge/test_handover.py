@@ -36,8 +36,7 @@ def node(gpus: Gpulock) -> Iterator[Gpus]:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     gpus.configure(NODE, EXPORTER_DIR=str(place / "exporter"), **KEYS)
-    enter, root = gpus.sge.machines[NODE].enter(), gpus.sge.path_in(NODE, "/")
-    with observed(place, gpus.drivers / NODE, enter, root, gpus.node(NODE).devices()) as found:
+    with observed(gpus, NODE, place) as found:
         yield found
 
 

@@ -20,11 +20,7 @@ def test_the_task_that_idles_is_warned_and_deleted_and_no_other(gpus: Gpulock) -
     sge = gpus.sge
     place = sge.lab / "idle"
     gpus.configure(NODE, **keys(place))
-    enter = sge.machines[NODE].enter()
-    with (
-        idling(place, gpus.drivers / NODE, enter, gpus.node(NODE).devices()) as node,
-        daemon_on(gpus, NODE) as daemon,
-    ):
+    with idling(gpus, NODE, place) as node, daemon_on(gpus, NODE) as daemon:
         job = sge.submit("glalice", "-t", "1-2", *on(NODE, "-l", "gpu=1"), stdin="exec sleep 600\n")
         until(lambda: len(gpus.locks(NODE)) == 2, what="two tasks to have their GPUs")
         sge.wait_state(job, "r")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.store import quarantine
+from tests.labs.common.installed import out_of_service
 from tests.labs.common.told import PLACE, exporter
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge import test_sensor
@@ -13,7 +13,6 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import held, on, reap, visits
 from tests.labs.sge.test_sensor import wait_reported
-from tests.labs.sge.wait import until
 
 pytestmark = pytest.mark.lab
 sensed = test_sensor.sensed  # a fixture
@@ -31,11 +30,7 @@ def configured(gpus: Gpulock) -> int:
 
 def notes(gpus: Gpulock) -> dict[str, str]:
     """Return why each device of the node is out of service."""
-    state, folder = str(gpus.sge.path_in(NODE, "/var/lib/gpulock")), quarantine.QUARANTINE
-    names = quarantine.list_noted_devices(state, folder)
-    return {
-        name: quarantine.read_device_note(state, folder, name).get("reason", "") for name in names
-    }
+    return out_of_service(str(gpus.sge.path_in(NODE, "/var/lib/gpulock")))
 
 
 def names_of(gpus: Gpulock) -> list[str]:
@@ -67,20 +62,14 @@ def test_a_device_that_failed_goes_to_no_job_and_the_count_falls_and_comes_back(
         told.tell(bad, "x.79=1,100.0")
 
         def out() -> bool:
-            daemon.goes_round()
             found = notes(gpus)
             assert found in ({}, {bad: "xid: XID 79 (GPU has fallen off the bus)"})
             return bool(found)  # none while what is told is too old
 
-        until(out, what="the device to be put away", interval=0.5, why=daemon.said)
+        daemon.rounds_until(out, "the device to be put away", interval=0.5)
         assert bad in held(gpus, NODE, first)
         wait_reported(gpus, hl_gpu_quarantined=1)
-
-        def lowered() -> bool:
-            daemon.goes_round()
-            return configured(gpus) == GPUS - 1
-
-        until(lowered, what="the count to fall", seconds=120, interval=2, why=daemon.said)
+        daemon.rounds_until(lambda: configured(gpus) == GPUS - 1, "the count to fall")
         gpus.sge.qdel(str(first))
         gpus.sge.wait_done(first)
         second = gpus.sge.submit("glbob", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
@@ -90,18 +79,8 @@ def test_a_device_that_failed_goes_to_no_job_and_the_count_falls_and_comes_back(
         assert len(held(gpus, NODE, second)) == GPUS - 1
         gpus.sge.qdel(str(second))
         reload_driver(gpus)
-
-        def back() -> bool:
-            daemon.goes_round()
-            return notes(gpus) == {}
-
-        until(back, what="the device to come back", seconds=120, interval=2, why=daemon.said)
-
-        def raised() -> bool:
-            daemon.goes_round()
-            return configured(gpus) == GPUS
-
-        until(raised, what="the count to rise", seconds=120, interval=2, why=daemon.said)
+        daemon.rounds_until(lambda: notes(gpus) == {}, "the device to come back")
+        daemon.rounds_until(lambda: configured(gpus) == GPUS, "the count to rise")
         gpus.sge.wait_running(whole, seconds=60)
         assert len(held(gpus, NODE, whole)) == GPUS
         assert visits(gpus, whole) == []  # it was sent nowhere in vain
@@ -118,19 +97,11 @@ def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(
     names = names_of(gpus)
     with exporter(place, names) as told, daemon_on(gpus, NODE) as daemon:
         told.tell(names[0], f"memory_used={3 << 30}")
-
-        def away() -> bool:
-            daemon.goes_round()
-            return names[0] in notes(gpus)
-
-        until(away, what="the device to be put away", interval=0.5, why=daemon.said)
+        daemon.rounds_until(
+            lambda: names[0] in notes(gpus), "the device to be put away", interval=0.5
+        )
         job = gpus.sge.submit("glalice", *on(NODE, "-l", f"gpu={GPUS - 1}"), stdin=SLEEP)
         gpus.sge.wait_running(job)
         assert names[0] not in held(gpus, NODE, job)
         told.tell(names[0])
-
-        def back() -> bool:
-            daemon.goes_round()
-            return notes(gpus) == {}
-
-        until(back, what="the device to come back", seconds=120, interval=2, why=daemon.said)
+        daemon.rounds_until(lambda: notes(gpus) == {}, "the device to come back")

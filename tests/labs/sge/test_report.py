@@ -21,13 +21,12 @@ SECONDS = 12
 
 def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(gpus: Gpulock) -> None:
     sge = gpus.sge
-    enter = sge.machines[NODE].enter()
 
     def configure(**keys: str) -> None:
         gpus.configure(NODE, **keys)
 
     folder = sge.lab / "report" / NODE
-    with observed(folder, gpus.drivers / NODE, enter, configure) as nvml:
+    with observed(gpus, NODE, folder, configure) as nvml:
         begun = time.monotonic()
         job = sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin=f"sleep {SECONDS}")
         sge.wait_done(job)

@@ -32,14 +32,11 @@ GPUS = 4
 @pytest.fixture
 def node(slurm_gpus: Gpulock) -> Iterator[Gpus]:
     """Observe a node for a test."""
-    slurm = slurm_gpus.slurm
-    place = slurm.lab / "handover"
+    place = slurm_gpus.slurm.lab / "handover"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     by_gpulock(slurm_gpus, {**KEYS, "EXPORTER_DIR": str(place / "exporter")})
-    enter, root = slurm.machines[NODE].enter(), slurm.path_in(NODE, "/")
-    devices = slurm_gpus.node(NODE).devices()
-    with observed(place, slurm_gpus.drivers / NODE, enter, root, devices) as found:
+    with observed(slurm_gpus, NODE, place) as found:
         yield found
 
 

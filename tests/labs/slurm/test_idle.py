@@ -19,12 +19,7 @@ def test_the_task_that_idles_is_warned_and_cancelled_and_no_other(slurm_gpus: Gp
     slurm = slurm_gpus.slurm
     place = slurm.lab / "idle"
     by_gpulock(slurm_gpus, keys(place))
-    enter = slurm.machines[NODE].enter()
-    devices = slurm_gpus.node(NODE).devices()
-    with (
-        idling(place, slurm_gpus.drivers / NODE, enter, devices) as node,
-        daemon_on(slurm_gpus, NODE) as daemon,
-    ):
+    with idling(slurm_gpus, NODE, place) as node, daemon_on(slurm_gpus, NODE) as daemon:
         words = ("--array=1-2", "--gres=gpu:1", "-w", NODE)
         job = slurm.submit("slalice", *words, script=SLEEP)
         until(lambda: len(slurm_gpus.locks(NODE)) == 2, what="two tasks to have their GPUs")

@@ -9,7 +9,6 @@ from gpulock.daemon.slots.slurm import PREFIX
 from gpulock.store import quarantine
 from tests.labs.common.told import PLACE, exporter
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
-from tests.labs.sge.wait import until
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import held, reap, started, wait_requeued
 from tests.labs.slurm.modes import NODE, by_gpulock
@@ -33,22 +32,14 @@ def out(gpus: Gpulock) -> list[str]:
 
 def wait_out(gpus: Gpulock, daemon: Daemon, *minors: str) -> None:
     """Wait until these devices are out of service, and no other."""
-
-    def so() -> bool:
-        daemon.goes_round()
-        return out(gpus) == list(minors)
-
-    until(so, what=f"{minors} to be out", seconds=120, interval=1, why=daemon.said)
+    daemon.rounds_until(lambda: out(gpus) == list(minors), f"{minors} to be out", interval=1)
 
 
 def wait_drained(gpus: Gpulock, daemon: Daemon, drained: bool) -> str:
     """Wait until the node is drained, or is not; return the reason."""
-
-    def so() -> bool:
-        daemon.goes_round()
-        return ("DRAIN" in gpus.slurm.node_words(NODE)) is drained
-
-    until(so, what=f"drained: {drained}", seconds=120, interval=2, why=daemon.said)
+    daemon.rounds_until(
+        lambda: ("DRAIN" in gpus.slurm.node_words(NODE)) is drained, f"drained: {drained}"
+    )
     return gpus.slurm.node_state(NODE)[1]
 
 
@@ -115,20 +106,12 @@ def test_an_administrators_drain_and_resume_stand(slurm_gpus: Gpulock) -> None:
         slurm_gpus.command(NODE, "quarantine", "1", "--reason", "its fan died")
         assert "its fan died" in wait_drained(slurm_gpus, daemon, drained=True)
         slurm.resume_node(NODE)
-
-        def seen() -> bool:
-            daemon.goes_round()
-            return "gpulock does not change it" in daemon.said()
-
-        until(seen, what="gpulockd to see it", seconds=120, interval=2, why=daemon.said)
+        daemon.rounds_until(
+            lambda: "gpulock does not change it" in daemon.said(), "gpulockd to see it"
+        )
         assert "DRAIN" not in slurm.node_words(NODE)
         slurm.scontrol("update", f"nodename={NODE}", "state=drain", "reason=new cooling")
         slurm_gpus.command(NODE, "restore", "1")
         asked = slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock") / "slurm-drain"
-
-        def forgotten() -> bool:
-            daemon.goes_round()
-            return asked.read_text().strip() == ""
-
-        until(forgotten, what="gpulockd to forget it", seconds=120, interval=2, why=daemon.said)
+        daemon.rounds_until(lambda: asked.read_text().strip() == "", "gpulockd to forget it")
         assert slurm.node_state(NODE)[1] == "new cooling"

@@ -32,8 +32,7 @@ def watched(gpus: Gpulock, stack: ExitStack, nodes: list[str]) -> Path:
             gpus.configure(node, **settings(gpus, SLURM_DEVICE_SELECTION="slurm", **keys))
 
         folder = gpus.slurm.lab / "report" / node
-        enter = gpus.slurm.machines[node].enter()
-        stack.enter_context(observed(folder, gpus.drivers / node, enter, configure))
+        stack.enter_context(observed(gpus, node, folder, configure))
     return gpus.slurm.lab / "report" / "shared"
 
 

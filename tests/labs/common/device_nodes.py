@@ -116,6 +116,11 @@ class Service:
             for pid in pids:
                 tree.move_to_cgroup(pid, str(folder))
 
+    def take_in(self, pid: int) -> None:
+        """Let a daemon that was started again be where systemd starts it."""
+        for folder in self.folders:
+            tree.move_to_cgroup(pid, str(folder))
+
     def jobs(self) -> list[str]:
         """Return the names of the jobs' cgroups."""
         return sorted(path.name for path in self.places())

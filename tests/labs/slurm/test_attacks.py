@@ -78,6 +78,24 @@ def test_a_login_file_that_slurmd_runs_opens_no_gpu(
     assert site.left() == []
 
 
+def test_a_slurmd_that_was_started_again_is_closed_before_it_runs_a_login_file(site: Site) -> None:
+    """Tried: the same as soon as slurmd was started again, in its service's own cgroup.
+
+    Stopped by: a job's Prolog comes before its login file, and closes the new slurmd.
+    """
+    seen = gate_file(site.gpus, "seen")
+    with login_file(site.gpus, f"{site.probe} >{seen}\n"):
+        for _ in range(2):
+            seen.unlink(missing_ok=True)
+            job = site.submit("--gres=gpu:1", "--get-user-env", text="true\n")
+            assert site.slurm.wait_done(job) == "COMPLETED"
+            assert opened(seen.read_text()) == {"ENXIO": CONTROL, "EPERM": set(EVERY)}
+            site.slurm.stop_slurmd(NODE)
+            site.slurm.start_slurmd(NODE)
+            site.service.take_in(site.slurm.slurmd_pid(NODE))
+    assert site.left() == []
+
+
 def test_a_file_that_slurmd_opens_for_a_user_is_no_gpu(site: Site) -> None:
     """Tried: `sbcast --force FILE /dev/nvidiaN`, which slurmd opens in the user's name and holds.
 

@@ -181,6 +181,19 @@ def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(site: Site) -> N
     assert site.left() == []
 
 
+def test_a_site_that_gives_isolation_up_has_its_gpus_back_and_may_take_it_up_again(
+    site: Site,
+) -> None:
+    """slurmd stays in its closed cgroup, where its jobs start from then on."""
+    for isolation in ("cgroup", "off", "cgroup"):
+        site.configure(ISOLATION=isolation)
+        reap(site.gpus, NODE)
+        job = site.submit("--gres=gpu:1", text=site.probe)
+        assert site.slurm.wait_done(job) == "COMPLETED"
+        closed = len(opened(site.slurm.said(job)).get("EPERM", ()))
+        assert closed == (COUNT - 1 if isolation == "cgroup" else 0)
+
+
 def test_many_jobs_in_a_row_leave_nothing_behind(site: Site) -> None:
     before = modes(site.dev)
     for _ in range(ROWS):

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Slurm job's owner may write where root reads: any bytes, and no hook fails by them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulock.errors import INVALID_REQUEST, Refusal
+from gpulock.slurm.request import MOST, parse_gres_count
+from gpulock.slurm.scontrol import FIELDS, WIDTH, parse_squeue_row
+from gpulock.slurm.steps import parse_stepd_title
+from tests.support.few import FEW
+from tests.support.slurm_site import RUN, Site
+
+MILLION = settings(max_examples=1_000_000, deadline=None, database=None)
+# as os.environ has them: no zero byte, what is no UTF-8 is escaped
+TEXTS = st.one_of(
+    st.binary(max_size=300).map(lambda b: b.replace(b"\0", b"").decode("utf-8", "surrogateescape")),
+    st.text("gres:/gpux=+,0123456789.-\n\t \u0660\udcff", max_size=60),
+)
+OWNERS = (
+    *("SLURM_JOB_COMMENT", "SLURM_JOB_WORK_DIR", "SLURM_JOB_STDOUT", "SLURM_JOB_STDIN"),
+    *("SPANK_SLURM_JOB_GPUS", "SPANK_LD_PRELOAD", "SLURM_JOB_STDERR", "SLURM_JOB_CONSTRAINTS"),
+)
+NUMBERS = itertools.count(100)
+
+
+def count(text: str) -> None:
+    """Expect a count that a node may have, or the refusal of a request."""
+    try:
+        assert 0 <= parse_gres_count(text, ("gpu", "gpux")) <= MOST * len(text)
+    except Refusal as refusal:
+        assert refusal.kind == INVALID_REQUEST
+        assert refusal.why.isprintable()
+
+
+def title(data: bytes) -> None:
+    """Expect the id of a job, or nothing."""
+    job, step = parse_stepd_title(data)
+    assert (job.isascii() and job.isdigit()) or (job, step) == ("", "")
+
+
+def row(text: str) -> None:
+    """Expect a text for each field."""
+    assert set(parse_squeue_row(text)) == {*[key for _, key in FIELDS], "Gres"}
+
+
+def test_a_row_of_squeues_has_no_field_of_the_users() -> None:
+    assert not {"Name", "JobName", "Comment", "WorkDir", "Command"} & {name for name, _ in FIELDS}
+    assert len(str(1 << 64)) < WIDTH
+
+
+@FEW
+@given(TEXTS)
+def test_any_text_is_a_count_or_an_invalid_request(text: str) -> None:
+    count(text)
+
+
+@FEW
+@given(st.one_of(st.binary(max_size=80), st.binary(max_size=20).map(b"slurmstepd: [1".__add__)))
+def test_any_title_is_a_step_or_none(data: bytes) -> None:
+    title(data)
+
+
+@FEW
+@given(TEXTS)
+def test_any_line_is_a_row(text: str) -> None:
+    row(text)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+@MILLION
+@given(TEXTS, st.binary(max_size=80))
+def test_a_million_texts_are_parsed(text: str, data: bytes) -> None:
+    count(text)
+    title(data)
+    title(b"slurmstepd: [" + data)
+    row(text)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    made = Site(tmp_path_factory.mktemp("site"))
+    made.set(REPORT_AT_END="yes", REPORT_COMMAND="/bin/true")
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["gpus", "comment"])
+@FEW
+@given(values=st.fixed_dictionaries({}, optional=dict.fromkeys(OWNERS, TEXTS)))
+def test_no_value_of_the_owners_fails_prolog_or_epilog(
+    site: Site, way: str, values: dict[str, str]
+) -> None:
+    site.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_COUNT=way, SLURM_GRES="gpux,gpu")
+    job = next(NUMBERS)
+
+    assert site.prolog(job, "0,1", **values) == RUN
+    assert site.drained() == []
+
+    site.epilog(job, "0,1", **values)
+    assert site.locks() == []
+    assert site.notes() == []

@@ -147,7 +147,7 @@ def test_a_version_that_is_none_makes_no_path(tmp_path: Path, banner: str) -> No
         environment.loaded_driver_version(str(tmp_path))
 
 
-@pytest.mark.parametrize("folder", ["sets", "/a,b", "/a:b", "/a\\b", "/a\nb", "/\x1b[2J"])
+@pytest.mark.parametrize("folder", ["/a,b", "/a:b", "/a\\b", "/a\nb", "/\x1b[2J"])
 def test_a_driver_folder_that_no_container_could_bind_is_refused(
     tmp_path: Path, folder: str
 ) -> None:

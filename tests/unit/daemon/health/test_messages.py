@@ -21,6 +21,7 @@ from gpulock.daemon.health.recovery import (
 from gpulock.daemon.slots.sge import DONE, THEIRS, LoweredCount, save_lowered_counts
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import FAULT, OK, WARNING
+from gpulock.install.doctor.node import check_settings_file
 from gpulock.install.doctor.policies import policy_checks
 from gpulock.node.settings import Settings
 from gpulock.store import quarantine
@@ -68,8 +69,10 @@ def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> Non
 
 
 def test_a_word_that_is_not_understood_is_a_fault(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="missing fan")
-    assert (FAULT, "QUARANTINE_ON=fan") in [(state, what[12:29]) for state, what in told(ward)]
+    path = tmp_path / "gpulock.conf"
+    path.write_text("QUARANTINE_ON=missing fan\n")
+    (check,) = check_settings_file(path)[1]
+    assert (check.state, check.what.split(":")[0]) == (FAULT, "QUARANTINE_ON=fan")
 
 
 def test_counts_that_were_changed_are_told(tmp_path: Path) -> None:

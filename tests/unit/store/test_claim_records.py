@@ -92,7 +92,7 @@ def test_freeing_a_lock_removes_it_from_its_record(tmp_path: Path, scheduler: st
     for number in (0, 1):
         site.node().store.make(bus(number), one.copy(minor=str(number)))
     node = site.node()
-    site.process(900, "python", fds={9: site.dev / "nvidia1"})
+    site.process(900, "python", uid=one.uid, fds={9: site.dev / "nvidia1"})
     release_locks(node, lambda found: found.token == one.token, judge_of(node), soon(), "test")
     expected = (bus(1),) if scheduler != "sge" else (bus(0), bus(1))
     assert (kept(site.state), bus(1) in site.locks()) == (expected, True)

@@ -162,21 +162,6 @@ class Proc:
         """Return the process ids that can be seen now."""
         return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
 
-    def effective_uids(self, pids: list[int]) -> dict[int, int]:
-        """Return the effective uids of those processes that are there still.
-
-        One call each, a sixth of what a status costs: /proc/PID belongs to that uid, also where
-        the files in it are root's (a process that is not dumpable).
-        """
-        found: dict[int, int] = {}
-        stat, root = os.stat, self.root
-        for pid in pids:
-            try:
-                found[pid] = stat(f"{root}/{pid}").st_uid
-            except OSError:
-                continue
-        return found
-
     def thread_count(self) -> int:
         """Return how many threads there are; raise OSError, ValueError or IndexError."""
         return int(self.read_load()[-2].partition(b"/")[2])

@@ -7,11 +7,11 @@ import pytest
 
 from gpulock.daemon.slots.slurm import PREFIX
 from gpulock.store import quarantine
-from tests.labs.common.told import PLACE, exporter
+from tests.labs.common.told import BOOT, PLACE, exporter
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import held, reap, started, wait_requeued
-from tests.labs.slurm.modes import NODE, by_gpulock
+from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
 
 pytestmark = pytest.mark.lab
 KEYS = {
@@ -115,3 +115,41 @@ def test_an_administrators_drain_and_resume_stand(slurm_gpus: Gpulock) -> None:
         asked = slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock") / "slurm-drain"
         daemon.rounds_until(lambda: asked.read_text().strip() == "", "gpulockd to forget it")
         assert slurm.node_state(NODE)[1] == "new cooling"
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("mode", [by_gpulock, by_slurm])
+def test_an_exporter_that_calls_every_gpu_split_takes_no_node_out(
+    slurm_gpus: Gpulock, mode: Mode
+) -> None:
+    """Tried: `gpu.BUS.mig=1` for each card, in the inventory of the exporter's user.
+
+    Stopped by: MIG mode without an instance is believed of half of the cards; a job that needs more
+    waits, and neither the Prolog nor gpulockd calls the node faulty.
+    """
+    mode(slurm_gpus, {**KEYS, "QUARANTINE_ON": "xid missing memory"})
+    reap(slurm_gpus, NODE)
+    slurm, names = slurm_gpus.slurm, names_of(slurm_gpus)
+    told, published = (slurm.path_in(NODE, f"{d}/inventory") for d in (PLACE, "/run/gpulock"))
+    told.parent.mkdir(parents=True, exist_ok=True)
+    head = ["gpulock-inventory 1", f"boot_id={BOOT.read_text().strip()}"]
+    with daemon_on(slurm_gpus, NODE) as daemon:
+        daemon.goes_round()
+        told.write_text("\n".join([*head, *[f"gpu.{one}.mig=1" for one in names.values()]]) + "\n")
+        try:
+            daemon.rounds_until(
+                lambda: published.exists() and published.read_text().count("mig=1") == 2,
+                "half of it to be published",
+            )
+            four = slurm.submit("slalice", "-w", NODE, "--gres=gpu:4", script="true\n")
+            wait_requeued(slurm_gpus, four)
+            slurm.scancel(four)
+            daemon.goes_round()
+            assert out(slurm_gpus) == []
+            assert "DRAIN" not in slurm.node_words(NODE)
+            if mode is by_gpulock:
+                assert len(held(slurm_gpus, started(slurm_gpus, NODE, "--gres=gpu:2"), NODE)) == 2
+            daemon.goes_round()
+        finally:
+            told.unlink()
+            published.unlink(missing_ok=True)

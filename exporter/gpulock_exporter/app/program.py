@@ -29,7 +29,7 @@ from gpulock_exporter.app.pidfile import (
     signal_exporter,
     wait_for_worker_exit,
 )
-from gpulock_exporter.app.watchdog import Heartbeat, service_manager_from_env
+from gpulock_exporter.app.watchdog import Heartbeat, start_watchdog, take_notifier
 from gpulock_exporter.clock import SystemClock
 from gpulock_exporter.files.publish import make_exporter_folders
 from gpulock_exporter.metrics.labels import LabelUser
@@ -143,10 +143,11 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PAUSES)  # before there is a worker to inherit it
     exporter.listed.start()
     server.start()
-    pulse, systemd = Heartbeat(), service_manager_from_env(os.environ, os.getpid())
+    pulse, systemd = Heartbeat(), take_notifier(os.environ, os.getpid())
     write_stderr_line(f"gpulock-exporter {gpulock.__version__} answers on {where}")
     systemd.ready(f"answers on {where}")
-    systemd.watch(lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(systemd.limit / 2))
+    patience = systemd.watchdog / 2
+    start_watchdog(systemd, lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(patience))
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
     try:

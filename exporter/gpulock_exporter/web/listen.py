@@ -6,7 +6,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 _BACKLOG = 4096  # a full one costs the next client a second; the kernel caps it (somaxconn)
@@ -45,27 +46,41 @@ def parse_listen_address(text: str) -> ListenAddress:
 
 def listen_on_addresses(addresses: Iterable[ListenAddress]) -> list[socket.socket]:
     """Listen on every address, or on none of them."""
-    opened: list[socket.socket] = []
+    with ExitStack() as opened:
+        found = [opened.enter_context(one) for address in addresses for one in _listen(address)]
+        opened.pop_all()
+    return found
+
+
+def _listen(address: ListenAddress) -> Iterator[socket.socket]:
+    """Yield a socket for each address of a name; of no host one for IPv6 and IPv4 together."""
     try:
-        for address in addresses:
-            if not address.host:
-                opened.append(_listen_everywhere(address))
-                continue
-            try:
-                found = socket.getaddrinfo(
-                    address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-                )
-            except (OSError, UnicodeError) as error:
-                raise ListenError(f"cannot listen on {address}: {error}") from error
-            # A name may have both kinds of addresses, and the same one twice.
-            targets = {(family, where) for family, _, _, _, where in found}
-            for family, where in sorted(targets, key=str):
-                opened.append(_open_listen_socket(family, where, address))
-    except BaseException:  # an interrupt too: all of them, or none stays open
-        for one in opened:
-            one.close()
-        raise
-    return opened
+        if not address.host:
+            yield _listen_everywhere(address.port)
+            return
+        # A name may have both kinds of addresses, and the same one twice.
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, where in sorted({(one[0], one[4]) for one in found}, key=str):
+            yield socket.create_server(where, family=family, backlog=_BACKLOG)
+    except (socket.gaierror, UnicodeError) as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from error
+    except OSError as error:
+        raise ListenError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
+
+
+def _listen_everywhere(port: int) -> socket.socket:
+    """One socket for IPv6 and IPv4, or for IPv4 where the kernel has no IPv6."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
+        except OSError as error:
+            if error.errno not in _WITHOUT_IPV6:
+                raise
+    return socket.create_server(("0.0.0.0", port), backlog=_BACKLOG)
 
 
 def peer_address(address: object) -> str:
@@ -74,36 +89,6 @@ def peer_address(address: object) -> str:
         return ""  # a Unix socket has no name
     host = str(address[0])  # pyright: ignore[reportUnknownArgumentType]
     return host.removeprefix("::ffff:") if "." in host else host
-
-
-def _listen_everywhere(address: ListenAddress) -> socket.socket:
-    """One socket for IPv6 and IPv4, or for IPv4 where the kernel has no IPv6."""
-    if socket.has_dualstack_ipv6():
-        try:
-            return _open_listen_socket(socket.AF_INET6, ("::", address.port), address, both=True)
-        except ListenError as error:
-            if getattr(error.__cause__, "errno", 0) not in _WITHOUT_IPV6:
-                raise
-    return _open_listen_socket(socket.AF_INET, ("0.0.0.0", address.port), address)
-
-
-def _open_listen_socket(
-    family: int, where: tuple[object, ...], address: ListenAddress, both: bool = False
-) -> socket.socket:
-    try:
-        opened = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:  # so that 0.0.0.0 and [::] can both be listed
-                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
-            opened.bind(where)
-            opened.listen(_BACKLOG)
-        except BaseException:  # an interrupt too: what nobody gets to know of is closed here
-            opened.close()
-            raise
-    except OSError as error:
-        raise ListenError(f"cannot listen on {address}: {error.strerror}") from error
-    return opened
 
 
 def activated_sockets(

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.app.watchdog import (
-    Heartbeat,
-    ServiceManager,
-    read_stat_state,
-    service_manager_from_env,
-)
+from gpulock_exporter.app.watchdog import Heartbeat, start_watchdog, take_notifier
+
+from gpulock.daemon.core.journal import SystemdNotifier
 
 
 @pytest.fixture
@@ -38,15 +36,10 @@ def heard(listener: socket.socket) -> list[str]:
 
 def pulse(proc: Path, state: str) -> Heartbeat:
     """Return the pulse of this thread, as it would be in a state of the kernel's."""
-    stat = proc / "self/task" / str(threading.get_native_id()) / "stat"
+    stat = proc / str(os.getpid()) / "task" / str(threading.get_native_id()) / "stat"
     stat.parent.mkdir(parents=True)
-    stat.write_text(f"77 (a) b) {state} 1 77 77\n")
+    stat.write_text(f"77 (a) b) {state} 1 77 77" + " 0" * 20 + "\n")
     return Heartbeat(str(proc))
-
-
-def test_the_end_of_the_start_is_told(listener: socket.socket) -> None:
-    ServiceManager(listener.getsockname(), 0).ready("answers on :9465")
-    assert heard(listener) == ["READY=1\nSTATUS=answers on :9465"]
 
 
 def test_pings_are_sent_only_while_all_is_well(
@@ -62,39 +55,22 @@ def test_pings_are_sent_only_while_all_is_well(
             threading.Event().wait()  # the thread ends with the tests
         return bool(found)
 
-    ServiceManager(listener.getsockname(), 0.003).watch(is_well)
+    start_watchdog(SystemdNotifier(listener.getsockname(), 0.003), is_well)
     assert over.wait(10)
     assert heard(listener) == ["WATCHDOG=1"] * 2
 
 
 def test_without_a_limit_nobody_is_watched(listener: socket.socket) -> None:
     before = threading.active_count()
-    ServiceManager(listener.getsockname(), 0).watch(lambda: True)
+    start_watchdog(SystemdNotifier(listener.getsockname(), 0), lambda: True)
     assert threading.active_count() == before
-
-
-def test_a_manager_that_is_not_there_stops_nobody(tmp_path: Path) -> None:
-    ServiceManager(str(tmp_path / "nobody"), 0).ready("answers")
-    ServiceManager("", 0).ready("answers")
 
 
 def test_what_it_wants_to_hear_is_in_the_environment_and_meant_for_no_child() -> None:
     given = {"NOTIFY_SOCKET": "@abc", "WATCHDOG_USEC": "90000000", "WATCHDOG_PID": "7", "A": "b"}
-    assert service_manager_from_env(dict(given), 7).limit == 90.0
-    assert service_manager_from_env(dict(given), 8).limit == 0.0
-    assert service_manager_from_env({"WATCHDOG_USEC": "1500000"}, 8).limit == 1.5
-    assert service_manager_from_env({"WATCHDOG_USEC": "soon"}, 8).limit == 0.0
-    assert service_manager_from_env({}, 8).limit == 0.0
-    service_manager_from_env(given, 7)
+    assert take_notifier(dict(given), 8).watchdog == 0.0
+    assert take_notifier(given, 7).watchdog == 90.0
     assert given == {"A": "b"}
-
-
-def test_an_abstract_address_is_one(tmp_path: Path) -> None:
-    name = f"gpulock-{tmp_path.name}-{threading.get_native_id()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
-        found.bind(f"\0{name}")
-        ServiceManager(f"@{name}", 0).ready("answers")
-        assert heard(found) == ["READY=1\nSTATUS=answers"]
 
 
 def test_a_thread_that_went_round_lately_goes_on(tmp_path: Path) -> None:
@@ -110,7 +86,5 @@ def test_one_that_did_not_hangs_unless_the_kernel_holds_it(
     assert pulse(tmp_path, state).goes_on(-1) is goes_on
 
 
-def test_the_state_of_a_thread_is_the_kernels(tmp_path: Path) -> None:
-    assert read_stat_state("/proc/thread-self/stat") == "R"
-    assert read_stat_state(str(tmp_path / "nothing")) == ""
+def test_the_state_of_a_thread_is_the_kernels() -> None:
     assert Heartbeat().goes_on(-1) is False, "a thread of ours that runs and does not go round"

@@ -77,7 +77,7 @@ def driver_binds(settings: Settings) -> str:
         return ""
     version = loaded_driver_version(settings.driver_root)
     folder = f"{settings.driver_dir}/{version}"
-    if folder[0] != "/" or not folder.isprintable() or any([c in folder for c in ",:\\"]):
+    if not folder.isprintable() or any([c in folder for c in ",:\\"]):
         raise Refusal(BROKEN, f"DRIVER_DIR cannot be bound: {folder!r}", "give it a plain path")
     for part in ("bin", "lib"):
         if not os.path.isdir(f"{folder}/{part}"):

@@ -135,11 +135,11 @@ class Shepherd:
         }
 
     def _result(self) -> ShepherdResult:
-        statuses: dict[str, Status] = {}
+        found: dict[str, Status] = {}
         for line in _read_spool_file(self.spooled.folder / "simulated_results").splitlines():
             name, _, status = line.partition("=")
-            statuses[name] = "missing" if status == "missing" else int(status)
-        return ShepherdResult(*(statuses.get(name) for name in ("prolog", "job", "epilog")))
+            found[name] = "missing" if status == "missing" else int(status)
+        return ShepherdResult(found.get("prolog"), found.get("job"), found.get("epilog"))
 
 
 def _read_spool_file(path: Path) -> str:

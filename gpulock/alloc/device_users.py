@@ -69,7 +69,7 @@ def mig_access_nodes(device: Device, driver_root: str) -> list[str]:
     instance = f"gpu{device.minor}/{gpu}"
     found: list[str] = []
     for wanted in (f"{instance}/access", f"{instance}/{compute}/access"):
-        minors = [line.split()[1] for line in table.splitlines() if line.split()[:1] == [wanted]]
+        minors = [line.split()[1] for line in table.split("\n") if line.split()[:1] == [wanted]]
         if len(minors) != 1:
             return []
         found.append(f"nvidia-caps/nvidia-cap{minors[0]}")

@@ -54,7 +54,7 @@ def check_modify_device_files(driver_root: str) -> None:
 
 def parse_modify_device_files(text: str) -> str:
     """Return the value of ModifyDeviceFiles in the driver's parameters, empty where missing."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         name, _, value = line.partition(":")
         if name.strip() == SWITCH:
             return value.strip()

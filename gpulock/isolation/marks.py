@@ -36,7 +36,7 @@ def read_cgroup_folders(store: LockStore) -> list[str]:
         text = atomic.read_text(f"{store.path}/{MARK}")
     except FileNotFoundError:
         return []
-    return [line for line in dict.fromkeys(text.splitlines()) if line.startswith("/")]
+    return [line for line in dict.fromkeys(text.split("\n")) if line.startswith("/")]
 
 
 def remove_cgroup_marks(store: LockStore) -> None:

@@ -68,7 +68,7 @@ def read_caps_major(proc_root: str) -> int:
 
 def parse_device_major(name: str, text: str) -> int:
     """Return the major of a character device by the text of /proc/devices, -1 for none."""
-    for line in text.partition("Block devices")[0].splitlines():
+    for line in text.partition("Block devices")[0].split("\n"):
         number, _, driver = line.strip().partition(" ")
         if driver == name and number.isdecimal():
             return int(number)

@@ -54,7 +54,7 @@ def find_hierarchies(sys_root: str) -> list[CgroupHierarchy]:
 def parse_cgroup_paths(text: str) -> dict[int, str]:
     """Return version -> path of /proc/PID/cgroup, as far as they are ours to use."""
     found: dict[int, str] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a user names cgroups, with any other end of line
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:

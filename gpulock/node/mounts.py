@@ -94,10 +94,10 @@ class Mounts:
 
     def _add(self, path: str, seconds: float) -> None:
         try:
-            lines = read_mount_table(path, seconds).splitlines()
+            lines = read_mount_table(path, seconds).split("\n")
         except OSError:
             return
-        for line in lines:
+        for line in lines:  # a path in it may hold what splitlines() takes for an end of line
             kind = line.partition(" - ")[2].split(None, 1)
             if kind:
                 self._types[line.split(None, 1)[0]] = kind[0]

@@ -18,6 +18,7 @@ MOST = 128  # chunks: 65,536 groups, the most there can be, fit in
 LONG = 1024  # bytes of a list of groups
 KEPT = 256  # lists of groups: those of the processes of most nodes
 STAT_FIELDS = 20  # after the name, up to the start time
+UIDS = 4  # real, effective, saved, file system
 OVER = ("Z", "X")  # states of a process that has ended, unless a thread of it goes on
 KTHREADD = 2  # the parent of all kernel threads
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
@@ -75,6 +76,8 @@ def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) 
     found.state = status_line_value(data, b"\nState:").strip()[:1].decode()
     found.ppid = int(status_line_value(data, b"\nPPid:"))
     found.uids = tuple([int(uid) for uid in status_line_value(data, b"\nUid:").split()])
+    if len(found.uids) != UIDS:
+        raise ValueError("not four user ids")
     line = status_line_value(data, b"\nGroups:")
     known = {} if known is None else known
     if line not in known:
@@ -83,7 +86,7 @@ def parse_status(data: bytes, known: dict[bytes, frozenset[int]] | None = None) 
         known[line] = frozenset(map(int, line.split()))
     found.groups = known[line]
     told = b"\nNSsid:" in data
-    found.session = int(status_line_value(data, b"\nNSsid:").split()[0]) if told else -1
+    found.session = int((status_line_value(data, b"\nNSsid:").split() or [b""])[0]) if told else -1
     # a user mode helper is a child of kthreadd as well, but it has memory of its own
     found.kernel = found.ppid == KTHREADD and b"\nVmSize:" not in data
     return found

@@ -68,11 +68,12 @@ class CullReader:
         return value
 
     def descriptor(self) -> list[tuple[int, int]]:
-        """Read the (name, type) of each field of an element."""
+        """Read the (name, type) of each field that is written of an element."""
         count = self.number()
         if not 0 < count <= 200:  # noqa: PLR2004 (the largest list type has 96 fields)
             raise LayoutError(f"a descriptor of {count} fields")
-        return [(self.number(), self.number() & 0xFF) for _ in range(count)]
+        fields = [(self.number(), self.number() & 0xFF) for _ in range(count)]
+        return [(name, kind) for name, kind in fields if kind != REFERENCE]  # takes no room
 
     def value(self, kind: int) -> object:
         """Read one value; lists and objects are walked and dropped."""
@@ -94,16 +95,19 @@ class CullReader:
                 self.element(fields)
         elif kind == ULONG64:
             self.at += 8
-        elif kind != REFERENCE:
+        else:
             raise LayoutError(f"type {kind}")
         return None
 
-    def element(self, fields: list[tuple[int, int]]) -> list[object]:
-        """Read one element of a list or object: its own descriptor where it is a free one."""
-        own = self.descriptor() if self.number() == FREE else None
+    def element(self, fields: list[tuple[int, int]], own: bool = True) -> list[object]:
+        """Read one element of a list or object: its `own` descriptor where it is a free one."""
+        if self.number() == FREE:
+            if not own:
+                raise LayoutError("a request has other fields")
+            fields = self.descriptor()
         bits = self.number()
         self.at += (bits + 7) // 8  # the bit field of changed fields
-        return [self.value(kind) for _, kind in own or fields]
+        return [self.value(kind) for _, kind in fields]
 
     def elements(self, types: tuple[int, ...] = (), first: int = 0) -> list[list[object]]:
         """Read a list; with `types`, raise LayoutError unless it has just those fields."""
@@ -117,7 +121,11 @@ class CullReader:
             raise LayoutError("the resource list has other fields")
         if count > len(self._data):
             raise LayoutError(f"a list of {count} elements")
-        return [self.element(fields) for _ in range(count)]
+        if types:
+            return [self.element(fields, own=False) for _ in range(count)]
+        for _ in range(count):
+            self.element(fields)
+        return []
 
 
 def parse_cull_job(data: bytes) -> SgeJob:

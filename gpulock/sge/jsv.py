@@ -69,31 +69,36 @@ def read_sge_complexes(config: str) -> tuple[str, ...]:
 class JsvInput:
     """Read lines as they come; bytes that are no UTF-8 survive as surrogates."""
 
-    __slots__ = ("_fd", "_poll", "_rest")
+    __slots__ = ("_fd", "_lines", "_parts", "_poll")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._rest = b""
+        self._lines: list[bytes] = []  # whole ones, the next at the end
+        self._parts: list[bytes] = []  # of a line that has no end yet
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
     def line(self) -> str | None:
         """Return the next line, None at the end."""
-        while b"\n" not in self._rest:
+        while not self._lines:
             data = os.read(self._fd, 1 << 16)
             if not data:
                 return None
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line.decode("utf-8", "surrogateescape")
+            first, *more = data.split(b"\n")
+            self._parts.append(first)
+            if more:
+                self._lines = [b"".join(self._parts), *more[:-1]]
+                self._lines.reverse()
+                self._parts = [more[-1]]
+        return self._lines.pop().decode("utf-8", "surrogateescape")
 
     def drop(self) -> bool:
         """Throw away what comes after BEGIN; return whether there was anything.
 
         qmaster sends nothing more then: an earlier BEGIN was the job's own text.
         """
-        more = bool(self._rest)
-        self._rest = b""
+        more = bool(self._lines or b"".join(self._parts))
+        self._lines, self._parts = [], []
         while self._poll.poll(QUIET_MILLISECONDS) and os.read(self._fd, 1 << 16):
             more = True
         return more

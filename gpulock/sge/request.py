@@ -77,7 +77,7 @@ def is_per_job_request(requests: list[tuple[str, float, int]], complexes: tuple[
 def count_sge_job_hosts(spool: Spool) -> int:
     """Return on how many hosts a parallel job has slots; raise Refusal if that cannot be read."""
     try:
-        lines = atomic.read_text("pe_hostfile", JOB_LIMIT, spool.fd).splitlines()
+        lines = atomic.read_text("pe_hostfile", JOB_LIMIT, spool.fd).split("\n")
     except OSError as fault:
         raise unread_spool_refusal("the job's host file", fault) from fault
     return len({line.split()[0] for line in lines if line.strip()})

@@ -19,6 +19,7 @@ from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, one_line
 from gpulock.job.environment import BIND_LISTS, append_binds, user_bind_lists
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic
+from gpulock.store.kv import DIGITS
 
 SHEPHERD_NAME = "sge_shepherd"
 ACTIVE_JOBS = "/active_jobs/"  # in the path of each shepherd's directory (sge_execd(8))
@@ -93,7 +94,7 @@ class Spool:
     def number(self, key: str) -> int:
         """Return one number of `config`; raise Refusal where it is none."""
         text = self.need(key)
-        if not (text.isascii() and text.isdigit()):
+        if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
             raise Refusal(UNKNOWN, f"{key} is {text[:20]!r}", "see gpulock doctor")
         return int(text)
 

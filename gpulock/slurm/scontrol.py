@@ -106,7 +106,7 @@ class SlurmctldClient:
             said = output.strip().rpartition("\n")[2].replace("squeue: error: ", "")
             raise SlurmctldSilentError(f"squeue says {one_line(said)[:100]!r}")
         whole = len(FIELDS) * WIDTH  # squeue fills every column up: a shorter line is cut off
-        rows = [parse_squeue_row(line) for line in output.splitlines() if len(line) >= whole]
+        rows = [parse_squeue_row(line) for line in output.split("\n") if len(line) >= whole]
         for found in rows:
             if found["JobID"] == job:
                 return found

@@ -272,9 +272,10 @@ def read_cgroup_paths(proc: Proc, pid: int) -> set[str]:
     except OSError:
         return set()
     found: set[str] = set()
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a user names cgroups, with any other end of line
         controllers, _, path = line.partition(":")[2].partition(":")
-        found.update([f"/{name}{path}" if name else path for name in controllers.split(",")])
+        if path:
+            found.update([f"/{name}{path}" if name else path for name in controllers.split(",")])
     return found
 
 

@@ -184,7 +184,7 @@ def file_system_type(path: str, proc_root: str = "/proc") -> str:
     finally:
         os.close(fd)
     mount = info.partition("mnt_id:")[2].split(None, 1)[0]
-    for line in atomic.read_text(f"{proc_root}/self/mountinfo", 1 << 22).splitlines():
-        if line.split(None, 1)[0] == mount:
+    for line in atomic.read_text(f"{proc_root}/self/mountinfo", 1 << 26).split("\n"):
+        if line.partition(" ")[0] == mount:  # users mount too, at paths of any length
             return line.partition(" - ")[2].split(None, 1)[0]
     return "unknown"

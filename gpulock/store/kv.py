@@ -4,6 +4,8 @@
 Hot: loaded by every hook, so it imports nothing.
 """
 
+DIGITS = 30  # of a number that is believed: Python reads no more than 4300
+
 
 class MalformedError(ValueError):
     """Say that a text is not what its format promises."""
@@ -52,5 +54,5 @@ def decode_pairs(text: str, version: str = "") -> dict[str, str]:
 
 
 def int_or_zero(text: str) -> int:
-    """Return a whole number, 0 for anything else."""
-    return int(text) if text.isascii() and text.isdigit() else 0
+    """Return a whole number of at most 30 digits, 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else 0

@@ -191,7 +191,7 @@ class QmasterClient:
 def parse_complex_values(text: str) -> dict[str, str]:
     """Return the consumables of a host, as `qconf -se` shows them on one line or several."""
     whole = text.replace("\\\n", " ")
-    for line in whole.splitlines():
+    for line in whole.split("\n"):
         key, _, value = line.partition(" ")
         if key == "complex_values":
             pairs = [item.partition("=") for item in "".join(value.split()).split(",")]
@@ -204,8 +204,9 @@ def parse_quarantined_counts(xml: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for host, inner in _HOST.findall(xml):
         for name, value in _VALUE.findall(inner):
-            if name == QUARANTINED_SENSOR and value.replace(".", "").isdecimal():
-                found[host] = int(float(value))
+            whole = value.partition(".")[0]
+            if name == QUARANTINED_SENSOR and whole.isdecimal() and len(whole) <= kv.DIGITS:
+                found[host] = int(whole)
     return found
 
 

@@ -120,6 +120,14 @@ def test_the_cgroup_of_a_slurm_job_tells_its_processes(
     assert judged(proc, JOB, lock(**SLURM)) == expected
 
 
+@pytest.mark.parametrize("end", ["\f", "\r", "\x1c", "\x85", "\u2028"])
+def test_no_user_names_a_cgroup_that_is_another_jobs(end: str, proc: FakeProc) -> None:
+    """A user may make folders below their own cgroup, and the kernel refuses newlines alone."""
+    proc.add(JOB)
+    in_cgroup(proc, JOB, f"0::/user.slice/x{end}5:freezer:/slurm/uid_1000/job_12/step_0\n")
+    assert judged(proc, JOB, lock(**SLURM)) == FOREIGN
+
+
 def test_the_step_daemon_above_tells_where_slurm_keeps_no_cgroup(proc: FakeProc) -> None:
     proc.add(STEPD, "slurmstepd", uids=ROOT)
     (proc.root / str(STEPD) / "cmdline").write_bytes(b"slurmstepd: [12.batch]\0")

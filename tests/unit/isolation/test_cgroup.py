@@ -60,6 +60,16 @@ def test_a_process_is_where_its_two_lines_say() -> None:
     assert tree.parse_cgroup_paths("4:devices,memory:/a\n") == {V1: "/a"}
 
 
+@pytest.mark.parametrize("end", ["\v", "\f", "\r", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_a_cgroup_that_a_user_named_is_no_line_of_its_own(end: str) -> None:
+    """The kernel refuses a newline in a name (cgroup_mkdir), and nothing else."""
+    text = f"0::/user.slice/a{end}0::/system.slice/b\n4:devices:/c{end}5:devices:/d\n"
+    assert tree.parse_cgroup_paths(text) == {
+        V2: f"/user.slice/a{end}0::/system.slice/b",
+        V1: f"/c{end}5:devices:/d",
+    }
+
+
 @pytest.mark.parametrize("path", ["/../../x", "/a (deleted)"])
 def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, path: str) -> None:
     (tmp_path / "7").mkdir()

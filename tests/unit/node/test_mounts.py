@@ -15,6 +15,8 @@ from gpulock.node.mounts import Mounts, cached_file_key, device_file_key
 from tests.support.faults import raising
 
 Opened = tuple[Path, int]
+# what str.splitlines() takes for an end of line, and no kernel
+LINE_ENDS = ["\v", "\f", "\r", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
 
 
 @pytest.fixture(params=["/dev/null", "file"])
@@ -95,6 +97,17 @@ def test_one_that_stands_on_another_or_in_no_table_is_told_from_the_cache(
     wanted = device_file_key(os.stat(opened[0]))
     monkeypatch.setattr(os, "stat", never)
     assert fake.key() == wanted
+
+
+@pytest.mark.parametrize("end", LINE_ENDS)
+def test_a_path_that_a_user_mounts_at_is_no_line_of_the_table(
+    fake: Fake, opened: Opened, end: str
+) -> None:
+    """The kernel escapes blanks and newlines of a path alone: the rest looked like mount 77."""
+    fake.lists("devtmpfs")
+    table = fake.root / "self/mountinfo"
+    table.write_text(f"{table.read_text()}90 1 0:9 / /tmp/a{end}77\u2003b rw - fuse.x y rw\n")
+    assert fake.key() == device_file_key(os.stat(opened[0]))
 
 
 def test_a_file_that_was_closed_meanwhile_is_not_there(fake: Fake) -> None:

@@ -35,15 +35,16 @@ def test_a_status_file_without_a_line_we_need_is_an_error(missing: str) -> None:
         parse_status("".join(ln for ln in lines if not ln.startswith(missing)).encode())
 
 
+@pytest.mark.parametrize(("uids", "more"), [((0, 0, 0), b""), ((0,) * 4, b"NSsid:\t\n")])
+def test_a_status_line_cut_short_is_an_error(uids: tuple[int, ...], more: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_status(status_text("sh", "S", 1, uids, ()) + more)
+
+
 @pytest.mark.parametrize("data", [b"", b"7 (sh", b"7 (sh) S 1", b"no parenthesis", b"7 (a) S x y"])
 def test_a_stat_line_cut_short_is_an_error(data: bytes) -> None:
-    with pytest.raises((ValueError, IndexError)):
-        parse_stat(data)
-
-
-def test_a_stat_line_cut_short_is_a_value_error() -> None:
     with pytest.raises(ValueError):
-        parse_stat(b"7 (sh) S 1")
+        parse_stat(data)
 
 
 def test_our_own_process_reads_as_the_kernel_knows_it() -> None:

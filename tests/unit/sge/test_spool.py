@@ -112,7 +112,7 @@ def test_an_argument_with_an_equals_sign_is_an_argument(site: Site) -> None:
     assert site.above().job == "12"
 
 
-@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "²", "0x10", " 12"])
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "²", "0x10", " 12", "9" * 5000])
 def test_a_number_that_is_none_is_unknown(site: Site, value: str) -> None:
     job = site.run()
     config = job.folder / "config"

@@ -215,6 +215,21 @@ def test_a_lock_directory_on_the_network_is_refused(
     assert place.store.boot_id() == ""
 
 
+@pytest.mark.parametrize("end", ["\f", "\r", "\x85", "\u2028"])
+def test_a_path_that_a_user_mounts_at_is_no_line_of_the_table(
+    place: Place, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    on(monkeypatch, "tmpfs")
+    real = atomic.read_text
+
+    def mounted(path: str, limit: int = atomic.LIMIT, dir_fd: int | None = None) -> str:
+        by_user = f"9 1 0:9 / /a{end}{end}77\u2003b rw - fuse.x y rw\n"
+        return (by_user if path.endswith("/mountinfo") else "") + real(path, limit, dir_fd)
+
+    monkeypatch.setattr(atomic, "read_text", mounted)
+    assert boot.file_system_type(str(place.lock)) == "tmpfs"
+
+
 def test_the_file_system_of_a_real_folder_is_known(tmp_path: Path) -> None:
     assert boot.file_system_type(str(tmp_path)) in boot.LOCAL_FILE_SYSTEMS
     assert boot.file_system_type("/proc") == "proc"

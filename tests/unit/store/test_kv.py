@@ -30,6 +30,11 @@ def test_any_text_is_either_pairs_or_malformed(text: str) -> None:
     assert all(key and "=" not in key for key in pairs)
 
 
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "²", "9" * 31, "9" * 5000])
+def test_what_is_no_number_counts_as_0(text: str) -> None:
+    assert (kv.int_or_zero(text), kv.int_or_zero("4711")) == (0, 4711)
+
+
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "\x00", "\x1b[31m", "tab\t", "\x7f"])
 def test_a_control_character_is_not_written(bad: str) -> None:
     assert not kv.is_single_line(bad)

@@ -349,7 +349,8 @@ def test_what_a_sensor_reports_is_read_from_qhost() -> None:
     text = HOST.format(host="node1", bad=3) + "<host name='node2'><hostvalue/></host>"
     assert parse_quarantined_counts(text) == {"node1": 3}
     assert parse_quarantined_counts("") == {}
-    assert parse_quarantined_counts(text.replace("3.000000", "many")) == {}
+    for odd in ("many", "9" * 400, "9" * 5000, "-3", "."):
+        assert parse_quarantined_counts(text.replace("3.000000", odd)) == {}
 
 
 @pytest.mark.parametrize("text", ["a b=1 2 3\n", "a b=1 2 3 maybe\n", "a b=x 2 3 done\n", "ab\n"])

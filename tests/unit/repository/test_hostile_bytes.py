@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each parser that root runs on others' bytes: a value or its documented error, in bounded time.
+
+docs/security.md says who writes what. The quick suite tries few inputs, `make soak` a million for
+each parser: any bytes, and real texts that were cut, doubled, mixed, and had odd words put in.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulock.alloc.process_owner import python_program
+from gpulock.daemon.history.pending import read_pending_record
+from gpulock.daemon.slots.sge import parse_quarantined_counts
+from gpulock.errors import Refusal
+from gpulock.isolation.tree import parse_cgroup_paths
+from gpulock.job import environment
+from gpulock.node import sample
+from gpulock.node.mounts import Mounts
+from gpulock.node.procfs import Proc, parse_stat, parse_status
+from gpulock.report.scan import HistoryFaults, parse_history_line
+from gpulock.sge import jsv
+from gpulock.sge.cull import LayoutError, parse_cull_job
+from gpulock.sge.qstat import parse_qstat_job
+from gpulock.sge.request import count_sge_job_gpus, count_sge_job_hosts
+from gpulock.sge.spool import Spool, rewrite_env_text
+from gpulock.slurm.call import SlurmHookCall
+from gpulock.slurm.note import parse_task_note
+from gpulock.slurm.request import parse_gres_count
+from gpulock.slurm.scontrol import parse_squeue_row, slurm_array_task_name, slurm_job_uid
+from gpulock.slurm.share import Task
+from gpulock.slurm.steps import parse_stepd_title, read_cgroup_paths
+from gpulock.store import atomic, kv, owner
+from gpulock.workstation.tickets import list_tickets, parse_ticket
+from gpulock.workstation.wire import (
+    CLAIM,
+    SocketReply,
+    SocketRequest,
+    encode_reply,
+    encode_request,
+    parse_reply,
+    parse_request,
+)
+from tests.layers import HOT, WARM
+from tests.support.few import FEW
+from tests.support.trees import BOOT, record
+
+ROOT = Path(__file__).resolve().parents[3]
+SGE = ROOT / "tests/support/data/sge-8.1.9"
+MANY = 1_000_000
+LARGE = 1 << 18  # bytes of the inputs that are timed
+SLOWEST, HUNGRIEST = 3.0, 200  # seconds of the processor, bytes of memory for each byte read
+
+
+def text_of(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def environ_of(data: bytes) -> dict[str, str]:
+    """Return bytes as an environment, as execve(2) can bring it."""
+    pairs = [line.partition("=") for line in text_of(data.replace(b"\0", b"")).split("\n")]
+    return {key: value for key, _, value in pairs}
+
+
+def packed_job(data: bytes, _: Path) -> None:
+    job = parse_cull_job(data)
+    assert 0 <= count_sge_job_gpus(job.requests, ("gpu",), 2) <= 2 * 4096
+
+
+def spooled_config(data: bytes, folder: Path) -> None:
+    (folder / "config").write_bytes(data)
+    (folder / "pe_hostfile").write_bytes(data)
+    fd = os.open(folder, atomic.OPEN_DIRECTORY)
+    try:
+        spool = Spool(500, 1000, fd, str(folder), 0)
+        assert spool.job.isdigit() and spool.need("job_owner").isprintable()
+        assert spool.number("add_grp_id") >= 0
+        assert count_sge_job_hosts(spool) >= 0
+    finally:
+        os.close(fd)
+
+
+def job_environment(data: bytes, _: Path) -> None:
+    drop = environment.grant_variable_names(("SGE_GPU",))
+    pairs = [("CUDA_VISIBLE_DEVICES", "2")]
+    lines = rewrite_env_text(text_of(data), pairs, drop, "/d:/nvbin").encode(
+        "utf-8", "surrogateescape"
+    )
+    masks = [one for one in lines.split(b"\n") if one.startswith(b"CUDA_VISIBLE_DEVICES=")]
+    assert masks == [b"CUDA_VISIBLE_DEVICES=2"]
+    assert all(len(one) <= 9998 for one in lines.split(b"\n"))
+
+
+def verifier(data: bytes, _: Path) -> None:
+    """Let the verifier serve what qmaster might send."""
+    source, said, real = os.memfd_create("jsv"), list[str](), jsv.JsvInput
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsv, "JsvInput", lambda _: real(source))
+        patch.setattr(jsv, "send_jsv_line", said.append)
+        os.write(source, data)
+        os.lseek(source, 0, os.SEEK_SET)
+        try:
+            jsv.main(["sge-jsv", "--limits", "gpu"], "/nowhere")
+        finally:
+            os.close(source)
+    assert all(line.startswith(("STARTED", "RESULT STATE ")) for line in said)
+
+
+def process_files(data: bytes, folder: Path) -> None:
+    """Let one process have the same bytes in each of its texts."""
+    (folder / "7").mkdir(exist_ok=True)
+    (folder / "7/cgroup").write_bytes(data)
+    assert "" not in read_cgroup_paths(Proc(str(folder)), 7)
+    assert set(parse_cgroup_paths(text_of(data))) <= {1, 2}
+    job, step = parse_stepd_title(data)
+    assert (not job and not step) or job.isdigit()
+    python_program(data.split(b"\0"))
+
+
+def mount_table(data: bytes, folder: Path) -> None:
+    """Read which file systems there are from any table; `3` is open on mount 77."""
+    for name in ("900/fd", "900/fdinfo", "self"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    if not (folder / "900/fd/3").is_symlink():
+        (folder / "900/fd/3").symlink_to("/dev/null")
+        (folder / "900/fdinfo/3").write_text("pos:\t0\nmnt_id:\t77\n")
+    (folder / "self/mountinfo").write_bytes(data)
+    found = Mounts(str(folder)).key(900, str(folder / "900/fd"), "3")
+    assert found in (None, (os.makedev(1, 3), 0, 0))
+
+
+def process_status(data: bytes, _: Path) -> None:
+    found = parse_status(data)
+    assert len(found.uids) == 4 and found.session >= -1
+
+
+def owner_record(data: bytes, _: Path) -> None:
+    found = owner.parse_owner(text_of(data))
+    assert found.job() and len(found.key()) == 5
+
+
+def pending_record(data: bytes, folder: Path) -> None:
+    (folder / "feedface").write_bytes(data)
+    read_pending_record(str(folder), "feedface")
+
+
+def slurm_call(data: bytes, _: Path) -> None:
+    call = SlurmHookCall(environ_of(data))
+    assert call.job.isdigit() and "/" not in call.slurmd and len(call.positions()) < 100_000
+
+
+def slurm_task(data: bytes, _: Path) -> None:
+    task = Task(environ_of(data), "0")
+    assert task.rank >= 0 and task.on_node >= 0
+
+
+def squeue_row(data: bytes, _: Path) -> None:
+    found = parse_squeue_row(data.decode("utf-8", "replace"))
+    assert slurm_job_uid(found) >= -1
+    slurm_array_task_name(found)
+
+
+def socket_request(data: bytes, _: Path) -> None:
+    found = parse_request(data)
+    assert found.pid >= 0 and found.number <= 1024 and found.wait >= 0
+
+
+def ticket_name(data: bytes, folder: Path) -> None:
+    name = text_of(data).replace("/", "").replace("\0", "")[:80]
+    if name not in ("", ".", ".."):
+        (folder / name).touch()
+        try:
+            list_tickets(str(folder))
+        finally:
+            (folder / name).unlink()
+    parse_ticket(name)
+
+
+class Parser(NamedTuple):
+    """What reads bytes, its documented errors, and samples of what it should read."""
+
+    read: Callable[[bytes, Path], object]
+    errors: tuple[type[Exception], ...]
+    samples: tuple[bytes, ...]
+
+
+STAT = b"7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0\n"
+STATUS = (
+    b"Name:\tpython3\nState:\tS (sleeping)\nPPid:\t2\nUid:\t0\t0\t0\t0\n"
+    b"Groups:\t4 65400 \nNSsid:\t7\nVmSize:\t  100 kB\n"
+)
+QSTAT = (
+    b"<detailed_job_info><JB_job_number>12</JB_job_number><JB_owner>a</JB_owner>"
+    b"<JB_uid>1000</JB_uid><JB_hard_resource_list><CE_name>gpu</CE_name>"
+    b"<CE_doubleval>2.0</CE_doubleval><CE_consumable>1</CE_consumable>"
+    b"</JB_hard_resource_list></detailed_job_info>"
+)
+QHOST = b"<host name='n1'><hostvalue name='gpu.quarantined'>2.000</hostvalue></host>"
+SUBMISSION = (
+    b"START\nPARAM N x\nPARAM CMDARG0 y\nPARAM l_hard gpu=2,h_vmem=1G\nBEGIN\n",
+    b"ENV ADD A b\nQUIT\n",
+)
+CGROUP = b"12:devices,cpu:/slurm/uid_1000/job_12\n0::/system.slice/slurmstepd.scope/job_12\n"
+CMDLINES = (b"slurmstepd: [12.batch]\0", b"-X\0a\0-m\0gpulock_exporter.app\0")
+MOUNTS = (
+    b"21 1 0:5 / / rw - ext4 /dev/vda rw\n77 21 0:6 / /dev rw,nosuid shared:2 - devtmpfs u rw\n"
+)
+OWNER = owner.encode_owner(record(token="feedface")).encode()
+TASK_NOTE = (
+    b"gpulock-task 1\nslurmd=n1\njob=12\nuid=1000\nrestart=0\ntoken=t\ndevices=0000:3b:00.0\n"
+    b"indexes=0\nuuids=GPU-a\npositions=0\nbinds=\nrefused=\ncode=0\n"
+)
+SLURM = (
+    b"SLURM_JOB_ID=12\nSLURM_JOB_UID=1000\nSLURMD_NODENAME=n1\nSLURM_CLUSTER_NAME=c\n"
+    b"SLURM_JOB_GPUS=0,2-3\nSLURM_HET_JOB_ID=12\nSLURM_JOB_COMMENT=gres:gpu:2\n"
+)
+STEP = b"SLURM_STEP_GPUS=0,1\nSLURM_GPUS_ON_NODE=2\nSLURM_LOCALID=1\nSLURM_GTIDS=0,1\n"
+SQUEUE = b"".join([b"%-24s" % word for word in (b"12", b"1000", b"RUNNING", b"0", b"12", b"N/A")])
+HISTORY = (
+    b'{"version":1,"released_at":2.0,"claimed_at":1.0,"user":"a","gpus":1,"job_id":"12",'
+    b'"token":"t","devices":[{"id":"x","held_seconds":1.0}],"shapes":{"x":{"width":1,"use":[1]}}}\n'
+)
+SAMPLE = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\ndevice 0000:3b:00.0 x.79=1 idle=2.5\n".encode()
+REQUEST = encode_request(SocketRequest(CLAIM, 4711, 99, 2, ("a", "b"), 60.0, "run"))
+PARSERS = {
+    "execd's packed job": Parser(
+        packed_job,
+        (LayoutError, Refusal),
+        tuple([(SGE / f"{name}.job").read_bytes() for name in ("parallel", "array")]),
+    ),
+    "config and pe_hostfile": Parser(
+        spooled_config, (Refusal,), ((SGE / "parallel.config").read_bytes(),)
+    ),
+    "environment": Parser(job_environment, (), ((SGE / "array.environment").read_bytes(),)),
+    "qstat -xml": Parser(
+        lambda data, _: parse_qstat_job(text_of(data), "12"), (ValueError,), (QSTAT,)
+    ),
+    "qhost -xml": Parser(lambda data, _: parse_quarantined_counts(text_of(data)), (), (QHOST,)),
+    "verifier": Parser(verifier, (), SUBMISSION),
+    "/proc/PID/stat": Parser(lambda data, _: parse_stat(data), (ValueError,), (STAT,)),
+    "/proc/PID/status": Parser(process_status, (ValueError,), (STATUS,)),
+    "cgroup, cmdline": Parser(process_files, (), (CGROUP, *CMDLINES)),
+    "mountinfo": Parser(mount_table, (), (MOUNTS,)),
+    "owner": Parser(owner_record, (kv.MalformedError,), (OWNER,)),
+    "pending record": Parser(pending_record, (kv.MalformedError, OSError), (OWNER,)),
+    "task note": Parser(
+        lambda data, _: parse_task_note(text_of(data)), (kv.MalformedError,), (TASK_NOTE,)
+    ),
+    "Prolog's environment": Parser(slurm_call, (Refusal,), (SLURM,)),
+    "task's environment": Parser(slurm_task, (Refusal,), (STEP,)),
+    "request of GRES": Parser(
+        lambda data, _: parse_gres_count(text_of(data), ("gpu",)),
+        (Refusal,),
+        (b"gres:gpu:a100:2,gres/nvme=1",),
+    ),
+    "squeue": Parser(squeue_row, (), (SQUEUE,)),
+    "history": Parser(lambda data, _: parse_history_line(data, HistoryFaults()), (), (HISTORY,)),
+    "sample": Parser(
+        lambda data, _: sample.parse_sample(text_of(data), sample.SAMPLE_LINE),
+        (kv.MalformedError,),
+        (SAMPLE,),
+    ),
+    "note's number": Parser(lambda data, _: kv.int_or_zero(text_of(data)), (), (b"4711",)),
+    "request at the socket": Parser(socket_request, (ValueError,), (REQUEST,)),
+    "reply at the socket": Parser(
+        lambda data, _: parse_reply(data), (ValueError,), (encode_reply(SocketReply("granted")),)
+    ),
+    "ticket": Parser(ticket_name, (ValueError,), (b"00000001.4711.99",)),
+}
+WORDS = (
+    *(b"\0", b"\n", b"=", b" ", b".", b",", b":", b"-", b'"', b"\\", b"<", b"\xff", b"\n\n", b"()"),
+    *("\u2028".encode(), "\x85".encode(), "\u00b2".encode(), "\u0967".encode(), b"\r", b"\x0c"),
+    *(
+        b"-1",
+        b"1e999",
+        b"nan",
+        b"inf",
+        b"0x7",
+        b"1_0",
+        b"9" * 20,
+        b"9" * 5000,
+        b"null",
+        b"[" * 2000,
+    ),
+    *(b"\0\0\0\1", b"\xff\xff\xff\xff", b"\nPARAM l_hard gpu=1\n", b"BEGIN\n", b"- fuse x"),
+)
+
+
+def mixed(samples: tuple[bytes, ...], rng: random.Random) -> bytes:
+    """Return a sample with some of it cut, doubled, flipped, or replaced by another's or a word."""
+    data = bytearray(rng.choice(samples))
+    for _ in range(rng.randrange(1, 7)):
+        at = rng.randrange(len(data) + 1)
+        end = min(len(data), at + rng.choice((0, 1, 4, 30, 1000)))
+        other = rng.choice(samples)
+        piece = rng.choice(
+            (b"", bytes(data[at:end]) * 2, rng.choice(WORDS), rng.randbytes(4), other[at:end])
+        )
+        data[at:end] = piece
+    return bytes(data)
+
+
+def survives(parser: Parser, data: bytes, folder: Path) -> None:
+    try:
+        parser.read(data, folder)
+    except parser.errors:
+        return
+    except Exception as fault:
+        raise AssertionError(f"{fault!r} of {data[:2000]!r}") from fault
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_any_bytes_are_a_value_or_the_documented_error(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, parser = tmp_path_factory.mktemp("bytes"), PARSERS[name]
+
+    @settings(FEW, max_examples=20)
+    @given(st.binary() | st.text().map(str.encode) | st.randoms(use_true_random=False))
+    def check(given_: bytes | random.Random) -> None:
+        data = given_ if isinstance(given_, bytes) else mixed(parser.samples, given_)
+        survives(parser, data, folder)
+
+    for one in parser.samples:
+        parser.read(one, folder)
+    check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_million_inputs(name: str, tmp_path: Path) -> None:
+    for seed in range(MANY):
+        survives(PARSERS[name], mixed(PARSERS[name].samples, random.Random(seed)), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_long_text_takes_time_and_memory_by_its_length(name: str, tmp_path: Path) -> None:
+    parser = PARSERS[name]
+    pieces = [*WORDS, *parser.samples, b"a=1\n", b"x\n", b"a" * 200 + b"=\n"]
+    for piece in pieces:
+        for head in (b"", parser.samples[0]):
+            data = head + piece * (LARGE // len(piece))
+            begun = time.process_time()
+            survives(parser, data, tmp_path)
+            assert time.process_time() - begun < SLOWEST, piece[:40]
+            tracemalloc.start()
+            try:
+                survives(parser, data, tmp_path)
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert peak < HUNGRIEST * len(data), piece[:40]
+
+
+def test_no_kernels_or_schedulers_text_is_cut_at_other_ends_than_its_own() -> None:
+    """str.splitlines() cuts at form feeds and U+2028 too, which a user's path or cgroup may have.
+
+    An administrator writes the settings.
+    """
+    folders = [ROOT / "gpulock" / name.replace(".", "/") for name in (*HOT, *WARM)]
+    found = [
+        str(path.relative_to(ROOT))
+        for folder in folders
+        for path in folder.glob("*.py")
+        if ".splitlines(" in path.read_text()
+    ]
+    assert found == ["gpulock/node/settings.py"]

@@ -181,3 +181,19 @@ def check_device_nodes(settings: Settings, found: list[devices.Device]) -> Itera
         yield fault("; ".join(bad), "run nvidia-modprobe -u -c0, or nvidia-smi as root", name)
     else:
         yield ok(f"{len(found)} below {settings.dev_root}", name)
+
+
+def others_may_link_in(folder: str, proc_root: str) -> bool:
+    """Return whether links that others make in a folder lead a program of root's elsewhere.
+
+    The kernel keeps root from following them where the folder is sticky (proc(5)).
+    """
+    try:
+        mode = os.stat(folder).st_mode
+    except FileNotFoundError:
+        return False
+    try:
+        guarded = Path(proc_root, "sys/fs/protected_symlinks").read_text().strip() != "0"
+    except FileNotFoundError:
+        guarded = False
+    return bool(mode & 0o022) and not (guarded and mode & stat.S_ISVTX)

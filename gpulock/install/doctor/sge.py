@@ -10,6 +10,7 @@ from typing import Final
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.install.doctor.check import Check, fault, ok, run_all, warning
 from gpulock.install.doctor.hooks import InstalledHookChecks
+from gpulock.install.doctor.node import others_may_link_in
 from gpulock.install.hooks import HookPaths, InstallError
 from gpulock.install.planner import current_settings
 from gpulock.install.sge import texts
@@ -128,6 +129,7 @@ class SgeClusterChecks:
             {
                 "queues": self.queue_hooks,
                 "queue states": self.queue_states,
+                "tmpdir": self.temporary_folders,
                 "complexes": self.complexes,
                 "complex_values": self.amounts,
                 "load sensor": self.sensor,
@@ -202,6 +204,15 @@ class SgeClusterChecks:
             if words and "@" in words[0] and len(words) > 5 and "E" in words[5]:  # noqa: PLR2004
                 do = f"qstat -f -explain E says why; then qmod -cq {words[0]}"
                 yield fault(f"{words[0]} is in error: it takes no job", do)
+
+    def temporary_folders(self) -> Iterator[Check]:
+        """Look where execd makes each job's TMPDIR and gives it away, also through a link."""
+        for queue in self.queues:
+            path = self.qconf.show("-sq", f"{queue}@{self.host}").get("tmpdir", "/tmp")
+            if others_may_link_in(path, self.settings.proc_root):
+                what = f"others may write {path}, and execd follows their links there as root"
+                do = "sysctl fs.protected_symlinks=1, or a tmpdir that root alone writes"
+                yield warning(what, do, f"tmpdir of {queue}")
 
     def complexes(self) -> Iterator[Check]:
         """Look at the complexes that stand for GPUs."""

@@ -212,6 +212,27 @@ def test_a_planted_fault_is_found(
     assert do in check.do
 
 
+def test_a_tmpdir_in_which_users_links_are_followed_is_a_warning(site: Site) -> None:
+    folder, proc = site.root / "tmp", site.root / "proc/sys/fs"
+    folder.mkdir()
+    proc.mkdir(parents=True)
+    site.config.write_text(f"{site.config.read_text()}PROC_ROOT={site.root}/proc\n")
+    site.edit("sq", "/run/tmp", str(folder))
+
+    def judged(mode: int, guard: str) -> Check | None:
+        folder.chmod(mode)
+        (proc / "protected_symlinks").write_text(f"{guard}\n")
+        return found(site).get("tmpdir of gpu.q")
+
+    check = judged(0o1777, "0")
+    assert check is not None and check.state == WARNING
+    assert f"others may write {folder}" in check.what
+    assert "protected_symlinks=1" in check.do
+    assert judged(0o777, "1") is not None, "the kernel guards sticky folders alone"
+    assert judged(0o1777, "1") is None
+    assert judged(0o755, "0") is None
+
+
 @pytest.mark.parametrize(
     ("plant", "name", "says"),
     [

@@ -21,12 +21,14 @@ except OSError:
 for _ in range(60):
     if not os.fork():
         time.sleep(1000)
+open(told, "w").write("ready")
 for _ in range(2):
     if not os.fork():
-        while not os.path.exists(f"{told}.stop"):
-            if os.fork():
+        for _ in range(3000):  # where nobody waits for them they stay as zombies
+            if os.path.exists(f"{told}.stop") or os.fork():
                 os._exit(0)
-open(told, "w").write("ready")
+            time.sleep(0.002)
+        os._exit(0)
 time.sleep(1000)
 """
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,17 +124,20 @@ def test_a_look_at_everybody_gives_no_user_more_than_a_share(
     found, blind = openers(fake)
     assert found == [] and "more files open than can be looked at in time" in blind
     monkeypatch.setattr(device_users, "SHARE", 0.5)
-    real, asked = OpenFiles._held_by, list[int]()
+    real, asked, clock = os.listdir, set[str](), [100.0]
 
-    def slow(self: OpenFiles, pid: int) -> set[str]:
-        asked.append(pid)
-        if pid < 700:
-            self._spent[OTHER] = 1.0
-        return real(self, pid)
+    def slow(path: str) -> list[str]:
+        if path.endswith("/fd"):
+            asked.add(path.split("/")[-2])
+            clock[0] += 0.3
+        return real(path)
 
-    monkeypatch.setattr(OpenFiles, "_held_by", slow)
+    monkeypatch.setattr(os, "listdir", slow)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    fake.add(602, uids=(OTHER,) * 4, fds=FULL)
     found, blind = openers(fake)
-    assert 700 in found and len(found) == 2 and sorted(found) == sorted({*asked} - {1})
+    of_other = asked & {"600", "601", "602"}
+    assert 700 in found and len(of_other) == 2
     assert "more files open than can be looked at in time" in blind
 
 
@@ -318,6 +322,10 @@ def test_a_process_under_a_subordinate_uid_of_the_owner_keeps_it(
     assert ask(Proc(), uid=OTHER, restrict=restrict) == ""
 
 
+def no_subordinates(*_: object) -> bool:
+    return False
+
+
 @pytest.mark.root
 def test_where_the_owner_has_no_process_no_file_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
@@ -326,7 +334,7 @@ def test_where_the_owner_has_no_process_no_file_is_looked_at(
         pytest.fail("a look for nothing")
 
     monkeypatch.setattr(OpenFiles, "_fill", never)
-    monkeypatch.setattr(process_scan, "may_have_subordinate_uids", lambda *_: False)
+    monkeypatch.setattr(process_scan, "may_have_subordinate_uids", no_subordinates)
     assert ask(Proc()) == ""
 
 
@@ -335,7 +343,7 @@ def test_a_crowd_of_other_users_is_not_listed_where_the_owner_has_no_process(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_scan, "CROWD", 0)
-    monkeypatch.setattr(process_scan, "may_have_subordinate_uids", lambda *_: False)
+    monkeypatch.setattr(process_scan, "may_have_subordinate_uids", no_subordinates)
     scan = ProcessScan(Proc())
     scan.restrict({OWNER: "owner"})
     assert scan.statuses() == {}

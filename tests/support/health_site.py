@@ -30,7 +30,7 @@ class Ward(Box):
         super().__init__(root, gpus, EXPORTER_DIR=str(self.exporter), **{**defaults, **keys})
         self.module = root / "sys/module/nvidia"
         self.module.mkdir(parents=True)
-        self.now = clock_boottime()
+        self.now: float = clock_boottime()
         self.boot = BOOT
         self.facts: dict[int, str] = {}
         self.journal = HeardJournal()

@@ -13,7 +13,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
@@ -49,7 +49,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @contextmanager
-def only_gpulockd(settings: Settings) -> Iterator[None]:
+def only_gpulockd(settings: Settings) -> Generator[None]:
     lock = InstanceLock()
     lock.take(settings.lock_dir)
     yield
@@ -140,7 +140,7 @@ def test_locks_are_taken_in_these_two_modules_alone() -> None:
 
 
 @contextmanager
-def leased(path: Path) -> Iterator[None]:
+def leased(path: Path) -> Generator[None]:
     """Let another process have a lease on a file of its own, and not give it up."""
     ends = os.pipe()
     pid = os.fork()

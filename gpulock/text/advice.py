@@ -10,6 +10,7 @@ from gpulock.alloc import states
 from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.states import DeviceState
 from gpulock.daemon.health.recovery import describe_recovery
+from gpulock.node.devices import NO_INSTANCE
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
 from gpulock.text.words import FORCE, device_name
@@ -23,6 +24,7 @@ SIMPLE = {
     states.STALE: ("the next claim that needs it, or a reap", "gpulock reap"),
     states.FREE: ("nothing: it is free", "gpulock run -n 1 -- COMMAND"),
 }
+NEEDS_INSTANCE = ("a MIG instance that the exporter tells, or MIG mode off", "nvidia-smi mig -lgi")
 # of one that is stale, and waits for the exporter's word
 REMEMBERS = ("the exporter's next sample of its memory, then a reap", "gpulock reap")
 
@@ -44,7 +46,8 @@ def advise_device_release(
     if row.state == states.FOREIGN or (row.lock and row.lock.orphans):
         return advise_open_device(row, name, pids)
     if row.state == states.QUARANTINED:
-        return quarantine_end_condition(row.reason), restore_hint(row)
+        back = quarantine_end_condition(row.reason), restore_hint(row)
+        return NEEDS_INSTANCE if row.reason == NO_INSTANCE else back
     if row.state in SIMPLE:
         return REMEMBERS if row.reason.endswith(MEMORY_CHECK_PENDING) else SIMPLE[row.state]
     if record is None or (row.lock and row.lock.fault):

@@ -8,8 +8,14 @@ from gpulock.alloc.memory_check import MEMORY_CHECK_PENDING
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
+from gpulock.node.devices import NO_INSTANCE
 from gpulock.text import table
-from gpulock.text.advice import ADMINISTRATOR, quarantine_end_condition, restore_hint
+from gpulock.text.advice import (
+    ADMINISTRATOR,
+    NEEDS_INSTANCE,
+    quarantine_end_condition,
+    restore_hint,
+)
 from gpulock.text.words import FORCE, device_name, format_count, format_lock_holder
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
@@ -100,6 +106,8 @@ def next_command(row: DeviceState) -> str:
     if row.state == states.NOT_KNOWN and row.lock and row.lock.fault:
         return f"no reap frees it, but {FORCE.format(name)}"
     if row.state == states.QUARANTINED and not (row.lock and row.lock.orphans):
+        if row.reason == NO_INSTANCE:
+            return f"look at {NEEDS_INSTANCE[1]}"
         if quarantine_end_condition(row.reason) == ADMINISTRATOR:
             return f"{restore_hint(row)} ends it"
         return f"gpulockd brings it back when it is clean, or {restore_hint(row)}"

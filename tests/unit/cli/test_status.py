@@ -106,6 +106,19 @@ def test_slurmctld_is_not_asked_again_while_a_verdict_is_fresh(site: Site) -> No
     assert site.states()[2] == "stale"
 
 
+def test_a_card_in_mig_mode_without_an_instance_is_no_administrators_quarantine(site: Site) -> None:
+    assert site.call("reap").exit_code == 0
+    path = site.files.lock_dir / "inventory"
+    boot = (site.files.lock_dir / "boot_id").read_text().strip()
+    path.write_text(f"gpulock-inventory 1\nboot_id={boot}\ngpu.{site.id(0)}.mig=1\n")
+    said = site.call("status").stdout
+    assert "it is in MIG mode, and no instance of it is known; look at nvidia-smi mig -lgi" in said
+    assert "8 GPUs: 7 free, 1 quarantined" in said
+    why = site.call("why", "0").stdout
+    assert "restore" not in why
+    assert "nvidia-smi mig -lgi" in why
+
+
 def test_a_quarantined_device_shows_why_and_by_whom(site: Site) -> None:
     node = site.node()
     quarantine.write_device_note(

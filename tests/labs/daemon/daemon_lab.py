@@ -98,7 +98,8 @@ class Daemon:
         """End it as its service manager does."""
         if self.process.returncode is None:
             os.kill(self.pid or self.process.pid, signal.SIGTERM)
-            assert self.process.wait(PATIENCE) == 0, self.said()
+            code = self.process.wait(PATIENCE)
+            assert code == 0, f"{code}: {self.said()}"
 
     def close(self) -> None:
         """Leave nothing of it behind, whatever it did."""

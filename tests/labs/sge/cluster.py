@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.labs.common.cluster import Machines
 from tests.labs.sge import config
 from tests.labs.sge.install import install
-from tests.labs.sge.machines import PATH, Machine, User, connect, end_processes, mark, processes
+from tests.labs.sge.machines import PATH, Machine, User, connect, end_processes
 from tests.labs.sge.wait import PATIENCE, LabError, until
 
 DEFAULT_LAB: Final = "/tmp/gpulock-lab-sge"
@@ -25,7 +25,7 @@ PROGRAMS: Final = Path("/usr/lib/gridengine")
 _MARKER: Final = "gpulock-sge-lab"
 
 
-class Cluster:
+class Cluster(Machines):
     """A qmaster's machine and three nodes, the daemons on them, and two ordinary users."""
 
     def __init__(self, lab: str | os.PathLike[str] | None = None, *, admin_root: bool = False):
@@ -33,6 +33,7 @@ class Cluster:
         if not self.lab.is_absolute() or set(str(self.lab)) & set(" ,:;\\\n\t"):
             raise LabError(f"the lab's folder must be absolute and of plain characters: {self.lab}")
         self.admin_root = admin_root
+        self.master = MASTER
         names = (MASTER, *NODES)
         self.machines = {name: Machine(name, i, self.lab) for i, name in enumerate(names, 1)}
         self.users = {
@@ -97,49 +98,11 @@ class Cluster:
 
     def left_behind(self) -> list[str]:
         """Say what of the lab is still on the host; empty after `down`."""
-        left = [f"process {pid} ({name})" for pid, name in processes(self.lab).items()]
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        left += [f"mount {m}" for m in mounts if mark(self.lab) in m or f" {self.lab}" in m]
+        left = self.still_here()
         passwd = Path("/etc/passwd").read_text()
         left += [f"user {name}" for name in USERS if f"\n{name}:" in passwd]
         left += [f"folder {self.lab}"] if (self.lab / _MARKER).exists() else []
         return left
-
-    def run_in(
-        self,
-        node: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        seconds: float = 60.0,
-        stdin: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as root on a machine, with Grid Engine's two variables and `env`."""
-        return self.machines[node].run(
-            command, env={**self.env, **(env or {})}, seconds=seconds, stdin=stdin
-        )
-
-    def run_as(
-        self,
-        user: str,
-        command: Sequence[str],
-        *,
-        node: str = MASTER,
-        env: Mapping[str, str] | None = None,
-        seconds: float = 60.0,
-        stdin: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as an ordinary user, with a login's home, environment and `env`."""
-        who = self.users[user]
-        login = {"HOME": str(who.home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
-        return self.machines[node].run(
-            command,
-            env={**self.env, **login, **(env or {})},
-            uid=who.uid,
-            cwd=str(who.home),
-            seconds=seconds,
-            stdin=stdin,
-        )
 
     def client(
         self, program: str, *args: str, check: bool = True
@@ -157,19 +120,15 @@ class Cluster:
         (folder / name).write_text(text)
         self.client("qconf", option, str(folder / name))
 
-    def path_in(self, node: str, inside: str) -> Path:
-        """Where this process finds a path of a machine, such as its /run/gpulock."""
-        return self.machines[node].path(inside)
-
     # --- daemons ------------------------------------------------------------------------------
 
     def qmaster_pid(self) -> int:
         """The running qmaster of this lab, or 0."""
-        return self._daemon(self.lab / "spool/qmaster/qmaster.pid", "sge_qmaster")
+        return self.daemon_pid(self.lab / "spool/qmaster/qmaster.pid", "sge_qmaster")
 
     def execd_pid(self, node: str) -> int:
         """The running execd of a node, or 0."""
-        return self._daemon(self.lab / "spool" / node / "execd.pid", "sge_execd")
+        return self.daemon_pid(self.lab / "spool" / node / "execd.pid", "sge_execd")
 
     def start_qmaster(self) -> None:
         """Start qmaster and wait until it answers."""
@@ -182,7 +141,7 @@ class Cluster:
 
     def stop_qmaster(self, *, kill: bool = False) -> None:
         """End qmaster; jobs and execds live on."""
-        self._stop(self.qmaster_pid(), "qmaster", kill)
+        self.end_daemon(self.qmaster_pid(), "qmaster", kill)
 
     def start_execd(self, node: str) -> None:
         """Start a node's execd and wait until qmaster has it and its queues are open."""
@@ -190,7 +149,7 @@ class Cluster:
 
     def stop_execd(self, node: str, *, kill: bool = False) -> None:
         """End a node's execd, by SIGKILL if asked; its shepherds and jobs live on."""
-        self._stop(self.execd_pid(node), f"execd on {node}", kill)
+        self.end_daemon(self.execd_pid(node), f"execd on {node}", kill)
 
     def messages(self, daemon: str, lines: int = 20) -> str:
         """Return the last lines of a daemon's log: `qmaster`, or a node's name for its execd."""
@@ -199,13 +158,6 @@ class Cluster:
         except FileNotFoundError:
             return f"({daemon} has written no messages)"
         return "\n".join(text.splitlines()[-lines:])
-
-    def _daemon(self, pid_file: Path, name: str) -> int:
-        try:
-            pid = int(pid_file.read_text())
-        except (OSError, ValueError):
-            return 0
-        return pid if processes(self.lab, [pid]).get(pid) == name else 0
 
     def _start(self, machine: str, program: str) -> None:
         # Jobs inherit the whole environment of execd: it gets Grid Engine's two variables, a PATH.
@@ -253,12 +205,6 @@ class Cluster:
         states = [line.split()[5:] for line in lines if "@" in line]
         return not states or any("u" in state[0] for state in states if state)
 
-    def _stop(self, pid: int, name: str, kill: bool) -> None:
-        if not pid:
-            raise LabError(f"{name} is not running")
-        os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
-        until(lambda: not processes(self.lab, [pid]), what=f"{name} ({pid}) to end")
-
     def lay_out(self) -> None:
         """Make the scratch folder: a cell, spool folders, homes."""
         self.lab.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -269,9 +215,7 @@ class Cluster:
             (self.lab / "spool" / node).mkdir()
         for tree in (self.lab / "spool", self.lab / "root" / config.CELL):
             _give(tree, "sgeadmin")
-        for user in self.users.values():
-            user.home.mkdir(parents=True)
-            os.chown(user.home, user.uid, user.uid)
+        self.make_homes()
 
 
 def _give(tree: Path, user: str) -> None:

@@ -23,7 +23,6 @@ from tests.labs.common.installed import (
 )
 from tests.labs.common.lock_folder import owners
 from tests.labs.common.processes import command_of, end
-from tests.labs.sge.cluster import MASTER
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.wait import until
@@ -191,9 +190,7 @@ def submit_args(gpus: Gpulock, user: str, words: Sequence[str], env: dict[str, s
     """Submit with exactly these words and a hostile environment, set as the user."""
     pairs = [f"{name}={value}" for name, value in env.items()]
     program = "/usr/lib/gridengine/qsub"
-    done = gpus.sge.run_as(
-        user, ["/usr/bin/env", *pairs, program, "-terse", *words], node=MASTER, stdin=""
-    )
+    done = gpus.sge.run_as(user, ["/usr/bin/env", *pairs, program, "-terse", *words], stdin="")
     first = done.stdout.split(".")[0].strip()
     assert first.isdigit(), f"{words}: {done.stdout}{done.stderr}"
     return JobId(int(first))

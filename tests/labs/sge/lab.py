@@ -75,7 +75,7 @@ class GridEngine(Cluster):
         A script on `stdin` is run as it is; words after `-b y` go through a shell on the node.
         """
         command = [str(PROGRAMS / "qsub"), "-terse", *qsub_args]
-        done = self.run_as(user, command, node=node or MASTER, env=env, stdin=stdin)
+        done = self.run_as(user, command, machine=node, env=env, stdin=stdin)
         first = done.stdout.split(".")[0].strip()
         if done.returncode != 0 or not first.isdigit():
             raise LabError(f"{user}: {command} failed: {done.stdout}{done.stderr}")
@@ -91,7 +91,7 @@ class GridEngine(Cluster):
     ) -> subprocess.CompletedProcess[str]:
         """Run qrsh as a user without a terminal of its own; `-pty no` where hooks are set."""
         command = [str(PROGRAMS / "qrsh"), *args]
-        return self.run_as(user, command, node=node or MASTER, env=env, seconds=seconds)
+        return self.run_as(user, command, machine=node, env=env, seconds=seconds)
 
     def qstat(self, *args: str) -> str:
         """Run qstat as root on the master; return what it printed."""

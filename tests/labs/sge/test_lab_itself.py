@@ -118,7 +118,7 @@ def test_a_node_has_folders_and_names_of_its_own(own: GridEngine) -> None:
     assert own.path_in("glnode1", "/etc/gpulock/z").exists()
     assert not own.path_in("glnode2", "/run/gpulock/x").exists()
     assert not own.path_in("glnode2", "/var/lib/gpulock/y").exists()
-    assert own.run_as("glbob", ["hostname"], node="glnode3").stdout == "glnode3\n"
+    assert own.run_as("glbob", ["hostname"], machine="glnode3").stdout == "glnode3\n"
 
 
 def test_a_job_outlives_its_daemons(own: GridEngine) -> None:

@@ -7,17 +7,15 @@ import dataclasses
 import os
 import re
 import shutil
-import signal
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, Self
 
-from tests.labs.sge.machines import connect, end_processes, processes
+from tests.labs.sge.machines import connect, end_processes
 from tests.labs.sge.wait import PATIENCE, LabError, until
 from tests.labs.slurm import haste
 from tests.labs.slurm.install import install
-from tests.labs.slurm.machines import MARKER, Machines
+from tests.labs.slurm.machines import MARKER, SlurmMachines
 from tests.labs.slurm.processes import remove_groups
 
 _REGISTERED: Final = "_handle_node_reg_resp: slurmctld sent back"  # in slurmd's log, at debug
@@ -27,7 +25,7 @@ _OUT: Final = {"DRAIN", "DOWN", "FAIL", "INVALID_REG"}  # words of a node that t
 _FIELD: Final = re.compile(r"(\S+?)=(.*?)(?=\s+[\w/:]+=|\s*$)")
 
 
-class Cluster(Machines):
+class Cluster(SlurmMachines):
     """Munged and slurmctld on the head machine, a slurmd on each node.
 
     `unheard`: slurmctld was started since all nodes have registered, and may not know their GPUs.
@@ -99,11 +97,11 @@ class Cluster(Machines):
 
     def slurmctld_pid(self) -> int:
         """The running slurmctld of this lab, or 0."""
-        return self._daemon(self.lab / "state/slurmctld.pid", "slurmctld")
+        return self.daemon_pid(self.lab / "state/slurmctld.pid", "slurmctld")
 
     def slurmd_pid(self, node: str) -> int:
         """The running slurmd of a node, or 0."""
-        return self._daemon(self.lab / f"spool/{node}.pid", "slurmd")
+        return self.daemon_pid(self.lab / f"spool/{node}.pid", "slurmd")
 
     def start_slurmctld(self, *options: str) -> None:
         """Start slurmctld and wait until it answers; `-c` forgets its state."""
@@ -120,7 +118,7 @@ class Cluster(Machines):
 
         By SIGKILL, if asked, it forgets what it has not saved, such as the start of a last job.
         """
-        self._stop(self.slurmctld_pid(), "slurmctld", kill)
+        self.end_daemon(self.slurmctld_pid(), "slurmctld", kill, self.logs)
 
     def start_slurmd(self, node: str, *, wipe: bool = False) -> None:
         """Start a node's slurmd, on an empty spool if asked; wait until slurmctld has it."""
@@ -136,7 +134,7 @@ class Cluster(Machines):
 
     def stop_slurmd(self, node: str, *, kill: bool = False) -> None:
         """End a node's slurmd, by SIGKILL if asked; its steps and jobs live on."""
-        self._stop(self.slurmd_pid(node), f"slurmd on {node}", kill)
+        self.end_daemon(self.slurmd_pid(node), f"slurmd on {node}", kill, self.logs)
 
     def hear_out(self, node: str) -> None:
         """Start a node's slurmd anew: the one that ends has told slurmctld all that it had to.
@@ -226,24 +224,6 @@ class Cluster(Machines):
         done = self.run_in(machine, [program, *options], env=env)
         if done.returncode != 0:
             raise LabError(f"{program} on {machine} failed: {done.stdout}{done.stderr}")
-
-    def _stop(self, pid: int, name: str, kill: bool) -> None:
-        if not pid:
-            raise LabError(f"{name} is not running")
-        os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
-        until(
-            lambda: not processes(self.lab, [pid]),
-            what=f"{name} ({pid}) to end",
-            interval=0.01,
-            why=self.logs,
-        )
-
-    def _daemon(self, pid_file: Path, name: str) -> int:
-        try:
-            pid = int(pid_file.read_text())
-        except (OSError, ValueError):
-            return 0
-        return pid if processes(self.lab, [pid]).get(pid) == name else 0
 
     def _registrations(self, node: str) -> int:
         try:

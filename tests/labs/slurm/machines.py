@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.labs.sge.machines import Machine, User, mark, processes
+from tests.labs.common.cluster import Machines
+from tests.labs.sge.machines import Machine, User
 from tests.labs.sge.wait import LabError
 from tests.labs.slurm import config
 from tests.labs.slurm.config import Setup
@@ -27,7 +27,7 @@ USERS: Final = {"slalice": 27011, "slbob": 27012}
 MARKER: Final = "gpulock-slurm-lab"
 
 
-class Machines:
+class SlurmMachines(Machines):
     """A head machine and up to four nodes, two ordinary users, and what Slurm is to be told."""
 
     def __init__(
@@ -57,9 +57,7 @@ class Machines:
 
     def left_behind(self) -> list[str]:
         """Say what of the lab is still on the host; empty after `down`."""
-        left = [f"process {pid} ({name})" for pid, name in processes(self.lab).items()]
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        left += [f"mount {m}" for m in mounts if mark(self.lab) in m or f" {self.lab}" in m]
+        left = self.still_here()
         left += [f"cgroup {group}" for group in groups(self.nodes)]
         left += [f"folder {self.lab}"] if self.lab.exists() else []
         return left
@@ -77,9 +75,7 @@ class Machines:
             shutil.chown(self.lab / folder, "slurm", "slurm")
         for node in self.nodes:
             (self.lab / "spool" / node).mkdir()
-        for user in self.users.values():
-            user.home.mkdir(parents=True)
-            os.chown(user.home, user.uid, user.uid)
+        self.make_homes()
 
     def write_etc(self) -> None:
         """Write Slurm's configuration and make the device files it names."""
@@ -94,51 +90,6 @@ class Machines:
                 if not place.exists():
                     os.mknod(place, stat.S_IFCHR, os.makedev(config.MAJOR, minor))
                     place.chmod(0o666)
-
-    # --- commands on the machines -------------------------------------------------------------
-
-    def run_in(
-        self,
-        machine: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        seconds: float = 60.0,
-        stdin: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as root on a machine, with SLURM_CONF and `env`."""
-        whole = {**self.env, **(env or {})}
-        return self.machines[machine].run(command, env=whole, seconds=seconds, stdin=stdin)
-
-    def run_as(
-        self,
-        user: str,
-        command: Sequence[str],
-        *,
-        machine: str | None = None,
-        env: Mapping[str, str] | None = None,
-        seconds: float = 60.0,
-        stdin: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as an ordinary user in the user's home, on the head machine unless told."""
-        who = self.users[user]
-        return self.machines[machine or self.master].run(
-            command,
-            env={**self.login(user), **(env or {})},
-            uid=who.uid,
-            cwd=str(who.home),
-            seconds=seconds,
-            stdin=stdin,
-        )
-
-    def login(self, user: str) -> dict[str, str]:
-        """Return the environment of a user's login."""
-        home = str(self.users[user].home)
-        return {**self.env, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
-
-    def path_in(self, node: str, inside: str) -> Path:
-        """Where this process finds a path of a machine, such as its /run/gpulock."""
-        return self.machines[node].path(inside)
 
     # --- logs ---------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ BAR: Final = 20  # columns of a bar
 WHOLE: Final = 6  # claims that are told in full; more are a line each
 WIDTH: Final = 80
 HOUR: Final = 3600.0
+SHARES: Final = tuple(Column(name, right=True) for name in ("BUSY", "IDLE", "UNSEEN"))
 COLUMNS: Final = (
     Column("GPU", right=True),
     Column("BUSY", least=5),
@@ -41,9 +42,7 @@ SHORT: Final = (
     Column("BEGUN"),
     Column("HELD", right=True),
     Column("GPUS", right=True),
-    Column("BUSY", right=True),
-    Column("IDLE", right=True),
-    Column("UNSEEN", right=True),
+    *SHARES,
     Column("END"),
 )
 COLOURS: Final = ((0.15, "red"), (0.5, "yellow"), (1.01, "green"))  # as jobstats has them

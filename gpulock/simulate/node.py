@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.simulate.driver import device_tree, driver_tree, sys_tree
@@ -34,52 +33,17 @@ class SimulationError(RuntimeError):
     """Say in one line why there is no simulated node, and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
 class SimulatedNode:
     """A simulated node on disk. `machine` is the preset, cut to the GPUs asked for."""
 
-    directory: Path
-    machine: Machine
-
-    @property
-    def config(self) -> Path:
-        """Return the file for `gpulock --config`."""
-        return self.directory / "gpulock.conf"
-
-    @property
-    def marker(self) -> Path:
-        """Return the file that makes hooks accept another uid than root's."""
-        return self.directory / MARKER
-
-    @property
-    def driver_root(self) -> Path:
-        """Return what stands for /proc/driver/nvidia."""
-        return self.directory / "proc/driver/nvidia"
-
-    @property
-    def sys_root(self) -> Path:
-        """Return what stands for /sys."""
-        return self.directory / "sys"
-
-    @property
-    def dev_root(self) -> Path:
-        """Return what stands for /dev."""
-        return self.directory / "dev"
-
-    @property
-    def lock_dir(self) -> Path:
-        """Return LOCK_DIR."""
-        return self.directory / "run/gpulock"
-
-    @property
-    def exporter_dir(self) -> Path:
-        """Return EXPORTER_DIR; an exporter makes it."""
-        return self.directory / "run/gpulock-exporter"
-
-    @property
-    def state_dir(self) -> Path:
-        """Return STATE_DIR."""
-        return self.directory / "state"
+    def __init__(self, directory: Path, machine: Machine) -> None:
+        self.directory, self.machine = directory, machine
+        self.config = directory / "gpulock.conf"  # for `gpulock --config`
+        self.marker = directory / MARKER  # makes hooks accept another uid than root's
+        self.driver_root = directory / "proc/driver/nvidia"
+        self.sys_root, self.dev_root = directory / "sys", directory / "dev"
+        self.lock_dir, self.state_dir = directory / "run/gpulock", directory / "state"
+        self.exporter_dir = directory / "run/gpulock-exporter"  # an exporter makes it
 
 
 def write_simulated_node(directory: Path, preset: str, gpus: int | None = None) -> SimulatedNode:

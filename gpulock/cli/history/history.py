@@ -32,7 +32,7 @@ from gpulock.report.scan import (
     parse_history_line,
 )
 from gpulock.report.sources import find_local_claims
-from gpulock.report.text import format_claim_shares
+from gpulock.report.text import SHARES, format_claim_shares
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_count, format_duration, format_local_time, parse_duration
@@ -54,9 +54,7 @@ COLUMNS = (
     Column("USER", least=6),
     Column("GPUS", right=True),
     Column("HELD", right=True),
-    Column("BUSY", right=True),
-    Column("IDLE", right=True),
-    Column("UNSEEN", right=True),
+    *SHARES,
     Column("HOW"),
 )
 SUM_FIELDS = ("claims", "gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds")

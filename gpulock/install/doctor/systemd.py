@@ -30,7 +30,8 @@ from gpulock.install.systemd.units import DAEMON, EXPORTER, USER, render_units
 from gpulock.node.settings import Settings
 
 _AGAIN: Final = "run gpulock install systemd again"
-_CAPABILITIES: Final = frozenset(("cap_sys_ptrace", "cap_dac_override"))
+_SEES: Final = frozenset(("cap_sys_ptrace", "cap_dac_override"))  # others' processes
+_NEVER: Final = ("0", "infinity")
 _RUN: Final = "/run/"
 
 
@@ -45,22 +46,12 @@ class UnitRule:
     state: str = FAULT
 
 
-def lacks_process_visibility(value: str, _: Settings) -> bool:
-    """Say whether capabilities are missing without which gpulockd sees only root's processes."""
-    return not {*value.lower().split()} >= _CAPABILITIES
-
-
 def manages_lock_dir(value: str, settings: Settings) -> bool:
     """Say whether systemd takes LOCK_DIR, or what is above it, for a service's own to remove."""
     return any(
         f"{settings.lock_dir}/".startswith(f"{_RUN}{name.partition(':')[0]}/")
         for name in value.split()
     )
-
-
-def lacks_watchdog(value: str, _: Settings) -> bool:
-    """Say whether systemd does not watch over a service."""
-    return value in ("0", "infinity")
 
 
 def unless(*wanted: str) -> Callable[[str, Settings], bool]:
@@ -73,7 +64,9 @@ _FREES: Final = "it cannot see all processes, so it frees nothing"
 _LOCKS: Final = "the locks are removed when it stops"
 _WORKER: Final = "its worker is no system user's: its processes keep every GPU of a job held"
 RULES: Final = (
-    UnitRule(DAEMON, "CapabilityBoundingSet", lacks_process_visibility, _FREES),
+    UnitRule(
+        DAEMON, "CapabilityBoundingSet", lambda now, _: not {*now.lower().split()} >= _SEES, _FREES
+    ),
     UnitRule(DAEMON, "ProtectProc", unless("", "default"), _FREES),
     UnitRule(DAEMON, "ProcSubset", unless("", "all"), _FREES),
     UnitRule(DAEMON, "PrivateUsers", NO, _FREES),
@@ -82,7 +75,9 @@ RULES: Final = (
     UnitRule(EXPORTER, "RuntimeDirectory", manages_lock_dir, _LOCKS),
     UnitRule(DAEMON, "PrivateDevices", NO, "it cannot recognise device nodes", WARNING),
     UnitRule(DAEMON, "Restart", unless("on-failure", "always"), "it stays dead", WARNING),
-    UnitRule(DAEMON, "WatchdogUSec", lacks_watchdog, "if it hangs, it hangs on", WARNING),
+    UnitRule(
+        DAEMON, "WatchdogUSec", lambda now, _: now in _NEVER, "if it hangs, it hangs on", WARNING
+    ),
     UnitRule(EXPORTER, "DynamicUser", NO, _WORKER),
     UnitRule(EXPORTER, "User", unless(USER), f"it is meant to be {USER}", WARNING),
     UnitRule(EXPORTER, "PrivateDevices", NO, "it sees no GPU"),

@@ -111,7 +111,7 @@ def test_a_card_in_mig_mode_without_an_instance_is_no_administrators_quarantine(
     path = site.files.lock_dir / "inventory"
     boot = (site.files.lock_dir / "boot_id").read_text().strip()
     path.write_text(f"gpulock-inventory 1\nboot_id={boot}\ngpu.{site.id(0)}.mig=1\n")
-    said = site.call("status").stdout
+    said = " ".join(site.call("status").stdout.split())
     assert "it is in MIG mode, and no instance of it is known; look at nvidia-smi mig -lgi" in said
     assert "8 GPUs: 7 free, 1 quarantined" in said
     why = site.call("why", "0").stdout

@@ -81,6 +81,17 @@ def test_comments_cite_pages_and_sections_that_are_there() -> None:
     assert missing == []
 
 
+def test_tests_that_a_page_names_are_there() -> None:
+    named = {
+        found
+        for page in documents()
+        for found in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page.read_text())
+    }
+    assert len(named) > 100, "docs/security.md names one in each row"
+    there = {path: (ROOT / path).read_text() for path, _ in named if (ROOT / path).is_file()}
+    assert [one for one in sorted(named) if f"\ndef {one[1]}(" not in there.get(one[0], "")] == []
+
+
 @cache
 def headings(page: Path) -> str:
     """Return the headings of a page in small letters."""

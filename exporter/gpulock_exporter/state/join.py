@@ -222,8 +222,7 @@ def devices_from_nvml(looked: Mapping[str, DeviceTelemetry]) -> list[Device]:
         if seen.mig and not seen.parent:
             continue
         card = looked.get(seen.parent, seen)
-        device = Device(card.bus, card.index)
-        device.id = name
+        device = Device(name, card.index)
         device.uuid, device.model, device.profile = seen.uuid, seen.name, seen.profile
         device.minor = card.minor if card.minor is not None else -1
         device.numa = card.numa if card.numa is not None else -1

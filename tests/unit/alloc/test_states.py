@@ -14,9 +14,7 @@ from tests.support.trees import bus, record
 
 
 def card(number: int, instance: str = "") -> Device:
-    device = Device(bus(number), number)
-    device.id += instance
-    return device
+    return Device(bus(number) + instance, number)
 
 
 def locked(number: int = 0, **changes: object) -> dict[str, Lock]:

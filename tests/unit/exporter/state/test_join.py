@@ -266,6 +266,7 @@ def test_where_the_driver_cannot_be_listed_nvml_is_taken() -> None:
         states = [(one.id, one.state) for one in snapshot.devices]
         part = f"{bus(1)}.gi3.ci0"
         assert states == [(bus(0), "held"), (bus(1), None), (part, "free")]
+        assert list(values(snapshot, "mig_locked")) == ['gpu="1:gi3.ci0",uuid="MIG-0001-0003"']
     for _ in range(30):
         node.silence()
     later = node.snapshot(None)  # what was there is still known

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
-CROWD = 5000  # threads of a node from which on a release lists no processes without need
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
@@ -34,7 +33,7 @@ class ProcessScan(ProcessTree):
     """
 
     __slots__ = (
-        *("_accounts", "_newest", "_statuses", "_users"),
+        *("_accounts", "_newest", "_shepherd", "_statuses", "_users"),
         *("blind", "others", "partial", "restless"),
     )
 
@@ -44,14 +43,19 @@ class ProcessScan(ProcessTree):
         self.partial = False
         self.others: set[int] = set()
         self._users: dict[int, str] | None = None
+        self._shepherd: int | None = 0
         self._accounts: dict[int, int] = {}
         self.restless = False
         self._newest: list[ProcessStatus] | None = None
         self._statuses: dict[int, ProcessStatus] | None = None
 
-    def restrict(self, users: dict[int, str]) -> None:
-        """Leave out processes of ordinary users but these (uid -> name); called before the look."""
-        self._users = users
+    def restrict(self, users: dict[int, str], shepherd: int | None = 0) -> None:
+        """Leave out processes of ordinary users but these (uid -> name); called before the look.
+
+        Where they have none, only what root runs may be the job's. That is looked for near its
+        shepherd, if this process is below that; None: no mark would tell it.
+        """
+        self._users, self._shepherd = users, shepherd
 
     def statuses(self) -> dict[int, ProcessStatus]:
         """Return the status of every process that is not over, by pid."""
@@ -60,11 +64,13 @@ class ProcessScan(ProcessTree):
         found: dict[int, ProcessStatus] = {}
         users = self._users
         nobody = users is not None and not any([self.may_run(uid) for uid in users])
-        unneeded = nobody and self._is_crowded()
+        shepherd = self._shepherd if nobody else 0
+        unneeded = shepherd is None
         late = time.monotonic() + LONGEST
         seen = set[int]() if unneeded else set(self.proc.kernel_threads())
         for attempt in range(0 if unneeded else ROUNDS):
-            fresh = [pid for pid in self.proc.pids() if pid not in seen]
+            near = self._pids_near(shepherd) if shepherd else None
+            fresh = [p for p in (self.proc.pids() if near is None else near) if p not in seen]
             vanished = False
             if users is not None:
                 fresh = self._leave_out_others(fresh, users)
@@ -84,10 +90,10 @@ class ProcessScan(ProcessTree):
                     self.blind = f"process {pid} cannot be seen: {fault}"
                 seen.add(pid)
             seen |= self.others
-            if self.partial or nobody or (attempt > 0 and not vanished):
+            if self.partial or (not vanished and (attempt > 0 or nobody)):
                 break
         else:
-            if not unneeded and not self.blind:
+            if not nobody and not self.blind:
                 self.restless = True
                 self.blind = "processes came and went faster than they could be read"
         self._statuses = found
@@ -122,12 +128,26 @@ class ProcessScan(ProcessTree):
         self.others.update([pid for pid, uid in uids.items() if uid in others])
         return [pid for pid in pids if uids.get(pid) not in others]
 
-    def _is_crowded(self) -> bool:
-        """Return whether to list all processes takes longer than a release may."""
+    def _pids_near(self, shepherd: int) -> list[int] | None:
+        """Return the children of a shepherd and of all above it; None where it is not above us.
+
+        The parent of a job's process is of that job too, or has ended: then the process is a child
+        of one of those (prctl(2), PR_SET_CHILD_SUBREAPER).
+        """
+        above: list[int] = []
+        found: list[int] = []
+        pid = os.getpid()
         try:
-            return self.proc.thread_count() > CROWD
-        except (OSError, ValueError, IndexError):
-            return False
+            while pid > 0 and pid not in above:
+                above.append(pid)
+                pid = self.proc.stat(pid).ppid
+            if shepherd not in above:
+                return None
+            for keeper in above[above.index(shepherd) :]:
+                found += self.proc.children(keeper)
+        except (OSError, ValueError):
+            return None
+        return found
 
     def account(self, pid: int, uid: int) -> int:
         """Return whose a process of an ordinary uid is: of a subordinate uid, its user's.

@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpulock.alloc.process_scan import ProcessScan
+
 
 class ReleaseResult:
     """What a release did: ids `freed`, and (id, why) of what is `kept` until it is quiet.
@@ -67,7 +69,7 @@ def release_locks(
     mine = select_job_locks(held, ours)
     if not mine:
         return released
-    judge.scan.restrict({lock.owner.uid: lock.owner.user for lock in mine if lock.owner})
+    restrict_to_owners(judge.scan, mine)
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
     reaper.look(mine, deadline)
     with Gate(node.store.path, deadline, node.settings.gate_timeout):
@@ -75,6 +77,17 @@ def release_locks(
             node.store.read_details(lock)
             released.add(reaper.finish(lock, ENDED, how))
     return released
+
+
+def restrict_to_owners(scan: "ProcessScan", locks: list[Lock]) -> None:
+    """Let a look leave out who cannot be of the job that has these locks."""
+    records = [lock.owner for lock in locks if lock.owner]
+    users = {record.uid: record.user for record in records}
+    if all([record.scheduler == "slurm" for record in records]):
+        scan.restrict(users, None)  # its cgroup shows whatever root runs for it
+    else:
+        marked = {record.pid for record in records if record.add_grp_id}
+        scan.restrict(users, marked.pop() if len(marked) == 1 else 0)
 
 
 def select_job_locks(held: dict[str, Lock], ours: "Callable[[Owner], bool]") -> list[Lock]:

@@ -14,7 +14,7 @@ from _signal import SIGKILL, SIGTERM, pidfd_send_signal  # the C module: see gpu
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_owner import DAEMONS, INIT, belongs_to_other_claim
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.release import select_job_locks
+from gpulock.alloc.release import restrict_to_owners, select_job_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.node.context import Node
@@ -96,7 +96,7 @@ def find_leftovers(
     mine = select_job_locks(held, ours)
     if not mine:
         return []
-    judge.scan.restrict({lock.owner.uid: lock.owner.user for lock in mine if lock.owner})
+    restrict_to_owners(judge.scan, mine)
     judge.attach_step_daemons(held)
     spared = own_ancestor_pids(judge.scan)
     found: dict[int, LeftoverProcess] = {}

@@ -165,21 +165,24 @@ class Proc:
         """Return the process ids that can be seen now."""
         return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
 
-    def thread_count(self) -> int:
-        """Return how many threads there are; raise OSError, ValueError or IndexError."""
-        return int(self.read_load()[-2].partition(b"/")[2])
-
     def last_pid(self) -> int:
         """Return the pid that was given last; raise OSError, ValueError or IndexError."""
-        return int(self.read_load()[-1])
-
-    def read_load(self) -> list[bytes]:
-        """Return the words of /proc/loadavg; raise OSError."""
         fd = os.open(f"{self.root}/loadavg", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(fd, CHUNK).split()
+            return int(os.read(fd, CHUNK).split()[-1])
         finally:
             os.close(fd)
+
+    def children(self, pid: int) -> list[int]:
+        """Return the children of a process, of each of its threads; raise OSError or ValueError."""
+        found: list[int] = []
+        for thread in os.listdir(f"{self.root}/{pid}/task"):
+            try:
+                found += map(int, self.read(pid, f"task/{thread}/children").split())
+            except ProcessLookupError:
+                if os.path.exists(f"{self.root}/{pid}/task/{thread}/stat"):
+                    raise  # a kernel that does not tell (CONFIG_PROC_CHILDREN)
+        return found
 
     def namespace_owner(self, pid: int) -> int:
         """Return who made the user namespace of a process, the outermost one below ours.

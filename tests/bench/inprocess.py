@@ -159,7 +159,7 @@ def guard_scan(node: Node, everybody: bool = False, rounds: int = 21) -> list[fl
         if everybody:
             files.pids_with_open("")
         else:
-            scan.restrict({OWNER: "bench-owner"})
+            scan.restrict({OWNER: "bench-owner"}, os.getppid())
             files.any_device_open((OWNER,))
             scan.carriers(GROUP)
         if scan.blind or files.blind:

@@ -27,6 +27,7 @@ DEVICE = "0000:3b:00.0"
 MINOR = 7
 CLONE_NEWUSER = 0x10000000
 PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def full_device() -> Device:
@@ -339,15 +340,48 @@ def test_where_the_owner_has_no_process_no_file_is_looked_at(
 
 
 @pytest.mark.root
-def test_a_crowd_of_other_users_is_not_listed_where_the_owner_has_no_process(
+def test_where_the_owner_has_no_process_only_what_is_near_the_shepherd_is_looked_at(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_scan, "CROWD", 0)
     monkeypatch.setattr(process_scan, "may_have_subordinate_uids", no_subordinates)
+
+    def scan(shepherd: int | None) -> ProcessScan:
+        found = ProcessScan(Proc())
+        found.restrict({OWNER: "owner"}, shepherd)
+        return found
+
+    marked = start(lambda: os.setgroups([65_400]))  # root's, as of a sudo that keeps groups
+    start(lambda: become(OTHER, OTHER))
+    listed = scan(0).carriers(65_400)
+    monkeypatch.setattr(Proc, "pids", lambda _: pytest.fail("everybody is listed"))
+    assert scan(os.getpid()).carriers(65_400) == [marked] == listed
+    assert scan(os.getppid()).carriers(65_400) == []  # of another job: no child of its shepherd
+    assert scan(None).statuses() == {}
+
+
+@pytest.mark.root
+def test_a_process_whose_parents_ended_is_near_the_shepherd(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_scan, "may_have_subordinate_uids", no_subordinates)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ready, told = os.pipe()
+
+    def leave() -> None:
+        os.setgroups([65_400])
+        if not os.fork():
+            os.write(told, b"%d" % os.getpid())
+            signal.pause()
+
+    parent = start(leave)
+    child = int(os.read(ready, 16))
+    for fd in (ready, told):
+        os.close(fd)
+    os.kill(parent, signal.SIGKILL)
+    os.waitid(os.P_PID, parent, os.WEXITED | os.WNOWAIT)
     scan = ProcessScan(Proc())
-    scan.restrict({OWNER: "owner"})
-    assert scan.statuses() == {}
-    pid = start(lambda: become(OWNER, OWNER))
-    again = ProcessScan(Proc())
-    again.restrict({OWNER: "owner"})
-    assert pid in again.statuses()
+    scan.restrict({OWNER: "owner"}, os.getpid())
+    assert scan.carriers(65_400) == [child]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -216,8 +216,8 @@ def booked_complex_amount(xml: str, host: str, name: str) -> int:
     Each line of `qstat -g t` is a slot, or the master of a parallel job beside them.
     """
     return sum(
-        parse_booked_amount(amount)
-        for block in iter_host_job_slots(xml, host)
+        slots * parse_booked_amount(amount)
+        for block, slots in iter_host_job_slots(xml, host)
         for wanted, amount in _REQUEST.findall(block)
         if wanted == name
     )
@@ -232,13 +232,13 @@ def parse_booked_amount(text: str) -> int:
     return int(plain) if plain.isascii() and plain.isdigit() and len(plain) < DIGITS else ALL
 
 
-def iter_host_job_slots(xml: str, host: str) -> Iterable[str]:
-    """Return what is said of each job, once for each of its slots on a host."""
+def iter_host_job_slots(xml: str, host: str) -> Iterable[tuple[str, int]]:
+    """Return what is said of each job on a host, and the slots that it has there."""
     for block in xml.split("<job_list")[1:]:
         queue = block.partition("<queue_name>")[2].partition("</queue_name>")[0]
         if queue.rpartition("@")[2] == host:
             slots = block.partition("<slots>")[2].partition("</slots>")[0]
-            yield from [block] * max(1, int(slots) if slots.isdecimal() else 1)
+            yield block, max(1, kv.int_or_zero(slots))
 
 
 NAME: Final = "sge-count"  # in STATE_DIR

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gpulock.alloc.process_owner import python_program
 from gpulock.daemon.history.pending import read_pending_record
-from gpulock.daemon.slots.sge import parse_quarantined_counts
+from gpulock.daemon.slots.sge import booked_complex_amount, parse_quarantined_counts
 from gpulock.errors import Refusal
 from gpulock.isolation.tree import parse_cgroup_paths
 from gpulock.job import environment
@@ -88,6 +88,10 @@ def spooled_config(data: bytes, folder: Path) -> None:
         assert count_sge_job_hosts(spool) >= 0
     finally:
         os.close(fd)
+
+
+def booked_amount(data: bytes, _: Path) -> None:
+    assert booked_complex_amount(text_of(data), "n1", "gpu") >= 0
 
 
 def job_environment(data: bytes, _: Path) -> None:
@@ -205,7 +209,14 @@ QSTAT = (
     b"<CE_doubleval>2.0</CE_doubleval><CE_consumable>1</CE_consumable>"
     b"</JB_hard_resource_list></detailed_job_info>"
 )
-QHOST = b"<host name='n1'><hostvalue name='gpu.quarantined'>2.000</hostvalue></host>"
+QHOST = (
+    b"<host name='n1'><resourcevalue name='gpu.quarantined' dominance='hl'>2.0</resourcevalue>"
+    b"</host>"
+)
+BOOKED = (
+    b"<job_list state='running'><queue_name>gpu.q@n1</queue_name><slots>2</slots>"
+    b'<hard_request name="gpu" resource_contribution="0.0">1</hard_request></job_list>'
+)
 SUBMISSION = (
     b"START\nPARAM N x\nPARAM CMDARG0 y\nPARAM l_hard gpu=2,h_vmem=1G\nBEGIN\n",
     b"ENV ADD A b\nQUIT\n",
@@ -246,6 +257,7 @@ PARSERS = {
         lambda data, _: parse_qstat_job(text_of(data), "12"), (ValueError,), (QSTAT,)
     ),
     "qhost -xml": Parser(lambda data, _: parse_quarantined_counts(text_of(data)), (), (QHOST,)),
+    "qstat -g t -xml": Parser(booked_amount, (), (BOOKED,)),
     "verifier": Parser(verifier, (), SUBMISSION),
     "/proc/PID/stat": Parser(lambda data, _: parse_stat(data), (ValueError,), (STAT,)),
     "/proc/PID/status": Parser(process_status, (ValueError,), (STATUS,)),

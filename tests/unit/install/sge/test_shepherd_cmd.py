@@ -146,6 +146,17 @@ def test_a_line_that_is_not_execds_puts_the_job_in_error(
     assert "in the job's config is not Grid Engine's" in (tmp_path / "error").read_text()
 
 
+@pytest.mark.parametrize("word", ["\x1b]0;owned\x07", "a\\cb", "\\n\\nx", "\udcff", "x y"])
+def test_the_reason_names_no_line_that_a_terminal_obeys(
+    launcher: Path, tmp_path: Path, word: str
+) -> None:
+    start(launcher, tmp_path, behind("cwd", f"\n{word}=y")(recorded("array")))
+
+    reason = (tmp_path / "error").read_text()
+    assert reason.startswith("gpulock: a line in the job's config is not Grid Engine's: submit")
+    assert reason.endswith("arguments\n") and reason.count("\n") == 1
+
+
 @pytest.mark.parametrize("real", ["qlogin_daemon", "rlogin_daemon"])
 def test_a_control_port_with_a_newline_names_no_daemon(
     launcher: Path, tmp_path: Path, real: str

@@ -217,7 +217,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
     with tempfile.TemporaryDirectory() as place:
         node.settings.exporter_dir = place
         exporter.open()
-        exporter.list_devices()
+        exporter.listed.read()
         supervisor: Any = SimpleNamespace(fault="", abandoned=0)
         seen: set[str] = set()
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import gpulock
 from gpulock.alloc.process_owner import ProcessTree
+from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock_exporter.clock import Clock, Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
-from gpulock_exporter.journal import FaultJournal
 from gpulock_exporter.metrics.collectors import collect_families, render_exposition
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
@@ -47,6 +47,8 @@ OVERTAKEN = (
     "%s is of an older look, the last one was not written: what only the exporter counts (busy and "
     "observed seconds, XIDs, bytes) starts at 0"
 )
+QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
+LONGEST = 300  # characters of a reason that are shown
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack shows where"
 
 
@@ -87,10 +89,6 @@ class Exporter:
         )
         if overtaken:
             self._say(f"gpulock-exporter: {OVERTAKEN % self._folder.path}")
-
-    def list_devices(self) -> None:
-        """Read the driver's own list of cards now; it may block."""
-        self.listed.read()
 
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
@@ -180,3 +178,30 @@ class Exporter:
         self._folder.write_sample(sample_text(self._book, now, self._fault))
         self._folder.write_finished(over, self._book.boot_id, now)
         self._folder.write_inventory(self._book.devices, self._book.boot_id)
+
+
+class FaultJournal:
+    """Log lines for faults and recoveries: one for each change, not one a second. Pure."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, str] = {}
+        self._at: dict[str, float] = {}
+
+    def lines(self, faults: Mapping[str, str], now: float) -> list[str]:
+        """Return what is new; `faults` has the reason of each subject that fails now.
+
+        `now` is in seconds, of any clock that does not run back.
+        """
+        found: list[str] = []
+        for subject in sorted({*faults, *self._told}):
+            fault, told = faults.get(subject, ""), self._told.get(subject, "")
+            if fault == told or now - self._at.get(subject, -QUIET) < QUIET:
+                continue
+            self._at[subject] = now
+            if fault:
+                self._told[subject] = fault
+                found.append(f"{subject}: {one_line(fault)[:LONGEST]}")
+            else:
+                del self._told[subject]
+                found.append(f"{subject}: recovered")
+        return found

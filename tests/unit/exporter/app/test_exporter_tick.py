@@ -44,7 +44,7 @@ class Ticking:
         self.folder = node.exporter_dir
         self.exporter = self.again()
         self.exporter.open()
-        self.exporter.list_devices()
+        self.exporter.listed.read()
         self._supervisor = Supervisor(["/nonexistent"], lambda: self.clock.seconds)
 
     def again(self, say: Callable[[str], object] = str) -> Exporter:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from gpulock_exporter.journal import LONGEST, QUIET, FaultJournal
+from gpulock_exporter.app.exporter import LONGEST, QUIET, FaultJournal
 
 
 def test_a_fault_and_its_end_are_told_once_each() -> None:

@@ -125,6 +125,7 @@ def set_device_group(path: str, gid: int) -> None:
 def check_group_unused(judge: "Judge", gid: int) -> None:
     """Refuse a group that a process carries before its job has started: an older job's leftover."""
     left = judge.scan.carriers(gid)
-    if left or (blind := judge.scan.why_blind_about(-1, gid)):
+    blind = judge.scan.why_blind_about(-1, gid)
+    if left or blind:
         why = f"process {left[0]} of an older job has it" if left else blind
         raise Refusal(UNKNOWN, f"the job's group {gid} is not its own: {why}", f"kill {left[:3]}")

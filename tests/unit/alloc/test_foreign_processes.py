@@ -339,6 +339,10 @@ def test_where_the_owner_has_no_process_no_file_is_looked_at(
     assert ask(Proc()) == ""
 
 
+def refuse_to_list(_: Proc) -> list[int]:
+    pytest.fail("everybody is listed")
+
+
 @pytest.mark.root
 def test_where_the_owner_has_no_process_only_what_is_near_the_shepherd_is_looked_at(
     start: Start, monkeypatch: pytest.MonkeyPatch
@@ -353,7 +357,7 @@ def test_where_the_owner_has_no_process_only_what_is_near_the_shepherd_is_looked
     marked = start(lambda: os.setgroups([65_400]))  # root's, as of a sudo that keeps groups
     start(lambda: become(OTHER, OTHER))
     listed = scan(0).carriers(65_400)
-    monkeypatch.setattr(Proc, "pids", lambda _: pytest.fail("everybody is listed"))
+    monkeypatch.setattr(Proc, "pids", refuse_to_list)
     assert scan(os.getpid()).carriers(65_400) == [marked] == listed
     assert scan(os.getppid()).carriers(65_400) == []  # of another job: no child of its shepherd
     assert scan(None).statuses() == {}

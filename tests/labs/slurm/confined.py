@@ -66,7 +66,7 @@ def confined_site(slurm_gpus: Gpulock, **setup: Any) -> Generator[Site]:
     """Give a test such a node, and leave nothing of it; `setup` are fields of the lab's."""
     epilog = script(slurm_gpus, "epilog", LATE.format(epilog=slurm_gpus.setup.hooks["Epilog"]))
     hooks = {**slurm_gpus.setup.hooks, "Epilog": epilog}
-    by_gpulock(slurm_gpus, **{"extra": WITH_PAM, "hooks": hooks, **setup})
+    by_gpulock(slurm_gpus, extra=WITH_PAM, hooks=hooks, **setup)
     session = HookPaths(slurm_gpus.slurm.lab / "hooks").folder / "prolog/slurm-session"
     stack = slurm_gpus.slurm.path_in(NODE, "/etc/pam.d/slurm")
     stack.write_text(PAM.format(hook=session))

@@ -41,7 +41,9 @@ SLURMS: Final[Mapping[str, str]] = {
     "ends its task prolog": "srun --task-prolog=/bin/false --task-epilog=/bin/false true",
     "copies to devices": "for d in {devices}; do timeout 1 sbcast --force /bin/ls $d; done",
 }
-SETTINGS: Final = {"SLURM_WAIT": "2", "LEFTOVER_PROCESSES": "kill"}
+# An ended job's lock is also kept by other processes of its own user that have the device open, of
+# a job without GPUs as well. Such a job is over within LONGEST here, and a Prolog waits for longer.
+SETTINGS: Final = {"SLURM_WAIT": "15", "LEFTOVER_PROCESSES": "kill"}
 SETUP: Final = {"extra": {**SLURM_CONF, "KillWait": "1"}, "proctrack": "cgroup"}
 
 
@@ -116,7 +118,9 @@ class Fair:
         """Return the queue, the node and what was tried last."""
         last = [f"{job} {one.name} {one.gpus}" for job, (one, _) in list(self.tried.items())[-20:]]
         queue = self.slurm.queue("--all") or ""
-        return "\n".join([queue, str(self.slurm.node_state(NODE)), *last, self.slurm.logs()])
+        said = [path.read_text() for path in self.slurm.users[HONEST].home.glob("out.*")]
+        node = str(self.slurm.node_state(NODE))
+        return "\n".join([queue, node, *filter(None, said), *last, self.slurm.logs()])
 
     def judge(self) -> None:
         """Expect that all honest jobs ran, and that nothing is left of any job."""
@@ -129,7 +133,7 @@ class Fair:
         until(lambda: notes(self.gpus, NODE) == [], what="no note to be left")
         runs = self.slurm.path_in(NODE, "/var/lib/gpulock/runs")
         assert not runs.is_dir() or list(runs.iterdir()) == []
-        assert len(self.asked) > SECONDS / 4 and len(self.tried) > SECONDS / 4
+        assert len(self.asked) > SECONDS / 10 and len(self.tried) > SECONDS / 4
         print(f"{len(self.asked)} honest jobs, {len(self.tried)} hostile ones")
 
 

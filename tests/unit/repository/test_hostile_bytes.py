@@ -59,11 +59,30 @@ ROOT = Path(__file__).resolve().parents[3]
 SGE = ROOT / "tests/support/data/sge-8.1.9"
 MANY = 1_000_000
 LARGE = 1 << 18  # bytes of the inputs that are timed
+Reader = Callable[[bytes, Path], object]
 SLOWEST, HUNGRIEST = 3.0, 200  # seconds of the processor, bytes of memory for each byte read
 
 
 def text_of(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
+
+
+def of_text(parse: Callable[[str], object]) -> Reader:
+    """Return what reads bytes of a parser of texts."""
+
+    def read(data: bytes, _: Path) -> object:
+        return parse(text_of(data))
+
+    return read
+
+
+def of_bytes(parse: Callable[[bytes], object]) -> Reader:
+    """Return what reads bytes of a parser that needs no folder."""
+
+    def read(data: bytes, _: Path) -> object:
+        return parse(data)
+
+    return read
 
 
 def environ_of(data: bytes) -> dict[str, str]:
@@ -108,8 +127,12 @@ def job_environment(data: bytes, _: Path) -> None:
 def verifier(data: bytes, _: Path) -> None:
     """Let the verifier serve what qmaster might send."""
     source, said, real = os.memfd_create("jsv"), list[str](), jsv.JsvInput
+
+    def opened(_: int) -> jsv.JsvInput:
+        return real(source)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsv, "JsvInput", lambda _: real(source))
+        patch.setattr(jsv, "JsvInput", opened)
         patch.setattr(jsv, "send_jsv_line", said.append)
         os.write(source, data)
         os.lseek(source, 0, os.SEEK_SET)
@@ -193,7 +216,7 @@ def ticket_name(data: bytes, folder: Path) -> None:
 class Parser(NamedTuple):
     """What reads bytes, its documented errors, and samples of what it should read."""
 
-    read: Callable[[bytes, Path], object]
+    read: Reader
     errors: tuple[type[Exception], ...]
     samples: tuple[bytes, ...]
 
@@ -253,39 +276,37 @@ PARSERS = {
         spooled_config, (Refusal,), ((SGE / "parallel.config").read_bytes(),)
     ),
     "environment": Parser(job_environment, (), ((SGE / "array.environment").read_bytes(),)),
-    "qstat -xml": Parser(
-        lambda data, _: parse_qstat_job(text_of(data), "12"), (ValueError,), (QSTAT,)
-    ),
-    "qhost -xml": Parser(lambda data, _: parse_quarantined_counts(text_of(data)), (), (QHOST,)),
+    "qstat -xml": Parser(of_text(lambda xml: parse_qstat_job(xml, "12")), (ValueError,), (QSTAT,)),
+    "qhost -xml": Parser(of_text(parse_quarantined_counts), (), (QHOST,)),
     "qstat -g t -xml": Parser(booked_amount, (), (BOOKED,)),
     "verifier": Parser(verifier, (), SUBMISSION),
-    "/proc/PID/stat": Parser(lambda data, _: parse_stat(data), (ValueError,), (STAT,)),
+    "/proc/PID/stat": Parser(of_bytes(parse_stat), (ValueError,), (STAT,)),
     "/proc/PID/status": Parser(process_status, (ValueError,), (STATUS,)),
     "cgroup, cmdline": Parser(process_files, (), (CGROUP, *CMDLINES)),
     "mountinfo": Parser(mount_table, (), (MOUNTS,)),
     "owner": Parser(owner_record, (kv.MalformedError,), (OWNER,)),
     "pending record": Parser(pending_record, (kv.MalformedError, OSError), (OWNER,)),
-    "task note": Parser(
-        lambda data, _: parse_task_note(text_of(data)), (kv.MalformedError,), (TASK_NOTE,)
-    ),
+    "task note": Parser(of_text(parse_task_note), (kv.MalformedError,), (TASK_NOTE,)),
     "Prolog's environment": Parser(slurm_call, (Refusal,), (SLURM,)),
     "task's environment": Parser(slurm_task, (Refusal,), (STEP,)),
     "request of GRES": Parser(
-        lambda data, _: parse_gres_count(text_of(data), ("gpu",)),
+        of_text(lambda text: parse_gres_count(text, ("gpu",))),
         (Refusal,),
         (b"gres:gpu:a100:2,gres/nvme=1",),
     ),
     "squeue": Parser(squeue_row, (), (SQUEUE,)),
-    "history": Parser(lambda data, _: parse_history_line(data, HistoryFaults()), (), (HISTORY,)),
+    "history": Parser(
+        of_bytes(lambda line: parse_history_line(line, HistoryFaults())), (), (HISTORY,)
+    ),
     "sample": Parser(
-        lambda data, _: sample.parse_sample(text_of(data), sample.SAMPLE_LINE),
+        of_text(lambda text: sample.parse_sample(text, sample.SAMPLE_LINE)),
         (kv.MalformedError,),
         (SAMPLE,),
     ),
-    "note's number": Parser(lambda data, _: kv.int_or_zero(text_of(data)), (), (b"4711",)),
+    "note's number": Parser(of_text(kv.int_or_zero), (), (b"4711",)),
     "request at the socket": Parser(socket_request, (ValueError,), (REQUEST,)),
     "reply at the socket": Parser(
-        lambda data, _: parse_reply(data), (ValueError,), (encode_reply(SocketReply("granted")),)
+        of_bytes(parse_reply), (ValueError,), (encode_reply(SocketReply("granted")),)
     ),
     "ticket": Parser(ticket_name, (ValueError,), (b"00000001.4711.99",)),
 }

@@ -115,8 +115,8 @@ def self_test_sge_hooks(paths: HookPaths) -> None:
     interpreter = paths.prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
     must = partial(try_hook, env=_JOB)
     must([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
-    must([paths.prolog, "1"], _REFUSES, "not started by sge_shepherd")
-    must([paths.epilog, "1"], (0,), "not started by sge_shepherd")
+    must([paths.prolog, "0"], _REFUSES, "not started by sge_shepherd")
+    must([paths.epilog, "0"], (0,), "not started by sge_shepherd")
     job = ("self-test", "0", "queue")
     site = (*job, "root", "root@/bin/true")
     hostile = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}

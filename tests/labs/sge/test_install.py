@@ -147,10 +147,11 @@ def test_a_dry_run_shows_every_change_and_makes_none(node: Node) -> None:
         "gpulock.conf",
         "complex gpu.free",
         "load_sensor",
+        "shepherd_cmd",
         "prolog of queue gpu.q@glnode1",
     ):
         assert what in said
-    assert "10 changes would be made" in said
+    assert "11 changes would be made" in said
     assert (node.objects(), node.files()) == (objects, files)
 
 

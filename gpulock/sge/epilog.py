@@ -104,15 +104,16 @@ def secure_exit_status(found: Spool) -> None:
     except FileNotFoundError:
         return  # the job never ran: the number is the shepherd's, for a prolog that failed
     try:
-        info = os.stat(EXIT_STATUS, dir_fd=found.fd, follow_symlinks=False)
-        words = atomic.read_text(EXIT_STATUS, EXIT_STATUS_LIMIT, found.fd).split(None, 1)
+        mode = os.stat(EXIT_STATUS, dir_fd=found.fd, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return
+    try:
+        words = atomic.read_text(EXIT_STATUS, EXIT_STATUS_LIMIT, found.fd).split(None, 1)
     except (OSError, ValueError):
         words = ["unreadable"]
     data = f"{decide_exit_status(words[0] if words else '0')}\n".encode()
     owner = (found.uid, -1) if os.geteuid() == 0 else None
-    atomic.replace_file(EXIT_STATUS, data, stat.S_IMODE(info.st_mode), found.fd, owner)
+    atomic.replace_file(EXIT_STATUS, data, stat.S_IMODE(mode), found.fd, owner)
 
 
 def decide_exit_status(word: str) -> int:

@@ -69,6 +69,16 @@ def with_arguments(*values: str) -> Edit:
     )
 
 
+def in_front_and_behind(front: str, end: str) -> Edit:
+    """Put text around all of it."""
+    return lambda config: f"{front}{config}{end}"
+
+
+def cut_in_half(config: str) -> str:
+    """Lose the end, as on a full disk."""
+    return config[: len(config) // 2]
+
+
 def unchanged(config: str) -> str:
     """Leave it as execd wrote it."""
     return config
@@ -131,9 +141,9 @@ KEYS = (
         with_arguments("x" * 100_000 + "prolog=root@/tmp/evil"),
         behind("job_name", "x" * 100_000 + "prolog=root@/tmp/evil"),
         behind("qsub_gid", "\nstdin_path merge_stderr=x"),
-        lambda config: config + "prolog=root@/tmp/evil",
-        lambda config: "x=y\n" + config,
-        lambda config: config[: len(config) // 2],
+        in_front_and_behind("", "prolog=root@/tmp/evil"),
+        in_front_and_behind("x=y\n", ""),
+        cut_in_half,
     ],
 )
 def test_a_line_that_is_not_execds_puts_the_job_in_error(

@@ -107,7 +107,10 @@ def order_report_files(
 
 
 def read_report_file(path: str) -> ReportedClaim:
-    """Return the claim in a file; raise OSError, or ValueError where it is another user's."""
+    """Return the claim in a file; raise OSError, ValueError where it is another user's or none.
+
+    Raises RecursionError where it is nested too deeply.
+    """
     with os.fdopen(os.open(path, atomic.OPEN_READ), "rb") as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_size > LINE_LIMIT:

@@ -56,7 +56,7 @@ def integrate_samples(samples: Sequence[Sample], seen: int, allowed: float) -> t
         youngest = moment
         if seconds <= LONGEST and 0 <= percent <= WHOLE:
             observed += seconds
-            busy += seconds * percent / WHOLE
+            busy += seconds * (percent / WHOLE)  # by rounding no more than them
     return (NOTHING if len(samples) > MOST else BusyTime(busy, observed)), youngest
 
 
@@ -110,7 +110,7 @@ class UtilizationSamples:
         if now - self._moved <= DRY or not self.sound or not 0 <= percent <= WHOLE:
             return NOTHING
         seconds = min(SHORTEST, self._credit)
-        return self._spend(BusyTime(seconds * percent / WHOLE, seconds))
+        return self._spend(BusyTime(seconds * (percent / WHOLE), seconds))
 
     def _pass(self, now: float) -> None:
         self._credit = min(self._credit, SLACK) + max(0.0, now - self._last)

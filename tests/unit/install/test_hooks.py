@@ -131,7 +131,7 @@ def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config
 
     paths.epilog.write_text("#!/bin/sh\nexit 1\n")
 
-    with pytest.raises(InstallError, match=r"self-test: .*epilog/sge 1 ended with 1"):
+    with pytest.raises(InstallError, match=r"self-test: .*epilog/sge 0 ended with 1"):
         self_test_sge_hooks(paths)
 
 

@@ -11,6 +11,8 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings, read_settings
 
+LONGEST_LINE = 4000  # bytes: as much as a pipe takes at once (PIPE_BUF)
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.alloc.liveness import Judge, LeftoverCheck
@@ -50,9 +52,12 @@ def log_hook_line(settings: Settings | None, sentence: str, error: bool) -> None
     """Write one line to syslog and, for an error, to stderr; neither decides anything."""
     line = sentence.encode("utf-8", "backslashreplace")  # names of processes may be any bytes
     if error:
-        try:
-            os.write(2, line + b"\n")
-        except OSError:
+        import select  # not for a hook that has nothing to tell
+
+        try:  # a job's output may be a pipe that is full: the shepherd kills a hook that waits
+            if select.select((), (2,), (), 0)[1]:
+                os.write(2, line[:LONGEST_LINE] + b"\n")
+        except (OSError, ValueError):
             pass
     if settings is None or not settings.simulation:
         syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)

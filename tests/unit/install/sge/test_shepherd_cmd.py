@@ -104,7 +104,9 @@ def test_what_execd_writes_is_started_and_marked(
     assert code == 0
     assert STARTED in said
     assert LAUNCHER_MARKER.decode() in said.splitlines()
-    assert not (tmp_path / "error").exists()
+    for made in ("exit_status", "error"):  # the shepherd gives away what it makes itself
+        assert (tmp_path / made).read_text() == ""
+        assert (tmp_path / made).stat().st_mode & 0o777 == 0o644
 
 
 FORGED = "\nprolog=root@/tmp/evil\ny="

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hook tells decides nothing, whatever the job's output file is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+TELL = f"""
+import sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from gpulock.hooks.common import log_hook_line
+from gpulock.node.settings import parse_settings
+log_hook_line(parse_settings("SIMULATION=/\\n", "x"), "x" * 9_000, error=True)
+print("over")
+"""
+
+
+def tell(stderr: int) -> str:
+    """Have a long line logged as an error; return what was printed afterwards."""
+    line = [
+        sys.executable,
+        "-IS",
+        "-c",
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}){TELL}",
+    ]
+    done = subprocess.run(
+        line, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60, check=False
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("filled", [0, 3_000, 1 << 20])
+def test_a_hook_does_not_wait_for_whoever_reads_its_errors(filled: int) -> None:
+    """The shepherd kills a hook after two minutes, and its queue is in error."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        for _ in range(filled // 1_000):
+            os.write(write, b"x" * 1_000)
+    os.set_blocking(write, True)
+    try:
+        assert tell(write) == "over\n"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_closed_output_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    assert tell(write) == "over\n"
+    os.close(write)

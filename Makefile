@@ -101,6 +101,10 @@ lab-systemd: $(DEV)  ## both services under a real systemd, in namespaces (root)
 	@tests/consent.sh "make lab-systemd"
 	@$(STEP) "lab-systemd" $(PYTEST) -m lab --timeout 600 tests/labs/systemd
 
+attack: $(DEV)  ## what hostile users tried in the labs, and what stopped it (root)
+	@tests/consent.sh "make attack"
+	@$(STEP) "attack" $(PYTEST) -m attack --timeout 600 tests/labs
+
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep
 
@@ -148,7 +152,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo check tools booted format-check lint mypy pyright unit $(PARTS) slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
+.PHONY: demo check tools booted format-check lint mypy pyright unit $(PARTS) slow format test others lab-sge lab-isolation lab-slurm lab-systemd lab-prometheus dashboards lab-containers attack sweep soak bench bench-history bench-isolation bench-sge bench-slurm bench-exporter bench-fleet gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.labs.sge.gpulock import Gpulock, installed
+from tests.labs.sge.jobs import start_shepherds
 from tests.labs.sge.lab import GridEngine
 from tests.labs.slurm import gpulock
 from tests.labs.slurm.config import Setup
@@ -37,6 +38,22 @@ def gpus(installation: Gpulock) -> Iterator[Gpulock]:
     installation.prepare()
     yield installation
     installation.sge.recover()
+
+
+@pytest.fixture(scope="module")
+def shepherd_cmd(installation: Gpulock) -> Iterator[str]:
+    """Start the shepherds of a module's tests as `gpulock install sge` has it, on every node."""
+    path = str(installation.hooks.folder / "prolog/sge_shepherd")
+    start_shepherds(installation.sge, path)
+    yield path
+    start_shepherds(installation.sge, "none")
+
+
+@pytest.fixture
+def guarded(shepherd_cmd: str, gpus: Gpulock) -> Gpulock:
+    """Give a test gpulock on nodes that start no shepherd of a forged job."""
+    assert shepherd_cmd
+    return gpus
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ class Cluster(Machines):
         scheduler = self.client("qconf", "-ssconf").stdout
         self.load("-Msconf", "scheduler", config.edited(scheduler, config.SCHEDULER))
         lap("qmaster")
-        self._start_execds(NODES)
+        self.start_execds(NODES)
         lap("execds")
         return laps
 
@@ -145,27 +145,10 @@ class Cluster(Machines):
 
     def start_execd(self, node: str) -> None:
         """Start a node's execd and wait until qmaster has it and its queues are open."""
-        self._start_execds([node])
+        self.start_execds([node])
 
-    def stop_execd(self, node: str, *, kill: bool = False) -> None:
-        """End a node's execd, by SIGKILL if asked; its shepherds and jobs live on."""
-        self.end_daemon(self.execd_pid(node), f"execd on {node}", kill)
-
-    def messages(self, daemon: str, lines: int = 20) -> str:
-        """Return the last lines of a daemon's log: `qmaster`, or a node's name for its execd."""
-        try:
-            text = (self.lab / "spool" / daemon / "messages").read_text(errors="replace")
-        except FileNotFoundError:
-            return f"({daemon} has written no messages)"
-        return "\n".join(text.splitlines()[-lines:])
-
-    def _start(self, machine: str, program: str) -> None:
-        # Jobs inherit the whole environment of execd: it gets Grid Engine's two variables, a PATH.
-        done = self.run_in(machine, [str(PROGRAMS / program)])
-        if done.returncode != 0:
-            raise LabError(f"{program} on {machine} failed: {done.stdout}{done.stderr}")
-
-    def _start_execds(self, nodes: Sequence[str]) -> None:
+    def start_execds(self, nodes: Sequence[str]) -> None:
+        """Start the execds of nodes, all at once, and wait as `start_execd` does."""
         before = {node: self._registrations(node) for node in nodes}
         # execd returns after two seconds, whatever it does: all at once.
         starting = [
@@ -188,6 +171,24 @@ class Cluster(Machines):
         self._wait_heard(nodes)
         for process in starting:
             process.wait(PATIENCE)
+
+    def stop_execd(self, node: str, *, kill: bool = False) -> None:
+        """End a node's execd, by SIGKILL if asked; its shepherds and jobs live on."""
+        self.end_daemon(self.execd_pid(node), f"execd on {node}", kill)
+
+    def messages(self, daemon: str, lines: int = 20) -> str:
+        """Return the last lines of a daemon's log: `qmaster`, or a node's name for its execd."""
+        try:
+            text = (self.lab / "spool" / daemon / "messages").read_text(errors="replace")
+        except FileNotFoundError:
+            return f"({daemon} has written no messages)"
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _start(self, machine: str, program: str) -> None:
+        # Jobs inherit the whole environment of execd: it gets Grid Engine's two variables, a PATH.
+        done = self.run_in(machine, [str(PROGRAMS / program)])
+        if done.returncode != 0:
+            raise LabError(f"{program} on {machine} failed: {done.stdout}{done.stderr}")
 
     def _wait_heard(self, nodes: Sequence[str]) -> None:
         until(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from tests.labs.common.installed import (
@@ -23,9 +23,10 @@ from tests.labs.common.installed import (
 )
 from tests.labs.common.lock_folder import owners
 from tests.labs.common.processes import command_of, end
+from tests.labs.sge.cluster import NODES, PROGRAMS
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.lab import JobId
-from tests.labs.sge.wait import until
+from tests.labs.sge.lab import GridEngine, JobId
+from tests.labs.sge.wait import LabError, until
 
 __all__ = [
     "SOAK",
@@ -41,6 +42,7 @@ __all__ = [
     "umount",
 ]
 
+ENDS_QSUB = ("GLIBC_TUNABLES", "LD_AUDIT")
 # a daemon of its own, and itself: two that sleep
 DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
 
@@ -120,6 +122,14 @@ def forget_conf(gpus: Gpulock, node: str, *keys: str) -> None:
     gpus.sge.start_execd(node)
 
 
+def start_shepherds(sge: GridEngine, command: str) -> None:
+    """Let every execd start its shepherds by a command; `none` is Grid Engine's own."""
+    for node in NODES:
+        sge.set_conf("shepherd_cmd", command, host=node)
+        sge.stop_execd(node)
+    sge.start_execds(NODES)
+
+
 def carriers(gid: int) -> list[int]:
     """Return the living processes that carry a supplementary group."""
     found: list[int] = []
@@ -186,14 +196,48 @@ def waiting_for(path: Path) -> str:
     return f"until [ -e {path} ]; do sleep 0.1; done\n"
 
 
-def submit_args(gpus: Gpulock, user: str, words: Sequence[str], env: dict[str, str]) -> JobId:
+def submit_args(
+    gpus: Gpulock, user: str, words: Sequence[str], env: Mapping[str, str], seconds: float = 60.0
+) -> JobId:
     """Submit with exactly these words and a hostile environment, set as the user."""
     pairs = [f"{name}={value}" for name, value in env.items()]
-    program = "/usr/lib/gridengine/qsub"
-    done = gpus.sge.run_as(user, ["/usr/bin/env", *pairs, program, "-terse", *words], stdin="")
+    line = ["/usr/bin/env", *pairs, str(PROGRAMS / "qsub"), "-terse", *words]
+    done = gpus.sge.run_as(user, line, stdin="", seconds=seconds)
     first = done.stdout.split(".")[0].strip()
-    assert first.isdigit(), f"{words}: {done.stdout}{done.stderr}"
+    if not first.isdigit():
+        raise LabError(f"{words}: {done.stdout}{done.stderr}")
     return JobId(int(first))
+
+
+def submit_env(
+    gpus: Gpulock, user: str, words: Sequence[str], env: Mapping[str, str], seconds: float = 60.0
+) -> JobId:
+    """Submit a job with an environment; what would end qsub itself is named on its line."""
+    hidden = [f"{name}={value}" for name, value in env.items() if name in ENDS_QSUB]
+    shown = {name: value for name, value in env.items() if name not in ENDS_QSUB}
+    given = ["-V", *(word for pair in hidden for word in ("-v", pair)), *words]
+    return submit_args(gpus, user, given, shown, seconds)
+
+
+def stopped_queues(gpus: Gpulock) -> dict[str, str]:
+    """Return the queues of the lab that are in error."""
+    return {node: state for node, state in gpus.sge.queue_states().items() if "E" in state}
+
+
+@contextlib.contextmanager
+def full_fifo(path: Path) -> Generator[Path]:
+    """Make a FIFO of glalice's that nobody reads, and fill it."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    os.chown(path, 27001, 27001)
+    held = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(held, b"x" * 4096)
+        yield path
+    finally:
+        os.close(held)
 
 
 def wait_refused(gpus: Gpulock, node: str, job: JobId) -> None:

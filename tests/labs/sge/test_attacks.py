@@ -7,28 +7,29 @@ Each test says what the attack was, and what stopped it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.labs.sge.cluster import NODES
+from tests.labs.sge.cluster import NODES, PROGRAMS
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
-    forget_conf,
+    full_fifo,
     gate_file,
     on,
     records,
-    restart_execd,
     said,
     script,
+    stopped_queues,
     submit_args,
+    submit_env,
 )
 from tests.labs.sge.lab import JobId
+from tests.labs.sge.wait import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE = NODES[0]
-SHEPHERD = "prolog/sge_shepherd"
 TUNABLES = "glibc.rtld.optional_static_tls=1000000000000"
 STATIC_TLS = {"GLIBC_TUNABLES": TUNABLES}
 MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.check=3:glibc.malloc.mmap_max=0", "MALLOC_CHECK_": "3"}
@@ -38,17 +39,6 @@ LOCALE = {"LC_ALL": "../../tmp", "LOCPATH": "/no", "LANG": "\udcff", "GCONV_PATH
 LARGE = {f"LARGE{n}": "x" * 9_900 for n in range(120)}  # near what one execve may carry
 ENVIRONMENTS = [STATIC_TLS, MALLOC, PYTHON, SHELL, LOCALE, LARGE]
 NAMES = ["static tls", "malloc", "python", "shell", "locale", "large"]
-
-
-@pytest.fixture
-def guarded(gpus: Gpulock) -> Iterator[Gpulock]:
-    """Start the node's shepherds as `gpulock install sge` has it."""
-    restart_execd(gpus, NODE, shepherd_cmd=str(gpus.hooks.folder / SHEPHERD))
-    try:
-        yield gpus
-    finally:
-        gpus.sge.clear_jobs()
-        forget_conf(gpus, NODE, "shepherd_cmd")
 
 
 @pytest.fixture
@@ -62,22 +52,14 @@ def chained(guarded: Gpulock) -> Gpulock:
     return guarded
 
 
-def submit_with(gpus: Gpulock, env: dict[str, str], *asked: str) -> JobId:
-    """Submit a job with an environment that qsub itself is not started with."""
-    hidden = [f"-v {name}={env[name]}" for name in env if name == "GLIBC_TUNABLES"]
-    shown = {name: value for name, value in env.items() if name != "GLIBC_TUNABLES"}
-    words = [*on(NODE, *asked), "-V", *" ".join(hidden).split()]
-    return submit_args(gpus, "glalice", [*words, "-b", "y", "/bin/true"], shown)
+def submit_with(gpus: Gpulock, env: Mapping[str, str], *asked: str) -> JobId:
+    """Submit a job with an environment."""
+    return submit_env(gpus, "glalice", [*on(NODE, *asked), "-b", "y", "/bin/true"], env)
 
 
 def settle(gpus: Gpulock, job: JobId) -> str:
     """Wait until a job is over or in error; return its state."""
     return gpus.sge.wait_state(job, "", "Eqw", seconds=90)
-
-
-def stopped_queues(gpus: Gpulock) -> dict[str, str]:
-    """Return the queues of the lab that are in error."""
-    return {node: state for node, state in gpus.sge.queue_states().items() if "E" in state}
 
 
 def root_script(gpus: Gpulock) -> tuple[Path, Path]:
@@ -114,13 +96,18 @@ def test_an_environment_too_large_for_a_small_stack_stops_no_queue(guarded: Gpul
     assert stopped_queues(guarded) == {}
 
 
-@pytest.mark.parametrize("status", ["7", "8", "13", "15", "24", "36", "x"])
-def test_a_job_that_writes_its_exit_status_stops_no_queue(guarded: Gpulock, status: str) -> None:
-    """The file is the owner's, and execd believes it; our epilog takes it away."""
-    text = f'echo {status} >"$SGE_JOB_SPOOL_DIR/exit_status"\n'
+@pytest.mark.parametrize("status", ["7", "8", "36", "x"])
+def test_a_job_cannot_write_its_exit_status(guarded: Gpulock, status: str) -> None:
+    """Tried: the file that execd believes. Stopped by: shepherd_cmd makes it, so it stays execd's.
+
+    Where no shepherd_cmd is set the epilog takes it from the owner (test_hostile.py).
+    """
+    text = f'echo {status} >"$SGE_JOB_SPOOL_DIR/exit_status" || echo denied\n'
     job = guarded.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin=text)
 
-    assert settle(guarded, job) == "Eqw"
+    assert settle(guarded, job) == ""
+    assert "denied" in said(guarded, job)
+    assert records(guarded, job)[-1]["failed"] == "0"
     assert stopped_queues(guarded) == {}
 
 
@@ -152,24 +139,54 @@ def test_no_variable_of_a_job_stops_its_queue_in_front_of_the_sites_hooks(
     chained.wait_free()
 
 
-def test_qalter_forges_no_prolog_that_the_verifier_does_not_see(guarded: Gpulock) -> None:
-    """`-M` is in jsv_allowed_mod, so no JSV sees it; shepherd_cmd reads `config` first."""
-    evil, note = root_script(guarded)
+@pytest.fixture
+def verified(guarded: Gpulock) -> Iterator[Gpulock]:
+    """Let qmaster ask the verifier about each job that is submitted."""
     guarded.sge.set_conf("jsv_url", str(guarded.hooks.jsv))
-    try:
-        job = guarded.sge.submit("glalice", *on(NODE), "-h", "-b", "y", "/bin/true")
-        for option, value in (("-M", "x"), ("-N", "x"), ("-A", "x"), ("-o", "/tmp/x")):
-            text = f"{value}\nprolog=root@{evil}\ny="
-            guarded.sge.run_as("glalice", ["/usr/lib/gridengine/qalter", option, text, str(job)])
-        guarded.sge.run_as("glalice", ["/usr/lib/gridengine/qalter", "-h", "U", str(job)])
-        state = settle(guarded, job)
-    finally:
-        guarded.sge.set_conf("jsv_url", "none")
+    yield guarded
+    guarded.sge.set_conf("jsv_url", "none")
+
+
+@pytest.mark.parametrize("forged", ["prolog=root@{evil}", "add_grp_id=0"])
+def test_qalter_forges_nothing_that_the_verifier_does_not_see(
+    verified: Gpulock, forged: str
+) -> None:
+    """Tried: a root prolog, a job without its group. `-M` is in jsv_allowed_mod: no JSV sees it.
+
+    Stopped by: shepherd_cmd reads `config` first.
+    """
+    evil, note = root_script(verified)
+    job = verified.sge.submit("glalice", *on(NODE), "-h", "-b", "y", "/bin/true")
+    for option, value in (("-M", "x"), ("-N", "x"), ("-A", "x"), ("-o", "/tmp/x")):
+        text = f"{value}\n{forged.format(evil=evil)}\ny="
+        verified.sge.run_as("glalice", [str(PROGRAMS / "qalter"), option, text, str(job)])
+    verified.sge.run_as("glalice", [str(PROGRAMS / "qalter"), "-h", "U", str(job)])
+    state = settle(verified, job)
 
     assert note.read_text() == ""
     assert state == "Eqw"
-    assert "is not Grid Engine's" in guarded.sge.qstat("-j", str(job))
-    assert stopped_queues(guarded) == {}
+    assert "is not Grid Engine's" in verified.sge.qstat("-j", str(job))
+    assert stopped_queues(verified) == {}
+
+
+def test_a_patched_client_forges_no_prolog_in_a_variable(verified: Gpulock) -> None:
+    """Tried: QRSH_PORT with a newline; the verifier sees no variables, qrsh sets its own port.
+
+    A copy of qrsh with another name in it leaves the user's. Stopped by: shepherd_cmd.
+    """
+    evil, note = root_script(verified)
+    client = script(verified, "qrsh", "")
+    real = (PROGRAMS / "qrsh").read_bytes()
+    assert real.count(b"QRSH_PORT\0") == 1
+    client.write_bytes(real.replace(b"QRSH_PORT\0", b"QRSX_PORT\0"))
+    port = f"QRSH_PORT=glmaster:1\nprolog=root@{evil}\nzz="
+    words = ["-pty", "no", "-N", "patched", *on(NODE), "-v", port, "/bin/true"]
+    verified.sge.run_as("glalice", ["timeout", "-s", "KILL", "15", str(client), *words])
+    shown = verified.sge.client("qacct", "-j", "patched").stdout
+
+    assert note.read_text() == ""
+    assert "failed       30" in shown
+    assert stopped_queues(verified) == {}
 
 
 @pytest.mark.parametrize(
@@ -204,8 +221,96 @@ def test_an_argument_with_a_newline_forges_nothing_without_a_verifier(guarded: G
     assert note.read_text() == ""
     assert stopped_queues(guarded) == {}
     # the owner may clear the error, and gets the same answer: it does not go round
-    guarded.sge.run_as("glalice", ["/usr/lib/gridengine/qmod", "-cj", str(job)])
+    guarded.sge.run_as("glalice", [str(PROGRAMS / "qmod"), "-cj", str(job)])
     assert settle(guarded, job) == "Eqw"
+    assert stopped_queues(guarded) == {}
+
+
+FORGED = "x\nprolog=root@{evil}\ny="
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-M", FORGED),
+        ("-M", f"user@{FORGED}"),
+        ("-o", f"{{home}}/{FORGED}"),
+        ("-e", f"{{home}}/{FORGED}"),
+        ("-i", f"{{home}}/{FORGED}"),
+        ("-wd", f"{{home}}/{FORGED}"),
+        ("-S", "/bin/sh\nprolog=root@{evil}\ny="),
+    ],
+    ids=["-M", "-M host", "-o", "-e", "-i", "-wd", "-S"],
+)
+def test_no_word_of_a_job_forges_a_prolog_without_a_verifier(
+    guarded: Gpulock, words: tuple[str, str]
+) -> None:
+    """Tried: a newline in each option whose text stands in `config`. Stopped by: shepherd_cmd."""
+    evil, note = root_script(guarded)
+    home = guarded.sge.users["glalice"].home
+    given = [word.format(home=home, evil=evil) for word in words]
+    if words[0] == "-wd":
+        Path(given[1]).mkdir(parents=True, exist_ok=True)
+    queue = ("-q", "gpu.q", "-l", f"h={NODE}")
+    job = submit_args(guarded, "glalice", [*queue, *given, "-b", "y", "/bin/true"], {})
+
+    assert settle(guarded, job) == "Eqw"
+    assert note.read_text() == ""
+    assert stopped_queues(guarded) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x\n" + " " * 99_999,
+        f"x\nqueue=gpu.q\nhost={NODES[1]}\nprolog=/bin/false\ny=",
+        "x\nckpt_job=1",
+        "x\nsuspend_method=relative",
+    ],
+    ids=["blanks", "another host", "checkpoint", "method"],
+)
+def test_an_argument_stops_no_queue_without_a_verifier(guarded: Gpulock, text: str) -> None:
+    """Tried: to hide the rest of `config`, to name another host's queue, half a feature.
+
+    Each put queues in error. Stopped by: shepherd_cmd, and execd reads no such config either.
+    """
+    words = [*on(NODE, "-l", "gpu=1"), "-b", "y", "-shell", "n", "/bin/true", text]
+    job = submit_args(guarded, "glalice", words, {})
+
+    assert settle(guarded, job) == "Eqw"
+    assert stopped_queues(guarded) == {}
+
+
+@pytest.mark.parametrize("asked", ["gpu=1", "gpu=1,gpuj=1"], ids=["runs", "refused"])
+def test_another_job_that_writes_exit_status_stops_no_queue(guarded: Gpulock, asked: str) -> None:
+    """Tried: while a job's hooks run, another job of its owner writes 7 into its `exit_status`.
+
+    Stopped by: shepherd_cmd makes the file, so that it is never the owner's.
+    """
+    stop, told = gate_file(guarded, "stop"), gate_file(guarded, "told")
+    write = "for f in */exit_status; do echo 7 >$f; done"
+    text = f'cd "$SGE_JOB_SPOOL_DIR/.."\ntouch {told}\nuntil [ -e {stop} ]; do {write}; done 2>&-\n'
+    writer = guarded.sge.submit("glalice", *on(NODE), stdin=text)
+    until(told.exists, what="the writer to write")
+    for _ in range(4):
+        job = guarded.sge.submit("glalice", *on(NODE, "-l", asked), stdin="true\n")
+        guarded.sge.wait_state(job, "", "Eqw", "Rq", seconds=90)
+        assert stopped_queues(guarded) == {}
+    stop.touch()
+    settle(guarded, writer)
+    assert stopped_queues(guarded) == {}
+
+
+def test_an_output_file_that_is_a_full_pipe_stops_no_queue(guarded: Gpulock) -> None:
+    """Tried: a request that is refused, and nobody reads the refusal from a full FIFO.
+
+    The shepherd kills a hook that waits for two minutes. Stopped by: no hook waits to be read.
+    """
+    with full_fifo(guarded.sge.users["glalice"].home / "full") as fifo:
+        asked = ("-l", "gpu=1,gpuj=1", "-o", str(fifo))
+        job = guarded.sge.submit("glalice", *on(NODE, *asked), stdin="true\n")
+
+        assert settle(guarded, job) == "Eqw"
     assert stopped_queues(guarded) == {}
 
 

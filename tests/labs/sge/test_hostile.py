@@ -32,6 +32,7 @@ from tests.labs.sge.jobs import (
     said,
     script,
     shut_gate,
+    stopped_queues,
     submit_args,
     wait_refused,
     wait_said,
@@ -491,6 +492,20 @@ def test_an_epilog_at_a_shut_gate_ends_well_and_the_next_claim_frees(gpus: Gpulo
     gpus.sge.wait_running(again)
     assert len(held(gpus, NODE, again)) == GPUS
     assert gpus.sge.queue_states()[NODE] == ""
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("status", ["7", "8", "13", "15", "24", "36", "x"])
+def test_a_job_that_writes_its_exit_status_stops_no_queue(gpus: Gpulock, status: str) -> None:
+    """Tried: the file is the owner's, and execd believes it. Stopped by: our epilog takes it away.
+
+    That is without shepherd_cmd, by which a job cannot even write there.
+    """
+    text = f'echo {status} >"$SGE_JOB_SPOOL_DIR/exit_status"\n'
+    job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin=text)
+
+    assert gpus.sge.wait_state(job, "", "Eqw", seconds=90) == "Eqw"
+    assert stopped_queues(gpus) == {}
 
 
 @pytest.mark.attack

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random hostile jobs beside honest ones: these run once, no queue stops, nothing is left behind.
+
+Two ways of Grid Engine's own are out of gpulock's reach, and not tried: an output file that is a
+FIFO without a reader, and the pid file of a qrsh task in its TMPDIR (docs/security.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.labs.common.device_nodes import Service, make_nodes
+from tests.labs.common.hostile_jobs import (
+    Hostile,
+    complaints,
+    honest_script,
+    hostile_job,
+    parse_journal,
+)
+from tests.labs.common.installed import SOAK, reap, script
+from tests.labs.sge.cluster import NODES
+from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.jobs import full_fifo, on, stopped_queues, submit_env
+from tests.labs.sge.lab import JobId
+from tests.labs.sge.test_isolation import Site
+from tests.labs.sge.wait import LabError, until
+
+pytestmark = [pytest.mark.lab, pytest.mark.attack]
+NODE = NODES[0]
+HOSTILE, HONEST = "glalice", "glbob"
+SECONDS: Final = 900.0 if SOAK else 25.0  # of each of two settings
+LONGEST: Final = 6.0  # seconds of a hostile job, then it is deleted
+KEPT: Final = 15.0  # seconds until nothing of a job that is over holds a GPU
+REAP_EVERY: Final = 2.0  # seconds
+AT_ONCE: Final = {HOSTILE: 6, HONEST: 3}
+MOST: Final = 4  # GPUs of an honest job
+FORGED: Final = "x\nprolog=root@/bin/false\ny="
+OWN: Final[Mapping[str, str]] = {  # {{ is a brace
+    "writes its exit status": (
+        "for i in {{1..50}}; do for n in 7 8 36; do echo $n >$SGE_JOB_SPOOL_DIR/exit_status; done;"
+        " sleep 0.02; done & sleep 0.5"
+    ),
+    "writes others' exit status": (
+        "cd $SGE_JOB_SPOOL_DIR/..; for i in {{1..200}}; do"
+        " for f in */exit_status; do echo 7 >$f; done; sleep 0.005; done 2>&-"
+    ),
+    "suspends itself": "qmod -sj $JOB_ID; sleep 1; qmod -usj $JOB_ID; sleep 1",
+    "runs again": "qmod -rj $JOB_ID; sleep 2",
+    "deletes itself": "qdel $JOB_ID; sleep 2",
+    "alters itself": "qalter -M $'x\\nprolog=root@/bin/false\\ny=' -ac a=b $JOB_ID; exit 99",
+    "starts tasks": (
+        "for i in 1 2 3; do timeout 3 qrsh -inherit $HOSTNAME sleep 1 & done;"
+        " cd / && timeout 3 qrsh -inherit -cwd $HOSTNAME 'kill -9 -1'; wait"
+    ),
+    "leaves a task": "timeout 1 qrsh -inherit $HOSTNAME 'setsid sleep 3 </dev/null &'; true",
+    "removes its folders": "rm -rf $TMPDIR; mkdir here && cd here && rmdir ../here; sleep 0.3",
+    "lives on as no child": "(setsid setsid bash -c 'cd /; sleep 4' <&- >&- 2>&- &) ; kill -9 $$",
+}
+# Words of qsub, and what they try; {home} is the user's.
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "": (),
+    "an array": ("-t", "1-3"),
+    "a parallel job": ("-pe", "smp", "2"),
+    "a forged mail address": ("-M", FORGED),
+    "a forged folder": ("-o", f"/tmp/{FORGED}"),
+    "a full file": ("-o", "/dev/full"),
+    "a FIFO that is full": ("-o", "{home}/full"),
+    "a folder that is gone": ("-wd", "{home}/gone"),
+    "an output file that is a folder": ("-o", "/"),
+    "no output folder": ("-o", "/nonexistent/x"),
+    "a shell that is none": ("-S", "/dev/null"),
+    "no memory": ("-l", "h_vmem=1"),
+    "little memory": ("-l", "h_vmem=20M,s_vmem=10M"),
+    "no stack": ("-l", "h_stack=1"),
+    "no files": ("-l", "h_fsize=0"),
+    "no time": ("-l", "h_cpu=1,s_cpu=1"),
+    "one second": ("-l", "h_rt=1"),
+    "a notice": ("-notify", "-r", "y"),
+    "a fraction": ("-l", "gpuj=1"),
+    "a checkpoint": ("-c", "sx"),
+}
+
+
+class Fair:
+    """One node, a hostile and an honest user, and what each has submitted."""
+
+    def __init__(self, gpus: Gpulock, devices: list[Path], rng: random.Random) -> None:
+        self.gpus = gpus
+        self.sge = gpus.sge
+        self.devices = devices
+        self.rng = rng
+        self.asked: dict[int, int] = {}
+        self.tried: dict[JobId, tuple[str, float]] = {}
+        self.living: dict[str, float] = {}  # job -> when it was last in the queue
+        self.reaped = time.monotonic()
+        self.late: set[str] = set()
+        self.journal = self.sge.users[HONEST].home / "journal"
+        self.journal.unlink(missing_ok=True)
+
+    def run(self, seconds: float) -> None:
+        """Let both submit for a while, wait until the honest jobs have run, and judge."""
+        with full_fifo(self.sge.users[HOSTILE].home / "full"):
+            self.submit_for(seconds)
+            until(
+                lambda: not self.look()[HONEST],
+                what="every honest job to be over",
+                why=self.describe,
+                interval=0.3,
+            )
+            self.judge()
+
+    def submit_for(self, seconds: float) -> None:
+        """Let both submit for a while."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            waiting = self.look()
+            if len(waiting[HONEST]) < AT_ONCE[HONEST]:
+                self.submit_honest()
+            if len(waiting[HOSTILE]) < AT_ONCE[HOSTILE]:
+                self.submit_hostile()
+            time.sleep(0.05)
+
+    def look(self) -> dict[str, list[str]]:
+        """Return the jobs in the queue by user; delete old ones, reap, and note late locks."""
+        found: dict[str, list[str]] = {HOSTILE: [], HONEST: []}
+        now = time.monotonic()
+        for line in self.sge.qstat("-u", "*").splitlines()[2:]:
+            fields = line.split()
+            found[fields[3]].append(fields[0])
+            self.living[fields[0]] = now
+        old = [job for job, (_, end) in self.tried.items() if end < now]
+        old = [job for job in old if str(job) in found[HOSTILE]]
+        if old:
+            self.sge.qdel(*map(str, old))
+        if now > self.reaped + REAP_EVERY:
+            reap(self.gpus, NODE)
+            self.reaped = time.monotonic()
+        for device, record in self.gpus.locks(NODE).items():
+            if now - self.living.setdefault(record.job_id, now) > KEPT:
+                name = self.tried.get(JobId(int(record.job_id)), ("an honest one", 0.0))[0]
+                self.late.add(f"{device} is held by job {record.job_id}, {name}")
+        return found
+
+    def submit_honest(self) -> None:
+        """Submit a job that says which devices it has."""
+        number, gpus = len(self.asked), self.rng.randint(1, MOST)
+        self.asked[number] = gpus
+        text = honest_script(number, self.journal)
+        self.sge.submit(HONEST, *on(NODE, "-l", f"gpu={gpus}"), stdin=text)
+
+    def submit_hostile(self) -> None:
+        """Submit a job of the zoo; one that kills all of its user's processes may kill qsub."""
+        one: Hostile = hostile_job(self.rng, self.devices, "/run/gpulock", OWN)
+        words = self.rng.choice(sorted(WORDS)) if self.rng.random() < 0.6 else ""
+        words = "a parallel job" if "task" in one.name else words
+        home = self.sge.users[HOSTILE].home
+        given = [word.format(home=home) for word in WORDS[words]]
+        argument = [FORGED] * (self.rng.random() < 0.1)
+        path = script(self.gpus, f"hostile{len(self.tried)}", one.script)
+        asked = ["-l", f"gpu={one.gpus}"] * bool(one.gpus)
+        life = self.rng.uniform(0.5, LONGEST) if self.rng.random() < 0.3 else LONGEST
+        with contextlib.suppress(LabError, OSError):  # the kernel passes no such environment
+            job = submit_env(
+                self.gpus,
+                HOSTILE,
+                [*on(NODE), *asked, "-N", "hostile", *given, str(path), *argument],
+                one.env,
+                seconds=10,
+            )
+            self.tried[job] = (f"{one.name}, {words}", time.monotonic() + life)
+
+    def describe(self) -> str:
+        """Return the queue, the node and what was tried last."""
+        last = [f"{job} {what}" for job, (what, _) in list(self.tried.items())[-30:]]
+        said = self.sge.qstat("-f", "-explain", "aAE", "-u", "*")
+        return "\n".join([said, str(self.gpus.locks(NODE)), *last, self.sge.messages(NODE, 40)])
+
+    def judge(self) -> None:
+        """Expect that all honest jobs ran once, and that nothing is left of any job."""
+        assert stopped_queues(self.gpus) == {}, self.describe()
+        runs = parse_journal(self.journal.read_text())
+        assert complaints(self.asked, runs) == [], self.describe()
+        assert len(runs) == len(self.asked), "one ran twice"
+        assert self.late == set(), self.describe()
+        self.sge.clear_jobs()
+        until(lambda: not processes_of(self.sge.users[HOSTILE].uid), what="no process to be left")
+        reap(self.gpus, NODE)
+        assert self.gpus.locks(NODE) == {}
+        claims = self.sge.path_in(NODE, "/var/lib/gpulock/runs")
+        assert not claims.is_dir() or list(claims.iterdir()) == []
+        assert stopped_queues(self.gpus) == {}, self.describe()
+        assert len(self.asked) > SECONDS / 4 and len(self.tried) > SECONDS / 4
+        print(f"{len(self.asked)} honest jobs, {len(self.tried)} hostile ones")
+
+
+def processes_of(uid: int) -> list[int]:
+    """Return the living processes of a user."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                status = (entry / "status").read_text()
+                if f"\nUid:\t{uid}\t" in status and "\nState:\tZ" not in status:
+                    found.append(int(entry.name))
+    return found
+
+
+def seeded() -> random.Random:
+    """Return a source of what is random, whose seed is printed."""
+    seed = int(os.environ.get("GPULOCK_SEED") or random.randrange(1 << 30))
+    print(f"GPULOCK_SEED={seed}")
+    return random.Random(seed)
+
+
+def test_honest_jobs_all_run_beside_hostile_ones(guarded: Gpulock) -> None:
+    """Tried: the zoo of tests/labs/common/hostile_jobs.py and Grid Engine's own, at random.
+
+    Stopped by: a lock is held by its owner's processes alone, and shepherd_cmd, hooks and epilog
+    believe nothing that a job's owner can write.
+    """
+    guarded.configure(NODE, LEFTOVER_PROCESSES="kill")
+    devices = [guarded.drivers / NODE / f"dev/nvidia{minor}" for minor in range(GPUS)]
+    for device in devices:
+        device.chmod(0o666)
+    fair = Fair(guarded, devices, seeded())
+    fair.run(SECONDS)
+
+
+def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(
+    guarded: Gpulock,
+) -> None:
+    """Tried: the same with ISOLATION=cgroup. Stopped by: as above, and by the job's own cgroup."""
+    dev = guarded.sge.lab / "dev"
+    make_nodes(dev, GPUS)
+    service = Service("gpulock-lab-execd.service", guarded.sge.execd_pid(NODE))
+    try:
+        site = Site(guarded, service, dev)
+        site.configure(LEFTOVER_PROCESSES="kill")
+        fair = Fair(guarded, [dev / f"nvidia{minor}" for minor in range(GPUS)], seeded())
+        fair.run(SECONDS)
+        until(site.nothing_left, what="no cgroup of a job to be left")
+        guarded.sge.clear_jobs()
+    finally:
+        service.close()
+        shutil.rmtree(dev)

@@ -348,3 +348,23 @@ def test_an_ordinary_job_runs_through_all_of_this(guarded: Gpulock) -> None:
             ["0", "0"],
         )
     assert "task ran" in said(guarded, jobs[2])
+
+
+def test_a_job_that_cannot_start_still_says_why(guarded: Gpulock) -> None:
+    """`exit_status` is kept from the job's owner; what the shepherd itself writes there counts."""
+    home = guarded.sge.users["glalice"].home
+    asked: dict[str, tuple[str, ...]] = {
+        "26": ("-o", f"{home}/no/such/folder/out", "-b", "y", "/bin/true"),
+        "27": ("-b", "y", "-shell", "n", "/no/such/program"),
+        "28": ("-wd", "/no/such/folder", "-b", "y", "/bin/true"),
+    }
+    jobs = {
+        code: guarded.sge.submit("glalice", *on(NODE, "-l", "gpu=1", *words))
+        for code, words in asked.items()
+    }
+    ended = {code: settle(guarded, job) for code, job in jobs.items()}
+
+    assert ended == dict.fromkeys(jobs, "Eqw")
+    for code, job in jobs.items():
+        assert [record["failed"].split()[0] for record in records(guarded, job)] == [code]
+    guarded.wait_free()

@@ -139,15 +139,11 @@ class Confined(SlurmPlay):
     sets = ConfinedSlurmStage
     node: ConfinedSlurmStage
 
-    def set_out(self) -> None:
-        """Note what the other jobs have."""
-        self._programs = programs()
-        super().set_out()
-
     def prepare(self) -> None:
-        """Let the job claim."""
+        """Let the job claim; its Prolog closes slurmd's own cgroup, which stays closed."""
         super().prepare()
         self.stage.must(self.node.prolog(self.mine), 0)
+        self._programs = programs()
 
     def confined(self) -> None:
         """Expect that the step opens what its job holds, and no other."""

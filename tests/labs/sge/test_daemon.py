@@ -117,7 +117,7 @@ def test_a_shepherd_that_dies_after_all_its_processes_is_the_last_that_holds(
         witness.never_free_too_soon(assert_freed(daemon, claim, NOBODY))
 
 
-def test_a_device_open_in_a_foreign_process_is_freed_when_it_closes(
+def test_a_device_that_the_owner_has_open_elsewhere_is_freed_when_it_closes(
     gpus: Gpulock, daemon: Daemon
 ) -> None:
     """A process that left the job's group: its lock alone stays, and no claim gets the device."""
@@ -125,7 +125,7 @@ def test_a_device_open_in_a_foreign_process_is_freed_when_it_closes(
     claim = daemon.claim(job)
     minor = {name: record.minor for name, record in gpus.locks(NODE).items()}[claim.devices[1]]
     device = gpus.drivers / NODE / "dev" / f"nvidia{minor}"
-    with stranger_with(device) as stranger:
+    with stranger_with(device, gpus.sge.users["glalice"].uid) as stranger:
         kill_shepherd(gpus, NODE, job)
         end_carriers(group_of(gpus, NODE, job))
         with Witness(Claim(claim.folder, claim.token, claim.devices[1:]), [stranger.pid]) as seen:
@@ -142,10 +142,10 @@ def test_a_device_open_in_a_foreign_process_is_freed_when_it_closes(
 
 
 @contextlib.contextmanager
-def stranger_with(device: Path) -> Generator[subprocess.Popen[bytes]]:
-    """Let a process of no job have a file open."""
+def stranger_with(device: Path, uid: int) -> Generator[subprocess.Popen[bytes]]:
+    """Let a user's process of no job have a file open."""
     with device.open() as stdin:
-        stranger = subprocess.Popen(["sleep", "600"], stdin=stdin)
+        stranger = subprocess.Popen(["sleep", "600"], stdin=stdin, user=uid)
     try:
         yield stranger
     finally:

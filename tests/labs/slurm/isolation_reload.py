@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.hooks import HookPaths
+from gpulock.isolation.tree import is_launcher_cgroup
 from tests.labs.common.device_nodes import PROBE, make_nodes, programs_beyond
 from tests.labs.isolation.isolation_reload import groups, serve
 from tests.labs.slurm import jobs
@@ -72,8 +73,9 @@ def main(arguments: list[str]) -> int:
         gpus.configure(NODE, **settings(gpus, SLURM_DEVICE_SELECTION="gpulock", **keys))
         serve(slurm.slurmd_pid(NODE), SCOPE)
         told = look(gpus, dev)
-        left = {"left": groups(), "programs": programs_beyond(()), "locks": len(gpus.locks(NODE))}
-        print(json.dumps({**told, **left}))
+        mine = [path for path in groups() if not is_launcher_cgroup(path)]  # slurmd's own stays
+        left = {"left": mine, "programs": programs_beyond((), most=1)}
+        print(json.dumps({**told, **left, "locks": len(gpus.locks(NODE))}))
     return 0
 
 

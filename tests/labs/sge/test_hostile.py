@@ -213,7 +213,7 @@ def test_the_verifier_turns_away_what_would_replace_the_hooks_themselves(
     # without any newline: the shepherd reads 99,999 bytes at once
     long = "x" * (SHEPHERDS_CONFIG_LINE - len("job_arg1=")) + bad
     for argument in (long, *(f"x\n{line}" for line in lines)):
-        with pytest.raises(AssertionError, match="newline"):
+        with pytest.raises(LabError, match="newline"):
             submit_args(verified, "glalice", [*words, argument], {})
     plain = submit_args(verified, "glalice", [*words, "x"], kit(verified.sge.lab).odd())
     verified.sge.wait_done(plain)
@@ -246,7 +246,7 @@ def test_names_accounts_and_folders_of_odd_bytes_are_served_or_turned_away(
         try:
             line = ["-b", "y", "-shell", "n", "/bin/true"]
             jobs[what] = submit_args(gpus, "glalice", [*on(NODE, "-l", "gpu=1"), *words, *line], {})
-        except AssertionError as rejected:
+        except LabError as rejected:
             assert re.search("Unable to run job|denied|rejected", str(rejected)), what
     assert "folder" in jobs
     for job in jobs.values():

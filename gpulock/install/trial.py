@@ -23,6 +23,7 @@ _INTERPRETER_SECONDS: Final = 20.0  # for one that was never started here
 _NOBODY: Final = 65534  # uid and gid, where the name is not known
 Command = Sequence[str | Path]
 _JOB: Final = {"JOB_ID": "self-test"}
+NO_PROCESS: Final = str((1 << 22) + 1)  # no pid is so large (PID_MAX_LIMIT): nobody's parent
 _REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted
 _IMPORT: Final = """
 import sys
@@ -115,8 +116,8 @@ def self_test_sge_hooks(paths: HookPaths) -> None:
     interpreter = paths.prolog.read_text().partition(" -IS\n")[0].removeprefix("#!")
     must = partial(try_hook, env=_JOB)
     must([interpreter, "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
-    must([paths.prolog, "0"], _REFUSES, "not started by sge_shepherd")
-    must([paths.epilog, "0"], (0,), "not started by sge_shepherd")
+    must([paths.prolog, NO_PROCESS], _REFUSES, "not started by sge_shepherd")
+    must([paths.epilog, NO_PROCESS], (0,), "not started by sge_shepherd")
     job = ("self-test", "0", "queue")
     site = (*job, "root", "root@/bin/true")
     hostile = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}

@@ -22,7 +22,7 @@ from gpulock.install.hooks import (
     render_hook_scripts,
     render_hooks,
 )
-from gpulock.install.trial import self_test_sge_hooks
+from gpulock.install.trial import NO_PROCESS, self_test_sge_hooks
 from gpulock.install.versions import InstalledHooks, version_in_force
 from gpulock.simulate.node import write_simulated_node
 from tests.support.faults import raising
@@ -131,7 +131,7 @@ def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config
 
     paths.epilog.write_text("#!/bin/sh\nexit 1\n")
 
-    with pytest.raises(InstallError, match=r"self-test: .*epilog/sge 0 ended with 1"):
+    with pytest.raises(InstallError, match=rf"self-test: .*epilog/sge {NO_PROCESS} ended with 1"):
         self_test_sge_hooks(paths)
 
 

@@ -19,6 +19,7 @@ from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import verdict as sge_verdict
+from gpulock.store import boot
 from gpulock.store.owner import Owner
 
 if TYPE_CHECKING:
@@ -248,3 +249,21 @@ def judging(node: Node, simulated: bool = False) -> Callable[[], Judge]:
 def soon() -> Deadline:
     """Return a deadline no test should come near to."""
     return Deadline(10)
+
+
+def box_with_shepherd(root: Path) -> Box:
+    """Return a node with an execd, and a shepherd below it."""
+    made = Box(root)
+    made.proc.execd(root)
+    made.proc.shepherd(500, root)
+    return made
+
+
+def box_at_work(root: Path) -> Box:
+    """Return a node with an execd, at work since this boot."""
+    made = Box(root)
+    made.proc.execd(root)
+    node = made.node()
+    node.store.check(make=True)
+    boot.begin_boot(node.store, str(made.state), BOOT, NAME)
+    return made

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trees import Box
+from tests.support.trees import Box, box_with_shepherd
 
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
     """Give a node with an execd and a shepherd below it."""
-    made = Box(tmp_path)
-    made.proc.execd(tmp_path)
-    made.proc.shepherd(500, tmp_path)
-    return made
+    return box_with_shepherd(tmp_path)

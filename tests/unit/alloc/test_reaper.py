@@ -11,22 +11,16 @@ import pytest
 
 from gpulock.alloc import reaper
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
-from gpulock.store import boot
 from gpulock.store.owner import Owner
 from tests.support.faults import fail_at
-from tests.support.trees import BOOT, NAME, OTHER_BOOT, Box, bus, judge_of, record
+from tests.support.trees import BOOT, OTHER_BOOT, Box, box_at_work, bus, judge_of, record
 
 GID = 65400
 
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
-    made = Box(tmp_path)
-    made.proc.execd(tmp_path)
-    node = made.node()
-    node.store.check(make=True)
-    boot.begin_boot(node.store, str(made.state), BOOT, NAME)
-    return made
+    return box_at_work(tmp_path)
 
 
 def lock(box: Box, number: int = 0, **changes: object) -> Owner:

@@ -25,7 +25,7 @@ from gpulock.sge.remains import SgeLeftoverFinder
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.faults import raising
-from tests.support.trees import EXECD, Box, bus, judge_of, judging, record, soon
+from tests.support.trees import EXECD, Box, box_with_shepherd, bus, judge_of, judging, record, soon
 
 pytestmark = pytest.mark.slow
 
@@ -182,10 +182,7 @@ def test_an_epilog_and_what_is_above_it_are_spared(real: Real) -> None:
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
-    made = Box(tmp_path)
-    made.proc.execd(tmp_path)
-    made.proc.shepherd(500, tmp_path)
-    return made
+    return box_with_shepherd(tmp_path)
 
 
 def hold(box: Box, **changes: object) -> Owner:

@@ -57,8 +57,7 @@ class Gate:
         try:
             fd = self._fd = os.open(self._path, flags, 0o600)
         except OSError as fault:
-            why = f"the gate cannot be opened: {fault}"
-            raise Refusal(BROKEN, why, "look at LOCK_DIR") from fault
+            raise self._broken("opened", fault) from fault
         pause = FIRST_PAUSE
         try:
             ours, uid = os.fstat(fd), os.geteuid()
@@ -72,8 +71,7 @@ class Gate:
                     break
                 except OSError as fault:
                     if fault.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
-                        why = f"the gate cannot be locked: {fault}"
-                        raise Refusal(BROKEN, why, "look at LOCK_DIR") from fault
+                        raise self._broken("locked", fault) from fault
                 if left <= 0:
                     raise LockTimeout(self._path)
                 time.sleep(min(pause, left))
@@ -88,3 +86,9 @@ class Gate:
             raise
         os.close(fd)
         return False
+
+    def _broken(self, what: str, fault: OSError) -> Refusal:
+        folder = self._path.rpartition("/")[0]
+        return Refusal(
+            BROKEN, f"{self._path} cannot be {what}: {fault.strerror}", f"look at {folder}"
+        )

@@ -205,3 +205,13 @@ def test_no_descriptor_is_left_open_whatever_happens(tmp_path: Path) -> None:
     (tmp_path / NAME).chmod(0o644)
     refusal(tmp_path)
     assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
+
+
+def test_a_lock_file_that_cannot_be_opened_is_named_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+
+    with pytest.raises(Refusal) as refused, Gate(str(tmp_path), Deadline(1), name="lock"):
+        pytest.fail("a folder is no lock")
+
+    assert refused.value.why == f"{tmp_path}/lock cannot be opened: Is a directory"
+    assert refused.value.do == f"look at {tmp_path}"

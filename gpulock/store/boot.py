@@ -15,6 +15,7 @@ from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 
+NO_MOUNT = "unknown"  # a folder that no line of mountinfo covers
 # file systems on which mkdir and rename are atomic and local (/proc/self/mountinfo names)
 LOCAL_FILE_SYSTEMS = frozenset(
     ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
@@ -54,10 +55,8 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
         kind = file_system_type(store.path)
     except (OSError, IndexError) as fault:
         raise Refusal(UNKNOWN, f"LOCK_DIR's file system: {fault}", "look at LOCK_DIR") from fault
-    if kind not in LOCAL_FILE_SYSTEMS:
-        raise Refusal(
-            BROKEN, f"LOCK_DIR {store.path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock"
-        )
+    if bad := why_not_local(store.path, kind):
+        raise Refusal(BROKEN, *bad)
     make_claim_folders(store, state_dir)
     if read_state_boot_id(state_dir) != boot_id:
         clear_folder(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
@@ -172,6 +171,16 @@ def read_state_boot_id(state_dir: str) -> str:
         raise Refusal(UNKNOWN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
 
 
+def why_not_local(path: str, kind: str) -> "tuple[str, str] | None":
+    """Return why LOCK_DIR may not be on a kind of file system and what to do, or None; pure."""
+    if kind in LOCAL_FILE_SYSTEMS:
+        return None
+    if kind == NO_MOUNT:
+        why = f"no mount covers LOCK_DIR {path}, as in a chroot: its file system is not known"
+        return why, "bind the chroot's root to itself, or mount a tmpfs there"
+    return f"LOCK_DIR {path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock"
+
+
 def file_system_type(path: str, proc_root: str = "/proc") -> str:
     """Return the type of the file system `path` is on, as /proc/self/mountinfo names it.
 
@@ -187,4 +196,4 @@ def file_system_type(path: str, proc_root: str = "/proc") -> str:
     for line in atomic.read_text(f"{proc_root}/self/mountinfo", 1 << 26).split("\n"):
         if line.partition(" ")[0] == mount:  # users mount too, at paths of any length
             return line.partition(" - ")[2].split(None, 1)[0]
-    return "unknown"
+    return NO_MOUNT

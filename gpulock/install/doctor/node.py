@@ -58,8 +58,8 @@ def check_lock_dir(settings: Settings) -> Iterator[Check]:
         yield fault(refusal.why, refusal.do)
         return
     kind = boot.file_system_type(path)
-    if kind not in boot.LOCAL_FILE_SYSTEMS:
-        yield fault(f"{path} is on {kind}", "put it on tmpfs: LOCK_DIR=/run/gpulock")
+    if bad := boot.why_not_local(path, kind):
+        yield fault(*bad)
     elif why := why_unwritable(path):
         yield fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
     else:

@@ -215,6 +215,19 @@ def test_a_lock_directory_on_the_network_is_refused(
     assert place.store.boot_id() == ""
 
 
+def test_a_lock_directory_below_no_mount_is_refused_with_what_to_do(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a chroot that is no mount point the table of mounts does not have its root."""
+    monkeypatch.setattr(boot, "file_system_type", lambda _: boot.NO_MOUNT)
+
+    found = place.refusal()
+
+    assert (found.kind, "as in a chroot" in found.why) == (BROKEN, True)
+    assert "bind the chroot's root to itself" in found.do
+    assert place.store.boot_id() == ""
+
+
 @pytest.mark.parametrize("end", ["\f", "\r", "\x85", "\u2028"])
 def test_a_path_that_a_user_mounts_at_is_no_line_of_the_table(
     place: Place, monkeypatch: pytest.MonkeyPatch, end: str

@@ -13,7 +13,7 @@ pids=()
 # shellcheck disable=SC2317 # by the trap
 interrupted() {
     trap '' INT TERM # impatience must not end a lab half taken down
-    for pid in "${pids[@]}"; do
+    for pid in $(jobs -p); do # the last may not be in $pids yet
         kill -INT -- "-$pid" 2>/dev/null
     done
     wait

@@ -219,7 +219,11 @@ def test_a_lock_directory_below_no_mount_is_refused_with_what_to_do(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a chroot that is no mount point the table of mounts does not have its root."""
-    monkeypatch.setattr(boot, "file_system_type", lambda _: boot.NO_MOUNT)
+
+    def no_mount(path: str) -> str:
+        return boot.NO_MOUNT if path else ""
+
+    monkeypatch.setattr(boot, "file_system_type", no_mount)
 
     found = place.refusal()
 

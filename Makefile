@@ -14,6 +14,8 @@ DEV := .venv/.dev
 STEP := tests/step.sh
 QUICK := not slow and not install and not soak and not lab and not sweep
 PYTEST := $(BIN)/pytest -q
+# The time limit of a test ends it; where its fixtures then hang, the traceback of every thread tells where.
+LAB := $(PYTEST) --timeout 600 -o faulthandler_timeout=900
 # Unit tests keep their files in memory where they can.
 MEMORY := $(shell tests/memory.sh)
 FAST := $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
@@ -66,28 +68,28 @@ test: tools $(DEV)  ## check, every lab in its short form, the sweep sampled (ro
 	@$(MAKE) check slow
 	@$(STEP) "exporter" $(PYTEST) -n 4 --dist loadfile --timeout 120 tests/exporter tests/gpu
 	@$(MAKE) booted
-	@$(STEP) "labs themselves" $(PYTEST) -m lab --timeout 600 $(ITSELF)
-	@$(STEP) "labs, wheel, sweep" tests/together.sh \
-	    $(foreach lab,SLURM SGE,"$(ALONE) '$(PYTEST) -m lab --timeout 600 $($(lab)); exit \$$?'") "$(MAKE) others"
+	@$(STEP) "labs themselves" $(LAB) -m lab $(ITSELF)
+	@$(STEP) "labs, wheel, sweep" tests/together.sh 2700 \
+	    $(foreach lab,SLURM SGE,"$(ALONE) '$(LAB) -m lab $($(lab)); exit \$$?'") "$(MAKE) others"
 booted: $(DEV)  ## unit and exporter tests on a machine that was booted 30 s and 10 minutes ago (root)
 	@for seconds in 30 600; do $(FAST) $(STEP) "booted $$seconds s" tests/booted.sh $$seconds \
 	    $(PYTEST) -n 4 --dist loadfile --timeout 120 -m "$(QUICK)" tests/unit tests/exporter tests/gpu; done
 others: $(DEV)
-	@$(PYTEST) -m lab --timeout 600 $(OTHERS)
-	@$(PYTEST) -m install --timeout 600 tests/install tests/unit/repository/test_nvml_double_faithful.py
-	@$(ALONE) '$(PYTEST) -m sweep --timeout 3000 tests/sweep; exit $$?'
+	@$(LAB) -m lab $(OTHERS)
+	@$(LAB) -m install tests/install tests/unit/repository/test_nvml_double_faithful.py
+	@$(ALONE) '$(PYTEST) -m sweep --timeout 1500 tests/sweep; exit $$?'
 
 lab-sge: $(DEV)  ## the lab with a real Grid Engine (root)
 	@tests/consent.sh "make lab-sge"
-	@$(STEP) "lab-sge" $(PYTEST) -m lab --timeout 600 tests/labs/sge
+	@$(STEP) "lab-sge" $(LAB) -m lab tests/labs/sge
 
 lab-isolation: $(DEV)  ## jobs kept to their devices by this machine's kernel (root)
 	@tests/consent.sh "make lab-isolation"
-	@$(STEP) "lab-isolation" $(PYTEST) -m lab --timeout 600 tests/labs/isolation $(wildcard tests/labs/*/test_isolation.py)
+	@$(STEP) "lab-isolation" $(LAB) -m lab tests/labs/isolation $(wildcard tests/labs/*/test_isolation.py)
 
 lab-slurm: $(DEV)  ## the lab with a real Slurm (root)
 	@tests/consent.sh "make lab-slurm"
-	@$(STEP) "lab-slurm" $(PYTEST) -m lab --timeout 600 tests/labs/slurm
+	@$(STEP) "lab-slurm" $(LAB) -m lab tests/labs/slurm
 
 lab-containers: $(DEV)  ## the lab with real Apptainer, podman, bubblewrap, Charliecloud (root)
 	@tests/consent.sh "make lab-containers"
@@ -95,15 +97,15 @@ lab-containers: $(DEV)  ## the lab with real Apptainer, podman, bubblewrap, Char
 
 lab-prometheus: $(DEV)  ## the lab with a real Prometheus: rules, alerts and dashboards (root)
 	@tests/consent.sh "make lab-prometheus"
-	@$(STEP) "lab-prometheus" $(PYTEST) -m lab --timeout 600 tests/labs/prometheus
+	@$(STEP) "lab-prometheus" $(LAB) -m lab tests/labs/prometheus
 
 lab-systemd: $(DEV)  ## both services under a real systemd, in namespaces (root)
 	@tests/consent.sh "make lab-systemd"
-	@$(STEP) "lab-systemd" $(PYTEST) -m lab --timeout 600 tests/labs/systemd
+	@$(STEP) "lab-systemd" $(LAB) -m lab tests/labs/systemd
 
 attack: $(DEV)  ## what hostile users tried in the labs, and what stopped it (root)
 	@tests/consent.sh "make attack"
-	@$(STEP) "attack" $(PYTEST) -m attack --timeout 600 tests/labs
+	@$(STEP) "attack" $(LAB) -m attack tests/labs
 
 sweep: $(DEV)  ## stop the hooks at system calls, sampled
 	@$(PYTEST) -m sweep --timeout 3000 tests/sweep

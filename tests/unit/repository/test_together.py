@@ -13,6 +13,7 @@ import pytest
 
 TOGETHER = Path(__file__).resolve().parents[2] / "together.sh"
 INTERRUPTED = 130
+OVERDUE = 124
 # A lab: what it puts up it takes down when it is interrupted. A process below it has 3 open.
 LAB = """\
 exec 3>"$1"
@@ -72,10 +73,10 @@ def commands(tmp_path: Path) -> list[str]:
     return [f"bash {lab} {fifo}", f"bash {around} {lab} {fifo}"]
 
 
-def started(commands: list[str], tmp_path: Path) -> subprocess.Popen[str]:
+def started(commands: list[str], tmp_path: Path, seconds: int = 60) -> subprocess.Popen[str]:
     env = {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path / "logs")}
     (tmp_path / "logs").mkdir()
-    words = [str(TOGETHER), *commands]
+    words = [str(TOGETHER), str(seconds), *commands]
     pipe = subprocess.PIPE
     return subprocess.Popen(words, stdout=pipe, stderr=pipe, env=env, text=True)
 
@@ -95,11 +96,27 @@ def test_an_interrupt_takes_every_lab_down_and_leaves_no_process(
 def test_it_fails_where_one_fails_and_prints_what_each_wrote(tmp_path: Path) -> None:
     with started(["echo one", "sh -c 'echo two; exit 3'", "echo three"], tmp_path) as together:
         written, faults = together.communicate(timeout=20)
-    assert (written, faults) == ("one\ntwo\nthree\none; two; three\n", "")
+    *each, last = written.splitlines()
+    assert (sorted(each), last, faults) == (["one", "three", "two"], "one; two; three", "")
     assert together.returncode == 3
 
 
 def test_labs_that_pass_pass_together(tmp_path: Path) -> None:
     with started(["echo one", "echo two"], tmp_path) as together:
         written, faults = together.communicate(timeout=20)
-    assert (written, faults, together.returncode) == ("one\ntwo\none; two\n", "", 0)
+    *each, last = written.splitlines()
+    assert (sorted(each), last, faults) == (["one", "two"], "one; two", "")
+    assert together.returncode == 0
+
+
+def test_one_that_hangs_is_told_with_its_processes_and_taken_down(
+    told: Told, commands: list[str], tmp_path: Path
+) -> None:
+    with started([commands[0], "echo one"], tmp_path, seconds=1) as together:
+        assert told.lines(1) == ["up"]
+        written, _ = together.communicate(timeout=20)
+        assert told.rest() == ["down"]
+    assert together.returncode == OVERDUE
+    assert f"bash {tmp_path / 'lab.sh'}" in written
+    assert written.startswith("one\nnot over after 1 s")
+    assert list((tmp_path / "logs").iterdir()) == []

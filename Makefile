@@ -15,7 +15,8 @@ STEP := tests/step.sh
 QUICK := not slow and not install and not soak and not lab and not sweep
 PYTEST := $(BIN)/pytest -q
 # The time limit of a test ends it; where its fixtures then hang, the traceback of every thread tells where.
-LAB := $(PYTEST) --timeout 600 -o faulthandler_timeout=900
+# Where each test waits in vain for what one has left behind, ten tell enough.
+LAB := $(BIN)/pytest -v --timeout 600 -o faulthandler_timeout=900 --maxfail 10
 # Unit tests keep their files in memory where they can.
 MEMORY := $(shell tests/memory.sh)
 FAST := $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))

@@ -28,10 +28,11 @@ interrupted() {
 # shellcheck disable=SC2317 # by the trap
 overdue() {
     echo "not over after $limit s; the processes of this machine, then what each command wrote:"
-    ps -e -o pid,ppid,pgid,stat,wchan:20,etime,args --forest --width 200
+    # not their arguments: reading these waits for a process whose memory is locked
+    ps -N --ppid 2 -o pid,ppid,pgid,stat,wchan:20,etime,comm --forest
     interrupt_all
     # One that an interrupt does not end is killed, so that what it wrote is told all the same.
-    for _ in {1..60}; do
+    for _ in {1..300}; do
         [[ -n $(jobs -pr) ]] || break
         sleep 1
     done
@@ -40,6 +41,10 @@ overdue() {
     done
     for log in "$logs"/*; do
         [[ -e $log ]] && echo "-- $log" && cat "$log"
+    done
+    echo "-- the last words of each that was not over"
+    for log in "$logs"/*; do
+        [[ -e $log ]] && tail -n 4 "$log" | cut -c 1-300
     done
     rm -rf "$logs"
     exit 124

@@ -8,6 +8,7 @@ reconcile came by, no cgroup and no program of ours is left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,11 +62,10 @@ class ConfinedStage(IsolatedStage):
 
     def close(self) -> None:
         """Remove the cgroups, and end the shepherds."""
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(super().close)
+            stack.callback(self.service.close)
             self.end_job()
-            self.service.close()
-        finally:
-            super().close()
 
     def hook(self, shepherd: Shepherd, name: str, head: Sequence[str] = ()) -> int:
         """Run prolog or epilog of a job, `head` beside it; return the exit code."""

@@ -8,6 +8,7 @@ confined; once its job is over and one reconcile came by, no cgroup and no progr
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,12 +58,11 @@ class ConfinedSlurmStage(SlurmStage):
 
     def close(self) -> None:
         """Remove the cgroups, and end all daemons."""
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(super().close)
+            stack.callback(self.step.end)
+            stack.callback(self.service.close)
             self.end_step()
-            self.service.close()
-        finally:
-            self.step.end()
-            super().close()
 
     def is_near(self, call: str) -> bool:
         """Return whether a traced call is on what a hook may change: cgroups are, too."""

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 
 EVERY = 48  # of the points, in the sampled form: a minute on two idle cores
+WHOLE = os.environ.get("GPULOCK_SOAK") == "1" or os.environ.get("FULL") == "1"
 NEARER = 12  # so much oftener are calls on what a hook may change
 
 
@@ -20,8 +21,7 @@ class Tally:
         self.missed: Counter[tuple[str, str]] = Counter()
         self.leftovers: Counter[str] = Counter()
         self._order: Counter[tuple[str, str, bool]] = Counter()
-        whole = os.environ.get("GPULOCK_SOAK") == "1" or os.environ.get("FULL") == "1"
-        self.every = 1 if whole else int(os.environ.get("GPULOCK_SWEEP_SAMPLE", EVERY))
+        self.every = 1 if WHOLE else int(os.environ.get("GPULOCK_SWEEP_SAMPLE", EVERY))
         given = os.environ.get("GPULOCK_SWEEP_SEED")
         self.seed = int(given) if given else random.randrange(self.every * 100)
 

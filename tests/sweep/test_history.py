@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -15,11 +14,11 @@ import pytest
 from tests.support.history_site import Ended
 from tests.support.trees import bus
 from tests.sweep.stage import LIBRARIES
+from tests.sweep.tally import WHOLE
 from tests.sweep.trace import KILL, STRACE, Point, failing, points_of, struck, watching
 
-pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3000 if WHOLE else 900)]
 PROGRAM = Path(__file__).with_name("history.py")
-WHOLE = bool(os.environ.get("GPULOCK_SOAK") or os.environ.get("FULL"))
 SAMPLE = 20  # points of a kind
 
 

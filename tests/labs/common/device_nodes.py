@@ -111,10 +111,14 @@ class Service:
         self.folders = [Path(one.top) / name for one in TREES]
         self._alone = contextlib.ExitStack()
         self._alone.enter_context(alone())
-        for folder in self.folders:
-            folder.mkdir()
-            for pid in pids:
-                tree.move_to_cgroup(pid, str(folder))
+        try:
+            for folder in self.folders:
+                folder.mkdir()
+                for pid in pids:
+                    tree.move_to_cgroup(pid, str(folder))
+        except BaseException:  # else the next one waits for this process itself
+            self._alone.close()
+            raise
 
     def take_in(self, pid: int) -> None:
         """Let a daemon that was started again be where systemd starts it."""

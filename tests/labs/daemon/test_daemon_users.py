@@ -12,8 +12,9 @@ import pytest
 from tests.bench.scene import folder
 from tests.labs.daemon.daemon_site import CHECKOUT
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(7200)]
-ROUNDS = 100 if os.environ.get("GPULOCK_SOAK") == "1" else 2
+SOAK = os.environ.get("GPULOCK_SOAK") == "1"
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(7200 if SOAK else 600)]
+ROUNDS = 100 if SOAK else 2
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -202,9 +203,13 @@ def test_what_a_job_leaves_behind_opens_nothing_any_more(dev: Path, tmp_path: Pa
     go = tmp_path / "go"
     os.mkfifo(go)
     script = f"read line < {go}; exec {PYTHON} -IS -c '{PROBE}' {dev}"
-    with subprocess.Popen(
-        ["/bin/sh", "-c", f"({script}) & wait"], stdout=subprocess.PIPE, text=True
-    ) as job:
+    with (
+        subprocess.Popen(
+            ["/bin/sh", "-c", f"({script}) & wait"], stdout=subprocess.PIPE, text=True
+        ) as job,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(job.kill)  # it waits for its FIFO
         start = node.proc.start(job.pid)
         while not (children := Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text()):
             pass

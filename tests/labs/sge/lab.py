@@ -10,6 +10,7 @@ one scratch folder (--lab, GPULOCK_LAB) and in namespaces, and is gone after `do
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import NewType
 if not __package__:  # run as a script: the tests are imported from the repository's root
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from tests.labs.common.processes import children_of, end
 from tests.labs.sge import config
 from tests.labs.sge.cluster import MASTER, NODES, PROGRAMS, Cluster
 from tests.labs.sge.machines import PATH
@@ -198,16 +200,32 @@ class GridEngine(Cluster):
         self.clear_queue_errors()
 
     def clear_jobs(self) -> None:
-        """Delete all jobs and wait until they are gone."""
+        """Delete all jobs and wait until they are gone.
+
+        One whose hook waits for ever is ended with its shepherd, so that the next test is not kept
+        waiting by it; the error is raised all the same.
+        """
         self.qdel("-u", "*")
+        try:
+            self._wait_jobless(2 * PATIENCE)  # one whose shepherd was killed takes half a minute
+        except LabError:
+            for place in (self.lab / "spool").glob("*/active_jobs/*/pid"):
+                with contextlib.suppress(OSError, ValueError):
+                    shepherd = int(place.read_text())
+                    end([*children_of(shepherd), shepherd])
+            self.qdel("-f", "-u", "*")
+            self._wait_jobless(PATIENCE)
+            raise
+
+    # --- inner --------------------------------------------------------------------------------
+
+    def _wait_jobless(self, seconds: float) -> None:
         until(
             lambda: not self.qstat("-u", "*").strip(),
             what="all jobs to be deleted",
-            seconds=2 * PATIENCE,  # one whose shepherd was killed takes half a minute
+            seconds=seconds,
             why=lambda: self.qstat("-u", "*"),
         )
-
-    # --- inner --------------------------------------------------------------------------------
 
     def _about(self, job: JobId) -> str:
         logs = "\n".join(f"--- {name}\n{self.messages(name, 8)}" for name in ("qmaster", *NODES))

@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,14 +110,17 @@ class Fair:
     def run(self, seconds: float) -> None:
         """Let both submit for a while, wait until the honest jobs have run, and judge."""
         with full_fifo(self.sge.users[HOSTILE].home / "full"):
-            self.submit_for(seconds)
-            until(
-                lambda: not self.look()[HONEST],
-                what="every honest job to be over",
-                why=self.describe,
-                interval=0.3,
-            )
-            self.judge()
+            try:
+                self.submit_for(seconds)
+                until(
+                    lambda: not self.look()[HONEST],
+                    what="every honest job to be over",
+                    why=self.describe,
+                    interval=0.3,
+                )
+                self.judge()
+            finally:  # as long as the FIFO has a reader: else a hook waits in it for ever
+                self.sge.clear_jobs()
 
     def submit_for(self, seconds: float) -> None:
         """Let both submit for a while."""
@@ -184,6 +188,28 @@ class Fair:
         said = self.sge.qstat("-f", "-explain", "aAE", "-u", "*")
         return "\n".join([said, str(self.gpus.locks(NODE)), *last, self.sge.messages(NODE, 40)])
 
+    def no_process_left(self) -> bool:
+        """Return whether the hostile user has no process.
+
+        One of a job without GPUs, which one of its user's jobs has stopped, is nobody's to end:
+        Grid Engine leaves what has left its job's session. It goes on, and ends by itself.
+        """
+        left = processes_of(self.sge.users[HOSTILE].uid)
+        for pid, status in left.items():
+            if "\nState:\tT" in status:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        return not left
+
+    def describe_processes(self) -> str:
+        """Return what is known of the hostile user's processes, and the jobs."""
+        told: list[str] = []
+        for pid in processes_of(self.sge.users[HOSTILE].uid):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                told.append(f"{pid} {words!r} {Path(f'/proc/{pid}/status').read_text()}")
+        return "\n".join([*told, self.describe()])
+
     def judge(self) -> None:
         """Expect that all honest jobs ran once, and that nothing is left of any job."""
         assert stopped_queues(self.gpus) == {}, self.describe()
@@ -192,7 +218,7 @@ class Fair:
         assert len(runs) == len(self.asked), "one ran twice"
         assert self.late == set(), self.describe()
         self.sge.clear_jobs()
-        until(lambda: not processes_of(self.sge.users[HOSTILE].uid), what="no process to be left")
+        until(self.no_process_left, what="no process to be left", why=self.describe_processes)
         reap(self.gpus, NODE)
         assert self.gpus.locks(NODE) == {}
         claims = self.sge.path_in(NODE, "/var/lib/gpulock/runs")
@@ -202,15 +228,15 @@ class Fair:
         print(f"{len(self.asked)} honest jobs, {len(self.tried)} hostile ones")
 
 
-def processes_of(uid: int) -> list[int]:
-    """Return the living processes of a user."""
-    found: list[int] = []
+def processes_of(uid: int) -> dict[int, str]:
+    """Return the status of the living processes of a user."""
+    found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 status = (entry / "status").read_text()
                 if f"\nUid:\t{uid}\t" in status and "\nState:\tZ" not in status:
-                    found.append(int(entry.name))
+                    found[int(entry.name)] = status
     return found
 
 

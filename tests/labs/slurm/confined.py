@@ -22,7 +22,9 @@ PAM: Final = "account required pam_permit.so\nsession required pam_exec.so {hook
 WITH_PAM: Final = {**SLURM_CONF, "UsePAM": "1"}
 # a step daemon may end when the Epilog has begun; what it leaves then is the reaper's
 LATE: Final = """#!/bin/sh
-while /usr/bin/pgrep -f "^slurmstepd: \\[$SLURM_JOB_ID\\." >/dev/null; do /bin/sleep 0.05; done
+tries=1200
+while [ $((tries -= 1)) -gt 0 ] &&
+    /usr/bin/pgrep -f "^slurmstepd: \\[$SLURM_JOB_ID\\." >/dev/null; do /bin/sleep 0.05; done
 exec {epilog}
 """
 

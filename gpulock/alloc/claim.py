@@ -170,12 +170,12 @@ def lock_devices(node: Node, chosen: list[Device], template: Owner) -> Grant:
     )
     made: list[str] = []
     try:
-        text = owner.encode_owner(record)
+        first, end, text = owner.encode_owner(record).partition("\n")
         for device in chosen:
             made.append(device.id)
             uuid = [("uuid", device.uuid)] if device.uuid else []
             own = kv.encode_pairs([*uuid, ("minor", str(device.minor))])
-            node.store.make_text(device.id, text + own)
+            node.store.make_text(device.id, f"{first}{end}{own}{text}")  # whose last line marks it
     except BaseException as fault:
         if isinstance(fault, FileExistsError):
             made.pop()

@@ -35,10 +35,10 @@ FIELDS: tuple[tuple[str, str, str, str], ...] = (
     ("claimed_at", REAL, "all", "epoch seconds, for people"),
     ("claimed_boottime", REAL, "all", "CLOCK_BOOTTIME seconds, for durations"),
     ("token", TEXT, "all", "random, one a claim"),
-    ("devices", LIST, "all", "ids of the whole grant"),
     ("uuid", TEXT, "all", "UUID of this device, empty: not known at the claim"),
     ("minor", TEXT, "all", "N of its /dev/nvidiaN, empty: not known"),
     ("comment", TEXT, "admin", "why"),
+    ("devices", LIST, "all", "ids of the whole grant; the last line: it marks a whole record"),
 )
 TYPES = {field[0]: field[1] for field in FIELDS}
 EMPTY: dict[str, object] = {TEXT: "", NUMBER: 0, REAL: 0.0, LIST: ()}
@@ -71,10 +71,10 @@ class Owner:
     claimed_at: float
     claimed_boottime: float
     token: str
-    devices: tuple[str, ...]
     uuid: str
     minor: str
     comment: str
+    devices: tuple[str, ...]
 
     def __init__(self, **fields: object) -> None:
         """Take the fields given, others blank; raise TypeError for one that FIELDS lacks."""
@@ -122,7 +122,11 @@ def encode_owner(owner: Owner) -> str:
 
 
 def parse_owner(text: str) -> Owner:
-    """Return the record; raise kv.MalformedError for another version or a bad number."""
+    """Return the record; raise kv.MalformedError for another version, a bad number, or no end.
+
+    A record that was cut short lacks `devices`, or the end of a line. Earlier versions wrote `uuid`
+    and `minor` below `devices`: without these two a record still names all that it holds.
+    """
     fields: dict[str, object] = {}
     for key, value in kv.decode_pairs(text, VERSION_LINE).items():
         kind = TYPES.get(key)
@@ -137,7 +141,9 @@ def parse_owner(text: str) -> Owner:
                 fields[key] = tuple(value.split(",")) if value else ()
         except ValueError:
             raise kv.MalformedError(f"{key}={value[:40]!r} is no number") from None
-    for key in ("scheduler", "node", "job_id", "token", "boot_id"):
+    for key in ("scheduler", "node", "job_id", "token", "boot_id", "devices"):
         if not fields.get(key):
             raise kv.MalformedError(f"{key} is missing")
+    if text[-1] != "\n" or "\0" in text:  # zeros: blocks that a power cut left unwritten
+        raise kv.MalformedError("it was cut short")
     return Owner(**fields)

@@ -97,7 +97,7 @@ def test_a_component_of_a_heterogeneous_job_names_its_leader(
 def test_the_record_holds_the_job_and_can_be_written(site: Site) -> None:
     node = site.node()
     call = site.call(12, SLURM_JOB_USER="al\nice\udcff", SLURM_JOB_PARTITION="ma\x1bin")
-    made = call.make_owner(node).copy(token="t")
+    made = call.make_owner(node).copy(token="t", devices=("0",))
     found = owner.parse_owner(owner.encode_owner(made))
     assert found.key() == ("slurm", "lab", "n1", "12", "")
     assert (found.user, found.queue, found.uid) == ("al?ice?", "ma?in", UID)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpulock.store import kv, owner
 from gpulock.store.owner import FIELDS, LIST, NUMBER, REAL, TEXT, Owner
 from tests.support.few import FEW
-from tests.support.trees import BOOT, record
+from tests.support.trees import BOOT, bus, record
 
 WORDS = st.text(alphabet=st.characters(codec="utf-8"), min_size=1).filter(kv.is_single_line)
 IDS = st.text(alphabet="0123456789abcdef:.gic", min_size=1)
@@ -20,7 +20,7 @@ STRATEGIES: dict[str, st.SearchStrategy[object]] = {
     REAL: st.integers(0, 10**12).map(lambda n: n / 1000),
     LIST: st.lists(IDS, min_size=1).map(tuple),
 }
-REQUIRED = ("scheduler", "node", "job_id", "token", "boot_id")
+REQUIRED = ("scheduler", "node", "job_id", "token", "boot_id", "devices")
 ANY = st.fixed_dictionaries({key: STRATEGIES[kind] for key, kind, _, _ in FIELDS})
 
 
@@ -64,6 +64,38 @@ def test_a_record_without_a_key_field_is_malformed(key: str) -> None:
     assert len(left) == len(lines) - 1
     with pytest.raises(kv.MalformedError, match=key):
         owner.parse_owner("\n".join(left))
+
+
+def test_the_list_of_devices_is_the_last_line_so_it_marks_the_end() -> None:
+    assert FIELDS[-1][0] == "devices"
+    values = {key: "x" for key, kind, _, _ in FIELDS if kind == TEXT}
+    assert owner.encode_owner(record(**values)).splitlines()[-1].startswith("devices=")
+
+
+def test_a_record_that_is_cut_anywhere_is_not_believed() -> None:
+    text = owner.encode_owner(record(uuid="GPU-1", minor="3", devices=("a", "b")))
+    for length in range(len(text)):
+        with pytest.raises(kv.MalformedError):
+            owner.parse_owner(text[:length])
+
+
+def test_a_record_whose_end_was_never_written_is_not_believed() -> None:
+    """A power cut leaves a file of the right length, in which the last blocks are zeros."""
+    text = owner.encode_owner(record(uuid="GPU-1", minor="3"))
+    for length in range(len(text)):
+        with pytest.raises(kv.MalformedError):
+            owner.parse_owner(text[:length] + "\0" * (len(text) - length))
+    with pytest.raises(kv.MalformedError, match="cut short"):
+        owner.parse_owner(text.replace("user=alice", "user=al\0\0\0"))
+
+
+def test_a_record_of_an_earlier_version_is_read_and_believed_only_with_its_devices() -> None:
+    own = record(uuid="GPU-1", minor="3")
+    text = owner.encode_owner(record()) + "uuid=GPU-1\nminor=3\n"
+    assert fields(owner.parse_owner(text)) == fields(own)
+    for length in range(text.index("devices=") + len(f"devices={bus(0)}")):
+        with pytest.raises(kv.MalformedError):
+            owner.parse_owner(text[:length])
 
 
 @pytest.mark.parametrize("line", ["pid=x", "pid=1.5", "pid=", "uid=0x1", "claimed_at=soon"])

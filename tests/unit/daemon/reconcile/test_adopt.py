@@ -102,6 +102,22 @@ def test_a_record_that_cannot_be_read_stops_the_adoption_and_every_grant(
     assert (caught.value.kind, box.node().store.boot_id()) == (UNKNOWN, "")
 
 
+@pytest.mark.parametrize("left", ["tok", "token=t5", "token=t500", "token=t500\n"])
+@pytest.mark.parametrize("kept", ["the spool", "STATE_DIR"])
+def test_a_record_that_was_cut_short_stops_the_adoption_too(box: Box, kept: str, left: str) -> None:
+    """Without its devices nothing would be put back, and they would be granted again."""
+    job(box, 500, 0)
+    place = box.root / "active_jobs/500.1" / RECORD
+    if kept == "STATE_DIR":
+        own = record(scheduler="process", token="t500")
+        place = Path(claim_records.write_claim_record(str(box.state), own))
+    text = place.read_text()
+    place.write_text(text[: text.index("token=")] + left)
+    with pytest.raises(Refusal) as caught:
+        again(box)
+    assert (caught.value.kind, box.node().store.boot_id()) == (UNKNOWN, "")
+
+
 @pytest.mark.root
 def test_a_record_that_is_not_roots_is_not_believed(box: Box) -> None:
     job(box, 500, 0)

@@ -57,11 +57,15 @@ def replace_file(
     mode: int = 0o644,
     dir_fd: int | None = None,
     owner: tuple[int, int] | None = None,
+    durable: bool = False,
 ) -> None:
     """Put `data` in the place of `path`, whole or not at all; raise OSError.
 
     `owner` (uid, gid) is given to the new file where it is not the caller's already. The file is
     written beside and renamed in; what an interrupted call leaves is a hidden `.name.<random>`.
+    A `durable` file outlives a power cut, with the new content once this returns, and with the old
+    or the new one before. Of another the name may outlive one without any content, and nothing of
+    the old one is left: a file system allocates late.
     """
     folder, slash, name = path.rpartition("/")
     beside = f"{folder}{slash}.{name}.{os.urandom(6).hex()}"
@@ -72,12 +76,25 @@ def replace_file(
             if owner is not None:
                 os.fchown(fd, *owner)
             os.fchmod(fd, mode)
+            if durable:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(beside, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        if durable:
+            fsync_path(f"{folder}{slash}.", dir_fd)  # a site may have a link there
     except BaseException:
         remove_quietly(beside, dir_fd)
         raise
+
+
+def fsync_path(path: str, dir_fd: int | None = None) -> None:
+    """Make the content of a file, or the names in a folder, survive a power cut; raise OSError."""
+    fd = os.open(path, OPEN_READ, dir_fd=dir_fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def create_file(path: str, data: bytes, mode: int = 0o644) -> None:

@@ -77,9 +77,12 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
 
 
 def write_boot_id(path: str, data: bytes) -> None:
-    """Write STATE_DIR's boot id, on a full disk into the file of an earlier boot; raise OSError."""
+    """Write STATE_DIR's boot id, on a full disk into the file of an earlier boot; raise OSError.
+
+    It is durable: what is neither this boot's id nor an earlier one's was left by no power cut.
+    """
     try:
-        atomic.replace_file(path, data)
+        atomic.replace_file(path, data, durable=True)
     except OSError as fault:
         if fault.errno not in atomic.FULL:
             raise

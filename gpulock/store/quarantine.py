@@ -57,32 +57,15 @@ def write_device_note(
 ) -> None:
     """Note a device, durably, with `more` of what the policy must know later.
 
-    Raises OSError or kv.MalformedError.
+    Raises OSError or kv.MalformedError. The claim that made the folder did not wait for the disk.
     """
     pairs = [("by", by), ("reason", reason), ("at", f"{time.time():.0f}"), *more]
-    replace_file_durably(f"{state_dir}/{folder}/{device}", kv.encode_pairs(pairs).encode())
+    data = kv.encode_pairs(pairs).encode()
+    atomic.replace_file(f"{state_dir}/{folder}/{device}", data, durable=True)
+    atomic.fsync_path(f"{state_dir}/.")
 
 
 def remove_device_note(state_dir: str, folder: str, device: str) -> None:
     """Take a note back; raise FileNotFoundError when there is none."""
     os.unlink(f"{state_dir}/{folder}/{device}")
-    fsync_path(f"{state_dir}/{folder}")
-
-
-def replace_file_durably(path: str, data: bytes) -> None:
-    """Put `data` in the place of `path` so that it outlives a power cut; raise OSError.
-
-    A rename alone may outlive one as an empty file: ext4 allocates late.
-    """
-    atomic.replace_file(path, data)
-    fsync_path(path)
-    fsync_path(f"{path.rpartition('/')[0]}/.")  # STATE_DIR may be a link
-
-
-def fsync_path(path: str) -> None:
-    """Make a file, or what a folder lists, survive a power cut."""
-    fd = os.open(path, atomic.OPEN_READ)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    atomic.fsync_path(f"{state_dir}/{folder}/.")

@@ -16,7 +16,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import lock_ids_overlap, pci_bus_key
-from gpulock.store import atomic, boot, kv, quarantine
+from gpulock.store import atomic, boot, kv
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import POLICY
@@ -107,9 +107,8 @@ def note_comeback(node: Node, device: str, now: float) -> None:
     known = read_comebacks(node, now)
     known.setdefault(device, []).append(now)
     pairs = [(name, " ".join([f"{at:.0f}" for at in at_])) for name, at_ in known.items() if at_]
-    quarantine.replace_file_durably(
-        f"{node.settings.state_dir}/{COMEBACKS}", kv.encode_pairs(pairs).encode()
-    )
+    path = f"{node.settings.state_dir}/{COMEBACKS}"
+    atomic.replace_file(path, kv.encode_pairs(pairs).encode(), durable=True)
 
 
 REASON: Final = "faulty, and STATE_DIR cannot be written"

@@ -35,7 +35,6 @@ from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import atomic
-from gpulock.store.quarantine import fsync_path
 from gpulock.store.verdicts import PERIOD
 
 FOLDER: Final = "history"
@@ -178,7 +177,7 @@ def append_history_lines(path: str, lines: bytes) -> tuple[int, int]:
             atomic.write_descriptor(fd, lines)
             os.fsync(fd)
             if info.st_size == 0:  # perhaps it is new
-                fsync_path(os.path.realpath(os.path.dirname(path)))
+                atomic.fsync_path(f"{os.path.dirname(path)}/.")
             return info.st_ino, os.fstat(fd).st_size
         except BaseException:
             os.ftruncate(fd, size)

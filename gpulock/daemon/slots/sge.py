@@ -27,7 +27,7 @@ from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import qstat
-from gpulock.store import atomic, kv, quarantine
+from gpulock.store import atomic, kv
 
 EVERY: Final = 15.0  # seconds between two rounds
 QUARANTINED_SENSOR: Final = "gpu.quarantined"  # what a load sensor reports: quarantined or missing
@@ -321,4 +321,5 @@ def load_lowered_counts(state_dir: str) -> dict[Key, LoweredCount]:
 
 def save_lowered_counts(state_dir: str, found: Mapping[Key, LoweredCount]) -> None:
     """Write the notes, to outlive a power cut: they know what was there; raise OSError."""
-    quarantine.replace_file_durably(f"{state_dir}/{NAME}", format_lowered_counts(found).encode())
+    path = f"{state_dir}/{NAME}"
+    atomic.replace_file(path, format_lowered_counts(found).encode(), durable=True)

@@ -165,7 +165,8 @@ def sync_slurm_drain(settings: Settings, host: str, bad: Mapping[str, str]) -> D
     if due.words:
         run_scontrol_checked(control, "update", f"NodeName={name}", *due.words)
     if due.noted != read_drained_devices(settings):
-        atomic.replace_file(f"{settings.state_dir}/{NAME}", f"{due.noted}\n".encode())
+        path = f"{settings.state_dir}/{NAME}"
+        atomic.replace_file(path, f"{due.noted}\n".encode(), durable=True)
     return due
 
 

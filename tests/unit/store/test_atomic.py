@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,3 +154,25 @@ def test_a_folder_goes_with_all_that_is_in_it_but_not_through_links(tmp_path: Pa
     atomic.remove_folder(str(folder))
     assert sorted(os.listdir(tmp_path)) == ["keep"]
     assert (tmp_path / "keep/file").read_text() == "x"
+
+
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name_and_then_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def sync(fd: int) -> None:
+        calls.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name.partition(".r")[0])
+        fsync(fd)
+
+    def move(*args: Any, **named: Any) -> None:
+        calls.append("rename")
+        rename(*args, **named)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", move)
+    atomic.replace_file(f"{tmp_path}/record", b"new", durable=True)
+    assert calls == ["", "rename", tmp_path.name]
+    atomic.replace_file(f"{tmp_path}/record", b"newer")
+    assert calls[3:] == ["rename"]

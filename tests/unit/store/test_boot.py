@@ -102,10 +102,10 @@ def test_a_crash_between_the_two_boot_ids_leads_to_an_adoption_not_to_a_grant(
     real = atomic.replace_file
     written: list[str] = []
 
-    def die(path: str, data: bytes) -> None:
+    def die(path: str, data: bytes, durable: bool = False) -> None:
         if written and after == "state":
             raise KeyboardInterrupt
-        real(path, data)
+        real(path, data, durable=durable)
         written.append(path)
 
     monkeypatch.setattr(atomic, "replace_file", die)

@@ -80,4 +80,6 @@ def test_a_note_and_its_name_are_on_the_disk_when_it_is_put(
 
     monkeypatch.setattr(os, "fsync", fsync)
     quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
-    assert synced == [f"{state}/{QUARANTINE}/{bus(0)}", f"{state}/{QUARANTINE}"]
+    written, *folders = synced
+    assert written.startswith(f"{state}/{QUARANTINE}/.{bus(0)}."), "before it has its name"
+    assert folders == [f"{state}/{QUARANTINE}", state]

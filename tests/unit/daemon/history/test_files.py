@@ -18,6 +18,7 @@ from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
 from gpulock.deadline import Deadline
 from gpulock.report import scan
 from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
+from gpulock.store import atomic
 from gpulock.store.gate import Gate
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended, write_history
@@ -374,7 +375,7 @@ def test_where_a_new_file_is_not_made_durable_nothing_was_added(
 ) -> None:
     site.claim(0)
     with monkeypatch.context() as patch:
-        patch.setattr(history_file, "fsync_path", raising(OSError(errno.EIO, "worn out")))
+        patch.setattr(atomic, "fsync_path", raising(OSError(errno.EIO, "worn out")))
         assert (site.write(), site.records()) == (0, [])
     assert site.write() == 1
 

@@ -78,11 +78,11 @@ def read_node_view(node: Node, now: float) -> NodeView:
 
 
 def are_locks_lost(node: Node) -> bool:
-    """Return whether LOCK_DIR has not seen this boot although STATE_DIR has; raise Refusal."""
+    """Return whether LOCK_DIR has not seen this boot although STATE_DIR may have; raise Refusal."""
     state_dir = node.settings.state_dir
-    if not os.path.isdir(state_dir) or boot.read_state_boot_id(state_dir) != node.boot_id:
+    if not os.path.isdir(state_dir) or node.store.boot_id() == node.boot_id:
         return False
-    return node.store.boot_id() != node.boot_id
+    return boot.may_be_claimed_boot(state_dir, node.boot_id)
 
 
 def read_settled_locks(store: LockStore, settle: float = SETTLE) -> dict[str, Lock]:

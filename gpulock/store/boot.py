@@ -2,8 +2,9 @@
 """The boot rule: a lock directory belongs to one boot, and must not be lost within it.
 
 Hot. The boot id stands in LOCK_DIR and in STATE_DIR. Both this boot's: go on. LOCK_DIR's missing
-while STATE_DIR knows this boot: the locks of running jobs were lost, and nothing is granted until
-`gpulock reap` or gpulockd has put them back. Neither: the first claim of a boot makes ready.
+while STATE_DIR knows this boot, or has no boot id that can be read: the locks of running jobs were
+lost, and nothing is granted until `gpulock reap` or gpulockd has put them back. Neither: the first
+claim of a boot makes ready.
 """
 
 import os
@@ -15,6 +16,8 @@ from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 
+EMPTY = "empty"  # what STATE_DIR's boot id is read as where nothing is in its file
+BOOT_ID_LENGTH, BOOT_ID_LETTERS = 36, "0123456789abcdef-"
 NO_MOUNT = "unknown"  # a folder that no line of mountinfo covers
 # file systems on which mkdir and rename are atomic and local (/proc/self/mountinfo names)
 LOCAL_FILE_SYSTEMS = frozenset(
@@ -26,7 +29,7 @@ def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> N
     """Let claims go on in this boot, gate held; raise Refusal when locks were lost."""
     if store.boot_id() == boot_id:
         return
-    if read_state_boot_id(state_dir) == boot_id:
+    if may_be_claimed_boot(state_dir, boot_id):
         raise Refusal(
             UNKNOWN,
             "the locks of this boot were lost",
@@ -58,7 +61,7 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     if bad := why_not_local(store.path, kind):
         raise Refusal(BROKEN, *bad)
     make_claim_folders(store, state_dir)
-    if read_state_boot_id(state_dir) != boot_id:
+    if not may_be_claimed_boot(state_dir, boot_id):
         clear_folder(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
         from gpulock.store import adoption_state, claim_records
 
@@ -93,6 +96,20 @@ def write_boot_id(path: str, data: bytes) -> None:
             atomic.write_descriptor(fd, data)
         finally:
             os.close(fd)
+
+
+def repair_state_boot_id(state_dir: str, boot_id: str) -> None:
+    """Write STATE_DIR's boot id where it is not LOCK_DIR's, `boot_id`; raise OSError.
+
+    Without it LOCK_DIR could be lost unseen.
+    """
+    path = f"{state_dir}/boot_id"
+    try:
+        known = atomic.read_text(path).strip()
+    except OSError:
+        known = ""
+    if known != boot_id:
+        write_boot_id(path, boot_id.encode() + b"\n")
 
 
 def make_claim_folders(store: LockStore, state_dir: str) -> None:
@@ -158,10 +175,30 @@ def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) ->
     )
 
 
+def may_be_claimed_boot(state_dir: str, boot_id: str) -> bool:
+    """Return whether claims of this boot may have been made already; raise Refusal.
+
+    STATE_DIR's boot id says it. One that is garbage may have been this boot's; so may one that is
+    missing beside what a claim leaves.
+    """
+    known = read_state_boot_id(state_dir)
+    if known:
+        return (
+            known == boot_id or len(known) != BOOT_ID_LENGTH or known.strip(BOOT_ID_LETTERS) != ""
+        )
+    from gpulock.store import adoption_state as marks
+
+    names = (marks.WHOLE, marks.PARTIAL, marks.REPAIRING)
+    return any([os.path.lexists(f"{state_dir}/{name}") for name in names])
+
+
 def read_state_boot_id(state_dir: str) -> str:
-    """Return the boot that STATE_DIR saw last; raise Refusal where that cannot be found out."""
+    """Return the boot that STATE_DIR saw last, nothing where it saw none; raise Refusal.
+
+    What is noted there may be no boot id.
+    """
     try:
-        return atomic.read_text(f"{state_dir}/boot_id").strip()
+        return atomic.read_text(f"{state_dir}/boot_id").strip() or EMPTY
     except FileNotFoundError:
         if not os.path.isdir(state_dir):
             raise Refusal(

@@ -91,11 +91,12 @@ def reconcile_locks(
                 for name in os.listdir(node.store.path):
                     if name.startswith(HALF_WRITTEN):
                         atomic.remove_quietly(f"{node.store.path}/{name}")
+                boot.repair_state_boot_id(node.settings.state_dir, node.boot_id)
                 whole = f"{node.settings.state_dir}/{adoption_state.WHOLE}"
                 if not os.path.lexists(whole):
                     adopt.write_missing_records(node)
             except OSError as fault:
-                report.fault = f"{node.store.path}: {fault.strerror}"
+                report.fault = f"{fault.filename or node.store.path}: {fault.strerror}"
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.path}/isolation")
     if isolated and not dry_run:
         from gpulock.isolation import cleanup
@@ -106,7 +107,7 @@ def reconcile_locks(
 
 def begin_boot_or_adopt(node: Node, judge: Judge) -> list[Owner]:
     """Make the lock directory ready for this boot, adopting what was lost within it."""
-    if boot.read_state_boot_id(node.settings.state_dir) != node.boot_id:
+    if not boot.may_be_claimed_boot(node.settings.state_dir, node.boot_id):
         boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
         return []
     judge.scan.statuses()

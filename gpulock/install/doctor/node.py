@@ -120,7 +120,7 @@ def check_boot_locks(settings: Settings) -> Iterator[Check]:
     ours = node.store.boot_id() if os.path.isdir(settings.lock_dir) else ""
     if ours == node.boot_id:
         yield ok("LOCK_DIR is of this boot")
-    elif boot.read_state_boot_id(settings.state_dir) == node.boot_id:
+    elif boot.may_be_claimed_boot(settings.state_dir, node.boot_id):
         do = "run gpulock reap as root: it restores the lock of every living job"
         yield fault("the locks of this boot were lost: nothing is granted", do)
     else:

@@ -371,7 +371,7 @@ def test_a_lock_that_appears_before_mkdir_is_never_taken_over(
     def make(store: LockStore, name: str, text: str) -> None:
         made.append(name)
         if len(made) == 2:  # the first is locked, the second is taken under our hands
-            real(store, name, owner.encode_owner(theirs))
+            real(store, name, owner.encode_owner(theirs.copy(devices=(name,))))
         real(store, name, text)
 
     monkeypatch.setattr(LockStore, "make_text", make)

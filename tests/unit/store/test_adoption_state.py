@@ -210,8 +210,9 @@ def test_a_boot_begins_on_a_full_disk_and_all_its_claims_have_records(
 
 def test_a_first_boot_on_a_full_disk_is_a_broken_node(site: Site, disk: Disk) -> None:
     (site.state / "boot_id").unlink()
+    (site.state / "runs.whole").unlink()
     shutil.rmtree(site.lock)
     assert site.prolog(12, "0") == NODE_BROKEN
-    (site.state / "boot_id").write_text("short\n")
+    (site.state / "boot_id").write_text(OTHER_BOOT)  # without the end of a line: shorter
     assert site.prolog(12, "0") == NODE_BROKEN
-    assert (site.state / "boot_id").read_text() == "short\n"
+    assert (site.state / "boot_id").read_text() == OTHER_BOOT

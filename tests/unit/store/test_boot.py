@@ -118,6 +118,44 @@ def test_a_crash_between_the_two_boot_ids_leads_to_an_adoption_not_to_a_grant(
     assert place.refusal().kind == UNKNOWN
 
 
+GARBAGE = [
+    "",
+    "\0" * 37,
+    BOOT[:12],
+    f"{BOOT}0\n",
+    BOOT.replace("1", "\x81", 1),
+    "x" * 36,
+    "unknown",
+]
+
+
+@pytest.mark.parametrize("text", GARBAGE)
+def test_a_boot_id_in_state_that_is_garbage_may_have_been_this_one(place: Place, text: str) -> None:
+    place.ready()
+    (place.state / "runs").mkdir()
+    (place.state / "runs/feed").write_text("of a living job")
+    shutil.rmtree(place.lock)
+    place.lock.mkdir()
+    (place.state / "boot_id").write_text(text)
+    assert place.refusal().kind == UNKNOWN
+    assert place.store.boot_id() == ""
+    boot.begin_boot(place.store, str(place.state), BOOT, NAME)  # as after an adoption
+    assert (place.state / "runs/feed").exists()
+    assert place.ids() == (BOOT, BOOT)
+
+
+@pytest.mark.parametrize("mark", ["runs.whole", "runs.partial", "runs.mending"])
+def test_a_boot_id_in_state_that_was_removed_may_have_been_this_one(
+    place: Place, mark: str
+) -> None:
+    place.ready()
+    (place.state / "runs.whole").rename(place.state / mark)
+    shutil.rmtree(place.lock)
+    place.lock.mkdir()
+    (place.state / "boot_id").unlink()
+    assert place.refusal().kind == UNKNOWN
+
+
 def test_a_state_directory_that_is_missing_is_a_broken_node(place: Place) -> None:
     shutil.rmtree(place.state)
     assert place.refusal().kind == BROKEN

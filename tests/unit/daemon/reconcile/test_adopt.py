@@ -56,6 +56,45 @@ def test_what_living_jobs_hold_is_locked_again(box: Box) -> None:
     assert (box.lock / "lost").exists()
 
 
+@pytest.mark.parametrize("text", ["", "\0" * 37, BOOT[:20], None])
+def test_where_the_boot_id_is_garbage_what_lives_is_put_back_before_a_grant(
+    box: Box, text: str | None
+) -> None:
+    job(box, 500, 0)
+    claim_records.write_claim_record(
+        str(box.state), record(scheduler="process", token="run", devices=(bus(1),))
+    )
+    (box.state / "boot_id").write_text(text or "")
+    if text is None:
+        (box.state / "boot_id").unlink()
+        (box.state / "runs.whole").touch()
+    assert box.node().store.boot_id() == ""
+    assert len(again(box).adopted) == 2
+    assert holder(box, 0) == "t500"
+    assert (box.state / "boot_id").read_text() == f"{BOOT}\n"
+
+
+@pytest.mark.parametrize("text", ["", "garbage", OTHER_BOOT, None])
+def test_a_boot_id_in_state_that_is_not_that_of_the_locks_is_written_again(
+    box: Box, text: str | None
+) -> None:
+    """Otherwise LOCK_DIR could be lost later, and nobody would see it."""
+    again(box)
+    if text is None:
+        (box.state / "boot_id").unlink()
+    else:
+        (box.state / "boot_id").write_text(text)
+    assert again(box).fault == ""
+    assert (box.state / "boot_id").read_text() == f"{BOOT}\n"
+
+
+def test_a_boot_id_in_state_that_cannot_be_written_is_told(box: Box) -> None:
+    again(box)
+    (box.state / "boot_id").unlink()
+    (box.state / "boot_id").mkdir()
+    assert f"{box.state}/" in again(box).fault
+
+
 def test_nothing_is_adopted_twice_or_where_nothing_was_lost(box: Box) -> None:
     job(box, 500, 0)
     again(box)

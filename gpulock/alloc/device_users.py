@@ -140,13 +140,14 @@ class OpenFiles:
     def _fill(self, found: dict[str, list[int]], uid: int | None) -> str:
         """Look at every process as ProcessScan does: list again until nothing vanished unread.
 
-        One that may not be seen is tried again: a fork is hidden by its parent until its exec.
-        Returns why there may be more.
+        Where that look is not taken yet, both share their listings. One that may not be seen is
+        tried again: a fork is hidden by its parent until its exec. Returns why there may be more.
         """
         self._end = time.monotonic() + min(self.seconds, LONGEST)
-        proc = self.scan.proc
-        pids = list(self.scan.statuses())
-        seen = {*proc.kernel_threads(), *self.scan.others}
+        proc, scan = self.scan.proc, self.scan
+        shared = not scan.complete
+        pids = scan.list_new() if shared else list(scan.statuses())
+        seen = {*proc.kernel_threads(), *scan.others}
         denied: list[int] = []
         missed = ""
         for attempt in range(ROUNDS):
@@ -169,9 +170,11 @@ class OpenFiles:
                         denied.append(pid)
             if denied:
                 time.sleep(PAUSE * 2 ** min(attempt, 6))
-            if attempt > 0 and not denied and not vanished:
+            rest = scan.complete and not (shared and scan.restless)
+            if attempt > 0 and rest and not denied and not vanished:
                 return missed
-            pids = [*denied, *[pid for pid in proc.pids() if pid not in seen]]
+            new = proc.pids() if scan.complete else scan.list_new()
+            pids = [*denied, *[pid for pid in new if pid not in seen]]
         if denied:
             return f"the files of process {denied[0]} cannot be seen"
         if uid is not None and not self.scan.may_fork(uid):

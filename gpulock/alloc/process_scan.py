@@ -33,8 +33,8 @@ class ProcessScan(ProcessTree):
     """
 
     __slots__ = (
-        *("_accounts", "_newest", "_shepherd", "_statuses", "_users"),
-        *("blind", "others", "partial", "restless"),
+        *("_accounts", "_listings", "_newest", "_nobody", "_seen", "_shepherd", "_spent"),
+        *("_statuses", "_users", "blind", "complete", "others", "partial", "restless"),
     )
 
     def __init__(self, proc: Proc) -> None:
@@ -47,7 +47,10 @@ class ProcessScan(ProcessTree):
         self._accounts: dict[int, int] = {}
         self.restless = False
         self._newest: list[ProcessStatus] | None = None
-        self._statuses: dict[int, ProcessStatus] | None = None
+        self._statuses: dict[int, ProcessStatus] = {}
+        self._seen: set[int] = set()
+        self._nobody = self.complete = False
+        self._listings, self._spent = 0, 0.0
 
     def restrict(self, users: dict[int, str], shepherd: int | None = 0) -> None:
         """Leave out processes of ordinary users but these (uid -> name); called before the look.
@@ -59,45 +62,59 @@ class ProcessScan(ProcessTree):
 
     def statuses(self) -> dict[int, ProcessStatus]:
         """Return the status of every process that is not over, by pid."""
-        if self._statuses is not None:
-            return self._statuses
-        found: dict[int, ProcessStatus] = {}
-        users = self._users
-        nobody = users is not None and not any([self.may_run(uid) for uid in users])
-        shepherd = self._shepherd if nobody else 0
-        unneeded = shepherd is None
-        late = time.monotonic() + LONGEST
-        seen = set[int]() if unneeded else set(self.proc.kernel_threads())
-        for attempt in range(0 if unneeded else ROUNDS):
-            near = self._pids_near(shepherd) if shepherd else None
-            fresh = [p for p in (self.proc.pids() if near is None else near) if p not in seen]
-            vanished = False
-            if users is not None:
-                fresh = self._leave_out_others(fresh, users)
-            for pid in fresh:
-                if time.monotonic() > late:
-                    self.partial = True
-                    self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
-                    break
-                try:
-                    status = self.proc.status(pid)
-                    if status.state not in OVER or not self.proc.finished(pid):
-                        found[pid] = status
-                except ProcessLookupError:
-                    vanished = True
-                    continue
-                except (PermissionError, ValueError) as fault:
-                    self.blind = f"process {pid} cannot be seen: {fault}"
-                seen.add(pid)
-            seen |= self.others
-            if self.partial or (not vanished and (attempt > 0 or nobody)):
+        while not self.complete:
+            self.list_new()
+        return self._statuses
+
+    def list_new(self) -> list[int]:
+        """List /proc once more and read who is new; return those, but for what is over.
+
+        Their files are read before the next listing, which then serves both: two are enough where
+        nothing vanishes. With the last one the look is `complete`.
+        """
+        users, new, first = self._users, list[int](), self._listings == 0
+        if first and users is not None:
+            self._nobody = not any([self.may_run(uid) for uid in users])
+        shepherd = self._shepherd if self._nobody else 0
+        if shepherd is None:
+            self.complete = True
+            return new
+        if first:
+            self._seen.update(self.proc.kernel_threads())
+        self._listings += 1
+        late = time.monotonic() + LONGEST - self._spent
+        near = self._pids_near(shepherd) if shepherd else None
+        fresh = [p for p in (self.proc.pids() if near is None else near) if p not in self._seen]
+        vanished = False
+        if users is not None:
+            fresh = self._leave_out_others(fresh, users)
+        for pid in fresh:
+            if time.monotonic() > late:
+                self.partial = self.complete = True
+                self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
                 break
-        else:
-            if not nobody and not self.blind:
+            try:
+                status = self.proc.status(pid)
+                if status.state not in OVER or not self.proc.finished(pid):
+                    self._statuses[pid] = status
+                    new.append(pid)
+            except ProcessLookupError:
+                vanished = True
+                continue
+            except (PermissionError, ValueError) as fault:
+                self.blind = f"process {pid} cannot be seen: {fault}"
+                new.append(pid)
+            self._seen.add(pid)
+        self._seen |= self.others
+        self._spent = time.monotonic() + LONGEST - late
+        if not vanished and (not first or self._nobody):
+            self.complete = True
+        elif self._listings == ROUNDS and not self.complete:
+            self.complete = True
+            if not self._nobody and not self.blind:
                 self.restless = True
                 self.blind = "processes came and went faster than they could be read"
-        self._statuses = found
-        return found
+        return new
 
     def mark_blind(self, why: str) -> None:
         """Say that nothing of this look is to be trusted, of no user."""
@@ -110,23 +127,28 @@ class ProcessScan(ProcessTree):
         (a process that is not dumpable): a sixth of what a status costs. One that vanished
         meanwhile may be anybody's, and is among them.
         """
-        uids: dict[int, int] = {}
-        stat, root = os.stat, self.proc.root
-        for pid in pids:
-            try:
-                uids[pid] = stat(f"{root}/{pid}").st_uid
-            except OSError:
-                continue
-        others: set[int] = set()
-        for uid, pid in {uid: pid for pid, uid in reversed(uids.items())}.items():
-            try:
-                ours = uid < SYSTEM_UIDS or uid in users or uid == os.geteuid()
-                if not ours and self.account(pid, uid) not in users:
-                    others.add(uid)
-            except OSError:
-                continue  # it is looked at more closely
-        self.others.update([pid for pid, uid in uids.items() if uid in others])
-        return [pid for pid in pids if uids.get(pid) not in others]
+        left_out: dict[int, bool] = {}
+        others, kept = self.others, list[int]()
+        stat = os.stat
+        folder = os.open(self.proc.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for pid in pids:
+                try:
+                    uid = stat(f"{pid}", dir_fd=folder).st_uid
+                    other = left_out.get(uid)
+                    if other is None:
+                        ours = uid < SYSTEM_UIDS or uid in users or uid == os.geteuid()
+                        other = not ours and self.account(pid, uid) not in users
+                        left_out[uid] = other
+                except OSError:
+                    other = False  # it is looked at more closely
+                if other:
+                    others.add(pid)
+                else:
+                    kept.append(pid)
+        finally:
+            os.close(folder)
+        return kept
 
     def _pids_near(self, shepherd: int) -> list[int] | None:
         """Return the children of a shepherd and of all above it; None where it is not above us.
@@ -173,7 +195,7 @@ class ProcessScan(ProcessTree):
         """
         if pid in self.others and uid in (self._users or ()):
             return False
-        if pid not in self.statuses() and not self._leave_out_others([pid], (uid,)):
+        if pid not in self._begun() and not self._leave_out_others([pid], (uid,)):
             return False
         uids = self.status(pid).uids[:3]
         return uid in uids or (uids[0] >= SYSTEM_UIDS and self.account(pid, uids[0]) == uid)
@@ -228,7 +250,11 @@ class ProcessScan(ProcessTree):
 
     def status(self, pid: int) -> ProcessStatus:
         """Return one process's status, read afresh where it appeared since."""
-        return self.statuses().get(pid) or super().status(pid)
+        return self._begun().get(pid) or super().status(pid)
+
+    def _begun(self) -> dict[int, ProcessStatus]:
+        """Return what the look has met so far; take it where it was not begun."""
+        return self._statuses if self._listings else self.statuses()
 
     def carriers(self, gid: int) -> list[int]:
         """Return the processes that carry a supplementary group."""

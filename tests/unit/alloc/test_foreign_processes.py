@@ -196,6 +196,55 @@ def test_what_a_scheduler_could_not_see_is_not_taken_for_restlessness(fake: Fake
     assert scan.why_blind_about(OWNER) == "process 5 hangs"
 
 
+class Listed(Proc):
+    """A /proc that counts how often it is listed, and changes right after each time."""
+
+    def __init__(self, fake: FakeProc, *changes: Callable[[], object]) -> None:
+        super().__init__(str(fake.root))
+        self.times, self._changes = 0, iter(changes)
+
+    def pids(self) -> list[int]:
+        found = super().pids()
+        self.times += 1
+        next(self._changes, list)()
+        return found
+
+
+@pytest.mark.parametrize("restrict", [True, False])
+def test_one_look_at_processes_and_files_lists_everybody_twice(
+    fake: FakeProc, restrict: bool
+) -> None:
+    fake.add(700, uids=(OWNER,) * 4)
+    fake.add(701, uids=(OTHER,) * 4)
+    proc = Listed(fake)
+    assert ask(proc, restrict=restrict) == "" and proc.times == 2
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_who_forks_and_ends_before_each_read_is_found_by_the_listing_after(
+    fake: FakeProc, hops: int
+) -> None:
+    def hop(pid: int) -> Callable[[], None]:
+        def change() -> None:
+            fake.remove(pid)
+            fake.add(pid + 1, uids=(OWNER,) * 4, fds=FULL)
+
+        return change
+
+    fake.add(700, uids=(OWNER,) * 4, fds=FULL)
+    proc = Listed(fake, *map(hop, range(700, 700 + hops)))
+    assert ask(proc) == f"process {700 + hops} has {DEVICE} open" and proc.times == hops + 1
+
+
+def test_a_process_that_cannot_be_seen_blinds_the_look_at_files_too(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.add(700, uids=(OWNER,) * 4, fds=FULL)
+    (fake.root / "700/status").write_text("garbage")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert left(fake) == "the files of process 700 cannot be seen"
+
+
 @pytest.mark.parametrize(
     ("subuid", "nsswitch", "may"),
     [

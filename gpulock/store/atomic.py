@@ -97,6 +97,16 @@ def fsync_path(path: str, dir_fd: int | None = None) -> None:
         os.close(fd)
 
 
+def append_file(path: str, data: bytes) -> None:
+    """Add to the end of a file, which may be made; raise OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o644)
+    try:
+        write_descriptor(fd, data)
+    finally:
+        os.close(fd)
+
+
 def create_file(path: str, data: bytes, mode: int = 0o644) -> None:
     """Write a file that is not there yet; raise OSError. A crash may leave it cut short."""
     fd = os.open(path, OPEN_NEW, mode)

@@ -65,7 +65,7 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
         clear_folder(f"{state_dir}/runs")  # of earlier boots: no process of theirs is left
         from gpulock.store import adoption_state, claim_records
 
-        claim_records.limit_pending_records(state_dir)
+        claim_records.limit_pending_records(state_dir, store)
         adoption_state.begin_adoption_state(state_dir)
     try:
         write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")

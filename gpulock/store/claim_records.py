@@ -9,7 +9,7 @@ a reboot loses none. The writer of the line removes the record.
 import os
 
 from gpulock.store import atomic, kv, owner
-from gpulock.store.locks import RELEASED_PRUNE, count_folders
+from gpulock.store.locks import RELEASED_PRUNE, LockStore, count_folders
 from gpulock.store.owner import Owner
 
 FOLDER, PENDING_FOLDER = "runs", "owed"
@@ -105,13 +105,16 @@ def record_pending_history(
         return
 
 
-def limit_pending_records(state_dir: str) -> None:
-    """Drop the oldest records once there are too many, as far as that is possible."""
+def limit_pending_records(state_dir: str, store: LockStore) -> None:
+    """Drop the oldest records once there are too many, as far as that is possible; count them."""
     folder = f"{state_dir}/{PENDING_FOLDER}"
     try:
         names = os.listdir(folder)
         names.sort(key=lambda name: os.lstat(f"{folder}/{name}").st_mtime)
     except OSError:
         return
-    for name in names[: max(0, len(names) - PENDING_CAP)]:
-        atomic.remove_quietly(f"{folder}/{name}")
+    if len(names) > PENDING_CAP:
+        del names[-PENDING_CAP:]
+        store.note_dropped(len(names))
+        for name in names:
+            atomic.remove_quietly(f"{folder}/{name}")

@@ -2,13 +2,14 @@
 """Counters of this boot in LOCK_DIR/totals, and the streak of requests that were not understood.
 
 Hot. Replaced under the gate. A counter that cannot be written never stops a claim. A hook that
-found the gate shut adds a line to `timeouts`; the next one that gets in folds it in.
+found the gate shut adds a byte to `timeouts`; the next one that gets in folds it in. So it is with
+`dropped`: released locks that were removed before their line was in the history.
 """
 
 import os
 
 from gpulock.store import atomic, kv
-from gpulock.store.locks import LockStore
+from gpulock.store.locks import DROPPED, LockStore
 
 # how a proof begins (alloc.liveness, alloc.reaper, the schedulers' verdicts), and its kind: a label
 PROOFS = (
@@ -21,19 +22,20 @@ PROOFS = (
     ("slurmctld ", "slurmctld"),
 )
 OTHER_PROOF = "other"
+# counters that are noted in a file of their own, one byte a time, until the next hook folds them in
+NOTED = (("lock_timeouts", "timeouts"), ("history_dropped", DROPPED))
 STREAK_JOBS, STREAK_OWNERS = 3, 2  # unknowns of so many jobs and owners in a row: a broken node
 
 
 class ClaimCounters:
     """The counters as read; change them, then `save`."""
 
-    __slots__ = ("_path", "_timeouts", "values")
+    __slots__ = ("_folder", "values")
 
     def __init__(self, store: LockStore) -> None:
-        self._path = f"{store.path}/totals"
-        self._timeouts = f"{store.path}/timeouts"
+        self._folder = store.path
         try:
-            self.values = kv.decode_pairs(atomic.read_text(self._path))
+            self.values = kv.decode_pairs(atomic.read_text(f"{store.path}/totals"))
         except (OSError, kv.MalformedError):
             self.values = {}
 
@@ -68,14 +70,16 @@ class ClaimCounters:
         return len(entries) >= STREAK_JOBS and len(owners) >= STREAK_OWNERS
 
     def save(self) -> None:
-        """Write the counters, with the hooks that found the gate shut; what fails is lost."""
+        """Write the counters, with what was counted without them; what fails is lost."""
+        for key, name in NOTED:
+            try:
+                self.add(key, os.stat(f"{self._folder}/{name}").st_size)
+                atomic.remove_quietly(f"{self._folder}/{name}")
+            except OSError:
+                continue  # nothing was
+        path = f"{self._folder}/totals"
         try:
-            self.add("lock_timeouts", os.stat(self._timeouts).st_size)
-            atomic.remove_quietly(self._timeouts)
-        except OSError:
-            pass  # none did
-        try:
-            atomic.replace_file(self._path, kv.encode_pairs(list(self.values.items())).encode())
+            atomic.replace_file(path, kv.encode_pairs(list(self.values.items())).encode())
         except (OSError, ValueError):
             return
 
@@ -83,11 +87,15 @@ class ClaimCounters:
 def note_lock_timeout(store: LockStore) -> None:
     """Count, without the gate, that the gate stayed shut: one byte a time."""
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(f"{store.path}/timeouts", flags, 0o644)
-        try:
-            atomic.write_descriptor(fd, b".")
-        finally:
-            os.close(fd)
+        atomic.append_file(f"{store.path}/timeouts", b".")
     except OSError:
         return
+
+
+def read_history_dropped(store: LockStore) -> int:
+    """Return how many devices of this boot were dropped before their line was in the history."""
+    try:
+        fresh = os.stat(f"{store.path}/{DROPPED}").st_size
+    except OSError:
+        fresh = 0
+    return kv.int_or_zero(ClaimCounters(store).values.get("history_dropped", "")) + fresh

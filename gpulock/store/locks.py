@@ -14,6 +14,7 @@ from gpulock.store import atomic, kv, owner
 from gpulock.store.owner import Owner
 
 RELEASED_CAP = 1000  # released locks that wait for their history line
+DROPPED = "dropped"  # how many were dropped since they were counted last
 RELEASED_PRUNE = 500  # how many of the oldest go when the cap is reached
 
 
@@ -229,8 +230,20 @@ class LockStore:
         """Drop the oldest released locks; raise OSError."""
         names = os.listdir(self.released_dir)
         names.sort(key=lambda name: os.lstat(f"{self.released_dir}/{name}").st_mtime)
-        for name in names[:RELEASED_PRUNE]:
+        del names[RELEASED_PRUNE:]
+        self.note_dropped(len(names))
+        for name in names:
             atomic.remove_folder(f"{self.released_dir}/{name}")
+
+    def note_dropped(self, count: int) -> None:
+        """Count what goes without a line in the history; what cannot be counted goes all the same.
+
+        One byte each, since only some of its callers have the counters at hand.
+        """
+        try:
+            atomic.append_file(f"{self.path}/{DROPPED}", b"." * count)
+        except OSError:
+            return
 
 
 def count_folders(path: str) -> int:

@@ -21,9 +21,9 @@ BOARD = """memory_utilization_ratio power_watts energy_joules_total temperature_
     pcie_transmit_bytes_total pcie_receive_bytes_total nvlink_transmit_bytes_total
     nvlink_receive_bytes_total"""
 NODE = """gpus reconcile_timestamp_seconds locks_reaped_total claims_total
-    lock_wait_seconds_total nvml_up nvml_workers_abandoned sample_timestamp_seconds
-    collector_success collector_duration_seconds config_last_reload_successful
-    exporter_build_info"""
+    lock_wait_seconds_total history_dropped_total nvml_up nvml_workers_abandoned
+    sample_timestamp_seconds collector_success collector_duration_seconds
+    config_last_reload_successful exporter_build_info"""
 CONTRACT = frozenset(
     {
         *(f"gpulock_{kind}_{name}" for name in BOTH.split() for kind in ("gpu", "mig")),

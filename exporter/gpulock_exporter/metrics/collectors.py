@@ -22,6 +22,7 @@ from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 
 REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.counters
 TIMEOUTS_KEY, WAITED_KEY = "lock_timeouts", "lock_wait_seconds"
+DROPPED_KEY = "history_dropped"
 LOCK_TIMEOUT = "lock_timeout"  # the result of a claim that never got in
 EVERYTHING: frozenset[str] = frozenset()
 
@@ -117,6 +118,11 @@ def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
         "lock_wait_seconds_total",
         "Time that claims waited for the gate, in this boot.",
         parse_hook_counter(snapshot.counters.get(WAITED_KEY, "")),
+    )
+    yield one_value(
+        "history_dropped_total",
+        "Released devices that were dropped before their line in the history, in this boot.",
+        parse_hook_counter(snapshot.counters.get(DROPPED_KEY, "")),
     )
 
 

@@ -34,7 +34,8 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import atomic
+from gpulock.store import atomic, locks
+from gpulock.store.counters import read_history_dropped
 from gpulock.store.verdicts import PERIOD
 
 FOLDER: Final = "history"
@@ -89,6 +90,12 @@ class HistoryWriter(Chore):
         except (OSError, Refusal) as failed:
             why = failed.why if isinstance(failed, Refusal) else str(failed)
             faults.add(f"the history of finished claims waits in {node.store.released_dir}: {why}")
+        if lost := read_history_dropped(node.store):
+            cap = locks.RELEASED_CAP
+            faults.add(
+                f"the history lacks {lost} devices of this boot: "
+                f"more than {cap} released ones waited for it"
+            )
         for fault in sorted(faults - self._said):
             self._say(fault)
         self._said = faults

@@ -15,7 +15,8 @@ from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings, read_settings
 from gpulock.store import atomic, boot
-from gpulock.store.locks import LockStore
+from gpulock.store.counters import read_history_dropped
+from gpulock.store.locks import RELEASED_CAP, LockStore
 
 _GATE_MODE = 0o600  # a user who may open the gate can block the node
 
@@ -73,7 +74,7 @@ def check_lock_dir(settings: Settings) -> Iterator[Check]:
 
 
 def check_locks_readable(store: LockStore) -> Iterator[Check]:
-    """Name each lock that nobody can read: no reap frees it."""
+    """Name each lock that nobody can read: no reap frees it. Tell of those dropped unwritten."""
     found = store.read_all_locks() if store.exists() else {}
     for name, lock in found.items():
         path = f"{store.locks_dir}/{name}"
@@ -83,6 +84,9 @@ def check_locks_readable(store: LockStore) -> Iterator[Check]:
             )
         elif lock.fault:
             yield fault(f"{name}: {lock.fault}", f"run gpulock why {name}", "locks")
+    if lost := read_history_dropped(store):
+        what = f"the history lacks {lost} devices of this boot: more than {RELEASED_CAP} waited"
+        yield warning(what, "let gpulockd run: it writes a line for each claim", "history")
 
 
 def why_unwritable(path: str) -> str:

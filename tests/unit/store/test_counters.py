@@ -11,7 +11,12 @@ import pytest
 
 from gpulock.errors import BUSY
 from gpulock.store import kv
-from gpulock.store.counters import OTHER_PROOF, ClaimCounters, note_lock_timeout
+from gpulock.store.counters import (
+    OTHER_PROOF,
+    ClaimCounters,
+    note_lock_timeout,
+    read_history_dropped,
+)
 from gpulock.store.locks import LockStore
 from tests.support.faults import disk_full
 
@@ -80,6 +85,19 @@ def test_timeouts_are_counted_without_the_gate_and_folded_in_later(store: LockSt
     assert saved(store) == {"lock_timeouts": "3"}
     ClaimCounters(store).save()
     assert saved(store) == {"lock_timeouts": "3"}
+
+
+def test_what_the_history_lacks_is_counted_before_and_after_it_is_folded_in(
+    store: LockStore,
+) -> None:
+    assert read_history_dropped(store) == 0
+    for folded in (0, 3):
+        store.note_dropped(3)
+        assert read_history_dropped(store) == folded + 3
+        ClaimCounters(store).save()
+        assert saved(store) == {"history_dropped": str(folded + 3)}
+    Path(store.path, "totals").write_text("history_dropped=nan\n")
+    assert read_history_dropped(store) == 0
 
 
 def test_a_link_planted_for_timeouts_is_not_followed(store: LockStore, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.store import locks
+from gpulock.store import atomic, locks
+from gpulock.store.counters import read_history_dropped
 from gpulock.store.locks import Lock, LockStore
 from tests.support.faults import disk_full, raising
 from tests.support.trees import bus, record
@@ -184,6 +185,19 @@ def test_released_locks_do_not_pile_up_and_the_oldest_go_first(
         store.retire(store.read(ONE), "epilog")
         os.utime(f"{store.released_dir}/t{number}.{ONE}", (number, number))
     assert sorted(os.listdir(store.released_dir)) == [f"t4.{ONE}", f"t5.{ONE}"]
+    assert read_history_dropped(store) == 4
+
+
+def test_a_released_lock_that_is_dropped_is_counted_first(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is killed in between has counted too many, never too few."""
+    monkeypatch.setattr(locks, "RELEASED_CAP", 1)
+    monkeypatch.setattr(atomic, "remove_folder", raising(KeyboardInterrupt))
+    store.make(ONE, record())
+    with pytest.raises(KeyboardInterrupt):
+        store.retire(store.read(ONE), "epilog")
+    assert read_history_dropped(store) == 1
 
 
 def test_an_undone_lock_is_gone_and_one_that_cannot_be_undone_is_nobodys_fault(

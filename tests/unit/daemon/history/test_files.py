@@ -18,7 +18,7 @@ from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
 from gpulock.deadline import Deadline
 from gpulock.report import scan
 from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
-from gpulock.store import atomic
+from gpulock.store import atomic, locks
 from gpulock.store.gate import Gate
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended, write_history
@@ -352,6 +352,20 @@ def test_the_file_is_everybodys_to_read_and_its_authors_to_write(site: Ended) ->
 )
 def test_how_a_lock_was_released_is_one_word_and_a_proof(how: str, word: str, proof: str) -> None:
     assert parse_release_reason(how) == (word, proof)
+
+
+def test_claims_that_were_dropped_before_they_had_a_line_are_told_and_counted(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "RELEASED_CAP", 6)
+    monkeypatch.setattr(locks, "RELEASED_PRUNE", 4)
+    for number in range(6):
+        site.claim(0, token=f"t{number}")
+    assert (site.write(), site.waiting()) == (2, [])
+    told = ["the history lacks 4 devices of this boot: more than 6 released ones waited for it"]
+    assert site.told == told
+    site.write()
+    assert site.told == told
 
 
 def test_devices_that_were_pruned_leave_the_rest_of_their_claim(site: Ended) -> None:

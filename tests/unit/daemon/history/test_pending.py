@@ -22,6 +22,7 @@ from gpulock.report.claims import parse_reported_claim
 from gpulock.report.scan import GpuTimeSum
 from gpulock.report.sources import read_local_records
 from gpulock.store import claim_records, owner
+from gpulock.store.counters import read_history_dropped
 from gpulock.store.locks import RELEASED_PRUNE
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import (
@@ -121,6 +122,17 @@ def test_where_nobody_writes_a_history_records_do_not_pile_up(site: Ended) -> No
     (site.lock / "released" / "more").mkdir()
     site.run_job(1, token="none")
     assert site.owed() == ["last"]
+
+
+def test_records_that_are_too_many_at_a_boot_are_dropped_and_counted(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_records, "PENDING_CAP", 2)
+    for number in range(3):
+        site.run_job(number, token=f"t{number}")
+    site.reboot()
+    assert len(site.owed()) == 2
+    assert read_history_dropped(site.node().store) == 1
 
 
 def test_nor_do_they_on_a_file_system_that_counts_no_links(

@@ -60,7 +60,11 @@ def scene(tmp_path: Path) -> NodeSnapshot:
         },
         reconciled=995.0,
     )
-    node.facts.counters |= {"lock_wait_seconds": "0.25", "lock_timeouts": "2"}
+    node.facts.counters |= {
+        "lock_wait_seconds": "0.25",
+        "lock_timeouts": "2",
+        "history_dropped": "500",
+    }
     use = {"gpm": {"sm_active": 0.5, "sm_occupancy": 0.25, "tensor_active": 0.1, "dram_active": 0}}
     for second in range(3):
         node.tick(

@@ -113,6 +113,12 @@ def lose_locks(site: Site) -> None:
     (site.root / "node/state/boot_id").write_text(f"{Proc().boot_id()}\n")
 
 
+def lost_history(site: Site) -> None:
+    folder = site.root / "node/run/gpulock"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "dropped").write_bytes(b"." * 500)
+
+
 def other_spool(site: Site) -> None:
     path = site.root / "profile.d/gpulock.sh"
     path.write_text(path.read_text().replace("/spool/node1", "/spool/node9"))
@@ -159,6 +165,7 @@ def no_driver(site: Site) -> None:
     [
         (open_lock_dir, "LOCK_DIR", "mode 777", "writable by no other user"),
         (open_gate, "gate", "any user can block it", "chmod 600"),
+        (lost_history, "history", "lacks 500 devices", "let gpulockd run"),
         (no_state_dir, "STATE_DIR", "is missing", "mkdir"),
         (lose_locks, "boot", "locks of this boot were lost", "gpulock reap"),
         (no_driver, "driver", "no NVIDIA driver", "load the driver"),

@@ -35,6 +35,7 @@ CGROUP_DEVICE_PROGRAM, CGROUP_DEVICE = 15, 6
 ALLOW_MULTI, REPLACE = 2, 4
 NAME = b"gpulock_dev"
 MOST = 64  # programs that the kernel attaches to one cgroup (BPF_CGROUP_MAX_PROGS)
+REPLACE_TURNS = 20  # hooks that replace one program at the same time: each turn one succeeds
 ATTR_BYTES = 128  # of union bpf_attr: the tail must be zero
 INFO_BYTES, NAME_AT = 256, 64  # of struct bpf_prog_info
 MEMLOCK, UNLIMITED = 8, (1 << 64) - 1  # setrlimit(2); before Linux 5.11 programs count
@@ -150,16 +151,35 @@ def load_device_program(code: bytes) -> int:
 def attach_device_program(folder: str, code: bytes) -> None:
     """Attach a program to a cgroup, in one step in place of ours there; raise OSError."""
     new = load_device_program(code)
-    group = old = -1
+    group = -1
     try:
         group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for turn in range(REPLACE_TURNS):
+            try:
+                replace_device_program(group, new)
+            except FileNotFoundError:  # another hook has replaced it between two of our calls
+                if turn == REPLACE_TURNS - 1:
+                    raise
+            else:
+                return
+    finally:
+        close_descriptors(new, group)
+
+
+def replace_device_program(group: int, new: int) -> None:
+    """Attach a program in place of ours, or beside others' where there is none; raise OSError.
+
+    FileNotFoundError: what was there by then is there no more.
+    """
+    old = -1
+    try:
         mine = attached_program_ids(group)
         if mine:
             old = bpf_syscall(FD_BY_ID, pack("<I", mine[0]))[0]
         flags = ALLOW_MULTI | REPLACE if mine else ALLOW_MULTI
         bpf_syscall(ATTACH, pack("<IIIII", group, new, CGROUP_DEVICE, flags, max(old, 0)))
     finally:
-        close_descriptors(new, group, old)
+        close_descriptors(old)
 
 
 def detach_device_programs(folder: str) -> None:

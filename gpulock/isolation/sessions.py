@@ -12,6 +12,7 @@ import os
 
 from gpulock.isolation import marks, tree
 from gpulock.isolation.tree import V2, CgroupHierarchy
+from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ def close_launcher(node: "Node", pid: int, nothing: "Rules") -> None:
         if there and bpf.has_device_program(folder):
             return
         marks.note_cgroup_folders(node.store, [outer])
-        if not os.path.isdir(folder):
-            os.mkdir(folder, 0o755)
+        atomic.mkdir_if_missing(folder)  # the first jobs of a slurmd start together
         bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
         tree.move_to_cgroup(pid, folder)
 

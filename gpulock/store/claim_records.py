@@ -95,7 +95,7 @@ def record_pending_history(
             except FileNotFoundError:
                 if attempt:
                     raise
-                os.mkdir(folder, 0o755)
+                atomic.mkdir_if_missing(folder)  # another claim does the same
             except OSError:  # on another file system: a copy, which costs ten times as much
                 atomic.create_file(path, owner.encode_owner(record).encode("utf-8"))
                 return

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -158,6 +159,32 @@ def test_a_program_of_somebody_elses_stays_and_both_are_asked(group: str, dev: P
     assert not bpf.has_device_program(group)
     assert inside([group], dev)["ENXIO"] == {"nvidia0", "nvidia1", "nvidiactl"}
     os.close(other)
+
+
+@pytest.mark.parametrize("one", [one for one in TREES if one.version == V2], ids=["version 2"])
+def test_hooks_that_close_one_cgroup_at_the_same_time_all_succeed(group: str, dev: Path) -> None:
+    """The first jobs of a slurmd start together, and close slurmd's cgroup each."""
+    before = programs()
+    faults: list[OSError] = []
+
+    def close_it() -> None:
+        try:
+            for _ in range(200):
+                bpf.attach_device_program(group, bpf.assemble_device_program(RULES))
+        except OSError as fault:
+            faults.append(fault)
+
+    hooks = [threading.Thread(target=close_it) for _ in range(4)]
+    for hook in hooks:
+        hook.start()
+    for hook in hooks:
+        hook.join()
+
+    assert faults == []
+    assert inside([group], dev) == ONE_CARD
+    bpf.detach_device_programs(group)
+    assert not bpf.has_device_program(group)
+    assert programs_beyond(before) == 0
 
 
 def attach_other(folder: str, rules: dict[int, frozenset[int]]) -> int:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device program, run by an interpreter of its few instructions: what opens, and for whom."""
 
+import errno
+import os
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +90,24 @@ def test_a_machine_whose_bpf_has_no_known_number_is_refused(
 
     with pytest.raises(OSError, match="no known number"):
         bpf.bpf_syscall(bpf.QUERY, b"")
+
+
+def test_a_program_that_another_hook_replaces_meanwhile_is_replaced_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = [7]
+
+    def attach(group: int, new: int) -> None:
+        """Stand for the kernel, which knows the program that was listed no more."""
+        assert group >= 0
+        if attached == [7]:
+            attached[:] = [8]
+            raise FileNotFoundError(errno.ENOENT, "no such program")
+        attached[:] = [new]
+
+    monkeypatch.setattr(bpf, "load_device_program", lambda _: os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(bpf, "replace_device_program", attach)
+
+    bpf.attach_device_program(str(tmp_path), b"")
+
+    assert attached not in ([7], [8])

@@ -149,6 +149,11 @@ class Node(Box):
         self.proc.add(pid, "slurmd", start=1000, uids=(0, 0, 0, 0))
         (self.proc.root / str(pid) / "cgroup").write_text(f"0::{path}\n")
 
+    def slurmd_folder(self) -> str:
+        """Return the cgroup that slurmd is in."""
+        said = (self.proc.root / str(SLURMD) / "cgroup").read_text()
+        return f"{self.root}/sys/fs/cgroup{said.removeprefix('0::').strip()}"
+
     def move(self, pid: int, folder: str) -> None:
         """Stand for tree.move_to_cgroup."""
         self.moved.append((pid, folder))
@@ -170,6 +175,29 @@ def test_slurmd_is_closed_before_it_is_moved_and_only_once(node: Node, cgroups: 
 
     assert node.moved == [(SLURMD, closed)]
     assert cgroups.attached == {closed}
+
+
+def test_two_prologs_at_once_close_slurmd_both(
+    node: Node, cgroups: Cgroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first jobs of a slurmd start together: neither may drain the node."""
+    closed = f"{node.service}/gpulock-slurmd-{SLURMD}-1000"
+    real = os.mkdir
+    other: list[str] = []
+
+    def mkdir(path: str, mode: int = 0o777) -> None:
+        """Let the other Prolog do all of it at this very call."""
+        if path == closed and not other:
+            other.append(path)
+            sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+        real(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+
+    assert other == [closed]
+    assert cgroups.attached == {closed}
+    assert node.slurmd_folder() == closed
 
 
 def test_a_program_that_cannot_be_attached_moves_no_slurmd(node: Node, cgroups: Cgroups) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,14 +48,17 @@ def undisturbed() -> Iterator[None]:
 
 
 @pytest.fixture
-def dev(tmp_path: Path) -> Path:
-    """Make device nodes that every user reaches."""
-    folder = tmp_path / "dev"
-    make_nodes(folder, COUNT)
-    for place in (folder, *folder.parents):
-        if place.stat().st_mode & 0o005 != 0o005:
-            place.chmod(place.stat().st_mode | 0o055)
-    return folder
+def dev() -> Iterator[Path]:
+    """Make device nodes that every user reaches: not below pytest's folder, which each run closes.
+
+    In /tmp, since a file system in memory may be mounted without device nodes.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpulock-dev-", dir="/tmp") as made:
+        os.chmod(made, 0o755)
+        folder = Path(made) / "dev"
+        make_nodes(folder, COUNT)
+        folder.chmod(0o755)
+        yield folder
 
 
 @pytest.fixture
